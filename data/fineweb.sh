@@ -39,5 +39,5 @@ need_tokenize
     codes=("${PIPESTATUS[@]}")
     [ "${codes[1]}" = 0 ] || exit "${codes[1]}"
     rm -f "$OUT/$NAME"_{train,val}_*.bin
-    fail 65 "the text broke off: the shards in $OUT were incomplete and are removed" "Correct what is said above"
+    fail 65 "the text broke off: the shards in $OUT were incomplete and are removed" "Correct the error above"
 }

@@ -13,7 +13,7 @@ mkdir -p "$OUT"
 for shard in fineweb_val_000000.bin $(seq -f 'fineweb_train_%06g.bin' "$SHARDS"); do
     [ -n "$FORCE" ] || [ ! -f "$OUT/$shard" ] || continue
     input "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/$shard" hub
-    # Keep the first tokens of the validation shard: the header's third number says how many there are.
+    # Keep the validation shard's first tokens. printf writes val_tokens as int32, the header's third number.
     if [[ $shard == *_val_* ]] && [ "$(stat -Lc %s "$INPUT")" -gt $((1024 + 2 * val_tokens)) ]; then
         { head -c 8 "$INPUT" && printf '\001\000\240\000' && head -c $((1024 + 2 * val_tokens)) "$INPUT" | tail -c +13; } > "$OUT/$shard.partial"
     else

@@ -116,7 +116,7 @@ static int inputs_add_list(Inputs *in, const char *list, Error *e) {
     if (pipe_read(list, (size_t)1 << 30, &text, &bytes, e)) return error_prefix(e, "--files-from");
     for (char *rest = text + utf8_mark(text, bytes), *line; (line = strsep(&rest, "\n")) && !code; number++) {
         char *end = line + strlen(line);
-        if (!rest && end < text + bytes) code = FAIL(e, ERR_INPUT, "write one path a line", "a zero byte");
+        if (!rest && end < text + bytes) code = FAIL(e, ERR_INPUT, "write one path per line", "a zero byte");
         if (end > line && end[-1] == '\r') end[-1] = 0;
         if (*line && !code) code = inputs_add(in, line, false, e);
         if (code) error_prefix(e, "%s line %d", pipe_name(list), number);

@@ -165,7 +165,7 @@ int writer_publish(Writer *w, Error *e) {
     char partial[PATH_MAX], path[PATH_MAX];
     for (int i = 0; i < SPLITS; i++) TRY(finish_shard(w, i, e));
     TRY(remove_shard(w, key_split(w), 0, "", e));
-    w->opened = false; // what a failure leaves from here on is an interrupted run's
+    w->opened = false; // a failure from here on counts as an interruption: the next run cleans up
     TRY(remove_shards(w, "", e));
     for (int i = SPLITS; i-- > 0;) // rename KEY last
         for (int shard = 1; shard <= w->split[i].shards; shard++) {
