@@ -32,7 +32,7 @@ POINTS = 8           # validations per branch, at the same tokens in all branche
 # ---- fit ------------------------------------------------------------------------------------------------------------
 
 def constant_batch(run, step):
-    """Returns the batch in rows up to `step`. Ignores the run's last step: the horizon may cut it short."""
+    """Returns the batch, in rows, of steps up to `step`. Ignores the run's last step: the horizon may cut it short."""
     batches = {row.get("batch") or 0 for row in run.rows[:-1] or run.rows if row["step"] <= math.ceil(step)}
     if len(batches) != 1 or min(batches) <= 0:
         raise Fault(EXIT_INPUT, f"{run.path}: the batch is not constant; fit needs runs with --ramp fixed")
@@ -273,8 +273,8 @@ def main():
                        help="batches to try, as multiples of the run's there (default: %(default)s)")
     two.add_argument("--tokens", type=finite_number, help="of each branch, rounded up to whole steps of all (default: 5%% of "
                        "the checkpoint's, at least 32 steps of the largest batch)")
-    two.add_argument("--tolerance", type=finite_number, default=0.01, help="loss in nats per token above the smallest batch's "
-                       "that does no harm (default: %(default)s)")
+    two.add_argument("--tolerance", type=finite_number, default=0.01, help="harmless excess of a loss over the smallest "
+                       "batch's, in nats per token (default: %(default)s)")
     two.add_argument("--program", help="the trainer (default: the run's own, from its directory)")
     two.add_argument("--launch", default="", metavar="WORDS", help="words before the trainer, as 'mpirun -np 8'")
     two.add_argument("--out", help="directory for the branches (default: RUN/probe_NNNNNNNN)")

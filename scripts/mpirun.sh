@@ -7,7 +7,7 @@
 #     instead, as soon as they catch it: they finish their step, save and exit with 75. (mpirun forwards USR1, but while
 #     it starts the ranks it loses the signal or kills them.) A signal to mpirun itself stays pending, and counts as a
 #     request to this script.
-#   - If a rank was killed, mpirun returns 128 and the signal's number: here 78.
+#   - If a rank was killed, mpirun returns 128 plus the signal's number; this script returns 78.
 #   - With --continuous or --enable-recovery mpirun returns 0, whatever the ranks return. A run cannot go on without a
 #     lost rank, so both are left out here.
 #   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize.

@@ -3,8 +3,8 @@ validation or test) and samples.jsonl (a line for each sample). Each may also be
 
 llmc/run/metrics.c writes the fields of metrics.jsonl. An unknown number is null in the file, None in a line and NaN in a
 column. An infinite bound is 1e308 in the file and inf here. `parse` checks every value: a wrong type, a number out of range
-or half a line raises a Fault with the file's name and exit code 65. This module also holds how scripts fail and follow a
-run, and loss curves.
+or half a line raises a Fault with the file's name and exit code 65. This module also defines the scripts' errors, follows
+runs, and computes loss curves.
 """
 
 import argparse
@@ -329,7 +329,7 @@ def reach(curve, target):
 
 def compare(runs, target=None):
     """Returns (kind, target, where each run reaches the target: see reach). target: by default the lowest loss that all runs
-    reach. kind: "val" if the validation losses of all runs cross that between two of them, else "train", smoothed."""
+    reach. kind: "val" if each run's validation losses cross that loss between two validations, else "train", smoothed."""
     for kind in ("val", "train"):
         curves = [(run.val_rows, run.val_column("val_loss")) if kind == "val" else (run.rows, smooth_column(run, "loss"))
                   for run in runs]

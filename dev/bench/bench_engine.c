@@ -1,4 +1,4 @@
-// bench_engine: whole training steps through engine.h. Prints the time of a step, tokens a second, the share of the
+// bench_engine: whole training steps through engine.h. Prints the time of a step, tokens per second, the share of the
 // device's peak, and the time in which the host queues a step. (If that is nearly the whole step, the device waits for
 // the host.) Variants take turns of a few steps in one process. A turn's first step does not count: the variant before
 // still sets its clock. The result is the median of the rounds' ratios. The model learns for LEARNING steps and then
@@ -9,9 +9,9 @@
 //     model   a preset; `demo`: that of make demo; `study`: that of dev/docs/gns-study.md
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products;
 //             fp8: steps of --dtype fp8, too, beside bf16;
-//             lamb, muon: the optimizer; accumulate: 8 micro-steps a step; dropout (0.1), smoothing (0.1), documents (of
-//             300 tokens on average), sources (two in turn): with it;
-//             sample: instead, logits of a token after a short and a full text, keys and values in memory or not;
+//             lamb, muon: the optimizer; accumulate: 8 micro-steps per step; with dropout (0.1), smoothing (0.1),
+//             documents (of 300 tokens on average) or sources (two in turn);
+//             sample: instead, times logits after a short and a full text, with keys and values in memory and without;
 //             turns: instead, for turns.py: reads lines "off|ln|exact|fp8 ROWS MICRO_STEPS SKIPPED STEPS" and answers each
 //             with the milliseconds and tokens of a step; ROWS of a micro-step, 0: micro-batch
 #include "bench.h"

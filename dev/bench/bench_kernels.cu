@@ -249,7 +249,7 @@ static void products(Bench *b, const ModelConfig *m, int B) {
     dweights(b, B, C, L);
 }
 
-// Factors in e4m3.
+// Products of e4m3 factors, and the copies that make those.
 static void e4m3_products(Bench *b, const ModelConfig *m, int B) {
     const int C = m->channels, N = B * T;
     const struct {

@@ -1,7 +1,7 @@
-// bench_save: compares saves of a whole training state, on the engine it is linked with, with the disk. The measure is
-// dd conv=fsync of as many bytes. Also measured: dd past the page cache (oflag=direct), and the shortest C program,
-// which writes one buffer again and again, then fsyncs. They take turns, forwards in one round and backwards in the
-// next, and each round begins with another one: the page cache's cost depends on when its memory was last used. The
+// bench_save: compares a save of a whole training state (of the engine that it is linked with) with dd conv=fsync of as
+// many bytes. Also measured: dd past the page cache (oflag=direct), and the shortest C program, which writes one buffer
+// again and again, then fsyncs. They take turns, forwards in one round and backwards in the next, and each round begins
+// with another of them: the page cache's cost depends on when its memory was last used. The
 // next save removes a save; other files are removed at once. Figures are medians, with quartiles.
 //
 //     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (15) [micro-batch (4) [seq-len (64)]]]]]

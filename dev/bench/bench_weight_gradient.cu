@@ -2,7 +2,7 @@
 // cuBLASLt's algorithms. cuBLASLt's time includes the pass that sums the bias, where there is one. Candidates run by
 // turns, back to back, so that the card reaches its power limit; each turn's first third is not timed.
 //
-//     bench_weight_gradient [seconds a turn (0.06) [turns (5) [words in a shape's name ...]]]
+//     bench_weight_gradient [seconds per turn (0.06) [turns (5) [words in a shape's name ...]]]
 //
 // 0 turns: each candidate once, for a profiler.
 #include "cuda/gelu.cuh"

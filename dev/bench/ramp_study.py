@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The referee for batch schedules: runs N of them in pairs of equal bits over seeds, and prints what each costs and saves.
+"""Compares batch schedules: trains each with the same seeds, and prints what each costs, and what it saves against one of them.
 
     dev/bench/ramp_study.py QUEUE [--out DIR] [--seeds 1,2,3] [--against NAME] [--table]
 

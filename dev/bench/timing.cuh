@@ -6,8 +6,8 @@
 // 1. Calls are queued in batches, three of which are in flight: the device never waits, not even while the host asks
 //    NVML, which takes 4 ms here.
 // 2. The first SETTLE_SECONDS do not count: the clock follows a change of power after 50 to 100 ms.
-// 3. NVML's energy counter moves every 100 ms. Power is taken from its first to its last move, and energy a call is
-//    power times the time of a call.
+// 3. NVML's energy counter moves every 100 ms. Power is measured from its first to its last move. The energy of a call
+//    is power times the time of a call.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -55,7 +55,7 @@ static inline Nvml nvml_open(void) {
 
 // ---- Hot time -------------------------------------------------------------------------------------------------------
 
-// Of one call. watts NAN: not measured.
+// Means over the timed calls. watts NAN: not measured.
 typedef struct {
     double seconds, watts;
     unsigned mhz; // multiprocessors' clock at the end; 0: not measured
@@ -84,7 +84,7 @@ static inline void energy_look(EnergyWatch *w, const Nvml *nvml) {
     w->last = now;
 }
 
-// Milliseconds of `calls` calls, from event to event.
+// Waits for the later event; returns the milliseconds between the two.
 static inline float batch_ms(cudaEvent_t from, cudaEvent_t to) {
     float ms;
     cuda_check(cudaEventSynchronize(to));

@@ -2,7 +2,7 @@
 
 fp32, or autocast to bf16 where DTYPE=bf16; fused scaled_dot_product_attention, fused AdamW, gradient clipping,
 torch.compile where COMPILE=1.
-Prints the best and the median seconds of a step and tokens a second, on random tokens.
+Prints the best and the median time of a step, and tokens per second, on random tokens.
 """
 import os
 import statistics

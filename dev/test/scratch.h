@@ -12,7 +12,7 @@
 
 static uint64_t random_state; // $GNS_SEED, or from the clock
 
-// splitmix64 (Steele et al. 2014). A number below `below`.
+// Returns a number below `below`, by splitmix64 (Steele et al. 2014).
 static inline uint32_t draw(uint32_t below) {
     return (uint32_t)(hash_finish(random_state += HASH_GOLDEN) >> 32) % below;
 }

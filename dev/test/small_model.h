@@ -25,7 +25,7 @@ static inline void small_tokens(int vocab, uint64_t seed, size_t n, uint16_t *to
     for (size_t i = 0; i < n; i++) tokens[i] = (uint16_t)(rng_u32(seed, SMALL_TOKENS, i) % (uint32_t)vocab);
 }
 
-// Forward and backward over a batch of rows (T + 1 tokens each), micro_batch at a time, from cleared gradients.
+// Runs forward and backward over a batch of rows (T + 1 tokens each), micro_batch at a time, from cleared gradients.
 static inline int small_batch(Engine *engine, const uint16_t *tokens, int rows, int seq_len, int micro_batch,
                               GnsMode mode, Error *e) {
     TRY(engine_begin_step(engine, e));

@@ -3,7 +3,7 @@
 //     static void test_addition(void) { CHECK(1 + 1 == 2, "got %d", 1 + 1); }
 //     int main(void) { RUN(test_addition, test_multiplication); return test_summary(); }
 //
-// It prints a line a test: "PASS program/test_addition 0.01s", "FAIL ...: file:line: why" or "SKIP ...: why";
+// It prints a line per test: "PASS program/test_addition 0.01s", "FAIL ...: N of M checks" or "SKIP ...";
 // dev/test/run.sh counts them over all programs. A test that checks nothing fails. GNS_ONLY="test_this test_that" runs
 // only these tests; name the tests that they need too.
 #pragma once

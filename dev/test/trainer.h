@@ -170,7 +170,7 @@ static inline const char *log_tail(void) {
     return tail;
 }
 
-// A run's exit code, and what is in its log: each of these texts, or if it begins with '!', not the rest of it.
+// Checks a run's exit code, and that its log has each of these texts; a text after '!' must be missing.
 #define CHECK_RUN(code, want, ...)                                                                                     \
     do {                                                                                                               \
         int code_ = (code), want_ = (want);                                                                            \
@@ -237,7 +237,7 @@ static inline long newest_step(const char *run) {
     return newest;
 }
 
-// A run directory, to be closed; the id is that of checkpoints which the tests make.
+// Opens a run directory (release: archive_close). Its id is that of the checkpoints that tests make.
 static inline Archive archive_at(const char *run) {
     Archive archive = {0};
     Error e = {0};
@@ -246,8 +246,8 @@ static inline Archive archive_at(const char *run) {
     return archive;
 }
 
-// A checkpoint with a small state.json, and a file odd.bin that only its manifest knows. id: of the run that makes it; "": an
-// older build.
+// Makes a checkpoint with a small state.json, and a file odd.bin that only its manifest names. id: of the run that
+// makes it; "": an older build.
 static inline void make_checkpoint(const char *run, int64_t step, const char *id, const void *data, size_t bytes) {
     Manifest manifest = {.count = 0};
     Error e = {0};
@@ -284,7 +284,7 @@ static inline int verify_one(void *context, const char *checkpoint, Error *e) {
     return verify(checkpoint, e);
 }
 
-// archive_newest: the step; -1 if none is found.
+// Returns the step of the checkpoint that archive_newest finds; -1: none.
 static inline int64_t newest_whole_step(const char *run, char directory[ARCHIVE_PATH], Error *e) {
     Newest newest;
     FILE *notes = fopen("/dev/null", "w");

@@ -27,7 +27,7 @@ static const Api &gpu = cuda_engine, &cpu = cpu_engine;
 enum { STEPS = 20 };
 
 static uint64_t seed;
-static int steps = STEPS; // that are trained
+static int steps = STEPS; // trained steps
 static Optimizer optimizer = OPTIMIZER_ADAMW;
 
 struct Case {
@@ -43,18 +43,18 @@ static const Case cases[] = {
     {"one token", {2, 3, 48, 50, 17}, 1, 2, 2},      {"few words", {2, 3, 48, 11, 17}, 5, 5, 1},
     {"long", {1, 2, 128, 97, 1024}, 1024, 2, 2},     {"micro-batch 1", {2, 2, 128, 1000, 64}, 64, 8, 1},
 };
-enum { CASES = sizeof cases / sizeof *cases, SMALL_CASES = 4 }; // the first of them take every path
+enum { CASES = sizeof cases / sizeof *cases, SMALL_CASES = 4 }; // the first SMALL_CASES cover every path
 
 enum { SEPARATOR = 1, SOURCES = 3 };
 static const uint64_t FIRST_EXAMPLE = (uint64_t)1 << 40;
 
-static int sources = SOURCES; // of engines made from here on; a row's is its number modulo SOURCES
+static int sources = SOURCES; // of engines made from here on; a row's source is its number modulo SOURCES
 static bool fp8;              // engines made from here on are of DTYPE_FP8, with `exponents`
 static bool masked;           // engines made from here on have dropout, documents and label smoothing
 static bool small;
 static int case_count = CASES;
 
-// Of a step: one micro-step is enough for the tools.
+// Returns the rows of a step. One micro-step is enough for the slow tools.
 static int rows_of(const Case *c) { return small ? c->micro_batch : c->batch; }
 
 // A vector that passes as a pointer.
@@ -94,7 +94,7 @@ inline World::World(const Case *c_, int steps) : c(c_) {
     CALL_OK(model_create(&model, &c->config, &e));
     param.assign(model.flat_count, NAN); // to find what is not written
     small_params(&model, seed, param);
-    // The errors of 16 bits are judged nearer to GPT-2's own values, where rounding is a smaller share of the gradient
+    // In 16 bits, move parameters towards GPT-2's own values, where rounding is a smaller share of the gradient.
     for (int k = 0; k < model.tensor_count && !FP32; k++) {
         const Tensor *t = &model.tensors[k];
         float mean = t->init == INIT_ONE ? 1.0f : 0.0f, share = t->group == GROUP_EMBEDDING ? 0.2f : 0.5f;
@@ -105,7 +105,7 @@ inline World::World(const Case *c_, int steps) : c(c_) {
     small_tokens(c->config.vocab, seed, tokens.size(), tokens);
 }
 
-// True if there is --dtype fp8 here, for this case.
+// True if this build and GPU run --dtype fp8 for this case.
 static inline bool fp8_runs(const Case *c) {
     return FP8_BUILT && linear_sm90_runs(c->config.channels, c->config.channels);
 }
@@ -120,7 +120,7 @@ static inline Engine *world_engine(const Api *api, const World *w, const EngineC
     return engine;
 }
 
-// A power of two by which no small gradient is below what fp16 holds, and no large one above.
+// Returns a power of two that keeps small and large gradients within fp16's range.
 static inline double loss_scale(const World *w) { return exp2(8 + floor(log2(w->c->seq_len))); }
 
 static inline Engine *engine_of(const Api *api, const World *w, int micro_batch, Recompute recompute) {
@@ -139,7 +139,7 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
         config.dropout = dropout_of(0.2, seed);
         config.document_mask = true;
         config.separator = SEPARATOR;
-        config.label_smoothing = 0.4f; // which the smallest terms of exact norms show, too
+        config.label_smoothing = 0.4f; // large enough to show in the smallest terms of exact norms
     }
     Engine *engine = world_engine(api, w, config);
     if (engine) api->scale_loss(engine, loss_scale(w));
@@ -165,7 +165,7 @@ struct Outcome {
     double source_gram[SOURCES][SOURCES] = {};
 };
 
-// `rows` of the batch, from cleared gradients, micro_batch at a time.
+// Measures `rows` rows of the batch, from cleared gradients, micro_batch at a time.
 static Outcome measure(const Api *api, Engine *engine, const World *w, const uint16_t *tokens, int rows,
                        int micro_batch, GnsMode mode) {
     const size_t tensors = w->model.tensor_count;
@@ -196,7 +196,7 @@ static Outcome measure(const Api *api, Engine *engine, const World *w, const uin
 static inline UpdateConfig update_config(const Case *c, int step) {
     UpdateConfig u = {};
     u.lr = 1e-3, u.beta1 = 0.9, u.beta2 = 0.95, u.eps = 1e-8, u.weight_decay = 0.1;
-    u.muon_lr = 2e-3, u.momentum = 0.95; // both rates differ: neither takes the other's place
+    u.muon_lr = 2e-3, u.momentum = 0.95; // the rates differ, so that mixing them up shows
     u.grad_clip = 1.0;
     u.step = step;
     u.batch = rows_of(c);
@@ -219,7 +219,7 @@ static inline void train(const Api *api, Engine *engine, const World *w, double 
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// main calls it first and exits with its result where that is not 0.
+// main calls it first, and exits with its result unless that is 0.
 static inline int engine_test_begin(const char *name, int argc, char **argv) {
     Error e = {};
     Model model;

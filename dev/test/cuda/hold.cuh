@@ -5,7 +5,7 @@
 
 struct Hold {
     cudaStream_t stream;
-    int *begun; // blocks, in pinned memory
+    int *begun; // number of blocks that run, in pinned memory
     int shared_bytes;
 };
 

@@ -75,7 +75,7 @@ template <typename X> static std::vector<X> host_from(const X *p, size_t n) {
     return v;
 }
 
-// Ends a case: guards intact, memory freed.
+// Ends a case: checks the guards, frees the memory.
 static void case_end(void) {
     CUDA_OK(cudaDeviceSynchronize());
     for (const Allocation &a : allocations) {
@@ -107,11 +107,11 @@ template <typename X> static std::vector<X> random_vector(size_t n, double mean 
 
 // ---- Comparing ------------------------------------------------------------------------------------------------------
 
-// |got - want| <= tolerance, element by element. NaN fails.
+// Checks |got - want| <= tolerance, element by element. NaN fails.
 template <typename X>
 static void check_within(const char *name, const std::vector<X> &got, const std::vector<double> &want,
                          const std::vector<double> &tolerance) {
-    const double smallest = std::is_same_v<X, __half> ? 0x1p-25 : 0; // half of the distance of fp16's subnormal numbers
+    const double smallest = std::is_same_v<X, __half> ? 0x1p-25 : 0; // half the distance between fp16's subnormals
     double worst = 0.0;
     size_t at = 0;
     for (size_t i = 0; i < want.size(); i++) {
@@ -122,7 +122,7 @@ static void check_within(const char *name, const std::vector<X> &got, const std:
           at, want.size(), value(got[at]), want[at], worst);
 }
 
-// The same, |got - want| <= relative |want| + absolute rms(want).
+// Runs check_within with the tolerance relative |want| + absolute rms(want).
 template <typename X>
 static void check_close(const char *name, const std::vector<X> &got, const std::vector<double> &want, double relative,
                         double absolute) {
@@ -134,9 +134,9 @@ static void check_close(const char *name, const std::vector<X> &got, const std::
     check_within(name, got, want, tolerance);
 }
 
-// bf16 has 8 significant bits, so rounding changes a number by at most 2^-8 / (1 + 2^-8) of itself. The rest of 2^-8,
-// and the absolute part, are for the fp32 arithmetic before; the fp32 build has only that. fp16 has 11 bits, too many
-// for the rest to be enough.
+// Rounding to bf16 (8 significant bits) changes a number by at most 2^-8 / (1 + 2^-8) of itself. The rest of 2^-8, and
+// REAL_ABSOLUTE, allow for the fp32 arithmetic before. For fp16 (11 bits) the rest of 2^-11 is too small: add 1e-5.
+// fp32 has the arithmetic's errors only.
 static const bool FP16 = REAL_DTYPE == DTYPE_FP16;
 static const double ROUNDING = FP16 ? 1.0 / 2048 : sizeof(real) == 2 ? 1.0 / 256 : 0.0;
 static const double REAL_RELATIVE = sizeof(real) == 2 ? ROUNDING + (FP16 ? 1e-5 : 0) : 2e-5,
@@ -234,7 +234,7 @@ static inline void columns_check(const char *name, const Columns &c, const std::
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// main calls it first and exits with its result where that is not 0.
+// main calls it first, and exits with its result unless that is 0.
 static inline int kernel_test_begin(const char *name, int argc, char **argv) {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {

@@ -1,5 +1,5 @@
-// crash: shared by the tests of checkpoints under attack, test_crash.c (one process) and test_crash_ranks.c. COMMAND is
-// what they run. The run "whole" is undisturbed; "part" is attacked, and must end with the same checkpoint.
+// crash: shared by the tests of checkpoints under attack, test_crash.c (one process) and test_crash_ranks.c. COMMAND
+// starts their runs. The run "whole" is undisturbed; "part" is attacked, and must end with the same checkpoint.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -8,7 +8,7 @@
 
 #include <time.h>
 
-// Random draws, others in every run; GNS_SEED=N repeats those of a run that printed N.
+// Random draws, different in every run; GNS_SEED=N repeats those of a run that printed N.
 static struct { uint64_t seed, count; } draws;
 static inline void draw_begin(void) {
     const char *seed = getenv("GNS_SEED");
@@ -29,12 +29,12 @@ static inline void wait_for(const char *path, const char *text) {
 // Calls of each kind that rank 0 makes in the whole run.
 static long calls_of_run[CALLS + 1];
 
-// No checkpoint got its name before all of it was on the disk.
+// Checks that no checkpoint got its name before all of it was on the disk.
 static inline void check_synced(const char *what) {
     CHECK(faults->unsynced == 0, "%s: %ld files had not been synced", what, (long)faults->unsynced);
 }
 
-// The newest whole checkpoint is no older than the last one that got its name.
+// Checks that the newest whole checkpoint is no older than the last one that got its name.
 static inline void check_nothing_lost(const char *what) {
     char directory[ARCHIVE_PATH];
     Error e = {0};
@@ -73,7 +73,7 @@ static inline void remove_part(void) {
     }
 }
 
-// No run yet, and no fault.
+// Removes the attacked run, and plans no fault.
 static inline void begin_part(void) {
     remove_part();
     no_faults();
@@ -86,8 +86,8 @@ static inline int count_good(const char *out) {
     return good;
 }
 
-// Killed at every stride-th call. A checkpoint has its name only while it is whole: it loses its name before the first of
-// its files is removed. killed: the exit code.
+// Kills runs at every stride-th call. Checks that a checkpoint has its name only while it is whole: it loses its name
+// before the first of its files is removed. killed: the exit code.
 static inline void killed_at_every_call(int rank, long calls, long stride, int killed) {
     for (long n = 1 + (long)draw((uint32_t)stride); n <= calls; n += stride) {
         const char *what = path_of("rank %d killed at call %ld", rank, n);
@@ -103,7 +103,7 @@ static inline void killed_at_every_call(int rank, long calls, long stride, int k
     }
 }
 
-// Data that a rank can no longer read: the steps before are saved, it names the file, and the run resumes when it can.
+// Checks a run with data that a rank can no longer read: it saves the steps so far, names the file, and resumes later.
 static inline void check_unreadable_data(int rank, const char *data, long readable, const char *command) {
     const char *who = trainer.ranks > 1 ? path_of("error (rank %d): ", rank) : "error: ";
     remove_part();
@@ -122,8 +122,8 @@ static inline void check_unreadable_data(int rank, const char *data, long readab
                      data);
 }
 
-// One call of a kind fails on a rank, or it and all after it. Either training continues to the right end, or all ranks stop
-// with one fitting message. In any case no checkpoint is lost, and the same command resumes.
+// Lets call n of a kind fail on a rank (FAULT_ON: and all later ones). Checks that training continues to the right end,
+// or all ranks stop with one fitting message. In any case no checkpoint is lost, and the same command resumes.
 static inline void check_failure(Fault fault, int rank, Call call, long n, int error) {
     const char *what = path_of("rank %d: %s %ld %s with %s", rank, call_names[call], n,
                                fault == FAULT_ON ? "and on fail" : "fails", strerror(error));

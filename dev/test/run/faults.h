@@ -20,7 +20,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-// What can go wrong. WRITE: or pwrite. OPEN: for writing, or creating.
+// Calls that can fail. WRITE includes pwrite. OPEN: only opens that write or create.
 typedef enum { CALL_WRITE, CALL_FSYNC, CALL_RENAME, CALL_MKDIR, CALL_OPEN, CALL_UNLINK, CALL_ALLOC, CALLS } Call;
 static const char *const call_names[CALLS] = {"write", "fsync", "rename", "mkdir", "open", "unlink", "malloc"};
 
@@ -35,19 +35,19 @@ enum { FAULT_RANKS = 4 };
 
 typedef struct {
     Fault fault;
-    int rank;            // that has the fault
-    int call;            // of this kind; -1: any but ALLOC
-    long at;             // the n-th such call, from 1
+    int rank;            // the rank that has the fault
+    int call;            // the kind of call that fails; -1: any but ALLOC
+    long at;             // number of the call that fails, from 1
     int error;           // errno
     long free_kb;        // free space that fstatvfs reports, if not 0
     long disk_kb;        // or the disk's size, of which only checkpoints take space
     long slow_us;        // added to every fsync of that rank
-    size_t refused;      // no allocation of so many bytes succeeds there
+    size_t refused;      // allocations of this many bytes fail on that rank
     long slow_step_us;   // added to every step, where steps are counted
     long log_needs_kb;   // metrics.jsonl is not written to where less of disk_kb is free
     long readable;       // reads of the file below that succeed
-    bool hash_fails;     // then, on the next rank: the comparison of weights
-    char unreadable[80]; // its path has this text: opening it fails with `error`; with EIO, reading
+    bool hash_fails;     // after those reads the engine's hash fails on the next rank
+    char unreadable[80]; // opening a file whose path has this text fails with `error`; with EIO, reading it does
     long flip_step;      // the disk flips one bit of this step's checkpoint; 0: of none
 
     struct {
@@ -140,7 +140,7 @@ static struct {
     bool metrics_synced; // since the last checkpoint
 } disk = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-// The path of an open file, or "".
+// Writes the path of an open file; "": unknown.
 static void path_of_descriptor(int fd, char path[PATH_MAX]) {
     char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
@@ -170,7 +170,7 @@ static void disk_written(int fd) {
     if (strstr(path, "/.step_") && fstat(fd, &st) == 0) disk_mark(st.st_ino, true);
 }
 
-static void disk_created(const char *path) { // so its directory is another
+static void disk_created(const char *path) { // its directory has changed, too
     struct stat st;
     char directory[PATH_MAX];
     snprintf(directory, sizeof directory, "%s", path);
@@ -190,7 +190,7 @@ static void disk_synced(int fd) {
     disk_mark(st.st_ino, false);
 }
 
-// A save begins: files of one that was given up do not count.
+// Begins a save: forgets the files of an abandoned one.
 static void disk_begin(void) {
     pthread_mutex_lock(&disk.lock);
     disk.count = faults->of[faults_rank].dirty = 0;
@@ -253,7 +253,7 @@ ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at) {
 }
 
 ssize_t __real_write(int fd, const void *data, size_t bytes);
-static ssize_t real_write(int fd, const void *data, size_t bytes, off_t at) { // at: -1: where the file stands
+static ssize_t real_write(int fd, const void *data, size_t bytes, off_t at) { // at -1: at the file's position
     return at < 0 ? __real_write(fd, data, bytes) : __real_pwrite(fd, data, bytes, at);
 }
 
@@ -293,7 +293,7 @@ int __wrap_fsync(int fd) {
     return result;
 }
 
-// The path of a name in an open directory.
+// Writes the path of a name in an open directory.
 static void path_at(int directory, const char *name, char path[PATH_MAX]) {
     path[0] = 0;
     if (directory != AT_FDCWD && *name != '/') path_of_descriptor(directory, path);
@@ -369,7 +369,7 @@ static long blocks_of(const char *path) { // of 512 bytes, in all files
     return blocks;
 }
 
-// Space that the checkpoints of a run directory take, complete or not.
+// Returns the space that a run directory's checkpoints occupy, complete or not.
 static long disk_used_kb(const char *run) {
     long blocks = 0;
     DIR *directory = opendir(run);

@@ -24,14 +24,14 @@ static inline size_t put_piece(char *out) {
     return strlen(piece);
 }
 
-// `count` pieces. Returns their bytes, at most four each.
+// Writes `count` pieces. Returns their bytes, at most four each.
 static inline size_t random_pieces(char *out, int count) {
     size_t at = 0;
     for (int i = 0; i < count; i++) at += put_piece(out + at);
     return at;
 }
 
-// The same, but a tenth of the pieces are any code points.
+// random_pieces, but a tenth of the pieces are any code points.
 static inline size_t random_text(char *out, int count) {
     size_t at = 0;
     for (int i = 0; i < count; i++) {
