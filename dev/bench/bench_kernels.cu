@@ -502,7 +502,7 @@ static void updates(Bench *b, const Model *model) {
 
 // ---- Models ---------------------------------------------------------------------------------------------------------
 
-// As engine_head_examples.
+// Returns what engine_head_examples does for B rows.
 static int head_examples(int B, int Vp) {
     const int most = (int)size_max(CUDA_HEAD_BYTES / ((size_t)T * Vp * sizeof(real)), 1);
     const int chunks = (B + most - 1) / most;

@@ -16,7 +16,7 @@ first batch and rate they have the same bits until the schedules differ (the col
 seed. Each has its standard error over the seeds.
 
 DIR/results.jsonl gets a line for each finished run; DIR/NAME-seedS keeps its log. A run that has its line is not made again.
-A stopped study (Ctrl-C, TERM) saves its runs; the same command goes on. A line may be added to QUEUE while the study runs.
+A stopped study (Ctrl-C, TERM) saves its runs; the same command resumes them. Lines may be added to QUEUE meanwhile.
 
 GPU seconds are the sum of the steps' times, without validation and saves. The training loss is the mean over the last tenth of
 the tokens. From the environment: JOBS, runs side by side (default: one per GPU), spread over the GPUs in CUDA_VISIBLE_DEVICES

@@ -3,7 +3,7 @@
 
     torchrun --nproc-per-node 2 dev/bench/torch_fsdp.py --layers 84 --heads 54 --channels 3456 --micro-batch 16 --steps 6
 
-As its users train: fp32 parameters and moments in shards, bf16 for compute, gradients reduced in fp32, blocks recomputed
+The usual setup: fp32 parameters and moments in shards, bf16 for compute, gradients reduced in fp32, blocks recomputed
 and compiled, the fused AdamW, tokens drawn at random."""
 
 import argparse

@@ -186,7 +186,7 @@ def initial_tensors(torch, a, device, shapes_only=False):
 
 
 def build_model(torch, a, device):
-    from torch_block import GPT2  # where PyTorch is
+    from torch_block import GPT2  # needs PyTorch
 
     model = GPT2(a.layers, a.heads, a.channels, a.vocab_size, a.seq_len).to(device)
     parameters = dict(model.named_parameters())

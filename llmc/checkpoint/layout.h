@@ -16,14 +16,14 @@ extern const char *const layout_names[LAYOUT_FILES];
 // Values that are neighbours both in a file and in a flat array.
 typedef struct {
     int file;
-    uint64_t offset; // of the first one in the file, bytes
+    uint64_t offset; // byte of the file at which they begin
     StateKind kind;
     Range range; // of the flat array
 } LayoutSpan;
 
 typedef struct {
     char *header[LAYOUT_FILES];
-    uint64_t header_bytes[LAYOUT_FILES], bytes[LAYOUT_FILES]; // of the file
+    uint64_t header_bytes[LAYOUT_FILES], bytes[LAYOUT_FILES]; // bytes: of the whole file
     LayoutSpan *span;                                         // (spans), ordered by file and offset
     int spans;
 } Layout;

@@ -14,7 +14,7 @@ enum { PARTIAL_COLUMNS = 768 };        // columns at a time if C is bf16 and can
 enum { ROW_COLUMNS = 384 };            // columns at a time in a product of one row
 enum { TASKS_PER_THREAD = 8 };         // wanted per block: threads then end at about the same time
 enum { STREAM_FLOATS = 1 << 18 };      // smallest C that is written past the caches
-enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // products of fewer run on one thread
+enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // smaller products run on one thread
 
 // Two blocks of A (one is packed while the other is in use), then the partial sums that C cannot hold.
 size_t matmul_scratch(Dtype type, size_t M) {

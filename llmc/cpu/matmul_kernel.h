@@ -73,11 +73,11 @@ struct MatmulKernel {
     size_t step;                    // panels are padded with zeros to a multiple of this, in k
     size_t block_depth, depth_unit; // longest block of k; depth_unit divides each block's length
     void (*pack_a)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t i,
-                   size_t count); // rows [i, i + count) of A
+                   size_t count); // packs rows [i, i + count) of A
     void (*pack_b)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t j,
-                   size_t count); // columns [j, j + count) of B
+                   size_t count); // packs columns [j, j + count) of B
     void (*tile)(MatmulTiles *, const MatmulProduct *, const MatmulBlock *, const void *a, const void *b, size_t i,
-                 size_t j);        // C's tile at (i, j)
+                 size_t j);        // computes C's tile at (i, j)
     void (*finish)(MatmulTiles *); // writes the last tile; NULL: `tile` writes every tile itself
     // bf16: computes tiles->sums (rows, 32) = A B from packed panels, over pairs of k in ascending order. Before it
     // overwrites the sums of the last tile, it writes that tile. A has `count` rows; later rows of the sums are

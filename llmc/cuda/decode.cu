@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     __shared__ alignas(16) float parts[WARPS][ACROSS * VEC];
     __shared__ float shared[2][WARPS];
     const int lane = threadIdx.x % WARP, first = threadIdx.x / ACROSS;
-    const int c = (blockIdx.x * ACROSS + threadIdx.x % ACROSS) * VEC; // of the thread's pack
+    const int c = (blockIdx.x * ACROSS + threadIdx.x % ACROSS) * VEC; // first column of the thread's pack
     const int own = blockIdx.x * ACROSS * VEC + threadIdx.x;          // the element of y that the thread stores
     const bool stores = threadIdx.x < ACROSS * VEC && own < l.out;
     Pack<VEC> w[AHEAD];

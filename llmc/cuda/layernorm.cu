@@ -327,7 +327,7 @@ size_t layernorm_backward_bytes(int B, int T, int C, int sources) {
 int layernorm_backward(LayerNormBackward k, const ColumnGradient (&gradients)[3], int B, ColumnJobs *jobs,
                        cudaStream_t stream, Error *e) {
     static constexpr decltype(&backward_kernel<true, true, true>) fast[2][3][2] = {
-        // [1]: with dbias; [2]: and a copy
+        // Middle index: 1 with dbias, 2 with dbias and a copy
         {{backward_kernel<false, false, false>, backward_kernel<false, false, true>},
          {backward_kernel<false, true, false>, backward_kernel<false, true, true>},
          {backward_kernel<false, true, false, FP8_BUILT>, backward_kernel<false, true, true, FP8_BUILT>}},

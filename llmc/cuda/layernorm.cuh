@@ -21,7 +21,7 @@ struct LayerNorm {
 };
 int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e);
 
-// The backward of B T rows. Without dropout, dbranch is not written and stands for the stored dresidual.
+// The backward of B T rows. Without dropout dbranch is not written: dresidual serves as the branch's gradient.
 struct LayerNormBackward {
     real *dresidual;          // (B, T, C) += dx if `accumulate`, else = dx. May be dy
     const real *dy, *x;       // (B, T, C)

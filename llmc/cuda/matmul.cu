@@ -134,8 +134,8 @@ static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cubl
 
 enum { TUNE_FINALISTS = 4, TUNE_ROUNDS = 2, TUNE_RUNS_MAX = 1000 };
 static const float TUNE_HEAT_MS = 200, TUNE_SETTLE_MS = 80, TUNE_TIMED_MS = 70;
-static const float TUNE_SLOW = 1.1f;  // drop candidates slower than the fastest by this factor, cool
-static const float TUNE_TIE = 0.995f; // replace the first answer only below this fraction of its time, hot
+static const float TUNE_SLOW = 1.1f;  // on a cool card: drop candidates slower than the fastest by this factor
+static const float TUNE_TIE = 0.995f; // on a hot card: replace the first answer only below this fraction of its time
 
 // *out = mean milliseconds per run, over about `ms` milliseconds, after `settle` milliseconds of runs; infinite if the
 // algorithm does not run. each: estimate of one run.
@@ -156,7 +156,7 @@ static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlg
 }
 
 // *fastest = index of the answer to keep: 0, the heuristic's first, unless another is faster by more than noise.
-// Finalists: at most TUNE_FINALISTS answers within TUNE_SLOW of the fastest on a quick look; the first has a place.
+// Finalists: at most TUNE_FINALISTS answers within TUNE_SLOW of the fastest on a quick look, preferably the first.
 static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                         const MatmulOperands *o, int *fastest, Error *e) {
     float cool[MATMUL_ANSWERS_MAX], hot[MATMUL_ANSWERS_MAX] = {}, best = INFINITY, ms; // milliseconds; INFINITY: out

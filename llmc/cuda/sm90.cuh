@@ -90,7 +90,7 @@ template <int STAGES> struct Ring {
     }
 };
 
-// Barrier of a cluster. Call it before the first access to another block's shared memory, and after the last.
+// Synchronises the cluster. Call it before the first access to another block's shared memory, and after the last.
 __device__ static inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -106,7 +106,7 @@ __device__ static inline void send_at(int *to, int x, uint64_t *barrier, int ran
         : "memory");
 }
 
-// Barrier number 1 to 15 of the block, for `threads` threads of whole warps.
+// Synchronises `threads` threads (whole warps) at the block's barrier of number 1 to 15.
 __device__ static inline void threads_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

@@ -41,7 +41,7 @@ template <int W> __device__ inline void pack_forget(Pack<W> &v) {
 // Starts a copy of 8 values to shared memory; writes zeros unless `there`. fetch_commit ends a group of the thread's
 // fetches; fetch_wait<N> waits until at most the last N groups are in flight.
 __device__ static inline void pack_fetch(Pack<VEC> *to, const real *from, bool there) {
-#if __CUDA_ARCH__ < 800 // no asynchronous copies: at once
+#if __CUDA_ARCH__ < 800 // no asynchronous copies: copy at once
     *to = there ? pack_load<VEC>(from) : Pack<VEC>{};
 #else
     const unsigned address = (unsigned)__cvta_generic_to_shared(to), bytes = there ? 16 : 0;

@@ -98,7 +98,7 @@ typedef struct {
 } GnsCovariance;
 
 // Solves S - R G2 = k sqrt(var(S) - 2 R cov + R^2 var(G2)), a quadratic a R^2 - 2 b R + c = 0, for R >= 0. Returns 0 if
-// S is less than k errors above 0, and INFINITY if G2 is k errors below 0: no finite scale explains that.
+// S is less than k standard errors above 0; INFINITY if G2 is k or more below 0: no finite scale explains that.
 static inline double gns_lower(double g2, double s, GnsCovariance var, double k) {
     double a = g2 * g2 - k * k * var.g2, b = s * g2 - k * k * var.g2_s, c = s * s - k * k * var.s;
     if (s <= 0 || c <= 0) return 0;
@@ -155,8 +155,8 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 // Over such a long average, |G|^2 falls by orders of magnitude, and a step's variance with it. So each step has its own
 // variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A
 // heteroskedasticity-consistent covariance matrix estimator"). This error forgets as fast as the average, but rests on
-// half as many steps: the calibration demands 10 / m more errors. The LayerNorms' own tracker keeps the mean square of
-// differences: White's bound would hold in only 93% of runs.
+// half as many steps: the calibration demands 10 / m more standard errors. The LayerNorms' own tracker keeps the mean
+// square of differences: White's bound would hold in only 93% of runs.
 //
 // To first order, the relative error of c is the error of log((S_t / G2_t) (G2_l / S_l)), t: total, l: ln. It includes
 // all covariances: a step's two estimates of |G|^2 share most of their noise, and that cancels in c.

@@ -63,7 +63,7 @@ void noise_observe_sources(Noise *noise, double B, double pairs, const double *s
                            double step_tokens);
 
 // The cosine between the mean gradients of sources s < t, and its standard error. NaN unless both |G_s|^2 are at least 3
-// standard errors above 0. Noise may take it beyond 1.
+// standard errors above 0. Noise may push it beyond 1.
 typedef struct {
     double value, se;
 } NoiseCosine;

@@ -191,7 +191,7 @@ double ramp_step_rows(const int64_t *rows, const double *seconds, int count) {
         const double u = 1 / seconds[i], v = (double)rows[i] / seconds[i];
         u2 += u * u, uv += u * v, v2 += v * v, u1 += u, v1 += v;
     }
-    const double a = u1 * v2 - v1 * uv, b = v1 * u2 - u1 * uv; // Cramer's rule, both times its determinant
+    const double a = u1 * v2 - v1 * uv, b = v1 * u2 - u1 * uv; // Cramer's rule, both multiplied by the determinant
     const double x = fmin(b > 0 ? a / b : INFINITY, RAMP_MOST_STEP_ROWS);
     char digits[16];
     snprintf(digits, sizeof digits, "%.1e", fmax(x, RAMP_LEAST_STEP_ROWS));

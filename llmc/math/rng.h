@@ -51,7 +51,7 @@ GNS_HD static inline double rng_uniform(uint64_t seed, uint64_t stream, uint64_t
     return (double)(rng_u64(seed, stream, index) >> 11) * 0x1p-53;
 }
 
-// Standard normal (Box and Muller 1958, in double), one block a draw. u1 lies in (0, 1], so its log is finite. Machines
+// Standard normal (Box and Muller 1958, in double), one block per draw. u1 is in (0, 1], so its log is finite. Machines
 // may round log and cos differently: draws agree bit for bit only on the same kind of machine.
 GNS_HD static inline double rng_normal(uint64_t seed, uint64_t stream, uint64_t index) {
     RngBlock b = rng_block(seed, stream, index);

@@ -58,5 +58,5 @@ void loader_expect(Loader *l, uint64_t first, int n) {
     if (n == 0) return;
     l->first = first;
     l->n = n;
-    if (worker_start(&l->worker, read_rows, l, "the data loader", &(Error){0})) l->n = 0; // loader_rows reads
+    if (worker_start(&l->worker, read_rows, l, "the data loader", &(Error){0})) l->n = 0; // loader_rows then reads
 }

@@ -52,23 +52,23 @@ typedef struct {
 
     struct {
         _Atomic long count[CALLS + 1]; // calls so far; the last: all but ALLOC
-        _Atomic long steps;            // begun
+        _Atomic long steps;            // steps begun
         _Atomic int process;           // 0: not started yet
         _Atomic int dirty;             // files that it has written to and not synced
     } of[FAULT_RANKS];
     _Atomic long reads;     // of the unreadable file
     _Atomic long slowed;    // fsyncs that slow_us delayed or is delaying
     _Atomic long committed; // step of the last checkpoint that got its name; 0: none
-    _Atomic long before;    // of the one before it
+    _Atomic long before;    // step of the checkpoint before that one
     _Atomic long struck;    // calls that failed
     _Atomic long unsynced;  // files and directories not yet on the disk when their checkpoint got its name
     _Atomic long unnamed;   // checkpoints whose name is not on the disk yet
 
     // one bit of a rank's weights that changes before a step
-    int stray_rank; // -1: none does
+    int stray_rank; // -1: none
     long stray_step;
     size_t stray_element;
-    bool stray_late; // not before the step: when its new weights have arrived
+    bool stray_late; // changes once the step's new weights have arrived instead
 
     bool apart; // each rank is on a machine of its own
 } Faults;
