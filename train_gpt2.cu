@@ -2,7 +2,8 @@
 // Weights and activations are `real` (cuda_common.cuh); parameter gradients, master weights and moments are fp32.
 //
 // Start with llmc/cuda/engine.cuh: shapes, words, kernels of a step, the engine's state. engine_life.cu creates and
-// destroys it and lays out its memory, engine_state.cu computes norms and updates, loads and stores.
+// destroys it and lays out its memory, engine_state.cu computes norms and updates, loads and stores, engine_fp8.cu says
+// which factors of products are in e4m3.
 //
 // 1. One stream orders the kernels of a step. In a step the host waits only in cuda_result, and in tokens_send until a
 //    staging buffer is free.
@@ -100,68 +101,6 @@ static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, int
     return CUDA_CALL(cudaEventRecord(engine->sent[slot], engine->stream), e);
 }
 
-// ---- Factors in e4m3 (math/fp8.h) -----------------------------------------------------------------------------------
-
-// Weights of a block in the order of their sites, and the offsets of their copies in units of C^2 bytes.
-static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
-static const size_t matrix_at[] = {0, 3, 4, 8, 12};
-
-static int matrix_index(TensorKind w) { return w == QKV_W ? 0 : w == PROJ_W ? 1 : w == FC_W ? 2 : 3; }
-static Fp8Site x_site(TensorKind w) { return (Fp8Site)(FP8_LN1 + matrix_index(w)); }
-static Fp8Site dy_site(TensorKind w) { return (Fp8Site)(FP8_DQKV - matrix_index(w)); }
-
-// Index of the weight that a site of activations multiplies.
-static int weight_of(Fp8Site s) { return s < FP8_DFCPROJ ? s - FP8_LN1 : FP8_DQKV - s; }
-
-static int exponent_of(const Engine *engine, int site, int l) { return engine->exponent[l * FP8_SITES + site]; }
-
-// True if the product of a site of activations and its weight rounds both.
-static bool rounds(const Engine *engine, const Pass *p, Fp8Site s, int l) {
-    return p->fp8 && exponent_of(engine, s, l) != FP8_UNSET &&
-           exponent_of(engine, FP8_QKV_WEIGHT + weight_of(s), l) != FP8_UNSET;
-}
-
-static uint8_t *site_codes(Engine *engine, Fp8Site s) {
-    if (s == FP8_GELU || s == FP8_DFC || s == FP8_DQKV) return engine->copy_wide;
-    return s < FP8_DFCPROJ ? engine->copy_x : engine->copy_branch;
-}
-static uint8_t *weight_codes(Engine *engine, int i, int l, bool transposed) {
-    const size_t C = engine->config.model->config.channels, block = engine->config.shard_weights ? 0 : l;
-    return engine->copy_weight + (matrix_at[i] + (2 * block + transposed) * matrix_at[4]) * C * C;
-}
-
-// Returns the copy of a site of activations. Its codes are NULL unless the product is in e4m3.
-static Fp8Copy copy_of(Engine *engine, const Pass *p, Fp8Site s, int l) {
-    if (!p->fp8) return {};
-    const bool codes = rounds(engine, p, s, l);
-    return {codes ? site_codes(engine, s) : NULL, codes ? ldexpf(1, exponent_of(engine, s, l)) : 1,
-            stats_amax(engine->stats, &engine->config) + l * FP8_SITES + s};
-}
-
-// Sets the e4m3 factors of a product with site s, if it rounds them.
-static void round_factors(Engine *engine, const Pass *p, Linear *l, Fp8Site s, int layer) {
-    const int i = weight_of(s);
-    if (!rounds(engine, p, s, layer)) return;
-    l->x8 = site_codes(engine, s), l->weight8 = weight_codes(engine, i, layer, s < FP8_DFCPROJ);
-    l->scale = ldexpf(1, -exponent_of(engine, s, layer) - exponent_of(engine, FP8_QKV_WEIGHT + i, layer));
-}
-
-// Copies block l's weights. No-op if this step has already copied them; sharded: if they are still in memory.
-static int weights_copy(Engine *engine, const Pass *p, int l, Error *e) {
-    Fp8Weights copies;
-    if (!p->fp8 || (engine->config.shard_weights ? l == engine->copied : l <= engine->copied)) return 0;
-    for (int i = 0; i < 4; i++) {
-        const Tensor *t = model_tensor(engine->config.model, matrices[i], l);
-        const int site = FP8_QKV_WEIGHT + i, k = exponent_of(engine, site, l);
-        const Fp8Copy copy = {k == FP8_UNSET ? NULL : weight_codes(engine, i, l, false), ldexpf(1, k),
-                              stats_amax(engine->stats, &engine->config) + l * FP8_SITES + site};
-        copies.of[i] = {weight(engine, matrices[i], l), (int)t->rows, (int)t->columns, copy,
-                        weight_codes(engine, i, l, true)};
-    }
-    engine->copied = l;
-    return fp8_weights(copies, engine->stream, e);
-}
-
 // ---- Linear layers: y (N, out) = x (N, in) W (in, out) + b ----------------------------------------------------------
 
 static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, real *y, const real *x, TensorKind w,
@@ -172,7 +111,7 @@ static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, 
     l.rows = p->N, l.in = (int)t->rows, l.out = (int)t->columns;
     l.x = x, l.weight = weight(engine, w, layer), l.bias = weight(engine, bias_of(w), layer), l.y = y;
     l.ticket = engine->ticket;
-    round_factors(engine, p, &l, x_site(w), layer);
+    fp8_factors(engine, p->fp8, &l, fp8_x_site(w), layer);
     return l;
 }
 
@@ -192,7 +131,7 @@ static int linear_run(Engine *engine, const Linear &l, Error *e) {
 
 // Runs LINEAR_GELU or LINEAR_DGELU. Also copies y, the factor of site s.
 static int linear_copy(Engine *engine, const Pass *p, Linear l, Fp8Site s, int layer, Error *e) {
-    const Fp8Copy copy = copy_of(engine, p, s, layer);
+    const Fp8Copy copy = fp8_copy_of(engine, p->fp8, s, layer);
     if (l.x8) l.copy = copy;
     TRY(linear_run(engine, l, e));
     return l.x8 ? 0 : fp8_cast(copy, l.y, (size_t)l.rows * l.out, engine->stream, e);
@@ -216,7 +155,7 @@ static int linear_dinput(Engine *engine, const Pass *p, real *dx, const real *dy
     const MatmulShape shape = {.m = p->N, .n = (int)t->rows, .k = (int)t->columns, .transpose_b = true};
     Linear l = {.epilogue = LINEAR_BIAS, .rows = shape.m, .in = shape.k, .out = shape.n};
     l.y = dx, l.ticket = engine->ticket;
-    round_factors(engine, p, &l, dy_site(w), layer);
+    fp8_factors(engine, p->fp8, &l, fp8_dy_site(w), layer);
     if (l.x8) return linear_sm90(l, engine->stream, e);
     return matmul_run(engine->matmul, shape, {dx, dy, weight(engine, w, layer)}, e);
 }
@@ -297,7 +236,7 @@ static int weights_await(Engine *engine, int bucket, Error *e) {
 // Awaits block l's weights. fp8 then copies them: once a step, or with shard_weights once a pass.
 static int block_await(Engine *engine, const Pass *p, int l, Error *e) {
     TRY(weights_await(engine, 1 + l, e));
-    return weights_copy(engine, p, l, e);
+    return fp8_copy_weights(engine, p->fp8, l, e);
 }
 
 // Requests a bucket's weights; no-op unless it is a block's.
@@ -319,7 +258,7 @@ static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float
                       const real *b, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
     const real *gamma = weight(engine, w, l), *beta = weight(engine, bias_of(w), l);
     const RowDropout drop = dropout_of_rows(p, place, b_layer);
-    const Fp8Copy copy = w == LNF_W ? Fp8Copy{} : copy_of(engine, p, w == LN1_W ? FP8_LN1 : FP8_LN2, l);
+    const Fp8Copy copy = w == LNF_W ? Fp8Copy{} : fp8_copy_of(engine, p->fp8, w == LN1_W ? FP8_LN1 : FP8_LN2, l);
     return layernorm_forward({sum, out, mean, rstd, a, b, gamma, beta, drop, p->N, p->C, copy}, engine->stream, e);
 }
 
@@ -339,7 +278,7 @@ static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, i
     const size_t n = (size_t)p->N * p->C;
     TRY(linear_run(engine, linear_of(engine, p, LINEAR_BIAS, k->qkv, k->ln1, QKV_W, l), e));
     TRY(attention_forward(attention_of(engine, p, k, l), engine->stream, e));
-    TRY(fp8_cast(copy_of(engine, p, FP8_ATTENTION, l), k->attention, n, engine->stream, e));
+    TRY(fp8_cast(fp8_copy_of(engine, p->fp8, FP8_ATTENTION, l), k->attention, n, engine->stream, e));
     TRY(weights_soon(engine, soon, e));
     TRY(linear_residual(engine, p, k->x_mid, k->x, k->attention, PROJ_W, l, e));
     TRY(ln_residual(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, DROPOUT_ATTENTION, l, LN2_W, l, e));
@@ -348,7 +287,7 @@ static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, i
     if (!k->fc) return linear_copy(engine, p, fc, FP8_GELU, l, e);
     TRY(linear_run(engine, fc, e));
     TRY(gelu_forward(k->gelu, k->slope, k->fc, 4 * n, engine->stream, e));
-    return fp8_cast(copy_of(engine, p, FP8_GELU, l), k->gelu, 4 * n, engine->stream, e);
+    return fp8_cast(fp8_copy_of(engine, p->fp8, FP8_GELU, l), k->gelu, 4 * n, engine->stream, e);
 }
 
 // Computes lnf (B, T, C) from engine->tokens (B, T + 1).
@@ -462,7 +401,7 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
     if (bias_layer >= 0) {
         gradients[2] = column_gradient(engine, bias, bias_layer, p->mode);
         k.drop = dropout_of_rows(p, bias == PROJ_B ? DROPOUT_ATTENTION : DROPOUT_MLP, bias_layer);
-        k.copy = copy_of(engine, p, bias == PROJ_B ? FP8_DPROJ : FP8_DFCPROJ, bias_layer);
+        k.copy = fp8_copy_of(engine, p->fp8, bias == PROJ_B ? FP8_DPROJ : FP8_DFCPROJ, bias_layer);
     }
     return layernorm_backward(k, gradients, p->B, &engine->columns, engine->stream, e);
 }
@@ -485,7 +424,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     wide.weight = weight(engine, FCPROJ_W, l), wide.slope = k->slope, wide.y = dwide, wide.ticket = engine->ticket;
     if (bias_is_summed(engine, p, FC_W)) wide.columns = column_gradient(engine, FC_B, l, p->mode);
     wide.T = p->T, wide.jobs = &engine->columns;
-    round_factors(engine, p, &wide, FP8_DFCPROJ, l);
+    fp8_factors(engine, p->fp8, &wide, FP8_DFCPROJ, l);
     // dwide = (branch fcproj^T) slope: the slope in the product saves two passes
     TRY(linear_copy(engine, p, wide, FP8_DFC, l, e));
     TRY(bias_dwide(engine, p, FC_W, l, 4 * p->C, e));
@@ -503,7 +442,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     Attention attention = attention_of(engine, p, k, l);
     attention.dout = dattention, attention.dqkv = dwide, attention.workspace = engine->scratch;
     TRY(attention_backward(attention, bias, &engine->columns, engine->stream, e));
-    TRY(fp8_cast(copy_of(engine, p, FP8_DQKV, l), dwide, (size_t)p->N * 3 * p->C, engine->stream, e));
+    TRY(fp8_cast(fp8_copy_of(engine, p->fp8, FP8_DQKV, l), dwide, (size_t)p->N * 3 * p->C, engine->stream, e));
     TRY(bias_dwide(engine, p, QKV_W, l, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
     TRY(linear_dinput(engine, p, dy, dwide, QKV_W, l, e));

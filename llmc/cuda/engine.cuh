@@ -1,4 +1,4 @@
-// engine: the CUDA engine's private state, for train_gpt2.cu, engine_life.cu and engine_state.cu.
+// engine: the CUDA engine's private state, for train_gpt2.cu, engine_life.cu, engine_state.cu and engine_fp8.cu.
 //
 // Shapes: B rows of T tokens, N = B T, C channels, NH heads of D = C / NH, L layers, V vocabulary (Vp: padded).
 //
@@ -52,6 +52,7 @@
 #include "model/engine.h"
 #include "cuda/device.cuh"
 #include "cuda/gelu.cuh"
+#include "cuda/linear_sm90.cuh"
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
@@ -199,6 +200,16 @@ size_t engine_muon_bytes(const EngineConfig *config);
 
 // Examples per chunk of the head.
 int engine_head_examples(const EngineConfig *config);
+
+// e4m3 factors of a pass, for block l (engine_fp8.cu). fp8: the pass measures amax, and rounds factors that have exponents;
+// else these functions do nothing.
+Fp8Site fp8_x_site(TensorKind w), fp8_dy_site(TensorKind w); // of a weight's x and dy
+// Returns the copy of a site of activations. Its codes are NULL unless the product is in e4m3.
+Fp8Copy fp8_copy_of(const Engine *engine, bool fp8, Fp8Site s, int l);
+// Sets the e4m3 factors of a product with site s, if it rounds them.
+void fp8_factors(const Engine *engine, bool fp8, Linear *linear, Fp8Site s, int l);
+// Copies the weights. No-op if this step has already copied them; sharded: if they are still in memory.
+int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e);
 
 // Functions of EngineApi outside train_gpt2.cu (engine_life.cu, engine_state.cu).
 int cuda_check_dtype(Dtype dtype, Error *e);
