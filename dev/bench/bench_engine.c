@@ -1,8 +1,8 @@
 // bench_engine: whole training steps through engine.h. Prints the time of a step, tokens per second, the share of the
 // device's peak, and the time in which the host queues a step. (If that is nearly the whole step, the device waits for
-// the host.) Variants take turns of a few steps in one process. A turn's first step does not count: the variant before
-// still sets its clock. The result is the median of the rounds' ratios. The model learns for LEARNING steps and then
-// stays: the further it has learnt, the more power a step needs. dev/bench/turns.py compares builds and settings.
+// the host.) Variants take turns of a few steps in one process. A turn's first step does not count: the card's clock is
+// still that of the variant before. The result is the median of the rounds' ratios. The model learns for LEARNING
+// steps, then stays: the more it has learnt, the more power a step needs. dev/bench/turns.py compares builds and settings.
 //
 //     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [word...]]]]]
 //
@@ -12,7 +12,7 @@
 //             lamb, muon: the optimizer; accumulate: 8 micro-steps per step; with dropout (0.1), smoothing (0.1),
 //             documents (of 300 tokens on average) or sources (two in turn);
 //             sample: instead, times logits after a short and a full text, with keys and values in memory and without;
-//             turns: instead, for turns.py: reads lines "off|ln|exact|fp8 ROWS MICRO_STEPS SKIPPED STEPS" and answers each
+//             turns: instead, for turns.py: reads lines "off|ln|exact|fp8 ROWS MICRO_STEPS SKIPPED STEPS", answers each
 //             with the milliseconds and tokens of a step; ROWS of a micro-step, 0: micro-batch
 #include "bench.h"
 #include "plan/devices.h"

@@ -6,9 +6,9 @@
 //
 //     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (15) [micro-batch (4) [seq-len (64)]]]]]
 //
-// "save" lasts until the checkpoint has its name and was read back, and the previous one is removed, with no other work. Its
-// parts are the calls that it makes (the linker sends them here: --wrap). "pause" is the time for which training stands still
-// at a save in the background: while the state is copied. The extra length of a step beside the save is printed too.
+// "save" lasts until the checkpoint has its name and was read back, and the previous one is removed; no training runs
+// beside it. Its parts are the calls that it makes (the linker sends them here: --wrap). "pause": for so long a save in
+// the background stops training, to copy the state. Also printed: by how much a step beside the save is longer.
 #include "bench.h"
 #include "run/run.h"
 #include "../test/tree.h"
@@ -22,7 +22,7 @@
 // ---- The parts of the current save: seconds within its calls --------------------------------------------------------
 
 enum { IN_WRITE, IN_FSYNC, IN_READ, CALLS };
-static double within[CALLS]; // of the thread that saves
+static double within[CALLS]; // in the thread that saves
 
 static ssize_t timed(int call, double start, ssize_t result) {
     within[call] += clock_seconds() - start;

@@ -285,8 +285,8 @@ def checkpoint_of(run, step):
 
 
 def load_checkpoint(torch, a, model, optimizer, directory, step):
-    """Weights and moments after `step`. The moments are flat, in the order of the tensor table, wte with the rows of its
-    padding, each tensor from a multiple of 64 on."""
+    """Weights and moments after `step`. The moments are flat: tensors in the order of the table, wte with its padding,
+    each from a multiple of 64 on."""
     from safetensors.torch import load_file
 
     weights = load_file(f"{directory}/model.safetensors")

@@ -1,5 +1,5 @@
-// safetensors_writer: whole tensor files for tests, through stdio: create; add metadata, then tensors; write the data from
-// first to last; finish. And a model's state as a run saves it.
+// safetensors_writer: whole tensor files for tests, through stdio: create; add metadata, then tensors; write the data
+// from first to last; finish. And a model's state as a run saves it.
 #pragma once
 
 #include "checkpoint/layout.h"

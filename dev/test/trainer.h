@@ -59,8 +59,8 @@ static int trainer_end(void) {
     return test_summary();
 }
 
-// A run of about 70 steps whose batch grows from 2 to 16 rows. Its checkpoints hold every kind of state: noise averages,
-// calibration, a ramp that has not ended, outlier windows.
+// A run of about 70 steps whose batch grows from 2 to 16 rows. Its checkpoints hold every kind of state: averages of
+// the noise, calibration, a ramp that has not ended, outlier windows.
 static const char *const trainer_command =
     "train_gpt2 --train train.bin --val val.bin --vocab-size 256 --model d1 --layers 1 --heads 1 --channels 16 "
     "--seq-len 8 --threads 1 --micro-batch 4 --ramp gns --batch-max 16 --gns exact --gns-exact-every 3 "

@@ -43,8 +43,8 @@ int checkpoint_load_model(const char *path, const Model *model, const Range *wan
 // Writes one line to `notes` if the files hold tensors that the model does not have.
 int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, Error *e);
 
-// Writes config.json and generation_config.json into the manifest's directory, and adds them to the manifest. eot: begins
-// and ends a text; -1: none. dropout: the probability in training. Both are for other programs.
+// Writes config.json and generation_config.json into the manifest's directory, and adds them to the manifest. eot:
+// begins and ends a text; -1: none. dropout: the probability in training. Both are for other programs.
 int checkpoint_save_config(Manifest *manifest, const ModelConfig *config, int eot, double dropout, Error *e);
 
 // Writes the path of a file that only a resume needs: "DIRECTORY/training/NAME", or an older build's "DIRECTORY/NAME".

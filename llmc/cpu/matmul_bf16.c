@@ -99,8 +99,8 @@ VECTOR_INLINE void write_row(float *sum, float *partial, bool add, uint16_t *c, 
         for (size_t j = 0; j < count; j++) c[j] = f32_to_bf16(sum[j]);
 }
 
-// Adds rows [first, end) of a tile to the partial sums. An fp32 C holds these itself. For a bf16 C block->partial does,
-// and C is written after the last block of k.
+// Adds rows [first, end) of a tile to the partial sums. An fp32 C holds these itself. For a bf16 C they are in
+// block->partial, and C is written after the last block of k.
 static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t end) {
     if (first == end) return;
     const MatmulProduct *p = tile->product;

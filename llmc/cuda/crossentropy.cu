@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
         gradient_write<SMOOTH>(k, row, end, row, c);
 }
 
-// Rows that fit into shared memory (Vp). Block i processes rows i, i + blocks, ... A thread reads only what it fetched.
+// Rows whose Vp logits fit into shared memory. Block i has rows i, i + blocks, ... A thread reads only what it fetched.
 template <bool SMOOTH>
 __global__ void __launch_bounds__(ROW_THREADS, 2) cached_rows_kernel(const __grid_constant__ LogitRows k) {
     extern __shared__ __align__(16) unsigned char cache_bytes[];

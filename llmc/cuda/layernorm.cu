@@ -195,8 +195,7 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
     UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = __shfl_sync(0xffffffffu, all, i);
 }
 
-// Second half: writes dresidual and dbranch, adds to dbias and, with COPY, to `most`. means: the sums of the first half
-// / C.
+// Second half: writes dresidual and dbranch, adds to dbias and, with COPY, to `most`. means: the first half's sums / C.
 template <bool ACCUMULATE, bool DROP, bool COPY, int SETS>
 __device__ inline void tile_write(const LayerNormBackward &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
                                   const RowTile &t, const Pack<VEC> &gamma_pack, int b, int row, int stop, int c,
@@ -205,7 +204,7 @@ __device__ inline void tile_write(const LayerNormBackward &k, float (&grads)[SET
     pack_get(gamma, gamma_pack);
     UNROLL_FOR (int r = 0; r < TILE; r++) {
         if (c >= k.C || row + r >= stop) continue;
-        // dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy gamma, xhat = (x - mean) rstd; below, linear in x - mean
+        // With g = dy gamma, xhat = (x - mean) rstd: dx = rstd (g - mean(g) - xhat mean(g xhat)), linear in x - mean
         const float rstd = t.rstd[r], at_x = -rstd * rstd * means[2 * r + 1], alone = -rstd * means[2 * r];
         float dy[VEC], x[VEC], dx[VEC] = {};
         pack_get(dy, t.dy[r]);

@@ -51,7 +51,7 @@ void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq,
 // and with n >= 2, where G_s is its mean gradient and S_s the noise of its examples,
 //   source[n + s]      g2: |G_s|^2; s: S_s
 //   source[2 n + ...]  for s < t (|G_s|^2, <G_s, G_t>), (|G_t|^2, <G_s, G_t>), (|G_s|^2, |G_t|^2): noise_cosine
-// Let rank r compute m_r examples, each of source s with probability p_s, and let v_s be the sum of its g_b of source s:
+// Let rank r compute m_r examples, each of source s with probability p_s; let v_s be the sum of its g_b of source s:
 //   E sum_r <v_s, v_t> = p_s p_t <G_s, G_t> sum_r m_r (m_r - 1)   for s != t
 //   E sum_r |v_s|^2    = p_s^2 |G_s|^2 sum_r m_r (m_r - 1) + p_s B mean |g_b|^2 of source s
 // so pairs of examples on different ranks are not needed.
@@ -62,8 +62,8 @@ void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq,
 void noise_observe_sources(Noise *noise, double B, double pairs, const double *share, const double *sq, double *gram,
                            double step_tokens);
 
-// The cosine between the mean gradients of sources s < t, and its standard error. NaN unless both |G_s|^2 are at least 3
-// standard errors above 0. Noise may push it beyond 1.
+// The cosine between the mean gradients of sources s < t, and its standard error. NaN unless both |G_s|^2 are at least
+// 3 standard errors above 0. Noise may push it beyond 1.
 typedef struct {
     double value, se;
 } NoiseCosine;

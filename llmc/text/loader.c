@@ -1,5 +1,5 @@
-// Two buffers alternate: the caller holds the rows of one while the worker fills the other, rows[ahead]. The worker owns
-// that buffer, `code` and `error` while it reads. The caller owns everything else.
+// Two buffers alternate: the caller holds the rows of one while the worker fills the other, rows[ahead]. The worker
+// owns that buffer, `code` and `error` while it reads. The caller owns everything else.
 #include "text/loader.h"
 
 #include "base/thread.h"

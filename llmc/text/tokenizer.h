@@ -50,6 +50,6 @@ int encoder_create(Encoder **out, const Tokenizer *t, Error *e);
 void encoder_destroy(Encoder *encoder); // NULL is fine
 int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e);
 
-// Returns the last position in text[0..bytes) where a cut changes no tokens, whatever follows the text; 0: none, or an
-// added token has a space after another character.
+// Returns the last position in text[0..bytes) where a cut changes no tokens, whatever follows the text. Returns 0 if
+// there is none, or if some added token contains a space after another character.
 size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes);

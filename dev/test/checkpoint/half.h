@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdint.h>
 
-// Returns the bits of a finite x that fp16 holds: 1 sign, 5 exponent (bias 15), 10 fraction bits. 2^e is the largest power
-// of two up to |x|, at least 2^-14. |x| is a multiple of 2^(e - 10); the quotient's bit 10 adds 1 to the exponent.
+// Returns the bits of a finite x that fp16 holds: 1 sign, 5 exponent (bias 15), 10 fraction bits. 2^e is the largest
+// power of 2 up to |x|, at least 2^-14. |x| is a multiple of 2^(e - 10); the quotient's bit 10 adds 1 to the exponent.
 static inline uint16_t f16_of(double x) {
     int e = x == 0 ? -14 : (int)fmax(ilogb(x), -14);
     return (uint16_t)((signbit(x) ? 0x8000 : 0) + ((e + 14) << 10) + (int)ldexp(fabs(x), 10 - e));

@@ -134,8 +134,8 @@ static void check_close(const char *name, const std::vector<X> &got, const std::
     check_within(name, got, want, tolerance);
 }
 
-// Rounding to bf16 (8 significant bits) changes a number by at most 2^-8 / (1 + 2^-8) of itself. The rest of 2^-8, and
-// REAL_ABSOLUTE, allow for the fp32 arithmetic before. For fp16 (11 bits) the rest of 2^-11 is too small: add 1e-5.
+// Rounding to bf16 (8 significant bits) changes a number by at most 2^-8 / (1 + 2^-8) of itself. What is left to 2^-8,
+// and REAL_ABSOLUTE, allow for the fp32 arithmetic before. In fp16 (11 bits) too little is left to 2^-11: add 1e-5.
 // fp32 has the arithmetic's errors only.
 static const bool FP16 = REAL_DTYPE == DTYPE_FP16;
 static const double ROUNDING = FP16 ? 1.0 / 2048 : sizeof(real) == 2 ? 1.0 / 256 : 0.0;
@@ -196,7 +196,7 @@ static inline std::vector<uint16_t> random_tokens(int B, int T, int V) {
 
 struct Columns {
     ColumnGradient device;
-    std::vector<float> before; // what is there already: NaN where the sum is the first
+    std::vector<float> before; // what device.sum holds before; NaN with device.first
     int B, C;
 };
 

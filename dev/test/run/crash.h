@@ -133,7 +133,7 @@ static inline void check_failure(Fault fault, int rank, Call call, long n, int e
     int code = trainer_run(COMMAND "--out part");
     bool fits = call == CALL_ALLOC ? code == ERR_MEMORY : code == ERR_WRITE || code == ERR_INPUT;
     CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
-    // A line of the log is written at the second try, and the watchdogs' board may be missing (comm.c).
+    // Quiet: a line of the log is written at the second try, and the watchdogs' board may be missing (comm.c).
     bool quiet = call == CALL_ALLOC || (call == CALL_WRITE && fault == FAULT_ONCE) || (call == CALL_OPEN && n == 1);
     bool said = code ? log_mentions("error: ") || log_mentions("error (rank ") : quiet || log_mentions("warning: ");
     CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());

@@ -126,8 +126,8 @@ static bool strikes(Call call) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What is on the disk. A killed process loses nothing that it wrote, a machine without power all that was not synced. So
-// a checkpoint may get its name once its files, their directory, and the metrics up to its step are synced.
+// What is on the disk. A killed process loses nothing that it wrote, a machine without power all that was not synced.
+// So a checkpoint may get its name once its files, their directory, and the metrics up to its step are synced.
 
 enum { FAULT_FILES = 256 };
 static struct {
@@ -293,7 +293,7 @@ int __wrap_fsync(int fd) {
     return result;
 }
 
-// Writes the path of a name in an open directory.
+// Writes the path of `name` in an open directory.
 static void path_at(int directory, const char *name, char path[PATH_MAX]) {
     path[0] = 0;
     if (directory != AT_FDCWD && *name != '/') path_of_descriptor(directory, path);
