@@ -175,9 +175,13 @@ __device__ uint16_t *slopes_at(char *slopes, int i, int q) {
 }
 
 // Starts the copy of a warp's slot to memory. Commits an empty copy unless `wanted`, so that slot_wait counts the same.
+// FENCED: the warp wrote nothing to the slot since the last call.
+template <bool FENCED = false>
 __device__ void slot_out(const CUtensorMap *map, const char *slot, int row, int panel, bool wanted = true) {
-    fence_before_copies();
-    __syncwarp();
+    if (!FENCED) {
+        fence_before_copies();
+        __syncwarp();
+    }
     if (threadIdx.x % WARP == 0) {
         if (wanted) copy_box_out(map, slot, 0, row, panel);
         copy_out_commit();
@@ -267,13 +271,13 @@ __device__ void slopes_in(char *slot, int p, const CUtensorMap *slope, uint64_t 
     copy_box_in(slot + SLOPES_AT + p * SLOPES_BYTES, slope, full, 0, row, panel + p);
 }
 
-// codes = the e4m3 copy of the first `rows` rows of a panel, in the layout of slopes_at. Raises both halves of `most`
-// to the largest |y|, as bits. Lane l copies 16 columns of rows l / 4 and l / 4 + 8: no bank conflicts.
+// codes = the e4m3 copy of a panel, in the layout of slopes_at. Raises both halves of `most` to the largest |y| of the
+// first `rows` rows, as bits. Lane l copies 16 columns of rows l / 4 and l / 4 + 8: no bank conflicts.
 __device__ void panel_encode(char *codes, const char *panel, float scale, int rows, unsigned &most) {
     const int lane = threadIdx.x % WARP;
     UNROLL_FOR (int r = lane / 4, i = 0; i < 2; i++, r += 8) {
+        const unsigned mask = r < rows ? 0x7fff7fff : 0;
         unsigned code[4];
-        if (r >= rows) continue;
         UNROLL_FOR (int j = 0; j < 2; j++) {
             const uint4 y = *(const uint4 *)(panel + r * PANEL_ROW_BYTES + ((2 * (lane % 4) + j) ^ r % 8) * 16);
             const unsigned pair[4] = {y.x, y.y, y.z, y.w};
@@ -281,7 +285,7 @@ __device__ void panel_encode(char *codes, const char *panel, float scale, int ro
                 const float2 v = unpacked(pair[k]);
                 const unsigned two = fp8_pack(v.x * scale, v.y * scale);
                 code[2 * j + k / 2] = k % 2 ? code[2 * j + k / 2] | two << 16 : two;
-                most = __vmaxu2(most, pair[k] & 0x7fff7fff);
+                most = __vmaxu2(most, pair[k] & mask);
             }
         }
         *(uint4 *)(codes + r * PANEL + (lane % 4 ^ r / 2 % 4) * 16) = make_uint4(code[0], code[1], code[2], code[3]);
@@ -324,7 +328,7 @@ __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const re
             UNROLL_FOR (int q = 0; FORWARD && q < 4; q++) *slopes_at(slopes, 2 * j + q / 2, q) = (uint16_t)pair[q];
         }
         if (FORWARD) slot_out(slope, slopes, row, panel + p);
-        slot_out(y, values, row, panel + p);
+        slot_out<FORWARD && E4M3>(y, values, row, panel + p);
         if (E4M3) { // free the buffers of panel p - 1: panel p + 1 overwrites them
             char *copy = FORWARD ? slot + SLOPES_AT + 2 * SLOPES_BYTES : slopes;
             slot_wait<FORWARD ? 2 : 1>();
@@ -427,6 +431,9 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
         const int panel = place.column / PANEL;
         if (lane == 0) operands_in<EPILOGUE, E4M3>(slot, bias, other, own_full, job, place);
         const int width = job.out - place.column; // less than COLUMNS for narrow tiles
+        // Zeros end the life of the last tile's sums, so that its epilogue may use their registers.
+        UNROLL_FOR (int i = 0; E4M3 && by_panel(EPILOGUE) && i < COLUMNS; i++)
+            c[i / (COLUMNS / 2)][i % (COLUMNS / 2)] = 0;
         if (width >= COLUMNS) tile_multiply<COLUMNS, ALONG, E4M3>(c, s, turn, job.depths, rank);
         else if (width > PANEL) tile_multiply<2 * PANEL, ALONG, E4M3>(c, s, turn, job.depths, rank);
         else tile_multiply<PANEL, ALONG, E4M3>(c, s, turn, job.depths, rank);
