@@ -24,8 +24,32 @@ GNS_C_BEGIN
 // The state of an engine. Each engine completes this type for itself; its first member is `const EngineApi *api`.
 typedef struct Engine Engine;
 
+// The ranks that hold one model together (--tensor, model_create_local), as rank `rank` of `ranks`. ranks 0 or 1: one
+// rank holds it. They compute the same rows: calls of micro_step, eval and logits get the same tokens on all of them.
+//   own rows      rows_of_rank(n, rank, ranks) of a call's n rows; may be none. Embeddings, LayerNorms, the residual
+//                 stream, the head and the losses are computed of own rows only
+//   all rows      attention (this model's heads) and MLP (this model's columns) are computed of all n rows
+// A block's forward pass, on every rank of the group in the same order:
+//     ln_1 (own) | gather | qkv, attention, proj (all) | reduce | residual, ln_2 (own) | gather | fc, GELU, fcproj (all)
+//     | reduce
+// and its backward pass, which first runs the forward pass to GELU again with RECOMPUTE_BLOCK:
+//     gather | fcproj, GELU, fc (all) | reduce | ln_2 (own) | gather | proj, attention, qkv (all) | reduce | ln_1 (own)
+// proj's and fcproj's outputs, and the gradients of ln_1's and ln_2's, are partial sums until reduced. Exactly one rank
+// adds proj's and fcproj's biases; their gradients, like those of every whole tensor, add up over the ranks to the
+// gradient of all rows.
+// gather_rows: `values` (rows, width) holds this rank's rows at their place; it becomes whole.
+// reduce_rows: own (own rows, width) = sum over the ranks of their `partial` (rows, width), in fp32 in the ranks'
+// order, then rounded. `width` counts values of `type`. With a device both work in the order of the engine's stream.
 typedef struct {
-    const Model *model; // outlives the engine
+    int rank, ranks;
+    int (*gather_rows)(void *context, void *values, int rows, size_t width, Dtype type, Error *e);
+    int (*reduce_rows)(void *context, void *own, const void *partial, int rows, size_t width, Dtype type, Error *e);
+    void *context;
+} TensorRanks;
+
+typedef struct {
+    const Model *model; // outlives the engine; with `tensor` this rank's local model
+    TensorRanks tensor;
     int micro_batch;    // most rows of a micro-step: at most MICRO_BATCH_TOKENS_MAX tokens
     int seq_len;        // T, at most the model's context
     int threads;        // CPU threads; 0: all there are
@@ -42,7 +66,7 @@ typedef struct {
     int owned_count;       // only these. 0: the whole model
     bool shard_grads;      // shard gradients (`collect`); each owned range then lies within one of the model's buckets
     bool shard_weights;    // shard weights (`own_weights`); needs owned ranges, each within one of the model's buckets
-    int step_rows;         // most rows of a step on this rank, if `result` hands out numbers of each; else 0
+    int step_rows;         // most rows of this engine's micro-steps in a step, if `result` hands out numbers of each; else 0
     int sources;           // if `result` hands out source_gram: the number of sources, at least 2; else 0
     size_t leave;          // bytes of the device's memory to leave free, for transfers between ranks
     bool plan_fused;       // plan_memory only: plan for a device with exact_is_fused
@@ -142,7 +166,9 @@ typedef struct StepResult {
     double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
     double *rank_sq;    // |this rank's own gradients|^2 if `rank_norms` measured it, else 0; NULL: not asked for
     double nll_sum;     // loss_sum without label smoothing
-    RowResult *row;     // (EngineConfig.step_rows) this rank's rows, in order; NULL: not asked for
+    // (EngineConfig.step_rows) the step's rows, in order; 0 for those that another rank of a tensor group owns. NULL: not
+    // asked for.
+    RowResult *row;
     // (sources, sources) <v_s, v_t>; NULL: not asked for. v_s is the sum of g_b over this rank's rows of source s, of all
     // LayerNorm parameters.
     double *source_gram;
@@ -256,10 +282,11 @@ struct EngineApi {
     // ---- Without training -------------------------------------------------------------------------------------------
 
     // Computes the losses of n <= micro_batch rows of T <= seq_len tokens. tokens: (n, T + 1). loss (n, T), in nats:
-    // loss[b][t] is the loss of tokens[b][t + 1].
+    // loss[b][t] is the loss of tokens[b][t + 1]; 0 in rows that another rank of a tensor group owns.
     int (*eval)(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e);
 
-    // Computes the logits of the token that follows n <= seq_len tokens. logits: (V).
+    // Computes the logits of the token that follows n <= seq_len tokens. logits: (V); of a tensor group rank 0 only
+    // writes them.
     int (*logits)(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e);
 
     // ---- Several ranks (ranks/parallel.h) ---------------------------------------------------------------------------
@@ -362,6 +389,18 @@ static inline void step_result_unscale(StepResult *result, const EngineConfig *c
         result->example_sq[i] /= scale * scale;
         if (result->rank_sq) result->rank_sq[i] /= scale * scale;
     }
+}
+
+// Returns the ranks of the engine's tensor group, and the rows that this one owns of n.
+static inline int tensor_ranks(const EngineConfig *c) { return c->tensor.ranks > 1 ? c->tensor.ranks : 1; }
+static inline RankRows own_rows(const EngineConfig *c, int64_t n) {
+    return rows_of_rank(n, c->tensor.rank, tensor_ranks(c));
+}
+
+// Returns the calls of gather_rows and reduce_rows in a pass without gradients, or in a micro-step.
+static inline int tensor_exchanges(const EngineConfig *c, bool trains) {
+    const int L = c->model->config.layers, again = c->recompute == RECOMPUTE_BLOCK ? 3 : 0;
+    return tensor_ranks(c) > 1 ? L * (trains ? 8 + again : 4) : 0;
 }
 
 // True if a micro-step in this mode measures the tensor's per-example norms.

@@ -51,24 +51,47 @@ static const char *const tensor_names[TENSOR_KINDS] = {MODEL_TENSORS(X)};
 
 static bool kind_in_block(TensorKind kind) { return strstr(tensor_names[kind], "%d") != NULL; }
 
+RankRows rows_of_rank(int64_t items, int rank, int ranks) {
+    int64_t each = items / ranks, longer = items % ranks; // the first `longer` ranks get one more
+    return (RankRows){rank * each + (rank < longer ? rank : longer), each + (rank < longer)};
+}
+
+// Appends a tensor without its offset.
 static void model_append(Model *model, TensorKind kind, int layer) {
-    const size_t alignment = 64; // elements: 256 bytes of fp32, 128 of bf16; enough for any vector or bulk copy
     const size_t V = (size_t)model->config.vocab, P = (size_t)model->config.context, C = (size_t)model->config.channels;
+    size_t A = C, F = 4 * C;
 #define X(kind, name, rows, columns, init, group)                                                                      \
-    {"", kind, 0, (rows) > 0 ? 2 : 1, (rows) > 0 ? (rows) : 1, columns, 0, 0, init, group},
+    {"", kind, 0, (rows) > 0 ? 2 : 1, (rows) > 0 ? (rows) : 1, columns, 0, 0, 0, 0, 0, 0, 1, init, group},
+    const Tensor whole[TENSOR_KINDS] = {MODEL_TENSORS(X)};
+    A = model->attention_width, F = model->mlp_width;
     const Tensor table[TENSOR_KINDS] = {MODEL_TENSORS(X)};
 #undef X
     Tensor *t = &model->tensors[model->tensor_count++];
     const char *name = tensor_names[kind];
+    const size_t head = C / (size_t)model->config.heads;
     *t = table[kind];
     t->layer = layer;
     if (layer < 0) snprintf(t->name, sizeof t->name, "%s", name);
     else snprintf(t->name, sizeof t->name, "h.%d%s", layer, strstr(name, "%d") + 2);
     t->count = t->rows * t->columns;
-    t->offset = model->flat_count;
-    size_t in_memory = kind == WTE ? (size_t)model->vocab_padded * t->columns : t->count;
-    model->flat_count += round_up(in_memory, alignment);
+    t->whole_rows = whole[kind].rows, t->whole_columns = whole[kind].columns;
+    const size_t first = t->group == GROUP_MLP ? model->mlp_first : (size_t)model->first_head * head;
+    t->first_row = t->rows < t->whole_rows ? first : 0;
+    t->first_column = t->columns < t->whole_columns ? first : 0;
+    t->matrices = kind == QKV_W || kind == QKV_B ? 3 : 1;
     model->parameters += t->count;
+}
+
+// Places the tensors that are cut, or those that are not, in the flat array.
+static void place_tensors(Model *model, bool cut) {
+    const size_t alignment = 64; // elements: 256 bytes of fp32, 128 of bf16; enough for any vector or bulk copy
+    for (int i = 0; i < model->tensor_count; i++) {
+        Tensor *t = &model->tensors[i];
+        if (tensor_is_cut(t) != cut) continue;
+        size_t in_memory = t->kind == WTE ? (size_t)model->vocab_padded * t->columns : t->count;
+        t->offset = model->flat_count;
+        model->flat_count += round_up(in_memory, alignment);
+    }
 }
 
 static int config_check(const ModelConfig *c, Error *e) {
@@ -96,11 +119,28 @@ int model_check_file(const ModelConfig *config, const char *path, size_t begin, 
     return error_prefix(e, "%s: bytes %zu to %zu describe no GPT-2 that this program can train", path, begin, end);
 }
 
-int model_create(Model *model, const ModelConfig *config, Error *e) {
+// Sets the share of rank t of K.
+static int cut_widths(Model *model, int t, int K, Error *e) {
+    const ModelConfig *c = &model->config;
+    const int64_t wide = 4 * (int64_t)c->channels;
+    int64_t unit = 64; // columns of the MLP: products and copies of whole vectors
+    if (K > c->heads)
+        return FAIL(e, ERR_USAGE, "use fewer", "--tensor %d: the model has %d heads, and each rank computes some", K,
+                    c->heads);
+    while (wide % unit || wide / unit < K) unit /= 2;
+    const RankRows heads = rows_of_rank(c->heads, t, K), units = rows_of_rank(wide / unit, t, K);
+    model->first_head = (int)heads.first, model->heads = (int)heads.count;
+    model->attention_width = (size_t)(c->channels / c->heads) * (size_t)heads.count;
+    model->mlp_first = (size_t)(units.first * unit), model->mlp_width = (size_t)(units.count * unit);
+    return 0;
+}
+
+int model_create_local(Model *model, const ModelConfig *config, int t, int K, Error *e) {
     memset(model, 0, sizeof *model);
     TRY(config_check(config, e));
     model->config = *config;
     model->vocab_padded = (int)round_up((size_t)config->vocab, 128); // whole tiles for the head's matmul
+    TRY(cut_widths(model, t, K, e));
     size_t most = (size_t)TENSOR_KINDS * (size_t)config->layers;
     TRY(memory_alloc_zero((void **)&model->tensors, most * sizeof(Tensor), "the tensor table", e));
     int kind = 0;
@@ -109,7 +149,13 @@ int model_create(Model *model, const ModelConfig *config, Error *e) {
     for (int layer = 0; layer < config->layers; layer++)
         for (kind = first; kind_in_block((TensorKind)kind); kind++) model_append(model, (TensorKind)kind, layer);
     for (; kind < TENSOR_KINDS; kind++) model_append(model, (TensorKind)kind, -1);
+    place_tensors(model, false);
+    place_tensors(model, true);
     return 0;
+}
+
+int model_create(Model *model, const ModelConfig *config, Error *e) {
+    return model_create_local(model, config, 0, 1, e);
 }
 
 void model_destroy(Model *model) {
@@ -132,12 +178,44 @@ size_t model_tensor_largest(const Model *model) {
     return most;
 }
 
+// ---- Cut tensors ----------------------------------------------------------------------------------------------------
+
+size_t tensor_whole_index(const Tensor *t, size_t index) {
+    const size_t matrices = (size_t)t->matrices, width = t->columns / matrices, whole = t->whole_columns / matrices;
+    const size_t row = t->first_row + index / t->columns, column = index % t->columns;
+    return row * t->whole_columns + column / width * whole + t->first_column + column % width;
+}
+
+size_t tensor_elements_before(const Tensor *t, size_t index) {
+    const size_t matrices = (size_t)t->matrices, width = t->columns / matrices, whole = t->whole_columns / matrices;
+    const size_t row = index / t->whole_columns, column = index % t->whole_columns, within = column % whole;
+    if (row < t->first_row) return 0;
+    if (row >= t->first_row + t->rows) return t->count;
+    const size_t before = within > t->first_column ? size_min(within - t->first_column, width) : 0;
+    return (row - t->first_row) * t->columns + column / whole * width + before;
+}
+
+size_t tensor_run(const Tensor *t, size_t index) {
+    const size_t width = t->columns / (size_t)t->matrices;
+    return t->columns < t->whole_columns ? width - index % width : t->count - index;
+}
+
+Range model_local_range(const Model *local, const Model *whole, int i, Range range) {
+    const Tensor *t = &local->tensors[i];
+    const size_t first = whole->tensors[i].offset;
+    return (Range){t->offset + tensor_elements_before(t, range.begin - first),
+                   t->offset + tensor_elements_before(t, range.end - first)};
+}
+
+// ---- Buckets --------------------------------------------------------------------------------------------------------
+
 int model_bucket_count(const Model *model) { return 1 + model->config.layers; }
 
 Range model_bucket(const Model *model, int i) {
+    const TensorKind first = model->heads < model->config.heads ? QKV_W : LN1_W; // of a block's bucket
     int L = model->config.layers;
-    size_t begin = i == 0 ? 0 : model_tensor(model, LN1_W, i - 1)->offset; // a block's first tensor
-    size_t end = i == L ? model->flat_count : model_tensor(model, LN1_W, i)->offset;
+    size_t begin = i == 0 ? 0 : model_tensor(model, first, i - 1)->offset;
+    size_t end = i == L ? model->flat_count : model_tensor(model, first, i)->offset;
     return (Range){begin, end};
 }
 

@@ -27,22 +27,23 @@ typedef enum {
 } TensorInit;
 
 // The table: X(kind, name, rows, columns, init, group). rows 0: a vector. Names are Hugging Face's; "%d" is the layer.
-// Tensors with two dimensions decay; vectors do not. Weights are (in, out), as in Hugging Face's Conv1D.
+// Tensors with two dimensions decay; vectors do not. Weights are (in, out), as in Hugging Face's Conv1D. A: width of
+// attention, F: width of the MLP; C and 4 C in a whole model (model_create_local).
 // clang-format off
 #define MODEL_TENSORS(X)                                                                                               \
     X(WTE,         "wte.weight",                V, C,     INIT_NORMAL,   GROUP_EMBEDDING)                              \
     X(WPE,         "wpe.weight",                P, C,     INIT_NORMAL,   GROUP_EMBEDDING)                              \
     X(LN1_W,       "h.%d.ln_1.weight",          0, C,     INIT_ONE,      GROUP_LN)                                     \
     X(LN1_B,       "h.%d.ln_1.bias",            0, C,     INIT_ZERO,     GROUP_LN)                                     \
-    X(QKV_W,       "h.%d.attn.c_attn.weight",   C, 3 * C, INIT_NORMAL,   GROUP_ATTENTION)                              \
-    X(QKV_B,       "h.%d.attn.c_attn.bias",     0, 3 * C, INIT_ZERO,     GROUP_ATTENTION)                              \
-    X(PROJ_W,      "h.%d.attn.c_proj.weight",   C, C,     INIT_RESIDUAL, GROUP_ATTENTION)                              \
+    X(QKV_W,       "h.%d.attn.c_attn.weight",   C, 3 * A, INIT_NORMAL,   GROUP_ATTENTION)                              \
+    X(QKV_B,       "h.%d.attn.c_attn.bias",     0, 3 * A, INIT_ZERO,     GROUP_ATTENTION)                              \
+    X(PROJ_W,      "h.%d.attn.c_proj.weight",   A, C,     INIT_RESIDUAL, GROUP_ATTENTION)                              \
     X(PROJ_B,      "h.%d.attn.c_proj.bias",     0, C,     INIT_ZERO,     GROUP_ATTENTION)                              \
     X(LN2_W,       "h.%d.ln_2.weight",          0, C,     INIT_ONE,      GROUP_LN)                                     \
     X(LN2_B,       "h.%d.ln_2.bias",            0, C,     INIT_ZERO,     GROUP_LN)                                     \
-    X(FC_W,        "h.%d.mlp.c_fc.weight",      C, 4 * C, INIT_NORMAL,   GROUP_MLP)                                    \
-    X(FC_B,        "h.%d.mlp.c_fc.bias",        0, 4 * C, INIT_ZERO,     GROUP_MLP)                                    \
-    X(FCPROJ_W,    "h.%d.mlp.c_proj.weight",    4 * C, C, INIT_RESIDUAL, GROUP_MLP)                                    \
+    X(FC_W,        "h.%d.mlp.c_fc.weight",      C, F,     INIT_NORMAL,   GROUP_MLP)                                    \
+    X(FC_B,        "h.%d.mlp.c_fc.bias",        0, F,     INIT_ZERO,     GROUP_MLP)                                    \
+    X(FCPROJ_W,    "h.%d.mlp.c_proj.weight",    F, C,     INIT_RESIDUAL, GROUP_MLP)                                    \
     X(FCPROJ_B,    "h.%d.mlp.c_proj.bias",      0, C,     INIT_ZERO,     GROUP_MLP)                                    \
     X(LNF_W,       "ln_f.weight",               0, C,     INIT_ONE,      GROUP_LN)                                     \
     X(LNF_B,       "ln_f.bias",                 0, C,     INIT_ZERO,     GROUP_LN)
@@ -59,9 +60,13 @@ typedef struct {
     TensorKind kind;
     int layer;            // -1 outside the blocks
     int dimensions;       // 1 or 2
-    size_t rows, columns; // rows = 1 for a vector
+    size_t rows, columns; // of this model; rows = 1 for a vector
     size_t offset;        // place of its first element in the flat array
     size_t count;         // elements: rows * columns
+    // Place in the whole tensor (model_create_local): rows from first_row on; in each of `matrices` equal groups of
+    // columns (q, k and v; else one group), columns from first_column on.
+    size_t whole_rows, whole_columns, first_row, first_column;
+    int matrices;
     TensorInit init;
     TensorGroup group;
 } Tensor;
@@ -81,6 +86,9 @@ GNS_HD static inline Range tensor_range(const Tensor *t) { return (Range){t->off
 GNS_HD static inline size_t range_length(Range range) { return range.end - range.begin; }
 static inline size_t range_float_bytes(Range range) { return range_length(range) * sizeof(float); }
 
+// True if this model has only a part of the tensor.
+static inline bool tensor_is_cut(const Tensor *t) { return t->columns < t->whole_columns || t->rows < t->whole_rows; }
+
 // Returns the part that two ranges share; may be empty.
 GNS_HD static inline Range range_overlap(Range a, Range b) {
     size_t begin = size_max(a.begin, b.begin), end = size_min(a.end, b.end);
@@ -88,13 +96,22 @@ GNS_HD static inline Range range_overlap(Range a, Range b) {
 }
 
 typedef struct {
-    ModelConfig config;
-    int vocab_padded; // rows of wte in memory: V rounded up to 128; rows from V on stay 0 and are never saved
+    ModelConfig config;          // of the whole model
+    int vocab_padded;            // rows of wte in memory: V rounded up to 128; rows from V on stay 0 and are never saved
+    int first_head, heads;       // of this model's blocks; 0 and config.heads in a whole model
+    size_t attention_width;      // A: heads times their width; qkv has 3 A columns
+    size_t mlp_first, mlp_width; // columns of fc: the first one, and F, how many
     int tensor_count;
-    Tensor *tensors;   // in flat order: wte, wpe, the blocks from first to last, ln_f
+    Tensor *tensors;   // wte, wpe, the blocks from first to last, ln_f; a whole model's flat array has this order
     size_t flat_count; // elements of the flat array, padding included
     size_t parameters; // without padding
 } Model;
+
+// Items [first, first + count) of rank `rank` when `ranks` ranks divide `items`: rows, heads. Lower ranks get one more.
+typedef struct {
+    int64_t first, count;
+} RankRows;
+RankRows rows_of_rank(int64_t items, int rank, int ranks);
 
 // Fills *config, except vocab and context, from a preset's name: gpt2-124M, -350M, -774M, -1558M, or dN. False if no
 // preset has that name.
@@ -122,6 +139,20 @@ int model_check_file(const ModelConfig *config, const char *path, size_t begin, 
 int model_create(Model *model, const ModelConfig *config, Error *e);
 void model_destroy(Model *model);
 
+// Builds the table of rank t of K ranks that hold one model together (--tensor): the same tensors with other shapes and
+// offsets. qkv's columns and proj's rows are cut by heads; fc's columns and fcproj's rows in units of 64, of less in
+// models too small for that. Shares may be uneven. All other tensors are whole, and bucket 0 holds them all; the other
+// buckets hold what is cut. ERR_USAGE with fewer heads than ranks. K = 1: the table of model_create.
+int model_create_local(Model *local, const ModelConfig *config, int t, int K, Error *e);
+
+// A cut tensor's elements are a monotone subset of the whole tensor's. Indices count from a tensor's first element.
+size_t tensor_whole_index(const Tensor *t, size_t index);        // of an element of the cut one
+size_t tensor_elements_before(const Tensor *t, size_t whole);    // elements whose whole index is below `whole`
+size_t tensor_run(const Tensor *t, size_t index);                // elements from `index` on that neighbour in the whole
+
+// Returns the range of `local` that holds elements of a range of the whole model; that lies within tensor i.
+Range model_local_range(const Model *local, const Model *whole, int i, Range range);
+
 // The tensor of a kind; layer is ignored for tensors outside the blocks.
 const Tensor *model_tensor(const Model *model, TensorKind kind, int layer);
 
@@ -129,7 +160,7 @@ size_t model_tensor_largest(const Model *model); // elements in memory
 
 // Buckets: consecutive ranges of the flat array. The forward pass reads one after the other; the backward pass
 // completes their gradients from the last to the first. Bucket 0 is the embeddings, 1 + l is block l; the last includes
-// ln_f.
+// ln_f. Where blocks are cut, all whole tensors are in bucket 0.
 int model_bucket_count(const Model *model);
 Range model_bucket(const Model *model, int i);
 int model_bucket_at(const Model *model, size_t element); // the bucket of an element

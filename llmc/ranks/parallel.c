@@ -3,11 +3,6 @@
 #include <assert.h>
 #include <string.h>
 
-RankRows rows_of_rank(int64_t rows, int rank, int ranks) {
-    int64_t each = rows / ranks, longer = rows % ranks; // the first `longer` ranks compute one row more
-    return (RankRows){rank * each + (rank < longer ? rank : longer), each + (rank < longer)};
-}
-
 // ---- Set-up ---------------------------------------------------------------------------------------------------------
 
 // Rank 0 has the most rows.

@@ -11,7 +11,8 @@
 //
 // dev/docs/code.md draws who does what in a step, and the states of a bucket and of a collective.
 //
-//   1. Rank r computes a contiguous range of a step's B examples. Ranks differ by at most one row.
+//   1. Group d, without --tensor a rank, computes a contiguous range of a step's B examples. Groups differ by at most
+//      one row.
 //   2. The backward pass completes the buckets from the last to the first; bucket 0 begins first and finishes last.
 //   3. The reduction of a bucket starts when it is final, while the backward pass computes the blocks before it. The
 //      engine chooses the moment. Each rank computes the norms of what it owns; their sum over ranks is the batch's.
@@ -23,6 +24,10 @@
 //      adds up its micro-steps, and the last micro-step sums over ranks once.
 //   6. Muon needs whole matrices: its blocks are cut only between them (transport_whole_part). LAMB needs norms of
 //      whole tensors: at every stage each rank computes the norms of what it owns, and they are summed over ranks.
+//   7. With --tensor K, rank d K + t is rank t of group d, and `model` is its local model. The group's ranks compute the
+//      same micro-steps together (TensorRanks); they own other rows of each. Bucket 0 is cut among all ranks, and the
+//      others among the ranks of equal t (transport_scope). So owned parts are disjoint, and norms are sums over all
+//      ranks. A group without rows counts the group's exchanges that it does not make, for the watchdog.
 //
 // --zero (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) says which rank keeps what:
 //   0  Every rank gathers all gradients and updates all weights. It keeps all moments.
@@ -44,17 +49,12 @@
 #include "model/shard.h"
 #include "ranks/transport.h"
 
-// Rows [first, first + count) of a step, which one rank computes (1).
-typedef struct {
-    int64_t first, count;
-} RankRows;
-RankRows rows_of_rank(int64_t rows, int rank, int ranks);
-
 typedef struct {
     ZeroStage zero;
     ReduceCadence reduce;
     Optimizer optimizer;
-    int micro_batch;   // rows of a micro-step, at most
+    int tensor;        // K ranks hold one model together (7); 1: each rank holds one
+    int micro_batch;   // rows of a micro-step of such a group, at most
     int64_t batch_max; // rows of a step over all ranks, at most
     const TransportApi *transport;
 } ParallelConfig;
@@ -63,6 +63,8 @@ typedef struct {
     Comm *comm;
     const Model *model;
     ParallelConfig config;
+    int group, groups;    // d of D = ranks / K; without --tensor the rank and the ranks
+    int exchanges[2];     // a group's exchanges in a pass without gradients, in a micro-step
     bool shard_grads, shard_weights;
     int buckets;        // 0: one rank
     Range *owned;       // (buckets) this rank's parts, in ascending order

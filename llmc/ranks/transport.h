@@ -2,7 +2,7 @@
 // functions (TransportApi), which main hands to program_main: transport_mpi.c (nonblocking MPI) for the CPU engine,
 // transport_nccl.cu (NCCL on a separate stream) for the CUDA engine.
 //
-// A bucket (parallel.h) is cut into one part for each rank, in the order of the ranks.
+// A bucket (parallel.h) is cut into one part for each rank of its scope, in the order of the ranks.
 //   1. Calls start a transfer and return. A transfer begins after all work that the engine queued before the call.
 //   2. wait_for makes the engine's later work wait for transfers 1, 2, ... `work`. 0: none.
 //   3. All ranks start the same transfers in the same order.
@@ -19,8 +19,19 @@ GNS_C_BEGIN
 typedef struct Transport Transport;
 
 #define TRANSPORT_WORK "exchange of gradients and weights" // in the watchdog's report
+#define TRANSPORT_ROWS "exchange of activations"
 
 enum { PART_UNIT = 64 }; // elements: parts, like tensors, begin at multiples of this for aligned vector loads
+
+// The ranks that share a bucket, and this one's number among them: all for bucket 0, which begins at element 0; for a
+// block's bucket the ranks d tensor + t with this rank's t (--tensor).
+typedef struct {
+    int rank, ranks;
+} TransportScope;
+static inline TransportScope transport_scope(const Comm *comm, int tensor, Range bucket) {
+    if (bucket.begin == 0) return (TransportScope){comm->rank, comm->ranks};
+    return (TransportScope){comm->rank / tensor, comm->ranks / tensor};
+}
 
 // Part r of a bucket cut for `ranks`. All parts are equal, except that the last one includes the remainder.
 static inline Range transport_part(Range bucket, int r, int ranks) {
@@ -53,12 +64,12 @@ typedef struct {
     int (*device)(Comm *comm, Error *e);
 
     // All ranks together. largest: elements of the largest bucket, for buffers. whole: cut by transport_whole_part of
-    // this model; NULL: by transport_part. stream: from engine_stream.
-    int (*create)(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
-                  Error *e);
+    // this model; NULL: by transport_part. tensor: K of --tensor; 1: none. stream: from engine_stream.
+    int (*create)(Transport **out, Comm *comm, int tensor, WireType wire, size_t largest, const Model *whole,
+                  void *stream, Error *e);
     void (*destroy)(Transport *t);
 
-    // values: the bucket's gradients. This rank's part becomes its sum over ranks. *work = the transfer's number.
+    // values: the bucket's gradients. This rank's part becomes its sum over its scope. *work = the transfer's number.
     int (*reduce_scatter)(Transport *t, float *values, Range bucket, int64_t *work, Error *e);
 
     // own: this rank's part, at its place in `values` or elsewhere. values: becomes the whole bucket.
@@ -67,6 +78,11 @@ typedef struct {
 
     // values[i] = sum over ranks, the same bits on all. In device memory if the engine has a device.
     int (*sum)(Transport *t, double *values, int count, Error *e);
+
+    // Exchange rows of activations between the ranks tensor * d + t of this rank's d (TensorRanks). In the order of the
+    // engine's work: not among the transfers of (2).
+    int (*gather_rows)(Transport *t, void *values, int rows, size_t width, Dtype type, Error *e);
+    int (*reduce_rows)(Transport *t, void *own, const void *partial, int rows, size_t width, Dtype type, Error *e);
 
     int (*wait_for)(Transport *t, int64_t work, Error *e); // (2)
 
