@@ -12,7 +12,9 @@
 // gradients of weights and moments are fp32. --dtype fp8 is fp32 whose training rounds the factors of the blocks' products
 // y = x W + b and dx = dy W^T to e4m3 (factors_of).
 //
-// Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
+// Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T; A = C and F = 4 C, the
+// widths of attention and MLP. With --tensor this rank computes B own rows of the M rows of its group (TensorRanks), NH
+// of the heads, and shares A and F of both widths.
 #include "cpu/attention.h"     // attention_forward, attention_backward
 #include "cpu/calibrate.h"     // calibrate_flops, calibrate_copy
 #include "cpu/engine_cpu.h"    // Engine, Block, weight, grad, example_sq
@@ -29,9 +31,14 @@
 // The rows and the mode of a pass.
 typedef struct {
     const uint16_t *tokens; // (B, stride): the inputs are the first T of a row
-    size_t stride, B, T, C, NH;
-    size_t first;    // first token to compute: keys and values of earlier ones are in memory (B = 1); else 0
-    size_t N;        // tokens to compute, B T - first
+    size_t stride, B, T, C;
+    size_t first; // first token to compute: keys and values of earlier ones are in memory (one row); else 0
+    size_t N;     // tokens to compute, B (T - first)
+    struct {
+        const uint16_t *tokens; // (M, stride)
+        size_t M, N;            // rows; tokens to compute
+        size_t own;             // place of the first own row
+    } all;                      // the group's rows; without --tensor the same
     Dtype type;      // type of values
     int passes;      // cost, in forward passes: 3 in training (input and weight gradients cost one each), otherwise 1
     GnsMode mode;    // in training
@@ -39,10 +46,47 @@ typedef struct {
     bool fp8;        // round factors to e4m3, in training
 } Batch;
 
-// Returns a pass without training; for training also set `mode`, `passes` and `dropout`.
-static Batch batch_of(const Engine *engine, const uint16_t *tokens, size_t stride, size_t B, size_t T, size_t first) {
-    size_t C = (size_t)engine->config.model->config.channels, NH = (size_t)engine->config.model->config.heads;
-    return (Batch){tokens, stride, B, T, C, NH, first, B * T - first, engine->config.dtype, .passes = 1};
+// Returns a pass over M rows without training; for training also set `mode`, `passes` and `dropout`.
+static Batch batch_of(const Engine *engine, const uint16_t *tokens, size_t stride, size_t M, size_t T, size_t first) {
+    const RankRows own = own_rows(&engine->config, (int64_t)M);
+    const size_t C = (size_t)engine->config.model->config.channels, B = (size_t)own.count, at = (size_t)own.first;
+    return (Batch){
+        .tokens = tokens + at * stride,
+        .stride = stride,
+        .B = B,
+        .T = T,
+        .C = C,
+        .first = first,
+        .N = B * (T - first),
+        .all = {tokens, M, M * (T - first), at},
+        .type = engine->config.dtype,
+        .passes = 1,
+    };
+}
+
+// ---- Between the ranks of a group (--tensor) ------------------------------------------------------------------------
+
+// Returns the place of this rank's rows in an array (all rows, C).
+static void *own_place(const Engine *engine, const Batch *batch, void *all) {
+    return at(engine, all, batch->all.own * (batch->T - batch->first) * batch->C);
+}
+
+// Completes an array (all rows, C) of which each rank has its own rows.
+static int gather_rows(Engine *engine, const Batch *batch, void *all, Error *e) {
+    const TensorRanks *t = &engine->config.tensor;
+    if (t->ranks < 2) return 0;
+    return t->gather_rows(t->context, all, (int)batch->all.M, (batch->T - batch->first) * batch->C, batch->type, e);
+}
+
+// Returns where a product writes partial sums (all rows, C): for one rank `own`, the sums.
+static void *partial_sums(const Engine *engine, void *own) { return engine->exchange ? engine->exchange : own; }
+
+// own (N, C) = sum over the ranks of partial_sums.
+static int reduce_rows(Engine *engine, const Batch *batch, void *own, Error *e) {
+    const TensorRanks *t = &engine->config.tensor;
+    if (t->ranks < 2) return 0;
+    return t->reduce_rows(t->context, own, engine->exchange, (int)batch->all.M, (batch->T - batch->first) * batch->C,
+                          batch->type, e);
 }
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
@@ -71,12 +115,18 @@ static Factors factors_of(Engine *engine, const Batch *batch, const void *x, siz
     return (Factors){engine->factor[0], engine->factor[1]};
 }
 
-// y (N, out) = x (N, in) W + b
+// True if this rank adds the bias of a product with w: of partial sums only rank 0.
+static bool adds_bias(const Engine *engine, const Tensor *w) {
+    return w->rows == w->whole_rows || engine->config.tensor.rank == 0;
+}
+
+// y (all rows, out) = x (all rows, in) W + b
 static void linear_forward(Engine *engine, const Batch *batch, void *y, const void *x, TensorKind w, TensorKind b,
                            int l) {
     const Tensor *t = tensor(engine, w, l);
-    const Factors f = factors_of(engine, batch, x, batch->N * t->rows, FP8_LN1 + linear_number(w), w, l);
-    matmul_nn(engine->matmul, y, f.x, f.W, weight(engine, b, l), batch->N, t->columns, t->rows);
+    const Factors f = factors_of(engine, batch, x, batch->all.N * t->rows, FP8_LN1 + linear_number(w), w, l);
+    matmul_nn(engine->matmul, y, f.x, f.W, adds_bias(engine, t) ? weight(engine, b, l) : NULL, batch->all.N, t->columns,
+              t->rows);
 }
 
 // y (N, C) = LN(x). Unless residual (N, C) is NULL, first adds it to x in place.
@@ -96,7 +146,7 @@ static void drop(const Batch *batch, void *to, const void *x, DropoutPlace place
 
 static Attention attention_of(const Engine *engine, const Batch *batch, int l) {
     Attention attention = engine->attention;
-    attention.dropout = dropout_at(batch->dropout, batch->dropout.example, l);
+    attention.dropout = dropout_at(batch->dropout, batch->dropout.example - batch->all.own, l);
     attention.position = engine->position;
     return attention;
 }
@@ -104,28 +154,36 @@ static Attention attention_of(const Engine *engine, const Batch *batch, int l) {
 // LayerNorms add the residual stream. ln_1 adds `residual`, the previous block's x_mid, to x (NULL: nothing). Writes
 // fcproj's output to `out`; the next LayerNorm adds x_mid to it. Arrays begin with token `first`, except that qkv,
 // attention and lse hold all tokens.
-static void block_forward(Engine *engine, const Batch *batch, Block *k, const void *residual, void *out, int l) {
-    size_t C = batch->C, first = batch->first;
+static int block_forward(Engine *engine, const Batch *batch, Block *k, const void *residual, void *out, int l,
+                         Error *e) {
+    const Model *model = engine->config.model;
+    const size_t A = model->attention_width, NH = (size_t)model->heads, first = batch->first;
     const Attention attention = attention_of(engine, batch, l);
-    ln_forward(engine, batch, k->ln1, k->mean1, k->rstd1, k->x, residual, LN1_W, LN1_B, l);
-    linear_forward(engine, batch, at(engine, k->qkv, first * 3 * C), k->ln1, QKV_W, QKV_B, l);
-    attention_forward(&attention, k->attention, k->lse, k->qkv, batch->B, batch->T, first, batch->NH, C / batch->NH);
-    linear_forward(engine, batch, k->x_mid, at(engine, k->attention, first * C), PROJ_W, PROJ_B, l);
+    ln_forward(engine, batch, own_place(engine, batch, k->ln1), k->mean1, k->rstd1, k->x, residual, LN1_W, LN1_B, l);
+    TRY(gather_rows(engine, batch, k->ln1, e));
+    linear_forward(engine, batch, at(engine, k->qkv, first * 3 * A), k->ln1, QKV_W, QKV_B, l);
+    attention_forward(&attention, k->attention, k->lse, k->qkv, batch->all.M, batch->T, first, NH, A / NH);
+    linear_forward(engine, batch, partial_sums(engine, k->x_mid), at(engine, k->attention, first * A), PROJ_W, PROJ_B,
+                   l);
+    TRY(reduce_rows(engine, batch, k->x_mid, e));
     drop(batch, k->x_mid, k->x_mid, DROPOUT_ATTENTION, l);
-    ln_forward(engine, batch, k->ln2, k->mean2, k->rstd2, k->x_mid, k->x, LN2_W, LN2_B, l);
+    ln_forward(engine, batch, own_place(engine, batch, k->ln2), k->mean2, k->rstd2, k->x_mid, k->x, LN2_W, LN2_B, l);
+    TRY(gather_rows(engine, batch, k->ln2, e));
     linear_forward(engine, batch, k->fc, k->ln2, FC_W, FC_B, l);
-    gelu_forward(k->gelu, k->fc, batch->N * 4 * C, batch->type);
-    if (!out) return; // recomputing: the backward pass needs no more
-    linear_forward(engine, batch, out, k->gelu, FCPROJ_W, FCPROJ_B, l);
+    gelu_forward(k->gelu, k->fc, batch->all.N * model->mlp_width, batch->type);
+    if (!out) return 0; // recomputing: the backward pass needs no more
+    linear_forward(engine, batch, partial_sums(engine, out), k->gelu, FCPROJ_W, FCPROJ_B, l);
+    TRY(reduce_rows(engine, batch, out, e));
     drop(batch, out, out, DROPOUT_MLP, l);
+    return 0;
 }
 
 // Writes x, from token `first` on. With document_mask a separator opens a document; so does the start of a row.
 static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
     size_t C = batch->C, first = batch->first, T = batch->T;
-    const uint16_t *position = engine->position ? engine->position + first : NULL;
-    for (size_t i = 0; i < batch->B * T && position; i++) {
-        bool opens = i % T == 0 || batch->tokens[i / T * batch->stride + i % T] == engine->config.separator;
+    const uint16_t *position = engine->position ? engine->position + batch->all.own * T + first : NULL;
+    for (size_t i = 0; i < batch->all.M * T && position; i++) {
+        bool opens = i % T == 0 || batch->all.tokens[i / T * batch->stride + i % T] == engine->config.separator;
         engine->position[i] = opens ? 0 : (uint16_t)(engine->position[i - 1] + 1);
     }
     embedding_forward(x, batch->tokens + first, batch->stride, position, weight(engine, WTE, 0),
@@ -139,7 +197,7 @@ static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
 static void count_work(Engine *engine, const Batch *batch, size_t block_rows, size_t head_rows) {
     const Model *model = engine->config.model;
     double head = model->vocab_padded / (12.0 * model->config.channels); // cost of the head, in blocks
-    double all = batch->passes * (double)batch->N * (model->config.layers + head);
+    double all = batch->passes * ((double)batch->all.N * model->config.layers + head * (double)batch->N);
     engine->work_done = engine->work_done + (float)(((double)block_rows + head * (double)head_rows) / all);
 }
 
@@ -168,8 +226,8 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     for (int l = 0; l < L; l++) {
         void *out = l + 1 < L ? engine->block[l + 1].x : engine->x_final;
         TRY(next_weights(engine, l, l + 1, e));
-        block_forward(engine, batch, &engine->block[l], residual, out, l);
-        count_work(engine, batch, batch->N, 0);
+        TRY(block_forward(engine, batch, &engine->block[l], residual, out, l, e));
+        count_work(engine, batch, batch->all.N, 0);
         residual = engine->block[l].x_mid;
     }
     ln_forward(engine, batch, engine->lnf, engine->meanf, engine->rstdf, engine->x_final, residual, LNF_W, LNF_B, 0);
@@ -221,30 +279,33 @@ static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Gradients of y = x W + b: dW += x^T dy, db += column sums of dy; the step's first micro-step assigns. Exact mode adds
-// the squared norms of each example's gradients.
+// Gradients of y = x W + b over all rows: dW += x^T dy, db += column sums of dy; the step's first micro-step assigns.
+// Exact mode adds the squared norms of each example's gradients. Without a bias (adds_bias) db remains 0.
 static void linear_dweight(Engine *engine, const Batch *batch, const void *x, const void *dy, TensorKind w,
                            TensorKind b, int l) {
     const Tensor *t = tensor(engine, w, l);
     size_t in = t->rows, out = t->columns, T = batch->T;
+    const bool bias = adds_bias(engine, t);
+    if (!bias) grad_begun(engine, b, l);
     if (batch->mode != GNS_EXACT) {
-        matmul_tn(engine->matmul, grad(engine, w, l), grad(engine, b, l), x, dy, in, out, batch->N, !engine->first);
+        matmul_tn(engine->matmul, grad(engine, w, l), bias ? grad(engine, b, l) : NULL, x, dy, in, out, batch->all.N,
+                  !engine->first);
         return;
     }
-    float *dw = grad_begun(engine, w, l), *db = grad_begun(engine, b, l);
-    for (size_t i = 0; i < batch->B; i++) {
-        matmul_tn(engine->matmul, engine->example_grad, engine->example_bias_grad, at(engine, x, i * T * in),
-                  at(engine, dy, i * T * out), in, out, T, false);
+    float *dw = grad_begun(engine, w, l), *db = bias ? grad_begun(engine, b, l) : NULL;
+    for (size_t i = 0; i < batch->all.M; i++) {
+        matmul_tn(engine->matmul, engine->example_grad, bias ? engine->example_bias_grad : NULL,
+                  at(engine, x, i * T * in), at(engine, dy, i * T * out), in, out, T, false);
         *example_sq(engine, w, l) += add_and_sum_squares(dw, engine->example_grad, t->count);
-        *example_sq(engine, b, l) += add_and_sum_squares(db, engine->example_bias_grad, out);
+        if (bias) *example_sq(engine, b, l) += add_and_sum_squares(db, engine->example_bias_grad, out);
     }
 }
 
-// dx (N, in) = dy (N, out) W^T
+// dx (all rows, in) = dy (all rows, out) W^T
 static void linear_dinput(Engine *engine, const Batch *batch, void *dx, const void *dy, TensorKind w, int l) {
     const Tensor *t = tensor(engine, w, l);
-    const Factors f = factors_of(engine, batch, dy, batch->N * t->columns, FP8_DQKV - linear_number(w), w, l);
-    matmul_nt(engine->matmul, dx, f.x, f.W, batch->N, t->rows, t->columns);
+    const Factors f = factors_of(engine, batch, dy, batch->all.N * t->columns, FP8_DQKV - linear_number(w), w, l);
+    matmul_nt(engine->matmul, dx, f.x, f.W, batch->all.N, t->rows, t->columns);
 }
 
 // Adds g_b of the batch's rows, which layernorm_backward left, to the sums of their sources.
@@ -253,7 +314,8 @@ static void add_to_sources(Engine *engine, const Batch *batch, TensorKind w, int
     const size_t all = ln_parameters(model, model->tensor_count), stride = layernorm_scratch(1, batch->T, batch->C);
     const size_t place = ln_parameters(model, (int)(tensor(engine, w, l) - model->tensors)); // gamma, then beta
     for (size_t i = 0; i < batch->B; i++) {
-        const int source = engine->config.source(engine->config.source_data, engine->example + i);
+        const uint64_t example = engine->example + batch->all.own + i;
+        const int source = engine->config.source(engine->config.source_data, example);
         float *sum = engine->source_sum + (size_t)source * all + place;
         for (size_t c = 0; c < 2 * batch->C; c++) sum[c] += engine->ln_scratch[i * stride + c];
     }
@@ -269,56 +331,69 @@ static void ln_backward(Engine *engine, const Batch *batch, const void *x, const
     for (size_t i = 0; i < batch->B && batch->mode != GNS_OFF; i++) {
         *example_sq(engine, w, l) += gamma_sq[i];
         *example_sq(engine, b, l) += beta_sq[i];
-        if (engine->row) engine->row[(size_t)engine->rows + i].sq += gamma_sq[i] + beta_sq[i];
+        if (engine->row) engine->row[(size_t)engine->rows + batch->all.own + i].sq += gamma_sq[i] + beta_sq[i];
     }
     if (engine->source_sum && batch->mode != GNS_OFF) add_to_sources(engine, batch, w, l);
 }
 
-// Returns the gradient of a branch's output before dropout: dx, or with dropout a masked copy of dx in `scratch`.
-static const void *branch_gradient(const Engine *engine, const Batch *batch, void *scratch, DropoutPlace place, int l) {
-    if (!batch->dropout.below) return engine->dx;
-    drop(batch, scratch, engine->dx, place, l);
-    return scratch;
+// *branch (all rows, C) = the gradient of a branch's output before dropout: dx, or with dropout a masked copy of dx in
+// `scratch`; of several ranks a gathered copy.
+static int branch_gradient(Engine *engine, const Batch *batch, void *scratch, DropoutPlace place, int l,
+                           const void **branch, Error *e) {
+    void *own = engine->dx;
+    if (engine->exchange) {
+        scratch = own_place(engine, batch, engine->exchange);
+        own = memcpy(scratch, engine->dx, value_bytes(batch->type) * batch->N * batch->C);
+    }
+    if (batch->dropout.below) drop(batch, own = scratch, engine->dx, place, l);
+    *branch = engine->exchange ? engine->exchange : own;
+    return gather_rows(engine, batch, engine->exchange, e);
 }
 
 // Turns engine->dx from the gradient of the block's output into that of its input.
-static void block_backward(Engine *engine, const Batch *batch, Block *k, int l) {
+static int block_backward(Engine *engine, const Batch *batch, Block *k, int l, Error *e) {
+    const Model *model = engine->config.model;
     void *dy = engine->dy, *dwide = engine->dwide;
-    const size_t C = batch->C, wide = batch->N * 4 * C;
+    const void *branch;
+    const size_t A = model->attention_width, NH = (size_t)model->heads, wide = batch->all.N * model->mlp_width;
     const Attention attention = attention_of(engine, batch, l);
-    // Recompute what the forward pass did not keep. x already includes its residual.
-    if (engine->config.recompute == RECOMPUTE_BLOCK) block_forward(engine, batch, k, NULL, NULL, l);
+    // Recompute what the forward pass did not keep: of the last block all is in memory. x already includes its residual.
+    if (engine->config.recompute == RECOMPUTE_BLOCK && l < model->config.layers - 1)
+            TRY(block_forward(engine, batch, k, NULL, NULL, l, e));
     if (engine->config.recompute == RECOMPUTE_GELU) gelu_forward(k->gelu, k->fc, wide, batch->type);
     // MLP
-    const void *branch = branch_gradient(engine, batch, dy, DROPOUT_MLP, l);
+    TRY(branch_gradient(engine, batch, dy, DROPOUT_MLP, l, &branch, e));
     linear_dweight(engine, batch, k->gelu, branch, FCPROJ_W, FCPROJ_B, l);
     linear_dinput(engine, batch, dwide, branch, FCPROJ_W, l);
     gelu_backward(dwide, dwide, k->fc, wide, batch->type);
     linear_dweight(engine, batch, k->ln2, dwide, FC_W, FC_B, l);
-    linear_dinput(engine, batch, dy, dwide, FC_W, l);
+    linear_dinput(engine, batch, partial_sums(engine, dy), dwide, FC_W, l);
+    TRY(reduce_rows(engine, batch, dy, e));
     ln_backward(engine, batch, k->x_mid, k->mean2, k->rstd2, LN2_W, LN2_B, l);
     // attention
-    branch = branch_gradient(engine, batch, dwide, DROPOUT_ATTENTION, l);
+    TRY(branch_gradient(engine, batch, dwide, DROPOUT_ATTENTION, l, &branch, e));
     linear_dweight(engine, batch, k->attention, branch, PROJ_W, PROJ_B, l);
-    linear_dinput(engine, batch, dy, branch, PROJ_W, l);
-    attention_backward(&attention, dwide, dy, k->qkv, k->attention, k->lse, batch->B, batch->T, batch->NH,
-                       C / batch->NH);
+    linear_dinput(engine, batch, dy, branch, PROJ_W, l); // dy (all rows, A)
+    attention_backward(&attention, dwide, dy, k->qkv, k->attention, k->lse, batch->all.M, batch->T, NH, A / NH);
     linear_dweight(engine, batch, k->ln1, dwide, QKV_W, QKV_B, l);
-    linear_dinput(engine, batch, dy, dwide, QKV_W, l);
+    linear_dinput(engine, batch, partial_sums(engine, dy), dwide, QKV_W, l);
+    TRY(reduce_rows(engine, batch, dy, e));
     ln_backward(engine, batch, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l);
+    return 0;
 }
 
 // Adds dx (B, T, C) to the gradients of wte and wpe. wte is both the embedding, with gradient E, and the head, with
 // gradient U; grad(WTE) already holds U. |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; head_example_exact has added |U|^2.
 static void embeddings_backward(Engine *engine, const Batch *batch) {
     size_t C = batch->C, T = batch->T;
+    const uint16_t *position = engine->position ? engine->position + batch->all.own * T : NULL;
     drop(batch, engine->dx, engine->dx, DROPOUT_EMBEDDING, 0);
     embedding_backward(grad(engine, WTE, 0), grad_begun(engine, WPE, 0), engine->dx, batch->tokens, batch->stride,
-                       engine->position, batch->B, T, C, batch->type);
+                       position, batch->B, T, C, batch->type);
     for (size_t b = 0; b < batch->B && batch->mode == GNS_EXACT; b++) {
         EmbeddingNorms n = embedding_example_norms(
             at(engine, engine->dx, b * T * C), engine->head_at_token + b * T * C, batch->tokens + b * batch->stride,
-            engine->position ? engine->position + b * T : NULL, T, C, engine->dwide /* free now */, batch->type);
+            position ? position + b * T : NULL, T, C, engine->dwide /* free now */, batch->type);
         *example_sq(engine, WTE, 0) += n.embedding_sq + 2 * n.cross;
         *example_sq(engine, WPE, 0) += n.position_sq;
     }
@@ -332,8 +407,8 @@ static int backward(Engine *engine, const Batch *batch, Error *e) {
         TRY(watch_begins(&engine->watch, model, 1 + l, e));
         TRY(next_weights(engine, l, l - 1, e));
         if (l == L - 1) ln_backward(engine, batch, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0);
-        block_backward(engine, batch, &engine->block[l], l);
-        count_work(engine, batch, 2 * batch->N, 0);
+        TRY(block_backward(engine, batch, &engine->block[l], l, e));
+        count_work(engine, batch, 2 * batch->all.N, 0);
         TRY(watch_final(&engine->watch, model, 1 + l, e));
     }
     embeddings_backward(engine, batch);
@@ -374,15 +449,17 @@ static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode
     size_t T = (size_t)engine->config.seq_len;
     Batch batch = batch_of(engine, tokens, T + 1, (size_t)n, T, 0);
     batch.mode = mode, batch.passes = 3, batch.fp8 = engine->fp8;
-    batch.dropout = dropout_at(engine->config.dropout, engine->example, 0);
+    batch.dropout = dropout_at(engine->config.dropout, engine->example + batch.all.own, 0);
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     assert(!engine->row || engine->rows + n <= engine->config.step_rows);
     TRY(forward(engine, &batch, e));
     TRY(watch_begins(&engine->watch, model, 0, e));
+    if (batch.B == 0) grad_begun(engine, WTE, 0);
     for (size_t b = 0; b < batch.B && mode == GNS_EXACT; b++) head_example_exact(engine, &batch, b);
     if (mode != GNS_EXACT) head_rows(engine, &batch, 0, batch.N, grad(engine, WTE, 0), !engine->first);
     TRY(backward(engine, &batch, e));
-    add_losses(&engine->nll_sum, engine->row ? engine->row + engine->rows : NULL, engine->nll, batch.B, T);
+    RowResult *rows = engine->row ? engine->row + (size_t)engine->rows + batch.all.own : NULL;
+    add_losses(&engine->nll_sum, rows, engine->nll, batch.B, T);
     add_losses(&engine->loss_sum, NULL, engine->loss ? engine->loss : engine->nll, batch.B, T);
     engine->rows += n;
     for (int i = 0; i < model->tensor_count; i++)
@@ -420,7 +497,8 @@ static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float 
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
     TRY(forward(engine, &batch, e));
     head_rows(engine, &batch, 0, batch.N, NULL, false);
-    memcpy(loss, engine->nll, batch.N * sizeof(float));
+    if (batch.N < batch.all.N) memset(loss, 0, batch.all.N * sizeof(float));
+    memcpy(loss + batch.all.own * batch.T, engine->nll, batch.N * sizeof(float));
     return 0;
 }
 
@@ -435,6 +513,7 @@ static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logi
     TRY(forward(engine, &batch, e));
     memcpy(engine->seen, tokens, sizeof *tokens * count);
     engine->seen_count = n;
+    if (batch.B == 0) return 0;
     head_logits(engine, count - 1 - seen, 1);
     for (size_t v = 0; v < (size_t)engine->config.model->config.vocab; v++)
         logits[v] = value_get(engine->logits, v, engine->config.dtype);

@@ -78,7 +78,7 @@ static Head head_at(const Attention *at, size_t T, size_t NH, size_t D, size_t i
                  .out_row = NH * D,
                  .type = at->type,
                  .scale = 1 / sqrtf((float)D),
-                 .index = i % NH,
+                 .index = at->first_head + i % NH,
                  .dropout = dropout_at(at->dropout, at->dropout.example + i / NH, at->dropout.layer),
                  .position = at->position ? at->position + i / NH * T : NULL};
     size_t floats = attention_scratch(1, at->max_T, at->max_D);

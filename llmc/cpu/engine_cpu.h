@@ -1,6 +1,7 @@
 // The CPU engine's private state, shared by train_gpt2.c and engine_*.c.
 //
-// Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded).
+// Shapes: B own rows and M rows of the group (TensorRanks; without --tensor B = M) of T tokens, C channels, NH heads and
+// widths A and F of attention and MLP (model.h), L layers, V vocabulary (Vp: padded).
 #pragma once
 
 #include "cpu/attention.h"
@@ -16,15 +17,15 @@
 // reads it again.
 typedef struct {
     void *x;              // (B, T, C)  input of the block
-    void *ln1;            // (B, T, C)
+    void *ln1;            // (M, T, C)
     float *mean1, *rstd1; // (B, T)
-    void *qkv;            // (B, T, 3C)
-    void *attention;      // (B, T, C)
-    float *lse;           // (B, NH, T)
+    void *qkv;            // (M, T, 3A)
+    void *attention;      // (M, T, A)
+    float *lse;           // (M, NH, T)
     void *x_mid;          // (B, T, C)  the residual stream between attention and MLP
-    void *ln2;            // (B, T, C)
+    void *ln2;            // (M, T, C)
     float *mean2, *rstd2; // (B, T)
-    void *fc, *gelu;      // (B, T, 4C) before and after GELU
+    void *fc, *gelu;      // (M, T, F) before and after GELU
 } Block;
 
 struct Engine {
@@ -44,11 +45,13 @@ struct Engine {
     float *nll;               // (B, T)
     float *loss;              // (B, T)     with label smoothing; NULL: the loss is nll
     uint16_t *targets;        // (B, T)
-    uint16_t *position;       // (B, T)  a token's place in its document; NULL without document_mask
+    uint16_t *position;       // (M, T)  a token's place in its document; NULL without document_mask
     uint16_t *seen;           // (T)     cpu_logits' last tokens; keys and values of the first seen_count are in memory
     int seen_count;
-    void *dx, *dy;                           // (B, T, C)  gradients: dx of the residual stream, dy of a branch
-    void *dwide;                             // (B, T, 4C) gradient of qkv or fc
+    void *exchange;                          // (M, T, C)  partial sums, or gathered rows; NULL without --tensor
+    void *dx, *dy;                           // (B, T, C)  gradients: dx of the residual stream, dy of a branch; dy also
+                                             // (M, T, A)  of attention's output
+    void *dwide;                             // (M, T, 3A or F) gradient of qkv or fc
     float *ln_scratch;                       // layernorm_scratch
     float *example_grad, *example_bias_grad; // one example's gradient of a matrix and of its bias (exact)
     float *head_at_token;                    // (B, T, C)  each example's head gradient at its own tokens (exact)
@@ -62,7 +65,7 @@ struct Engine {
     bool fp8;                                // rounds factors of the blocks' products: DTYPE_FP8, in training
     int8_t *exponents;                       // (L, FP8_SITES) exponents of the following steps
     float *amax;                             // (L, FP8_SITES) this step's so far
-    float *factor[2]; // (B, T, 4C), (4C, C) rounded copies of a product's factors: activations, weights
+    float *factor[2]; // (M, T, 4C), (4C, C) rounded copies of a product's factors: activations, weights
     double loss_sum, nll_sum;
     _Atomic float work_done;    // fraction of the pass that is done; another thread reads it
     bool first;                 // the next micro-step overwrites gradients (with shard_grads always)

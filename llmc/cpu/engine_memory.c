@@ -22,7 +22,7 @@ void engine_configure(Engine *engine, const EngineConfig *config) {
 int engine_head_rows(const EngineConfig *config) {
     // Use fp32's size for bf16 too: all types then sum over rows in the same order.
     size_t rows = ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded;
-    size_t all = (size_t)config->micro_batch * (size_t)config->seq_len;
+    size_t all = (size_t)own_rows(config, config->micro_batch).count * (size_t)config->seq_len;
     return (int)size_min(all, size_max(rows, 64));
 }
 
@@ -66,50 +66,60 @@ static void layout_state(Engine *engine, Region *a) {
     end_part(a, moments[c->optimizer]);
 }
 
+// Returns the most tokens of a micro-step's own rows.
+static size_t own_tokens(const EngineConfig *c) {
+    return (size_t)own_rows(c, c->micro_batch).count * (size_t)c->seq_len;
+}
+
 static void layout_blocks(Engine *engine, Region *a) {
     const EngineConfig *c = &engine->config;
-    size_t N = (size_t)c->micro_batch * (size_t)c->seq_len, C = (size_t)c->model->config.channels;
+    const Model *m = c->model;
+    size_t all = (size_t)c->micro_batch * (size_t)c->seq_len, N = own_tokens(c), C = (size_t)m->config.channels;
+    size_t A = m->attention_width, F = m->mlp_width;
     Dtype type = c->dtype;
-    RESERVE(engine->block, c->model->config.layers);
+    RESERVE(engine->block, m->config.layers);
     Block counted, *first = engine->block ? engine->block : &counted;
-    for (int l = 0; l < c->model->config.layers; l++) {
+    for (int l = 0; l < m->config.layers; l++) {
         Block *k = engine->block ? &engine->block[l] : &counted;
         bool own = l == 0 || !c->inference;
         if (!own || (l > 0 && c->recompute == RECOMPUTE_BLOCK)) *k = *first;
         else {
-            RESERVE_VALUES(k->ln1, N * C), RESERVE(k->mean1, N), RESERVE(k->rstd1, N);
-            RESERVE_VALUES(k->qkv, N * 3 * C);
-            RESERVE_VALUES(k->attention, N * C), RESERVE(k->lse, N * (size_t)c->model->config.heads);
+            RESERVE_VALUES(k->ln1, all * C), RESERVE(k->mean1, N), RESERVE(k->rstd1, N);
+            RESERVE_VALUES(k->qkv, all * 3 * A);
+            RESERVE_VALUES(k->attention, all * A), RESERVE(k->lse, all * (size_t)m->heads);
             RESERVE_VALUES(k->x_mid, N * C);
-            RESERVE_VALUES(k->ln2, N * C), RESERVE(k->mean2, N), RESERVE(k->rstd2, N);
-            RESERVE_VALUES(k->fc, N * 4 * C);
+            RESERVE_VALUES(k->ln2, all * C), RESERVE(k->mean2, N), RESERVE(k->rstd2, N);
+            RESERVE_VALUES(k->fc, all * F);
         }
-        if (!own && c->micro_batch == 1) RESERVE_VALUES(k->qkv, N * 3 * C);
+        if (!own && c->micro_batch == 1) RESERVE_VALUES(k->qkv, all * 3 * A);
         if (own) RESERVE_VALUES(k->x, N * C);
         if (l > 0 && (!own || c->recompute != RECOMPUTE_NONE)) k->gelu = first->gelu;
-        else RESERVE_VALUES(k->gelu, N * 4 * C);
+        else RESERVE_VALUES(k->gelu, all * F);
     }
 }
 
 static void layout_activations(Engine *engine, Region *a) {
     const EngineConfig *c = &engine->config;
-    size_t N = (size_t)c->micro_batch * (size_t)c->seq_len, C = (size_t)c->model->config.channels;
-    int tensors = c->model->tensor_count;
+    size_t all = (size_t)c->micro_batch * (size_t)c->seq_len, N = own_tokens(c);
+    size_t C = (size_t)c->model->config.channels, A = c->model->attention_width;
+    int tensors = c->model->tensor_count, rows = (int)own_rows(c, c->micro_batch).count;
     Dtype type = c->dtype;
     layout_blocks(engine, a);
+    if (tensor_ranks(c) > 1) RESERVE_VALUES(engine->exchange, all * C);
     RESERVE_VALUES(engine->x_final, N * C);
     RESERVE_VALUES(engine->lnf, N * C), RESERVE(engine->meanf, N), RESERVE(engine->rstdf, N);
     RESERVE_VALUES(engine->logits, engine_head_rows(c) * c->model->vocab_padded);
     RESERVE(engine->nll, N);
     RESERVE(engine->targets, N);
-    if (c->document_mask) RESERVE(engine->position, N);
+    if (c->document_mask) RESERVE(engine->position, all);
     RESERVE(engine->seen, c->seq_len);
     if (c->inference) return;
     if (c->label_smoothing > 0) RESERVE(engine->loss, N);
-    RESERVE_VALUES(engine->dx, N * C), RESERVE_VALUES(engine->dy, N * C);
-    RESERVE_VALUES(engine->dwide, N * 4 * C);
-    RESERVE(engine->ln_scratch, layernorm_scratch(c->micro_batch, c->seq_len, (int)C));
-    RESERVE(engine->ln_sq, 2 * c->micro_batch);
+    RESERVE_VALUES(engine->dx, N * C), RESERVE_VALUES(engine->dy, size_max(N * C, all * A));
+    // embeddings_backward needs C floats
+    RESERVE_VALUES(engine->dwide, size_max(2 * C, all * size_max(3 * A, c->model->mlp_width)));
+    RESERVE(engine->ln_scratch, layernorm_scratch(rows, c->seq_len, (int)C));
+    RESERVE(engine->ln_sq, 2 * rows);
     if (c->step_rows) RESERVE(engine->row, c->step_rows);
     if (c->sources) RESERVE(engine->source_sum, source_sum_elements(c));
     RESERVE(engine->grad_sq, tensors), RESERVE(engine->rank_sq, tensors), RESERVE(engine->example_sq, tensors);
@@ -128,7 +138,7 @@ static MemoryPlan layout(Engine *engine, char *base) {
     if (c->gns == GNS_EXACT && !c->inference) {
         RESERVE(engine->example_grad, model_tensor_largest(c->model));
         RESERVE(engine->example_bias_grad, 4 * C);
-        RESERVE(engine->head_at_token, N * C);
+        RESERVE(engine->head_at_token, own_tokens(c) * C);
     }
     end_part(a, "exact per-example norms");
     if (c->optimizer == OPTIMIZER_MUON && !c->inference) {
@@ -143,7 +153,8 @@ static MemoryPlan layout(Engine *engine, char *base) {
     end_part(a, "rounded factors");
     engine->matmul =
         (Matmul){threads, matmul_kernel(c->dtype), matmul_a_block(), reserve(a, matmul_scratch(c->dtype, N))};
-    engine->attention = (Attention){.threads = threads, .max_T = T, .max_D = D, .type = c->dtype};
+    engine->attention = (Attention){
+        .threads = threads, .max_T = T, .max_D = D, .first_head = (size_t)c->model->first_head, .type = c->dtype};
     RESERVE(engine->attention.scratch, attention_scratch(threads, T, D));
     end_part(a, "kernel workspaces");
     return region.plan;

@@ -32,7 +32,7 @@ typedef struct Engine Engine;
 // A block's forward pass, on every rank of the group in the same order:
 //     ln_1 (own) | gather | qkv, attention, proj (all) | reduce | residual, ln_2 (own) | gather | fc, GELU, fcproj (all)
 //     | reduce
-// and its backward pass, which first runs the forward pass to GELU again with RECOMPUTE_BLOCK:
+// and its backward pass, which with RECOMPUTE_BLOCK first runs the forward pass to GELU again, except the last block's:
 //     gather | fcproj, GELU, fc (all) | reduce | ln_2 (own) | gather | proj, attention, qkv (all) | reduce | ln_1 (own)
 // proj's and fcproj's outputs, and the gradients of ln_1's and ln_2's, are partial sums until reduced. Exactly one rank
 // adds proj's and fcproj's biases; their gradients, like those of every whole tensor, add up over the ranks to the
@@ -399,8 +399,8 @@ static inline RankRows own_rows(const EngineConfig *c, int64_t n) {
 
 // Returns the calls of gather_rows and reduce_rows in a pass without gradients, or in a micro-step.
 static inline int tensor_exchanges(const EngineConfig *c, bool trains) {
-    const int L = c->model->config.layers, again = c->recompute == RECOMPUTE_BLOCK ? 3 : 0;
-    return tensor_ranks(c) > 1 ? L * (trains ? 8 + again : 4) : 0;
+    const int L = c->model->config.layers, again = c->recompute == RECOMPUTE_BLOCK ? 3 * (L - 1) : 0;
+    return tensor_ranks(c) > 1 ? trains ? 8 * L + again : 4 * L : 0;
 }
 
 // True if a micro-step in this mode measures the tensor's per-example norms.

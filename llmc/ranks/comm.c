@@ -191,6 +191,17 @@ int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e)
     return 0;
 }
 
+int comm_exchange(Comm *comm, const float *sent, const int *send, float *received, const int *receive, Error *e) {
+    int *place; // (2, ranks)
+    watchdog_begin(comm->watchdog, "exchange of values");
+    TRY(memory_alloc_zero((void **)&place, 2 * (size_t)comm->ranks * sizeof *place, "places", e));
+    int *from = place + comm->ranks;
+    for (int r = 1; r < comm->ranks; r++) place[r] = place[r - 1] + send[r - 1], from[r] = from[r - 1] + receive[r - 1];
+    MPI_TRY(MPI_Alltoallv(sent, send, place, MPI_FLOAT, received, receive, from, MPI_FLOAT, MPI_COMM_WORLD), e);
+    memory_free(place);
+    return 0;
+}
+
 // ---- Functions that follow from these -------------------------------------------------------------------------------
 
 int comm_check_launch(const Comm *comm, Error *e) {
@@ -282,10 +293,13 @@ int comm_agree(Comm *comm, int code, Error *e) {
     return failed;
 }
 
-int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e) {
-    uint64_t first = hash;
-    TRY(comm_broadcast(comm, &first, sizeof first, e));
-    int failed = hash == first ? 0 : FAIL(e, code, hint, "this rank has %s than rank 0", what);
+int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e) {
+    const int other = comm->rank % classes;
+    uint64_t *all;
+    TRY(memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "the ranks' hashes", e));
+    int failed = comm_gather(comm, &hash, all, sizeof hash, e);
+    if (!failed && all[other] != hash) failed = FAIL(e, code, hint, "this rank has %s than rank %d", what, other);
+    memory_free(all);
     return comm_agree(comm, failed, e);
 }
 
@@ -298,7 +312,7 @@ int comm_same_build(Comm *comm, Error *e) {
     uint64_t hash = code ? 0 : hash_bytes(HASH_START, program, bytes);
     memory_free(program);
     TRY(comm_agree(comm, code, e));
-    return comm_same(comm, hash, ERR_INPUT, "another build", "install the same program on every machine", e);
+    return comm_same(comm, hash, 1, ERR_INPUT, "another build", "install the same program on every machine", e);
 }
 
 // ---- Cores ----------------------------------------------------------------------------------------------------------

@@ -56,6 +56,9 @@ int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e);
 // Copies `mine` of every rank to `all` (ranks, bytes), in rank order.
 int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e);
 
+// Sends values to each rank and receives some from each: `sent` holds those for rank 0, 1, ..., send[r] for rank r.
+int comm_exchange(Comm *comm, const float *sent, const int *send, float *received, const int *receive, Error *e);
+
 // Reduces values over the ranks: the first `sums` to their sums, `maxima` more to the largest. NaN is the largest.
 // least: the smallest values[0] of any rank, and the lowest rank with it; NULL: not wanted.
 typedef struct {
@@ -77,8 +80,9 @@ enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's words to the others
 // 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank that has one prints it.
 int comm_agree(Comm *comm, int code, Error *e);
 
-// 0 if all ranks have the same hash (hash_bytes). Else a settled error of the lowest rank that differs from rank 0.
-int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e);
+// 0 if all ranks of equal rank modulo `classes` have the same hash (hash_bytes). Else a settled error of the lowest rank
+// that differs from the lowest of its class.
+int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e);
 
 // comm_same for the program's file.
 int comm_same_build(Comm *comm, Error *e);

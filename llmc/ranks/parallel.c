@@ -5,21 +5,34 @@
 
 // ---- Set-up ---------------------------------------------------------------------------------------------------------
 
-// Rank 0 has the most rows.
+// Group 0 has the most rows.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows) {
-    return (rows_of_rank(rows, 0, p->comm->ranks).count + p->config.micro_batch - 1) / p->config.micro_batch;
+    return (rows_of_rank(rows, 0, p->groups).count + p->config.micro_batch - 1) / p->config.micro_batch;
+}
+
+int64_t parallel_rows(const Parallel *p, int64_t rows, int rank) {
+    const int K = p->config.tensor, most = p->config.micro_batch;
+    int64_t left = rows_of_rank(rows, rank / K, p->groups).count, own = 0;
+    if (K == 1) return left;
+    for (; left > 0; left -= most) own += rows_of_rank(left < most ? left : most, rank % K, K).count;
+    return own;
 }
 
 int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e) {
     size_t buckets = (size_t)model_bucket_count(model);
+    const int K = config->tensor > 1 ? config->tensor : 1;
     *p = (Parallel){.comm = comm, .model = model, .config = *config, .api = config->transport};
+    p->config.tensor = K;
+    p->group = comm->rank / K, p->groups = comm->ranks / K;
     if (comm->ranks == 1) return 0;
     p->whole = config->optimizer == OPTIMIZER_MUON ? model : NULL;
     TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
     TRY(memory_alloc_zero((void **)&p->work, sizeof(int64_t) * buckets, "buckets", e));
     p->buckets = (int)buckets;
-    for (int i = 0; i < p->buckets; i++)
-        p->owned[i] = transport_part_of(p->whole, model_bucket(model, i), comm->rank, comm->ranks);
+    for (int i = 0; i < p->buckets; i++) {
+        const TransportScope scope = transport_scope(comm, K, model_bucket(model, i));
+        p->owned[i] = transport_part_of(p->whole, model_bucket(model, i), scope.rank, scope.ranks);
+    }
     bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
     p->shard_grads = config->zero >= ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
     p->shard_weights = config->zero == ZERO_3;
@@ -35,7 +48,22 @@ void parallel_destroy(Parallel *p) {
     *p = (Parallel){0};
 }
 
-void parallel_shard(const Parallel *p, EngineConfig *config) {
+// TensorRanks.gather_rows
+static int gather_rows(void *context, void *values, int rows, size_t width, Dtype type, Error *e) {
+    Parallel *p = context;
+    return p->api->gather_rows(p->transport, values, rows, width, type, e);
+}
+
+// TensorRanks.reduce_rows
+static int reduce_rows(void *context, void *own, const void *partial, int rows, size_t width, Dtype type, Error *e) {
+    Parallel *p = context;
+    return p->api->reduce_rows(p->transport, own, partial, rows, width, type, e);
+}
+
+void parallel_shard(Parallel *p, EngineConfig *config) {
+    const int K = p->config.tensor;
+    if (K > 1) config->tensor = (TensorRanks){p->comm->rank % K, K, gather_rows, reduce_rows, p};
+    for (int trains = 0; trains < 2; trains++) p->exchanges[trains] = tensor_exchanges(config, trains);
     if (p->config.zero == ZERO_0 || !p->buckets) return;
     config->owned = p->owned;
     config->owned_count = p->buckets;
@@ -113,20 +141,53 @@ static int await_bucket(Parallel *p, int i, int after, Error *e) {
     return after > 0 && after < p->buckets ? send_block(p, after, e) : 0;
 }
 
-int parallel_idle_pass(void *parallel, Error *e) {
-    Parallel *p = parallel;
+// Awaits all buckets like a forward pass.
+static int gather_pass(Parallel *p, Error *e) {
     if (!p->shard_weights) return 0;
     TRY(await_weights(p, model_bucket(p->model, 0), e));
     for (int i = 1; i < p->buckets; i++) TRY(await_bucket(p, i, i + 1, e));
     return 0;
 }
 
+// Counts a group's exchanges (7).
+static void count_exchanges(Parallel *p, bool trains) {
+    for (int i = 0; i < p->exchanges[trains]; i++) watchdog_begin(p->comm->watchdog, TRANSPORT_ROWS);
+}
+
+int parallel_idle_pass(Parallel *p, Error *e) {
+    count_exchanges(p, false);
+    return gather_pass(p, e);
+}
+
+// Comm.idle_pass: rank 0 computes the logits of some tokens. Its group computes with it; the others gather.
+static int join_pass(void *parallel, Error *e) {
+    Parallel *p = parallel;
+    uint16_t *tokens;
+    int n;
+    if (p->config.tensor == 1) return gather_pass(p, e);
+    TRY(comm_broadcast(p->comm, &n, sizeof n, e));
+    TRY(memory_alloc((void **)&tokens, (size_t)n * sizeof *tokens, "the sample's tokens", e));
+    int code = comm_broadcast(p->comm, tokens, (size_t)n * sizeof *tokens, e);
+    if (!code) code = p->group == 0 ? engine_logits(p->engine, tokens, n, NULL, e) : parallel_idle_pass(p, e);
+    memory_free(tokens);
+    return code;
+}
+
+int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e) {
+    int word = COMM_PASS;
+    if (!p->shard_weights && p->config.tensor == 1) return 0;
+    TRY(comm_broadcast(p->comm, &word, sizeof word, e));
+    if (p->config.tensor == 1) return 0;
+    TRY(comm_broadcast(p->comm, &n, sizeof n, e));
+    return comm_broadcast(p->comm, (void *)tokens, (size_t)n * sizeof *tokens, e); // reads
+}
+
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     p->engine = engine;
-    p->comm->idle_pass = parallel_idle_pass, p->comm->idle_context = p;
+    p->comm->idle_pass = join_pass, p->comm->idle_context = p;
     if (!p->buckets) return 0;
-    TRY(p->api->create(&p->transport, p->comm, wire, model_bucket_largest(p->model), p->whole, engine_stream(engine),
-                       e));
+    TRY(p->api->create(&p->transport, p->comm, p->config.tensor, wire, model_bucket_largest(p->model), p->whole,
+                       engine_stream(engine), e));
     if (p->config.zero == ZERO_0) return gather_state(p, e);
     engine_watch_weights(engine, &(WeightsWatch){send_weights, await_weights, p});
     return 0;
@@ -178,7 +239,7 @@ int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
     return engine_begin_step(p->engine, e);
 }
 
-// Reduces bucket i on a rank without rows left: it contributes the gradients of its earlier micro-steps, or 0.
+// Reduces bucket i on a rank whose group has no rows left: it contributes the gradients of its earlier micro-steps, or 0.
 static int bucket_without_rows(Parallel *p, int i, Error *e) {
     Range bucket = model_bucket(p->model, i);
     if (p->shard_grads || !p->has_gradients) TRY(engine_clear(p->engine, bucket, e));
@@ -188,7 +249,8 @@ static int bucket_without_rows(Parallel *p, int i, Error *e) {
 // Starts the transfers of the other ranks' forward and backward pass (invariant 4).
 static int micro_step_without_rows(Parallel *p, bool reduces, Error *e) {
     TRY(parallel_send_weights(p, e));
-    TRY(parallel_idle_pass(p, e));
+    count_exchanges(p, true);
+    TRY(gather_pass(p, e));
     if (reduces) TRY(bucket_begins(p, model_bucket(p->model, 0), e));
     for (int i = p->buckets - 1; i > 0; i--) {
         if (reduces) TRY(bucket_begins(p, model_bucket(p->model, i), e));
@@ -301,18 +363,16 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
 int parallel_compare(Parallel *p, Error *e) {
     uint64_t hash;
     if (!p->buckets) return 0;
+    const char *const hint = "suspect faulty memory or a faulty GPU, of this rank or of the other. The same command "
+                             "resumes from the newest checkpoint";
+    const int K = p->config.tensor;
     TRY(engine_hash(p->engine, (Range){0, p->model->flat_count}, &hash, e));
-    return comm_same(p->comm, hash, ERR_RANK, "other weights",
-                     "suspect faulty memory or a faulty GPU, of this rank or of rank 0. The same command resumes from "
-                     "the newest checkpoint",
-                     e);
+    TRY(comm_same(p->comm, hash, K, ERR_RANK, "other weights", hint, e));
+    if (K == 1) return 0;
+    TRY(engine_hash(p->engine, model_bucket(p->model, 0), &hash, e)); // all ranks have it
+    return comm_same(p->comm, hash, 1, ERR_RANK, "other weights", hint, e);
 }
 
-// ---- Rank 0 works alone ---------------------------------------------------------------------------------------------
-
-bool parallel_stores_alone(const Parallel *p) { return p->config.zero == ZERO_0 || !p->buckets; }
-
-int parallel_ask_pass(Parallel *p, Error *e) {
-    int word = COMM_PASS;
-    return p->shard_weights ? comm_broadcast(p->comm, &word, sizeof word, e) : 0;
+bool parallel_stores_alone(const Parallel *p) {
+    return !p->buckets || (p->config.zero == ZERO_0 && p->config.tensor == 1);
 }

@@ -63,8 +63,8 @@ typedef struct {
     Comm *comm;
     const Model *model;
     ParallelConfig config;
-    int group, groups;    // d of D = ranks / K; without --tensor the rank and the ranks
-    int exchanges[2];     // a group's exchanges in a pass without gradients, in a micro-step
+    int group, groups;  // d of D = ranks / K; without --tensor the rank and the ranks
+    int exchanges[2];   // a group's, in a pass without gradients and in a micro-step
     bool shard_grads, shard_weights;
     int buckets;        // 0: one rank
     Range *owned;       // (buckets) this rank's parts, in ascending order
@@ -93,14 +93,17 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
 void parallel_destroy(Parallel *p);
 
 // Writes to *config what this rank's engine keeps.
-void parallel_shard(const Parallel *p, EngineConfig *config);
+void parallel_shard(Parallel *p, EngineConfig *config);
 
 // Call when each rank has loaded what it owns. All ranks gather the rest: now, or (ZeRO-1 to 3) as after an update.
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 
-// Returns the number of micro-steps of every rank for a step of `rows` rows; rank 0 has the most rows. A rank without
-// rows left calls parallel_micro_step with n = 0.
+// Returns the number of micro-steps of every rank for a step of `rows` rows; group 0 has the most rows. A rank whose
+// group has no rows left calls parallel_micro_step with n = 0.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows);
+
+// Returns the rows that a rank owns of a step's.
+int64_t parallel_rows(const Parallel *p, int64_t rows, int rank);
 
 // A step: begin_step; micro-steps over this rank's rows (see EngineApi); norms; update. last: the step's last
 // micro-step. rank_norms: measure |sum of this rank's gradients| too.
@@ -110,11 +113,12 @@ int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode
 int parallel_norms(Parallel *p, Error *e); // norms of the gradients' sum over all ranks
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 
-// Makes the transfers of a forward pass without its computation, for a rank that has fewer passes than others.
-int parallel_idle_pass(void *parallel, Error *e);
+// Makes the transfers of a forward pass without its computation, for a group that has fewer passes than others.
+int parallel_idle_pass(Parallel *p, Error *e);
 
-// Rank 0 calls this before a forward pass that it computes alone: the others, in comm_wait_first, gather with it.
-int parallel_ask_pass(Parallel *p, Error *e);
+// Rank 0 calls this before it computes the logits of tokens (n): the others, in comm_wait_first, compute or gather with
+// it.
+int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e);
 
 // Starts to gather all new weights now, not in the next forward pass. All ranks call this before any work outside the
 // steps, even if only one rank does that work.
@@ -137,7 +141,7 @@ typedef struct {
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 
-// 0 if all ranks have the same weights, to the bit. They start equal and make the same updates: only faulty hardware
+// 0 if all ranks have the same weights, to the bit, or those of equal t. They start equal and make the same updates: only faulty hardware
 // makes them differ. ERR_RANK, settled, names the lowest rank that differs from rank 0.
 int parallel_compare(Parallel *p, Error *e);
 

@@ -21,8 +21,13 @@ typedef struct Pending {
 struct Transport {
     Comm *comm;
     const Model *whole; // NULL: matrices are cut
+    int tensor;         // K of --tensor
     MPI_Comm mpi;       // separate from the control messages' communicator
+    MPI_Comm peers;     // the ranks of equal t
+    MPI_Comm group;     // the ranks of this rank's d
     MPI_Op add_bf16;
+    void *partial;      // of reduce_rows: (ranks of the group, own rows, width)
+    size_t partial_bytes;
     WireType wire;
     Pending *first, **end;  // in flight, in the order of their starts; end: where the next one is linked
     int64_t started, ended; // numbers of transfers
@@ -37,8 +42,8 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
     for (int i = 0; i < *count; i++) y[i] = f32_to_bf16(bf16_to_f32(x[i]) + bf16_to_f32(y[i]));
 }
 
-static int mpi_create(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
-                      Error *e) {
+static int mpi_create(Transport **out, Comm *comm, int tensor, WireType wire, size_t largest, const Model *whole,
+                      void *stream, Error *e) {
     (void)stream; // only device memory needs a stream
     if (largest > INT_MAX) {
         comm_settle(comm);
@@ -47,21 +52,25 @@ static int mpi_create(Transport **out, Comm *comm, WireType wire, size_t largest
     }
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
-    *t = (Transport){.comm = comm, .wire = wire, .whole = whole, .end = &t->first, .add_bf16 = MPI_OP_NULL};
-    MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &t->mpi), e); // the copy keeps the error handler
+    *t = (Transport){
+        .comm = comm, .tensor = tensor, .wire = wire, .whole = whole, .end = &t->first, .add_bf16 = MPI_OP_NULL};
+    MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &t->mpi), e); // copies keep the error handler
+    MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank % tensor, comm->rank, &t->peers), e);
+    MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank / tensor, comm->rank, &t->group), e);
     MPI_TRY(MPI_Op_create(add_bf16, 1, &t->add_bf16), e);
     return 0;
 }
 
-// MPI_Finalize frees the communicator. No transfer may be in flight (parallel_drain): MPI would write to freed memory.
+// MPI_Finalize frees the communicators. No transfer may be in flight (parallel_drain): MPI would write to freed memory.
 static void mpi_destroy(Transport *t) {
     if (t->add_bf16 != MPI_OP_NULL) MPI_Op_free(&t->add_bf16);
+    memory_free(t->partial);
     memory_free(t);
 }
 
 // Appends a transfer with the bucket's parts.
 static int pending_add(Transport *t, Range bucket, Pending **out, int64_t *work, Error *e) {
-    int ranks = t->comm->ranks;
+    const int ranks = transport_scope(t->comm, t->tensor, bucket).ranks;
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     TRY(memory_alloc_zero((void **)out, sizeof(Pending) + 2 * (size_t)ranks * sizeof(int), "transport", e));
     Pending *p = *out;
@@ -78,21 +87,25 @@ static int pending_add(Transport *t, Range bucket, Pending **out, int64_t *work,
     return 0;
 }
 
+static MPI_Comm comm_of(const Transport *t, Range bucket) { return bucket.begin == 0 ? t->mpi : t->peers; }
+
 static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
-    size_t all = range_length(bucket);
+    const size_t all = range_length(bucket);
+    const int rank = transport_scope(t->comm, t->tensor, bucket).rank;
+    const MPI_Comm mpi = comm_of(t, bucket);
     Pending *p;
     TRY(pending_add(t, bucket, &p, work, e));
-    p->own = values + p->places[t->comm->rank];
-    p->count = (size_t)p->counts[t->comm->rank];
+    p->own = values + p->places[rank];
+    p->count = (size_t)p->counts[rank];
     if (t->wire == WIRE_FP32) {
         TRY(memory_alloc(&p->received, sizeof(float) * p->count, "sums of gradients", e));
-        MPI_TRY(MPI_Ireduce_scatter(values, p->received, p->counts, MPI_FLOAT, MPI_SUM, t->mpi, &p->request), e);
+        MPI_TRY(MPI_Ireduce_scatter(values, p->received, p->counts, MPI_FLOAT, MPI_SUM, mpi, &p->request), e);
         return 0;
     }
     TRY(memory_alloc(&p->sent, sizeof(uint16_t) * all, "gradients in bf16", e));
     TRY(memory_alloc(&p->received, sizeof(uint16_t) * p->count, "sums of gradients", e));
     for (size_t i = 0; i < all; i++) ((uint16_t *)p->sent)[i] = f32_to_bf16(values[i]);
-    MPI_TRY(MPI_Ireduce_scatter(p->sent, p->received, p->counts, MPI_UINT16_T, t->add_bf16, t->mpi, &p->request), e);
+    MPI_TRY(MPI_Ireduce_scatter(p->sent, p->received, p->counts, MPI_UINT16_T, t->add_bf16, mpi, &p->request), e);
     return 0;
 }
 
@@ -101,10 +114,65 @@ static int mpi_all_gather(Transport *t, const void *own, void *values, size_t el
     MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // copies: only the size counts
     Pending *p;
     TRY(pending_add(t, bucket, &p, work, e));
-    int rank = t->comm->rank, count = p->counts[rank];
+    const int rank = transport_scope(t->comm, t->tensor, bucket).rank, count = p->counts[rank];
     bool in_place = own == (const char *)values + (size_t)p->places[rank] * element_bytes;
     const void *from = in_place ? MPI_IN_PLACE : own;
-    MPI_TRY(MPI_Iallgatherv(from, count, type, values, p->counts, p->places, type, t->mpi, &p->request), e);
+    MPI_TRY(MPI_Iallgatherv(from, count, type, values, p->counts, p->places, type, comm_of(t, bucket), &p->request), e);
+    return 0;
+}
+
+// ---- Rows of activations --------------------------------------------------------------------------------------------
+
+// Blocks until `sent` rows are exchanged among the group. Rank r of it owns rows_of_rank(rows, r, K). received NULL:
+// every rank gets all rows, in place; else rank r gets each rank's copy of its rows, in the order of the ranks.
+static int exchange_rows(Transport *t, void *sent, void *received, int rows, size_t width, Dtype type, Error *e) {
+    const int K = t->tensor, mine = t->comm->rank % K;
+    const double begin = clock_seconds();
+    int *counts, result = MPI_SUCCESS;
+    MPI_Datatype row;
+    TRY(memory_alloc((void **)&counts, 4 * (size_t)K * sizeof *counts, "counts of rows", e));
+    int *places = counts + K, *own_counts = places + K, *own_places = own_counts + K;
+    for (int r = 0; r < K; r++) {
+        const RankRows of = rows_of_rank(rows, r, K), own = rows_of_rank(rows, mine, K);
+        counts[r] = (int)of.count, places[r] = (int)of.first;
+        own_counts[r] = (int)own.count, own_places[r] = r * (int)own.count;
+    }
+    watchdog_begin(t->comm->watchdog, TRANSPORT_ROWS);
+    MPI_Type_contiguous((int)width, type == DTYPE_BF16 ? MPI_UINT16_T : MPI_FLOAT, &row);
+    MPI_Type_commit(&row);
+    if (!received) result = MPI_Allgatherv(MPI_IN_PLACE, 0, row, sent, counts, places, row, t->group);
+    else result = MPI_Alltoallv(sent, counts, places, row, received, own_counts, own_places, row, t->group);
+    MPI_Type_free(&row);
+    memory_free(counts);
+    t->waited += clock_seconds() - begin;
+    MPI_TRY(result, e);
+    return 0;
+}
+
+static int mpi_gather_rows(Transport *t, void *values, int rows, size_t width, Dtype type, Error *e) {
+    return exchange_rows(t, values, NULL, rows, width, type, e);
+}
+
+static int mpi_reduce_rows(Transport *t, void *own, const void *partial, int rows, size_t width, Dtype type, Error *e) {
+    const bool rounded = type == DTYPE_BF16;
+    const size_t K = (size_t)t->tensor, n = (size_t)rows_of_rank(rows, t->comm->rank % t->tensor, t->tensor).count * width;
+    const size_t bytes = K * n * (rounded ? sizeof(uint16_t) : sizeof(float));
+    if (t->partial_bytes < bytes) {
+        memory_free(t->partial);
+        t->partial = NULL;
+        TRY(memory_alloc(&t->partial, bytes, "partial sums", e));
+        t->partial_bytes = bytes;
+    }
+    TRY(exchange_rows(t, (void *)partial, t->partial ? t->partial : &(char){0}, rows, width, type, e));
+    const uint16_t *x16 = t->partial;
+    const float *x = t->partial;
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        float sum = 0;
+        for (size_t r = 0; r < K; r++) sum += rounded ? bf16_to_f32(x16[r * n + i]) : x[r * n + i];
+        if (rounded) ((uint16_t *)own)[i] = f32_to_bf16(sum);
+        else ((float *)own)[i] = sum;
+    }
     return 0;
 }
 
@@ -146,6 +214,8 @@ const TransportApi mpi_transport = {
     .destroy = mpi_destroy,
     .reduce_scatter = mpi_reduce_scatter,
     .all_gather = mpi_all_gather,
+    .gather_rows = mpi_gather_rows,
+    .reduce_rows = mpi_reduce_rows,
     .sum = mpi_sum,
     .wait_for = mpi_wait_for,
     .waited = mpi_waited,

@@ -150,8 +150,9 @@ static int reserve_rounded(Transport *t, Error *e) {
     return CUDA_CALL(status, e);
 }
 
-static int nccl_create(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
-                       Error *e) {
+static int nccl_create(Transport **out, Comm *comm, int tensor, WireType wire, size_t largest, const Model *whole,
+                       void *stream, Error *e) {
+    assert(tensor == 1);
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
     int least, most; // priorities: transfers need few multiprocessors, so they precede the engine's kernels

@@ -20,11 +20,13 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
     Progress *progress = &r->output.progress;
-    RankRows mine = rows_of_rank(rows, setup->comm->rank, setup->comm->ranks);
+    const Parallel *p = &setup->parallel;
+    const bool counts = setup->comm->rank % p->config.tensor == 0; // each row once
+    RankRows mine = rows_of_rank(rows, p->group, p->groups);
     int unread = 0; // not 0: this rank cannot read its rows; that ends the evaluation on all
     Error ignored;
     progress_begin(progress, questions ? "HellaSwag" : "validation", mine.count);
-    for (int64_t done = 0, passes = parallel_micro_steps(&setup->parallel, rows); passes > 0; passes--) {
+    for (int64_t done = 0, passes = parallel_micro_steps(p, rows); passes > 0; passes--) {
         const int n =
             (int)(mine.count - done < setup->shape.micro_batch ? mine.count - done : setup->shape.micro_batch);
         const int64_t first = mine.first + done;
@@ -33,15 +35,15 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
             const uint64_t window = (uint64_t)(first + i) * dataset_describe(data->val).windows / (uint64_t)rows;
             unread = dataset_rows_sequential(data->val, window, 1, data->rows + i * (width + 1), e);
         }
-        if (n == 0 || unread) {
+        if (n == 0 || (unread && p->config.tensor == 1)) { // a tensor group exchanges with its rank that cannot read
             TRY(parallel_idle_pass(&setup->parallel, unread ? &ignored : e));
             continue;
         }
         progress_next(progress, done, n);
-        TRY(engine_eval(setup->engine, data->rows, n, width, data->losses, e));
+        TRY(engine_eval(setup->engine, data->rows, n, width, data->losses, unread ? &ignored : e));
         if (questions) hellaswag_sums(data->hellaswag, (int)first, n, data->losses, sum + first);
         for (int64_t i = 0; !questions && i < (int64_t)n * width; i++) sum[0] += data->losses[i];
-        for (int i = 0; !questions && setup->tokenizer && i < n; i++)
+        for (int i = 0; !questions && setup->tokenizer && counts && i < n; i++)
             sum[1] += target_bytes(setup->tokenizer, data->rows + i * (width + 1), width);
         comm_progress(setup->comm);
         done += n;

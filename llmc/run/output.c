@@ -200,7 +200,7 @@ bool saves_in_background(const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
     if (o->run.horizon_tokens == 0) return false; // --dry-run without a run's length
     int64_t steps = (o->run.horizon_tokens - 1) / (ramp_smallest(&position->ramp) * o->seq_len);
-    return o->on_spike || (o->checkpoint_every > 0 && steps >= o->checkpoint_every) ||
+    return o->on_spike || o->tensor > 1 || (o->checkpoint_every > 0 && steps >= o->checkpoint_every) ||
            (best_every(o) > 0 && steps >= best_every(o));
 }
 
@@ -215,7 +215,7 @@ static int share_directory(Run *r, Error *e) {
                 file_read(archive->dir, "run.json", RUN_JSON_MAX_BYTES, &text, &bytes, e) == 0;
     uint64_t hash = seen ? hash_bytes(HASH_START, text, bytes) : 0;
     if (seen) memory_free(text);
-    return comm_same(r->setup.comm, hash, ERR_USAGE, "another directory (--out)",
+    return comm_same(r->setup.comm, hash, 1, ERR_USAGE, "another directory (--out)",
                      "give a directory that all machines share, or --zero 0, where rank 0 writes alone", e);
 }
 

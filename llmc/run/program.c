@@ -20,11 +20,12 @@ static void print_complete(const Run *r) {
            (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved, longer);
 }
 
-// Every rank must have rows in every step except the last, which the horizon cuts.
+// Every rank, or group of --tensor, must have rows in every step except the last, which the horizon cuts.
 static int check_rows_of_ranks(const Setup *setup, const Position *position, Error *e) {
-    int64_t rows = ramp_smallest(&position->ramp);
+    int64_t rows = ramp_smallest(&position->ramp) * setup->options.tensor;
     if (rows >= setup->comm->ranks) return 0;
-    FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows is too small for %d ranks", (long long)rows, setup->comm->ranks);
+    FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows is too small for %d ranks",
+         (long long)ramp_smallest(&position->ramp), setup->comm->ranks);
     return error_hint(e, "use mpirun -np %lld, or larger batches (--batch-tokens, --batch-min, --ramp)",
                       (long long)rows);
 }
@@ -78,7 +79,7 @@ static int check_same_options(const Setup *setup, Error *e) {
     options_write_json(text.f, &setup->options, NULL, 0);
     fprintf(text.f, " %d %d", setup->options.dry_run, setup->options.print_options); // not among the options of a run
     TRY(text_end(&text, e));
-    int code = comm_same(setup->comm, hash_bytes(HASH_START, text.text, text.bytes), ERR_USAGE, "other options",
+    int code = comm_same(setup->comm, hash_bytes(HASH_START, text.text, text.bytes), 1, ERR_USAGE, "other options",
                          "start all ranks with one command line, and the same --config file", e);
     text_free(&text);
     return code ? code : comm_same_build(setup->comm, e);

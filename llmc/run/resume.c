@@ -30,7 +30,7 @@ static int check_same_checkpoint(const Setup *setup, const char *directory, Erro
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
     int code = file_digest(path, &manifest, e);
     TRY(comm_agree(setup->comm, code && e->unreadable ? code : 0, e));
-    return comm_same(setup->comm, hash_bytes(HASH_START, manifest.hash, sizeof manifest.hash), ERR_USAGE, other,
+    return comm_same(setup->comm, hash_bytes(HASH_START, manifest.hash, sizeof manifest.hash), 1, ERR_USAGE, other,
                      SAME_FILES_HINT, e);
 }
 

@@ -34,6 +34,7 @@ typedef struct {
     const TransportApi *transport_api; // NULL: a build for one process
     Comm *comm;
     Model model;
+    Model local; // with --tensor: this rank's part of it, shape.model
     char model_name[256];      // the last part of --model as given
     char source[ARCHIVE_PATH]; // where the model is read from; "": a preset
     EngineConfig shape;
@@ -50,7 +51,7 @@ typedef struct {
     ShardList shards, val_shards;
     HellaSwag *hellaswag; // NULL: none
     Loader *loader;       // reads rows of `train`
-    uint16_t *rows;       // (micro_batch, T + 1), for evaluation
+    uint16_t *rows;       // (micro_batch, T + 1), for evaluation, and in place of rows that a rank cannot read
     float *losses;        // (micro_batch, T)
 } RunData;
 

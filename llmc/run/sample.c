@@ -106,7 +106,7 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
     for (int i = 0; i < config->tokens; i++) {
         const double u = rng_uniform(config->seed, SAMPLE_STREAM + stream, (uint64_t)i);
         const size_t from = count > context ? count - context : 0;
-        if (config->parallel) TRY_GOTO(parallel_ask_pass(config->parallel, e));
+        if (config->parallel) TRY_GOTO(parallel_ask_pass(config->parallel, tokens + from, (int)(count - from), e));
         TRY_GOTO(engine_logits(engine, tokens + from, (int)(count - from), logits, e));
         for (int v = 0; v < V && !code; v++)
             if (!isfinite(logits[v]))

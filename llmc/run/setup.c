@@ -169,6 +169,30 @@ int setup_sampling(Setup *setup, Error *e) {
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
+static int tensor_at(const Model *model, size_t element) {
+    int i = 0;
+    while (i < model->tensor_count - 1 && model->tensors[i + 1].offset <= element) i++;
+    return i;
+}
+
+// Loads this rank's elements of a range of one tensor (--tensor).
+static int load_local(Setup *s, StateKind kind, Range range, const float *values, Error *e) {
+    const int i = tensor_at(&s->model, range.begin);
+    const Tensor *t = &s->local.tensors[i];
+    const size_t first = range.begin - s->model.tensors[i].offset; // in the whole tensor
+    const Range local = model_local_range(&s->local, &s->model, i, range);
+    float *own;
+    if (!range_length(local)) return 0;
+    TRY(memory_alloc((void **)&own, range_float_bytes(local), "a tensor's part", e));
+    for (size_t at = local.begin, n; at < local.end; at += n) {
+        n = size_min(tensor_run(t, at - t->offset), local.end - at);
+        memcpy(own + (at - local.begin), values + (tensor_whole_index(t, at - t->offset) - first), n * sizeof *own);
+    }
+    int code = engine_load(s->engine, kind, local, own, e);
+    memory_free(own);
+    return code;
+}
+
 // Loads values. Fails on one that is not finite, and names its tensor: training or a sample could not name it.
 static int load(void *run, StateKind kind, Range range, const float *values, Error *e) {
     Run *r = run;
@@ -176,13 +200,12 @@ static int load(void *run, StateKind kind, Range range, const float *values, Err
     const Model *model = &r->setup.model;
     for (size_t i = 0; i < range_length(range); i++) {
         if (isfinite(values[i])) continue;
-        const Tensor *t = model->tensors;
-        while (t < model->tensors + model->tensor_count - 1 && t[1].offset <= range.begin + i) t++;
         return FAIL(e, ERR_INPUT, "use another checkpoint", "%s: %s%s is not finite",
                     r->saving.saved[0] ? r->saving.saved : r->setup.source, kind == STATE_PARAM ? "" : "a moment of ",
-                    t->name);
+                    model->tensors[tensor_at(model, range.begin + i)].name);
     }
     progress_next(p, p->now.done + (int64_t)range_length(range), 0);
+    if (r->setup.shape.model == &r->setup.local) return load_local(&r->setup, kind, range, values, e);
     return engine_load(r->setup.engine, kind, range, values, e);
 }
 
@@ -196,8 +219,9 @@ static int init_parameters(Run *r, Error *e) {
         const Tensor *t = &setup->model.tensors[i];
         for (size_t first = 0; first < t->count; first += CHUNK) {
             size_t n = size_min(CHUNK, t->count - first);
-            Range range = {t->offset + first, t->offset + first + n};
-            if (!shard_keeps_weights(&setup->shape, range)) continue;
+            Range range = {t->offset + first, t->offset + first + n}, kept = range;
+            if (setup->shape.model == &setup->local) kept = model_local_range(&setup->local, &setup->model, i, range);
+            if (!range_length(kept) || !shard_keeps_weights(&setup->shape, kept)) continue;
             if (setup->options.zero_projections && t->init == INIT_RESIDUAL) memset(buffer, 0, n * sizeof *buffer);
             else model_init_values(&setup->model, t, (uint64_t)setup->options.seed, first, n, buffer);
             TRY_GOTO(load(r, STATE_PARAM, range, buffer, e));
@@ -208,9 +232,25 @@ done:
     return code;
 }
 
+// Makes this rank's local model (--tensor).
+static int setup_local_model(Setup *setup, const Comm *comm, Error *e) {
+    const int K = (int)setup->options.tensor, ranks = comm->ranks;
+    if (ranks % K)
+        return FAIL(e, ERR_USAGE, "start a multiple of it: mpirun -np", "--tensor %d: there %s %d rank%s", K,
+                    ranks > 1 ? "are" : "is", ranks, ranks > 1 ? "s" : "");
+    if (!setup->options.dry_run && !setup->transport_api->gather_rows)
+        return FAIL(e, ERR_USAGE, "leave it out, or use the CPU trainer, train_gpt2",
+                    "--tensor %d: this trainer cannot cut a model", K);
+    TRY(model_create_local(&setup->local, &setup->model.config, comm->rank % K, K, e));
+    setup->shape.model = &setup->local;
+    return 0;
+}
+
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
     const Options *o = &setup->options;
+    const int K = setup->shape.inference ? 1 : (int)o->tensor;
     ParallelConfig config = {
+        .tensor = K,
         .zero = o->zero,
         .reduce = o->reduce,
         .optimizer = o->optimizer,
@@ -219,14 +259,15 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
         .transport = setup->transport_api,
     };
     if (setup->shape.inference) config.zero = ZERO_0; // inference computes with all weights
-    TRY(parallel_create(&setup->parallel, comm, &setup->model, &config, e));
+    if (K > 1) TRY(setup_local_model(setup, comm, e));
+    TRY(parallel_create(&setup->parallel, comm, setup->shape.model, &config, e));
     parallel_shard(&setup->parallel, &setup->shape);
     if (o->outliers || position->noise.sources)
-        setup->shape.step_rows = (int)rows_of_rank(config.batch_max, 0, comm->ranks).count;
+        setup->shape.step_rows = (int)rows_of_rank(config.batch_max, 0, comm->ranks / K).count;
     if (position->noise.sources > 1) setup->shape.sources = position->noise.sources;
     if (comm->ranks > 1 && !setup->shape.inference) // evaluation has no NCCL
         setup->shape.leave =
-            TRANSPORT_NCCL_BYTES + transport_buffer_bytes(o->comm_dtype, model_bucket_largest(&setup->model));
+            TRANSPORT_NCCL_BYTES + transport_buffer_bytes(o->comm_dtype, model_bucket_largest(setup->shape.model));
     return 0;
 }
 
@@ -270,6 +311,26 @@ static int check_moments(const Setup *s, RunPoint *at, Error *e) {
     return 0;
 }
 
+// Finds the ranges of the whole model that hold this rank's owned parts: one per tensor at most.
+static int wanted_of_whole(const Setup *s, Range **out, int *count, Error *e) {
+    TRY(memory_alloc((void **)out, (size_t)s->model.tensor_count * sizeof **out, "wanted ranges", e));
+    *count = 0;
+    for (int i = 0; i < s->model.tensor_count; i++) {
+        const Tensor *t = &s->local.tensors[i];
+        const size_t whole = s->model.tensors[i].offset;
+        const Range own = range_overlap(tensor_range(t), s->parallel.owned[model_bucket_at(&s->local, t->offset)]);
+        if (!range_length(own)) continue;
+        (*out)[(*count)++] = (Range){whole + tensor_whole_index(t, own.begin - t->offset),
+                                     whole + tensor_whole_index(t, own.end - 1 - t->offset) + 1};
+    }
+    return 0;
+}
+
+static int load_files(Run *r, const char *from, bool moments, const Range *wanted, int count, Error *e) {
+    TRY(checkpoint_load_model(from, &r->setup.model, wanted, count, load, r, e));
+    return moments ? checkpoint_load_optimizer(from, &r->setup.model, wanted, count, load, r, e) : 0;
+}
+
 static int load_state(Run *r, Error *e) {
     Setup *s = &r->setup;
     const bool resumes = r->saving.saved[0], moments = resumes || s->options.with_optimizer;
@@ -277,14 +338,18 @@ static int load_state(Run *r, Error *e) {
     const Share share = {s->comm->local_rank, s->comm->local_ranks}; // each machine may have files of its own
     const Pulse pulse = {comm_progress, s->comm};
     const Range *owned = s->parallel.owned; // parallel_start gathers the rest
-    const int count = s->shape.inference ? 0 : s->parallel.buckets;
+    int count = s->shape.inference ? 0 : s->parallel.buckets;
+    Range *of_whole = NULL;
     progress_begin(&r->output.progress, *from ? "loading the model" : "drawing the weights",
                    (moments ? 3 : 1) * (int64_t)(s->model.parameters / (size_t)(*from && count ? s->comm->ranks : 1)));
     if (*from && !resumes) TRY(checkpoint_verify_model(from, moments, share, &pulse, e));
     if (moments && !resumes) TRY(check_moments(s, &r->position.at, e));
     if (!*from) return init_parameters(r, e);
-    TRY(checkpoint_load_model(from, &s->model, owned, count, load, r, e));
-    if (moments) TRY(checkpoint_load_optimizer(from, &s->model, owned, count, load, r, e));
+    if (s->shape.model == &s->local) TRY(wanted_of_whole(s, &of_whole, &count, e));
+    const bool owns = !of_whole || count; // count 0 means all
+    int code = owns ? load_files(r, from, moments, of_whole ? of_whole : owned, count, e) : 0;
+    memory_free(of_whole);
+    if (code) return code;
     if (resumes || !is_rank0(s)) return 0;
     progress_break(&r->output.progress);
     return checkpoint_note_unknown(from, &s->model, stderr, e);
@@ -413,7 +478,7 @@ int setup_same_data(const Run *r, Error *e) {
                 {hash_bytes(HASH_START, questions.hash, sizeof questions.hash), "other questions (--hellaswag)"},
                 {replay, "another run to replay (--ramp)"}};
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
-        TRY(comm_same(s->comm, same[i].hash, ERR_INPUT, same[i].other, SAME_FILES_HINT, e));
+        TRY(comm_same(s->comm, same[i].hash, 1, ERR_INPUT, same[i].other, SAME_FILES_HINT, e));
     return 0;
 }
 
@@ -462,7 +527,7 @@ int run_set_horizon(Run *r, int64_t tokens, Error *e) {
 
 int setup_rows(const Setup *setup, const RunData *data, Error *e) {
     size_t rows = (size_t)setup->shape.micro_batch, T = (size_t)setup->shape.seq_len;
-    TRY(memory_alloc((void **)&data->rows, rows * (T + 1) * sizeof(uint16_t), "token rows", e));
+    TRY(memory_alloc_zero((void **)&data->rows, rows * (T + 1) * sizeof(uint16_t), "token rows", e));
     return memory_alloc((void **)&data->losses, rows * T * sizeof(float), "losses", e);
 }
 
@@ -493,6 +558,8 @@ void run_end_training(Run *r) {
     loader_destroy(r->data.loader);
     parallel_destroy(&r->setup.parallel);
     engine_destroy(r->setup.engine);
+    model_destroy(&r->setup.local);
+    r->setup.shape.model = &r->setup.model;
     memory_free(r->position.result.grad_sq);
     memory_free(r->position.result.amax);
     memory_free(r->position.outliers.row[0]);

@@ -14,27 +14,29 @@ static GnsMode step_mode(const Setup *setup, const Position *position) {
 
 // True if this step also measures the norms of the ranks' own gradients. Reading them once more costs half a percent of
 // a step of one micro-step. They are a cross-check: every NOISE_RANKS_EVERY-th step is enough.
-static bool measures_ranks(const Position *position, GnsMode mode) {
+static bool measures_ranks(const Setup *setup, const Position *position, GnsMode mode) {
+    if (setup->parallel.config.tensor > 1) return false; // ranks of a group hold other tensors
     return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
 }
 
 // Computes the gradients of B rows over all ranks, and their norms. Each rank computes its rows while the loader reads
 // the next ones; the last micro-step reads ahead for the next step, assuming the same batch. A rank without rows left
-// runs the micro-step with n = 0. So does a rank that cannot read its rows, and all ranks end the step together. what:
-// for the progress; NULL: a step.
+// runs the micro-step with n = 0. So does a rank that cannot read its rows, or with --tensor it computes others: its
+// group exchanges with it. All ranks then end the step together. what: for the progress; NULL: a step.
 static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
     const Position *position = &r->position;
-    const int ranks = setup->comm->ranks;
-    RankRows mine = rows_of_rank(B, setup->comm->rank, ranks);
+    const Parallel *p = &setup->parallel;
+    const int ranks = setup->comm->ranks, groups = p->groups;
+    RankRows mine = rows_of_rank(B, p->group, groups);
     int64_t first = position->at.examples + mine.first, most = setup->shape.micro_batch, done = 0;
-    int64_t micro_steps = parallel_micro_steps(&setup->parallel, B);
+    int64_t micro_steps = parallel_micro_steps(p, B);
     Error unread = {0};
     progress_begin(&r->output.progress, what, B);
     if (position->at.loss_scale.scale > 0) engine_scale_loss(setup->engine, position->at.loss_scale.scale);
     if (setup->shape.dtype == DTYPE_FP8) engine_exponents(setup->engine, position->at.exponents);
-    TRY(parallel_begin_step(&setup->parallel, measures_ranks(position, mode), e));
+    TRY(parallel_begin_step(&setup->parallel, measures_ranks(setup, position, mode), e));
     engine_examples(setup->engine, (uint64_t)first);
     for (int64_t i = 0; i < micro_steps; i++) {
         const uint16_t *rows = NULL;
@@ -44,8 +46,8 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
         if (n > 0 && !unread.code && !loader_rows(data->loader, (uint64_t)(first + done), (int)n, &rows, &unread))
             loader_expect(data->loader, (uint64_t)next, (int)(left < most ? left : most));
         if (unread.code && ranks == 1) break;
-        if (unread.code) rows = NULL;
-        progress_next(&r->output.progress, done * ranks, n * ranks);
+        if (unread.code) rows = n > 0 && p->config.tensor > 1 ? data->rows : NULL;
+        progress_next(&r->output.progress, done * groups, n * groups);
         TRY(parallel_micro_step(&setup->parallel, rows, rows ? (int)n : 0, mode, i == micro_steps - 1, e));
         comm_progress(setup->comm);
         done += n;
@@ -108,13 +110,13 @@ static void observe_ranks(const Setup *setup, Position *position, int64_t B, dou
 // Estimates each source's noise, and the cosines between sources.
 static void observe_sources(Run *r, int64_t B) {
     Position *p = &r->position;
-    const int n = p->noise.sources, ranks = r->setup.comm->ranks;
+    const int n = p->noise.sources;
     double *share = p->source_sums, *sq = share + n, *gram = sq + n, pairs = 0;
     for (int s = 0; s < n; s++) share[s] = dataset_source(r->data.train, s).share, sq[s] = 0;
     for (int64_t b = 0; b < B && n > 0; b++)
         sq[dataset_example_source(r->data.train, (uint64_t)(p->at.examples + b))] += p->rows[b].sq;
-    for (int i = 0; i < ranks; i++) {
-        const double rows = (double)rows_of_rank(B, i, ranks).count;
+    for (int i = 0; i < r->setup.comm->ranks; i++) {
+        const double rows = (double)parallel_rows(&r->setup.parallel, B, i);
         pairs += rows * (rows - 1);
     }
     noise_observe_sources(&p->noise, (double)B, pairs, share, sq, gram, (double)(B * r->setup.shape.seq_len));
@@ -124,7 +126,7 @@ static void observe_sources(Run *r, int64_t B) {
 static void observe_noise(const Setup *setup, Position *position, int64_t B, double rank_sq, GnsMode mode,
                           RampTarget *target) {
     double step_tokens = (double)(B * setup->shape.seq_len), done = (double)position->at.tokens + step_tokens;
-    bool measured_ranks = measures_ranks(position, mode);
+    bool measured_ranks = measures_ranks(setup, position, mode);
     noise_observe(&position->noise, &setup->model, &position->result, B, step_tokens, done, mode);
     if (mode == GNS_OFF) return;
     NoiseSignal signal = noise_signal(&position->noise);
@@ -168,7 +170,8 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     sums->more = &r->saving.sums.writing;
     sums->more_count = sizeof r->saving.sums / sizeof(double);
     RowResult *rows = position->rows;
-    if (rows) position->result.row = rows + rows_of_rank(B, setup->comm->rank, setup->comm->ranks).first;
+    const Parallel *p = &setup->parallel;
+    if (rows) position->result.row = rows + rows_of_rank(B, p->group, p->groups).first;
     if (rows) memset(rows, 0, (size_t)B * sizeof *rows);
     TRY(engine_result(setup->engine, &position->result, e));
     TRY(parallel_sums(&setup->parallel, sums, e));
@@ -279,7 +282,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     const int64_t tokens = B * setup->shape.seq_len;
     const UpdateConfig update = update_config(r, B);
     const GnsMode mode = step_mode(setup, position);
-    const bool measured_ranks = measures_ranks(position, mode);
+    const bool measured_ranks = measures_ranks(setup, position, mode);
     const double start = clock_seconds();
     TRY(run_rows(r, B, mode, NULL, e));
     rollback_watch(r);
@@ -362,7 +365,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
 // All ranks run the same steps; the seconds of rank 0 count. The run then begins as with --ramp-step-rows.
 int measure_step_rows(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
-    const Model *model = &r->setup.model;
+    const Model *model = r->setup.shape.model;
     RampConfig *ramp = &r->position.ramp.config;
     const LossScale scale = r->position.at.loss_scale;
     const int64_t low = ramp->batch_min, high = ramp->batch_max < COST_RANGE * low ? ramp->batch_max : COST_RANGE * low;
