@@ -359,7 +359,7 @@ static int block_backward(Engine *engine, const Batch *batch, Block *k, int l, E
     const Attention attention = attention_of(engine, batch, l);
     // Recompute what the forward pass did not keep: of the last block all is in memory. x already includes its residual.
     if (engine->config.recompute == RECOMPUTE_BLOCK && l < model->config.layers - 1)
-            TRY(block_forward(engine, batch, k, NULL, NULL, l, e));
+        TRY(block_forward(engine, batch, k, NULL, NULL, l, e));
     if (engine->config.recompute == RECOMPUTE_GELU) gelu_forward(k->gelu, k->fc, wide, batch->type);
     // MLP
     TRY(branch_gradient(engine, batch, dy, DROPOUT_MLP, l, &branch, e));

@@ -28,11 +28,14 @@ bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
 static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *memory) {
     const PlanDevice *device = &plan->device;
     const Model *model = shape.model;
-    const double n = (double)shape.micro_batch * shape.seq_len * model->config.channels;
+    const double rows = (double)own_rows(&shape, shape.micro_batch).count, T = shape.seq_len;
+    const double n = rows * T * model->config.channels; // of own rows; wide: fc's output, of all
+    const double wide = shape.micro_batch * T * (double)model->mlp_width;
     const bool rounded = device->value < sizeof(float), exact = shape.gns == GNS_EXACT && !shape.inference;
     const double example = device->value * shape.seq_len * model->vocab_padded; // bytes of an example's logits
-    const double examples = fmax(1, fmin(floor(device->head_bytes / example), shape.micro_batch));
-    const double gradients = shape.inference ? 0 : 4 * device->value * n; // of qkv or fc
+    const double examples = fmax(1, fmin(floor(device->head_bytes / example), rows));
+    const double qkv = 3 * shape.micro_batch * T * (double)model->attention_width;
+    const double gradients = shape.inference ? 0 : device->value * fmax(qkv, wide); // of qkv or fc
     const bool fp8 = shape.dtype == DTYPE_FP8 && !shape.inference;
     shape.dtype = rounded ? DTYPE_BF16 : DTYPE_FP32;
     shape.gns = GNS_OFF;
@@ -45,7 +48,7 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     add_item(memory, "logits, matmul workspace", fmax(0, examples * example - gradients) + MATMUL_WORKSPACE_BYTES);
     const double blocks = shape.recompute == RECOMPUTE_NONE && !shape.inference ? model->config.layers : 1;
     const double input = shape.recompute == RECOMPUTE_GELU ? 0 : device->value;
-    const int64_t more = (int64_t)(4 * n * blocks * ((rounded ? 1 : device->value) - input));
+    const int64_t more = (int64_t)(wide * blocks * ((rounded ? 1 : device->value) - input));
     memory->item[shape.inference ? 1 : 3].bytes += (size_t)more, memory->total += (size_t)more; // activations
     double norms =
         plan_fuses_exact(device, &model->config) ? examples * model->vocab_padded : (double)model_tensor_largest(model);
@@ -67,12 +70,13 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
 // Assumes that other cards, drivers and networks need as much.
 double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     const double mib = 1 << 20, context = 532 * mib;
-    const Model *model = plan->shape.model;
+    Model local;
+    const Model *model = plan_model(plan, &local);
     EngineConfig shape = plan->shape;
     Parallel parallel;
     Comm comm = {.ranks = plan->ranks, .local_ranks = 1}; // no rank is started
     Error none;
-    shape.micro_batch = micro_batch;
+    shape.micro_batch = micro_batch, shape.model = model;
     shape.owned = NULL, shape.owned_count = 0, shape.shard_grads = shape.shard_weights = false;
     if (shape.optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(model, plan->ranks);
     if (parallel_create(&parallel, &comm, model, &plan->sharing, &none) == 0) parallel_shard(&parallel, &shape);
@@ -90,6 +94,7 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
         if (plan->ranks > 1 && wire) add_item(memory, "rounded gradients, for their transfer", (double)wire);
     }
     parallel_destroy(&parallel);
+    model_destroy(&local);
     return copy;
 }
 
@@ -109,16 +114,17 @@ int plan_largest_micro_batch(const Plan *plan) {
     return plan_most(plan, 0, (allowed < MICRO_BATCH_MAX ? allowed : MICRO_BATCH_MAX) + 1, plan_fits);
 }
 
-static bool lacks_memory(const Plan *p, int ranks) {
-    Plan on = plan_with(p, p->sharing.zero, ranks);
+static bool lacks_memory(const Plan *p, int groups) {
+    Plan on = plan_with(p, p->sharing.zero, groups * plan_tensor(p), plan_tensor(p));
     return !plan_fits(&on, p->shape.micro_batch);
 }
 
-// Tries one rank first: it has no NCCL. From two ranks on, more ranks never need more memory per rank.
+// Tries one rank, or group, first: it has no NCCL. From two on, more never need more memory per rank.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most) {
-    Plan p = plan_with(plan, zero, plan->ranks);
-    if (!lacks_memory(&p, 1)) return 1;
-    return most < 2 || lacks_memory(&p, most) ? 0 : plan_most(&p, 1, most, lacks_memory) + 1;
+    const int K = plan_tensor(plan);
+    Plan p = plan_with(plan, zero, plan->ranks, K);
+    if (!lacks_memory(&p, 1)) return K;
+    return most < 2 * K || lacks_memory(&p, most / K) ? 0 : K * (plan_most(&p, 1, most / K, lacks_memory) + 1);
 }
 
 int plan_check_fits(const Plan *plan, Error *e) {

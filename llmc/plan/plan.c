@@ -102,8 +102,17 @@ static void add_workload(PlanWork *sum, const Plan *p, const Workload *load, dou
     }
 }
 
+const Model *plan_model(const Plan *p, Model *local) {
+    Error ignored;
+    *local = (Model){0};
+    const bool cut = plan_tensor(p) > 1;
+    return cut && !model_create_local(local, &p->shape.model->config, 0, plan_tensor(p), &ignored) ? local
+                                                                                                   : p->shape.model;
+}
+
 // Adds `times` micro-steps. A fraction `exact` of them measures exact norms.
-static void add_micro_steps(PlanWork *sum, const Plan *p, int rows, double exact, double times) {
+static void add_micro_steps(PlanWork *sum, const Plan *p, const EngineConfig *shape, int rows, double exact,
+                            double times) {
     const bool fused = plan_fuses_exact(&p->device, &p->shape.model->config);
     for (int measures = 0; measures < 2 && rows > 0; measures++) {
         ExactNorms norms = !measures ? EXACT_NONE : fused ? EXACT_FUSED : EXACT_BATCHED;
@@ -111,7 +120,7 @@ static void add_micro_steps(PlanWork *sum, const Plan *p, int rows, double exact
                          .head_bytes = p->device.head_bytes,
                          .exact = norms,
                          .stores_exponentials = p->device.fuses_exact};
-        load = workload_micro_step(&p->shape, rows, load);
+        load = workload_micro_step(shape, rows, load);
         add_workload(sum, p, &load, times * (measures ? exact : 1 - exact));
     }
 }
@@ -184,17 +193,44 @@ static double gathered_again(const Model *model) {
     return fmax(0, L - SHARD_WEIGHT_SLOTS) / L;
 }
 
+// Returns the device as the ranks of one t see it, with --tensor a part of each machine.
+static PlanDevice peers_device(const Plan *p) {
+    PlanDevice d = p->device;
+    d.spec.devices_a_machine = (int)fmax(1, d.spec.devices_a_machine / plan_tensor(p));
+    return d;
+}
+
+// Returns the calls of gather_rows and reduce_rows in a step (TensorRanks), each of a micro-batch's activations.
+static double exchanges(const Plan *p, int64_t micro_steps) {
+    EngineConfig shape = p->shape;
+    shape.tensor.ranks = plan_tensor(p);
+    return (double)micro_steps * tensor_exchanges(&shape, true);
+}
+
+static double exchanged_bytes(const Plan *p, double rows) {
+    return p->device.value * rows * p->shape.seq_len * p->shape.model->config.channels;
+}
+
+double plan_tensor_bytes(const Plan *p) {
+    const double K = plan_tensor(p), rows = (double)rows_of_rank(p->rows, 0, p->ranks / plan_tensor(p)).count;
+    return exchanges(p, 1) * (K - 1) / K * exchanged_bytes(p, rows);
+}
+
 // Counts values as Rajbhandari et al. 2020 (arXiv 1910.02054), section 7. ZeRO-0 to ZeRO-2 pass on two values per
 // parameter and step: they scatter gradients, and gather gradients or weights. ZeRO-3 gathers weights in both passes of
 // each micro-step, except for the blocks still in their slots.
 double plan_step_bytes(const Plan *p) {
-    const Model *model = p->shape.model;
-    double all = (double)model->flat_count, embeddings = (double)range_length(model_bucket(model, 0)), gathered = all;
-    double micro_steps = ceil((double)rows_of_rank(p->rows, 0, p->ranks).count / p->shape.micro_batch);
-    double reduced = p->sharing.reduce == REDUCE_MICRO_STEP ? micro_steps * all : all;
-    if (p->sharing.zero == ZERO_3) gathered += (2 * micro_steps - 1) * gathered_again(model) * (all - embeddings);
-    double value = p->sharing.zero == ZERO_0 ? sizeof(float) : p->device.value;
-    return (p->ranks - 1.0) / p->ranks * (wire_bytes(p) * reduced + value * gathered);
+    Model local;
+    const Model *model = plan_model(p, &local);
+    const double groups = p->ranks / plan_tensor(p), embeddings = (double)range_length(model_bucket(model, 0));
+    const double blocks = (double)model->flat_count - embeddings;
+    double micro_steps = ceil((double)rows_of_rank(p->rows, 0, (int)groups).count / p->shape.micro_batch);
+    double value = p->sharing.zero == ZERO_0 ? sizeof(float) : p->device.value, again = 1;
+    double reduced = wire_bytes(p) * (p->sharing.reduce == REDUCE_MICRO_STEP ? micro_steps : 1);
+    if (p->sharing.zero == ZERO_3) again += (2 * micro_steps - 1) * gathered_again(model);
+    model_destroy(&local);
+    return (p->ranks - 1.0) / p->ranks * (reduced + value) * embeddings +
+           (groups - 1) / groups * (reduced + value * again) * blocks + plan_tensor_bytes(p);
 }
 
 // Seconds to transfer all of the model's values between the ranks, bucket by bucket.
@@ -202,11 +238,11 @@ typedef struct {
     double blocks, embeddings;
 } Transfer;
 
-static Transfer transfer(const Plan *p, double value_bytes) {
-    const Model *model = p->shape.model;
-    double L = model->config.layers, embeddings = (double)model_tensor(model, LN1_W, 0)->offset;
+static Transfer transfer(const Plan *p, const Model *model, double value_bytes) {
+    const PlanDevice peers = peers_device(p);
+    double L = model->config.layers, embeddings = (double)model_bucket(model, 0).end;
     double block = ((double)model->flat_count - embeddings) / L;
-    return (Transfer){L * plan_ring_seconds(&p->device, p->ranks, value_bytes * block),
+    return (Transfer){L * plan_ring_seconds(&peers, p->ranks / plan_tensor(p), value_bytes * block),
                       plan_ring_seconds(&p->device, p->ranks, value_bytes * embeddings)};
 }
 
@@ -215,12 +251,12 @@ static Transfer transfer(const Plan *p, double value_bytes) {
 // micro-step. Gathering: with ZeRO-0 the update hides the blocks' gradients; otherwise the next forward pass hides the
 // blocks' weights. Nothing hides the embeddings: a forward pass needs them first. With ZeRO-3 each pass gathers blocks,
 // and hides that.
-static double exposed_seconds(const Plan *p, const PlanStep *s) {
+static double exposed_seconds(const Plan *p, const Model *model, const PlanStep *s) {
     if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
     bool zero = p->sharing.zero != ZERO_0, by_pass = p->sharing.zero == ZERO_3;
     const double *first = s->first.pass, *last = s->last.pass;
-    Transfer none = {0}, scatter = transfer(p, wire_bytes(p)),
-             gather = transfer(p, zero ? p->device.value : sizeof(float));
+    Transfer none = {0}, scatter = transfer(p, model, wire_bytes(p)),
+             gather = transfer(p, model, zero ? p->device.value : sizeof(float));
     Transfer early = p->sharing.reduce == REDUCE_MICRO_STEP ? scatter : none; // in each micro-step but the last
     double again = by_pass ? gathered_again(p->shape.model) * gather.blocks : 0;
     double exposed = fmax(0, again + scatter.blocks - last[PASS_BACKWARD]) + scatter.embeddings;
@@ -232,9 +268,9 @@ static double exposed_seconds(const Plan *p, const PlanStep *s) {
 
 // ---- Other modes ----------------------------------------------------------------------------------------------------
 
-Plan plan_with(const Plan *plan, ZeroStage zero, int ranks) {
+Plan plan_with(const Plan *plan, ZeroStage zero, int ranks, int tensor) {
     Plan p = *plan;
-    p.sharing.zero = zero, p.ranks = ranks;
+    p.sharing.zero = zero, p.ranks = ranks, p.sharing.tensor = ranks % tensor ? 1 : tensor;
     if (zero < ZERO_2) p.sharing.reduce = REDUCE_STEP;
     return p;
 }
@@ -251,8 +287,12 @@ int plan_most(const Plan *p, int low, int over, bool (*holds)(const Plan *p, int
 // ---- Steps and runs -------------------------------------------------------------------------------------------------
 
 PlanStep plan_step(const Plan *p, int64_t rows) {
-    int64_t mine = rows_of_rank(rows, 0, p->ranks).count, whole = mine / p->shape.micro_batch; // micro-steps
-    int left = (int)(mine % p->shape.micro_batch);                                             // rows
+    const int K = plan_tensor(p), groups = p->ranks / K;
+    int64_t mine = rows_of_rank(rows, 0, groups).count, whole = mine / p->shape.micro_batch; // micro-steps
+    int left = (int)(mine % p->shape.micro_batch);                                           // rows
+    Model local;
+    EngineConfig shape = p->shape;
+    shape.model = plan_model(p, &local), shape.tensor.ranks = K;
     // exact: the fraction of steps of this batch that measure exact norms
     const Options *o = p->options;
     double tokens = (double)(rows * p->shape.seq_len), exact = 0;
@@ -260,14 +300,19 @@ PlanStep plan_step(const Plan *p, int64_t rows) {
     if (o->run.gns_calibrates) exact = tokens / (tokens + sampled);
     else if (o->run.gns_exact_interval > 0) exact = 1.0 / (double)o->run.gns_exact_interval;
     PlanStep s = {.micro_steps = whole + (left > 0)};
-    add_micro_steps(&s.first, p, whole ? p->shape.micro_batch : left, exact, 1);
-    add_micro_steps(&s.last, p, left ? left : p->shape.micro_batch, exact, 1);
-    add_micro_steps(&s.all, p, p->shape.micro_batch, exact, (double)whole);
-    add_micro_steps(&s.all, p, left, exact, 1);
-    double all = (double)p->shape.model->flat_count, owned = p->sharing.zero != ZERO_0 ? all / p->ranks : all;
-    Workload update = workload_update(p->shape.model, p->shape.optimizer, owned, p->device.value);
+    add_micro_steps(&s.first, p, &shape, whole ? p->shape.micro_batch : left, exact, 1);
+    add_micro_steps(&s.last, p, &shape, left ? left : p->shape.micro_batch, exact, 1);
+    add_micro_steps(&s.all, p, &shape, p->shape.micro_batch, exact, (double)whole);
+    add_micro_steps(&s.all, p, &shape, left, exact, 1);
+    double all = (double)shape.model->flat_count, embeddings = (double)model_bucket(shape.model, 0).end;
+    double owned = p->sharing.zero != ZERO_0 ? (all - embeddings) / groups + embeddings / p->ranks : all;
+    Workload update = workload_update(shape.model, p->shape.optimizer, owned, p->device.value);
     add_workload(&s.all, p, &update, 1);
-    s.exposed = exposed_seconds(p, &s);
+    s.exposed = exposed_seconds(p, shape.model, &s);
+    if (K > 1) // before and after each of a block's products, which wait
+        s.exposed += exchanges(p, whole) * plan_ring_seconds(&p->device, K, exchanged_bytes(p, p->shape.micro_batch)) +
+                     exchanges(p, left > 0) * plan_ring_seconds(&p->device, K, exchanged_bytes(p, left));
+    model_destroy(&local);
     s.seconds = s.all.pass[PASS_FORWARD] + s.all.pass[PASS_BACKWARD] + s.all.pass[PASS_UPDATE] + s.exposed;
     return s;
 }

@@ -56,7 +56,7 @@ double plan_critical_intensity(const PlanDevice *device);               // FLOPs
 typedef struct {
     const Options *options;
     const EngineApi *engine;
-    EngineConfig shape; // plan_memory cuts it for the ranks
+    EngineConfig shape; // of the whole model; the functions below cut it for the ranks
     PlanDevice device;
     bool estimate_memory; // true if this program's engine does not run on the device
     int ranks;
@@ -84,13 +84,14 @@ typedef struct {
 typedef struct {
     PlanWork all;         // micro-steps and update
     PlanWork first, last; // first and last micro-step; they hide transfers
-    double exposed;       // s of communication that nothing hides
+    double exposed;       // s of communication that nothing hides, --tensor's included
     double seconds;
     int64_t micro_steps;
 } PlanStep;
 PlanStep plan_step(const Plan *plan, int64_t rows);
 
-double plan_step_bytes(const Plan *plan);                        // bytes that a rank passes on in a step
+double plan_step_bytes(const Plan *plan);   // bytes that a rank passes on in a step
+double plan_tensor_bytes(const Plan *plan); // of these, of activations (--tensor)
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s per rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 double plan_all_to_all_seconds(const PlanDevice *device, int ranks, double bytes); // bytes: over all ranks
@@ -105,7 +106,13 @@ typedef struct {
 } PlanBounds;
 PlanBounds plan_bounds(const PlanDevice *device, int ranks, double tokens, double hidden);
 
-Plan plan_with(const Plan *plan, ZeroStage zero, int ranks); // the plan with another --zero and number of ranks
+// Returns the plan with another --zero, number of ranks and --tensor (1 if that does not divide the ranks).
+Plan plan_with(const Plan *plan, ZeroStage zero, int ranks, int tensor);
+static inline int plan_tensor(const Plan *plan) { return plan->sharing.tensor > 1 ? plan->sharing.tensor : 1; }
+
+// Returns the model that rank 0 holds, which has the most heads: shape.model, or with --tensor *local. model_destroy
+// *local. On lack of memory here: shape.model.
+const Model *plan_model(const Plan *plan, Model *local);
 
 // Returns the largest n in [low, over) for which `holds` is true; low if there is none. `holds` must be true up to some
 // n only.
@@ -134,7 +141,8 @@ bool plan_fits(const Plan *plan, int micro_batch);
 // Returns the largest micro-batch that fits and that the options allow; 0: none.
 int plan_largest_micro_batch(const Plan *plan);
 
-// Returns the fewest ranks on which the plan fits with this --zero and its micro-batch; 0: none up to `most`.
+// Returns the fewest ranks, a multiple of --tensor, on which the plan fits with this --zero and its micro-batch; 0: none
+// up to `most`.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
 
 // ERR_MEMORY if not even one row fits into the device's memory. Unknown memory fits all.

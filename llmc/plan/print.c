@@ -129,9 +129,9 @@ static void print_step(FILE *f, const Plan *p) {
     fprintf(f, "\nstep of %lld rows, %s tokens", (long long)p->rows, grouped(tokens).s);
     if (p->ranks > 1) fprintf(f, ", on %d ranks", p->ranks);
     fprintf(f, ": %lld micro-step%s\n", (long long)step.micro_steps, step.micro_steps == 1 ? "" : "s");
-    if (p->rows < p->ranks)
+    if (p->rows < p->ranks / plan_tensor(p))
         fprintf(f, "  FEWER ROWS THAN RANKS: such a run is refused; use --batch-tokens %lld or more\n",
-                (long long)(p->ranks * T));
+                (long long)(p->ranks / plan_tensor(p) * T));
     double flops = 0;
     for (int i = 0; i < FAMILIES; i++) flops += step.all.family[i].flops;
     bool tera = flops >= 1e13;
@@ -159,23 +159,24 @@ static bool is_linked(const Plan *p, int ranks) { return ranks == 1 || plan_link
 
 // True if at most half of a step's time is exposed communication.
 static bool is_computing(const Plan *plan, int ranks) {
-    Plan p = plan_with(plan, plan->sharing.zero, ranks);
+    Plan p = plan_with(plan, plan->sharing.zero, ranks, plan_tensor(plan));
     PlanStep step = plan_step(&p, p.rows);
     return is_linked(plan, ranks) && 2 * step.exposed <= step.seconds;
 }
 
-static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, double rate_of_one) {
-    const Plan p = plan_with(plan, zero, ranks);
-    const bool own = ranks == plan->ranks && zero == plan->sharing.zero;
+static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, int tensor, double rate_of_one) {
+    const Plan p = plan_with(plan, zero, ranks, tensor);
+    const bool own = ranks == plan->ranks && zero == plan->sharing.zero && tensor == plan_tensor(plan);
     double tokens = (double)(p.rows * p.shape.seq_len), price = p.options->price;
     const char *bound = !is_linked(&p, ranks) ? "unknown" : is_computing(&p, ranks) ? "compute" : "interconnect";
+    const bool few = p.rows < ranks / plan_tensor(&p);
     MemoryPlan memory;
     plan_memory(&p, p.shape.micro_batch, &memory);
-    fprintf(f, "%c%6d %6d %8.0f %7.2f %9s  %-12s", own ? '>' : ' ', ranks, zero,
+    fprintf(f, "%c%6d %6d %6d %8.0f %7.2f %9s  %-12s", own ? '>' : ' ', ranks, zero, plan_tensor(&p),
             ceil((double)ranks / p.device.spec.devices_a_machine), ldexp((double)memory.total, -30),
             grouped(tokens / ranks).s, bound);
-    if (p.rows < ranks || !is_linked(&p, ranks)) {
-        fprintf(f, p.rows < ranks ? " fewer rows than ranks\n" : " no times without --link\n");
+    if (few || !is_linked(&p, ranks)) {
+        fprintf(f, few ? " fewer rows than ranks\n" : " no times without --link\n");
         return;
     }
     PlanStep step = plan_step(&p, p.rows);
@@ -228,21 +229,26 @@ static void print_ranks(FILE *f, const Plan *p) {
     }
     if (d->spec.network > 0) fprintf(f, "%.4g GB/s a device between machines\n", 1e-9 * d->spec.network);
     else fprintf(f, "between machines unknown (--link)\n");
-    fprintf(f, "%30s %9s %22s %8s %8s %20s %7s%s\n", "GiB", "tokens", "GB sent", "exposed", "step", "", "hours a",
+    fprintf(f, "%37s %9s %22s %8s %8s %20s %7s%s\n", "GiB", "tokens", "GB sent", "exposed", "step", "", "hours a",
             price ? "  cost a" : "");
-    fprintf(f, "%7s %6s %8s %7s %9s  %-12s %7s %7s %8s %12s %7s %7s%s\n", "ranks", "--zero", "machines", "a rank",
-            "a rank", "bound by", "a rank", "ms", "ms", "tok/s", "scaling", "B tok", price ? "   B tok" : "");
-    const Plan one = plan_with(p, p->sharing.zero, 1);
+    fprintf(f, "%7s %6s %6s %8s %7s %9s  %-12s %7s %7s %8s %12s %7s %7s%s\n", "ranks", "--zero", "tensor", "machines",
+            "a rank", "a rank", "bound by", "a rank", "ms", "ms", "tok/s", "scaling", "B tok", price ? "   B tok" : "");
+    const int K = plan_tensor(p), heads = p->shape.model->config.heads;
+    const Plan one = plan_with(p, p->sharing.zero, 1, 1);
     double rate = (double)(p->rows * p->shape.seq_len) / plan_step(&one, p->rows).seconds;
     for (int n = 1; n <= 4 * p->ranks; n++) { // powers of two, one machine, and the plan's own number
-        bool shown = (n & (n - 1)) == 0 || n == d->spec.devices_a_machine;
-        if (n == p->ranks || (shown && n <= p->rows && is_linked(p, n))) print_row(f, p, n, p->sharing.zero, rate);
+        bool shown = n % K == 0 && ((n & (n - 1)) == 0 || n == d->spec.devices_a_machine);
+        if (n == p->ranks || (shown && n / K <= p->rows && is_linked(p, n)))
+            print_row(f, p, n, p->sharing.zero, K, rate);
     }
     for (int zero = ZERO_0; zero <= ZERO_3; zero++)
-        if (zero != (int)p->sharing.zero) print_row(f, p, p->ranks, (ZeroStage)zero, rate);
+        if (zero != (int)p->sharing.zero) print_row(f, p, p->ranks, (ZeroStage)zero, K, rate);
+    for (int k = 1; k <= heads && k <= d->spec.devices_a_machine && p->shape.dtype != DTYPE_FP8; k *= 2)
+        if (k != K && p->ranks % k == 0 && p->shape.optimizer != OPTIMIZER_MUON)
+            print_row(f, p, p->ranks, p->sharing.zero, k, rate);
     if (!is_linked(p, p->ranks)) return;
     fprintf(f, "  compute-bound up to %d ranks: at most half of a step's time is exposed\n",
-            plan_most(p, 1, (int)fmin((double)p->rows, 1 << 20) + 1, is_computing));
+            plan_most(p, 1, (int)fmin((double)p->rows * K, 1 << 20) + 1, is_computing));
     print_bounds(f, p);
     print_collectives(f, p);
 }

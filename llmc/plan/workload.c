@@ -66,16 +66,20 @@ static void add_gradient(Workload *w, WorkFamily family, double examples, double
 }
 
 Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
-    const ModelConfig *m = &shape->model->config;
-    const double B = rows, T = shape->seq_len, N = B * T, C = m->channels, n = N * C, L = m->layers, v = w.value;
+    const Model *model = shape->model;
+    const ModelConfig *m = &model->config;
+    // With --tensor blocks compute all rows, N tokens, with A and F columns; the rest computes B own rows, n values.
+    const double B = (double)own_rows(shape, rows).count, T = shape->seq_len, N = rows * T, C = m->channels;
+    const double A = (double)model->attention_width, F = (double)model->mlp_width;
+    const double n = B * T * C, L = m->layers, v = w.value;
     // Blocks whose forward pass, or GELU, runs again: not the last block, whose activations are still in memory.
     const double again = shape->recompute == RECOMPUTE_BLOCK ? L - 1 : 0;
     const double gelu_again = shape->recompute != RECOMPUTE_NONE ? L - 1 : 0;
     // Causal: on average a row sees half of the rows (Dao et al. 2022, arXiv 2205.14135, section 4).
-    const double scores = N * (T + 1) / 2 * m->heads, product = N * (T + 1) * C; // FLOPs of one of attention's products
+    const double scores = N * (T + 1) / 2 * model->heads, product = N * (T + 1) * A; // FLOPs of one product
     // The head computes a chunk of examples at a time: the logits of a whole micro-batch are never kept.
-    const double V = shape->model->vocab_padded, chunks = ceil(B / fmax(1, fmin(B, floor(w.head_bytes / (v * T * V)))));
-    const double R = N / chunks; // rows of a chunk
+    const double V = model->vocab_padded, chunks = ceil(B / fmax(1, fmin(B, floor(w.head_bytes / (v * T * V)))));
+    const double R = B * T / chunks; // rows of a chunk
     // The loss reads and writes a row's logits. Or it reads lnf twice and a row of wte, and writes lnf.
     const double read = v * R * (w.stores_exponentials ? 3 * C : V), written = v * R * (w.stores_exponentials ? C : V);
     const double drops = shape->dropout.below > 0, branches = drops * (2 * L + 1), copied = drops * v * n;
@@ -87,23 +91,26 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
         {stream(FAMILY_EMBEDDING, forward, n, 1, 2 * v, v, 1), 0},
         // Reads x and the output of the branch before; writes their sum and its LayerNorm.
         {stream(FAMILY_LAYERNORM, forward, n, LAYERNORM_FLOPS, 2 * v, 2 * v, 2 * L + 1), 2 * again},
-        {linear(shape, forward, v, N, C, 3 * C), again},                                                // qkv
-        {{FAMILY_ATTENTION, WORK_ATTENTION_FORWARD, forward, 2 * product, v * 3 * n, v * n, L}, again}, // q k^T, p v
-        {linear(shape, forward, v, N, C, C), again},                                                    // proj
-        {linear(shape, forward, v, N, C, 4 * C), again},                                                // fc
-        {stream(FAMILY_GELU, forward, 4 * n, GELU_FLOPS, v, v, L), gelu_again},
-        {linear(shape, forward, v, N, 4 * C, C), 0}, // fcproj
+        {linear(shape, forward, v, N, C, 3 * A), again}, // qkv
+        {{FAMILY_ATTENTION, WORK_ATTENTION_FORWARD, forward, 2 * product, v * 3 * N * A, v * N * A, L},
+         again},                                     // q k^T, p v
+        {linear(shape, forward, v, N, A, C), again}, // proj
+        {linear(shape, forward, v, N, C, F), again}, // fc
+        {stream(FAMILY_GELU, forward, N * F, GELU_FLOPS, v, v, L), gelu_again},
+        {linear(shape, forward, v, N, F, C), 0}, // fcproj
         {{FAMILY_DROPOUT, WORK_MASKS, forward, DROPOUT_FLOPS * n, copied, copied, branches}, drops * again},
         {{FAMILY_DROPOUT, WORK_MASKS, forward, DROPOUT_FLOPS * scores, 0, 0, drops * L}, drops * again},
         {matmul(FAMILY_HEAD_MATMUL, forward, v, R, C, V, chunks), 0},
         {{FAMILY_CROSSENTROPY, WORK_STREAM, forward, LOSS_FLOPS * R * V, read, written, chunks}, 0},
         {matmul(FAMILY_HEAD_MATMUL, backward, v, R, V, C, chunks), 0},
         // Five products where the forward has two: q k^T again, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B).
-        {{FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, backward, 5 * product, v * 5 * n, v * 3 * n, L}, 0},
+        {{FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, backward, 5 * product, v * 5 * N * A, v * 3 * N * A,
+          L},
+         0},
         // Reads GELU's input; the CUDA engine reads its slope instead, which its forward pass writes.
-        {stream(FAMILY_GELU, backward, 4 * n, GELU_BACKWARD_FLOPS, v, 0, L), 0},
-        {stream(FAMILY_BIAS, backward, 3 * n, 1, v, 0, L), 0}, // qkv
-        {stream(FAMILY_BIAS, backward, 4 * n, 1, v, 0, L), 0}, // fc; the LayerNorms include proj's and fcproj's
+        {stream(FAMILY_GELU, backward, N * F, GELU_BACKWARD_FLOPS, v, 0, L), 0},
+        {stream(FAMILY_BIAS, backward, 3 * N * A, 1, v, 0, L), 0}, // qkv
+        {stream(FAMILY_BIAS, backward, N * F, 1, v, 0, L), 0}, // fc; the LayerNorms include proj's and fcproj's
         {stream(FAMILY_LAYERNORM, backward, n, LAYERNORM_BACKWARD_FLOPS, 3 * v, v, 2 * L + 1), 0},
         {{FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * n, copied, copied, branches}, 0},
         {{FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * scores, 0, 0, drops * L}, 0},
@@ -117,10 +124,10 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
         add(&w, kernels[i].work);
         add(&w, recomputed);
     }
-    const double matrices[][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}}; // (in, out) of qkv, proj, fc, fcproj
+    const double matrices[][2] = {{C, 3 * A}, {A, C}, {C, F}, {F, C}}; // (in, out) of qkv, proj, fc, fcproj
     for (int i = 0; i < 4; i++) {
         add(&w, linear(shape, backward, v, N, matrices[i][1], matrices[i][0]));
-        add_gradient(&w, FAMILY_BLOCK_MATMUL, B, T, matrices[i][0], matrices[i][1], L);
+        add_gradient(&w, FAMILY_BLOCK_MATMUL, rows, T, matrices[i][0], matrices[i][1], L);
     }
     add_gradient(&w, FAMILY_HEAD_MATMUL, B / chunks, T, V, C, chunks);
     return w;

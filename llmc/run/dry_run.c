@@ -44,6 +44,8 @@ int run_dry(Run *r, Error *e) {
     if (o->optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(&setup->model, ranks);
     TRY(setup_shards(setup, &r->position, &comm, e));
     setup->parallel.comm = NULL; // comm is local
+    EngineConfig shape = setup->shape;
+    shape.model = &setup->model;
 
     snprintf(disk, sizeof disk, "%s", o->out); // its longest existing part lies on the disk of the run directory
     while (!directory_exists(disk)) path_parent(memcpy(missing, disk, sizeof disk), disk, sizeof disk);
@@ -53,7 +55,7 @@ int run_dry(Run *r, Error *e) {
     Plan plan = {
         .options = o,
         .engine = setup->engine_api,
-        .shape = setup->shape,
+        .shape = shape,
         .device = device,
         .estimate_memory = o->device[0] && here.is_cpu,
         .ranks = ranks,

@@ -110,7 +110,83 @@ static void test_initial_weights_in_pieces(void) {
     model_destroy(&model);
 }
 
+// ---- Local models (--tensor) ----------------------------------------------------------------------------------------
+
+// Checks the maps between a cut tensor and the whole one, element by element. owners (whole elements): counts.
+static void check_maps(const Tensor *t, uint8_t *owners) {
+    size_t before = 0, whole_count = t->whole_rows * t->whole_columns;
+    for (size_t i = 0, run = 0; i < t->count; i++, run -= run > 0) {
+        const size_t whole = tensor_whole_index(t, i);
+        CHECK(whole < whole_count, "%s: element %zu is %zu of %zu", t->name, i, whole, whole_count);
+        CHECK(i == 0 || whole > tensor_whole_index(t, i - 1), "%s: element %zu is not above", t->name, i);
+        CHECK(run == 0 || whole == tensor_whole_index(t, i - 1) + 1, "%s: no run before %zu", t->name, i);
+        if (run == 0) run = tensor_run(t, i);
+        owners[whole]++;
+        for (; before <= whole; before++)
+            CHECK(tensor_elements_before(t, before) == i, "%s: %zu before %zu", t->name, i, before);
+    }
+    for (; before <= whole_count; before++)
+        CHECK(tensor_elements_before(t, before) == t->count, "%s: all before %zu", t->name, before);
+}
+
+static bool is_cut_by_rule(TensorKind kind) {
+    return kind == QKV_W || kind == QKV_B || kind == PROJ_W || kind == FC_W || kind == FC_B || kind == FCPROJ_W;
+}
+
+// Every element of a cut tensor belongs to one rank, every other element to all. Bucket 0 holds what is whole.
+static void check_ranks(const ModelConfig *c, int ranks) {
+    Error e = {0};
+    Model whole, local[8];
+    CHECK_OK(model_create(&whole, c, &e), &e);
+    for (int t = 0; t < ranks; t++) CHECK_OK(model_create_local(&local[t], c, t, ranks, &e), &e);
+    for (int k = 0; k < whole.tensor_count; k++) {
+        const Tensor *w = &whole.tensors[k];
+        const bool cut = ranks > 1 && is_cut_by_rule(w->kind);
+        uint8_t *owners = calloc(w->count, 1);
+        for (int t = 0; t < ranks; t++) {
+            const Tensor *l = &local[t].tensors[k];
+            const size_t half = w->offset + w->count / 2, bucket = (size_t)model_bucket_at(&local[t], l->offset);
+            CHECK(!strcmp(l->name, w->name) && tensor_is_cut(l) == cut, "%s: cut %d", l->name, cut);
+            CHECK(bucket == (cut ? (size_t)l->layer + 1 : ranks > 1 ? 0 : bucket), "%s in bucket %zu", l->name, bucket);
+            const Range bounds = model_bucket(&local[t], (int)bucket);
+            CHECK(l->offset >= bounds.begin && l->offset + l->count <= bounds.end, "%s outside its bucket", l->name);
+            check_maps(l, owners);
+            const Range low = model_local_range(&local[t], &whole, k, (Range){w->offset, half}),
+                        high = model_local_range(&local[t], &whole, k, (Range){half, w->offset + w->count});
+            CHECK(low.begin == l->offset && low.end == high.begin && high.end == l->offset + l->count,
+                  "%s: %zu to %zu, %zu to %zu", l->name, low.begin, low.end, high.begin, high.end);
+        }
+        for (size_t i = 0; i < w->count; i++)
+            CHECK(owners[i] == (cut ? 1 : ranks), "%s: element %zu has %d owners", w->name, i, owners[i]);
+        free(owners);
+    }
+    for (int t = 0; t < ranks; t++) model_destroy(&local[t]);
+    model_destroy(&whole);
+}
+
+static void test_local_models(void) {
+    const ModelConfig small = {.layers = 2, .heads = 5, .channels = 20, .vocab = 30, .context = 7};
+    for (int ranks = 1; ranks <= 5; ranks++) check_ranks(&small, ranks);
+    Model model;
+    Error e = {0};
+    CHECK_ERROR(model_create_local(&model, &small, 0, 6, &e), &e, ERR_USAGE, "--tensor 6: the model has 5 heads");
+    // Shares of gpt2-1558M: 25 heads of 64; the MLP's 6400 columns in units of 64.
+    static const size_t attention[] = {13 * 64, 12 * 64}, mlp[] = {34 * 64, 33 * 64, 33 * 64};
+    ModelConfig xl = {.vocab = 50257, .context = 1024};
+    CHECK(model_preset(&xl, "gpt2-1558M"), "no preset");
+    for (int t = 0; t < 3; t++) {
+        CHECK_OK(model_create_local(&model, &xl, t, 3, &e), &e);
+        CHECK(model.mlp_width == mlp[t], "%zu columns of the MLP", model.mlp_width);
+        model_destroy(&model);
+    }
+    for (int t = 0; t < 2; t++) {
+        CHECK_OK(model_create_local(&model, &xl, t, 2, &e), &e);
+        CHECK(model.attention_width == attention[t], "%zu columns of attention", model.attention_width);
+        model_destroy(&model);
+    }
+}
+
 int main(void) {
-    RUN(test_presets, test_initial_weights, test_initial_weights_in_pieces);
+    RUN(test_presets, test_initial_weights, test_initial_weights_in_pieces, test_local_models);
     return test_summary();
 }

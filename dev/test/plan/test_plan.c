@@ -287,7 +287,7 @@ static void test_library_memory(void) {
     Plan large = plan_of("d12", "H200", 64), small = make_plan(model_of("d2", 256, 64), "H200", 1, 64);
     const double bucket[] = {768 * (50304 + 1024), 12 * 128 * 128 + 13 * 128 + 2 * 128};
     for (int i = 0; i < 2; i++) {
-        const Plan one = i ? small : large, two = plan_with(&one, ZERO_0, 2), four = plan_with(&one, ZERO_0, 4);
+        const Plan one = i ? small : large, two = plan_with(&one, ZERO_0, 2, 1), four = plan_with(&one, ZERO_0, 4, 1);
         options.comm_dtype = WIRE_FP32;
         CHECK_CLOSE(mib_of(&two) - mib_of(&one), 860, 1e-3, 0);
         CHECK(mib_of(&four) == mib_of(&two), "plans %d: four ranks", i);
@@ -310,7 +310,7 @@ static void test_state_bytes(void) {
     double part = (2 * (block + 2 * 768) + embeddings) / all, want[] = {18, 7.5, 3.5 + 4 * part + 0.5, 2.25 + 6 * part};
     Plan one = plan_of("d12", "H200", 64);
     for (int zero = 0; zero < 4; zero++) {
-        const Plan p = plan_with(&one, (ZeroStage)zero, 8);
+        const Plan p = plan_with(&one, (ZeroStage)zero, 8, 1);
         MemoryPlan memory;
         plan_memory(&p, 64, &memory);
         double state = 0;
@@ -446,6 +446,35 @@ static void test_exposed_weights(void) {
                     1e-9, 0);
     }
     model_destroy(&model);
+}
+
+// d12 over two ranks: 6 heads and 1536 columns each, half of the rows in the residual stream. A micro-step of 4 rows makes
+// 8 exchanges a layer, of 4 x 1024 x 768 values in bf16.
+static void test_tensor(void) {
+    Plan one = plan_of("d12", "H200", 4), two = plan_with(&one, ZERO_1, 2, 2);
+    MemoryPlan whole, cut;
+    one.rows = two.rows = 10; // micro-steps of 4, 4 and 2
+    PlanStep a = plan_step(&one, 10), b = plan_step(&two, 10);
+    const double row = 2.0 * 1024 * 768;
+    CHECK(b.micro_steps == 3, "%lld", (long long)b.micro_steps);
+    CHECK_CLOSE(2 * b.all.family[FAMILY_BLOCK_MATMUL].flops, a.all.family[FAMILY_BLOCK_MATMUL].flops, 1e-12, 0);
+    CHECK_CLOSE(2 * b.all.family[FAMILY_ATTENTION].flops, a.all.family[FAMILY_ATTENTION].flops, 1e-12, 0);
+    CHECK_CLOSE(2 * b.all.family[FAMILY_HEAD_MATMUL].flops, a.all.family[FAMILY_HEAD_MATMUL].flops, 1e-12, 0);
+    CHECK_CLOSE(2 * b.all.family[FAMILY_LAYERNORM].bytes, a.all.family[FAMILY_LAYERNORM].bytes, 1e-12, 0);
+    CHECK_CLOSE(plan_tensor_bytes(&two), 96 * 10 * row / 2, 1e-12, 0);
+    CHECK(plan_tensor_bytes(&one) == 0, "%g bytes without --tensor", plan_tensor_bytes(&one));
+    // Bucket 0 is summed over both; a block belongs to one rank of each t.
+    const double embeddings = 50304 * 768.0 + 1024 * 768 + 12 * 6 * 768 + 2 * 768;
+    CHECK_CLOSE(plan_step_bytes(&two), (4 + 2) * embeddings / 2 + 96 * 10 * row / 2, 1e-6, 0);
+    const double waits = 96 * (2 * plan_ring_seconds(&two.device, 2, 4 * row) + plan_ring_seconds(&two.device, 2, 2 * row));
+    CHECK_CLOSE(b.exposed, waits + plan_ring_seconds(&two.device, 2, 4 * embeddings) + plan_ring_seconds(&two.device, 2, 2 * embeddings),
+                1e-6, 0);
+    one.shape.recompute = two.shape.recompute = RECOMPUTE_BLOCK;
+    CHECK_CLOSE(plan_tensor_bytes(&two), (96 + 33) * 10 * row / 2, 1e-12, 0);
+    plan_memory(&one, 4, &whole), plan_memory(&two, 4, &cut);
+    const double matrices = 12 * (12 * 768.0 * 768 + 7 * 768); // with the biases of qkv and fc
+    CHECK_CLOSE((double)cut.item[1].bytes, (double)whole.item[1].bytes - 4 * matrices / 2, 1e-6, 0); // gradients
+    CHECK_CLOSE((double)cut.item[2].bytes, 8 * (matrices / 2 + embeddings / 2), 1e-6, 0);             // moments
 }
 
 // With Muon ranks own different shares. A plan describes the fullest rank.
@@ -640,7 +669,7 @@ static void test_devices_here_and_elsewhere(void) {
 int main(void) {
     RUN(test_kernel_seconds, test_work_is_the_formula, test_recomputing_and_exact_norms_cost, test_fused_exact_norms,
         test_measured_steps, test_measured_cpu, test_memory_estimate, test_library_memory, test_state_bytes,
-        test_largest_micro_batch, test_ring, test_bounds, test_exposed, test_exposed_weights, test_fullest_rank,
+        test_largest_micro_batch, test_ring, test_bounds, test_exposed, test_exposed_weights, test_tensor, test_fullest_rank,
         test_steps_are_cut, test_runs, test_seconds_of_a_run, test_checkpoints_at_a_time, test_names,
         test_devices_here_and_elsewhere);
     return test_summary();

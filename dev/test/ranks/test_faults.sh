@@ -43,6 +43,7 @@ options() { # prints the options of every run
 }
 forever="--steps 100000000"
 zero3="--zero 3 --layers 3" # a mode in which every pass transfers weights
+tensor="--zero 3 --layers 3 --heads 4 --tensor 2" # and every block exchanges activations
 
 launch() { # RANKS COMMAND...: writes `log`, returns the exit code
     local ranks=$1
@@ -298,9 +299,9 @@ done
 for ((stop = 1; stop <= stops; stop++)); do fault stopped_at_random $stop; done
 [ "$rounds$stops" = 00 ] || finish
 
-while read -r m name arguments; do # MODE (- or zero3) FAULT ARGUMENTS...
+while read -r m name arguments; do # MODE (-, zero3 or tensor) FAULT ARGUMENTS...
     # shellcheck disable=SC2086
-    mode=$([ "$m" = - ] || echo "$zero3") fault "$name" $arguments
+    mode=$([ "$m" = - ] || echo "${!m}") fault "$name" $arguments
 done << 'EOF'
 - killed 2 1 0.05
 zero3 killed 4 1 0.8
@@ -317,6 +318,10 @@ zero3 killed 4 1 0.8
 - nowhere_to_write
 - hangs 3 2 +0.7 --zero 1 --checkpoint-every 20
 zero3 hangs 3 0 +0.9 --checkpoint-every 20
+tensor hangs 4 3 +0.9 --checkpoint-every 20
+tensor stopped 4 0 +0.7
+tensor killed 4 1 0.8
+tensor samples_slowly
 - not_finite_while_saving
 - not_finite_while_saving --zero 0
 - asked_to_stop_while_saving --zero 0

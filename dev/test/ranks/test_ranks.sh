@@ -242,7 +242,10 @@ samples_between_steps() { # rank 0 needs all weights then: some would travel in 
     for zero in 1 3; do
         layers=4 run 3 sampled$zero $short --zero $zero --sample-every 5 --sample-tokens 3 --deadline 15 && same_weights sampled$zero silent || return 1
     done
-    cmp sampled1/samples.jsonl sampled3/samples.jsonl
+    cmp sampled1/samples.jsonl sampled3/samples.jsonl || return 1
+    cut 1 1 samples1 --lr 0 --steps 2 --sample-every 1 --sample-tokens 20 --temperature 0 &&
+        cut 4 2 samples4 --lr 0 --steps 2 --sample-every 1 --sample-tokens 20 --temperature 0 --deadline 15 --zero 3 &&
+        cmp samples1/samples.jsonl samples4/samples.jsonl
 }
 one_rank_samples() { # and --check too: other ranks would wait for it under a deadline
     local from
@@ -260,6 +263,40 @@ not_finite_while_weights_travel() { # MPI must not read or write their memory af
     local small="--train code_train_*.bin --vocab-size 256 --heads 2 --channels 512 --seq-len 16 --batch-tokens 192 --threads 1"
     wanted=76 lr=100 run 3 infinite --steps 50 --warmup-tokens 0 --grad-clip 0 --zero 1
 }
+cut() { # RANKS TENSOR OUT OPTIONS...: a model of five heads over TENSOR ranks
+    run "$1" "$3" --heads 5 --channels 40 --gns exact --batch-tokens 176 --steps 8 --tensor "$2" "${@:4}"
+}
+a_cut_model_agrees() { # with one rank, in 11 rows of micro-steps of 3: groups of 1 to 4 ranks, of which some own no row
+    local mesh masks="--dropout 0.2 --label-smoothing 0.1 --recompute block --optimizer lamb"
+    cut 1 1 c1 && cut 1 1 cm1 $masks || return 1
+    for mesh in "2 2" "4 2" "6 3" "4 4" ${GNS_LONG:+"8 2" "6 2"}; do
+        set -- $mesh
+        cut "$1" "$2" "c$1_$2" && agree c1 "c$1_$2" && close_total c1 "c$1_$2" && close c1 "c$1_$2" gns_ratio 1e-4 || return 1
+    done
+    cut 4 2 cm4 $masks --zero 3 --reduce micro-step && agree cm1 cm4 && close_total cm1 cm4
+}
+a_cut_model_has_one_order_of_sums() { # over --zero, --recompute and reruns
+    local zero
+    cut 4 2 cz0 --zero 0 && cmp <(numbers c4_2) <(numbers cz0) && same_run c4_2 cz0 || return 1
+    for zero in 2 3; do cut 4 2 cz$zero --zero $zero --recompute block --micro-batch 20 || return 1; done
+    cut 4 2 cz1 --micro-batch 20 && same_run cz1 cz2 && same_run cz1 cz3 && cut 4 2 cz1 --micro-batch 20 --fresh && same_run cz1 cz2
+}
+a_cut_model_resumes_on_any_mesh() { # 2 x 2, 4 x 1, 1 x 3, 1 x 1: as the run of one rank
+    local mesh at=0 constant="--lr-schedule constant --val-every 2"
+    for mesh in "4 2 0" "4 1 1" "3 3 3" "1 1 1"; do
+        set -- $mesh
+        at=$((at + 2))
+        cut "$1" "$2" cr --zero "$3" --steps $at $constant || return 1
+        [ $at = 2 ] || grep -q "^resuming from cr/step_0000000$((at - 2))" cr.log || return 1
+    done
+    cut 1 1 cr1 $constant && agree cr1 cr || return 1
+    cut 4 2 ci --lr 0 --steps 1 && cut 1 1 ci1 --lr 0 --steps 1 && same_weights ci ci1 # the same initial weights
+}
+a_cut_model_is_refused() {
+    wanted=64 cut 3 2 refused && grep -q '^error.*--tensor 2: there are 3 ranks' refused.log &&
+        wanted=64 cut 6 6 refused && grep -q '^error.*--tensor 6: the model has 5 heads' refused.log &&
+        wanted=64 cut 2 2 refused --optimizer muon && grep -q '^error.*--tensor 2 cannot train with --optimizer muon' refused.log
+}
 too_small_a_batch() { wanted=64 run 4 tiny --steps 1 --batch-tokens 48 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks' tiny.log; }
 replays() { # CODE ROWS...: 4 ranks replay steps of ROWS rows; the options give another batch
     local code=$1 step=0 rows=0 batch
@@ -274,7 +311,8 @@ replays() { # CODE ROWS...: 4 ranks replay steps of ROWS rows; the options give 
 }
 a_last_step_of_fewer_rows_than_ranks() { # a rank without rows starts the same transfers
     lr=1e-3 replays 0 8 8 1 && rm -rf whole && mv replay whole &&
-        lr=1e-3 replay_more="--zero 3 --deadline 15" replays 0 8 8 1 && same whole replay
+        lr=1e-3 replay_more="--zero 3 --deadline 15" replays 0 8 8 1 && same whole replay &&
+        lr=1e-3 replay_more="--zero 3 --deadline 15 --tensor 2" replays 0 8 8 1 && agree whole replay
 }
 too_small_a_batch_to_replay() { # the file's steps count, except a last one that the horizon cut short
     replay_more="--batch-tokens 128" replays 64 8 3 8 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks.*-np 3, or larger' replay.log &&
@@ -311,6 +349,10 @@ the_ranks_own_estimate
 the_estimate_of_single_rows
 a_skipped_step_measures_nothing
 samples_between_steps
+a_cut_model_agrees
+a_cut_model_has_one_order_of_sums
+a_cut_model_resumes_on_any_mesh
+a_cut_model_is_refused
 one_rank_samples
 not_finite_while_weights_travel
 too_small_a_batch

@@ -12,7 +12,7 @@ static void test_too_large_a_bucket(void) {
     Error e = {0};
     const TransportApi *api = TRANSPORT_OR_NULL(mpi_transport);
     if (!api) SKIP("a build without MPI has no transport");
-    int code = api->create(&t, &comm, WIRE_FP32, (size_t)INT_MAX + 1, NULL, NULL, &e);
+    int code = api->create(&t, &comm, 1, WIRE_FP32, (size_t)INT_MAX + 1, NULL, NULL, &e);
     CHECK_ERROR(code, &e, ERR_USAGE, "2147483648 elements");
     CHECK(comm.settled, "every rank would tell it");
     if (t) api->destroy(t);
