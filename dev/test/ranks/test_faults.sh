@@ -38,12 +38,12 @@ chmod +x machine.sh
 machine=() # empty: one machine
 
 options() { # prints the options of every run
-    echo --train t.bin --model d1 --channels ${channels:-32} --heads 1 --vocab-size 256 --seq-len 16 --micro-batch 4 \
+    echo --train t.bin --model d1 --channels ${channels:-32} --heads ${heads:-1} --vocab-size 256 --seq-len 16 --micro-batch 4 \
         --batch-tokens 192 --threads 1 --val-every 0 --deadline $deadline ${mode-}
 }
 forever="--steps 100000000"
 zero3="--zero 3 --layers 3" # a mode in which every pass transfers weights
-tensor="--zero 3 --layers 3 --heads 4 --tensor 2" # and every block exchanges activations
+tensor="--zero 3 --layers 3 --tensor 2" # and every block exchanges activations
 
 launch() { # RANKS COMMAND...: writes `log`, returns the exit code
     local ranks=$1
@@ -300,6 +300,7 @@ for ((stop = 1; stop <= stops; stop++)); do fault stopped_at_random $stop; done
 [ "$rounds$stops" = 00 ] || finish
 
 while read -r m name arguments; do # MODE (-, zero3 or tensor) FAULT ARGUMENTS...
+    [ "$m" = tensor ] && heads=2 || heads=1
     # shellcheck disable=SC2086
     mode=$([ "$m" = - ] || echo "${!m}") fault "$name" $arguments
 done << 'EOF'
