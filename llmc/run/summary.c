@@ -58,7 +58,9 @@ static void print_engine(const Run *r) {
                model_flops_per_token(&r->setup.model, r->setup.shape.seq_len));
     for (const char *c = r->position.at.tuning; *c; c++) tuned += *c == '='; // "MACHINE: SHAPE=ALGORITHM ..."
     if (r->position.at.tuning[0]) printf("tuned   %d matrix products\n", tuned);
-    if (r->setup.comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->setup.comm->ranks);
+    if (r->setup.comm->ranks > 1) printf("ranks   %d, each with such an engine", r->setup.comm->ranks);
+    if (r->setup.parallel.config.tensor > 1) printf(", %d for a model", r->setup.parallel.config.tensor);
+    if (r->setup.comm->ranks > 1) printf("\n");
 }
 
 static void print_notes(const Run *r) {
