@@ -39,7 +39,7 @@ typedef struct {
         size_t M, N;            // rows; tokens to compute
         size_t own;             // place of the first own row
     } all;                      // the group's rows; without --tensor the same
-    Dtype type;      // type of values
+    Dtype type;                 // type of values
     int passes;      // cost, in forward passes: 3 in training (input and weight gradients cost one each), otherwise 1
     GnsMode mode;    // in training
     Dropout dropout; // dropout of the first row; attention_of and drop set the layer

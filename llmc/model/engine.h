@@ -50,12 +50,12 @@ typedef struct {
 typedef struct {
     const Model *model; // outlives the engine; with `tensor` this rank's local model
     TensorRanks tensor;
-    int micro_batch;    // most rows of a micro-step: at most MICRO_BATCH_TOKENS_MAX tokens
-    int seq_len;        // T, at most the model's context
-    int threads;        // CPU threads; 0: all there are
-    GnsMode gns;        // the largest mode that a step will use
-    Dtype dtype;        // --dtype
-    bool inference;     // no gradients and moments: for sampling and evaluation only
+    int micro_batch; // most rows of a micro-step: at most MICRO_BATCH_TOKENS_MAX tokens
+    int seq_len;     // T, at most the model's context
+    int threads;     // CPU threads; 0: all there are
+    GnsMode gns;     // the largest mode that a step will use
+    Dtype dtype;     // --dtype
+    bool inference;  // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
     bool document_mask;  // attention stays within a document, and positions restart in each: micro-steps, eval, logits
     uint16_t separator;  // the token that begins a document
@@ -66,10 +66,10 @@ typedef struct {
     int owned_count;       // only these. 0: the whole model
     bool shard_grads;      // shard gradients (`collect`); each owned range then lies within one of the model's buckets
     bool shard_weights;    // shard weights (`own_weights`); needs owned ranges, each within one of the model's buckets
-    int step_rows;         // most rows of this engine's micro-steps in a step, if `result` hands out numbers of each; else 0
-    int sources;           // if `result` hands out source_gram: the number of sources, at least 2; else 0
-    size_t leave;          // bytes of the device's memory to leave free, for transfers between ranks
-    bool plan_fused;       // plan_memory only: plan for a device with exact_is_fused
+    int step_rows;   // most rows of this engine's micro-steps in a step, if `result` hands out numbers of each; else 0
+    int sources;     // if `result` hands out source_gram: the number of sources, at least 2; else 0
+    size_t leave;    // bytes of the device's memory to leave free, for transfers between ranks
+    bool plan_fused; // plan_memory only: plan for a device with exact_is_fused
     // Returns the source of a row, by its number (`examples`).
     int (*source)(const void *source_data, uint64_t example);
     const void *source_data;

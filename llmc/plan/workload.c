@@ -104,13 +104,11 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
         {{FAMILY_CROSSENTROPY, WORK_STREAM, forward, LOSS_FLOPS * R * V, read, written, chunks}, 0},
         {matmul(FAMILY_HEAD_MATMUL, backward, v, R, V, C, chunks), 0},
         // Five products where the forward has two: q k^T again, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B).
-        {{FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, backward, 5 * product, v * 5 * N * A, v * 3 * N * A,
-          L},
-         0},
+        {{FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, backward, 5 * product, v * 5 * N * A, v * 3 * N * A, L}, 0},
         // Reads GELU's input; the CUDA engine reads its slope instead, which its forward pass writes.
         {stream(FAMILY_GELU, backward, N * F, GELU_BACKWARD_FLOPS, v, 0, L), 0},
         {stream(FAMILY_BIAS, backward, 3 * N * A, 1, v, 0, L), 0}, // qkv
-        {stream(FAMILY_BIAS, backward, N * F, 1, v, 0, L), 0}, // fc; the LayerNorms include proj's and fcproj's
+        {stream(FAMILY_BIAS, backward, N * F, 1, v, 0, L), 0},     // fc; the LayerNorms include proj's and fcproj's
         {stream(FAMILY_LAYERNORM, backward, n, LAYERNORM_BACKWARD_FLOPS, 3 * v, v, 2 * L + 1), 0},
         {{FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * n, copied, copied, branches}, 0},
         {{FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * scores, 0, 0, drops * L}, 0},

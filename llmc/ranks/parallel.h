@@ -63,8 +63,8 @@ typedef struct {
     Comm *comm;
     const Model *model;
     ParallelConfig config;
-    int group, groups;  // d of D = ranks / K; without --tensor the rank and the ranks
-    int exchanges[2];   // a group's, in a pass without gradients and in a micro-step
+    int group, groups; // d of D = ranks / K; without --tensor the rank and the ranks
+    int exchanges[2];  // a group's, in a pass without gradients and in a micro-step
     bool shard_grads, shard_weights;
     int buckets;        // 0: one rank
     Range *owned;       // (buckets) this rank's parts, in ascending order

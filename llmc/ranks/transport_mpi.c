@@ -26,7 +26,7 @@ struct Transport {
     MPI_Comm peers;     // the ranks of equal t
     MPI_Comm group;     // the ranks of this rank's d
     MPI_Op add_bf16;
-    void *partial;      // of reduce_rows: (ranks of the group, own rows, width)
+    void *partial; // of reduce_rows: (ranks of the group, own rows, width)
     size_t partial_bytes;
     WireType wire;
     Pending *first, **end;  // in flight, in the order of their starts; end: where the next one is linked
@@ -155,7 +155,8 @@ static int mpi_gather_rows(Transport *t, void *values, int rows, size_t width, D
 
 static int mpi_reduce_rows(Transport *t, void *own, const void *partial, int rows, size_t width, Dtype type, Error *e) {
     const bool rounded = type == DTYPE_BF16;
-    const size_t K = (size_t)t->tensor, n = (size_t)rows_of_rank(rows, t->comm->rank % t->tensor, t->tensor).count * width;
+    const size_t K = (size_t)t->tensor,
+                 n = (size_t)rows_of_rank(rows, t->comm->rank % t->tensor, t->tensor).count * width;
     const size_t bytes = K * n * (rounded ? sizeof(uint16_t) : sizeof(float));
     if (t->partial_bytes < bytes) {
         memory_free(t->partial);

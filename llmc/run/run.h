@@ -34,7 +34,7 @@ typedef struct {
     const TransportApi *transport_api; // NULL: a build for one process
     Comm *comm;
     Model model;
-    Model local; // with --tensor: this rank's part of it, shape.model
+    Model local;               // with --tensor: this rank's part of it, shape.model
     char model_name[256];      // the last part of --model as given
     char source[ARCHIVE_PATH]; // where the model is read from; "": a preset
     EngineConfig shape;

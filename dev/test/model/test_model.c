@@ -115,7 +115,7 @@ static void test_initial_weights_in_pieces(void) {
 // Checks the maps between a cut tensor and the whole one, element by element. owners (whole elements): counts.
 static void check_maps(const Tensor *t, uint8_t *owners) {
     size_t before = 0, whole_count = t->whole_rows * t->whole_columns;
-    for (size_t i = 0, run = 0; i < t->count; i++, run -= run > 0) {
+    for (size_t i = 0, run = 0; i<t->count; i++, run -= run> 0) {
         const size_t whole = tensor_whole_index(t, i);
         CHECK(whole < whole_count, "%s: element %zu is %zu of %zu", t->name, i, whole, whole_count);
         CHECK(i == 0 || whole > tensor_whole_index(t, i - 1), "%s: element %zu is not above", t->name, i);

@@ -466,15 +466,18 @@ static void test_tensor(void) {
     // Bucket 0 is summed over both; a block belongs to one rank of each t.
     const double embeddings = 50304 * 768.0 + 1024 * 768 + 12 * 6 * 768 + 2 * 768;
     CHECK_CLOSE(plan_step_bytes(&two), (4 + 2) * embeddings / 2 + 96 * 10 * row / 2, 1e-6, 0);
-    const double waits = 96 * (2 * plan_ring_seconds(&two.device, 2, 4 * row) + plan_ring_seconds(&two.device, 2, 2 * row));
-    CHECK_CLOSE(b.exposed, waits + plan_ring_seconds(&two.device, 2, 4 * embeddings) + plan_ring_seconds(&two.device, 2, 2 * embeddings),
+    const double waits =
+        96 * (2 * plan_ring_seconds(&two.device, 2, 4 * row) + plan_ring_seconds(&two.device, 2, 2 * row));
+    CHECK_CLOSE(b.exposed,
+                waits + plan_ring_seconds(&two.device, 2, 4 * embeddings) +
+                    plan_ring_seconds(&two.device, 2, 2 * embeddings),
                 1e-6, 0);
     one.shape.recompute = two.shape.recompute = RECOMPUTE_BLOCK;
     CHECK_CLOSE(plan_tensor_bytes(&two), (96 + 33) * 10 * row / 2, 1e-12, 0);
     plan_memory(&one, 4, &whole), plan_memory(&two, 4, &cut);
     const double matrices = 12 * (12 * 768.0 * 768 + 7 * 768); // with the biases of qkv and fc
     CHECK_CLOSE((double)cut.item[1].bytes, (double)whole.item[1].bytes - 4 * matrices / 2, 1e-6, 0); // gradients
-    CHECK_CLOSE((double)cut.item[2].bytes, 8 * (matrices / 2 + embeddings / 2), 1e-6, 0);             // moments
+    CHECK_CLOSE((double)cut.item[2].bytes, 8 * (matrices / 2 + embeddings / 2), 1e-6, 0);            // moments
 }
 
 // With Muon ranks own different shares. A plan describes the fullest rank.
@@ -669,8 +672,8 @@ static void test_devices_here_and_elsewhere(void) {
 int main(void) {
     RUN(test_kernel_seconds, test_work_is_the_formula, test_recomputing_and_exact_norms_cost, test_fused_exact_norms,
         test_measured_steps, test_measured_cpu, test_memory_estimate, test_library_memory, test_state_bytes,
-        test_largest_micro_batch, test_ring, test_bounds, test_exposed, test_exposed_weights, test_tensor, test_fullest_rank,
-        test_steps_are_cut, test_runs, test_seconds_of_a_run, test_checkpoints_at_a_time, test_names,
+        test_largest_micro_batch, test_ring, test_bounds, test_exposed, test_exposed_weights, test_tensor,
+        test_fullest_rank, test_steps_are_cut, test_runs, test_seconds_of_a_run, test_checkpoints_at_a_time, test_names,
         test_devices_here_and_elsewhere);
     return test_summary();
 }
