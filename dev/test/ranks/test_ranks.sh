@@ -31,7 +31,7 @@ run() { # RANKS OUT OPTIONS...; RANKS 0: without mpirun
     [ "$1" != 0 ] || launcher=()
     shift 2
     # shellcheck disable=SC2086
-    GLOBIGNORE='*' "${launcher[@]}" "$train" $small --lr "${lr:-1e-3}" --layers "${layers:-2}" --micro-batch "${micro:-3}" --out "$out" "$@" > "$out.log" 2>&1
+    GLOBIGNORE='*' "${launcher[@]}" $train $small --lr "${lr:-1e-3}" --layers "${layers:-2}" --micro-batch "${micro:-3}" --out "$out" "$@" > "$out.log" 2>&1
     code=$?
     [ $code = "${wanted:-0}" ] || { echo "exit code $code, not ${wanted:-0}:"; cat "$out.log"; return 1; }
 }
@@ -294,9 +294,18 @@ a_cut_model_resumes_on_any_mesh() { # 2 x 2, 4 x 1, 1 x 3, 1 x 1: as the run of 
     lr=0 steps=1 cut 4 2 ci && lr=0 steps=1 cut 1 1 ci1 && same_weights ci ci1 # the same initial weights
 }
 a_cut_model_is_refused() {
-    wanted=64 cut 3 2 refused && grep -q '^error.*--tensor 2: there are 3 ranks' refused.log &&
-        wanted=64 cut 6 6 refused && grep -q '^error.*--tensor 6: the model has 5 heads' refused.log &&
-        wanted=64 cut 2 2 refused --optimizer muon && grep -q '^error.*--tensor 2 cannot train with --optimizer muon' refused.log
+    wanted=64 cut 3 2 refused && grep -q '^error.*--tensor 2: there are 3 ranks' refused.log || return 1
+    wanted=64 cut 0 6 refused --dry-run --ranks 6 && grep -q '^error.*--tensor 6: the model has 5 heads' refused.log &&
+        wanted=64 cut 0 2 refused --optimizer muon && grep -q '^error.*--tensor 2 cannot train with --optimizer muon' refused.log
+}
+a_group_ends_with_a_rank_that_cannot_read() { # the others of its group exchange with it until then
+    mkdir elsewhere && cp code_*.bin elsewhere && printf '#!/bin/sh\n[ $OMPI_COMM_WORLD_RANK != 3 ] || cd elsewhere\nexec "$@"\n' > apart.sh && chmod +x apart.sh || return 1
+    local train="$PWD/apart.sh $train" job code
+    wanted=65 steps=100000 cut 4 2 "$PWD/unread" --deadline 15 &
+    job=$!
+    until grep -qs '"step": 3,' unread/metrics.jsonl || ! kill -0 $job 2> /dev/null; do sleep 0.05; done
+    truncate -s 3000 elsewhere/code_train_*.bin
+    wait $job && grep -q '^error (rank 3): .*code_train_000000.bin' unread.log || { tail -n 3 unread.log; return 1; }
 }
 too_small_a_batch() { wanted=64 run 4 tiny --steps 1 --batch-tokens 48 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks' tiny.log; }
 replays() { # CODE ROWS...: 4 ranks replay steps of ROWS rows; the options give another batch
@@ -354,6 +363,7 @@ a_cut_model_agrees
 a_cut_model_has_one_order_of_sums
 a_cut_model_resumes_on_any_mesh
 a_cut_model_is_refused
+a_group_ends_with_a_rank_that_cannot_read
 one_rank_samples
 not_finite_while_weights_travel
 too_small_a_batch
