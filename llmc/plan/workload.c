@@ -65,18 +65,22 @@ static void add_gradient(Workload *w, WorkFamily family, double examples, double
                       .read = (examples + 1) * gradient, .written = gradient, .count = count});
 }
 
+typedef struct {
+    Work work;
+    double again; // times that the backward pass recomputes it
+} Kernel;
+
 Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     const Model *model = shape->model;
-    const ModelConfig *m = &model->config;
-    // With --tensor blocks compute all rows, N tokens, with A and F columns; the rest computes B own rows, n values.
-    const double B = (double)own_rows(shape, rows).count, T = shape->seq_len, N = rows * T, C = m->channels;
-    const double A = (double)model->attention_width, F = (double)model->mlp_width;
-    const double n = B * T * C, L = m->layers, v = w.value;
+    // B own rows (TensorRanks), n values; blocks compute all rows, N tokens: a values of attention, f of the MLP.
+    const double B = (double)own_rows(shape, rows).count, T = shape->seq_len, N = rows * T, C = model->config.channels;
+    const double A = (double)model->attention_width, F = (double)model->mlp_width, a = N * A, f = N * F;
+    const double n = B * T * C, L = model->config.layers, v = w.value;
     // Blocks whose forward pass, or GELU, runs again: not the last block, whose activations are still in memory.
     const double again = shape->recompute == RECOMPUTE_BLOCK ? L - 1 : 0;
     const double gelu_again = shape->recompute != RECOMPUTE_NONE ? L - 1 : 0;
     // Causal: on average a row sees half of the rows (Dao et al. 2022, arXiv 2205.14135, section 4).
-    const double scores = N * (T + 1) / 2 * model->heads, product = N * (T + 1) * A; // FLOPs of one product
+    const double scores = N * (T + 1) / 2 * model->heads, product = a * (T + 1); // FLOPs of one product
     // The head computes a chunk of examples at a time: the logits of a whole micro-batch are never kept.
     const double V = model->vocab_padded, chunks = ceil(B / fmax(1, fmin(B, floor(w.head_bytes / (v * T * V)))));
     const double R = B * T / chunks; // rows of a chunk
@@ -84,19 +88,15 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     const double read = v * R * (w.stores_exponentials ? 3 * C : V), written = v * R * (w.stores_exponentials ? C : V);
     const double drops = shape->dropout.below > 0, branches = drops * (2 * L + 1), copied = drops * v * n;
     const WorkPass forward = PASS_FORWARD, backward = PASS_BACKWARD;
-    const struct {
-        Work work;
-        double again; // times that the backward pass recomputes it
-    } kernels[] = {
+    const Kernel kernels[] = {
         {stream(FAMILY_EMBEDDING, forward, n, 1, 2 * v, v, 1), 0},
         // Reads x and the output of the branch before; writes their sum and its LayerNorm.
         {stream(FAMILY_LAYERNORM, forward, n, LAYERNORM_FLOPS, 2 * v, 2 * v, 2 * L + 1), 2 * again},
-        {linear(shape, forward, v, N, C, 3 * A), again}, // qkv
-        {{FAMILY_ATTENTION, WORK_ATTENTION_FORWARD, forward, 2 * product, v * 3 * N * A, v * N * A, L},
-         again},                                     // q k^T, p v
-        {linear(shape, forward, v, N, A, C), again}, // proj
-        {linear(shape, forward, v, N, C, F), again}, // fc
-        {stream(FAMILY_GELU, forward, N * F, GELU_FLOPS, v, v, L), gelu_again},
+        {linear(shape, forward, v, N, C, 3 * A), again},                                                // qkv
+        {{FAMILY_ATTENTION, WORK_ATTENTION_FORWARD, forward, 2 * product, v * 3 * a, v * a, L}, again}, // q k^T, p v
+        {linear(shape, forward, v, N, A, C), again},                                                    // proj
+        {linear(shape, forward, v, N, C, F), again},                                                    // fc
+        {stream(FAMILY_GELU, forward, f, GELU_FLOPS, v, v, L), gelu_again},
         {linear(shape, forward, v, N, F, C), 0}, // fcproj
         {{FAMILY_DROPOUT, WORK_MASKS, forward, DROPOUT_FLOPS * n, copied, copied, branches}, drops * again},
         {{FAMILY_DROPOUT, WORK_MASKS, forward, DROPOUT_FLOPS * scores, 0, 0, drops * L}, drops * again},
@@ -104,11 +104,11 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
         {{FAMILY_CROSSENTROPY, WORK_STREAM, forward, LOSS_FLOPS * R * V, read, written, chunks}, 0},
         {matmul(FAMILY_HEAD_MATMUL, backward, v, R, V, C, chunks), 0},
         // Five products where the forward has two: q k^T again, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B).
-        {{FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, backward, 5 * product, v * 5 * N * A, v * 3 * N * A, L}, 0},
+        {{FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, backward, 5 * product, v * 5 * a, v * 3 * a, L}, 0},
         // Reads GELU's input; the CUDA engine reads its slope instead, which its forward pass writes.
-        {stream(FAMILY_GELU, backward, N * F, GELU_BACKWARD_FLOPS, v, 0, L), 0},
-        {stream(FAMILY_BIAS, backward, 3 * N * A, 1, v, 0, L), 0}, // qkv
-        {stream(FAMILY_BIAS, backward, N * F, 1, v, 0, L), 0},     // fc; the LayerNorms include proj's and fcproj's
+        {stream(FAMILY_GELU, backward, f, GELU_BACKWARD_FLOPS, v, 0, L), 0},
+        {stream(FAMILY_BIAS, backward, 3 * a, 1, v, 0, L), 0}, // qkv
+        {stream(FAMILY_BIAS, backward, f, 1, v, 0, L), 0},     // fc; the LayerNorms include proj's and fcproj's
         {stream(FAMILY_LAYERNORM, backward, n, LAYERNORM_BACKWARD_FLOPS, 3 * v, v, 2 * L + 1), 0},
         {{FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * n, copied, copied, branches}, 0},
         {{FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * scores, 0, 0, drops * L}, 0},
