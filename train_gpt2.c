@@ -34,12 +34,13 @@ typedef struct {
     size_t stride, B, T, C;
     size_t first; // first token to compute: keys and values of earlier ones are in memory (one row); else 0
     size_t N;     // tokens to compute, B (T - first)
+    // The group's rows (--tensor); without it the same.
     struct {
         const uint16_t *tokens; // (M, stride)
         size_t M, N;            // rows; tokens to compute
         size_t own;             // place of the first own row
-    } all;                      // the group's rows; without --tensor the same
-    Dtype type;                 // type of values
+    } all;
+    Dtype type;      // type of values
     int passes;      // cost, in forward passes: 3 in training (input and weight gradients cost one each), otherwise 1
     GnsMode mode;    // in training
     Dropout dropout; // dropout of the first row; attention_of and drop set the layer
@@ -337,15 +338,13 @@ static void ln_backward(Engine *engine, const Batch *batch, const void *x, const
 }
 
 // *branch (all rows, C) = the gradient of a branch's output before dropout: dx, or with dropout a masked copy of dx in
-// `scratch`; of several ranks a gathered copy.
+// `scratch`. With --tensor it is a copy in `exchange`, gathered from the ranks.
 static int branch_gradient(Engine *engine, const Batch *batch, void *scratch, DropoutPlace place, int l,
                            const void **branch, Error *e) {
-    void *own = engine->dx;
-    if (engine->exchange) {
-        scratch = own_place(engine, batch, engine->exchange);
-        own = memcpy(scratch, engine->dx, value_bytes(batch->type) * batch->N * batch->C);
-    }
-    if (batch->dropout.below) drop(batch, own = scratch, engine->dx, place, l);
+    void *own = engine->exchange ? own_place(engine, batch, engine->exchange) : scratch;
+    if (batch->dropout.below) drop(batch, own, engine->dx, place, l);
+    else if (engine->exchange) memcpy(own, engine->dx, value_bytes(batch->type) * batch->N * batch->C);
+    else own = engine->dx;
     *branch = engine->exchange ? engine->exchange : own;
     return gather_rows(engine, batch, engine->exchange, e);
 }

@@ -141,8 +141,9 @@ typedef struct {
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 
-// 0 if all ranks have the same weights, to the bit, or those of equal t. They start equal and make the same updates: only faulty hardware
-// makes them differ. ERR_RANK, settled, names the lowest rank that differs from rank 0.
+// 0 if all ranks have the same weights, to the bit; with --tensor those of equal t, and bucket 0 all. They start equal and
+// make the same updates: only faulty hardware makes them differ. ERR_RANK, settled, names the lowest rank that differs
+// from rank 0, or from the first with its t.
 int parallel_compare(Parallel *p, Error *e);
 
 bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine has all of a checkpoint

@@ -167,7 +167,7 @@ static int mpi_reduce_rows(Transport *t, void *own, const void *partial, int row
     TRY(exchange_rows(t, (void *)partial, t->partial ? t->partial : &(char){0}, rows, width, type, e));
     const uint16_t *x16 = t->partial;
     const float *x = t->partial;
-#pragma omp parallel for simd schedule(static)
+#pragma omp parallel for simd schedule(static) if (n > 1 << 13)
     for (size_t i = 0; i < n; i++) {
         float sum = 0;
         for (size_t r = 0; r < K; r++) sum += rounded ? bf16_to_f32(x16[r * n + i]) : x[r * n + i];

@@ -238,7 +238,7 @@ static int setup_local_model(Setup *setup, const Comm *comm, Error *e) {
     if (ranks % K)
         return FAIL(e, ERR_USAGE, "start a multiple of it: mpirun -np", "--tensor %d: there %s %d rank%s", K,
                     ranks > 1 ? "are" : "is", ranks, ranks > 1 ? "s" : "");
-    if (!setup->options.dry_run && !setup->transport_api->gather_rows)
+    if (setup->transport_api && !setup->transport_api->gather_rows)
         return FAIL(e, ERR_USAGE, "leave it out, or use the CPU trainer, train_gpt2",
                     "--tensor %d: this trainer cannot cut a model", K);
     TRY(model_create_local(&setup->local, &setup->model.config, comm->rank % K, K, e));
