@@ -12,9 +12,9 @@
 // gradients of weights and moments are fp32. --dtype fp8 is fp32 whose training rounds the factors of the blocks' products
 // y = x W + b and dx = dy W^T to e4m3 (factors_of).
 //
-// Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T; A = C and F = 4 C, the
-// widths of attention and MLP. With --tensor this rank computes B own rows of the M rows of its group (TensorRanks), NH
-// of the heads, and shares A and F of both widths.
+// Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T; widths A = C of
+// attention and F = 4 C of the MLP. With --tensor this rank computes B own rows of its group's M (TensorRanks), NH of
+// the heads, and shares A and F of both widths.
 #include "cpu/attention.h"     // attention_forward, attention_backward
 #include "cpu/calibrate.h"     // calibrate_flops, calibrate_copy
 #include "cpu/engine_cpu.h"    // Engine, Block, weight, grad, example_sq
@@ -356,7 +356,7 @@ static int block_backward(Engine *engine, const Batch *batch, Block *k, int l, E
     const void *branch;
     const size_t A = model->attention_width, NH = (size_t)model->heads, wide = batch->all.N * model->mlp_width;
     const Attention attention = attention_of(engine, batch, l);
-    // Recompute what the forward pass did not keep: of the last block all is in memory. x already includes its residual.
+    // Recompute what the forward pass did not keep; the last block's is in memory. x already includes its residual.
     if (engine->config.recompute == RECOMPUTE_BLOCK && l < model->config.layers - 1)
         TRY(block_forward(engine, batch, k, NULL, NULL, l, e));
     if (engine->config.recompute == RECOMPUTE_GELU) gelu_forward(k->gelu, k->fc, wide, batch->type);

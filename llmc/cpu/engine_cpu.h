@@ -1,7 +1,7 @@
 // The CPU engine's private state, shared by train_gpt2.c and engine_*.c.
 //
-// Shapes: B own rows and M rows of the group (TensorRanks; without --tensor B = M) of T tokens, C channels, NH heads and
-// widths A and F of attention and MLP (model.h), L layers, V vocabulary (Vp: padded).
+// Shapes: B own rows and M rows of the group (TensorRanks; without --tensor B = M) of T tokens, C channels, NH heads
+// and widths A and F of attention and MLP (model.h), L layers, V vocabulary (Vp: padded).
 #pragma once
 
 #include "cpu/attention.h"

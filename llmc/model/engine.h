@@ -30,8 +30,8 @@ typedef struct Engine Engine;
 //                 stream, the head and the losses are computed of own rows only
 //   all rows      attention (this model's heads) and MLP (this model's columns) are computed of all n rows
 // A block's forward pass, on every rank of the group in the same order:
-//     ln_1 (own) | gather | qkv, attention, proj (all) | reduce | residual, ln_2 (own) | gather | fc, GELU, fcproj (all)
-//     | reduce
+//     ln_1 (own) | gather | qkv, attention, proj (all) | reduce | residual, ln_2 (own) | gather | fc, GELU, fcproj
+//     (all) | reduce
 // and its backward pass, which with RECOMPUTE_BLOCK first runs the forward pass to GELU again, except the last block's:
 //     gather | fcproj, GELU, fc (all) | reduce | ln_2 (own) | gather | proj, attention, qkv (all) | reduce | ln_1 (own)
 // proj's and fcproj's outputs, and the gradients of ln_1's and ln_2's, are partial sums until reduced. Exactly one rank
@@ -166,8 +166,8 @@ typedef struct StepResult {
     double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
     double *rank_sq;    // |this rank's own gradients|^2 if `rank_norms` measured it, else 0; NULL: not asked for
     double nll_sum;     // loss_sum without label smoothing
-    // (EngineConfig.step_rows) the step's rows, in order; 0 for those that another rank of a tensor group owns. NULL: not
-    // asked for.
+    // (EngineConfig.step_rows) the step's rows, in order; 0 for those that another rank of a tensor group owns. NULL:
+    // not asked for.
     RowResult *row;
     // (sources, sources) <v_s, v_t>; NULL: not asked for. v_s is the sum of g_b over this rank's rows of source s, of all
     // LayerNorm parameters.

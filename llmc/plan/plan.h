@@ -141,8 +141,8 @@ bool plan_fits(const Plan *plan, int micro_batch);
 // Returns the largest micro-batch that fits and that the options allow; 0: none.
 int plan_largest_micro_batch(const Plan *plan);
 
-// Returns the fewest ranks, a multiple of --tensor, on which the plan fits with this --zero and its micro-batch; 0: none
-// up to `most`.
+// Returns the fewest ranks, a multiple of --tensor, on which the plan fits with this --zero and its micro-batch; 0:
+// none up to `most`.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
 
 // ERR_MEMORY if not even one row fits into the device's memory. Unknown memory fits all.

@@ -80,8 +80,8 @@ enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's words to the others
 // 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank that has one prints it.
 int comm_agree(Comm *comm, int code, Error *e);
 
-// 0 if all ranks of equal rank modulo `classes` have the same hash (hash_bytes). Else a settled error of the lowest rank
-// that differs from the lowest of its class.
+// 0 if all ranks of equal rank modulo `classes` have the same hash (hash_bytes). Else a settled error of the lowest
+// rank that differs from the lowest of its class.
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e);
 
 // comm_same for the program's file.

@@ -24,10 +24,10 @@
 //      adds up its micro-steps, and the last micro-step sums over ranks once.
 //   6. Muon needs whole matrices: its blocks are cut only between them (transport_whole_part). LAMB needs norms of
 //      whole tensors: at every stage each rank computes the norms of what it owns, and they are summed over ranks.
-//   7. With --tensor K, rank d K + t is rank t of group d, and `model` is its local model. The group's ranks compute the
-//      same micro-steps together (TensorRanks); they own other rows of each. Bucket 0 is cut among all ranks, and the
-//      others among the ranks of equal t (transport_scope). So owned parts are disjoint, and norms are sums over all
-//      ranks. A group without rows counts the group's exchanges that it does not make, for the watchdog.
+//   7. With --tensor K, rank d K + t is rank t of group d, and `model` is its local model. The group's ranks compute
+//      the same micro-steps together (TensorRanks); they own other rows of each. Bucket 0 is cut among all ranks, and
+//      the others among the ranks of equal t (transport_scope). So owned parts are disjoint, and norms are sums over
+//      all ranks. A group without rows counts the exchanges that it does not make, for the watchdog.
 //
 // --zero (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) says which rank keeps what:
 //   0  Every rank gathers all gradients and updates all weights. It keeps all moments.
@@ -141,9 +141,9 @@ typedef struct {
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 
-// 0 if all ranks have the same weights, to the bit; with --tensor those of equal t, and bucket 0 all. They start equal and
-// make the same updates: only faulty hardware makes them differ. ERR_RANK, settled, names the lowest rank that differs
-// from rank 0, or from the first with its t.
+// 0 if all ranks have the same weights, to the bit; with --tensor those of equal t, and bucket 0 all. They start equal
+// and make the same updates: only faulty hardware makes them differ. ERR_RANK, settled, names the lowest rank that
+// differs from rank 0, or from the first with its t.
 int parallel_compare(Parallel *p, Error *e);
 
 bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine has all of a checkpoint

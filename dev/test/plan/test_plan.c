@@ -448,8 +448,8 @@ static void test_exposed_weights(void) {
     model_destroy(&model);
 }
 
-// d12 over two ranks: 6 heads and 1536 columns each, half of the rows in the residual stream. A micro-step of 4 rows makes
-// 8 exchanges a layer, of 4 x 1024 x 768 values in bf16.
+// d12 over two ranks: 6 heads and 1536 columns each, half of the rows in the residual stream. A micro-step of 4 rows
+// makes 8 exchanges a layer, of 4 x 1024 x 768 values in bf16.
 static void test_tensor(void) {
     Plan one = plan_of("d12", "H200", 4), two = plan_with(&one, ZERO_1, 2, 2);
     MemoryPlan whole, cut;
