@@ -15,12 +15,12 @@ typedef struct {
     int threads;
     size_t max_T, max_D; // longest sequence, largest head
     float *scratch;      // attention_scratch(threads, max_T, max_D) floats, aligned to a vector
-    size_t first_head;   // number of the first head in the model, for dropout
     Dtype type;
     Dropout dropout; // set for the layer and the first example; both passes get the same
     // (B, T): each token's position in its document, 0, 1, 2, ...; a token sees only its document. NULL: a row is one
     // document.
     const uint16_t *position;
+    size_t first_head; // number of the first head in the model, for dropout
 } Attention;
 
 size_t attention_scratch(int threads, size_t max_T, size_t max_D);
