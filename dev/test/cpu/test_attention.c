@@ -13,7 +13,7 @@ static uint16_t *position; // (B, T) positions in documents, or NULL
 
 static Attention attention_create(int threads, size_t T, size_t D) {
     return (Attention){threads,    T,       D,       malloc(attention_scratch(threads, T, D) * sizeof(float)),
-                       DTYPE_FP32, dropout, position};
+                       DTYPE_FP32, dropout, position, 0};
 }
 
 static double factor_of(size_t b, size_t h, size_t t, size_t j) {
