@@ -198,9 +198,10 @@ static int setup_directory(Run *r, Error *e) {
 
 bool saves_in_background(const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
+    if (o->tensor > 1) return true;               // every save has a copy
     if (o->run.horizon_tokens == 0) return false; // --dry-run without a run's length
     int64_t steps = (o->run.horizon_tokens - 1) / (ramp_smallest(&position->ramp) * o->seq_len);
-    return o->on_spike || o->tensor > 1 || (o->checkpoint_every > 0 && steps >= o->checkpoint_every) ||
+    return o->on_spike || (o->checkpoint_every > 0 && steps >= o->checkpoint_every) ||
            (best_every(o) > 0 && steps >= best_every(o));
 }
 

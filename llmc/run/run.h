@@ -174,7 +174,7 @@ enum { RUN_JSON_MAX_BYTES = 1 << 26 };
 // Writes run.json. The first call chooses the run's id (output.c).
 int write_run_json(Run *r, Error *e);
 
-// True if the run saves a checkpoint before its end, from the saver's copy.
+// True if the run saves from the saver's copy: before its end, or with --tensor.
 bool saves_in_background(const Setup *setup, const Position *position);
 
 // --dry-run (dry_run.c): plans the run and prints the plan.

@@ -29,6 +29,11 @@ plans_this_cpu() {
     plan --model d2 --vocab-size 256 --seq-len 64 --steps 10 && said '^device +CPU, ' && said 'measured just now' &&
         said ' tok/s, MFU ' && said '^run +10 steps of 4 rows'
 }
+plans_a_cut_model() { # a machine whose link is unknown, too
+    plan --model d2 --ranks 4 --tensor 2 --batch-tokens 8192 && said '^  copy for checkpoints' && said '^> +4 +1 +2 .* unknown ' &&
+        ! grep nan plan.txt && plan --model d12 --device H200 --ranks 8 --tensor 4 --zero 3 && said '^> +8 +3 +4 +1 ' &&
+        said '^  waiting for other ranks ' && ! grep -E '^>? +(1|2) ' plan.txt
+}
 plans_a_run_without_length() {
     plan --model d2 --device H200 && said '^device +H200' && ! said '^run ' > /dev/null && ! said 'checkpoints are written' > /dev/null
 }
@@ -198,7 +203,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
     said 'note: no effect: --device without --dry-run'
 }
 
-for test in plans_a_gpu_from_here plans_fp8 plans_this_cpu plans_a_run_without_length hours_are_tokens_over_speed \
+for test in plans_a_gpu_from_here plans_fp8 plans_this_cpu plans_a_cut_model plans_a_run_without_length hours_are_tokens_over_speed \
     reports_ranks_that_wait compares_the_modes agrees_with_the_textbook suggests_what_nobody_gave reports_a_disk_too_small reports_memory_too_small \
     plans_with_the_users_figures writes_nothing \
     predicts_the_steps tunes_a_gpu_only refuses_for_a_gpu_what_only_the_cpu_can; do
