@@ -270,7 +270,7 @@ cut() { # RANKS TENSOR OUT OPTIONS...: a model of five heads over TENSOR ranks
 a_cut_model_agrees() { # with one rank, in 11 rows of micro-steps of 3: groups of 1 to 4 ranks, of which some own no row
     local mesh masks="--dropout 0.2 --label-smoothing 0.1 --recompute block --optimizer lamb"
     cut 1 1 c1 && cut 1 1 cm1 $masks || return 1
-    for mesh in "2 2" "4 2" "6 3" "4 4" ${GNS_LONG:+"8 2" "6 2"}; do
+    for mesh in "4 2" "6 3" "4 4" ${GNS_LONG:+"2 2" "8 2" "6 2"}; do
         set -- $mesh
         cut "$1" "$2" "c$1_$2" && agree c1 "c$1_$2" && close_total c1 "c$1_$2" && close c1 "c$1_$2" gns_ratio 1e-4 || return 1
     done
@@ -279,8 +279,10 @@ a_cut_model_agrees() { # with one rank, in 11 rows of micro-steps of 3: groups o
 a_cut_model_has_one_order_of_sums() { # over --zero, --recompute and reruns
     local zero
     cut 4 2 cz0 --zero 0 && same_run c4_2 cz0 || return 1
-    for zero in 1 2 3; do micro=20 cut 4 2 cw$zero --zero $zero --recompute block || return 1; done
-    same_run cw1 cw2 && same_run cw1 cw3 && micro=20 cut 4 2 cw_again && same_run cw1 cw_again
+    for zero in 1 3 ${GNS_LONG:+2}; do
+        micro=20 cut 4 2 cw$zero --zero $zero --recompute block && same_run cw1 cw$zero || return 1
+    done
+    micro=20 cut 4 2 cw_again && same_run cw1 cw_again
 }
 a_cut_model_resumes_on_any_mesh() { # 2 x 2, 4 x 1, 1 x 3, 1 x 1: as the run of one rank
     local mesh at=0 constant="--lr-schedule constant"
