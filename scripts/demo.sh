@@ -39,7 +39,7 @@ echo "== training: the batch (B, in rows of 64 bytes) grows as the gradient nois
 awk '
     /"loss":/ && match($0, /"tokens": [0-9]+/) { x[++n] = substr($0, RSTART + 10, RLENGTH - 10); match($0, /"loss": [0-9.]+/); y[n] = substr($0, RSTART + 8, RLENGTH - 8) }
     END {
-        print "\ntraining loss (nats a token)"
+        print "\ntraining loss (nats per token)"
         for (i = 1; i <= n; i++) { k = int((x[i] - 1) / x[n] * 20); sum[k] += y[i]; count[k]++ }
         for (k = 0; k < 20; k++) if (count[k]) {
             bar = sprintf("%*s", 10 * sum[k] / count[k], "")
@@ -54,7 +54,7 @@ packed=$(gzip -9 -c validation.txt | wc -c)
 awk -v bytes="$(stat -c %s validation.txt)" -v packed="$packed" '
     { if (match($0, /"val_loss": [0-9.]+/)) loss = substr($0, RSTART + 12, RLENGTH - 12) }
     END { if (!loss) exit 65
-          printf "\nbits a byte of the validation text: this model %.2f, gzip -9 %.2f\n", loss / log(2), 8 * packed / bytes }
+          printf "\nbits per byte of the validation text: this model %.2f, gzip -9 %.2f\n", loss / log(2), 8 * packed / bytes }
 ' run/metrics.jsonl || fail 65 "$PWD/run/metrics.jsonl has no validation loss" "Move the run aside: make demo makes another"
 echo "the run is in $PWD/run; sample it again with"
 printf "  ./train_gpt2 --sample-only --model %q --prompt '#define '\n" "$(newest_checkpoint "$PWD/run")"

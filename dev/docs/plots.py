@@ -116,7 +116,7 @@ def draw_loss(plots, runs):
         right.errorbar(mean(steps), middle, error if error > 0 else 0, fmt="s" if run.ramp else "o", color=colour, capsize=3,
                        label=run.label)
     right.axhline(0, color=plots.FAINT, **plots.DASHED)
-    left.set(xscale="log", yscale="log", xlabel="steps", ylabel="training loss (nats a token)",
+    left.set(xscale="log", yscale="log", xlabel="steps", ylabel="training loss (nats per token)",
              xlim=(min(len(run.rows) for run in runs) / 5, None), ylim=(0.97 * lowest, 1.5 * max(last)))
     right.set(xscale="log", xlabel="steps", title=f"loss of the last tenth, above {reference.label}")
     for axis in (left.yaxis, left.xaxis, right.xaxis):
@@ -165,7 +165,7 @@ def draw_muon(plots, directory):
         right.plot([run.size for run in short], [last_val(run) for run in short], "o-", color=colour, label=name)
     left.set(yscale="log", ylim=(10, 1000), xlabel="share of the tokens (%)", ylabel="rows",
              title="noise scale of the whole model")
-    right.set(xscale="log", xlabel="batch (rows)", ylabel="validation loss (nats a token)",
+    right.set(xscale="log", xlabel="batch (rows)", ylabel="validation loss (nats per token)",
               title=f"after {short[0].rows[-1]['tokens'] / 1e6:.0f} million tokens, at the best settings tried")
     right.xaxis.set_major_locator(plots.LogLocator(base=2))
     right.xaxis.set_minor_locator(plots.NullLocator())
@@ -198,7 +198,7 @@ def draw_loss_time(plots):
             axes.plot(seconds, losses, "o", color=color)
             axes.annotate(label, (mean(seconds), min(losses)), (0, -14), textcoords="offset points", fontsize=8, color=color,
                           ha="center")
-    axes.set(xlabel="seconds on one H200", ylabel="loss (nats a token)", xlim=(0, 290), ylim=(0.9, 2.5),
+    axes.set(xlabel="seconds on one H200", ylabel="loss (nats per token)", xlim=(0, 290), ylim=(0.9, 2.5),
              title="GPT-2 124M on source code: training loss, and validation loss at a run's end")
     axes.legend()
     return figure

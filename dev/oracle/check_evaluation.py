@@ -142,7 +142,7 @@ def check_eval_only(build, world, T):
         text = run(world.work, build / "train_gpt2", *options, "--hellaswag", path, "--micro-batch", rows).decode()
         close(printed_number(text, "loss"), loss, "loss")
         close(printed_number(text, "perplexity"), math.exp(loss), "perplexity")
-        close(printed_number(text, "bits a byte"), loss / math.log(2), "bits a byte")  # a token is a byte
+        close(printed_number(text, "bits per byte"), loss / math.log(2), "bits per byte")  # a token is a byte
         for name in ("acc", "acc_norm"):
             share, ambiguous = want[name]
             if not abs(printed_number(text, name) - share) <= PRINTED + ambiguous:

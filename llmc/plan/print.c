@@ -283,7 +283,7 @@ static void print_run(FILE *f, const Plan *p) {
     print_run_line(f, p, "  growing as soon as it may ", INFINITY);
 }
 
-// Suggests values of the options that nobody gave, for AdamW: 20 tokens a parameter (Hoffmann et al. 2022, arXiv
+// Suggests values of the options that nobody gave, for AdamW: 20 tokens per parameter (Hoffmann et al. 2022, arXiv
 // 2203.15556); batch and rate by Step Law (Li et al. 2025, arXiv 2503.04715: B = 0.58 D^0.571 tokens, rate = 1.79
 // N^-0.713 D^0.307, N without embeddings); warm-up of 2 / (1 - beta2) steps (Ma and Yarats 2021, arXiv 1910.04209).
 static void print_suggestions(FILE *f, const Plan *p) {
@@ -303,7 +303,7 @@ static void print_suggestions(FILE *f, const Plan *p) {
     if (!o->given[OPTION_warmup_tokens])
         fprintf(f, " --warmup-tokens %.0f", fmin(ceil(2 / (1 - o->beta2)) * rows * T, 0.1 * D));
     fprintf(f, "\n            (Step Law, arXiv 2503.04715: AdamW on web text; %stry half the rate, too)\n",
-            p->ramp || o->train_hours ? "" : "20 tokens a parameter; ");
+            p->ramp || o->train_hours ? "" : "20 tokens per parameter; ");
 }
 
 static void print_checkpoints(FILE *f, const Plan *p) {

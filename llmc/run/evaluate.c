@@ -95,10 +95,10 @@ static int print_loss(Run *r, Error *e) {
     if (!is_rank0(setup)) return 0;
     printf("validation  %s: %lld tokens, %lld of %lld windows\n", o->val, (long long)v.tokens, (long long)v.rows,
            (long long)windows);
-    printf("  loss        %10.6f  nats a token\n", v.loss);
-    printf("  perplexity  %10.4f\n", exp(v.loss));
+    printf("  loss          %10.6f  nats per token\n", v.loss);
+    printf("  perplexity    %10.4f\n", exp(v.loss));
     if (v.bytes > 0)
-        printf("  bits a byte %10.6f  at %.3f bytes a token\n", v.loss * (double)v.tokens / log(2.0) / v.bytes,
+        printf("  bits per byte %10.6f  at %.3f bytes per token\n", v.loss * (double)v.tokens / log(2.0) / v.bytes,
                v.bytes / (double)v.tokens);
     return 0;
 }
@@ -106,7 +106,7 @@ static int print_loss(Run *r, Error *e) {
 // Prints the fraction of yes among n answers, with its standard error if n > 1.
 static void print_fraction(const char *name, int yes, int n, const char *note) {
     double fraction = (double)yes / n;
-    printf("  %-11s %10.6f", name, fraction);
+    printf("  %-13s %10.6f", name, fraction);
     if (n > 1) printf("  +- %.4f", sqrt(fraction * (1 - fraction) / (n - 1)));
     printf("%s\n", note);
 }

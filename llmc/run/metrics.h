@@ -34,7 +34,7 @@
 typedef struct {
     int64_t step, tokens, examples; // done, this step included
     int64_t batch;                  // rows of this step
-    double loss;                    // nats a token, mean over the batch, before the update
+    double loss;                    // nats per token, mean over the batch, before the update
     double nll;                     // loss without label smoothing
     double lr;
     double grad_norm;  // norm of the mean gradient, before clipping

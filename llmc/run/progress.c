@@ -69,7 +69,7 @@ static const char *write_eta(Progress *p, double now, char out[64]) {
 
 // Formats the line of a step.
 static void format_step(Progress *p, const StepMetrics *s, const Noise *noise, double now) {
-    const double many = 99999.5; // tokens a second
+    const double many = 99999.5; // tokens per second
     const GnsEstimate g = gns_estimate(&noise->ln);
     bool thousands = s->tok_per_s >= many;
     bool has_gns = s->mode != GNS_OFF && !isnan(g.lower);

@@ -189,7 +189,7 @@ int inspect(const char *path, FILE *out, Error *e);
 
 typedef struct {
     int64_t rows, tokens;
-    double loss;  // nats a token
+    double loss;  // nats per token
     double bytes; // bytes of the tokens' text; 0 without a tokenizer
 } Evaluation;
 

@@ -153,8 +153,8 @@ static void print_end(const Run *r) {
     if (isfinite(at->val_loss)) {
         char bits[40] = "";
         if (r->position.val_bytes > 0)
-            snprintf(bits, sizeof bits, " = %.4f bits a byte", at->val_loss / log(2.0) / r->position.val_bytes);
-        printf("validation loss %.4f nats a token%s\n", at->val_loss, bits);
+            snprintf(bits, sizeof bits, " = %.4f bits per byte", at->val_loss / log(2.0) / r->position.val_bytes);
+        printf("validation loss %.4f nats per token%s\n", at->val_loss, bits);
     }
     if (o->keep_best && at->best.step && at->best.step != at->step)
         printf("lowest validation loss %.4f after step %lld, in %s/step_%08lld\n", at->best.loss,

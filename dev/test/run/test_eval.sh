@@ -86,7 +86,7 @@ eval_only_says_what_the_run_said() { # its last validation, and its last score
         'BEGIN { d = a - b; exit !(a > 0 && d < 1e-6 && d > -1e-6) }' || { cat e1 again/metrics.jsonl; return 1; }
     awk -v a="$(value e1 acc)" -v b="$(scores learner | grep -oE 'swag": [0-9.]+' | cut -d ' ' -f 2)" \
         'BEGIN { d = a - b; exit !(a > 0 && d < 1e-6 && d > -1e-6) }' || { cat e1; scores learner; return 1; }
-    awk -v l="$(value e1 loss)" -v p="$(value e1 perplexity)" -v b="$(grep 'bits a byte' e1 | awk '{ print $4 }')" \
+    awk -v l="$(value e1 loss)" -v p="$(value e1 perplexity)" -v b="$(grep 'bits per byte' e1 | awk '{ print $4 }')" \
         'BEGIN { exit !(p / exp(l) < 1.0001 && p / exp(l) > 0.9999 && b * log(2) / l < 1.0001 && b * log(2) / l > 0.9999) }' || return 1
     awk -v n="$questions" '$1 ~ /^acc/ { d = $4 - sqrt($2 * (1 - $2) / (n - 1)); lines++; wrong += !(d < 6e-5 && d > -6e-5) }
         END { exit lines != 2 || wrong }' e1 || { echo "standard errors of $questions answers:"; cat e1; return 1; }
@@ -141,8 +141,8 @@ a_tokenizer_for_a_model_from_scratch() { # is saved in the checkpoint, and read 
     "$train" --sample-only --model "$(newest_checkpoint words)" --prompt 'static int' --sample-tokens 5 > sample &&
         grep -q '^static int' sample || { cat sample; return 1; }
     "$train" --eval-only --model "$(newest_checkpoint words)" --val 'words_val_*.bin' --hellaswag questions.jsonl > e7 || return 1
-    awk -v at_the_end="$(sed -nE 's/^validation loss .* nats a token = ([0-9.]+) bits a byte$/\1/p' words.log)" \
-        '/bits a byte/ { d = $4 - at_the_end; if (d > 1e-4 || d < -1e-4) { print "a run ends with " at_the_end ", --eval-only says " $4; exit 1 } }' e7
+    awk -v at_the_end="$(sed -nE 's/^validation loss .* nats per token = ([0-9.]+) bits per byte$/\1/p' words.log)" \
+        '/bits per byte/ { d = $4 - at_the_end; if (d > 1e-4 || d < -1e-4) { print "a run ends with " at_the_end ", --eval-only says " $4; exit 1 } }' e7
 }
 bits_are_of_the_words_bytes() { # where a token is several of them, and <|endoftext|> none: counted by vocab.json
     local python part
@@ -159,10 +159,10 @@ tokens = array.array("H", open(shard, "rb").read()[1024:])
 n = (len(tokens) - 1) // 32 * 32  # whole windows
 want = sum(length[token] for token in tokens[1 : n + 1]) / n
 said = open("e10").read()
-loss, bits, got = (float(re.search(p + r" +([0-9.]+)", said).group(1)) for p in ("loss", "bits a byte", " at"))
+loss, bits, got = (float(re.search(p + r" +([0-9.]+)", said).group(1)) for p in ("loss", "bits per byte", " at"))
 assert sum(length[token] == 0 for token in tokens) >= 5, "no documents end"
 assert abs(got - want) < 6e-4, f"{got} bytes a token, not {want}"
-assert abs(bits * math.log(2) * want / loss - 1) < 1e-5, f"{bits} bits a byte, not {loss / math.log(2) / want}"
+assert abs(bits * math.log(2) * want / loss - 1) < 1e-5, f"{bits} bits per byte, not {loss / math.log(2) / want}"
 PYTHON
 }
 

@@ -39,7 +39,7 @@ resumes_after_a_stop() { # and says when it is complete
     TOKENS=1000000 demo 75 "$work/text" && compgen -G "$demo/text-*/run/step_*" > /dev/null || return 1
     rm "$work/stop"
     [ "$(wc -l < "$demo"/text-*/run/metrics.jsonl)" -ge 40 ] && { echo "stopped too late to go on"; return 1; }
-    TOKENS=24000 demo 0 "$work/text" && grep -q '^resuming from run/step_' "$work/log" && grep -q '^bits a byte' "$work/log" || return 1
+    TOKENS=24000 demo 0 "$work/text" && grep -q '^resuming from run/step_' "$work/log" && grep -q '^bits per byte' "$work/log" || return 1
     local newest
     newest=$(newest_checkpoint "$demo"/text-*/run)
     cp -r "$newest" "$newest.damaged" && TOKENS=24000 demo 0 "$work/text" && rm -r "$newest.damaged" &&
