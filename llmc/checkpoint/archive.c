@@ -13,8 +13,8 @@
 // 7. A checkpoint that cannot be read does not count as damaged: nothing is removed or renamed because of it, and no
 //    older one is used instead.
 // 8. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
-//    (archive_set_aside_after). A rollback keeps the newest of those that it abandons until the next one, or until the
-//    disk is full (archive_roll_back).
+//    (archive_set_aside_after). Those that a rollback renames stay until the next one, or until the disk is full
+//    (archive_roll_back).
 #include "checkpoint/archive.h"
 
 #include <errno.h>
@@ -388,33 +388,31 @@ done:
     return code;
 }
 
-// Renames checkpoints later than `step`: all that may not be removed, and the newest `most` others. Removes the rest.
-static int set_aside(const Archive *archive, int64_t step, const char *suffix, int most, FILE *notes, Error *e) {
+// Renames checkpoints later than `step`. In a rollback, first removes what an earlier one made of the same steps.
+static int set_aside(const Archive *archive, int64_t step, bool rollback, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], aside[ARCHIVE_PATH];
     Steps steps;
-    int code = 0, own = 0;
+    int code = 0;
     TRY(steps_list(archive, FINAL, &steps, e));
     for (int i = 0; i < steps.count && steps.step[i] > step && !code; i++) {
         Manifest manifest;
-        if (own_bytes(archive, steps.step[i]) && own++ >= most) {
-            code = archive_remove(archive, steps.step[i], notes, e);
-            continue;
-        }
         archive_verify(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &(Error){0});
         if (of_another_run(archive, &manifest)) continue;
         step_path(archive, steps.step[i], FINAL, path);
-        code = rename_aside(archive, steps.step[i], path, suffix, aside, e);
+        if (rollback) TRY_GOTO(remove_own(archive, steps.step[i], ROLLED_BACK, notes, e));
+        code = rename_aside(archive, steps.step[i], path, rollback ? "rolled_back" : "damaged", aside, e);
         if (!code) fprintf(notes, "%s is now %s\n", path, aside);
     }
+done:
     memory_free(steps.step);
     return code;
 }
 
 int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, Error *e) {
-    return set_aside(archive, step, "damaged", INT_MAX, notes, e);
+    return set_aside(archive, step, false, notes, e);
 }
 
 int archive_roll_back(const Archive *archive, int64_t step, int64_t keep, FILE *notes, Error *e) {
     if (keep > 0) TRY(remove_rolled_back(archive, notes, e));
-    return set_aside(archive, step, "rolled_back", keep > 0 ? 1 : INT_MAX, notes, e);
+    return set_aside(archive, step, true, notes, e);
 }

@@ -88,8 +88,8 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
 // steps again.
 int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, Error *e);
 
-// In a rollback, renames them to "step_00000120.rolled_back" instead. With keep > 0, removes those of earlier
-// rollbacks, and all but the newest of this run's; still renames damaged ones and links.
+// In a rollback, renames them to "step_00000120.rolled_back" instead. First removes this run's own from earlier
+// rollbacks: all with keep > 0, else those of the same steps.
 int archive_roll_back(const Archive *archive, int64_t step, int64_t keep, FILE *notes, Error *e);
 
 // Counts the checkpoints, damaged or not, and those that a rollback set aside.

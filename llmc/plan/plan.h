@@ -129,7 +129,7 @@ enum { PLAN_STEPS_MAX = 5000000 };
 PlanRun plan_run(const Plan *plan, double target);
 
 // Returns the most checkpoints on the disk at a time, in the longest run that the ramp allows. A step whose checkpoint
-// is due twice (--checkpoint-every, --keep-best) counts twice. With --on-spike one abandoned by a rollback counts.
+// is due twice (--checkpoint-every, --keep-best) counts twice. With --on-spike those that a rollback abandons count.
 int64_t plan_checkpoints(const Ramp *ramp, const Options *options);
 
 // Memory per rank, libraries included (memory.c). On a CPU it includes the copy for checkpoints. Returns that copy's

@@ -166,6 +166,7 @@ static int setup_directory(Run *r, Error *e) {
     const char *out = r->setup.options.out;
     Archive *archive = &r->saving.archive;
     LockHolder ignored;
+    Error unkept;
     int checkpoints;
     TRY(directory_create(out, e));
     if (!archive_is_open(archive)) TRY(archive_open(archive, out, e));
@@ -190,7 +191,8 @@ static int setup_directory(Run *r, Error *e) {
     TRY(archive_tidy(archive, stderr, e));
     TRY(write_run_json(r, e)); // before any change to the run's data: it reads the old run.json
     const int64_t step = r->position.at.step, bytes = r->position.at.metrics_bytes;
-    if (back) TRY(metrics_set_aside(r->output.metrics, step, bytes, e));
+    if (back && metrics_set_aside(r->output.metrics, step, bytes, &unkept))
+        fprintf(stderr, "warning: %s: the undone steps' lines are lost\n", unkept.what);
     TRY(back ? archive_roll_back(archive, step, r->setup.options.keep, stderr, e)
              : archive_set_aside_after(archive, step, stderr, e));
     return metrics_begin(r->output.metrics, step, bytes, e);

@@ -10,8 +10,7 @@
 //      and excludes its rows. Without one, soon after another rollback, it resumes from the run's oldest checkpoint.
 //   3. The next checkpoint stores these ranges. A run killed before it repeats the spike and the rollback.
 //   4. setup_output cuts metrics.jsonl, as on every resume, and keeps the cut lines in metrics.rolled_back.jsonl. After
-//      a kill that file may hold a step twice. The newest abandoned checkpoint becomes step_N.rolled_back
-//      (archive_roll_back).
+//      a kill that file may hold a step twice. Abandoned checkpoints become step_N.rolled_back (archive_roll_back).
 //   5. There is a checkpoint: one of step 0 begins the run, and --keep spares the newest one before a window that may
 //      still spike (archive_thin).
 //   6. The run directory stays open and locked throughout.

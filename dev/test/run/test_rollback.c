@@ -194,9 +194,9 @@ static void test_not_finite(void) {
                   0, path_of("step %d, examples %d to %d: loss nan", step, (step - 1) * B, step * B - 1), where[i]);
         check_lines(path_of("nan%d", step), 50);
     }
-    CHECK(count_checkpoints("nan39") == 5 && file_exists("nan39/step_00000036") &&
-              file_exists("nan39/step_00000036.rolled_back"),
-          "kept: 50, back to 36, before step 41, and the newest abandoned one");
+    CHECK(count_checkpoints("nan39") == 6 && file_exists("nan39/step_00000036") &&
+              file_exists("nan39/step_00000030.rolled_back") && file_exists("nan39/step_00000036.rolled_back"),
+          "kept: 50, back to 36, before step 41, and the abandoned ones");
     disturbed.nan_from = disturbed.nan_to = 0;
 }
 
@@ -221,8 +221,10 @@ static void test_another_runs_checkpoint(void) {
         "sleep 1 && cp -r other/step_00000025 mine && printf '{\"step\": 7}\\n{\"st' > mine/metrics.rolled_back.jsonl";
     CHECK_RUN(trainer_run(SHORT "--out mine"), 0, ": back to mine/step_00000024, without");
     disturbed.command =
-        "rm -rf mine2/step_0000000* mine2/step_0000001* mine2/step_00000024 && cp -r other/step_00000025 mine2";
-    CHECK_RUN(trainer_run(SHORT "--out mine2"), 0, ": back to mine2/step_00000030, without");
+        "rm -rf mine2/step_0000000* mine2/step_0000001* mine2/step_00000024 && cp -r other/step_00000025 mine2 && "
+        "mkdir mine2/metrics.rolled_back.jsonl";
+    CHECK_RUN(trainer_run(SHORT "--out mine2"), 0, ": back to mine2/step_00000030, without",
+              "warning: mine2/metrics.rolled_back.jsonl: ", ": the undone steps' lines are lost\n");
     disturbed.nan_from = disturbed.nan_to = 0, disturbed.command = NULL;
     CHECK(file_exists("mine/step_00000025"), "another run's");
     CHECK(file_mentions("mine/metrics.rolled_back.jsonl", "{\"step\": 7}\n{\"step\": 25,"), "a torn line is cut");
@@ -259,10 +261,15 @@ static void test_abandoned(void) {
     CHECK(truncate("left/step_00000004/MANIFEST.json", 9) == 0 && unlink("left/step_00000006/MANIFEST.json") == 0,
           "damaged");
     CHECK_OK(archive_roll_back(&archive, 3, 2, notes, &e), &e);
-    CHECK(file_exists("left/step_00000005.rolled_back") && file_exists("left/step_00000004.rolled_back"), "the newest");
+    CHECK(file_exists("left/step_00000005.rolled_back") && file_exists("left/step_00000004.rolled_back"),
+          "all of them");
     CHECK(system("rm -r left/*4.rolled_back left/*6*") == 0, "damaged ones moved");
     CHECK_OK(archive_roll_back(&archive, 2, 2, notes, &e), &e);
     CHECK(file_exists("left/step_00000003.rolled_back") && count_checkpoints("left") == 3, "of the second");
+    make_checkpoint("left", 3, "made by a test", "x", 1);
+    CHECK_OK(archive_roll_back(&archive, 2, 0, notes, &e), &e);
+    CHECK(file_exists("left/step_00000003.rolled_back") && !file_exists("left/step_00000003.rolled_back.2"),
+          "the older one of the same step goes");
     CHECK(archive_make_room(&archive, UINT64_MAX / 2, &(Spare){.keep = 0}, 2, notes, NULL, &e) == ERR_WRITE, "room");
     CHECK(file_exists("left/step_00000003.rolled_back"), "--keep 0 keeps all");
     CHECK(archive_make_room(&archive, UINT64_MAX / 2, &(Spare){.keep = 2}, 2, notes, NULL, &e) == ERR_WRITE, "room");
