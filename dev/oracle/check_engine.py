@@ -85,6 +85,34 @@ def tensor_error(a, b, part=...):
     return np.linalg.norm(difference[part].ravel()) / np.linalg.norm(b[part].ravel())
 
 
+def sources_errors(dump):
+    """Errors of the numbers of rows and sources: from all pairs of rows, where the engine sums a source's gradients first.
+    Averages decay by 2^(-1/4) a step. G2 is a small difference: its error is relative to the source's mean |g_b|^2."""
+    K, B = dump.rows.shape[:2]
+    p = np.array([dump.meta["share_0"], 1 - dump.meta["share_0"]])
+    squares, pairs, errors = np.zeros((K, 2)), np.zeros((K, 2, 2)), {}
+    for k in range(K):
+        g = dump.gradients if k == 0 else dump.examples(dump.params, dump.rows[k], dump.factors_at(k + 1))[1]
+        g = np.concatenate([np.reshape(x, (B, -1)) for name, x in g.items() if ".ln_" in f".{name}"], axis=1)
+        of = (np.arange(B) + dump.meta["first_example"] + k * B) % 5 >= 2
+        products, member = g @ g.T, np.stack([~of, of]).astype(np.float64)
+        squares[k] = member @ np.diag(products)
+        pairs[k] = member @ (products - np.diag(np.diag(products))) @ member.T
+        if k == 0:
+            errors["row"] = numbers_error(dump.tensors["row"], np.stack([np.diag(products), dump.losses["nll"]], axis=1))
+            errors["source_gram"] = tensor_error(dump.tensors["source_gram"], member @ products @ member.T)
+        if B == 1 or dump.rows.shape[2] > 100:  # no pairs, or slow
+            return errors
+    weights = 2.0 ** (-np.arange(K) / 4)  # the engine takes the first step last
+    squares, pairs = (np.average(x, axis=0, weights=weights) for x in (squares, pairs))
+    inner, mean = pairs / np.outer(p, p) / (B * (B - 1)), squares / p / B
+    wanted = np.stack([squares / squares.sum(), np.diag(inner) / mean, 1 - np.diag(inner) / mean], axis=1)
+    errors["source_numbers"] = np.max(np.abs(dump.tensors["source_numbers"] / np.stack([p / p, mean, mean], axis=1) - wanted))
+    if B == 4 or not np.isnan(dump.tensors["source_cosine"]):  # significant with four rows; with others it need not be
+        errors["source_cosine"] = abs(dump.tensors["source_cosine"] - inner[0, 1] / np.sqrt(inner[0, 0] * inner[1, 1]))
+    return errors
+
+
 def check_case(path):
     dump = Dump(path)
     errors = {name: numbers_error(dump.tensors[name], want) for name, want in dump.losses.items()}
@@ -103,6 +131,7 @@ def check_case(path):
         if not np.linalg.norm(got[zero]) <= ZERO_TOLERANCE * np.linalg.norm(want):
             raise Mismatch(f"grad/{name}: {np.linalg.norm(got[zero]):.3g} where it must be zero")
 
+    errors |= sources_errors(dump)
     losses, params = gpt2.train(dump.params, dump.rows, dump.heads, dump.meta, dump.examples, dump.factors_at)
     errors["losses"] = numbers_error(dump.tensors["losses"], losses)
     for name, want in params.items():

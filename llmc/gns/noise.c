@@ -5,7 +5,7 @@
 int noise_create(Noise *noise, const Model *model, double half_life, double ratio, int sources, Error *e) {
     memset(noise, 0, sizeof *noise);
     noise->layers = model->config.layers, noise->sources = sources;
-    noise->source_trackers = sources < 2 ? sources : 2 * sources + 3 * sources * (sources - 1) / 2;
+    noise->source_trackers = 2 * sources + 3 * sources * (sources - 1) / 2;
     const size_t trackers = (size_t)(noise->layers + noise->source_trackers);
     TRY(memory_alloc_zero((void **)&noise->layer, sizeof(GnsTracker) * trackers, "noise trackers", e));
     noise->source = noise->layer + noise->layers;
@@ -89,7 +89,7 @@ void noise_observe_sources(Noise *noise, double B, double pairs, const double *s
     double all = 0;
     for (int s = 0; s < n; s++) all += sq[s];
     for (int s = 0; s < n; s++) gns_add(&noise->source[s], all / B, sq[s] / B, step_tokens);
-    if (n < 2 || pairs == 0) return;
+    if (pairs == 0) return;
     for (int t = 0; t < n; t++) {
         double *g2 = &gram[t * n + t];
         *g2 = (*g2 - sq[t]) / (share[t] * share[t] * pairs);

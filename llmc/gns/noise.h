@@ -18,7 +18,7 @@ typedef struct Noise {
     GnsTracker *layer;            // (L), sampled steps
     GnsTracker ranks;             // some steps: the whole model, from the ranks' gradients; a cross-check of the others
     GnsTracker *source;           // (source_trackers) every step, LayerNorms: see noise_observe_sources
-    int layers, sources;          // sources: of a --train with weights; 0 without
+    int layers, sources;          // sources: of a --train with weights; 0: fewer than 2
     int source_trackers;
     double tokens_since_sample, tokens_since_ranks; // since the last exact step; since the last update of `ranks`
     double fixed_ratio;                             // --gns-ratio; 0: measured

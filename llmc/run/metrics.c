@@ -259,7 +259,6 @@ static void put_source(FILE *f, const Noise *noise, int i) {
     snprintf(name, sizeof name, "gns_source_%d", i);
     put_field(f, name, "", part.scale);
     put_field(f, name, "_se", part.scale_se);
-    if (noise->sources < 2) return;
     const GnsEstimate own = gns_estimate(&noise->source[noise->sources + i]);
     put_field(f, name, "_scale", own.scale);
     put_field(f, name, "_scale_se", own.scale_se);

@@ -264,7 +264,7 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
     parallel_shard(&setup->parallel, &setup->shape);
     if (o->outliers || position->noise.sources)
         setup->shape.step_rows = (int)rows_of_rank(config.batch_max, 0, comm->ranks / K).count;
-    if (position->noise.sources > 1) setup->shape.sources = position->noise.sources;
+    setup->shape.sources = position->noise.sources;
     if (comm->ranks > 1 && !setup->shape.inference) // evaluation has no NCCL
         setup->shape.leave =
             TRANSPORT_NCCL_BYTES + transport_buffer_bytes(o->comm_dtype, model_bucket_largest(setup->shape.model));
@@ -511,7 +511,7 @@ int setup_schedule(Run *r, Error *e) {
     TRY(ramp_create(&position->ramp, &ramp, o->run.ramp_argument, e));
     if (o->outliers) TRY(row_outliers_create(&position->outliers, o->outliers, ramp_largest(&position->ramp), e));
     return noise_create(&position->noise, &r->setup.model, o->run.gns_half_life_tokens, o->gns_ratio,
-                        data.weighted && o->gns != GNS_OFF ? data.sources : 0, e);
+                        data.sources > 1 && o->gns != GNS_OFF ? data.sources : 0, e);
 }
 
 int run_set_horizon(Run *r, int64_t tokens, Error *e) {
@@ -548,7 +548,7 @@ int setup_buffers(Run *r, Error *e) {
     const size_t sums = sources * (sources + 2);
     TRY(memory_alloc_zero((void **)&p->source_sums, sums * sizeof(double) + rows * sizeof *p->rows, "rows", e));
     p->rows = (RowResult *)(p->source_sums + sums);
-    if (sources > 1) result->source_gram = p->source_sums + 2 * sources;
+    if (sources) result->source_gram = p->source_sums + 2 * sources;
     return 0;
 }
 

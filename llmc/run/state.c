@@ -170,9 +170,8 @@ static void io_noise(StateIO *io, Noise *noise) {
     real(io, "noise.tokens_since_ranks", &noise->tokens_since_ranks);
     for (int i = 0; i < GROUP_COUNT; i++) io_tracker(io, AT("noise.type.%s", group_names[i]), &noise->type[i]);
     for (int l = 0; l < noise->layers; l++) io_tracker(io, AT("noise.layer.%d", l), &noise->layer[l]);
-    const int had = io->writing ? noise->source_trackers : cJSON_GetArraySize(get(io, "noise.source"));
-    const bool older = had == 0 || had == noise->sources; // builds that had no such trackers, or one per source
-    for (int i = 0; i < (older ? had : noise->source_trackers); i++)
+    const bool there = io->writing || get(io, "noise.source"); // not in an older build's state, or after --gns off
+    for (int i = 0; i < noise->source_trackers && there; i++)
         io_tracker(io, AT("noise.source.%d", i), &noise->source[i]);
 }
 

@@ -10,17 +10,22 @@
 //     example_sq/NAME      F64 (B), |g_b|^2: single-row steps in GNS_EXACT mode
 //     example_sq_sum/NAME  F64, sum_b |g_b|^2 of one batched step in GNS_EXACT mode
 //     example_sq_ln/NAME   F64, the same in GNS_LN mode: NaN except for LayerNorms
+//     row                  F64 (B, 2), of the same step: |g_b|^2 over the LayerNorms, and L_b without label smoothing
+//     source_gram          F64 (sources, sources) <v_s, v_t> of the same step (StepResult)
+//     source_numbers       F64 (sources, 3) share of the noise, G2 and S of each source, from all steps at param0
+//     source_cosine        F64, between the sources' mean gradients; NaN if a G2 is not significant
 //     losses               F64 (steps), batch means before the update
 //     exponents            I32 (L, FP8_SITES), of all steps; -128 where the engine does not round
 //     padding_max          F64, largest |parameter| outside the tensors after all steps
 #include "../safetensors_writer.h"
+#include "gns/noise.h"
 #include "math/schedule.h"
 #include "../small_model.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 
-enum { STEPS = 10, LAYERS_MOST = 3 };
+enum { STEPS = 10, LAYERS_MOST = 3, SOURCES = 2 };
 
 typedef struct {
     const char *name;
@@ -84,9 +89,15 @@ typedef struct {
     double *example_sq;             // (tensors, B)
     double *sum_exact, *sum_ln;     // a tensor
     double *loss, *nll, *loss_eval; // (B)
+    RowResult *row;                 // (B)
+    double gram[SOURCES * SOURCES], numbers[SOURCES][3], cosine;
     double losses[STEPS], padding_max;
     int32_t exponents[LAYERS_MOST * FP8_SITES]; // (L, FP8_SITES)
 } Dump;
+
+static const double source_share[SOURCES] = {0.4, 0.6};
+
+static int source_of(const void *data, uint64_t example) { return (void)data, example % 5 >= 2; }
 
 static Range all_of(const Model *model) { return (Range){0, model->flat_count}; }
 
@@ -107,6 +118,7 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
     for (size_t i = 0; i < 3; i++) TRY(memory_alloc((void **)floats[i], flat * sizeof(float), "parameters", e));
     double **doubles[] = {&d->grad_sq, &d->sum_exact, &d->sum_ln, &d->example_sq, &d->loss, &d->nll, &d->loss_eval};
     for (size_t i = 0; i < 7; i++) TRY(memory_alloc((void **)doubles[i], tensors * B * sizeof(double), "norms", e));
+    TRY(memory_alloc((void **)&d->row, B * sizeof *d->row, "rows", e));
     size_t count = (size_t)STEPS * B * (size_t)(c->seq_len + 1);
     TRY(memory_alloc((void **)&d->tokens, count * sizeof *d->tokens, "tokens", e));
     small_tokens(c->config.vocab, seed, count, d->tokens);
@@ -119,6 +131,9 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
                            .separator = (uint16_t)c->separator,
                            .dropout = dropout_of(c->dropout, seed),
                            .optimizer = c->optimizer,
+                           .step_rows = c->batch,
+                           .sources = SOURCES,
+                           .source = source_of,
                            .dtype = c->fp8 ? DTYPE_FP8 : DTYPE_FP32,
                            .label_smoothing = c->smoothing};
     TRY(engine_create(&cpu_engine, &d->engine, &config, e));
@@ -128,8 +143,8 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
 static void dump_destroy(Dump *d) {
     engine_destroy(d->engine);
     model_destroy(&d->model);
-    void *all[] = {d->tokens, d->before,     d->after, d->grad, d->grad_sq,  d->sum_exact,
-                   d->sum_ln, d->example_sq, d->loss,  d->nll,  d->loss_eval};
+    void *all[] = {d->tokens, d->before,     d->after, d->grad, d->grad_sq,   d->sum_exact,
+                   d->sum_ln, d->example_sq, d->loss,  d->nll,  d->loss_eval, d->row};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
 }
 
@@ -137,7 +152,8 @@ static void dump_destroy(Dump *d) {
 // example_sq (a tensor each).
 static int measure(Dump *d, const uint16_t *tokens, int rows, GnsMode mode, double *loss_sum, double *nll_sum,
                    double *grad_sq, double *example_sq, Error *e) {
-    StepResult result = {.grad_sq = grad_sq, .example_sq = example_sq};
+    StepResult result = {.grad_sq = grad_sq, .example_sq = example_sq, .row = mode == GNS_LN ? d->row : NULL};
+    if (mode == GNS_LN) result.source_gram = d->gram;
     for (int k = 0; k < d->model.tensor_count; k++) grad_sq[k] = example_sq[k] = NAN;
     engine_examples(d->engine, FIRST_EXAMPLE + (uint64_t)(tokens - d->tokens) / (uint64_t)(d->c->seq_len + 1));
     TRY(small_batch(d->engine, tokens, rows, d->c->seq_len, d->c->micro_batch, mode, e));
@@ -180,14 +196,40 @@ static int measure_examples(Dump *d, Error *e) {
     return 0;
 }
 
-// The batched step without its update: gradient and sums of norms, in both modes.
+// The batched step without its update: gradient and sums of norms, in GNS_EXACT mode.
 static int measure_batch(Dump *d, Error *e) {
     double loss;
-    TRY(measure(d, d->tokens, d->c->batch, GNS_LN, &loss, NULL, d->grad_sq, d->sum_ln, e));
     TRY(measure(d, d->tokens, d->c->batch, GNS_EXACT, &loss, NULL, d->grad_sq, d->sum_exact, e));
     TRY(engine_store(d->engine, STATE_GRAD, all_of(&d->model), d->grad, e));
     for (size_t i = 0; i < d->model.flat_count; i++) d->grad[i] /= (float)d->c->batch;
     return 0;
+}
+
+// Numbers of rows and sources, in GNS_LN mode. Step 1 comes last: its own numbers go into the file, too.
+static int measure_sources(Dump *d, Error *e) {
+    const int B = d->c->batch;
+    const double tokens = (double)B * d->c->seq_len;
+    Noise noise;
+    double loss, sq[SOURCES], gram[SOURCES * SOURCES];
+    int code = 0;
+    TRY(noise_create(&noise, &d->model, 4 * tokens, 0, SOURCES, e));
+    for (int step = STEPS; step > 0; step--) {
+        const size_t first = (size_t)(step - 1) * (size_t)B;
+        const uint16_t *rows = d->tokens + first * (size_t)(d->c->seq_len + 1);
+        TRY_GOTO(measure(d, rows, B, GNS_LN, &loss, NULL, d->grad_sq, d->sum_ln, e));
+        memset(sq, 0, sizeof sq);
+        for (int b = 0; b < B; b++) sq[source_of(NULL, FIRST_EXAMPLE + first + (size_t)b)] += d->row[b].sq;
+        memcpy(gram, d->gram, sizeof gram);
+        noise_observe_sources(&noise, B, (double)B * (B - 1), source_share, sq, gram, tokens);
+    }
+    for (int s = 0; s < SOURCES; s++) {
+        const GnsEstimate part = gns_estimate(&noise.source[s]), own = gns_estimate(&noise.source[SOURCES + s]);
+        d->numbers[s][0] = part.scale, d->numbers[s][1] = own.g2, d->numbers[s][2] = own.s;
+    }
+    d->cosine = noise_cosine(&noise, 0, 1).value;
+done:
+    noise_destroy(&noise);
+    return code;
 }
 
 static double adamw_lr_factor(const Dump *d) { return d->c->optimizer == OPTIMIZER_MUON ? 2.5 : 1; }
@@ -258,6 +300,12 @@ static int put_all(File *f, const Dump *d, Error *e) {
     TRY(put_doubles(f, "nll", "", d->nll, B, e));
     TRY(put_doubles(f, "loss_eval", "", d->loss_eval, B, e));
     TRY(put_doubles(f, "losses", "", d->losses, STEPS, e));
+    const uint64_t of_rows[2] = {B, sizeof *d->row / sizeof(double)}, gram[2] = {SOURCES, SOURCES},
+                   numbers[2] = {SOURCES, 3};
+    TRY(file_put(f, "row", "", SAFETENSORS_F64, 2, of_rows, d->row, e));
+    TRY(file_put(f, "source_gram", "", SAFETENSORS_F64, 2, gram, d->gram, e));
+    TRY(file_put(f, "source_numbers", "", SAFETENSORS_F64, 2, numbers, d->numbers, e));
+    TRY(put_doubles(f, "source_cosine", "", &d->cosine, 0, e));
     const uint64_t sites[2] = {(uint64_t)d->model.config.layers, FP8_SITES};
     TRY(file_put(f, "exponents", "", SAFETENSORS_I32, 2, sites, d->exponents, e));
     TRY(put_doubles(f, "padding_max", "", &d->padding_max, 0, e));
@@ -317,6 +365,7 @@ static void put_metadata(SafetensorsWriter *writer, const Dump *d) {
         {"dropout", c->dropout},
         {"separator", c->separator},
         {"first_example", FIRST_EXAMPLE},
+        {"share_0", source_share[0]},
     };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         char value[32];
@@ -346,6 +395,7 @@ static int case_run(const Case *c, const char *directory, uint64_t seed, Error *
     TRY_GOTO(dump_create(&d, c, seed, e));
     TRY_GOTO(choose_exponents(&d, e));
     TRY_GOTO(measure_examples(&d, e));
+    TRY_GOTO(measure_sources(&d, e));
     TRY_GOTO(measure_batch(&d, e));
     TRY_GOTO(train(&d, e));
     TRY_GOTO(dump_write(&d, directory, e));
