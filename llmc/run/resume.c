@@ -215,7 +215,11 @@ int setup_resume(Run *r, Error *e) {
     Text changes;
     TRY(share_newest(r, find_own(r, &newest, e), &newest, e));
     r->saving.saved_step = newest.found ? newest.step : -1;
-    if (!newest.found) return rollback_without_checkpoint(r, e);
+    if (!newest.found && rollback_under_way(&r->rollback)) {
+        comm_settle(r->setup.comm);
+        return *e = r->rollback.why, error_hint(e, "no checkpoint of this run is left to go back to");
+    }
+    if (!newest.found) return 0;
     strcpy(r->saving.saved, newest.directory);
     int code = run_state_read(r, r->saving.saved, &changes, e);
     if (!code) code = ramp_settle(&r->position.ramp, at->step, at->tokens, e);

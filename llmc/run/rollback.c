@@ -68,13 +68,6 @@ int rollback_plan(Run *r, int64_t step, int64_t end, Error *e) {
 
 // ---- In a resume ----------------------------------------------------------------------------------------------------
 
-int rollback_without_checkpoint(const Run *r, Error *e) {
-    if (!rollback_under_way(&r->rollback)) return 0;
-    comm_settle(r->setup.comm);
-    *e = r->rollback.why;
-    return error_hint(e, "no checkpoint of this run is left to go back to");
-}
-
 int rollback_skip(Run *r, Error *e) {
     Spikes *s = &r->position.at.spikes;
     const Rollback *back = &r->rollback;

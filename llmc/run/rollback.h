@@ -43,5 +43,4 @@ int rollback_plan(Run *r, int64_t step, int64_t end, Error *e);
 
 // In a resume.
 static inline bool rollback_under_way(const Rollback *back) { return back->spikes.rollbacks > 0; }
-int rollback_without_checkpoint(const Run *r, Error *e); // ERR_NONFINITE if a rollback is under way
 int rollback_skip(Run *r, Error *e); // excludes the rows of all rollbacks; prints the one that is under way

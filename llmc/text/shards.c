@@ -264,17 +264,13 @@ int dataset_place(const Dataset *data, uint64_t example, int separator, ExampleP
     uint64_t shift, window = dataset_window_at(data, example, &shift);
     const Shard *shard = window_find(data, window, shift, &place->offset);
     place->shard = (int)(shard - data->shards);
-    place->document = separator < 0 ? -1 : (int64_t)place->offset;
-    for (size_t n = 0; place->document > 0; place->document--, n--) { // tokens[n - 1] is token place->document
-        if (n == 0) {
-            if (place->offset - (uint64_t)place->document >= most) {
-                place->document = -1;
-                break;
-            }
-            n = size_min((uint64_t)place->document + 1, sizeof tokens / sizeof *tokens);
-            TRY(shard_read(shard, (uint64_t)place->document + 1 - n, n, tokens, e));
-        }
-        if (tokens[n - 1] == separator) break;
+    const uint64_t end = place->offset + 1, least = end > most ? end - most : 0;
+    place->document = separator < 0 || least > 0 ? -1 : 0; // unless a separator follows
+    for (uint64_t at = end, n; at > least && separator >= 0; at -= n) {
+        n = size_min(at - least, sizeof tokens / sizeof *tokens);
+        TRY(shard_read(shard, at - n, n, tokens, e));
+        for (uint64_t i = n; i-- > 0;)
+            if (tokens[i] == separator) return place->document = (int64_t)(at - n + i), 0;
     }
     return 0;
 }
