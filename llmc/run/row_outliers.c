@@ -7,11 +7,11 @@
 
 #include <stdlib.h>
 
-const char *const row_kinds[ROW_KINDS] = {"loud", "quiet", "strange"};
+const char *const row_kinds[ROW_KINDS] = {"loud", "hard", "strange", "uniform"};
 
 int row_outliers_create(RowOutliers *o, int64_t most, int64_t batch_max, Error *e) {
     const size_t kept = ROW_KINDS * (size_t)most * sizeof **o->row,
-                 scratch = 3 * (size_t)batch_max * sizeof *o->scratch;
+                 scratch = (ROW_KINDS + 1) * (size_t)batch_max * sizeof *o->scratch;
     *o = (RowOutliers){.most = (int)most};
     TRY(memory_alloc((void **)o->row, kept + scratch, "outliers", e));
     for (int k = 1; k < ROW_KINDS; k++) o->row[k] = o->row[0] + k * most;
@@ -44,26 +44,28 @@ int row_outliers_observe(Run *r, int64_t B, Error *e) {
     const int64_t first_steps = 32; // judges none of their rows: their spread is a guess
     RowOutliers *o = &r->position.outliers;
     const RowResult *row = r->position.rows;
-    double *norm = o->scratch, *strange = norm + B;
+    double *x = o->scratch; // (kind, row), then what `score` sorts
     const Tokenizer *tokenizer = r->setup.tokenizer;
     const int separator =
         checkpoint_end_of_text(r->setup.model.config.vocab, tokenizer ? tokenizer_eot(tokenizer) : -1);
-    for (int64_t b = 0; b < B; b++) norm[b] = log(row[b].sq) / 2, strange[b] = row[b].nll - norm[b];
-    score(norm, B, &o->norm_spread, strange + B);
-    score(strange, B, &o->strange_spread, strange + B);
-    for (int64_t i = 0; i < ROW_KINDS * B && o->norm_spread.count > first_steps; i++) {
-        const int64_t b = i / ROW_KINDS, kind = i % ROW_KINDS;
-        const double x = kind == ROW_STRANGE ? strange[b] : norm[b];
+    for (int64_t b = 0; b < B; b++) {
+        const double norm = log(row[b].sq) / 2, loss = row[b].nll;
+        x[ROW_LOUD * B + b] = norm, x[ROW_HARD * B + b] = loss;
+        x[ROW_STRANGE * B + b] = loss - norm, x[ROW_UNIFORM * B + b] = norm - log(loss);
+    }
+    for (int k = 0; k < ROW_KINDS; k++) score(x + k * B, B, &o->spread[k], x + ROW_KINDS * B);
+    for (int64_t i = 0; i < ROW_KINDS * B && o->spread[0].count > first_steps; i++, x++) {
+        const int64_t b = i % B, kind = i / B;
         OutlierRow *list = o->row[kind];
         int at = o->count[kind];
         ExamplePlace place;
-        if (!isfinite(x) || (x < 0) != (kind == ROW_QUIET)) continue;
-        if (at == o->most && fabs(x) <= fabs(list[--at].score)) continue; // of equal rows the earlier stays
-        loader_expect(r->data.loader, 0, 0); // waits for its thread: only one may read examples
+        if (!isfinite(*x) || *x <= 0) continue;
+        if (at == o->most && *x <= list[--at].score) continue; // of equal rows the earlier stays
+        loader_expect(r->data.loader, 0, 0);                   // waits for its thread: only one may read examples
         TRY(dataset_place(r->data.train, (uint64_t)(r->position.at.examples - B + b), separator, &place, e));
         if (at == o->count[kind]) o->count[kind]++;
-        for (; at > 0 && fabs(list[at - 1].score) < fabs(x); at--) list[at] = list[at - 1];
-        list[at] = (OutlierRow){.shard = place.shard, .offset = (double)place.offset, .score = x};
+        for (; at > 0 && list[at - 1].score < *x; at--) list[at] = list[at - 1];
+        list[at] = (OutlierRow){.shard = place.shard, .offset = (double)place.offset, .score = *x};
         list[at].step = (double)r->position.at.step, list[at].document = (double)place.document;
         list[at].norm = sqrt(row[b].sq), list[at].loss = row[b].nll;
     }

@@ -1,10 +1,11 @@
 // row_outliers: the rows of a run that differ most from the others of their step (--outliers N), in OUT/outliers.jsonl:
 //
-//     loud      the N largest scores of the norm, which is |g_b| over all LayerNorms
-//     quiet     the N smallest
-//     strange   the N largest scores of loss - log norm: garbage, whose gradient has no direction
+//     loud      log norm; the norm is |g_b| over all LayerNorms
+//     hard      loss
+//     strange   loss - log norm: garbage, whose gradient has no direction
+//     uniform   log norm - log loss: one token again and again, whose gradient has one direction
 //
-// A score counts robust standard deviations from the step's median. It is, with x = log norm unless said otherwise,
+// Of each kind the N largest scores. A score of x counts robust standard deviations above the step's median. It is
 //
 //     (x - median) / (1.4826 mean over the last 128 steps of the step's median |x - median|)
 //
@@ -14,21 +15,21 @@
 #include "math/outliers.h"
 #include "model/engine.h"
 
-typedef enum { ROW_LOUD, ROW_QUIET, ROW_STRANGE, ROW_KINDS } RowKind;
+typedef enum { ROW_LOUD, ROW_HARD, ROW_STRANGE, ROW_UNIFORM, ROW_KINDS } RowKind;
 extern const char *const row_kinds[ROW_KINDS];
 
 typedef struct {
     double step, shard, offset, document; // ExamplePlace
     double norm, loss;                    // the loss is without label smoothing
-    double score;                         // of the kind; a quiet row's is below 0
+    double score;                         // above 0
 } OutlierRow;
 
 typedef struct {
-    int most;                             // N
-    OutlierRow *row[ROW_KINDS];           // (N) farthest first
-    int count[ROW_KINDS];                 // of rows
-    Outliers norm_spread, strange_spread; // of the last steps
-    double *scratch;                      // (3, largest batch)
+    int most;                   // N
+    OutlierRow *row[ROW_KINDS]; // (N) farthest first
+    int count[ROW_KINDS];       // of rows
+    Outliers spread[ROW_KINDS]; // of the last steps
+    double *scratch;            // (ROW_KINDS + 1, largest batch)
 } RowOutliers;
 
 typedef struct Run Run; // run.h

@@ -183,9 +183,8 @@ static void io_window(StateIO *io, const char *name, Outliers *o) {
 
 static void io_outliers(StateIO *io, RowOutliers *o, const Dataset *data) {
     if (io->writing ? !o->most : !get(io, "outliers")) return;
-    io_window(io, "outliers.norm_spread", &o->norm_spread);
-    io_window(io, "outliers.strange_spread", &o->strange_spread);
     for (int k = 0; k < ROW_KINDS; k++) {
+        io_window(io, AT("outliers.spread.%s", row_kinds[k]), &o->spread[k]);
         if (!io->writing) o->count[k] = cJSON_GetArraySize(get(io, AT("outliers.%s", row_kinds[k])));
         for (int i = 0; i < (o->count[k] = (int)fmin(o->count[k], o->most)); i++) {
             OutlierRow *x = &o->row[k][i];

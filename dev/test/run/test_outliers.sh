@@ -35,16 +35,21 @@ run() { # OUT OPTIONS...
 finds_what_was_planted() {
     run whole --outliers 20 --checkpoint-every 50 > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
     "$python" - "$work/whole/outliers.jsonl" "$work/plants.json" << 'END'
-import json, sys
+import json, math, statistics, sys
 rows, plants = [json.loads(line) for line in open(sys.argv[1])], json.load(open(sys.argv[2]))
-kinds = {kind: [plants.get(str(row["offset"]), "") for row in rows if row["kind"] == kind] for kind in ("loud", "quiet", "strange")}
+kinds = {kind: [plants.get(str(row["offset"]), "") for row in rows if row["kind"] == kind] for kind in ("loud", "hard", "strange", "uniform")}
 strange = kinds["strange"]
 garbage = [kind in ("binary", "russian") for kind in strange]
 best = max(sum(garbage[:n]) for n in range(1, 21) if sum(garbage[:n]) >= 0.9 * n)
 print(kinds)
 assert best >= 0.8 * 12, f"recall {best / 12:.2f} at a precision of 0.9"
 assert "byte" in kinds["loud"] and kinds["loud"].count("copy") >= 8  # too few steps to know them by heart
-assert all(row["document"] is None and row["source"] == row["shard"].replace("000000", "*") for row in rows)
+measures = {"hard": lambda row: row["loss"], "strange": lambda row: row["loss"] - math.log(row["norm"]),
+            "uniform": lambda row: math.log(row["norm"] / row["loss"])}
+for kind, measure in measures.items():
+    means = {other: statistics.mean(measure(row) for row in rows if row["kind"] == other) for other in measures}
+    assert all(means[kind] > mean for other, mean in means.items() if other != kind), f"{kind}: {means}"
+assert all(row["score"] > 0 and row["document"] is None and row["source"] == row["shard"].replace("000000", "*") for row in rows)
 END
 }
 
@@ -70,7 +75,7 @@ ranks_keep_the_same_rows() {
 
 changes_nothing_else() {
     run without > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
-    [ ! -e "$work/without/outliers.jsonl" ] && ! grep -q norm_spread "$work"/without/step_*/training/state.json &&
+    [ ! -e "$work/without/outliers.jsonl" ] && ! grep -q '"spread"' "$work"/without/step_*/training/state.json &&
         cmp <(numbers "$work/whole") <(numbers "$work/without") && cmp "$work"/{whole,without}/step_00000300/model.safetensors
 }
 
@@ -98,6 +103,13 @@ prints_and_groups() {
         END { exit !(rows == 20 && copies && bytes) }' || { cat "$work/text.log"; return 1; }
     if "$python" -c 'import matplotlib' 2> /dev/null; then
         "$python" scripts/report.py "$work/whole" > /dev/null && says "$work/whole/report.html" zzzzzzzzzzzz || return
+    fi
+    if "$python" -c 'import numpy' 2> /dev/null; then
+        "$python" scripts/outliers.py "$work/whole" --repeats "$work"/t_train_*.bin > "$work/text.log" || return
+        grep -A 1 -E '^(run|repeat)' "$work/text.log" | paste -d ' ' - - | awk '
+            /^run/ { runs += $3 >= 64 && $8 == "z"; next }
+            { document += $3 == 150 && length($8) == 64; bytes += length($8) == 32 && $8 ~ /^z+$/ }
+            END { exit !(runs == 3 && document == 1 && bytes == 1) }' || { cat "$work/text.log"; return 1; }
     fi
     refuses 65 "no outliers" "$python" scripts/outliers.py "$work/without" && rm "$work"/t_train_*.bin &&
         "$python" scripts/outliers.py "$work/whole" > /dev/null # the shard is gone
