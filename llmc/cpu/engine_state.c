@@ -271,7 +271,7 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
 size_t cpu_weight_bytes(const Engine *engine) { return value_bytes(engine->config.dtype); }
 
 // Sums hash_element over n values, 32 bits each (bf16: 16). first: x[0]'s place in the hash.
-static uint64_t hash_values(const void *x, Dtype type, size_t n, size_t first) {
+static uint64_t hash_values(const void *x, Dtype type, size_t n, uint64_t first) {
     uint64_t sum = 0;
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)
     for (size_t i = 0; i < n; i++) {
@@ -296,6 +296,6 @@ int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     bool whole = !engine->config.shard_weights && engine->config.owned_count == 0;
     if (whole && shard_masters_apart(&engine->config) && engine->param)
         *hash +=
-            hash_values(engine->param + range.begin, DTYPE_FP32, range_length(range), model->flat_count + range.begin);
+            hash_values(engine->param + range.begin, DTYPE_FP32, range_length(range), HASH_SECOND + range.begin);
     return 0;
 }

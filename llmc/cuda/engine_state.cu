@@ -8,6 +8,7 @@
 // 3. Transfers only read owned ranges. A store of any other range awaits the transfers. It records state_ready anew, as
 //    a store of gradients does.
 // 4. Load and store drain their stream even on failure: on return no copy uses the caller's memory.
+#include "base/hash.h"
 #include "math/adamw.h"
 #include "model/shard.h"
 #include "cuda/engine.cuh"
@@ -268,7 +269,7 @@ int cuda_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
         const real *weight = engine->weight + shard_weight_place(&engine->config, at);
         TRY(reduce_hash(sum, weight, sizeof(real), n, at, engine->stream, e));
         if (!masters) continue;
-        TRY(reduce_hash(sum, engine->param + at, sizeof(float), n, model->flat_count + at, engine->stream, e));
+        TRY(reduce_hash(sum, engine->param + at, sizeof(float), n, HASH_SECOND + at, engine->stream, e));
     }
     TRY(copy_out(engine, answer, sum, sizeof *sum, e));
     CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
