@@ -1,10 +1,12 @@
 // bench_weight_gradient: times the weight gradients of a training step by weight_gradient and by the fastest of
 // cuBLASLt's algorithms. cuBLASLt's time includes the pass that sums the bias, where there is one. Candidates run by
-// turns, back to back, so that the card reaches its power limit; each turn's first third is not timed.
+// turns, back to back, so that the card reaches its power limit; each turn's first third is not timed. In bf16 builds
+// also e4m3 factors, without the bias.
 //
 //     bench_weight_gradient [seconds per turn (0.06) [turns (5) [words in a shape's name ...]]]
 //
 // 0 turns: each candidate once, for a profiler.
+#include "cuda/fp8.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/matmul.cuh"
 #include "cuda/weight_gradient.cuh"
@@ -36,6 +38,12 @@ __global__ static void fill_kernel(real *x, size_t n, uint64_t stream, float sca
         const float u = (float)rng_uniform(1, stream, 2 * i), v = (float)rng_uniform(1, stream, 2 * i + 1);
         x[i] = (real)(scale * sqrtf(-2.0f * logf(fmaxf(u, 1e-30f))) * cospif(2.0f * v));
     }
+}
+
+// Writes e4m3 codes of x scale. Read as transposed, they are codes of other numbers.
+__global__ static void encode_kernel(uint8_t *codes, const real *x, size_t n, float scale) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        codes[i] = (uint8_t)fp8_pack((float)x[i] * scale, 0);
 }
 
 template <typename X> static X *device_new(size_t n) {
@@ -101,8 +109,11 @@ static void bench(Matmul *mm, const Problem &p, const WeightGradientPairs &pairs
     double *squares = device_new<double>(2);
     fill_kernel<<<1056, 256>>>(x, rows * s.in, 1, 1.0f);
     fill_kernel<<<1056, 256>>>(dy, rows * s.out, 2, 0.02f);
+    uint8_t *x8 = device_new<uint8_t>(rows * s.in), *dy8 = device_new<uint8_t>(rows * s.out);
+    encode_kernel<<<1056, 256>>>(x8, x, rows * s.in, 4);
+    encode_kernel<<<1056, 256>>>(dy8, dy, rows * s.out, 4 / 0.02f);
     void *workspace = device_new<char>(
-        size_max(weight_gradient_workspace_bytes(s, pairs.count), bias_backward_bytes(s.B, s.T, s.out)));
+        size_max(weight_gradient_workspace_bytes(s, pairs.count, true), bias_backward_bytes(s.B, s.T, s.out)));
     auto library = [=](bool add, bool exact) {
         Error e = {};
         MatmulShape shape = {
@@ -120,12 +131,22 @@ static void bench(Matmul *mm, const Problem &p, const WeightGradientPairs &pairs
         if (p.bias) g.bias = {dbias, exact ? squares + 1 : NULL, !add};
         must(weight_gradient(g, x, dy, s, pairs, workspace, 0, &e), &e);
     };
+    auto e4m3 = [=](bool add, bool exact) {
+        Error e = {};
+        WeightGradient g = {};
+        g.dw = dw, g.first = !add, g.squares = exact ? squares : NULL;
+        must(weight_gradient_fp8(g, x8, dy8, 0x1p-8f, s, pairs, workspace, 0, &e), &e);
+    };
     std::vector<Candidate> all = {{"cuBLASLt", true, [=] { library(false, false); }, {}},
                                   {"ours, no norms", false, [=] { ours(false, false); }, {}},
                                   {"ours, norms", false, [=] { ours(false, true); }, {}},
+                                  {"e4m3, no norms", false, [=] { e4m3(false, false); }, {}},
+                                  {"e4m3, norms", false, [=] { e4m3(false, true); }, {}},
                                   {"cuBLASLt, added", true, [=] { library(true, false); }, {}},
                                   {"ours, no norms, added", false, [=] { ours(true, false); }, {}},
-                                  {"ours, norms, added", false, [=] { ours(true, true); }, {}}};
+                                  {"ours, norms, added", false, [=] { ours(true, true); }, {}},
+                                  {"e4m3, norms, added", false, [=] { e4m3(true, true); }, {}}};
+    std::erase_if(all, [](const Candidate &c) { return !FP8_BUILT && strstr(c.name, "e4m3"); });
     matmul_tune(mm, true);
     for (Candidate &c : all) c.run();
     matmul_tune(mm, false);
@@ -144,7 +165,9 @@ static void bench(Matmul *mm, const Problem &p, const WeightGradientPairs &pairs
                c.name, middle(c), c.us.front(), c.us.back(), 2e-6 * rows * s.in * s.out / middle(c),
                middle(*against) / middle(c));
     }
-    for (void *q : {(void *)x, (void *)dy, (void *)dw, (void *)dbias, (void *)squares, workspace}) MUST(cudaFree(q));
+    for (void *q :
+         {(void *)x, (void *)dy, (void *)x8, (void *)dy8, (void *)dw, (void *)dbias, (void *)squares, workspace})
+        MUST(cudaFree(q));
 }
 
 int main(int argc, char **argv) {

@@ -263,7 +263,10 @@ SM90_WGMMA(208, 104, "%104", "%105", "%106", "%107", "%108", SM90_INOUT_32(c, 0)
         }
 SM90_WGMMA_E4M3(64, 32, "%32", "%33", "%34", SM90_INOUT_32(c, 0))
 SM90_WGMMA_E4M3(128, 64, "%64", "%65", "%66", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32))
+SM90_WGMMA_E4M3(160, 80, "%80", "%81", "%82", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32), SM90_INOUT_16(c, 64))
 SM90_WGMMA_E4M3(192, 96, "%96", "%97", "%98", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32), SM90_INOUT_32(c, 64))
+SM90_WGMMA_E4M3(208, 104, "%104", "%105", "%106", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32), SM90_INOUT_32(c, 64),
+                SM90_INOUT_8(c, 96))
 
 // Return registers of a warpgroup to the block's pool, or allocate from it; every warp of the group must call.
 // Allocating waits until enough are free: forever if the warpgroups want more than the block got at launch (384

@@ -6,12 +6,14 @@
 //
 // A step is one tile for one example: all T rows of X and dY. TileSchedule deals steps to pairs.
 // 1. A warpgroup sums a step in `e`. At its end it adds e to `total`, and each warp writes the sum of its squares to a
-//    slot. (Without squares there is no total: e sums all of a pair's steps in a tile, and is stored at once.)
+//    slot. (In bf16 without squares there is no total: e sums all of a pair's steps in a tile, and is stored at once.)
 // 2. After a pair's last step in a tile, `total` is stored, 32 columns during each 64 rows of the next step: to dW if
 //    the pair had all examples of the tile, else to a part. gradient_finish_kernel adds parts in a fixed order.
 // 3. The feeder's idle warps sum the columns of dY from shared memory. The block in tile row s sums rows r of a stage
 //    with r mod `shares` = s: each row is read once, and all stages take equal time. (Whole stages by turns made the
 //    kernel a third longer.)
+// e4m3: tokens run along the rows of a stage, 128 per row, so a tile has no panels. Hopper sums products of e4m3 in 14
+// bits: `total` sums examples in fp32.
 #include "cuda/weight_gradient.cuh"
 #include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
@@ -19,6 +21,7 @@
 #include "math/accumulate.h"
 
 #include <algorithm>
+#include <assert.h>
 #include <math.h>
 #include <type_traits>
 
@@ -108,15 +111,16 @@ template <typename F> __device__ static inline void each_part(const TileSchedule
 struct GradientJob {
     WeightGradientShape shape;
     TileSchedule schedule;
-    int tiles_m, tiles_n, row_blocks, slots; // row_blocks: of 64 rows; slots: squares per example, one per warp
+    int tiles_m, tiles_n, row_blocks, slots; // row_blocks: stages per step; slots: squares per example, one per warp
     bool add;
-    float *squares;    // (B, slots), or NULL
+    float *squares;    // (B, slots), or NULL. Not scaled
     unsigned *arrived; // (2) for sum_blocks
     float *columns;    // (B, shares, out) column sums of dY, or NULL
     int shares;
     const int *row_at;
     float *rows;
     WeightGradientPairs pairs;
+    float scale; // of e4m3 products
 
     __device__ int m(int tile) const {
         return tiles_m <= tiles_n ? tile % tiles_m : tile / tiles_n;
@@ -140,6 +144,7 @@ template <int COLUMNS, bool SHARED> struct Operand {
     static constexpr int BYTES = PANELS * ROWS * PANEL_ROW_BYTES, FETCHED_BYTES = ROWS * COLUMNS * sizeof(real);
 
     __device__ static constexpr int row(int r) { return r / BOX_ROWS * BOX_BYTES + r % BOX_ROWS * PANEL_ROW_BYTES; }
+    __device__ static constexpr int step(int k) { return row(16 * k) >> 4; } // to the k-th wgmma's rows
 
     // Fetches the operand, or this block's half of it for both blocks. narrow: map of a narrower panel.
     __device__ static void load(char *tile, const CUtensorMap *map, const CUtensorMap *narrow, uint64_t *full, int row,
@@ -154,15 +159,33 @@ template <int COLUMNS, bool SHARED> struct Operand {
     }
 };
 
+// An operand in e4m3 (COLUMNS, 128 tokens). A SHARED operand comes as two halves of its columns.
+template <int COLUMNS, bool SHARED> struct OperandE4m3 {
+    static constexpr int BOX_COLUMNS = SHARED ? COLUMNS / 2 : COLUMNS, PANEL_BYTES = PANEL * PANEL_ROW_BYTES;
+    static constexpr int BYTES = COLUMNS * PANEL_ROW_BYTES, FETCHED_BYTES = BYTES;
+
+    __device__ static constexpr int step(int k) { return 2 * k; }
+
+    __device__ static void load(char *tile, const CUtensorMap *map, const CUtensorMap *, uint64_t *full, int token,
+                                int column, int b, int half) {
+        const int first = SHARED ? half * BOX_COLUMNS : 0;
+        tile += first * PANEL_ROW_BYTES, column += first;
+        if (SHARED) copy_box_in_all(tile, map, full, token, column, b, (1 << PAIR) - 1);
+        else copy_box_in(tile, map, full, token, column, b);
+    }
+};
+
 // ALONG_M: the blocks of a pair lie along the rows of dW, else along its columns.
-template <int N_, bool ALONG_M> struct GradientLayout {
+template <int N_, bool ALONG_M, bool E4M3_> struct GradientLayout {
+    static constexpr bool E4M3 = E4M3_;
     static constexpr int N = N_, PAIR_M = ALONG_M ? PAIR * TILE_M : TILE_M, PAIR_N = ALONG_M ? N : PAIR * N;
-    typedef Operand<TILE_M, !ALONG_M> X;
-    typedef Operand<N, ALONG_M> Y;
+    static constexpr int DEPTH = E4M3 ? 2 * ROWS : ROWS; // tokens per stage
+    typedef std::conditional_t<E4M3, OperandE4m3<TILE_M, !ALONG_M>, Operand<TILE_M, !ALONG_M>> X;
+    typedef std::conditional_t<E4M3, OperandE4m3<N, ALONG_M>, Operand<N, ALONG_M>> Y;
     static constexpr int STAGE_BYTES = X::BYTES + Y::BYTES, FETCHED_BYTES = X::FETCHED_BYTES + Y::FETCHED_BYTES;
     static constexpr int STAGES = (227 * 1024 - SHARED_ALIGNMENT - WARPS * (int)OUT_BYTES) / STAGE_BYTES;
     static constexpr int WORKER_REGISTERS = N == 208 ? 232 : 224, FEEDER_REGISTERS = N == 208 ? 40 : 56;
-    static constexpr bool SUMS_COLUMNS = N != 208; // 208 leaves no registers
+    static constexpr bool SUMS_COLUMNS = N != 208 && !E4M3; // 208 leaves no registers
 
     struct Shared {
         char x[STAGES][X::BYTES], y[STAGES][Y::BYTES], out[WARPS][OUT_BYTES];
@@ -197,7 +220,7 @@ __device__ void operands_feed(typename L::Shared &s, const GradientMaps &maps, c
     for (int i = 0; step_at(&step, job.schedule, cluster, i); i++) {
         const int row = L::row(job, step.tile, rank), column = L::column(job, step.tile, rank);
 #        pragma unroll 1
-        for (int t = 0; t < job.shape.T; t += ROWS) {
+        for (int t = 0; t < job.shape.T; t += L::DEPTH) {
             barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
             barrier_expect(&s.full[ring.stage], L::FETCHED_BYTES);
             L::X::load(s.x[ring.stage], &maps.x, NULL, &s.full[ring.stage], t, row, step.b, rank);
@@ -318,8 +341,11 @@ __device__ inline void stage_multiply(float (&e)[L::N / 2], typename L::Shared &
     const uint64_t y = operand(s.y[ring.stage], L::Y::PANEL_BYTES);
     registers_settle(e);
     wgmma_fence();
-    UNROLL_FOR (int k = 0; k < ROWS / 16; k++)
-        wgmma<false, false>(e, x + (L::X::row(16 * k) >> 4), y + (L::Y::row(16 * k) >> 4), k > 0 ? 1 : accumulate);
+    UNROLL_FOR (int k = 0; k < ROWS / 16; k++) {
+        const uint64_t x_step = x + L::X::step(k), y_step = y + L::Y::step(k);
+        if constexpr (L::E4M3) wgmma_e4m3(e, x_step, y_step, k > 0 ? 1 : accumulate);
+        else wgmma<false, false>(e, x_step, y_step, k > 0 ? 1 : accumulate);
+    }
     wgmma_commit();
 }
 
@@ -330,12 +356,13 @@ template <class L> __device__ inline Out out_of(const Step &step, const Gradient
     return {TO_DW, L::row(job, step.tile, rank) + warp * OUT_ROWS, L::column(job, step.tile, rank)};
 }
 
-// total += e. Returns the lane's sum of squares of e.
-template <int COUNT> __device__ inline float add_example(float (&total)[COUNT], const float (&e)[COUNT]) {
+// total += e, in e4m3 += scale e. Returns the lane's sum of squares of e.
+template <bool E4M3, int COUNT>
+__device__ inline float add_example(float (&total)[COUNT], const float (&e)[COUNT], float scale) {
     float q[4] = {};
     UNROLL_FOR (int j = 0; j < COUNT; j++) {
         q[j % 4] = add_square(q[j % 4], e[j]);
-        total[j] += e[j];
+        total[j] = E4M3 ? fmaf(e[j], scale, total[j]) : total[j] + e[j];
     }
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
@@ -347,14 +374,15 @@ __device__ inline int row_at(const GradientJob &job, int b, int row) {
     return is ? job.row_at[(size_t)b * job.shape.in + row + lane] : 0;
 }
 
-// A warpgroup's steps. SQUARES: each step is a separate sum; else all of a pair's steps in a tile are one sum.
+// A warpgroup's steps. With SQUARES or in e4m3 each step is a separate sum, else all of a pair's steps in a tile are one.
 template <class L, bool SQUARES>
 __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, const GradientJob &job, int cluster,
                               int rank) {
     constexpr int PIECES = (L::N + OUT_COLUMNS - 1) / OUT_COLUMNS;
+    constexpr bool BY_STEP = SQUARES || L::E4M3;
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP), lane = threadIdx.x % WARP;
     Ring<L::STAGES> ring;
-    float e[L::N / 2], total[L::N / 2] = {}; // total: with SQUARES only
+    float e[L::N / 2], total[L::N / 2] = {}; // total: if BY_STEP
     float squares = 0.0f, *square = NULL;    // of the last step; where to write them, during the next one
     auto square_out = [&]() {
         const float sum = SQUARES && square ? warp_sum(squares) : 0.0f;
@@ -365,7 +393,7 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
     bool more = step_at(&step, job.schedule, cluster, 0);
     for (int i = 0; more;) {
         int blocks = job.row_blocks, previous = ring.stage, k = 1;
-        for (; !SQUARES && !step.last; blocks += job.row_blocks) step_at(&step, job.schedule, cluster, ++i);
+        for (; !BY_STEP && !step.last; blocks += job.row_blocks) step_at(&step, job.schedule, cluster, ++i);
         stage_multiply<L>(e, s, ring, group, 0);
         ring.advance();
         square_out();
@@ -377,7 +405,7 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
             ring.advance();
             k++;
         };
-        if constexpr (SQUARES) {
+        if constexpr (BY_STEP) {
             if (out.target != NOWHERE) {
                 times<0, PIECES>([&](auto c) {
                     columns_out<c>(total, s.out[warp], out, maps, job.add);
@@ -389,20 +417,20 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
         while (k < blocks) next();
         // Compute this while the last products are in flight.
         const int b = step.b, row = L::row(job, step.tile, rank) + warp * OUT_ROWS;
-        const int column = L::column(job, step.tile, rank), at = SQUARES ? row_at(job, b, row) : 0;
+        const int column = L::column(job, step.tile, rank), at = SQUARES && !L::E4M3 ? row_at(job, b, row) : 0;
         if (SQUARES) square = job.squares + (size_t)b * job.slots + (step.tile * PAIR + rank) * WARPS + warp;
         out = out_of<L>(step, job, rank, warp);
         more = step_at(&step, job.schedule, cluster, ++i);
         wgmma_wait<0>();
         pair_arrive(&s.empty[previous], rank);
         registers_settle(e);
-        if constexpr (SQUARES) {
-            squares = add_example(total, e);
-            if (job.row_at) rows_out(e, job, at, b, column);
+        if constexpr (BY_STEP) {
+            squares = add_example<L::E4M3>(total, e, job.scale);
+            if (!L::E4M3 && job.row_at) rows_out(e, job, at, b, column);
         } else times<0, PIECES>([&](auto c) { columns_out<c>(e, s.out[warp], out, maps, job.add); });
     }
     square_out();
-    if (SQUARES && out.target != NOWHERE)
+    if (BY_STEP && out.target != NOWHERE)
         times<0, PIECES>([&](auto c) { columns_out<c>(total, s.out[warp], out, maps, job.add); });
     if (lane == 0) copy_out_wait();
     __syncwarp();
@@ -454,7 +482,7 @@ struct GradientFinish {
     GradientJob job;
     const float *parts; // (parts, 2, 128, n)
     float *dw;
-    double *squares, *norms; // norms (B)
+    double *squares, *norms, scale; // norms (B); scale: of squares
     ColumnGradient bias;
     double *bias_squares; // (groups of columns)
     int examples, groups; // blocks for squares; for columns; the others add parts
@@ -489,7 +517,7 @@ __device__ void squares_finish(const GradientFinish &f, int b, double *shared) {
         sum += ((double)v[0] + v[1]) + ((double)v[2] + v[3]);
     }
     sum = block_sum(sum, shared);
-    sum_blocks(f.squares, f.norms, b, f.examples, sum, f.job.arrived, shared);
+    sum_blocks(f.squares, f.norms, b, f.examples, sum * f.scale, f.job.arrived, shared);
 }
 
 // Bias gradient of 32 columns; a warp adds every 16th example.
@@ -553,7 +581,7 @@ __global__ void __launch_bounds__(FINISH_THREADS, 3) gradient_finish_kernel(cons
 
 // Outputs that the choice of tiles depends on.
 struct Wants {
-    bool squares, columns;
+    bool squares, columns, e4m3 = false;
 };
 
 typedef int ProductLaunch(const GradientMaps &maps, const GradientJob &job, cudaStream_t stream, Error *e);
@@ -562,31 +590,40 @@ typedef int ProductLaunch(const GradientMaps &maps, const GradientJob &job, cuda
 // is written and read again.
 struct Tiling {
     int n;
-    bool along_m;
+    bool along_m, e4m3;
     ProductLaunch *launch[2]; // without squares, with
     int pair_m() const { return along_m ? PAIR * TILE_M : TILE_M; }
     int pair_n() const { return along_m ? n : PAIR * n; }
+    int depth() const { return e4m3 ? 2 * ROWS : ROWS; }
     double step_clocks(int T, Wants wants) const {
         const double more = (n % PANEL == 0 ? 75 : wants.columns ? 145 : 85) + (along_m ? 0 : 5);
-        return ceil_div(T, (int)ROWS) * (4.0 * n + more) + (wants.squares ? 540 : 0);
+        return ceil_div(T, depth()) * (4.0 * n + more) + (wants.squares ? 540 : 0);
     }
     double part_clocks() const { return PAIR * TILE_M * n * sizeof(float) * 2 / 2600.0; }
 };
 
 } // namespace
 
-template <int N, bool ALONG_M, bool SQUARES>
+template <int N, bool ALONG_M, bool E4M3, bool SQUARES>
 static int product_launch(const GradientMaps &maps, const GradientJob &job, cudaStream_t stream, Error *e) {
-    typedef GradientLayout<N, ALONG_M> L;
+    typedef GradientLayout<N, ALONG_M, E4M3> L;
     return launch({job.schedule.level[0].pairs * PAIR, THREADS, stream, sizeof(typename L::Shared), PAIR}, e,
                   product_kernel<L, SQUARES>, maps, job);
 }
 
-// No other tile (160 along the rows, 208 along the columns) won by 1% on any model.
-static const Tiling tilings[] = {{192, true, {product_launch<192, true, false>, product_launch<192, true, true>}},
-                                 {192, false, {product_launch<192, false, false>, product_launch<192, false, true>}},
-                                 {208, true, {NULL, product_launch<208, true, true>}},
-                                 {160, false, {product_launch<160, false, false>, product_launch<160, false, true>}}};
+template <int N, bool ALONG_M, bool E4M3> static constexpr Tiling tiling() {
+    return {N, ALONG_M, E4M3, {product_launch<N, ALONG_M, E4M3, false>, product_launch<N, ALONG_M, E4M3, true>}};
+}
+
+// No other tile (160 along the rows, 208 along the columns) won by 1% on any model in bf16.
+static const Tiling tilings[] = {tiling<192, true, false>(),
+                                 tiling<192, false, false>(),
+                                 {208, true, false, {NULL, product_launch<208, true, false, true>}},
+                                 tiling<160, false, false>(),
+                                 tiling<192, true, true>(),
+                                 tiling<192, false, true>(),
+                                 tiling<208, true, true>(),
+                                 tiling<160, false, true>()};
 
 // A call: its tiles, and its workspace: parts, squares, numbers, column sums by share.
 struct GradientPlan {
@@ -600,14 +637,14 @@ static GradientPlan plan_of(WeightGradientShape s, Wants wants, int clusters) {
     GradientPlan p = {};
     double best = INFINITY;
     for (const Tiling &t : tilings) {
-        if (!t.launch[wants.squares] || (t.n == 208 && wants.columns)) continue; // not compiled
+        if (t.e4m3 != wants.e4m3 || !t.launch[wants.squares] || (t.n == 208 && wants.columns)) continue; // not compiled
         const int tiles_m = ceil_div(s.in, t.pair_m()), tiles_n = ceil_div(s.out, t.pair_n());
         const TileSchedule schedule = schedule_of(tiles_m * tiles_n, s.B, clusters);
         const double cost = schedule.steps * t.step_clocks(s.T, wants) + schedule.parts * t.part_clocks();
         if (cost >= best) continue;
         best = cost, p.tile = t, p.job.schedule = schedule, p.job.tiles_m = tiles_m, p.job.tiles_n = tiles_n;
     }
-    p.job.shape = s, p.job.row_blocks = ceil_div(s.T, (int)ROWS);
+    p.job.shape = s, p.job.row_blocks = ceil_div(s.T, p.tile.depth());
     p.job.slots = p.job.tiles_m * p.job.tiles_n * PAIR * WARPS;
     p.job.shares = std::min(ceil_div(s.in, TILE_M), (int)ROWS);
     p.groups = ceil_div(s.out, (int)WARP);
@@ -618,29 +655,39 @@ static GradientPlan plan_of(WeightGradientShape s, Wants wants, int clusters) {
     return p;
 }
 
-size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters) {
+size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters, bool e4m3) {
     size_t most = 0;
     for (Wants wants : {Wants{false, false}, {false, true}, {true, false}, {true, true}})
         most = size_max(most, plan_of(s, wants, clusters).bytes);
+    for (Wants wants : {Wants{false, false, true}, {true, false, true}})
+        if (e4m3) most = size_max(most, plan_of(s, wants, clusters).bytes);
     return most;
 }
 
-static int maps_of(GradientMaps *maps, const Tiling &t, WeightGradientShape s, const real *x, const real *dy, float *dw,
+static int maps_of(GradientMaps *maps, const Tiling &t, WeightGradientShape s, const void *x, const void *dy, float *dw,
                    float *parts, int part_rows, Error *e) {
-    const int x_rows = t.along_m ? ROWS : ROWS / 2, dy_rows = t.along_m ? ROWS / 2 : ROWS;
     const auto left_of = [](int n, int piece) { return n % piece ? n % piece : piece; };
-    const int panel = left_of(t.n, PANEL), out = left_of(t.n, OUT_COLUMNS);
-    const auto map_in = [&](CUtensorMap *map, const real *from, int columns, int rows, int wide) { // within an example
+    const int out = left_of(t.n, OUT_COLUMNS);
+    const auto map_in = [&](CUtensorMap *map, const void *from, int columns, int rows, int wide) { // within an example
         return copy_map(map, from, {REAL_MAP, {columns, s.T, s.B}, {wide, rows, 1}, CU_TENSOR_MAP_L2_PROMOTION_L2_128B},
                         e);
+    };
+    const auto map_codes = [&](CUtensorMap *map, const void *from, int columns, int wide) { // within an example
+        return copy_map(map, from, {CU_TENSOR_MAP_DATA_TYPE_UINT8, {s.T, columns, s.B}, {t.depth(), wide, 1}}, e);
     };
     const auto map_out = [&](CUtensorMap *map, float *to, int rows, int columns, int wide) {
         const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
         return copy_map(map, to, {type, {columns, rows}, {wide, OUT_ROWS}, CU_TENSOR_MAP_L2_PROMOTION_NONE}, e);
     };
-    TRY(map_in(&maps->x, x, s.in, x_rows, PANEL));
-    TRY(map_in(&maps->dy, dy, s.out, dy_rows, PANEL));
-    TRY(map_in(&maps->dy_narrow, dy, s.out, dy_rows, panel));
+    if (t.e4m3) {
+        TRY(map_codes(&maps->x, x, s.in, t.along_m ? TILE_M : TILE_M / PAIR));
+        TRY(map_codes(&maps->dy, dy, s.out, t.along_m ? t.n / PAIR : t.n));
+    } else {
+        const int x_rows = t.along_m ? ROWS : ROWS / 2, dy_rows = t.along_m ? ROWS / 2 : ROWS;
+        TRY(map_in(&maps->x, x, s.in, x_rows, PANEL));
+        TRY(map_in(&maps->dy, dy, s.out, dy_rows, PANEL));
+        TRY(map_in(&maps->dy_narrow, dy, s.out, dy_rows, left_of(t.n, PANEL)));
+    }
     TRY(map_out(&maps->dw, dw, s.in, s.out, OUT_COLUMNS));
     TRY(map_out(&maps->dw_narrow, dw, s.in, s.out, out));
     TRY(map_out(&maps->parts, parts, part_rows, t.n, OUT_COLUMNS));
@@ -716,17 +763,18 @@ int weight_gradient_pairs(WeightGradientPairs *pairs, Error *e) {
     return CUDA_CALL(cudaFree(room), e);
 }
 
-int weight_gradient(const WeightGradient &g, const real *x, const real *dy, WeightGradientShape s,
-                    const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream, Error *e) {
-    const GradientPlan p = plan_of(s, {g.squares != NULL, g.bias.sum != NULL}, pairs.count);
+// scale: of e4m3 products.
+static int gradient_run(const WeightGradient &g, const void *x, const void *dy, float scale, WeightGradientShape s,
+                        const GradientPlan &p, const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream,
+                        Error *e) {
     const Tiling &t = p.tile;
     const int cut = p.job.schedule.parts;
     char *memory = (char *)workspace;
     float *parts = (float *)memory;
     double *numbers = (double *)(memory + p.numbers);
-    GradientMaps maps;
+    GradientMaps maps = {};
     GradientJob job = p.job;
-    job.add = !g.first;
+    job.add = !g.first, job.scale = scale;
     job.squares = g.squares ? (float *)(memory + p.squares) : NULL;
     job.arrived = (unsigned *)(numbers + s.B + p.groups);
     job.columns = g.bias.sum ? (float *)(memory + p.columns) : NULL;
@@ -737,7 +785,7 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
 
     GradientFinish f = {};
     f.job = job, f.parts = parts, f.dw = g.dw, f.squares = g.squares, f.bias = g.bias;
-    f.norms = g.norms ? g.norms : numbers, f.bias_squares = numbers + s.B;
+    f.norms = g.norms ? g.norms : numbers, f.bias_squares = numbers + s.B, f.scale = (double)scale * scale;
     f.examples = g.squares ? s.B : 0, f.groups = g.bias.sum ? p.groups : 0;
     f.n = t.n, f.tile_blocks = TILE_M * t.n / 4 / FINISH_THREADS;
     f.pair_m = t.pair_m(), f.pair_n = t.pair_n();
@@ -747,14 +795,32 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
                   gradient_finish_kernel, f);
 }
 
+int weight_gradient(const WeightGradient &g, const real *x, const real *dy, WeightGradientShape s,
+                    const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream, Error *e) {
+    const Wants wants = {g.squares != NULL, g.bias.sum != NULL, false};
+    return gradient_run(g, x, dy, 1, s, plan_of(s, wants, pairs.count), pairs, workspace, stream, e);
+}
+
+int weight_gradient_fp8(const WeightGradient &g, const uint8_t *x, const uint8_t *dy, float scale,
+                        WeightGradientShape s, const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream,
+                        Error *e) {
+    assert(s.T % WEIGHT_GRADIENT_FP8_MULTIPLE == 0 && !g.bias.sum && !g.row_at);
+    const Wants wants = {g.squares != NULL, false, true};
+    return gradient_run(g, x, dy, scale, s, plan_of(s, wants, pairs.count), pairs, workspace, stream, e);
+}
+
 #else
 
 int weight_gradient_clusters(void) { return 0; }
 int weight_gradient_pairs(WeightGradientPairs *pairs, Error *) { return pairs->count = 0; }
-size_t weight_gradient_workspace_bytes(WeightGradientShape, int) { return 0; }
+size_t weight_gradient_workspace_bytes(WeightGradientShape, int, bool) { return 0; }
 int weight_gradient(const WeightGradient &, const real *, const real *, WeightGradientShape,
                     const WeightGradientPairs &, void *, cudaStream_t, Error *e) {
     return FAIL(e, ERR_INTERNAL, NULL, "weight_gradient: not in this build");
+}
+int weight_gradient_fp8(const WeightGradient &, const uint8_t *, const uint8_t *, float, WeightGradientShape,
+                        const WeightGradientPairs &, void *, cudaStream_t, Error *e) {
+    return FAIL(e, ERR_INTERNAL, NULL, "weight_gradient_fp8: not in this build");
 }
 
 #endif

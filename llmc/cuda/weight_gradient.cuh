@@ -3,7 +3,8 @@
 //
 //   dW (in, out) = sum over b of X_b^T dY_b        |X_b^T dY_b|^2 for every b        dbias (out) = column sums of dY
 //
-// X (B, T, in) and dY (B, T, out) are in 16 bits; sums are fp32 in a fixed order: two runs give the same bits.
+// X (B, T, in) and dY (B, T, out) are in 16 bits, or e4m3 codes, transposed; sums are fp32 in a fixed order: two runs
+// give the same bits.
 #pragma once
 
 #include "cuda/reduce.cuh"
@@ -11,6 +12,7 @@
 
 enum { WEIGHT_GRADIENT_TILE = 128 }; // rows of dW per block and tile
 enum { WEIGHT_GRADIENT_PAIRS_MOST = 128 };
+enum { WEIGHT_GRADIENT_FP8_MULTIPLE = 16 }; // of T, with e4m3 codes
 
 struct WeightGradientShape {
     int B, T, in, out; // in and out: multiples of WEIGHT_GRADIENT_MULTIPLE
@@ -40,7 +42,15 @@ struct WeightGradientPairs {
 };
 int weight_gradient_pairs(WeightGradientPairs *pairs, Error *e);
 
-size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters);
+// e4m3: enough for weight_gradient_fp8 too.
+size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters, bool e4m3 = false);
 
 int weight_gradient(const WeightGradient &g, const real *x, const real *dy, WeightGradientShape s,
                     const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream, Error *e);
+
+// dW of e4m3 codes x (B, in, T) and dy (B, out, T), times `scale`, a power of two; squares are of the scaled g_b. No
+// bias, no rows. Hopper sums an example's T products in 14 bits, and truncates: see linear_sm90.cuh. Examples are added
+// in fp32.
+int weight_gradient_fp8(const WeightGradient &g, const uint8_t *x, const uint8_t *dy, float scale,
+                        WeightGradientShape s, const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream,
+                        Error *e);

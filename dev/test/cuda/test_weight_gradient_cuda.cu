@@ -1,6 +1,8 @@
 // Weight gradients with per-example squared norms: against float64, and against the batched products (kernel_test.cuh).
+// e4m3: small integers, whose sums are exact in 14 bits; and values as in training, within what 14 bits lose.
 #include "kernel_test.cuh"
 
+#include "cuda/fp8.cuh"
 #include "cuda/matmul.cuh"
 #include "cuda/weight_gradient.cuh"
 
@@ -14,9 +16,11 @@ struct Product {
     WeightGradientShape s;
     int clusters;
     std::vector<real> x, dy;
-    std::vector<float> before; // dW
+    std::vector<float> before; // dW / scale
     std::vector<int> row_at;   // (B, in)
     real *d_x, *d_dy;
+    uint8_t *codes_x, *codes_dy; // e4m3, transposed; NULL: none
+    float scale;                 // of products
     WeightGradient g;
     Columns bias;
     void *workspace;
@@ -26,14 +30,37 @@ struct Product {
     size_t rows_count() const { return (size_t)s.B * s.T * s.out; }
 };
 
-enum Wanted { SQUARES = 1, BIAS = 2, ROWS_OF_EXAMPLES = 4 };
+enum Wanted { SQUARES = 1, BIAS = 2, ROWS_OF_EXAMPLES = 4, E4M3 = 8, INTEGERS = 16, ONE_SIGN = 32 };
+
+// e4m3 codes (B, columns, T) of x (B, T, columns). Rounds x to them.
+static std::vector<uint8_t> codes_of(std::vector<real> &x, int B, int T, int columns) {
+    std::vector<uint8_t> codes(x.size());
+    for (size_t row = 0; row < (size_t)B * T; row++)
+        for (int c = 0; c < columns; c++) {
+            const uint8_t code = fp8_encode((float)x[row * columns + c]);
+            x[row * columns + c] = (real)fp8_decode(code);
+            codes[(row / T * columns + c) * T + row % T] = code;
+        }
+    return codes;
+}
 
 static Product product_new(WeightGradientShape s, int clusters, int wanted) {
     if (wanted & ROWS_OF_EXAMPLES) wanted |= SQUARES;
     Product p = {};
-    p.s = s, p.clusters = clusters;
-    p.x = random_vector<real>((size_t)s.B * s.T * s.in), p.dy = random_vector<real>((size_t)s.B * s.T * s.out);
-    p.d_x = device_from(p.x), p.d_dy = device_from(p.dy);
+    p.s = s, p.clusters = clusters, p.scale = 1;
+    const double deviation = wanted & E4M3 && !(wanted & INTEGERS) ? 4 : 1;
+    for (auto *v : {&p.x, &p.dy}) {
+        *v = random_vector<real>((size_t)s.B * s.T * (v == &p.x ? s.in : s.out), 0, deviation);
+        for (real &x : *v) {
+            if (wanted & INTEGERS) x = (real)rintf((float)x);
+            if (wanted & ONE_SIGN) x = (real)fabsf((float)x);
+        }
+    }
+    if (wanted & E4M3) {
+        p.codes_x = device_from(codes_of(p.x, s.B, s.T, s.in));
+        p.codes_dy = device_from(codes_of(p.dy, s.B, s.T, s.out));
+        p.scale = ldexpf(1, random_int(-80, 40)); // 2^-80 has no square in fp32
+    } else p.d_x = device_from(p.x), p.d_dy = device_from(p.dy);
     p.g.dw = device_new<float>(p.count());
     p.g.first = random_uniform() < 0.5;
     p.before = random_vector<float>(p.count());
@@ -48,16 +75,21 @@ static Product product_new(WeightGradientShape s, int clusters, int wanted) {
         p.g.row_at = device_from(p.row_at);
         p.g.rows = device_new<float>(p.rows_count());
     }
-    p.workspace_bytes = weight_gradient_workspace_bytes(s, clusters);
+    p.workspace_bytes = weight_gradient_workspace_bytes(s, clusters, wanted & E4M3);
     p.workspace = workspace_new(p.workspace_bytes);
     return p;
 }
 
+template <typename X> static std::vector<X> times(std::vector<X> v, double factor) {
+    for (X &x : v) x *= factor;
+    return v;
+}
+
 static void product_reset(const Product &p) {
     CUDA_OK(cudaMemset(p.workspace, POISON, p.workspace_bytes));
-    device_set(p.g.dw, p.before);
+    device_set(p.g.dw, times(p.before, p.scale));
     if (p.g.squares) {
-        device_set(p.g.squares, std::vector<double>(1, SQUARES_BEFORE));
+        device_set(p.g.squares, std::vector<double>(1, SQUARES_BEFORE * p.scale * p.scale));
         CUDA_OK(cudaMemset(p.g.norms, POISON, p.s.B * sizeof(double)));
     }
     if (p.g.bias.sum) columns_reset(p.bias);
@@ -67,7 +99,8 @@ static void product_run(const Product &p) {
     WeightGradientPairs pairs = placed;
     for (int i = 0; p.clusters < pairs_here && i < p.clusters; i++) pairs.place[i] = (unsigned char)i;
     pairs.count = p.clusters;
-    CALL_OK(weight_gradient(p.g, p.d_x, p.d_dy, p.s, pairs, p.workspace, 0, &e));
+    if (p.codes_x) CALL_OK(weight_gradient_fp8(p.g, p.codes_x, p.codes_dy, p.scale, p.s, pairs, p.workspace, 0, &e));
+    else CALL_OK(weight_gradient(p.g, p.d_x, p.d_dy, p.s, pairs, p.workspace, 0, &e));
 }
 
 static std::vector<Output> product_outputs(const Product &p) {
@@ -78,7 +111,16 @@ static std::vector<Output> product_outputs(const Product &p) {
     return outputs;
 }
 
-// g_b of one example in float64, (in, out).
+// Results / scale or scale^2.
+static std::vector<float> product_dw(const Product &p) { return times(host_from(p.g.dw, p.count()), 1 / p.scale); }
+static std::vector<double> product_norms(const Product &p) {
+    return times(host_from(p.g.norms, p.s.B), pow(p.scale, -2));
+}
+static double product_squares(const Product &p) {
+    return host_from(p.g.squares, 1)[0] / pow(p.scale, 2) - SQUARES_BEFORE;
+}
+
+// g_b / scale of one example in float64, (in, out).
 static std::vector<double> example_reference(const Product &p, int b) {
     const size_t in = p.s.in, out = p.s.out;
     std::vector<double> g(in * out, 0.0), dy(out);
@@ -123,10 +165,10 @@ static void check_product(const Product &p) {
         squares += norm;
         if (p.g.rows) check_rows(p, b, g, rows);
     }
-    check_close("dW", host_from(p.g.dw, p.count()), sum, SUM_RELATIVE, SUM_ABSOLUTE);
+    check_close("dW", product_dw(p), sum, SUM_RELATIVE, SUM_ABSOLUTE);
     if (p.g.squares) {
-        check_close("norms", host_from(p.g.norms, p.s.B), norms, 1e-5, 0.0);
-        CHECK_CLOSE(host_from(p.g.squares, 1)[0] - SQUARES_BEFORE, squares, 1e-5, 0);
+        check_close("norms", product_norms(p), norms, 1e-5, 0.0);
+        CHECK_CLOSE(product_squares(p), squares, 1e-5, 0);
     }
     if (p.g.bias.sum) columns_check("bias", p.bias, as_doubles(p.dy), p.s.T);
 }
@@ -181,6 +223,82 @@ static void test_not_finite(void) {
         }
 }
 
+// ---- e4m3 -----------------------------------------------------------------------------------------------------------
+
+static void test_e4m3_shapes(void) {
+    const WeightGradientShape shapes[] = {
+        {1, 16, 8, 8},      {1, 128, 128, 192}, {2, 144, 136, 200}, {3, 48, 264, 160}, {5, 16, 64, 392},
+        {4, 272, 320, 64},  {9, 128, 256, 192}, {7, 32, 8, 640},    {2, 448, 136, 40}, {6, 48, 1032, 168},
+        {3, 144, 264, 408}, {2, 1024, 192, 64}, {5, 128, 264, 1216}};
+    for (const WeightGradientShape &s : shapes)
+        for (int clusters : small_shapes_only ? std::vector<int>{1, 5} : std::vector<int>{1, 2, 3, 5, pairs_here})
+            product_case(s, clusters, E4M3 | INTEGERS | random_int(0, SQUARES));
+    for (int i = 0; i < (small_shapes_only ? 4 : 24); i++)
+        product_case({random_int(1, 12), 16 * random_int(1, 12), 8 * random_int(1, 80), 8 * random_int(1, 80)},
+                     random_int(1, pairs_here), E4M3 | INTEGERS | random_int(0, SQUARES));
+}
+
+// NaN in all codes of one example stays out of other examples' norms, whose last stage is not full.
+static void test_e4m3_nan(void) {
+    for (int clusters : {1, 2, pairs_here}) {
+        Product p = product_new({4, 144, 264, 400}, clusters, E4M3 | INTEGERS | SQUARES);
+        const int bad = random_int(0, p.s.B - 1);
+        CUDA_OK(cudaMemset(p.codes_x + (size_t)bad * p.s.T * p.s.in, 0x7f, (size_t)p.s.T * p.s.in));
+        CUDA_OK(cudaMemset(p.codes_dy + (size_t)bad * p.s.T * p.s.out, 0x7f, (size_t)p.s.T * p.s.out));
+        product_reset(p);
+        product_run(p);
+        const std::vector<double> norms = product_norms(p);
+        for (int b = 0; b < p.s.B; b++) {
+            double want = 0;
+            for (double g : example_reference(p, b)) want += g * g;
+            if (b == bad) CHECK(isnan(norms[b]), "%d pairs: norm %d is %g", clusters, b, norms[b]);
+            else CHECK_CLOSE(norms[b], want, 1e-5, 0);
+        }
+        for (float g : product_dw(p)) CHECK(isnan(g), "%d pairs: dW has %g", clusters, g);
+        case_end();
+    }
+}
+
+// Errors of dW and of norms. Hopper truncates each product to a multiple of at most 2^-13 of the sum so far: a sum of
+// one sign loses up to T 2^-15 of itself.
+static void e4m3_accuracy_case(WeightGradientShape s, int wanted) {
+    const double tolerance = wanted & ONE_SIGN ? 0.01 + s.T * 0x1p-15 : 0.01;
+    Product p = product_new(s, pairs_here, E4M3 | SQUARES | wanted);
+    p.g.first = true;
+    product_reset(p);
+    product_run(p);
+    std::vector<double> sum(p.count(), 0.0);
+    const std::vector<double> norms = product_norms(p);
+    double worst_norm = 0, off = 0, square = 0, signs = 0, all = 0;
+    for (int b = 0; b < s.B; b++) {
+        const std::vector<double> g = example_reference(p, b);
+        double norm = 0;
+        for (size_t i = 0; i < g.size(); i++) sum[i] += g[i], norm += g[i] * g[i];
+        const double error = fabs(norms[b] / norm - 1);
+        worst_norm = error <= worst_norm ? worst_norm : error;
+    }
+    const std::vector<float> dw = product_dw(p);
+    for (size_t i = 0; i < dw.size(); i++) {
+        const double error = dw[i] - sum[i];
+        off += error * error, square += sum[i] * sum[i];
+        signs += sum[i] < 0 ? -error : error, all += fabs(sum[i]);
+    }
+    printf("  e4m3: B %d T %d, %d x %d%s: dW is off by %.2e, signed mean %+.2e, a norm by %.2e at most\n", s.B, s.T,
+           s.in, s.out, wanted & ONE_SIGN ? ", one sign" : "", sqrt(off / square), signs / all, worst_norm);
+    CHECK(sqrt(off / square) <= tolerance && fabs(signs / all) <= (wanted & ONE_SIGN ? tolerance : 0.002), "dW");
+    CHECK(worst_norm <= (wanted & ONE_SIGN ? 2 * tolerance : 0.001), "norms");
+    case_end();
+}
+
+static void test_e4m3_accuracy(void) {
+    for (int wanted : {0, (int)ONE_SIGN}) {
+        e4m3_accuracy_case({4, 256, 128, 192}, wanted);
+        if (small_shapes_only) continue;
+        e4m3_accuracy_case({2, 1024, 384, 192}, wanted);
+        e4m3_accuracy_case({2, 2048, 128, 192}, wanted);
+    }
+}
+
 // ---- Against the batched products -----------------------------------------------------------------------------------
 
 static double element_reference(const Product &p, size_t i, size_t j) {
@@ -212,7 +330,7 @@ static void batched_case(Matmul *mm, WeightGradientShape s) {
     product_reset(p);
     product_run(p);
     const std::vector<float> ours = host_from(p.g.dw, p.count());
-    const double squares = host_from(p.g.squares, 1)[0] - SQUARES_BEFORE;
+    const double squares = product_squares(p);
     float *each = device_new<float>(p.count() * s.B), *dw = device_new<float>(p.count());
     MatmulShape shape = {.m = s.in, .n = s.out, .k = s.T, .transpose_a = true, .out_float = true};
     shape.batch = s.B, shape.stride_a = (int64_t)s.T * s.in, shape.stride_b = (int64_t)s.T * s.out;
@@ -257,6 +375,11 @@ int main(int argc, char **argv) {
     }
     RUN(test_shapes);
     RUN(test_not_finite);
+    if (FP8_BUILT) {
+        RUN(test_e4m3_shapes);
+        RUN(test_e4m3_nan);
+        RUN(test_e4m3_accuracy);
+    }
     if (!small_shapes_only) RUN(test_batched);
     return test_summary();
 }
