@@ -615,7 +615,7 @@ template <int N, bool ALONG_M, bool E4M3> static constexpr Tiling tiling() {
     return {N, ALONG_M, E4M3, {product_launch<N, ALONG_M, E4M3, false>, product_launch<N, ALONG_M, E4M3, true>}};
 }
 
-// No other tile (160 along the rows, 208 along the columns) won by 1% on any model in bf16.
+// No other tile (160 along the rows, 208 along the columns) won by 1% on any model, in e4m3 on d12 and d48.
 static const Tiling tilings[] = {tiling<192, true, false>(),
                                  tiling<192, false, false>(),
                                  {208, true, false, {NULL, product_launch<208, true, false, true>}},

@@ -49,8 +49,12 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
                     const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream, Error *e);
 
 // dW of e4m3 codes x (B, in, T) and dy (B, out, T), times `scale`, a power of two; squares are of the scaled g_b. No
-// bias, no rows. Hopper sums an example's T products in 14 bits, and truncates: see linear_sm90.cuh. Examples are added
-// in fp32.
+// bias, no rows. Microseconds in bf16 / e4m3, with squares (H200, bench_weight_gradient): d48 qkv 441/231, proj 151/84,
+// fc 564/310, fcproj 567/307; d12 395/208, 137/78, 504/268, 497/266. In bf16 qkv also sums its bias.
+//
+// Hopper sums an example's T products in 14 bits, and truncates each to them; examples are added in fp32. Sums of mixed
+// signs err by 0.05% of dW's norm at T = 1024 and by 0.08% at 2048; sums of one sign lose 1.5% and 3.4% (H200,
+// test_weight_gradient_cuda).
 int weight_gradient_fp8(const WeightGradient &g, const uint8_t *x, const uint8_t *dy, float scale,
                         WeightGradientShape s, const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream,
                         Error *e);
