@@ -3,7 +3,7 @@
 // product is rounded before GELU's slope multiplies it. crossentropy.cuh uses LINEAR_SCALED and LINEAR_SOFTMAX; the
 // other four also multiply e4m3 factors (fp8.cuh).
 // Microseconds in bf16 / e4m3, epilogue included (H200; test_linear_cuda 0 bench): d48 qkv 317/184, proj 126/81, fc
-// with GELU 445/335, DGELU 448/310; d12 304/181, 123/84, 493/435, 453/382.
+// with GELU 445/320, DGELU 448/300; d12 304/181, 123/84, 493/418, 453/365.
 //
 // Hopper sums e4m3 products in 14 bits, and truncates each product to them. No partial sum is promoted to fp32: sums of
 // mixed signs, as in a block, err by 0.25% of a row's norm at in = 6400, of which bf16's rounding is 0.17%. Sums of
