@@ -10,7 +10,7 @@
 //
 // Weights and activations are values of one type, fp32 or bf16 (cpu/value.h); sums, statistics, master weights,
 // gradients of weights and moments are fp32. --dtype fp8 is fp32 whose training rounds the factors of the blocks' products
-// y = x W + b and dx = dy W^T to e4m3 (factors_of).
+// y = x W + b and dx = dy W^T to e4m3 (factors_of); fp8-dw also those of dW = x^T dy (dweight_factors).
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T; widths A = C of
 // attention and F = 4 C of the MLP. With --tensor this rank computes B own rows of its group's M (TensorRanks), NH of
@@ -96,7 +96,7 @@ static int reduce_rows(Engine *engine, const Batch *batch, void *own, Error *e) 
 static int linear_number(TensorKind w) { return w == QKV_W ? 0 : w == PROJ_W ? 1 : w == FC_W ? 2 : 3; }
 
 typedef struct {
-    const void *x, *W;
+    const void *left, *right;
 } Factors;
 
 // Returns x (n values of `site`) and layer w's W. With fp8 also raises both sites' amax, and returns copies rounded to
@@ -126,8 +126,8 @@ static void linear_forward(Engine *engine, const Batch *batch, void *y, const vo
                            int l) {
     const Tensor *t = tensor(engine, w, l);
     const Factors f = factors_of(engine, batch, x, batch->all.N * t->rows, FP8_LN1 + linear_number(w), w, l);
-    matmul_nn(engine->matmul, y, f.x, f.W, adds_bias(engine, t) ? weight(engine, b, l) : NULL, batch->all.N, t->columns,
-              t->rows);
+    matmul_nn(engine->matmul, y, f.left, f.right, adds_bias(engine, t) ? weight(engine, b, l) : NULL, batch->all.N,
+              t->columns, t->rows);
 }
 
 // y (N, C) = LN(x). Unless residual (N, C) is NULL, first adds it to x in place.
@@ -280,25 +280,47 @@ static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
+// Returns x (all rows, in) and dy (all rows, out). fp8-dw: copies rounded to e4m3, if the layer's other products round their factors.
+static Factors dweight_factors(Engine *engine, const Batch *batch, const void *x, const void *dy, TensorKind w, int l) {
+    const Tensor *t = tensor(engine, w, l);
+    if (!batch->fp8 || !engine->fp8_dweight) return (Factors){x, dy};
+    const int number = linear_number(w);
+    const int8_t *k = engine->exponents + l * FP8_SITES, kx = k[FP8_LN1 + number], ky = k[FP8_DQKV - number];
+    if (kx == FP8_UNSET || ky == FP8_UNSET || k[FP8_QKV_WEIGHT + number] == FP8_UNSET) return (Factors){x, dy};
+    fp8_round_values(engine->factor[0], x, batch->all.N * t->rows, kx);
+    fp8_round_values(engine->factor[1], dy, batch->all.N * t->columns, ky);
+    return (Factors){engine->factor[0], engine->factor[1]};
+}
+
+// dw (in, out) = x^T dy, db (out) = column sums of unrounded dy, over `rows` rows from `first` on; add: +=. db NULL: not
+// wanted.
+static void dweight(Engine *engine, float *dw, float *db, Factors f, const void *dy, const Tensor *t, size_t first,
+                    size_t rows, bool add) {
+    const void *x = at(engine, f.left, first * t->rows), *y = at(engine, f.right, first * t->columns);
+    const bool rounded = f.right != dy;
+    matmul_tn(engine->matmul, dw, rounded ? NULL : db, x, y, t->rows, t->columns, rows, add);
+    if (rounded && db) sum_columns(db, (const float *)dy + first * t->columns, rows, t->columns, add);
+}
+
 // Gradients of y = x W + b over all rows: dW += x^T dy, db += column sums of dy; the step's first micro-step assigns.
 // Exact mode adds the squared norms of each example's gradients. Without a bias (adds_bias) db remains 0.
 static void linear_dweight(Engine *engine, const Batch *batch, const void *x, const void *dy, TensorKind w,
                            TensorKind b, int l) {
     const Tensor *t = tensor(engine, w, l);
-    size_t in = t->rows, out = t->columns, T = batch->T;
+    const Factors f = dweight_factors(engine, batch, x, dy, w, l);
     const bool bias = adds_bias(engine, t);
     if (!bias) grad_begun(engine, b, l);
     if (batch->mode != GNS_EXACT) {
-        matmul_tn(engine->matmul, grad(engine, w, l), bias ? grad(engine, b, l) : NULL, x, dy, in, out, batch->all.N,
-                  !engine->first);
+        dweight(engine, grad(engine, w, l), bias ? grad(engine, b, l) : NULL, f, dy, t, 0, batch->all.N,
+                !engine->first);
         return;
     }
     float *dw = grad_begun(engine, w, l), *db = bias ? grad_begun(engine, b, l) : NULL;
     for (size_t i = 0; i < batch->all.M; i++) {
-        matmul_tn(engine->matmul, engine->example_grad, bias ? engine->example_bias_grad : NULL,
-                  at(engine, x, i * T * in), at(engine, dy, i * T * out), in, out, T, false);
+        dweight(engine, engine->example_grad, bias ? engine->example_bias_grad : NULL, f, dy, t, i * batch->T, batch->T,
+                false);
         *example_sq(engine, w, l) += add_and_sum_squares(dw, engine->example_grad, t->count);
-        if (bias) *example_sq(engine, b, l) += add_and_sum_squares(db, engine->example_bias_grad, out);
+        if (bias) *example_sq(engine, b, l) += add_and_sum_squares(db, engine->example_bias_grad, t->columns);
     }
 }
 
@@ -306,7 +328,7 @@ static void linear_dweight(Engine *engine, const Batch *batch, const void *x, co
 static void linear_dinput(Engine *engine, const Batch *batch, void *dx, const void *dy, TensorKind w, int l) {
     const Tensor *t = tensor(engine, w, l);
     const Factors f = factors_of(engine, batch, dy, batch->all.N * t->columns, FP8_DQKV - linear_number(w), w, l);
-    matmul_nt(engine->matmul, dx, f.x, f.W, batch->all.N, t->rows, t->columns);
+    matmul_nt(engine->matmul, dx, f.left, f.right, batch->all.N, t->rows, t->columns);
 }
 
 // Adds g_b of the batch's rows, which layernorm_backward left, to the sums of their sources.
@@ -557,7 +579,10 @@ static int cpu_create(Engine **out, const EngineConfig *config, Error *e) {
 }
 
 static void cpu_describe(const Engine *engine, char *out, size_t bytes) {
-    const char *type = engine->fp8 ? "fp8 emulated in " : engine->config.dtype == DTYPE_BF16 ? "bf16 by " : "";
+    const char *type = engine->fp8_dweight                  ? "fp8-dw emulated in "
+                       : engine->fp8                        ? "fp8 emulated in "
+                       : engine->config.dtype == DTYPE_BF16 ? "bf16 by "
+                                                            : "";
     snprintf(out, bytes, "CPU, %s%s, %d thread%s, vectors of %d bits", type, engine->matmul.kernel->name,
              engine->threads, engine->threads == 1 ? "" : "s", 32 * VEC);
 }

@@ -208,10 +208,12 @@ static int matrix_gradient(Engine *engine, const Pass *p, TensorKind w, const We
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
+    const WeightGradientShape s = {p->B, p->T, (int)t->rows, (int)t->columns};
     WeightGradient g = {grad(engine, w, layer), engine->first};
     if (p->mode == GNS_EXACT) g.squares = example_sq(engine, w, layer);
+    if (fp8_dweight_rounds(engine, p->fp8, w, layer)) return fp8_dweight(engine, g, x, w, layer, s, e);
     if (!bias_is_summed(engine, p, w)) g.bias = column_gradient(engine, bias_of(w), layer, p->mode);
-    return matrix_gradient(engine, p, w, g, x, dy, {p->B, p->T, (int)t->rows, (int)t->columns}, e);
+    return matrix_gradient(engine, p, w, g, x, dy, s, e);
 }
 
 // ---- Transfers between ranks ----------------------------------------------------------------------------------------
@@ -408,7 +410,8 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
 
 // Computes the gradient of w's bias, the column sums of dwide (B, T, columns), unless another kernel does.
 static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, int columns, Error *e) {
-    if (fuses(engine, p, w) || bias_is_summed(engine, p, w)) return 0;
+    if (bias_is_summed(engine, p, w)) return 0;
+    if (fuses(engine, p, w) && !fp8_dweight_rounds(engine, p->fp8, w, l)) return 0;
     return bias_backward(column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, NULL, p->B, p->T, columns,
                          &engine->columns, engine->stream, e);
 }
@@ -437,13 +440,17 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     if (final_comes_later(engine, l + 1))
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // sends block l + 1
     if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // requests block l - 1
-    const bool summed = bias_is_summed(engine, p, QKV_W);
-    const ColumnGradient bias = summed ? column_gradient(engine, QKV_B, l, p->mode) : ColumnGradient{};
+    const bool rounded = fp8_dweight_rounds(engine, p->fp8, QKV_W, l);
+    const ColumnGradient bias = column_gradient(engine, QKV_B, l, p->mode);
+    const bool summed = bias_is_summed(engine, p, QKV_W) && !rounded;
     Attention attention = attention_of(engine, p, k, l);
     attention.dout = dattention, attention.dqkv = dwide, attention.workspace = engine->scratch;
-    TRY(attention_backward(attention, bias, &engine->columns, engine->stream, e));
-    TRY(fp8_cast(fp8_copy_of(engine, p->fp8, FP8_DQKV, l), dwide, (size_t)p->N * 3 * p->C, engine->stream, e));
-    TRY(bias_dwide(engine, p, QKV_W, l, 3 * p->C, e));
+    TRY(attention_backward(attention, summed ? bias : ColumnGradient{}, &engine->columns, engine->stream, e));
+    if (rounded) TRY(fp8_copy_dqkv(engine, dwide, bias, l, p->B, p->T, e));
+    else {
+        TRY(fp8_cast(fp8_copy_of(engine, p->fp8, FP8_DQKV, l), dwide, (size_t)p->N * 3 * p->C, engine->stream, e));
+        TRY(bias_dwide(engine, p, QKV_W, l, 3 * p->C, e));
+    }
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
     TRY(linear_dinput(engine, p, dy, dwide, QKV_W, l, e));
     // ln_backward writes block l - 1's first gradient, fcproj's bias.

@@ -8,7 +8,7 @@
 //
 //     model   a preset; `demo`: that of make demo; `study`: that of dev/docs/gns-study.md
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products;
-//             fp8: steps of --dtype fp8, too, beside bf16;
+//             fp8, fp8-dw: steps of this --dtype, too, beside bf16;
 //             lamb, muon: the optimizer; accumulate: 8 micro-steps per step; with dropout (0.1), smoothing (0.1),
 //             documents (of 300 tokens on average) or sources (two in turn);
 //             sample: instead, times logits after a short and a full text, with keys and values in memory and without;
@@ -40,7 +40,7 @@ typedef struct {
     double peak;           // of the device, FLOP/s; 0: unknown
     uint16_t *tokens;      // (B, T + 1)
     StepResult result;
-    bool fp8;          // the next steps are of --dtype fp8
+    bool fp8;          // the next steps are of fp8
     int8_t *exponent;  // (L, FP8_SITES) of the next one; NULL: the engine has no fp8
     int rounds, steps; // rounds to do; steps done
     char tuning[TUNING_BYTES];
@@ -61,7 +61,7 @@ static int bench_create(Bench *b, Error *e) {
         bool opens = rng_uniform(1, 2, i) * DOCUMENT_TOKENS < 1;
         b->tokens[i] = (uint16_t)(opens ? separator(model) : pow((double)separator(model), rng_uniform(1, 1, i)) - 1);
     }
-    if (b->config.dtype == DTYPE_FP8) {
+    if (dtype_is_fp8(b->config.dtype)) {
         const size_t sites = (size_t)model->config.layers * FP8_SITES;
         TRY(memory_alloc((void **)&b->exponent, sites, "exponents", e));
         TRY(memory_alloc((void **)&b->result.amax, sites * sizeof(float), "exponents", e));
@@ -224,6 +224,7 @@ static bool read_setting(Bench *b, const char *word) {
     else if (strcmp(word, "lamb") == 0) c->optimizer = OPTIMIZER_LAMB;
     else if (strcmp(word, "muon") == 0) c->optimizer = OPTIMIZER_MUON;
     else if (strcmp(word, "fp8") == 0) c->dtype = DTYPE_FP8;
+    else if (strcmp(word, "fp8-dw") == 0) c->dtype = DTYPE_FP8_DW;
     else if (strcmp(word, "dropout") == 0) c->dropout = dropout_of(0.1, 1);
     else if (strcmp(word, "smoothing") == 0) c->label_smoothing = 0.1f;
     else if (strcmp(word, "sources") == 0) c->sources = 2, c->source = source_of;
@@ -326,7 +327,11 @@ static int bench_run(Bench *b, Words words, const char *name, Error *e) {
     if (!b->exponent) add_arm(b, "gns off", GNS_OFF, "", NULL);
     add_arm(b, "gns ln", GNS_LN, "", "gns off");
     if (b->config.gns == GNS_EXACT) add_arm(b, "gns exact", GNS_EXACT, "", "gns off");
-    if (b->exponent) add_arm(b, "fp8", GNS_LN, "", "gns ln"), b->arm[b->arms - 1].fp8 = true;
+    const char *rounded = dtype_names[b->config.dtype];
+    const bool dw = b->config.dtype == DTYPE_FP8_DW;
+    if (b->exponent) add_arm(b, rounded, GNS_LN, "", "gns ln"), b->arm[b->arms - 1].fp8 = true;
+    if (b->exponent && b->config.gns == GNS_EXACT)
+        add_arm(b, dw ? "fp8-dw-exact" : "fp8-exact", GNS_EXACT, "", rounded), b->arm[b->arms - 1].fp8 = true;
     if (words.tune) {
         TRY(tuned(b, e));
         if (b->exponent) add_arm(b, "fp8, tuned", GNS_LN, b->tuning, "tuned"), b->arm[b->arms - 1].fp8 = true;

@@ -274,6 +274,22 @@ static void e4m3_products(Bench *b, const ModelConfig *m, int B) {
         run_case(b, "copy of attention, e4m3", 0, 0, 3.0 * n,
                  [&](int i) { bench_check(fp8_cast(copy, x + i % SETS * n, n, 0, &e), &e); });
     }
+    for (const char *name : {"transposed copies of dqkv, e4m3", "transposed gelu, e4m3"}) {
+        if (!wanted(b, name) || left_out(b, 0)) continue;
+        const bool cast = strstr(name, "dqkv");
+        const size_t n = (size_t)N * C * (cast ? 3 : 4);
+        const real *x = randoms<real>(SETS * n);
+        const uint8_t *codes = cast ? NULL : codes_of(x, SETS * n, 16);
+        const Fp8Copy copy = {zeros<uint8_t>(n), 16, zeros<float>(1)};
+        uint8_t *to = zeros<uint8_t>(n);
+        Error e = {};
+        run_case(b, name, 0, 0, (cast ? 4.0 : 2.0) * n, [&](int i) {
+            const size_t at = i % SETS * n;
+            bench_check(cast ? fp8_cast_transposed(to, copy, x + at, B, T, 3 * C, {}, NULL, 0, &e)
+                             : fp8_transpose(to, codes + at, B, T, 4 * C, 0, &e),
+                        &e);
+        });
+    }
     if (wanted(b, "copies of weights, e4m3") && !left_out(b, 0)) {
         Fp8Weights w;
         Error e = {};

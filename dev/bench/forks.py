@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Does --dtype fp8 cost loss? Forks of a bf16 run, each trained in both types with equal data, paired by place and data order.
+"""Does --dtype fp8 or fp8-dw cost loss? Forks of a bf16 run, each trained in both types with equal data, paired by place and
+data order.
 
-    forks.py TRAINER SHARDS [--model d12] [--rows 16] [--steps 200] [--orders 4] [--places 300,600,1200] [--out build/forks]
+    forks.py TRAINER SHARDS [--dtype fp8] [--model d12] [--rows 16] [--steps 200] [--orders 4] [--places 300,600,1200]
+             [--out build/forks]
 
 Trains SHARDS (a pattern) in bf16 up to the last place, with a checkpoint at each, then --orders forks from every one, over the
-GPUs of this machine. Prints the mean over the last 100 steps, fp8 minus bf16, with its standard error; OUT/forks.jsonl has a line
+GPUs of this machine. Prints the mean over the last 100 steps, minus bf16's, with its standard error; OUT/forks.jsonl has a line
 per pair.
 """
 import argparse
@@ -32,7 +34,7 @@ def train(args, name, options, gpu=0):
 
 def pair(args, place, order, gpu):
     row = {"place": place, "order": order}
-    for dtype in ("bf16", "fp8"):
+    for dtype in ("bf16", args.dtype):
         steps = train(args, f"{dtype}-{place}-{order}", [
             "--model", os.path.join(args.out, f"base/step_{place:08d}"), "--with-optimizer", "--steps", str(args.steps),
             "--warmup-tokens", "0", "--seed", str(10 + order), "--checkpoint-every", "0", "--dtype", dtype], gpu)
@@ -45,6 +47,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("trainer")
     parser.add_argument("shards")
+    parser.add_argument("--dtype", default="fp8")
     parser.add_argument("--model", default="d12")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--steps", type=int, default=200)
@@ -64,10 +67,10 @@ def main():
         out.writelines(json.dumps(row) + "\n" for row in rows)
     for place in [*places, None]:
         of = [row for row in rows if place in (None, row["place"])]
-        differences = [row["fp8"] - row["bf16"] for row in of]
+        differences = [row[args.dtype] - row["bf16"] for row in of]
         error = statistics.stdev(differences) / len(of) ** 0.5 if len(of) > 1 else float("nan")
-        print(f"{'all' if place is None else place}: {len(of)} pairs, fp8 - bf16 {statistics.mean(differences):+.5f} +- {error:.5f}, "
-              f"{sum(row['overflows'] for row in of)} overflows")
+        print(f"{'all' if place is None else place}: {len(of)} pairs, {args.dtype} - bf16 {statistics.mean(differences):+.5f} "
+              f"+- {error:.5f}, {sum(row['overflows'] for row in of)} overflows")
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ PARTS = {"gpu": "One GPU", "ranks": "Several GPUs", "cpu": "CPU", "peers": "Othe
 # A line of a log that matches the pattern gives (what, figure); {1} is the pattern's first group.
 LINES = [
     # bench_engine
-    (r"^(?:gns )?(\w+) +([\d.]+) ms a step .*?, +(\d+) tok/s, .*MFU ([\d.]+)%", "{log}, {1}", "{3} tok/s, MFU {4}%"),
-    (r"^(?:gns )?(\w+) +([\d.]+) ms a step .*?, +(\d+) tok/s", "{log}, {1}", "{3} tok/s"),
-    (r"^gns (\w+) against gns (\w+): (\S+% \+- \S+%) of a step's time", "{log}, {1} against {2}", "{3} of a step's time"),
+    (r"^(?:gns )?([\w-]+) +([\d.]+) ms a step .*?, +(\d+) tok/s, .*MFU ([\d.]+)%", "{log}, {1}", "{3} tok/s, MFU {4}%"),
+    (r"^(?:gns )?([\w-]+) +([\d.]+) ms a step .*?, +(\d+) tok/s", "{log}, {1}", "{3} tok/s"),
+    (r"^(?:gns )?([\w-]+) against (?:gns )?([\w-]+): (\S+% \+- \S+%) of a step's time", "{log}, {1} against {2}", "{3} of a step's time"),
     (r"^logits after (\d+) tokens: ([\d.]+) ms, with keys and values in memory ([\d.]+) ms: ([\d.]+) times",
      "{log}: a token after {1} others", "{3} ms, {4} times as fast as recomputed"),
     # bench_kernels

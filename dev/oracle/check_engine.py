@@ -40,11 +40,13 @@ class Dump:
         self.gradients = {name: np.asarray(g) for name, g in gradients.items()}
 
     def exponents(self):
-        """Exponents of x, dy and W of each linear layer, from (L, FP8_SITES). None: not fp8."""
+        """Exponents of x, dy and W of each linear layer, from (L, FP8_SITES), and whether its weight gradient rounds. None:
+        not fp8."""
         names, k = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), self.tensors["exponents"]
         if np.all(k == -128):
             return None
-        return tuple((f"h.{l}.{name}", (int(k[l, i]), int(k[l, 7 - i]), int(k[l, 8 + i]))) for l in range(len(k))
+        dw = self.meta["fp8_dw"] > 0
+        return tuple((f"h.{l}.{name}", (int(k[l, i]), int(k[l, 7 - i]), int(k[l, 8 + i]), dw)) for l in range(len(k))
                      for i, name in enumerate(names))
 
     def factors_at(self, step):

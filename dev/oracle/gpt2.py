@@ -66,12 +66,15 @@ def e4m3(x, k):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def fp8_linear(x, weight, bias, k):
-    """x W + b and its input gradient dy W^T from factors in e4m3; k: exponents of x, dy and W."""
+    """x W + b and its input gradient dy W^T from factors in e4m3; k: exponents of x, dy and W, and whether the weight gradient
+    x^T dy is of rounded factors too."""
     return e4m3(x, k[0]) @ e4m3(weight, k[2]) + bias
 
 
 fp8_linear.defvjp(lambda x, weight, bias, k: (fp8_linear(x, weight, bias, k), (x, weight)),
-                  lambda k, saved, dy: (e4m3(dy, k[1]) @ e4m3(saved[1], k[2]).T, saved[0].T @ dy, dy.sum(axis=0)))
+                  lambda k, saved, dy: (e4m3(dy, k[1]) @ e4m3(saved[1], k[2]).T,
+                                        e4m3(saved[0], k[0]).T @ e4m3(dy, k[1]) if k[3] else saved[0].T @ dy,
+                                        dy.sum(axis=0)))
 
 
 def linear(params, name, x, exponents):

@@ -235,9 +235,12 @@ agree() {
     agree_run "$all-wire-bf16" "$RANKS" --comm-dtype bf16 && same_run "$all-wire-bf16" "$name-r1"
 
     # With ZeRO-3 the weights' copies in e4m3 follow each block's arrival.
-    if "$TRAINER" --dry-run --vocab-size "$vocabulary" "${agree_shape[@]}" --dtype fp8 > "$work/fp8.plan" 2>&1; then
-        agree_run fp8 "$RANKS" --dtype fp8 && same_in_every_mode fp8 --dtype fp8
-    else row SKIP "fp8" "$(head -n 1 "$work/fp8.plan")"; fi
+    local type
+    for type in fp8 fp8-dw; do
+        if "$TRAINER" --dry-run --vocab-size "$vocabulary" "${agree_shape[@]}" --dtype $type > "$work/$type.plan" 2>&1; then
+            agree_run $type "$RANKS" --dtype $type && same_in_every_mode $type --dtype $type
+        else row SKIP "$type" "$(head -n 1 "$work/$type.plan")"; fi
+    done
 
     # In fp32 rounding is too small for training to magnify it: a difference is a fault.
     local TRAINER=$BUILD/cuda-FP32/train_gpt2cu gns_tolerance=1e-3

@@ -62,10 +62,10 @@ struct Engine {
     double *trust_sq;                        // two per tensor (LAMB): |weights|^2, |direction|^2
     float *matrix, *matrix_next;             // Muon: the matrix to orthogonalize; its next iterate
     float *gram, *poly;                      // Muon: (C, C)
-    bool fp8;                                // rounds factors of the blocks' products: DTYPE_FP8, in training
-    int8_t *exponents;                       // (L, FP8_SITES) exponents of the following steps
-    float *amax;                             // (L, FP8_SITES) this step's so far
-    float *factor[2]; // (M, T, 4C), (4C, C) rounded copies of a product's factors: activations, weights
+    bool fp8, fp8_dweight; // rounds factors of the blocks' products, of their weight gradients: in training
+    int8_t *exponents;     // (L, FP8_SITES) exponents of the following steps
+    float *amax;           // (L, FP8_SITES) this step's so far
+    float *factor[2];      // (M, T, 4C), (4C, C) or with fp8_dweight (M, T, 4C) rounded copies of a product's factors
     double loss_sum, nll_sum;
     _Atomic float work_done;    // fraction of the pass that is done; another thread reads it
     bool first;                 // the next micro-step overwrites gradients (with shard_grads always)
@@ -115,7 +115,7 @@ static inline size_t fp8_sites(const Engine *engine) { return (size_t)engine->co
 
 int engine_thread_count(const EngineConfig *config); // config->threads, or OpenMP's default
 
-// Sets engine->config and fp8. Replaces DTYPE_FP8 by DTYPE_FP32, the type of its values.
+// Sets engine->config, fp8 and fp8_dweight. Replaces types of fp8 by DTYPE_FP32, the type of their values.
 void engine_configure(Engine *engine, const EngineConfig *config);
 
 // Allocates engine->memory and points the engine's arrays into it. Clears all but the kernels' scratch.

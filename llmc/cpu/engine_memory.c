@@ -15,8 +15,9 @@ int engine_thread_count(const EngineConfig *config) {
 
 void engine_configure(Engine *engine, const EngineConfig *config) {
     engine->config = *config;
-    engine->fp8 = config->dtype == DTYPE_FP8 && !config->inference;
-    if (config->dtype == DTYPE_FP8) engine->config.dtype = DTYPE_FP32;
+    engine->fp8 = dtype_is_fp8(config->dtype) && !config->inference;
+    engine->fp8_dweight = config->dtype == DTYPE_FP8_DW && !config->inference;
+    if (dtype_is_fp8(config->dtype)) engine->config.dtype = DTYPE_FP32;
 }
 
 int engine_head_rows(const EngineConfig *config) {
@@ -147,7 +148,8 @@ static MemoryPlan layout(Engine *engine, char *base) {
     }
     end_part(a, "Muon's products");
     if (engine->fp8) {
-        RESERVE(engine->factor[0], N * 4 * C), RESERVE(engine->factor[1], 4 * C * C);
+        RESERVE(engine->factor[0], N * 4 * C);
+        RESERVE(engine->factor[1], engine->fp8_dweight ? size_max(N, C) * 4 * C : 4 * C * C);
         RESERVE(engine->exponents, fp8_sites(engine)), RESERVE(engine->amax, fp8_sites(engine));
     }
     end_part(a, "rounded factors");

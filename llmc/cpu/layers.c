@@ -358,6 +358,12 @@ void fp8_round_values(float *to, const float *x, size_t n, int k) {
 
 // ---- Sums -----------------------------------------------------------------------------------------------------------
 
+void sum_columns(float *sums, const float *x, size_t rows, size_t columns, bool add) {
+    if (!add) memset(sums, 0, sizeof *sums * columns);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < columns; c++) sums[c] += x[r * columns + c];
+}
+
 enum { SUM_CHUNK = 1 << 12 }; // floats: long enough to vectorise, short enough to sum in fp32
 enum { SUM_AHEAD = 1024 };    // floats prefetched ahead
 

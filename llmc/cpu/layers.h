@@ -69,6 +69,9 @@ void raise_amax(float *amax, const float *x, size_t n);
 // Rounds n values to e4m3 with exponent k (math/fp8.h).
 void fp8_round_values(float *to, const float *x, size_t n, int k);
 
+// sums (columns) = sums over the rows of x (rows, columns); add: +=.
+void sum_columns(float *sums, const float *x, size_t rows, size_t columns, bool add);
+
 // Sum of squares: in fp32 within chunks of a fixed size, in double over the chunks.
 double sum_squares(const float *x, size_t n);
 

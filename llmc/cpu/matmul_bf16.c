@@ -318,7 +318,7 @@ const MatmulKernel matmul_bf16[] = {
 };
 
 const MatmulKernel *matmul_kernel(Dtype type) {
-    if (type == DTYPE_FP32 || type == DTYPE_FP8) return &matmul_fp32;
+    if (type == DTYPE_FP32 || dtype_is_fp8(type)) return &matmul_fp32;
     for (const MatmulKernel *kernel = matmul_bf16; kernel->name; kernel++)
         if (kernel->available()) return kernel;
     return NULL;

@@ -30,6 +30,10 @@
 //     copy_branch  (N, C)   gradient of the MLP branch -> dfc, of the attention branch -> dattention
 //     copy_weight           fp8_weights, before a block's first use in a step; with shard_weights, in a pass
 //
+// --dtype fp8-dw. weight_gradient_fp8 reads transposed copies. The products that compute gelu and dfc write theirs; others
+// are made right before the weight gradient, in copy_transposed. Nothing reads ln1, ln2, gelu and dfc in bf16: only their
+// codes are stored, those of x in the memory of their bf16. (With --recompute gelu, bf16 of gelu is stored.)
+//
 // Words of this room:
 //     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)
 //     bucket       elements transferred at once: 0 the embeddings, 1 + l block l, the last one with ln_f (model_bucket)
@@ -124,6 +128,7 @@ struct Engine {
     real *dwide;                              // (B, T, 4C) gradient of qkv, of fc
     uint8_t *copy_x, *copy_wide;              // (B, T, C), (B, T, 4C) in e4m3: see above
     uint8_t *copy_branch;                     // (B, T, C)
+    uint8_t *copy_transposed;                 // x, then dy of a weight gradient: (B, in, T), (B, out, T)
     uint8_t *copy_weight;                     // (L, 2, 12 C C) qkv, proj, fc, fcproj; transposed. Sharded: one block's
     int copied;                               // last block whose weights were copied in this step; -1: none
     int8_t *exponent, *exponent_there;        // (L, FP8_SITES) pinned, on the device
@@ -172,7 +177,7 @@ static inline size_t stats_of_sources(const EngineConfig *c) {
     return stats_of_rows(c, c->model->tensor_count) + c->step_rows;
 }
 static inline size_t engine_sites(const EngineConfig *c) {
-    return c->dtype == DTYPE_FP8 && !c->inference ? c->model->config.layers * (size_t)FP8_SITES : 0;
+    return dtype_is_fp8(c->dtype) && !c->inference ? c->model->config.layers * (size_t)FP8_SITES : 0;
 }
 static inline size_t stats_of_amax(const EngineConfig *c) { return stats_of_sources(c) + c->sources * c->sources; }
 static inline float *stats_amax(double *stats, const EngineConfig *c) { return (float *)(stats + stats_of_amax(c)); }
@@ -210,6 +215,13 @@ Fp8Copy fp8_copy_of(const Engine *engine, bool fp8, Fp8Site s, int l);
 void fp8_factors(const Engine *engine, bool fp8, Linear *linear, Fp8Site s, int l);
 // Copies the weights. No-op if this step has already copied them; sharded: if they are still in memory.
 int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e);
+// True if the gradient of w rounds both factors: DTYPE_FP8_DW, and the forward product and the input gradient round theirs.
+bool fp8_dweight_rounds(const Engine *engine, bool fp8, TensorKind w, int l);
+// Copies dqkv (B, T, 3C) for fp8_dweight and the product dln1, and sums its columns.
+int fp8_copy_dqkv(Engine *engine, const real *dqkv, const ColumnGradient &bias, int l, int B, int T, Error *e);
+// Computes g, the gradient of w, if fp8_dweight_rounds. Reads x only if it was stored.
+int fp8_dweight(Engine *engine, const WeightGradient &g, const real *x, TensorKind w, int l,
+                const WeightGradientShape &s, Error *e);
 
 // Functions of EngineApi outside train_gpt2.cu (engine_life.cu, engine_state.cu).
 int cuda_check_dtype(Dtype dtype, Error *e);

@@ -1,7 +1,9 @@
 // engine_fp8: the e4m3 copies of a block's factors (engine.cuh, math/fp8.h), their sites, exponents and places.
 #include "cuda/engine.cuh"
 #include "cuda/fp8.cuh"
+#include "cuda/layernorm.cuh"
 #include "cuda/linear_sm90.cuh"
+#include "cuda/weight_gradient.cuh"
 #include "model/shard.h"
 
 #include <math.h>
@@ -24,10 +26,47 @@ static bool rounds(const Engine *engine, Fp8Site s, int l) {
     return exponent_of(engine, s, l) != FP8_UNSET && exponent_of(engine, FP8_QKV_WEIGHT + weight_of(s), l) != FP8_UNSET;
 }
 
-static uint8_t *site_codes(const Engine *engine, Fp8Site s) {
+bool fp8_dweight_rounds(const Engine *engine, bool fp8, TensorKind w, int l) {
+    return fp8 && engine->config.dtype == DTYPE_FP8_DW && rounds(engine, fp8_x_site(w), l) &&
+           rounds(engine, fp8_dy_site(w), l);
+}
+
+// True if a product or a LayerNorm makes the codes of s, and nothing reads their bf16. Codes of x lie in the memory of
+// their bf16 until block l's backward.
+static bool is_alone(const Engine *engine, Fp8Site s, int l) {
+    const ModelConfig *m = &engine->config.model->config;
+    if (!fp8_dweight_rounds(engine, true, matrices[weight_of(s)], l)) return false;
+    if (s == FP8_LN1 || s == FP8_LN2) return m->channels <= LAYERNORM_WARP_COLUMNS;
+    if (s == FP8_GELU) return !engine->block[l].fc && rounds(engine, FP8_LN2, l);
+    return s == FP8_DFC && rounds(engine, FP8_DFCPROJ, l) && linear_sm90_sums(engine->config.seq_len);
+}
+
+static uint8_t *site_codes(const Engine *engine, Fp8Site s, int l) {
+    const Block *k = &engine->block[l];
+    if (s < FP8_DFCPROJ && is_alone(engine, s, l))
+        return (uint8_t *)(s == FP8_LN1 ? k->ln1 : s == FP8_LN2 ? k->ln2 : k->gelu);
     if (s == FP8_GELU || s == FP8_DFC || s == FP8_DQKV) return engine->copy_wide;
     return s < FP8_DFCPROJ ? engine->copy_x : engine->copy_branch;
 }
+
+// Places of the transposed copies of a weight's x and dy, one behind the other. gelu's, if it is alone, lies behind its
+// codes.
+static uint8_t *x_transposed(const Engine *engine, TensorKind w, int l) {
+    const EngineConfig *c = &engine->config;
+    const size_t wide = (size_t)c->micro_batch * c->seq_len * 4 * c->model->config.channels;
+    if (w == FCPROJ_W && is_alone(engine, FP8_GELU, l)) return (uint8_t *)engine->block[l].gelu + wide;
+    return engine->copy_transposed;
+}
+static uint8_t *dy_transposed(const Engine *engine, TensorKind w) {
+    const EngineConfig *c = &engine->config;
+    return engine->copy_transposed + (size_t)c->micro_batch * c->seq_len * model_tensor(c->model, w, 0)->rows;
+}
+
+// True if the product that makes the codes of s also transposes them.
+static bool is_transposed(const Engine *engine, Fp8Site s, int l) {
+    return (s == FP8_GELU || s == FP8_DFC) && is_alone(engine, s, l);
+}
+
 static uint8_t *weight_codes(const Engine *engine, int i, int l, bool transposed) {
     const size_t C = engine->config.model->config.channels, block = engine->config.shard_weights ? 0 : l;
     return engine->copy_weight + (matrix_at[i] + (2 * block + transposed) * matrix_at[4]) * C * C;
@@ -36,14 +75,19 @@ static uint8_t *weight_codes(const Engine *engine, int i, int l, bool transposed
 Fp8Copy fp8_copy_of(const Engine *engine, bool fp8, Fp8Site s, int l) {
     if (!fp8) return {};
     const bool codes = rounds(engine, s, l);
-    return {codes ? site_codes(engine, s) : NULL, codes ? ldexpf(1, exponent_of(engine, s, l)) : 1,
-            stats_amax(engine->stats, &engine->config) + l * FP8_SITES + s};
+    uint8_t *transposed = s == FP8_GELU ? x_transposed(engine, FCPROJ_W, l) : dy_transposed(engine, FC_W);
+    return {codes ? site_codes(engine, s, l) : NULL,
+            codes ? ldexpf(1, exponent_of(engine, s, l)) : 1,
+            stats_amax(engine->stats, &engine->config) + l * FP8_SITES + s,
+            codes && is_alone(engine, s, l),
+            is_transposed(engine, s, l) ? transposed : NULL,
+            engine->config.seq_len};
 }
 
 void fp8_factors(const Engine *engine, bool fp8, Linear *linear, Fp8Site s, int l) {
     const int i = weight_of(s);
     if (!fp8 || !rounds(engine, s, l)) return;
-    linear->x8 = site_codes(engine, s), linear->weight8 = weight_codes(engine, i, l, s < FP8_DFCPROJ);
+    linear->x8 = site_codes(engine, s, l), linear->weight8 = weight_codes(engine, i, l, s < FP8_DFCPROJ);
     linear->scale = ldexpf(1, -exponent_of(engine, s, l) - exponent_of(engine, FP8_QKV_WEIGHT + i, l));
 }
 
@@ -60,4 +104,24 @@ int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e) {
     }
     engine->copied = l;
     return fp8_weights(copies, engine->stream, e);
+}
+
+int fp8_copy_dqkv(Engine *engine, const real *dqkv, const ColumnGradient &bias, int l, int B, int T, Error *e) {
+    return fp8_cast_transposed(dy_transposed(engine, QKV_W), fp8_copy_of(engine, true, FP8_DQKV, l), dqkv, B, T,
+                               3 * engine->config.model->config.channels, bias, &engine->columns, engine->stream, e);
+}
+
+int fp8_dweight(Engine *engine, const WeightGradient &g, const real *x, TensorKind w, int l,
+                const WeightGradientShape &s, Error *e) {
+    const Fp8Site x_site = fp8_x_site(w), dy_site = fp8_dy_site(w);
+    const int k = exponent_of(engine, x_site, l);
+    uint8_t *x8 = x_transposed(engine, w, l), *dy8 = dy_transposed(engine, w);
+    const bool x_done = is_transposed(engine, x_site, l), dy_done = w == QKV_W || is_transposed(engine, dy_site, l);
+    if (!x_done && is_alone(engine, x_site, l))
+        TRY(fp8_transpose(x8, site_codes(engine, x_site, l), s.B, s.T, s.in, engine->stream, e));
+    else if (!x_done)
+        TRY(fp8_cast_transposed(x8, {NULL, ldexpf(1, k)}, x, s.B, s.T, s.in, {}, NULL, engine->stream, e));
+    if (!dy_done) TRY(fp8_transpose(dy8, site_codes(engine, dy_site, l), s.B, s.T, s.out, engine->stream, e));
+    return weight_gradient_fp8(g, x8, dy8, ldexpf(1, -k - exponent_of(engine, dy_site, l)), s, engine->pairs,
+                               engine->scratch, engine->stream, e);
 }

@@ -38,10 +38,11 @@ static size_t weight_gradient_bytes(const Engine *engine, int B) {
     const EngineConfig *config = &engine->config;
     const int T = config->seq_len, C = config->model->config.channels, Vp = (int)config->model->vocab_padded;
     const int of_head = (int)size_min(B, engine_head_examples(config));
+    const bool e4m3 = config->dtype == DTYPE_FP8_DW;
     size_t most = 0;
     for (const WeightGradientShape &s :
          {WeightGradientShape{B, T, C, C}, {B, T, C, 3 * C}, {B, T, C, 4 * C}, {B, T, 4 * C, C}, {of_head, T, Vp, C}})
-        most = size_max(most, weight_gradient_workspace_bytes(s, engine->pairs.count));
+        most = size_max(most, weight_gradient_workspace_bytes(s, engine->pairs.count, e4m3));
     return most;
 }
 
@@ -87,7 +88,8 @@ static size_t columns_bytes(const Engine *engine) {
         const size_t fc = size_max(bias_backward_bytes(B, T, 4 * C), linear_sm90_column_bytes(B * T, T, 4 * C));
         const size_t qkv =
             size_max(bias_backward_bytes(B, T, 3 * C), attention_column_bytes({B, T, m->heads, C / m->heads}));
-        most = size_max(most, 2 * layernorm_backward_bytes(B, T, C, config->sources) + fc + qkv);
+        const size_t rounded = config->dtype == DTYPE_FP8_DW ? fp8_column_bytes(B, T, 3 * C) : 0;
+        most = size_max(most, 2 * layernorm_backward_bytes(B, T, C, config->sources) + fc + size_max(qkv, rounded));
     }
     return most;
 }
@@ -173,6 +175,7 @@ static void layout_activations(Engine *engine, Arena *a) {
         ADD("copies in e4m3", engine->copy_x, N * C, FORWARD, BACKWARD);
         ADD("copies in e4m3", engine->copy_wide, N * 4 * C, FORWARD, BACKWARD);
         ADD("copies in e4m3", engine->copy_branch, N * C, BACKWARD, BACKWARD);
+        if (c->dtype == DTYPE_FP8_DW) ADD("copies in e4m3", engine->copy_transposed, N * 5 * C, BACKWARD, BACKWARD);
     }
     if (c->label_smoothing == 0 || c->inference) return;
     ADD(what, engine->smoothed, N, HEAD, BACKWARD);
@@ -307,16 +310,16 @@ static int tables_load(Engine *engine, Error *e) {
 }
 
 int cuda_check_dtype(Dtype dtype, Error *e) {
-    if (dtype == REAL_DTYPE || (dtype == DTYPE_FP8 && FP8_BUILT)) return 0;
-    const char *other = dtype == DTYPE_FP8 ? "BF16" : "BF16, FP16 or FP32";
+    if (dtype == REAL_DTYPE || (dtype_is_fp8(dtype) && FP8_BUILT)) return 0;
+    const char *other = dtype_is_fp8(dtype) ? "BF16" : "BF16, FP16 or FP32";
     FAIL(e, ERR_USAGE, NULL, "--dtype %s: this program was built for %s", dtype_names[dtype], REAL_NAME);
     return error_hint(e, "leave --dtype out, or build another: make train_gpt2cu PRECISION=%s", other);
 }
 
-// Attention limits the head size; fp8 needs channels in multiples of LINEAR_SM90_MULTIPLE.
+// Attention limits the head size; fp8 needs channels and tokens in multiples.
 int cuda_check(const EngineConfig *config, Error *e) {
     const ModelConfig *m = &config->model->config;
-    if (config->dtype == DTYPE_FP8) TRY(fp8_check(m->channels, e));
+    TRY(fp8_check(config->dtype, m->channels, config->seq_len, e));
     return attention_check(m->channels / m->heads, e);
 }
 
@@ -324,9 +327,10 @@ static int engine_open(Engine *engine, Error *e) {
     const EngineConfig *c = &engine->config;
     TRY(cuda_check(c, e));
     TRY(device_open(&engine->device, e));
-    if (c->dtype == DTYPE_FP8 && !linear_sm90_runs(c->model->config.channels, c->model->config.channels))
+    if (dtype_is_fp8(c->dtype) && !linear_sm90_runs(c->model->config.channels, c->model->config.channels))
         return FAIL(e, ERR_USAGE, "use --dtype bf16; on Hopper, build with CUDA_ARCH=90a",
-                    "--dtype fp8 needs a Hopper GPU (H100, H200): this is a %s", engine->device.properties.name);
+                    "--dtype %s needs a Hopper GPU (H100, H200): this is a %s", dtype_names[c->dtype],
+                    engine->device.properties.name);
     TRY(weight_gradient_pairs(&engine->pairs, e));
     TRY(memory_alloc_zero((void **)&engine->block, c->model->config.layers * sizeof(Block), "blocks", e));
     TRY(memory_alloc_zero((void **)&engine->matmul, sizeof(Matmul), "matmul plans", e));
@@ -385,7 +389,7 @@ int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
     assert((size_t)config->micro_batch * config->seq_len <= MICRO_BATCH_TOKENS_MAX);
     TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
     (*out)->config = *config;
-    if (config->dtype != DTYPE_FP8) (*out)->config.dtype = REAL_DTYPE;
+    if (!dtype_is_fp8(config->dtype)) (*out)->config.dtype = REAL_DTYPE;
     (*out)->loss_scale = 1;
     int code = engine_open(*out, e);
     if (!code) return 0;
@@ -396,9 +400,12 @@ int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
 
 void cuda_describe(const Engine *engine, char *out, size_t bytes) {
     const cudaDeviceProp *d = &engine->device.properties;
+    const Dtype type = engine->config.dtype;
+    const char *rounded =
+        type == DTYPE_FP8_DW ? " with products and weight gradients in e4m3" : " with products in e4m3";
     snprintf(out, bytes, "%s, %s%s, %d multiprocessors, %.0f GiB, %s kernels", d->name, REAL_NAME,
-             engine->config.dtype == DTYPE_FP8 ? " with products in e4m3" : "", d->multiProcessorCount,
-             (double)d->totalGlobalMem / (1 << 30), engine->pairs.count ? "Hopper's" : "general");
+             dtype_is_fp8(type) ? rounded : "", d->multiProcessorCount, (double)d->totalGlobalMem / (1 << 30),
+             engine->pairs.count ? "Hopper's" : "general");
 }
 
 void cuda_device(const EngineConfig *config, bool, EngineDevice *out) { // speeds: plan/devices.h

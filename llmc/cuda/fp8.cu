@@ -34,11 +34,39 @@ int fp8_cast(const Fp8Copy &copy, const real *y, size_t n, cudaStream_t stream, 
     return launch({blocks_of(n / VEC, THREADS * PACKS), THREADS, stream}, e, cast_kernel, copy, y, n / VEC);
 }
 
-enum { TILE = 64, TILE_PACKS = TILE / VEC, TILE_STRIDE = TILE + 4 }; // TILE_STRIDE: bytes; few bank conflicts
+// ---- Transposed copies ----------------------------------------------------------------------------------------------
+
+// A tile of codes in shared memory: 64 columns of at most TILE_ROWS rows. Every eighth row lies 8 bytes further: no bank
+// conflicts in tile_transpose.
+enum { TILE = 64, TILE_PACKS = TILE / VEC, TILE_ROWS = 128, TILE_BYTES = TILE_ROWS * TILE + TILE_ROWS / 8 * 8 };
+__device__ static uint2 *tile_at(uint8_t *tile, int r, int c) { return (uint2 *)(tile + r * TILE + r / 8 * 8 + c); }
+
+// Transposes a matrix of 4 x 4 bytes.
+__device__ static void words_transpose(unsigned (&x)[4]) {
+    const unsigned a = __byte_perm(x[0], x[1], 0x5140), b = __byte_perm(x[0], x[1], 0x7362);
+    const unsigned c = __byte_perm(x[2], x[3], 0x5140), d = __byte_perm(x[2], x[3], 0x7362);
+    x[0] = __byte_perm(a, c, 0x5410), x[1] = __byte_perm(a, c, 0x7632);
+    x[2] = __byte_perm(b, d, 0x5410), x[3] = __byte_perm(b, d, 0x7632);
+}
+
+// Writes the columns of a tile of `rows` rows, column c to to[c * stride]. A thread transposes 8 rows of 4 columns.
+__device__ static void tile_transpose(uint8_t *to, size_t stride, const uint8_t *tile, int rows) {
+    const int strips = rows / 8;
+    for (int i = threadIdx.x; i < strips * TILE / 4; i += THREADS) {
+        const int r = i % strips * 8, c = i / strips * 4;
+        unsigned upper[4], lower[4];
+        UNROLL_FOR (int k = 0; k < 4; k++) {
+            const uint8_t *row = tile + (r + k) * TILE + r / 8 * 8 + c;
+            upper[k] = *(const unsigned *)row, lower[k] = *(const unsigned *)(row + 4 * TILE);
+        }
+        words_transpose(upper), words_transpose(lower);
+        UNROLL_FOR (int k = 0; k < 4; k++) *(uint2 *)(to + (c + k) * stride + r) = {upper[k], lower[k]};
+    }
+}
 
 // Grid: (tiles of the largest weight, 4).
 __global__ static void __launch_bounds__(THREADS) weights_kernel(const __grid_constant__ Fp8Weights weights) {
-    __shared__ alignas(4) uint8_t tile[TILE * TILE_STRIDE];
+    __shared__ alignas(8) uint8_t tile[TILE_BYTES];
     const auto &w = weights.of[blockIdx.y];
     const int across = w.out / TILE, row = blockIdx.x / across * TILE, column = blockIdx.x % across * TILE;
     unsigned most = 0;
@@ -50,16 +78,10 @@ __global__ static void __launch_bounds__(THREADS) weights_kernel(const __grid_co
         fp8_most(most, x);
         if (!w.copy.codes) continue;
         const uint2 codes = fp8_codes(x, w.copy.scale);
-        *(uint2 *)(w.copy.codes + at) = codes;
-        *(unsigned *)(tile + r * TILE_STRIDE + c) = codes.x;
-        *(unsigned *)(tile + r * TILE_STRIDE + c + 4) = codes.y;
+        *(uint2 *)(w.copy.codes + at) = *tile_at(tile, r, c) = codes;
     }
     block_raise(w.copy.amax, most); // its barriers also separate writes and reads of the tile
-    if (!w.copy.codes) return;
-    const int c = threadIdx.x / 4, r = threadIdx.x % 4 * 16; // a thread transposes 16 values of a column
-    unsigned codes[4] = {};
-    UNROLL_FOR (int i = 0; i < 16; i++) codes[i / 4] |= tile[(r + i) * TILE_STRIDE + c] << i % 4 * 8;
-    *(uint4 *)(w.transposed + (size_t)(column + c) * w.in + row + r) = {codes[0], codes[1], codes[2], codes[3]};
+    if (w.copy.codes) tile_transpose(w.transposed + (size_t)column * w.in + row, w.in, tile, TILE);
 }
 
 int fp8_weights(const Fp8Weights &w, cudaStream_t stream, Error *e) {
@@ -67,6 +89,88 @@ int fp8_weights(const Fp8Weights &w, cudaStream_t stream, Error *e) {
     for (const auto &of : w.of) tiles = max(tiles, of.in / TILE * (of.out / TILE));
     return launch({dim3(tiles, 4), THREADS, stream}, e, weights_kernel, w);
 }
+
+struct Transpose {
+    uint8_t *to;
+    const void *from; // real, or codes
+    Fp8Copy copy;
+    float *columns; // partial sums (reduce.cuh), or NULL
+    ColumnSplit split;
+    int C;
+};
+
+// Stores the sums of a tile's columns. sums: of a thread's 8 columns, every 32nd row.
+__device__ static void tile_columns_out(float *to, float (&sums)[VEC]) {
+    __shared__ alignas(16) float shared[THREADS / WARP][TILE];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    UNROLL_FOR (int offset = TILE_PACKS; offset < WARP; offset *= 2)
+        UNROLL_FOR (int j = 0; j < VEC; j++) sums[j] += __shfl_xor_sync(~0u, sums[j], offset);
+    if (lane < TILE_PACKS) floats_store(shared[warp] + lane * VEC, sums);
+    __syncthreads();
+    if (threadIdx.x >= TILE) return;
+    float sum = 0.0f;
+    UNROLL_FOR (int w = 0; w < THREADS / WARP; w++) sum += shared[w][threadIdx.x];
+    to[threadIdx.x] = sum;
+}
+
+// Grid: a block per tile of a run of rows.
+template <bool CODES>
+__global__ static void __launch_bounds__(THREADS) transpose_kernel(const __grid_constant__ Transpose t) {
+    constexpr int ROW_STEP = THREADS / TILE_PACKS, STEPS = TILE_ROWS / ROW_STEP;
+    __shared__ alignas(8) uint8_t tile[TILE_BYTES];
+    const int rows = t.split.rows_per_block, across = t.C / TILE;
+    const int run = blockIdx.x / across, column = blockIdx.x % across * TILE;
+    const int r = threadIdx.x / TILE_PACKS, c = threadIdx.x % TILE_PACKS * VEC;
+    const size_t first = (size_t)run * rows, at = (first + r) * t.C + column + c, step = (size_t)ROW_STEP * t.C;
+    Pack<VEC> x[STEPS];
+    float sums[VEC] = {};
+    unsigned most = 0;
+    UNROLL_FOR (int i = 0; i < STEPS; i++)
+        if (!CODES && r + i * ROW_STEP < rows) x[i] = pack_load<VEC>((const real *)t.from + at + i * step);
+    UNROLL_FOR (int i = 0; i < STEPS; i++) {
+        if (r + i * ROW_STEP >= rows) continue;
+        uint2 codes;
+        if constexpr (CODES) codes = *(const uint2 *)((const uint8_t *)t.from + at + i * step);
+        else {
+            float f[VEC];
+            codes = fp8_codes(x[i], t.copy.scale);
+            if (t.copy.codes) *(uint2 *)(t.copy.codes + at + i * step) = codes;
+            pack_get(f, x[i]);
+            floats_add(sums, f);
+            fp8_most(most, x[i]);
+        }
+        *tile_at(tile, r + i * ROW_STEP, c) = codes;
+    }
+    __syncthreads();
+    const int T = t.split.T, b = run / (T / rows);
+    tile_transpose(t.to + ((size_t)b * t.C + column) * T + first % T, T, tile, rows);
+    if (t.copy.amax) block_raise(t.copy.amax, most);
+    if (t.columns) tile_columns_out(t.columns + (size_t)(run + b) * t.C + column, sums);
+}
+
+// Runs are the largest power of two that divides T, at most TILE_ROWS.
+static ColumnSplit transpose_split(int B, int T) {
+    const int rows = min(T & -T, (int)TILE_ROWS), blocks = B * T / rows;
+    return {B * T, T, rows, blocks, blocks + B};
+}
+
+size_t fp8_column_bytes(int B, int T, int C) { return column_bytes(transpose_split(B, T), 1, C); }
+
+int fp8_cast_transposed(uint8_t *transposed, const Fp8Copy &copy, const real *y, int B, int T, int C,
+                        const ColumnGradient &columns, ColumnJobs *jobs, cudaStream_t stream, Error *e) {
+    const ColumnSplit split = transpose_split(B, T);
+    float *partials = columns.sum ? column_begin(jobs, &columns, 1, split, C) : NULL;
+    return launch({C / TILE * split.blocks, THREADS, stream}, e, transpose_kernel<false>,
+                  Transpose{transposed, y, copy, partials, split, C});
+}
+
+int fp8_transpose(uint8_t *transposed, const uint8_t *codes, int B, int T, int C, cudaStream_t stream, Error *e) {
+    const ColumnSplit split = transpose_split(B, T);
+    return launch({C / TILE * split.blocks, THREADS, stream}, e, transpose_kernel<true>,
+                  Transpose{transposed, codes, {}, NULL, split, C});
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 
 // Grid: one block.
 __global__ static void veto_kernel(double *norm, const int8_t *k, const float *amax, int count) {

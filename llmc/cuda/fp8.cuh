@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/cuda_common.cuh"
+#include "cuda/reduce.cuh"
 #include "cuda/vec.cuh"
 #include "math/fp8.h"
 
@@ -13,6 +14,11 @@ struct Fp8Copy {
     uint8_t *codes = NULL; // like y; NULL: no copy
     float scale = 1;       // 2^k: codes are of y scale
     float *amax = NULL;    // in device memory. Raised to the largest |y|; NaN counts as the largest. NULL: not wanted
+    // layernorm_forward and linear_sm90: y itself is not stored; codes may lie in its memory.
+    bool alone = false;
+    // linear_sm90: also the codes of y (B, T, C) as (B, C, T), T a multiple of 16; NULL: not wanted.
+    uint8_t *transposed = NULL;
+    int T = 0;
 };
 
 // Returns the codes of low and high, low in the low byte. On Hopper one instruction; before Ada there is none.
@@ -61,6 +67,13 @@ __device__ static inline void fp8_copy(const Fp8Copy &copy, size_t i, const Pack
 
 // Writes the copy of y (n values, n a multiple of 8). No-op if copy.amax is NULL.
 int fp8_cast(const Fp8Copy &copy, const real *y, size_t n, cudaStream_t stream, Error *e);
+
+// transposed (B, C, T) = codes of y (B, T, C); C is a multiple of 64, T of 16. fp8_cast_transposed also writes the copy,
+// if it has codes or amax, and adds y's column sums to jobs as one job (fp8_column_bytes), unless columns.sum is NULL.
+size_t fp8_column_bytes(int B, int T, int C);
+int fp8_cast_transposed(uint8_t *transposed, const Fp8Copy &copy, const real *y, int B, int T, int C,
+                        const ColumnGradient &columns, ColumnJobs *jobs, cudaStream_t stream, Error *e);
+int fp8_transpose(uint8_t *transposed, const uint8_t *codes, int B, int T, int C, cudaStream_t stream, Error *e);
 
 // The weights W (in, out) of a block's four linear layers, in and out multiples of 64, and their copies.
 struct Fp8Weights {

@@ -31,7 +31,7 @@ __device__ inline Pack<W> pack_normalise(const float (&x)[W], float mean, float 
     return pack_of<W>(y);
 }
 
-enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = 8 };
+enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = LAYERNORM_WARP_COLUMNS / (WARP * VEC) };
 
 // Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. Reads and writes everything once. COPY: also
 // writes n.copy.
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const
         const int c = (p * WARP + lane) * VEC;
         if (c >= C) continue;
         const Pack<VEC> y = pack_normalise<VEC>(x[p], m, r, n.gamma, n.beta, c);
-        pack_store(n.out + start + c, y);
+        if (!COPY || !n.copy.alone) pack_store(n.out + start + c, y);
         if constexpr (COPY) fp8_copy(n.copy, start + c, y, most);
     }
     if (lane == 0) n.mean[row] = m, n.rstd[row] = r;

@@ -7,6 +7,8 @@
 #include "cuda/fp8.cuh"
 #include "cuda/reduce.cuh"
 
+enum { LAYERNORM_WARP_COLUMNS = 2048 }; // widest row that a warp normalises in registers
+
 // out = (x - mean) * rstd * gamma + beta, statistics in fp32.
 //   b NULL:  x = a
 //   else     x = sum = a + dropout(b), rounded to real; sum may be a or b
@@ -17,7 +19,7 @@ struct LayerNorm {
     const real *gamma, *beta; // (C)
     RowDropout drop;
     int N, C;
-    Fp8Copy copy = {}; // of out
+    Fp8Copy copy = {}; // of out; alone only if C <= LAYERNORM_WARP_COLUMNS
 };
 int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e);
 

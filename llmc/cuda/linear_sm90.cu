@@ -292,6 +292,24 @@ __device__ void panel_encode(char *codes, const char *panel, float scale, int ro
     }
 }
 
+// Writes panel_encode's codes of 16 rows to `to`, column c at c * T. Lane l transposes columns 2 l and 2 l + 1.
+__device__ void panel_transpose(uint8_t *to, size_t T, const char *codes) {
+    const int lane = threadIdx.x % WARP;
+    unsigned left[4], right[4];
+    UNROLL_FOR (int i = 0; i < 4; i++) {
+        unsigned row[4];
+        UNROLL_FOR (int k = 0; k < 4; k++) {
+            const int r = 4 * i + k;
+            row[k] = *(const uint16_t *)(codes + r * PANEL + (lane / 8 ^ r / 2 % 4) * 16 + lane % 8 * 2);
+        }
+        const unsigned upper = __byte_perm(row[0], row[1], 0x5140), lower = __byte_perm(row[2], row[3], 0x5140);
+        left[i] = __byte_perm(upper, lower, 0x5410), right[i] = __byte_perm(upper, lower, 0x7632);
+    }
+    to += 2 * lane * T;
+    *(uint4 *)to = make_uint4(left[0], left[1], left[2], left[3]);
+    *(uint4 *)(to + T) = make_uint4(right[0], right[1], right[2], right[3]);
+}
+
 // Applies an epilogue that is by_panel to 16 rows of half h of a tile and stores them. LINEAR_DGELU: the slot holds
 // their slopes on entry; half 0 fetches half 1's slopes, whose arrival completes `full`. sums: column sums of y, or
 // NULL. E4M3: also stores job.copy, and raises `most` (panel_encode).
@@ -328,13 +346,19 @@ __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const re
             UNROLL_FOR (int q = 0; FORWARD && q < 4; q++) *slopes_at(slopes, 2 * j + q / 2, q) = (uint16_t)pair[q];
         }
         if (FORWARD) slot_out(slope, slopes, row, panel + p);
-        slot_out<FORWARD && E4M3>(y, values, row, panel + p);
+        slot_out<FORWARD && E4M3>(y, values, row, panel + p, !E4M3 || !job.copy.alone);
         if (E4M3) { // free the buffers of panel p - 1: panel p + 1 overwrites them
             char *copy = FORWARD ? slot + SLOPES_AT + 2 * SLOPES_BYTES : slopes;
             slot_wait<FORWARD ? 2 : 1>();
             if (fetches && p > 0) slopes_in(slot, p - 1, slope, full, row + ROWS / HALVES, panel);
             panel_encode(copy, values, job.copy.scale, panel + p < job.out / PANEL ? job.rows - row : 0, most);
             slot_out(codes, copy, row, panel + p, job.copy.codes);
+            if (job.copy.transposed && row < job.rows && panel + p < job.out / PANEL) {
+                const int T = job.copy.T, b = row / T;
+                panel_transpose(job.copy.transposed + ((size_t)b * job.out + (panel + p) * PANEL) * T + (row - b * T),
+                                T, copy);
+                __syncwarp(); // before slopes_in overwrites the codes
+            }
         } else if (fetches) slopes_in(slot, p, slope, full, row + ROWS / HALVES, panel);
         if (!FORWARD && sums) columns_sum(sums + p * PANEL, values, h > 0);
     }

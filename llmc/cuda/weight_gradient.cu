@@ -804,7 +804,7 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
 int weight_gradient_fp8(const WeightGradient &g, const uint8_t *x, const uint8_t *dy, float scale,
                         WeightGradientShape s, const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream,
                         Error *e) {
-    assert(s.T % WEIGHT_GRADIENT_FP8_MULTIPLE == 0 && !g.bias.sum && !g.row_at);
+    assert(s.T % FP8_TOKENS_MULTIPLE == 0 && !g.bias.sum && !g.row_at);
     const Wants wants = {g.squares != NULL, false, true};
     return gradient_run(g, x, dy, scale, s, plan_of(s, wants, pairs.count), pairs, workspace, stream, e);
 }

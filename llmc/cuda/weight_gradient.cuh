@@ -12,7 +12,6 @@
 
 enum { WEIGHT_GRADIENT_TILE = 128 }; // rows of dW per block and tile
 enum { WEIGHT_GRADIENT_PAIRS_MOST = 128 };
-enum { WEIGHT_GRADIENT_FP8_MULTIPLE = 16 }; // of T, with e4m3 codes
 
 struct WeightGradientShape {
     int B, T, in, out; // in and out: multiples of WEIGHT_GRADIENT_MULTIPLE

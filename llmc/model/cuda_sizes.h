@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/common.h"
+#include "model/modes.h"
 
 enum {
     CUDA_HEAD_BYTES = 1600 << 20,      // largest chunk of logits: 16k rows of GPT-2's vocabulary in bf16
@@ -11,15 +12,22 @@ enum {
     ATTENTION_HEAD_SIZE_MAX = 128,     // elements
     WEIGHT_GRADIENT_MULTIPLE = 8,      // weight_gradient needs channels that are a multiple of this
     LINEAR_SM90_MULTIPLE = 64,         // linear_sm90 needs channels that are a multiple of this
+    FP8_TOKENS_MULTIPLE = 16,          // weight_gradient_fp8 needs tokens of a row that are a multiple of this
     HOPPER_MULTIPROCESSORS = 132       // of an H100 or H200 SXM
 };
 
-// ERR_USAGE if --dtype fp8 has no products for this width.
-static inline int fp8_check(int channels, Error *e) {
-    if (channels % LINEAR_SM90_MULTIPLE == 0) return 0;
-    return FAIL(e, ERR_USAGE, "use --dtype bf16",
-                "--dtype fp8 on a GPU needs channels that are a multiple of %d, not %d", LINEAR_SM90_MULTIPLE,
-                channels);
+// ERR_USAGE if a type has no products for rows of this many channels and tokens.
+static inline int fp8_check(Dtype type, int channels, int seq_len, Error *e) {
+    const char *name = dtype_names[type];
+    if (dtype_is_fp8(type) && channels % LINEAR_SM90_MULTIPLE)
+        return FAIL(e, ERR_USAGE, "use --dtype bf16",
+                    "--dtype %s on a GPU needs channels that are a multiple of %d, not %d", name, LINEAR_SM90_MULTIPLE,
+                    channels);
+    if (type == DTYPE_FP8_DW && seq_len % FP8_TOKENS_MULTIPLE)
+        return FAIL(e, ERR_USAGE, "use --dtype fp8",
+                    "--dtype %s on a GPU needs a --seq-len that is a multiple of %d, not %d", name, FP8_TOKENS_MULTIPLE,
+                    seq_len);
+    return 0;
 }
 
 // ERR_USAGE if no attention kernel supports this head size. All bf16 kernels support any model.

@@ -172,7 +172,7 @@ typedef struct StepResult {
     // (sources, sources) <v_s, v_t>; NULL: not asked for. v_s is the sum of g_b over this rank's rows of source s, of all
     // LayerNorm parameters.
     double *source_gram;
-    float *amax; // (L, FP8_SITES) largest |x| of each site of DTYPE_FP8 on this rank, before rounding; NaN if one
+    float *amax; // (L, FP8_SITES) largest |x| of each site of fp8 on this rank, before rounding; NaN if one
                  // is NaN, 0 without rows; NULL: not asked for
 } StepResult;
 
@@ -253,9 +253,9 @@ struct EngineApi {
     void (*scale_loss)(Engine *engine, double scale);
 
     // Sets the exponents k (L, FP8_SITES) of the following steps (math/fp8.h); copies them. FP8_UNSET until then. A
-    // product's factors are rounded if both have an exponent. If a site saturates, `norms` makes the norm of the first
-    // tensor infinite, so that no rank updates. k NULL: steps of bf16, for benchmarks of the CUDA engine. Call only for
-    // DTYPE_FP8.
+    // product's factors are rounded if both have an exponent; DTYPE_FP8_DW rounds those of a weight gradient if the weight
+    // has one, too. If a site saturates, `norms` makes the norm of the first tensor infinite, so that no rank updates.
+    // k NULL: steps of bf16, for benchmarks of the CUDA engine. Call only for types of fp8.
     void (*exponents)(Engine *engine, const int8_t *k);
 
     // Runs forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to

@@ -2,6 +2,8 @@
 // order.
 #pragma once
 
+#include <stdbool.h>
+
 // Which per-example gradient norms a step measures (--gns).
 typedef enum {
     GNS_OFF,
@@ -34,7 +36,10 @@ typedef enum { WIRE_FP32, WIRE_BF16 } WireType;
 
 // The type of stored weights and activations and of the factors of matrix products (--dtype). Master weights,
 // gradients, moments and statistics are fp32. DTYPE_FP8 stores bf16 on a GPU, fp32 on the CPU. In training it rounds the
-// factors of the blocks' forward products and input gradients to e4m3 (math/fp8.h).
-typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16, DTYPE_FP8 } Dtype;
+// factors of the blocks' forward products and input gradients to e4m3 (math/fp8.h); DTYPE_FP8_DW also those of their
+// weight gradients.
+typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16, DTYPE_FP8, DTYPE_FP8_DW } Dtype;
 
-static const char *const dtype_names[] = {"fp32", "bf16", "fp16", "fp8"};
+static const char *const dtype_names[] = {"fp32", "bf16", "fp16", "fp8", "fp8-dw"};
+
+static inline bool dtype_is_fp8(Dtype type) { return type == DTYPE_FP8 || type == DTYPE_FP8_DW; }

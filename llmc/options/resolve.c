@@ -182,9 +182,10 @@ int options_resolve(Options *o, Error *e) {
                     "--train is missing");
     TRY(resolve_horizon(o, e));
     TRY(resolve_gns(o, e));
-    if (o->tensor > 1 && (o->optimizer == OPTIMIZER_MUON || o->dtype == DTYPE_FP8))
+    const bool fp8 = dtype_is_fp8((Dtype)o->dtype);
+    if (o->tensor > 1 && (o->optimizer == OPTIMIZER_MUON || fp8))
         return FAIL(e, ERR_USAGE, "use --zero 3, or leave that out", "--tensor %lld cannot train with --%s",
-                    (long long)o->tensor, o->dtype == DTYPE_FP8 ? "dtype fp8" : "optimizer muon");
+                    (long long)o->tensor, fp8 ? "dtype fp8 or fp8-dw" : "optimizer muon");
     if (o->eval_only && !*o->val && !o->given[OPTION_hellaswag])
         return FAIL(e, ERR_USAGE, "give --val, --hellaswag or both", "--eval-only has nothing to evaluate on");
     if (o->reduce == REDUCE_MICRO_STEP && o->zero < ZERO_2)

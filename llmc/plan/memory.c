@@ -35,8 +35,9 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     const double example = device->value * shape.seq_len * model->vocab_padded; // bytes of an example's logits
     const double examples = fmax(1, fmin(floor(device->head_bytes / example), rows));
     const double qkv = 3 * shape.micro_batch * T * (double)model->attention_width;
-    const double gradients = shape.inference ? 0 : device->value * fmax(qkv, wide); // of qkv or fc
-    const bool fp8 = shape.dtype == DTYPE_FP8 && !shape.inference;
+    const bool fp8 = dtype_is_fp8(shape.dtype) && !shape.inference, dweight = fp8 && shape.dtype == DTYPE_FP8_DW;
+    // Of qkv or fc; and of a weight gradient, in e4m3.
+    const double gradients = (shape.inference ? 0 : device->value * fmax(qkv, wide)) + (dweight ? 5 * n : 0);
     shape.dtype = rounded ? DTYPE_BF16 : DTYPE_FP32;
     shape.gns = GNS_OFF;
     plan->engine->plan_memory(&shape, memory);
@@ -55,7 +56,9 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     if (exact) add_item(memory, "exact per-example norms", sizeof(float) * (norms + n));
     // Bytes of a block's weights and their transposes.
     const double weights = 24.0 * model->config.channels * model->config.channels;
-    if (fp8) add_item(memory, "copies in e4m3", 6 * n + (shape.shard_weights ? 1 : model->config.layers) * weights);
+    if (fp8)
+        add_item(memory, "copies in e4m3",
+                 (dweight ? 11 : 6) * n + (shape.shard_weights ? 1 : model->config.layers) * weights);
 }
 
 // Adds a GPU's memory outside the engine. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28) with

@@ -19,7 +19,7 @@ static const PlanEfficiency gpu_efficiency = {
     .matmul_reads = 1.0 / 3,
     .of_peak[WORK_ATTENTION_FORWARD] = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
     .of_peak[WORK_ATTENTION_BACKWARD] = 318.0 / 989, // the same heads
-    // e4m3, casts included: the plan's gain of a step is within 3% of d12's, d24's and d48's on an H100. cuBLASLt's
+    // e4m3, copies included: the plan's gain of a step is within 3% of d12's, d24's and d48's on an H100. cuBLASLt's
     // products alone: 1.45 to 1.89 times bf16's.
     .of_peak[WORK_FP8] = 1.55 * 750 / 989,
     .of_peak[WORK_MASKS] = 31.0 / 989, // from d12's step: dropout 0.1 adds 6.3% (its branches alone: 2.4%)

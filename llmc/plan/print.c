@@ -243,7 +243,7 @@ static void print_ranks(FILE *f, const Plan *p) {
     }
     for (int zero = ZERO_0; zero <= ZERO_3; zero++)
         if (zero != (int)p->sharing.zero) print_row(f, p, p->ranks, (ZeroStage)zero, K, rate);
-    for (int k = 1; k <= heads && k <= d->spec.devices_a_machine && p->shape.dtype != DTYPE_FP8; k *= 2)
+    for (int k = 1; k <= heads && k <= d->spec.devices_a_machine && !dtype_is_fp8(p->shape.dtype); k *= 2)
         if (k != K && p->ranks % k == 0 && p->shape.optimizer != OPTIMIZER_MUON)
             print_row(f, p, p->ranks, p->sharing.zero, k, rate);
     if (!is_linked(p, p->ranks)) return;

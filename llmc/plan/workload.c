@@ -41,7 +41,7 @@ static Work matmul(WorkFamily family, WorkPass pass, double value, double rows, 
 // One linear layer, in all blocks. On a GPU fp8 reads e4m3.
 static Work linear(const EngineConfig *shape, WorkPass pass, double value, double rows, double in, double out) {
     Work work = matmul(FAMILY_BLOCK_MATMUL, pass, value, rows, in, out, shape->model->config.layers);
-    if (shape->dtype == DTYPE_FP8 && value < fp32) work.kind = WORK_FP8, work.read /= value;
+    if (dtype_is_fp8(shape->dtype) && value < fp32) work.kind = WORK_FP8, work.read /= value;
     return work;
 }
 
@@ -52,13 +52,14 @@ static Work stream(WorkFamily family, WorkPass pass, double n, double flops, dou
 }
 
 // Adds dW (in, out) += x^T dy over the rows of `examples` of T rows. Reads and writes the sum. Batched exact norms
-// write every example's gradient, then read it for its norm and for the sum.
-static void add_gradient(Workload *w, WorkFamily family, double examples, double T, double in, double out,
+// write every example's gradient, then read it for its norm and for the sum. A block's may read e4m3.
+static void add_gradient(Workload *w, Dtype dtype, WorkFamily family, double examples, double T, double in, double out,
                          double count) {
-    const double rows = examples * T, gradient = fp32 * in * out;
+    const bool e4m3 = dtype == DTYPE_FP8_DW && family == FAMILY_BLOCK_MATMUL && w->value < fp32;
+    const double rows = examples * T, gradient = fp32 * in * out, value = e4m3 ? 1 : w->value;
     const bool batched = w->exact == EXACT_BATCHED;
-    add(w, (Work){family, WORK_MATMUL, PASS_BACKWARD, .flops = 2 * rows * in * out,
-                  .read = w->value * rows * (in + out) + (batched ? 0 : gradient),
+    add(w, (Work){family, e4m3 ? WORK_FP8 : WORK_MATMUL, PASS_BACKWARD, .flops = 2 * rows * in * out,
+                  .read = value * rows * (in + out) + (batched ? 0 : gradient),
                   .written = (batched ? examples : 1) * gradient, .count = count});
     if (batched)
         add(w, (Work){FAMILY_EXACT_NORMS, WORK_STREAM, PASS_BACKWARD, .flops = 3 * examples * in * out,
@@ -125,9 +126,9 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     const double matrices[][2] = {{C, 3 * A}, {A, C}, {C, F}, {F, C}}; // (in, out) of qkv, proj, fc, fcproj
     for (int i = 0; i < 4; i++) {
         add(&w, linear(shape, backward, v, N, matrices[i][1], matrices[i][0]));
-        add_gradient(&w, FAMILY_BLOCK_MATMUL, rows, T, matrices[i][0], matrices[i][1], L);
+        add_gradient(&w, shape->dtype, FAMILY_BLOCK_MATMUL, rows, T, matrices[i][0], matrices[i][1], L);
     }
-    add_gradient(&w, FAMILY_HEAD_MATMUL, B / chunks, T, V, C, chunks);
+    add_gradient(&w, shape->dtype, FAMILY_HEAD_MATMUL, B / chunks, T, V, C, chunks);
     return w;
 }
 

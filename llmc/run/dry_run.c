@@ -14,9 +14,9 @@ static int plan_on_device(PlanDevice *device, Setup *setup, const EngineDevice *
                       .devices_a_machine = (int)o->device_count,
                       .axes = (int)o->device_axes};
     TRY(plan_device(device, o->device, here, &own, e));
-    if (setup->shape.dtype == DTYPE_FP8 && !device->measured && *device->name && !device->fuses_exact)
-        return FAIL(e, ERR_USAGE, "use --dtype bf16", "--dtype fp8 needs a Hopper GPU (H100, H200), not %s",
-                    device->name);
+    if (dtype_is_fp8(setup->shape.dtype) && !device->measured && *device->name && !device->fuses_exact)
+        return FAIL(e, ERR_USAGE, "use --dtype bf16", "--dtype %s needs a Hopper GPU (H100, H200), not %s",
+                    dtype_names[setup->shape.dtype], device->name);
     setup->shape.plan_fused = plan_fuses_exact(device, &setup->model.config);
     return o->given[OPTION_gns] ? 0 : setup_gns_mode(setup, setup->shape.plan_fused, e);
 }

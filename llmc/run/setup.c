@@ -75,7 +75,7 @@ static int check_shape(const Setup *setup, bool from_file, Error *e) {
     Error why;
     bool plan_gpu = setup->options.dry_run && setup->options.device[0];
     int code = plan_gpu ? attention_check(m->channels / m->heads, &why) : 0;
-    if (!code && plan_gpu && setup->shape.dtype == DTYPE_FP8) code = fp8_check(m->channels, &why);
+    if (!code && plan_gpu) code = fp8_check(setup->shape.dtype, m->channels, setup->shape.seq_len, &why);
     if (!code && setup->engine_api->check) code = setup->engine_api->check(&setup->shape, &why);
     if (!code) return 0;
     if (from_file)
@@ -93,7 +93,7 @@ static GnsMode most_measured(const Options *o) {
 static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     bool plan_gpu = o->dry_run && *o->device; // the device table gives its type
     if (!o->given[OPTION_dtype]) o->dtype = engine->dtype();
-    if (!plan_gpu || o->dtype == DTYPE_FP8) TRY(engine->check_dtype((Dtype)o->dtype, e));
+    if (!plan_gpu || dtype_is_fp8((Dtype)o->dtype)) TRY(engine->check_dtype((Dtype)o->dtype, e));
     if (o->loss_scale == 0) return 0;
     if (!engine->needs_loss_scale && o->dtype != DTYPE_FP16)
         return FAIL(e, ERR_USAGE, "leave it out; make train_gpt2cu PRECISION=FP16 builds the trainer that needs it",
@@ -540,7 +540,7 @@ int setup_buffers(Run *r, Error *e) {
     result->rank_sq = result->grad_sq + n;
     result->example_sq = result->rank_sq + n;
     const size_t sites = (size_t)r->setup.model.config.layers * FP8_SITES;
-    if (r->setup.shape.dtype == DTYPE_FP8)
+    if (dtype_is_fp8(r->setup.shape.dtype))
         TRY(memory_alloc((void **)&result->amax, sites * sizeof *result->amax, "the largest factors", e));
     if (!r->setup.options.outliers && !r->position.noise.sources) return 0;
     Position *p = &r->position;

@@ -248,7 +248,7 @@ static void io_point(StateIO *io, RunPoint *at) {
 static void io_exponents(StateIO *io, const Setup *s, int8_t *k) {
     const char *path = "fp8_exponents";
     const int n = s->model.config.layers * FP8_SITES;
-    if (s->shape.dtype != DTYPE_FP8) return;
+    if (!dtype_is_fp8(s->shape.dtype)) return;
     if (io->writing) put(io, path, cJSON_CreateArray());
     else memset(k, FP8_UNSET, (size_t)n);
     if (!get(io, path)) return;

@@ -35,7 +35,7 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
     Error unread = {0};
     progress_begin(&r->output.progress, what, B);
     if (position->at.loss_scale.scale > 0) engine_scale_loss(setup->engine, position->at.loss_scale.scale);
-    if (setup->shape.dtype == DTYPE_FP8) engine_exponents(setup->engine, position->at.exponents);
+    if (dtype_is_fp8(setup->shape.dtype)) engine_exponents(setup->engine, position->at.exponents);
     TRY(parallel_begin_step(&setup->parallel, measures_ranks(setup, position, mode), e));
     engine_examples(setup->engine, (uint64_t)first);
     for (int64_t i = 0; i < micro_steps; i++) {

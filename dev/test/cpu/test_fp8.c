@@ -1,8 +1,9 @@
-// The CPU engine with --dtype fp8, beside itself in fp32. test_math compares the rounding with e4m3's definition;
-// dev/oracle checks losses and gradients.
+// The CPU engine with --dtype fp8 and fp8-dw, beside itself in fp32. test_math compares the rounding with e4m3's
+// definition; dev/oracle checks losses and gradients.
 #include "world.h"
 
 enum { ROWS = 6, T = 24, FIRST = 100, SITES = 3 * FP8_SITES };
+static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
 
 static Engine *fp8_engine(const World *w, Dtype dtype, Recompute recompute, double dropout, int threads) {
@@ -44,12 +45,12 @@ static double cosine(const float *a, const float *b, size_t n) {
 
 // Without exponents a step has fp32's bits. With them its gradients are close, matrix by matrix; evaluations and logits
 // keep fp32's bits.
-static void test_step(void) {
+static void check_step(Dtype type) {
     Error e;
     int8_t k[SITES];
     float amax[SITES], eval[2][ROWS * T], logits[2][70];
     World w = world_of(shape, T, ROWS, 1);
-    Engine *exact = fp8_engine(&w, DTYPE_FP32, RECOMPUTE_NONE, 0, 1), *fp8 = fp8_engine(&w, DTYPE_FP8, 0, 0, 2);
+    Engine *exact = fp8_engine(&w, DTYPE_FP32, RECOMPUTE_NONE, 0, 1), *fp8 = fp8_engine(&w, type, 0, 0, 2);
     Outcome want = measure(&w, exact, w.tokens, FIRST, ROWS, ROWS, GNS_EXACT),
             first = measure_fp8(&w, fp8, ROWS, NULL, amax);
     CHECK(same_outcome(&w, &want, &first), "the first step rounds");
@@ -73,9 +74,10 @@ static void test_step(void) {
     world_close(&w);
 }
 
+static void test_step(void) { check_step(DTYPE_FP8), check_step(DTYPE_FP8_DW); }
+
 // amax is the largest |x| of the step: of a site's unrounded factor, and over micro-steps.
 static void test_amax(void) {
-    static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
     int8_t k[SITES];
     float amax[SITES], again[SITES], parts[2][SITES];
     World w = world_of(shape, T, ROWS, 1);
@@ -130,15 +132,44 @@ static void test_each_site(void) {
     world_close(&w);
 }
 
+// fp8-dw changes the gradients of the blocks' matrices alone. An unset exponent of x, dy or W leaves both factors of dW
+// alone.
+static void test_dweight(void) {
+    int8_t k[SITES], one[SITES];
+    float amax[SITES];
+    World w = world_of(shape, T, ROWS, 1);
+    Engine *plain = fp8_engine(&w, DTYPE_FP8, RECOMPUTE_NONE, 0, 1), *dw = fp8_engine(&w, DTYPE_FP8_DW, 0, 0, 1);
+    first_exponents(&w, plain, k, amax);
+    for (int s = -1; s < FP8_SITES; s++) { // s is unset in block 1
+        const int x = s - FP8_LN1, dy = FP8_DQKV - s, weight = s - FP8_QKV_WEIGHT;
+        const int unset = s < 0 ? -1 : s < FP8_DFCPROJ ? x : s < FP8_QKV_WEIGHT ? dy : weight;
+        memcpy(one, k, sizeof k);
+        if (s >= 0) one[FP8_SITES + s] = FP8_UNSET;
+        Outcome a = measure_fp8(&w, plain, ROWS, one, amax), b = measure_fp8(&w, dw, ROWS, one, amax);
+        for (int i = 0; i < w.model.tensor_count; i++) {
+            const Tensor *t = &w.model.tensors[i];
+            const bool alone = t->layer == 1 && unset >= 0 && t->kind == matrices[unset];
+            const bool rounds = t->layer >= 0 && t->dimensions == 2 && !alone;
+            const bool same = !memcmp(a.grad + t->offset, b.grad + t->offset, sizeof(float) * t->count);
+            CHECK(same != rounds && (a.example_sq[i] == b.example_sq[i]) == same, "%s unset: gradient of %s",
+                  s < 0 ? "nothing" : fp8_site_names[s], t->name);
+        }
+        CHECK(a.loss == b.loss, "loss %.9g and %.9g", a.loss, b.loss);
+        free(a.grad), free(b.grad);
+    }
+    engine_destroy(plain), engine_destroy(dw);
+    world_close(&w);
+}
+
 // The same bits on any number of threads and with any recomputation.
-static void test_same_bits(void) {
+static void check_same_bits(Dtype type) {
     static const Recompute recompute[] = {RECOMPUTE_NONE, RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_BLOCK};
     World w = world_of(shape, T, ROWS, 1);
     Outcome first = {0};
     int8_t k[4][SITES];
     float amax[4][SITES];
     for (int i = 0; i < 4; i++) {
-        Engine *engine = fp8_engine(&w, DTYPE_FP8, recompute[i], 0.25, i == 1 ? 2 : 1);
+        Engine *engine = fp8_engine(&w, type, recompute[i], 0.25, i == 1 ? 2 : 1);
         first_exponents(&w, engine, k[i], amax[i]);
         Outcome o = measure_fp8(&w, engine, 4, k[i], amax[i]);
         if (i == 0) first = o;
@@ -150,6 +181,8 @@ static void test_same_bits(void) {
     free(first.grad);
     world_close(&w);
 }
+
+static void test_same_bits(void) { check_same_bits(DTYPE_FP8), check_same_bits(DTYPE_FP8_DW); }
 
 // A factor that is not finite shows in amax. With exponents also in the gradient's norm.
 static void test_not_finite(void) {
@@ -218,6 +251,6 @@ static void test_saturation(void) {
 }
 
 int main(void) {
-    RUN(test_step, test_amax, test_each_site, test_same_bits, test_not_finite, test_saturation);
+    RUN(test_step, test_amax, test_each_site, test_dweight, test_same_bits, test_not_finite, test_saturation);
     return test_summary();
 }

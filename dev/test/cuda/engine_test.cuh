@@ -10,6 +10,7 @@
 #include "base/common.h"
 #include "cuda/fp8.cuh"
 #include "cuda/linear_sm90.cuh"
+#include "model/cuda_sizes.h"
 #include "model/engine.h"
 #include "../small_model.h"
 
@@ -37,19 +38,25 @@ struct Case {
 };
 
 static const Case cases[] = {
-    {"odd", {2, 2, 32, 61, 13}, 13, 3, 2},           {"no multiple of anything", {2, 3, 27, 31, 35}, 33, 4, 3},
-    {"heads of 64", {2, 2, 128, 300, 80}, 65, 3, 2}, {"heads of 128", {2, 2, 256, 100, 130}, 130, 2, 2},
-    {"one row", {1, 1, 24, 37, 16}, 7, 1, 1},        {"even", {3, 4, 64, 256, 32}, 32, 4, 4},
-    {"one token", {2, 3, 48, 50, 17}, 1, 2, 2},      {"few words", {2, 3, 48, 11, 17}, 5, 5, 1},
-    {"long", {1, 2, 128, 97, 1024}, 1024, 2, 2},     {"micro-batch 1", {2, 2, 128, 1000, 64}, 64, 8, 1},
+    {"odd", {2, 2, 32, 61, 13}, 13, 3, 2},
+    {"no multiple of anything", {2, 3, 27, 31, 35}, 33, 4, 3},
+    {"heads of 64", {2, 2, 128, 300, 80}, 65, 3, 2},
+    {"heads of 128", {2, 2, 256, 100, 130}, 130, 2, 2},
+    {"for fp8-dw", {2, 2, 128, 90, 144}, 144, 3, 2},
+    {"one row", {1, 1, 24, 37, 16}, 7, 1, 1},
+    {"even", {3, 4, 64, 256, 32}, 32, 4, 4},
+    {"one token", {2, 3, 48, 50, 17}, 1, 2, 2},
+    {"few words", {2, 3, 48, 11, 17}, 5, 5, 1},
+    {"long", {1, 2, 128, 97, 1024}, 1024, 2, 2},
+    {"micro-batch 1", {2, 2, 128, 1000, 64}, 64, 8, 1},
 };
-enum { CASES = sizeof cases / sizeof *cases, SMALL_CASES = 4 }; // the first SMALL_CASES cover every path
+enum { CASES = sizeof cases / sizeof *cases, SMALL_CASES = 5 }; // the first SMALL_CASES cover every path
 
 enum { SEPARATOR = 1, SOURCES = 3 };
 static const uint64_t FIRST_EXAMPLE = (uint64_t)1 << 40;
 
 static int sources = SOURCES; // of engines made from here on; a row's source is its number modulo SOURCES
-static bool fp8;              // engines made from here on are of DTYPE_FP8, with `exponents`
+static Dtype fp8;             // engines made from here on are of this type of fp8, with `exponents`; 0: of the build's
 static bool masked;           // engines made from here on have dropout, documents and label smoothing
 static bool small;
 static int case_count = CASES;
@@ -105,10 +112,14 @@ inline World::World(const Case *c_, int steps) : c(c_) {
     small_tokens(c->config.vocab, seed, tokens.size(), tokens);
 }
 
-// True if this build and GPU run --dtype fp8 for this case.
-static inline bool fp8_runs(const Case *c) {
-    return FP8_BUILT && linear_sm90_runs(c->config.channels, c->config.channels);
+// True if this build and GPU run this type of fp8 for this case.
+static inline bool fp8_runs(Dtype type, const Case *c) {
+    Error ignored;
+    return FP8_BUILT && linear_sm90_runs(c->config.channels, c->config.channels) &&
+           !fp8_check(type, c->config.channels, c->seq_len, &ignored);
 }
+static const Dtype fp8_types[] = {DTYPE_FP8, DTYPE_FP8_DW};
+static const Case *const case_for_dw = &cases[4];
 
 // Creates an engine with the world's parameters; NULL on failure.
 static inline Engine *world_engine(const Api *api, const World *w, const EngineConfig &config) {
@@ -134,7 +145,7 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
     config.source = [](const void *, uint64_t example) { return (int)(example % SOURCES); };
     config.recompute = recompute;
     config.optimizer = optimizer;
-    if (fp8) config.dtype = DTYPE_FP8;
+    if (fp8) config.dtype = fp8;
     if (masked) {
         config.dropout = dropout_of(0.2, seed);
         config.document_mask = true;

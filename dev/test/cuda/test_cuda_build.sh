@@ -86,6 +86,7 @@ estimates_what_the_cuda_engine_takes() {
         "--model d12 --ranks 8 --zero 1 --comm-dtype bf16" "--model d12 --ranks 8 --zero 2 --batch-tokens 262144" \
         "--model d48 --ranks 4 --zero 0" "--model d48 --ranks 4 --zero 1" "--model d48 --ranks 4 --zero 2 --batch-tokens 131072" \
         "--model d48 --ranks 4 --zero 3 --batch-tokens 131072" "--model d48 --recompute block --dtype fp8" \
+        "--model d12 --dtype fp8-dw" \
         "--model d48 --recompute block --ranks 4 --zero 3 --batch-tokens 131072 --dtype fp8"; do
         # shellcheck disable=SC2086
         plan --device H200 --micro-batch 32 $options || return 1

@@ -18,17 +18,17 @@ static void check_same_bits(const World *w, Engine *a, Engine *b, const char *wh
     }
 }
 
-static void same_bits(bool of_fp8) {
+static void same_bits(Dtype type) {
     static const struct {
         const char *what;
         Recompute recompute;
     } others[] = {{"recompute gelu", RECOMPUTE_GELU}, {"recompute block", RECOMPUTE_BLOCK}, {"again", RECOMPUTE_NONE}};
-    fp8 = of_fp8;
+    fp8 = type;
     for (int i = 0; i < 2 * case_count; i++) {
         const Case *c = &cases[i / 2];
         double losses[2][STEPS];
         masked = i % 2;
-        if (fp8 && !fp8_runs(c)) continue;
+        if (fp8 && !fp8_runs(fp8, c)) continue;
         World w(c, steps);
         Engine *a = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
         train(&gpu, a, &w, losses[0]);
@@ -40,11 +40,13 @@ static void same_bits(bool of_fp8) {
             check_same_bits(&w, a, b, others[k].what);
         }
     }
-    masked = fp8 = false;
+    masked = false, fp8 = DTYPE_FP32;
 }
 
-static void test_same_bits(void) { same_bits(false); }
-static void test_same_bits_fp8(void) { same_bits(true); }
+static void test_same_bits(void) { same_bits(DTYPE_FP32); }
+static void test_same_bits_fp8(void) {
+    for (Dtype type : fp8_types) same_bits(type);
+}
 
 // Finds memory that is read before it is written: an engine whose whole memory is filled with a byte after it is
 // created, except for its tables, its ticket and the state that is loaded.
@@ -122,7 +124,7 @@ static void test_only_training_drops(void) {
 // A row's losses and logits are those of its documents alone, which an engine without the mask computes.
 static void test_packed(void) {
     static const int lengths[] = {20, 1, 1, 63, 128, 200, 64, 300, 247};
-    const Case &c = cases[8];
+    const Case &c = cases[9];
     const int T = c.seq_len;
     const double tolerance = FP32 ? 1e-4 : 5e-2;
     World w(&c, 1);
@@ -189,21 +191,23 @@ static void compare_filled(const World *w, Recompute recompute, const char *what
     }
 }
 
-static void filled_memory(bool of_fp8) {
-    fp8 = of_fp8;
+static void filled_memory(Dtype type) {
+    fp8 = type;
     for (int i = 0; i < 2 * case_count; i++) {
         const Case *c = &cases[i / 2];
         masked = i % 2;
-        if (fp8 && !fp8_runs(c)) continue;
+        if (fp8 && !fp8_runs(fp8, c)) continue;
         World w(c, 1);
         compare_filled(&w, RECOMPUTE_NONE, "memory filled");
         compare_filled(&w, RECOMPUTE_BLOCK, "memory filled, recompute block");
     }
-    masked = fp8 = false;
+    masked = false, fp8 = DTYPE_FP32;
 }
 
-static void test_filled_memory(void) { filled_memory(false); }
-static void test_filled_memory_fp8(void) { filled_memory(true); }
+static void test_filled_memory(void) { filled_memory(DTYPE_FP32); }
+static void test_filled_memory_fp8(void) {
+    for (Dtype type : fp8_types) filled_memory(type);
+}
 
 // The batch's gradient in one micro-step and in parts.
 static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMode mode) {
@@ -447,14 +451,12 @@ static double cosine_of(const float *a, const float *b, size_t n) {
     return ab / sqrt(aa * bb);
 }
 
-// --dtype fp8 without exponents has the bits of bf16; with exponents it rounds; a site that saturates changes nothing.
-static void test_fp8(void) {
-    const Case *c = &cases[3];
-    if (!fp8_runs(c)) SKIP("only Hopper has fp8, and only in bf16");
+// A type of fp8 without exponents has the bits of bf16; with exponents it rounds; a site that saturates changes nothing.
+static void fp8_bits(Dtype type, const Case *c) {
     World w(c, 1);
     Engine *plain = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
     const Outcome want = measure(&gpu, plain, &w, w.tokens, rows_of(c), c->micro_batch, GNS_EXACT);
-    fp8 = true;
+    fp8 = type;
     exponents_begin(&w);
     Engine *a = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
     const Outcome first = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_EXACT);
@@ -466,7 +468,7 @@ static void test_fp8(void) {
     double least = 1;
     for (const Tensor *t = w.model.tensors; t < w.model.tensors + w.model.tensor_count; t++)
         least = fmin(least, cosine_of(o.grad + t->offset, first.grad + t->offset, t->count));
-    printf("  least cosine with bf16's gradient %.5f\n", least);
+    printf("  %s: least cosine with bf16's gradient %.5f\n", dtype_names[type], least);
     CHECK(least >= 0.99, "cosine %.5f", least);
 
     UpdateConfig update = update_config(c, 1);
@@ -486,18 +488,22 @@ static void test_fp8(void) {
         if (i % FP8_SITES >= FP8_QKV_WEIGHT) exponents[i] = FP8_UNSET;
     o = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_EXACT);
     check_same_outcome(&w, &want, &o, "fp8 without weights' exponents");
-    fp8 = false;
+    fp8 = DTYPE_FP32;
+}
+
+static void test_fp8(void) {
+    if (!fp8_runs(DTYPE_FP8, &cases[3])) SKIP("only Hopper has fp8, and only in bf16");
+    fp8_bits(DTYPE_FP8, &cases[3]);
+    fp8_bits(DTYPE_FP8_DW, case_for_dw);
 }
 
 // Each exponent matters. A dy site's exponent changes the gradients of earlier layers, but neither the loss nor the
-// gradient of its own weight. An exponent alone, without the other factor's, rounds nothing.
-static void test_fp8_each_site(void) {
+// gradient of its own weight, unless that is rounded. An exponent alone, without the other factor's, rounds nothing.
+static void each_site(Dtype type, const Case *c) {
     static const TensorKind behind[] = {FC_W, LN2_W, QKV_W, LN1_W}, own[] = {FCPROJ_W, FC_W, PROJ_W, QKV_W};
-    const Case *c = &cases[2];
-    if (!fp8_runs(c)) SKIP("only Hopper has fp8, and only in bf16");
     World w(c, 1);
     const size_t bytes = w.model.flat_count * sizeof(float);
-    fp8 = true;
+    fp8 = type;
     exponents_begin(&w);
     Engine *a = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
     const Outcome unrounded = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
@@ -518,24 +524,31 @@ static void test_fp8_each_site(void) {
         CHECK((coarse.loss == all.loss) == of_gradient, "%s: loss %.9g and %.9g", fp8_site_names[s], coarse.loss,
               all.loss);
         CHECK(memcmp(coarse.grad, all.grad, bytes) != 0, "the exponent of %s does nothing", fp8_site_names[s]);
-        if (of_gradient) CHECK(!same(behind[i]) && same(own[i]), "the exponent of %s", fp8_site_names[s]);
+        if (of_gradient)
+            CHECK(!same(behind[i]) && same(own[i]) == (type == DTYPE_FP8), "the exponent of %s", fp8_site_names[s]);
         exponents_begin(&w);
         exponents[at] = k[at];
         const Outcome alone = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
         CHECK(memcmp(alone.grad, unrounded.grad, bytes) == 0 && alone.loss == unrounded.loss, "%s rounds alone",
               fp8_site_names[s]);
     }
-    fp8 = false;
+    fp8 = DTYPE_FP32;
+}
+
+static void test_fp8_each_site(void) {
+    if (!fp8_runs(DTYPE_FP8, &cases[2])) SKIP("only Hopper has fp8, and only in bf16");
+    each_site(DTYPE_FP8, &cases[2]);
+    each_site(DTYPE_FP8_DW, case_for_dw);
 }
 
 // A step after an update copies the new weights: it has the bits of a fresh engine's.
 static void test_fp8_after_update(void) {
     const Case *c = &cases[2];
-    if (!fp8_runs(c)) SKIP("only Hopper has fp8, and only in bf16");
+    if (!fp8_runs(DTYPE_FP8, c)) SKIP("only Hopper has fp8, and only in bf16");
     World w(c, 1);
     UpdateConfig update = update_config(c, 1);
     update.lr = 4e-3; // a tenth of most weights, and e4m3's numbers are 6 to 12% apart
-    fp8 = true;
+    fp8 = DTYPE_FP8;
     exponents_begin(&w);
     Engine *a = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
     exponents_next(measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN).amax);
@@ -547,7 +560,7 @@ static void test_fp8_after_update(void) {
     const Outcome y = measure(&gpu, b, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
     check_same_outcome(&w, &x, &y, "fp8 after an update");
     CHECK(memcmp(x.amax, y.amax, x.amax.size() * sizeof(float)) == 0, "other amax");
-    fp8 = false;
+    fp8 = DTYPE_FP32;
 }
 
 static size_t planned(const Model *model, int micro_batch, Recompute recompute) {

@@ -178,13 +178,13 @@ static void test_against_cpu(void) {
 }
 
 // A step with rounded factors against the CPU's, which rounds the same; and what the step before measured.
-static void test_fp8_against_cpu(void) {
+static void fp8_against_cpu(Dtype type) {
     int done = 0;
     memset(worst_seen, 0, sizeof worst_seen);
     for (int i = 0; i < 2 * case_count; i++) {
         masked = i % 2;
-        if (!fp8_runs(&cases[i / 2])) continue;
-        fp8 = true;
+        if (!fp8_runs(type, &cases[i / 2])) continue;
+        fp8 = type;
         World w(&cases[i / 2], 1);
         Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
         Engine *b = engine_of(&cpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
@@ -201,11 +201,13 @@ static void test_fp8_against_cpu(void) {
         check_norms(&w, got.example_sq, want.example_sq, "sum |g_b|^2");
         done++;
     }
-    masked = fp8 = false;
+    masked = false, fp8 = DTYPE_FP32;
     if (!done) SKIP("only Hopper has fp8, and only in bf16");
     printf("  largest relative error of a gradient %.1e, of a norm %.1e; 1 - cosine %.1e\n", worst_seen[0],
            worst_seen[1], worst_seen[2]);
 }
+static void test_fp8_against_cpu(void) { fp8_against_cpu(DTYPE_FP8); }
+static void test_fp8_dw_against_cpu(void) { fp8_against_cpu(DTYPE_FP8_DW); }
 
 // With dropout, documents and label smoothing.
 static void test_masks_against_cpu(void) {
@@ -236,6 +238,7 @@ int main(int argc, char **argv) {
     RUN(test_against_cpu);
     RUN(test_masks_against_cpu);
     RUN(test_fp8_against_cpu);
+    RUN(test_fp8_dw_against_cpu);
     if (!small) RUN(test_training_against_cpu);
     return test_summary();
 }

@@ -113,6 +113,51 @@ static void test_weights(void) {
     if (!small_shapes_only) weights_case(1600, -1);
 }
 
+// Copies of y (B, T, C) and (B, C, T), with column sums; and the transposed copy from codes. without: only the latter.
+static void transpose_case(int B, int T, int C, bool without) {
+    const size_t n = (size_t)B * T * C;
+    const int k = random_int(-3, 9);
+    const std::vector<real> y = random_vector<real>(n, 0.1, 2);
+    const real *d_y = device_from(y);
+    Fp8Copy copy = copy_new(n, k);
+    uint8_t *transposed = device_new<uint8_t>(n), *again = device_new<uint8_t>(n);
+    const std::vector<uint8_t> codes = codes_of(y, k);
+    const uint8_t *d_codes = device_from(codes);
+    const Columns columns = columns_new(B, C);
+    ColumnJobs jobs = jobs_new(fp8_column_bytes(B, T, C));
+    std::vector<Output> outputs = {{transposed, n}, {again, n}};
+    if (without) copy.codes = NULL, copy.amax = NULL;
+    else outputs.push_back({copy.codes, n}), columns_outputs(outputs, columns);
+    run_twice(
+        "transpose",
+        [&] {
+            for (uint8_t *codes : {transposed, again, copy.codes})
+                if (codes) CUDA_OK(cudaMemset(codes, POISON, n));
+            columns_reset(columns);
+        },
+        [&] {
+            const ColumnGradient none = {};
+            CALL_OK(fp8_cast_transposed(transposed, copy, d_y, B, T, C, without ? none : columns.device, &jobs, 0, &e));
+            CALL_OK(fp8_transpose(again, d_codes, B, T, C, 0, &e));
+            CALL_OK(column_finish(&jobs, 0, &e));
+        },
+        outputs);
+    std::vector<uint8_t> want(n);
+    for (size_t i = 0; i < n; i++) want[(i / C / T * C + i % C) * T + i / C % T] = codes[i];
+    check_codes("transposed", host_from(transposed, n), want);
+    check_codes("transposed codes", host_from(again, n), want);
+    if (!without) check_copy("transposed", copy, y, k);
+    if (!without) columns_check("columns", columns, as_doubles(y), T);
+    case_end();
+}
+
+static void test_transpose(void) {
+    for (int T : {16, 48, 64, 144, 128, 640})
+        for (int C : {64, 128, 320}) transpose_case(random_int(1, 4), T, C, T == 48);
+    for (int i = 0; i < 4; i++) transpose_case(random_int(1, 4), 16 * random_int(1, 20), 64 * random_int(1, 9), false);
+    if (!small_shapes_only) transpose_case(3, 1024, 4800, false);
+}
+
 // LayerNorm's copies are of what it stores, and it stores the same as without.
 static void layernorm_case(int B, int T, int C, bool drops) {
     const int N = B * T, k = random_int(-3, 9);
@@ -143,6 +188,15 @@ static void layernorm_case(int B, int T, int C, bool drops) {
         CHECK(memcmp(plain.data(), copied.data(), n * sizeof(real)) == 0, "B %d T %d C %d: other bits", B, T, C);
     }
     check_copy("LayerNorm", copy[0], host_from(out[1], n), k);
+    if (C <= LAYERNORM_WARP_COLUMNS) { // a copy alone, in the memory of `out`
+        Fp8Copy alone = copy[0];
+        alone.codes = (uint8_t *)device_new<real>(n), alone.alone = true;
+        CALL_OK(
+            layernorm_forward({sum, (real *)alone.codes, mean, rstd, a, b, gamma, gamma, drop, N, C, alone}, 0, &e));
+        std::vector<uint8_t> want = host_from(copy[0].codes, n);
+        want.resize(2 * n, (uint8_t)POISON);
+        check_codes("LayerNorm, alone", host_from(alone.codes, 2 * n), want);
+    }
     check_copy("LayerNorm backward", copy[1], host_from(drops ? branch[1] : dx[1], n), k);
     case_end();
 }
@@ -244,6 +298,7 @@ int main(int argc, char **argv) {
     }
     RUN(test_cast);
     RUN(test_weights);
+    RUN(test_transpose);
     RUN(test_layernorm);
     RUN(test_products);
     RUN(test_check);

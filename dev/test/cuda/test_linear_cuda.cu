@@ -167,6 +167,31 @@ static void check_no_copy(const Case &c, const std::vector<real> &y) {
     CHECK(as_doubles(host_from(l.y, y.size())) == as_doubles(y), "without a copy y has other bits");
 }
 
+// A copy alone, in the memory of y, has the same codes; nothing after them is written. Where rows are whole examples of 16
+// tokens, transposed codes are those of the copy.
+static void check_alone(const Case &c) {
+    const size_t n = (size_t)c.l.rows * c.l.out;
+    Linear l = c.l;
+    if (!l.copy.codes) return;
+    if (l.rows % 16 == 0) {
+        l.copy.T = l.rows % 48 ? l.rows % 128 ? 16 : 128 : 48;
+        l.copy.transposed = device_new<uint8_t>(n);
+    }
+    l.y = device_new<real>(n);
+    l.copy.codes = (uint8_t *)l.y, l.copy.alone = true;
+    CALL_OK(linear_sm90(l, 0, &e));
+    std::vector<uint8_t> want = host_from(c.l.copy.codes, n);
+    want.resize(2 * n, (uint8_t)POISON);
+    CHECK(host_from(l.copy.codes, 2 * n) == want, "a copy alone");
+    if (!l.copy.transposed) return;
+    const std::vector<uint8_t> transposed = host_from(l.copy.transposed, n);
+    const int T = l.copy.T;
+    size_t wrong = 0;
+    for (size_t i = 0; i < n; i++)
+        wrong += transposed[(i / l.out / T * l.out + i % l.out) * T + i / l.out % T] != want[i];
+    CHECK(wrong == 0, "%zu of %zu transposed codes, T %d", wrong, n, T);
+}
+
 // A NaN slope makes its own value NaN, and no other.
 static void check_nan(const Case &c, const std::vector<real> &y) {
     if (c.l.epilogue != LINEAR_DGELU) return;
@@ -217,6 +242,7 @@ static void linear_case(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
     check_bits(c, y);
     check_copy(c.l, y);
     if (e4m3) check_no_copy(c, y);
+    check_alone(c);
     check_nan(c, y);
     check_fewer_rows(c, y);
     CHECK(host_from(ticket, 1)[0] == 0, "tickets remain");

@@ -158,7 +158,7 @@ static void test_update(void) {
 // Greedy text: the tokens of an engine that recomputes everything, wherever the likeliest leads by more than rounding.
 static void test_same_text(void) {
     int ties = 0;
-    World w(&cases[8], 1);
+    World w(&cases[9], 1);
     const int T = w.c->seq_len;
     Engine *a = engine_with(&gpu, &w, INFERENCE), *b = engine_with(&gpu, &w, RECOMPUTING);
     std::vector<uint16_t> text(w.tokens.begin(), w.tokens.begin() + T);

@@ -311,7 +311,7 @@ static void compare_training(const World *w) {
 
 static void test_training(void) {
     for (Optimizer o : {OPTIMIZER_LAMB, OPTIMIZER_MUON})
-        for (const Case *c : {&cases[1], &cases[2], &cases[5], &many}) {
+        for (const Case *c : {&cases[1], &cases[2], &cases[6], &many}) {
             optimizer = o;
             World w(c, steps);
             compare_training(&w);

@@ -201,12 +201,17 @@ static void test_measured_steps(void) {
         double planned = planned_speed(&p), measured = cases[i].tok_per_s;
         CHECK(fabs(planned / measured - 1) < 0.06, "case %zu: %.0f tok/s, measured %.0f", i, planned, measured);
     }
-    // H100, by turns: tok/s of --dtype fp8 over bf16
+    // H100, by turns: tok/s of --dtype fp8 over bf16; of fp8-dw (0: not measured)
     const double fp8[] = {728181.0 / 645424, 267008.0 / 237003, 66609.0 / 55501};
+    const double fp8_dw[] = {764633.0 / 648753, 0, 73146.0 / 54817};
     for (int i = 0; i < 3; i++) {
         Plan p = plan_of(cases[i].preset, "H100", cases[i].micro_batch);
         options.run.gns_exact_interval = 0;
         const double bf16 = planned_speed(&p);
+        p.shape.dtype = DTYPE_FP8_DW;
+        const double dw = planned_speed(&p) / bf16;
+        if (fp8_dw[i] > 0)
+            CHECK(fabs(dw / fp8_dw[i] - 1) < 0.03, "%s: fp8-dw x %.3f, measured %.3f", cases[i].preset, dw, fp8_dw[i]);
         p.shape.dtype = DTYPE_FP8;
         const double planned = planned_speed(&p) / bf16;
         CHECK(fabs(planned / fp8[i] - 1) < 0.03, "%s: fp8 x %.3f, measured %.3f", cases[i].preset, planned, fp8[i]);

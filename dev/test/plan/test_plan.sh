@@ -16,10 +16,14 @@ plans_a_gpu_from_here() { # shellcheck disable=SC2086
     awk 'length > 125 { print "too wide: " $0; bad = 1 } END { if (NR > 62) { print NR " lines"; bad = 1 } exit bad }' plan.txt
 }
 plans_fp8() { # in e4m3 the blocks' products are faster, and need copies
-    local bf16
+    local bf16 fp8
     # shellcheck disable=SC2086
     plan $d12 --device H200 && bf16=$(plan_speed) && plan $d12 --device H200 --dtype fp8 && said '^  copies in e4m3 +450.0 MiB$' || return 1
     awk -v bf16="$bf16" -v fp8="$(plan_speed)" 'BEGIN { if (!(fp8 > 1.1 * bf16 && fp8 < 1.2 * bf16)) { print bf16 " and " fp8 " tok/s"; exit 1 } }' || return 1
+    fp8=$(plan_speed)
+    # shellcheck disable=SC2086
+    plan $d12 --device H200 --dtype fp8-dw && said '^  copies in e4m3 +690.0 MiB$' && [ "$(plan_speed)" -gt "$fp8" ] || return 1
+    ! plan --model d2 --seq-len 24 --device H100 --dtype fp8-dw > /dev/null && said 'error: --dtype fp8-dw on a GPU needs a --seq-len that is a multiple of 16, not 24' || return 1
     ! plan $d12 --device A100 --dtype fp8 > /dev/null && said 'error: --dtype fp8 needs a Hopper GPU .H100, H200., not A100. use --dtype bf16$' &&
         ! plan --model d2 --channels 96 --device H100 --dtype fp8 > /dev/null && said 'error: --dtype fp8 on a GPU needs channels that are a multiple of 64, not 96' &&
         plan --model d2 --channels 96 --dtype fp8 && said '^  rounded factors '

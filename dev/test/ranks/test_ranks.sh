@@ -109,7 +109,7 @@ zero_in_bf16() { # ranks exchange rounded weights, and keep fp32 masters
     same_run hc0 hc3
 }
 zero_in_fp8() { # also in steps that saturate. The largest value of any rank counts
-    local zero ranks few="--dtype fp8 --gns exact --batch-tokens 176 --grad-clip 0"
+    local zero ranks few="--dtype fp8-dw --gns exact --batch-tokens 176 --grad-clip 0"
     for zero in 0 1 2 3; do lr=30 wide 3 f$zero $few --steps 8 --zero $zero && same_run f0 f$zero || return 1; done
     grep -q "fp8 overflows" f3.log || return 1
     for ranks in 1 3; do micro=2 run $ranks k$ranks $few --steps 3 --zero 3 --recompute block || return 1; done

@@ -36,40 +36,29 @@ typedef struct {
     Optimizer optimizer;
     double dropout;
     int separator; // of documents; -1: none
-    bool fp8;      // DTYPE_FP8, with the exponents that follow from step 1
+    Dtype dtype;   // 0: fp32. fp8, fp8-dw: with the exponents that follow from step 1
 } Case;
 
 // Odd sizes: T no multiple of anything, V not padded, B = 1, NH = 1, a context longer than T, one token only, and so
 // few words that all of them recur (the cross term of the tied weight); and T and C above the blocks in which kernels
 // take them. Clipping is active in some cases and off or out of reach in others.
 // Adam hardly feels the gradient's scale, so one case has an eps that lets it (and would show an eps out of place).
-// The case of fp8 is so small that no value lies beside a tie, where fp32 and float64 round to different neighbours.
+// The cases of fp8 are so small that no value lies beside a tie, where fp32 and float64 round to different neighbours.
 static const Case cases[] = {
-    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, false},
-    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, false},
-    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3, 1e-3, 0.25f, OPTIMIZER_ADAMW, 0, -1, false},
-    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1, 1e-8, 0.5f, OPTIMIZER_ADAMW, 0, -1, false},
-    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, false},
-    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f, OPTIMIZER_ADAMW, 0, -1, false},
-    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, false},
-    {"lamb_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-5, 0.1f, OPTIMIZER_LAMB, 0, -1, false},
-    {"muon_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f, OPTIMIZER_MUON, 0, -1, false},
-    {"drop_l1_c132_v29_t150_b2", {1, 3, 132, 29, 150}, 150, 2, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.2, -1, false},
-    {"documents_l2_c48_v11_t70_b3", {2, 3, 48, 11, 75}, 70, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, 3, false},
-    {"documents_drop_l2_c32_v7_t33_b3",
-     {2, 2, 32, 7, 33},
-     33,
-     3,
-     2,
-     1.0,
-     0.1,
-     1e-8,
-     0,
-     OPTIMIZER_ADAMW,
-     0.25,
-     6,
-     false},
-    {"fp8_l1_c24_v29_t6_b2", {1, 2, 24, 29, 6}, 6, 2, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.2, -1, true},
+    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, 0},
+    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, 0},
+    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3, 1e-3, 0.25f, OPTIMIZER_ADAMW, 0, -1, 0},
+    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1, 1e-8, 0.5f, OPTIMIZER_ADAMW, 0, -1, 0},
+    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, 0},
+    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f, OPTIMIZER_ADAMW, 0, -1, 0},
+    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, 0},
+    {"lamb_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-5, 0.1f, OPTIMIZER_LAMB, 0, -1, 0},
+    {"muon_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f, OPTIMIZER_MUON, 0, -1, 0},
+    {"drop_l1_c132_v29_t150_b2", {1, 3, 132, 29, 150}, 150, 2, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.2, -1, 0},
+    {"documents_l2_c48_v11_t70_b3", {2, 3, 48, 11, 75}, 70, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, 3, 0},
+    {"documents_drop_l2_c32_v7_t33_b3", {2, 2, 32, 7, 33}, 33, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.25, 6, 0},
+    {"fp8_l1_c24_v29_t6_b2", {1, 2, 24, 29, 6}, 6, 2, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.2, -1, DTYPE_FP8},
+    {"fp8_dw_l1_c24_v29_t6_b2", {1, 2, 24, 29, 6}, 6, 2, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.2, -1, DTYPE_FP8_DW},
 };
 
 enum { FIRST_EXAMPLE = 1 << 20 }; // the number of the first row: dropout's masks depend on it
@@ -134,7 +123,7 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
                            .step_rows = c->batch,
                            .sources = SOURCES,
                            .source = source_of,
-                           .dtype = c->fp8 ? DTYPE_FP8 : DTYPE_FP32,
+                           .dtype = c->dtype,
                            .label_smoothing = c->smoothing};
     TRY(engine_create(&cpu_engine, &d->engine, &config, e));
     return engine_load(d->engine, STATE_PARAM, all_of(&d->model), d->before, e);
@@ -171,7 +160,7 @@ static int choose_exponents(Dump *d, Error *e) {
     int8_t k[LAYERS_MOST * FP8_SITES];
     StepResult result = {.grad_sq = d->grad_sq, .example_sq = d->example_sq, .amax = amax};
     for (int i = 0; i < sites; i++) d->exponents[i] = FP8_UNSET;
-    if (!d->c->fp8) return 0;
+    if (!dtype_is_fp8(d->c->dtype)) return 0;
     engine_examples(d->engine, FIRST_EXAMPLE);
     TRY(small_batch(d->engine, d->tokens, d->c->batch, d->c->seq_len, d->c->micro_batch, GNS_OFF, e));
     TRY(engine_result(d->engine, &result, e));
@@ -364,6 +353,7 @@ static void put_metadata(SafetensorsWriter *writer, const Dump *d) {
         {"seed", (double)d->seed},
         {"dropout", c->dropout},
         {"separator", c->separator},
+        {"fp8_dw", c->dtype == DTYPE_FP8_DW},
         {"first_example", FIRST_EXAMPLE},
         {"share_0", source_share[0]},
     };

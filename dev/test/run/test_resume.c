@@ -291,6 +291,15 @@ static void test_fp8(void) {
     CHECK(!file_mentions("part/step_00000012/training/state.json", "fp8_exponents"), "exponents of fp32");
 }
 
+// A part of fp8 goes on with its exponents in fp8-dw, whose weight gradients are others.
+static void test_fp8_dw_after_fp8(void) {
+    make_part("fp8", 3);
+    CHECK_RUN(trainer_run(FP8 "--dtype fp8-dw --out part"), 0, "--dtype \"fp8\" is now \"fp8-dw\"",
+              "fp8-dw emulated in fp32");
+    CHECK(file_mentions("part/step_00000012/training/state.json", "fp8_exponents"), "no exponents");
+    CHECK(!same_file("part/step_00000012/model.safetensors", "fp8/step_00000012/model.safetensors"), "fp8-dw is fp8");
+}
+
 // The first step of fp8 after a part in fp32 has fp32's bits; the second has not.
 static void test_fp8_after_fp32(void) {
     double loss[2][3], norm[2][3];
@@ -505,7 +514,7 @@ int main(void) {
     RUN(test_places, test_what_may_not_change, test_label_smoothing, test_options_of_a_run, test_missing_fields);
     RUN(test_noise_of_sources);
     RUN(test_ramp_of_the_whole_model, test_format_1, test_manifest_of_another_format, test_state_of_another_format);
-    RUN(test_fp8, test_fp8_after_fp32);
+    RUN(test_fp8, test_fp8_dw_after_fp8, test_fp8_after_fp32);
     RUN(test_outliers_are_skipped, test_cut_step_is_no_outlier);
     return trainer_end();
 }
