@@ -18,7 +18,7 @@ from run_log import COUNT, EXIT_INPUT, NUMBER, TEXT, Fault, Parser, Run, check, 
 OUTLIER = {"kind!": TEXT, "step!": COUNT, "shard!": TEXT, "offset!": COUNT, "norm!": NUMBER, "loss!": NUMBER, "score!": NUMBER}
 RUN = {"options!": {"seq_len!": COUNT}, "model!": {"context!": COUNT}, "parts!": dict}
 HEAD = ["text", "score", "loss", "norm", "step", "rows", "place"]
-SHARD_HEADER, SHARED = 1024, 2 * 32  # bytes
+SHARD_MAGIC, SHARD_HEADER, SHARED = 20240520, 1024, 2 * 32  # bytes
 REPEATS, COPIES, WINDOWS = 20, 20, 1 << 24  # printed; the fewest copies of each; the most windows
 
 
@@ -61,13 +61,27 @@ def outlier_lines(run):
     return kinds
 
 
+def open_shard(path):
+    import numpy as np
+
+    try:
+        magic, _, tokens = np.fromfile(path, np.int32, 3)
+        if magic == SHARD_MAGIC:
+            return np.memmap(path, np.uint16, "r", SHARD_HEADER, (tokens,))
+    except OSError as error:
+        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}; name shards of the run") from None
+    except ValueError:  # too short
+        pass
+    raise Fault(EXIT_INPUT, f"{path}: no shard of tokens, or cut short; name shards of the run")
+
+
 def repeats(paths):
     """Yields (kind, tokens, copies, path, first token, tokens of the text): the longest runs of one token, and the texts of 32
     tokens or more whose copies fill the most tokens. Compares windows of 32 tokens by a hash; in long shards only some, picked
     by the hash, so the same in every copy."""
     import numpy as np
 
-    shards = [np.memmap(path, np.uint16, "r", SHARD_HEADER) for path in paths]
+    shards = [open_shard(path) for path in paths]
     firsts = np.cumsum([0] + [len(shard) for shard in shards])
     every, runs, hashes, places = 1 + int(firsts[-1]) // WINDOWS, [], [], []
     for shard, path, first in zip(shards, paths, firsts):
@@ -104,10 +118,11 @@ def main():
     kinds, decode = outlier_lines(run), decoder(run)
     if not kinds:
         raise Fault(EXIT_INPUT, "no outliers in this run yet; train with --outliers N, until it saves a checkpoint")
+    found = list(repeats(args.repeats)) if args.repeats else []
     for kind, lines in kinds.items():
         for text, *numbers in lines:
             print(kind, *(f"{name} {x}" for name, x in zip(HEAD[1:], numbers)), sep="  ", end=f"\n    {text}\n")
-    for kind, tokens, copies, path, begin, text in repeats(args.repeats) if args.repeats else []:
+    for kind, tokens, copies, path, begin, text in found:
         print(kind, f"copies {copies}", f"tokens {tokens}", f"place {os.path.basename(path)}:{begin}", sep="  ",
               end=f"\n    {decode(text[:1000])}\n")
 

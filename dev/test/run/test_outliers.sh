@@ -110,6 +110,8 @@ prints_and_groups() {
             /^run/ { runs += $3 >= 64 && $8 == "z"; next }
             { document += $3 == 150 && length($8) == 64; bytes += length($8) == 32 && $8 ~ /^z+$/ }
             END { exit !(runs == 3 && document == 1 && bytes == 1) }' || { cat "$work/text.log"; return 1; }
+        refuses 65 "README.md: no shard" "$python" scripts/outliers.py "$work/whole" --repeats README.md || return
+        refuses 65 "gone: No such file" "$python" scripts/outliers.py "$work/whole" --repeats "$work/gone" || return
     fi
     refuses 65 "no outliers" "$python" scripts/outliers.py "$work/without" && rm "$work"/t_train_*.bin &&
         "$python" scripts/outliers.py "$work/whole" > /dev/null # the shard is gone
