@@ -258,14 +258,6 @@ static int own_open(const Archive *archive, int64_t step, const char *format, ui
     return -1;
 }
 
-// Returns the size of a checkpoint's files in bytes; 0 if it is not this run's.
-static uint64_t own_bytes(const Archive *archive, int64_t step) {
-    uint64_t bytes;
-    int dir = own_open(archive, step, FINAL, &bytes);
-    if (dir >= 0) close(dir);
-    return dir >= 0 ? bytes : 0;
-}
-
 static int remove_own(const Archive *archive, int64_t step, const char *format, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], partial[ARCHIVE_PATH];
     uint64_t bytes;
@@ -331,9 +323,10 @@ int archive_make_room(const Archive *archive, uint64_t bytes, const Spare *spare
     for (int i = 0; i < steps.count; i++) {
         const int64_t step = steps.step[i];
         bool may_go = spare->keep > 0 && step < newest && step != spare->back && !is_best(spare, step);
-        uint64_t one = may_go ? own_bytes(archive, step) : 0;
-        if (!one) steps.step[i] = -1; // kept
-        in_all += one;
+        uint64_t one;
+        const int dir = may_go ? own_open(archive, step, FINAL, &one) : -1;
+        if (dir < 0) steps.step[i] = -1; // kept
+        else in_all += one, close(dir);
     }
     for (int i = steps.count - 1; i >= 0 && left < bytes && in_all >= bytes; i--) {
         if (steps.step[i] < 0) continue;
