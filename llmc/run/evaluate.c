@@ -35,10 +35,12 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
             const uint64_t window = (uint64_t)(first + i) * dataset_describe(data->val).windows / (uint64_t)rows;
             unread = dataset_rows_sequential(data->val, window, 1, data->rows + i * (width + 1), e);
         }
-        if (n == 0 || (unread && p->config.tensor == 1)) { // a tensor group exchanges with its rank that cannot read
+        if (n == 0 || (unread && p->config.tensor == 1)) {
             TRY(parallel_idle_pass(&setup->parallel, unread ? &ignored : e));
             continue;
         }
+        // Its tensor group exchanges with a rank that cannot read. What was read may be no tokens of the vocabulary.
+        if (unread) memset(data->rows, 0, (size_t)n * (size_t)(width + 1) * sizeof *data->rows);
         progress_next(progress, done, n);
         TRY(engine_eval(setup->engine, data->rows, n, width, data->losses, unread ? &ignored : e));
         if (questions) hellaswag_sums(data->hellaswag, (int)first, n, data->losses, sum + first);

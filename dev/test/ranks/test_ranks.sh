@@ -303,14 +303,15 @@ a_cut_model_is_refused() {
     wanted=64 cut 0 6 refused --dry-run --ranks 6 && grep -q '^error.*--tensor 6: the model has 5 heads' refused.log &&
         wanted=64 cut 0 2 refused --optimizer muon && grep -q '^error.*--tensor 2 cannot train with --optimizer muon' refused.log
 }
-a_group_ends_with_a_rank_that_cannot_read() { # the others of its group exchange with it until then
-    mkdir elsewhere && cp code_*.bin elsewhere && printf '#!/bin/sh\n[ $OMPI_COMM_WORLD_RANK != 3 ] || cd elsewhere\nexec "$@"\n' > apart.sh && chmod +x apart.sh || return 1
-    local train="$PWD/apart.sh $train" job code
+a_group_ends_with_a_rank_that_cannot_read() { # RANK FILES: the others of its group exchange with it until then
+    rm -rf elsewhere unread && mkdir elsewhere && cp code_*.bin elsewhere &&
+        printf '#!/bin/sh\n[ $OMPI_COMM_WORLD_RANK != %s ] || cd elsewhere\nexec "$@"\n' "$1" > apart.sh && chmod +x apart.sh || return 1
+    local train="$PWD/apart.sh $train" job
     wanted=65 steps=100000 cut 4 2 "$PWD/unread" --deadline 15 &
     job=$!
     until grep -qs '"step": 3,' unread/metrics.jsonl || ! kill -0 $job 2> /dev/null; do sleep 0.05; done
-    truncate -s 3000 elsewhere/code_train_*.bin
-    wait $job && grep -q '^error (rank 3): .*code_train_000000.bin' unread.log || { tail -n 3 unread.log; return 1; }
+    head -c 16384 /dev/zero | tr '\0' '\377' | dd of="elsewhere/code_$2_000000.bin" bs=1024 seek=1 conv=notrunc status=none # no tokens
+    wait $job && grep -q "^error (rank $1): .*code_$2_000000.bin" unread.log || { tail -n 3 unread.log; return 1; }
 }
 too_small_a_batch() { wanted=64 run 4 tiny --steps 1 --batch-tokens 48 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks' tiny.log; }
 replays() { # CODE ROWS...: 4 ranks replay steps of ROWS rows; the options give another batch
@@ -368,7 +369,8 @@ a_cut_model_agrees
 a_cut_model_has_one_order_of_sums
 a_cut_model_resumes_on_any_mesh
 a_cut_model_is_refused
-a_group_ends_with_a_rank_that_cannot_read
+a_group_ends_with_a_rank_that_cannot_read 3 train
+a_group_ends_with_a_rank_that_cannot_read 2 val
 one_rank_samples
 not_finite_while_weights_travel
 too_small_a_batch
