@@ -76,8 +76,8 @@ def open_shard(path):
 
 
 def repeats(paths):
-    """Yields (kind, tokens, copies, path, first token, tokens of the text): the longest runs of one token, and the texts of 32
-    tokens or more whose copies fill the most tokens. Compares windows of 32 tokens by a hash; in long shards only some, picked
+    """Yields (kind, tokens, copies, path, first token, tokens of the text): the longest runs of one token, and the texts whose
+    copies fill the most tokens; all of 32 tokens or more. Compares windows of 32 tokens by a hash; in long shards only some, picked
     by the hash, so the same in every copy."""
     import numpy as np
 
@@ -87,7 +87,7 @@ def repeats(paths):
     for shard, path, first in zip(shards, paths, firsts):
         begins = np.concatenate([[0], np.flatnonzero(np.diff(shard)) + 1])
         lengths = np.diff(np.append(begins, len(shard)))
-        runs += [(int(lengths[i]), path, begins[i], shard[begins[i]]) for i in np.argsort(-lengths)[:REPEATS]]
+        runs += [(int(lengths[i]), path, begins[i], shard[begins[i]]) for i in np.flatnonzero(lengths >= SHARED // 2)]
         windows, factor, length = shard.astype(np.uint64) + np.uint64(1), 0x9e3779b97f4a7c15, 1
         while length < SHARED // 2:  # doubles the windows
             windows = windows[:-length] * np.uint64(factor) + windows[length:]
