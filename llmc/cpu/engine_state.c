@@ -295,7 +295,6 @@ int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     }
     bool whole = !engine->config.shard_weights && engine->config.owned_count == 0;
     if (whole && shard_masters_apart(&engine->config) && engine->param)
-        *hash +=
-            hash_values(engine->param + range.begin, DTYPE_FP32, range_length(range), HASH_SECOND + range.begin);
+        *hash += hash_values(engine->param + range.begin, DTYPE_FP32, range_length(range), HASH_SECOND + range.begin);
     return 0;
 }

@@ -124,9 +124,10 @@ static int cut_widths(Model *model, int t, int K, Error *e) {
     const ModelConfig *c = &model->config;
     const int64_t wide = 4 * (int64_t)c->channels;
     int64_t unit = 64; // columns of the MLP: products and copies of whole vectors
-    if (K > c->heads)
-        return FAIL(e, ERR_USAGE, "use fewer", "--tensor %d: the model has %d heads, and each rank computes some", K,
-                    c->heads);
+    if (K > c->heads) {
+        FAIL(e, ERR_USAGE, NULL, "--tensor %d: the model has %d head%s", K, c->heads, c->heads > 1 ? "s" : "");
+        return error_hint(e, "use at most %d, so that each rank has one", c->heads);
+    }
     while (wide % unit || wide / unit < K) unit /= 2;
     const RankRows heads = rows_of_rank(c->heads, t, K), units = rows_of_rank(wide / unit, t, K);
     model->first_head = (int)heads.first, model->heads = (int)heads.count;

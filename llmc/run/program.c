@@ -22,12 +22,12 @@ static void print_complete(const Run *r) {
 
 // Every rank, or group of --tensor, must have rows in every step except the last, which the horizon cuts.
 static int check_rows_of_ranks(const Setup *setup, const Position *position, Error *e) {
-    int64_t rows = ramp_smallest(&position->ramp) * setup->options.tensor;
-    if (rows >= setup->comm->ranks) return 0;
-    FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows is too small for %d ranks",
-         (long long)ramp_smallest(&position->ramp), setup->comm->ranks);
+    const int64_t rows = ramp_smallest(&position->ramp), K = setup->options.tensor, groups = setup->comm->ranks / K;
+    if (rows >= groups) return 0;
+    FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows is too small for %lld %s", (long long)rows, (long long)groups,
+         K > 1 ? "groups of ranks (--tensor)" : "ranks");
     return error_hint(e, "use mpirun -np %lld, or larger batches (--batch-tokens, --batch-min, --ramp)",
-                      (long long)rows);
+                      (long long)(rows * K));
 }
 
 static int run_training(Run *r, Error *e) {

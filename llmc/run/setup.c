@@ -235,9 +235,12 @@ done:
 // Makes this rank's local model (--tensor).
 static int setup_local_model(Setup *setup, const Comm *comm, Error *e) {
     const int K = (int)setup->options.tensor, ranks = comm->ranks;
-    if (ranks % K)
-        return FAIL(e, ERR_USAGE, "start a multiple of it: mpirun -np", "--tensor %d: there %s %d rank%s", K,
-                    ranks > 1 ? "are" : "is", ranks, ranks > 1 ? "s" : "");
+    if (ranks % K) {
+        FAIL(e, ERR_USAGE, NULL, "--tensor %d: there %s %d rank%s", K, ranks > 1 ? "are" : "is", ranks,
+             ranks > 1 ? "s" : "");
+        return error_hint(e, "use %s %d, or a --tensor that divides them",
+                          setup->options.dry_run ? "--ranks" : "mpirun -np", (ranks / K + 1) * K);
+    }
     if (setup->transport_api && !setup->transport_api->gather_rows)
         return FAIL(e, ERR_USAGE, "leave it out, or use the CPU trainer, train_gpt2",
                     "--tensor %d: this trainer cannot cut a model", K);

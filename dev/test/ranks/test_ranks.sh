@@ -299,9 +299,13 @@ a_cut_model_resumes_on_any_mesh() { # 2 x 2, 4 x 1, 1 x 3, 1 x 1: as the run of 
     lr=0 steps=1 cut 4 2 ci && lr=0 steps=1 cut 1 1 ci1 && same_weights ci ci1 # the same initial weights
 }
 a_cut_model_is_refused() {
-    wanted=64 cut 3 2 refused && grep -q '^error.*--tensor 2: there are 3 ranks' refused.log || return 1
-    wanted=64 cut 0 6 refused --dry-run --ranks 6 && grep -q '^error.*--tensor 6: the model has 5 heads' refused.log &&
-        wanted=64 cut 0 2 refused --optimizer muon && grep -q '^error.*--tensor 2 cannot train with --optimizer muon' refused.log
+    refuses() { wanted=64 cut "$2" "$3" refused "${@:4}" && grep -q "^error.*--tensor $3$1" refused.log || { cat refused.log; return 1; }; }
+    refuses ': there are 3 ranks. use mpirun -np 4, ' 3 2 && refuses ': there are 9 ranks. use --ranks 12, ' 0 4 --dry-run --ranks 9 &&
+        refuses ': the model has 5 heads. use at most 5, ' 0 6 --dry-run --ranks 6 &&
+        refuses ' cannot train with --optimizer muon. use --zero 3 instead of --tensor, or another --optimizer' 0 2 --optimizer muon || return 1
+    local small=${small/--heads 2 --channels 32/--heads 5 --channels 40}
+    wanted=64 run 6 refused --steps 1 --batch-tokens 32 --tensor 2 &&
+        grep -q '^error.*a batch of 2 rows is too small for 3 groups of ranks (--tensor). use mpirun -np 4, ' refused.log
 }
 a_group_ends_with_a_rank_that_cannot_read() { # RANK FILES: the others of its group exchange with it until then
     rm -rf elsewhere unread && mkdir elsewhere && cp code_*.bin elsewhere &&
