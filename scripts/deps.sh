@@ -49,7 +49,7 @@ if [ "$what" = venv ]; then
     stamp=build/venv/installed
     if ! cmp -s dev/oracle/requirements.txt "$stamp"; then
         echo "setting up build/venv with $(grep -vcE '^ *(#|$)' dev/oracle/requirements.txt) pinned Python packages"
-        # Without --no-compile pip compiles every file; Python compiles the few that it imports.
+        # Without --no-compile pip compiles every file.
         pip() { build/venv/bin/pip install -q --no-compile --disable-pip-version-check "$@"; }
         uv() { # half of pip's time, but ignores pip's configuration: not for those that name an index
             ! build/venv/bin/pip config list | grep -q index && pip --retries 0 --only-binary :all: uv==0.13.9 &&
@@ -58,6 +58,10 @@ if [ "$what" = venv ]; then
         if python3 -m venv build/venv > build/venv.log 2>&1 &&
             { uv -r dev/oracle/requirements.txt || pip -r dev/oracle/requirements.txt; } >> build/venv.log 2>&1; then
             cp dev/oracle/requirements.txt "$stamp"
+            # Caches what the tests import as bytecode: scripts/*.py write none, and each of a hundred starts would take a second more.
+            env -u PYTHONDONTWRITEBYTECODE build/venv/bin/python -c "import jax, matplotlib.backends.backend_svg, matplotlib.pyplot, pyarrow.parquet
+import safetensors.numpy, scipy.optimize, tensorboard.summary.writer.event_file_writer, tiktoken.load, tokenizers
+jax.jit(abs)(1.0)" >> build/venv.log 2>&1 || true
         else
             echo "note: no Python environment ($(tail -n 1 build/venv.log)); tests against the oracles will be skipped" >&2
         fi

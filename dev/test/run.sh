@@ -5,7 +5,8 @@
 # ($GNS_TEST_LIMIT seconds; with GNS_LONG=1 eight times as long); it is killed with all processes that it started. A TEST
 # that is skipped as a whole exits with 77. $GNS_RUNNER: a program that runs each TEST (dev/test/arm_run.sh).
 # Three TESTs ($GNS_TEST_JOBS) run at a time, since many mostly wait; they start in the order given. A TEST's output
-# appears when it ends, and its TMPDIR is its own: Open MPI leaves directories there, which slow down every later mpirun.
+# appears when it ends, with its seconds and its core-seconds (user and system). Its TMPDIR is its own: Open MPI leaves
+# directories there, which slow down every later mpirun.
 # Ends with "N passed, N failed, N skipped"; the exit code is 1 if something failed.
 set -u
 export GNS_BUILD=$1
@@ -31,6 +32,7 @@ one() { # TEST
     scratch=$(mktemp -d) && chmod 755 "$scratch" && out=$scratch/.output || exit 70 # 755: some tests are other users at times
     GNS_TEST=$mark TMPDIR=$scratch timeout --foreground -k 10 "$limit" ${GNS_RUNNER:+"$GNS_RUNNER"} "$1" > "$out" 2>&1
     code=$?
+    times > "$scratch/.times" # line 2: user and system time of the test
     ! grep -qE '^FAIL ' "$out" || failed=1
     if [[ $code == @(124|137) ]] && [ $((SECONDS - begun)) -ge "$limit" ]; then
         end_marked "$mark"
@@ -46,7 +48,8 @@ one() { # TEST
                 echo "FAIL ${name%.*}: $why; the end of its output:"
                 tail -n 20 "$out" | sed 's/^/  | /'
             fi
-            printf -- '---- %s: %.1f s\n' "$name" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
+            awk -v name="$name" -v a="$start" -v b="$EPOCHREALTIME" -F '[ms ]+' \
+                'NR == 2 { printf "---- %s: %.1f s, %.1f core-s\n", name, b - a, 60 * ($1 + $3) + $2 + $4 }' "$scratch/.times"
         } | tee -a "$log"
         echo "$name" >> "$log.ended"
     } 9> "$log.lock"
