@@ -88,6 +88,6 @@ learn_vocabulary() { # SIZE DIRECTORY TEXT: 77 where no Python has the package t
 
 has_mpi() { command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train"; }
 mpi_here() { # all ranks are on this machine and share its cores
-    export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader
+    export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader # ob1: no search for networks
     export ASAN_OPTIONS=detect_leaks=0 # Open MPI leaks
 }

@@ -78,6 +78,7 @@ static void trainer_exec_ranks(int argc, char **argv) {
     all[6] = ranks;
     for (int i = 0; i < argc; i++) all[n++] = argv[i];
     setenv("OMPI_MCA_mpi_yield_when_idle", "1", 1); // many ranks share few cores of one machine
+    setenv("OMPI_MCA_pml", "ob1", 1);               // no search for networks
     setenv("OMPI_MCA_btl", "self,vader", 1);
     setenv("ASAN_OPTIONS", "detect_leaks=0", 1); // Open MPI leaks
     execvp(all[0], all);
