@@ -17,6 +17,22 @@ static inline void draw_begin(void) {
 }
 static inline uint32_t draw(uint32_t below) { return rng_u32(draws.seed, 5, draws.count++) % below; }
 
+// Which of the calls 1, 2, ... a test strikes: every stride-th from a random one. GNS_LONG=1: all; with GNS_SHARE=K/N each
+// N-th from the K-th, so that N processes strike all.
+typedef struct {
+    long first, stride;
+} Some;
+static inline Some some_calls(long stride) {
+    const char *share = getenv("GNS_SHARE");
+    long k = 1, n = 1;
+    if (!trainer.thorough) return (Some){1 + (stride > 0 ? (long)draw((uint32_t)stride) : 0), stride};
+    if (share && (sscanf(share, "%ld/%ld", &k, &n) != 2 || k < 1 || k > n)) {
+        printf("FAIL GNS_SHARE=%s: set it to 1/4, 2/4, ...\n", share);
+        exit(64);
+    }
+    return (Some){k, n};
+}
+
 static inline void sleep_us(long us) { usleep((useconds_t)us); }
 
 #define start trainer_begin
@@ -86,10 +102,11 @@ static inline int count_good(const char *out) {
     return good;
 }
 
-// Kills runs at every stride-th call. Checks that a checkpoint has its name only while it is whole: it loses its name
-// before the first of its files is removed. killed: the exit code.
+// Kills runs at some_calls(stride). Checks that a checkpoint has its name only while it is whole: it loses its name before
+// the first of its files is removed. killed: the exit code.
 static inline void killed_at_every_call(int rank, long calls, long stride, int killed) {
-    for (long n = 1 + (long)draw((uint32_t)stride); n <= calls; n += stride) {
+    Some some = some_calls(stride);
+    for (long n = some.first; n <= calls; n += some.stride) {
         const char *what = path_of("rank %d killed at call %ld", rank, n);
         remove_part();
         faults_plan(FAULT_KILL, -1, n, 0);

@@ -19,7 +19,7 @@ static void test_undisturbed(void) {
 // ---- Killed ---------------------------------------------------------------------------------------------------------
 
 static void test_killed_at_every_call(void) {
-    killed_at_every_call(0, calls_of_run[CALLS], trainer.thorough ? 1 : calls_of_run[CALLS] / 12, 1000 + SIGKILL);
+    killed_at_every_call(0, calls_of_run[CALLS], calls_of_run[CALLS] / 12, 1000 + SIGKILL);
 }
 
 // A run removes unfinished checkpoints of killed runs, and keeps files that are not the program's.
@@ -58,8 +58,8 @@ static void test_killed_at_random_moments(void) {
 static void test_calls_that_fail(void) {
     static const int errors[] = {ENOSPC, EIO};
     for (int call = 0; call < CALLS; call++) {
-        long stride = trainer.thorough ? 1 : calls_of_run[call] / 3 + 1, k = 0;
-        for (long n = 1 + (long)draw((uint32_t)stride); n <= calls_of_run[call]; n += stride, k++) {
+        Some some = some_calls(calls_of_run[call] / 3 + 1);
+        for (long n = some.first, k = 0; n <= calls_of_run[call]; n += some.stride, k++) {
             check_failure(FAULT_ONCE, 0, (Call)call, n, call == CALL_ALLOC ? ENOMEM : errors[k % 2]);
             check_failure(FAULT_ON, 0, (Call)call, n, call == CALL_ALLOC ? ENOMEM : errors[(k + 1) % 2]);
         }
@@ -145,9 +145,9 @@ static void test_little_room(void) {
 
 // The newest good checkpoint is never removed, also when the run is killed or the newest one is damaged.
 static void test_little_room_under_attack(void) {
-    long calls = calls_of_run[CALLS], stride = trainer.thorough ? 1 : calls / 8;
-    for (long n = 1 + (long)draw((uint32_t)stride); n <= calls - 10;
-         n += stride) { // this run may make a few calls less
+    long calls = calls_of_run[CALLS];
+    Some some = some_calls(calls / 8);
+    for (long n = some.first; n <= calls - 10; n += some.stride) { // this run may make a few calls less
         const char *what = path_of("little room, killed at call %ld", n);
         remove_part();
         faults_plan(FAULT_KILL, -1, n, 0);
@@ -250,6 +250,7 @@ static void test_the_name_leads_elsewhere(void) {
         pid_t child = start(ENDLESS "--out part");
         wait_for("part/metrics.jsonl", "{\"step\": 9,");
         kill(child, SIGSTOP);
+        waitpid(child, NULL, WUNTRACED); // until it has stopped: a save may be under way
         if (how == 2) remove_tree("part");
         else CHECK(rename("part", "moved") == 0, "rename");
         kill(child, SIGCONT);

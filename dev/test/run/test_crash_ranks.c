@@ -1,6 +1,6 @@
 // Checkpoints under attack, with several ranks: kills and failures at any call of any rank, signals at random moments, and a
-// flipped bit in a rank's weights. GNS_LONG=1 (make test-crash): every call, hundreds of signals. Every run is an mpirun of
-// this program itself:
+// flipped bit in a rank's weights. GNS_LONG=1 (make test-crash): every call, hundreds of signals; GNS_SHARE=1/4 and so on: a
+// share of the calls (crash.h). Every run is an mpirun of this program itself:
 //
 //     test_crash_ranks rank train_gpt2 ...     one rank
 #define COMMAND "--train-tokens 640 --checkpoint-every 3 --deadline 60 "
@@ -62,7 +62,7 @@ static void test_undisturbed(void) {
 static void test_killed_at_every_call(void) {
     for (int rank = 0; rank < RANKS; rank += RANKS - 1) {
         long calls = rank ? calls_of_others[CALLS] : calls_of_run[CALLS];
-        killed_at_every_call(rank, calls, trainer.thorough ? 1 : calls / 3, 128 + SIGKILL);
+        killed_at_every_call(rank, calls, calls / 3, 128 + SIGKILL);
     }
 }
 
@@ -88,17 +88,20 @@ static void test_calls_that_fail(void) {
     static const int errors[] = {ENOSPC, EIO};
     long k = 0;
     for (int call = 0; call < CALL_ALLOC; call++) {
-        long stride = trainer.thorough ? 1 : calls_of_run[call] + 1;
-        for (long n = 1 + (long)draw((uint32_t)calls_of_run[call]) % stride; n <= calls_of_run[call]; n += stride, k++)
+        Some some = some_calls(calls_of_run[call]);
+        for (long n = some.first; n <= calls_of_run[call]; n += some.stride, k++)
             check_failure(k % 2 ? FAULT_ON : FAULT_ONCE, 0, (Call)call, n, errors[k / 2 % 2]);
-        for (long n = calls_of_others[call] / 2; n > 0 && n <= calls_of_others[call]; n += stride)
-            check_failure(FAULT_ONCE, RANKS - 1, (Call)call, n, EIO);
+        const long half = calls_of_others[call] / 2; // the later one
+        some = some_calls(half);
+        for (long n = some.first; n <= half; n += some.stride)
+            check_failure(FAULT_ONCE, RANKS - 1, (Call)call, half + n, EIO);
     }
 }
 
 static void test_allocations_that_fail(void) {
-    long most = calls_of_run[CALL_ALLOC], stride = trainer.thorough ? 1 : most / 2 + 1, k = draw(RANKS);
-    for (long n = 1 + (long)draw((uint32_t)stride); n <= most; n += stride, k++)
+    long most = calls_of_run[CALL_ALLOC], k = draw(RANKS);
+    Some some = some_calls(most / 2 + 1);
+    for (long n = some.first; n <= most; n += some.stride, k++)
         check_failure(k % 2 ? FAULT_ON : FAULT_ONCE, (int)(k % RANKS), CALL_ALLOC, n, ENOMEM);
 }
 
