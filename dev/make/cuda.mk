@@ -3,7 +3,8 @@
 PRECISION ?= BF16
 NVCC := $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)
 CUDA_BUILD := build/cuda-$(PRECISION)
-CUDA_OBJECTS := $(patsubst %.cu,$(CUDA_BUILD)/%.o,$(wildcard llmc/cuda/*.cu llmc/ranks/*.cu))
+CUDA_FILES := $(wildcard llmc/cuda/*.cu) # test_cuda_build.sh compiles them as one
+CUDA_OBJECTS := $(patsubst %.cu,$(CUDA_BUILD)/%.o,$(CUDA_FILES) $(wildcard llmc/ranks/*.cu))
 ifeq ($(MPI_LIBS),)
 CUDA_OBJECTS := $(filter-out %/transport_nccl.o,$(CUDA_OBJECTS))
 endif

@@ -21,7 +21,6 @@ CRASH_FUZZER := $(SAN_BUILD)/dev/test/run/fuzz_readers
 $(BUILD)/dev/%.o: ALL_CFLAGS += -DGNS_ENGINE=cpu_engine
 $(BUILD)/dev/test/%.o: ALL_CFLAGS += -O0 # in a third of the time; the library keeps -O3
 $(BUILD)/dev/test/cpu/%.o $(BUILD)/dev/test/gns/%.o $(BUILD)/dev/test/math/%.o: ALL_CFLAGS += -O3 # they compute for longer than they compile
-build/cpu-avx2-test/llmc/cpu/%.o build/cpu-avx2-test/train_gpt2.o: ALL_CFLAGS += -O3 # test_avx2.sh compiles the rest with -O0
 $(BUILD)/dev/test/run/test_metrics.o: ALL_CFLAGS += -O3 # compares bits of gns.h's inline functions with the library's
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/train_gpt2.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The CUDA trainer compiles without a warning, in bf16 for sm_90a, and its kernels for sm_80: none spills registers, and
-# ptxas lets the tensor cores' products (wgmma) overlap (dev/make/ptxas.sh), also CUDA 12's. The trainer's files
-# compile alone in bf16 for sm_90a only. Other precisions, test programs and benchmarks compile as far as PTX;
+# The CUDA trainer compiles without a warning, in bf16 for sm_80 and sm_90a: no kernel spills registers, and ptxas lets
+# the tensor cores' products (wgmma) overlap (dev/make/ptxas.sh), also CUDA 12's. Its files are compiled as one; to PTX
+# each compiles alone, in fp16 for the oldest GPU. fp32, Blackwell, test programs and benchmarks compile as far as PTX;
 # dev/test/gpu_check.sh builds and runs them all. Then the trainer's plans against the CPU trainer's, and what it
 # refuses.
 set -u
@@ -10,55 +10,58 @@ case $build in *-san*) skip_suite "the sanitizers are for the CPU trainer" ;; es
 command -v nvcc > /dev/null || [ -x /usr/local/cuda/bin/nvcc ] || skip_suite "no nvcc"
 nvcc="$(command -v nvcc || echo /usr/local/cuda/bin/nvcc) -std=c++20 -Illmc -diag-suppress 177"
 export nvcc work
+one=build/cuda-one
+mkdir -p $one
 
-compiles() { # without a word
-    make --no-print-directory -s -j2 build/cuda-BF16/train_gpt2cu PRECISION=BF16 CUDA_ARCH=90a > "$work/log" 2>&1 &&
-        [ ! -s "$work/log" ] || { cat "$work/log"; return 1; }
-}
-
-# trainer.cu: the whole trainer, which compiles in a fraction of its files' time. A file's constants get its number.
+# kernels.cu: the files with kernels as one, which compiles in a fraction of their time: they include the same headers. A
+# file's constants get its number.
 number=0
-for file in train_gpt2.cu llmc/cuda/*.cu; do
+for file in llmc/cuda/*.cu; do
     enums=$(grep '^enum ' "$file" | grep -oP '(?<=[{,] )[A-Z_0-9]+' | paste -sd '|')
     printf '#line 1 "%s"\n' "$file"
     sed -E "s/\b(${enums:+$enums|}probe_kernel)\b/&_$((++number))/g" "$file"
-done > "$work/trainer.cu"
+done > "$work/kernels.cu"
+cmp -s "$work/kernels.cu" $one/kernels.cu || cp "$work/kernels.cu" $one
 
-spills_nothing_on_sm_80() {
-    $nvcc -O3 -DGNS_BF16 -Xptxas -v -arch=sm_80 -cubin -o "$work/cubin" "$work/trainer.cu" 2> "$work/report" || { cat "$work/report"; return 1; }
-    local out
-    out=$(dev/make/ptxas.sh trainer.cu "$work/report" 80) && [ -z "$out" ] || { echo "$out"; return 1; }
+compiles() { # without a word
+    make --no-print-directory -s $one/train_gpt2cu PRECISION=BF16 CUDA_ARCH="80 90a" CUDA_BUILD=$one CUDA_FILES=$one/kernels.cu > "$work/log" 2>&1 &&
+        [ ! -s "$work/log" ] || { cat "$work/log"; return 1; }
 }
 
-# engines.cu, kernels.cu: the test programs as two, each program in a namespace.
+# tests.cu, engines.cu: the programs that need a GPU as two, each in a namespace.
 as_one() { # FILE...
     grep -h '^#include' "$@"
     for file; do printf 'namespace program_%d {\n#line 1 "%s"\n' $((++number)) "$file" && sed 's/^#include.*//' "$file" && echo "}"; done
 }
 # shellcheck disable=SC2046
-as_one $(grep -l '"engine_test.cuh"' dev/test/*/*.cu) > "$work/engines.cu" && as_one $(grep -L '"engine_test.cuh"' dev/test/*/*.cu) > "$work/kernels.cu"
+as_one $(grep -l '"engine_test.cuh"' dev/test/*/*.cu) > "$work/engines.cu" && as_one $(grep -L '"engine_test.cuh"' dev/test/*/*.cu) > "$work/tests.cu"
 
-# Compiles to PTX, which finds calls that no longer fit a function: the trainer in the other precisions, and in bf16 for
-# Blackwell where nvcc knows it (from CUDA 12.8 on); the programs that need a GPU, those that name GNS_FP32 also in fp32.
+# Compiles to PTX, which finds calls that no longer fit a function: each of the trainer's files in fp16; all in fp32, and in
+# bf16 for Blackwell where nvcc knows it (from CUDA 12.8 on); the programs that need a GPU, those that name GNS_FP32 also
+# in fp32.
 ptx_compiles() {
     local blackwell="-gencode arch=compute_100,code=compute_100 -gencode arch=compute_120,code=compute_120 -fatbin"
+    cat train_gpt2.cu "$work/kernels.cu" > "$work/trainer.cu"
     {
-        printf -- "-DGNS_FP%s -arch=compute_80 -ptx $work/trainer.cu\n" 16 32
+        printf -- '-DGNS_FP16 -arch=compute_75 -ptx %s\n' train_gpt2.cu llmc/cuda/*.cu
+        echo "-DGNS_FP32 -arch=compute_80 -ptx $work/trainer.cu"
         ! $nvcc --list-gpu-arch | grep -qx compute_120 || echo "-DGNS_BF16 $blackwell $work/trainer.cu"
         # shellcheck disable=SC2046
         printf -- '-DGNS_FP32 -arch=compute_80 -ptx %s\n' $(grep -l GNS_FP32 dev/test/*/*.cu dev/bench/*.cu)
-        printf -- '-DGNS_BF16 -arch=compute_80 -ptx %s\n' "$work"/{engines,kernels}.cu dev/bench/*.cu
-    } | xargs -P 2 -L 1 sh -c '$nvcc -Idev/test/cuda -Xcicc -O0 -o "$work/program.$$" "$@" && rm "$work/program.$$"' sh
+        printf -- '-DGNS_BF16 -arch=compute_80 -ptx %s\n' "$work"/{engines,tests}.cu dev/bench/*.cu
+    } | xargs -L 1 sh -c '$nvcc -Idev/test/cuda -Xcicc -O0 -o "$work/program" "$@"' sh
 }
 
 # CUDA 12's ptxas made every wgmma of this file wait, up to 12.8.
 overlaps_with_older_ptxas() {
-    local python release tools source=llmc/cuda/linear_sm90.cu
+    local python install release tools source=llmc/cuda/linear_sm90.cu
     python=$(find_python pip) || skip "no pip" || return
+    install=("$python" -m pip install -q --retries 0)
+    [ ! -x build/venv/bin/uv ] || install=(build/venv/bin/uv pip install -q --no-cache --python "$python") # in a third of the time
     $nvcc -O3 -arch=compute_90a -ptx -o "$work/new.ptx" $source || return 1
     for release in 12.4.131:8.4 12.8.93:8.7; do # and the PTX that it reads
         tools=build/ptxas-${release%:*}
-        [ -d "$tools" ] || { "$python" -m pip install -q --retries 0 --no-deps --target "$tools.new" "nvidia-cuda-nvcc-cu12==${release%:*}" > "$work/pip.log" 2>&1 &&
+        [ -d "$tools" ] || { "${install[@]}" --no-deps --target "$tools.new" "nvidia-cuda-nvcc-cu12==${release%:*}" > "$work/pip.log" 2>&1 &&
             mv -T "$tools.new" "$tools"; } || skip "no network for ${tools#*/}: $(tail -n 1 "$work/pip.log")" || return
         sed "s/^\.version .*/.version ${release#*:}/" "$work/new.ptx" > "$work/old.ptx"
         "$tools/nvidia/cuda_nvcc/bin/ptxas" -v -arch=sm_90a -o "$work/cubin" "$work/old.ptx" 2> "$work/report" &&
@@ -66,11 +69,10 @@ overlaps_with_older_ptxas() {
     done
 }
 try compiles
-try spills_nothing_on_sm_80
 try ptx_compiles
 try overlaps_with_older_ptxas
 
-cuda=$root/build/cuda-BF16/train_gpt2cu
+cuda=$root/$one/train_gpt2cu
 export CUDA_VISIBLE_DEVICES=
 cd "$work" || exit 70
 plan() { "$train" --dry-run "$@" > plan.txt 2>&1 || { cat plan.txt; return 1; }; }
