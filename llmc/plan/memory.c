@@ -79,15 +79,17 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     Parallel parallel;
     Comm comm = {.ranks = plan->ranks, .local_ranks = 1}; // no rank is started
     Error none;
-    shape.micro_batch = micro_batch, shape.model = model;
+    shape.micro_batch = micro_batch, shape.model = model, shape.tensor.ranks = 1;
     shape.owned = NULL, shape.owned_count = 0, shape.shard_grads = shape.shard_weights = false;
     if (shape.optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(model, plan->ranks);
     if (parallel_create(&parallel, &comm, model, &plan->sharing, &none) == 0) parallel_shard(&parallel, &shape);
     // If that failed for lack of memory here, plan for whole arrays.
     if (plan->estimate_memory) estimate_engine(plan, shape, memory);
     else plan->engine->plan_memory(&shape, memory);
-    // The copy holds weights and moments of what a rank owns. With --zero 0 rank 0 alone copies all.
-    double copy = plan->copies ? 3.0 * sizeof(float) * (double)shard_elements(&shape) : 0;
+    // The copy holds weights and moments of what a rank owns. With --zero 0 rank 0 alone copies all. With --tensor each
+    // rank copies a part of the whole model.
+    const double all = (double)plan->shape.model->flat_count / plan->ranks;
+    double copy = plan->copies ? 3.0 * sizeof(float) * (plan_tensor(plan) > 1 ? all : (double)shard_elements(&shape)) : 0;
     if (plan->device.measured) { // a CPU
         if (copy > 0) add_item(memory, "copy for checkpoints", copy);
     } else {

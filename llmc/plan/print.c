@@ -157,19 +157,20 @@ static void print_step(FILE *f, const Plan *p) {
 
 static bool is_linked(const Plan *p, int ranks) { return ranks == 1 || plan_link_bandwidth(&p->device, ranks) > 0; }
 
-// True if at most half of a step's time is exposed communication.
-static bool is_computing(const Plan *plan, int ranks) {
-    Plan p = plan_with(plan, plan->sharing.zero, ranks, plan_tensor(plan));
+// True if at most half of a step's time is exposed communication. groups: of plan_tensor ranks each.
+static bool is_computing(const Plan *plan, int groups) {
+    Plan p = plan_with(plan, plan->sharing.zero, groups * plan_tensor(plan), plan_tensor(plan));
     PlanStep step = plan_step(&p, p.rows);
-    return is_linked(plan, ranks) && 2 * step.exposed <= step.seconds;
+    return is_linked(plan, p.ranks) && 2 * step.exposed <= step.seconds;
 }
 
 static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, int tensor, double rate_of_one) {
     const Plan p = plan_with(plan, zero, ranks, tensor);
     const bool own = ranks == plan->ranks && zero == plan->sharing.zero && tensor == plan_tensor(plan);
     double tokens = (double)(p.rows * p.shape.seq_len), price = p.options->price;
-    const char *bound = !is_linked(&p, ranks) ? "unknown" : is_computing(&p, ranks) ? "compute" : "interconnect";
-    const bool few = p.rows < ranks / plan_tensor(&p);
+    const int groups = ranks / plan_tensor(&p);
+    const char *bound = !is_linked(&p, ranks) ? "unknown" : is_computing(&p, groups) ? "compute" : "interconnect";
+    const bool few = p.rows < groups;
     MemoryPlan memory;
     plan_memory(&p, p.shape.micro_batch, &memory);
     fprintf(f, "%c%6d %6d %6d %8.0f %7.2f %9s  %-12s", own ? '>' : ' ', ranks, zero, plan_tensor(&p),
@@ -247,8 +248,9 @@ static void print_ranks(FILE *f, const Plan *p) {
         if (k != K && p->ranks % k == 0 && p->shape.optimizer != OPTIMIZER_MUON)
             print_row(f, p, p->ranks, p->sharing.zero, k, rate);
     if (!is_linked(p, p->ranks)) return;
-    fprintf(f, "  compute-bound up to %d ranks: at most half of a step's time is exposed\n",
-            plan_most(p, 1, (int)fmin((double)p->rows * K, 1 << 20) + 1, is_computing));
+    const int most = K * plan_most(p, 0, (int)fmin((double)p->rows, 1 << 20) + 1, is_computing);
+    if (most) fprintf(f, "  compute-bound up to %d ranks: at most half of a step's time is exposed\n", most);
+    else fprintf(f, "  interconnect-bound on any number of ranks: more than half of a step's time is exposed\n");
     print_bounds(f, p);
     print_collectives(f, p);
 }

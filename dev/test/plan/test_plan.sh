@@ -60,6 +60,15 @@ reports_ranks_that_wait() {
         if (!(n > 8 && n < 8960 && at <= 50 && at > 49 && beyond >= 50)) { print n " ranks: " at "%, one more: " beyond "%"; exit 1 } }' || return 1
     plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said '^  compute-bound up to 8 ranks: ' # rows
 }
+rows() { grep -oE '^[> ] +8 +1 .*' plan.txt | cut -c2- | sort; }
+compares_cuts() { # of 8 ranks: the same rows and bounds whatever --tensor the plan has
+    local cut d24="--model d24 --device H200 --ranks 8 --batch-tokens 524288 --micro-batch 16"
+    plan $d24 && rows > rows.txt && said '^  compute-bound up to 118 ranks' || return 1
+    for cut in 2 4 8; do plan $d24 --tensor $cut && cmp <(rows) rows.txt || { cat plan.txt; return 1; }; done
+    said '^> .* interconnect ' && said '^  interconnect-bound on any number of ranks: more than half of a step' || return 1
+    plan --model d2 --ranks 4 --tensor 2 --zero 0 --batch-tokens 8192 && cp plan.txt plan0.txt && plan --model d2 --ranks 4 --tensor 2 --zero 1 --batch-tokens 8192 &&
+        cmp <(grep copy plan0.txt) <(grep copy plan.txt)
+}
 compares_the_modes() { # for a model too large for one card
     plan --device H200 --model d84 --ranks 4 --batch-tokens 524288 --micro-batch 4 --zero 3 --reduce micro-step && said '^> +4 +3 +1 +1 +[0-9.]+ +131,072 +compute ' &&
         said '^  compute-bound up to 255 ranks: ' && said '^  ranks from which it fits, at this micro-batch: none with --zero 0, 4 with 1, 3 with 2, 3 with 3$' || return 1
@@ -208,7 +217,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 }
 
 for test in plans_a_gpu_from_here plans_fp8 plans_this_cpu plans_a_cut_model plans_a_run_without_length hours_are_tokens_over_speed \
-    reports_ranks_that_wait compares_the_modes agrees_with_the_textbook suggests_what_nobody_gave reports_a_disk_too_small reports_memory_too_small \
+    reports_ranks_that_wait compares_the_modes compares_cuts agrees_with_the_textbook suggests_what_nobody_gave reports_a_disk_too_small reports_memory_too_small \
     plans_with_the_users_figures writes_nothing \
     predicts_the_steps tunes_a_gpu_only refuses_for_a_gpu_what_only_the_cpu_can; do
     try $test
