@@ -32,7 +32,7 @@
 typedef struct {
     const uint16_t *tokens; // (B, stride): the inputs are the first T of a row
     size_t stride, B, T, C;
-    size_t first; // first token to compute: keys and values of earlier ones are in memory (one row); else 0
+    size_t first; // first token to compute: with one row, keys and values of earlier ones may be in memory; else 0
     size_t N;     // tokens to compute, B (T - first)
     // The group's rows (--tensor); without it the same.
     struct {
@@ -47,7 +47,7 @@ typedef struct {
     bool fp8;        // round factors to e4m3, in training
 } Batch;
 
-// Returns a pass over M rows without training; for training also set `mode`, `passes` and `dropout`.
+// Returns a pass over M rows without training; for training also set `mode`, `passes`, `fp8` and `dropout`.
 static Batch batch_of(const Engine *engine, const uint16_t *tokens, size_t stride, size_t M, size_t T, size_t first) {
     const RankRows own = own_rows(&engine->config, (int64_t)M);
     const size_t C = (size_t)engine->config.model->config.channels, B = (size_t)own.count, at = (size_t)own.first;
@@ -79,7 +79,7 @@ static int gather_rows(Engine *engine, const Batch *batch, void *all, Error *e) 
     return t->gather_rows(t->context, all, (int)batch->all.M, (batch->T - batch->first) * batch->C, batch->type, e);
 }
 
-// Returns where a product writes partial sums (all rows, C): for one rank `own`, the sums.
+// Returns where a product writes partial sums (all rows, C). Without --tensor they are the sums, in `own`.
 static void *partial_sums(const Engine *engine, void *own) { return engine->exchange ? engine->exchange : own; }
 
 // own (N, C) = sum over the ranks of partial_sums.
@@ -235,7 +235,7 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     return 0;
 }
 
-// ---- The head: logits, loss and, in training, its gradients at once, a chunk of rows at a time ----------------------
+// ---- The head: logits, loss and, in training, gradients, for a chunk of tokens (here: rows) at a time ---------------
 
 // logits (rows, Vp) = lnf (rows, C) wte^T, of rows [first, first + rows)
 static void head_logits(Engine *engine, size_t first, size_t rows) {
@@ -280,7 +280,7 @@ static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Returns x (all rows, in) and dy (all rows, out). fp8-dw: copies rounded to e4m3, if the layer's other products round their factors.
+// Returns x (all rows, in) and dy (all rows, out); for fp8-dw copies rounded to e4m3, once all exponents are set.
 static Factors dweight_factors(Engine *engine, const Batch *batch, const void *x, const void *dy, TensorKind w, int l) {
     const Tensor *t = tensor(engine, w, l);
     if (!batch->fp8 || !engine->fp8_dweight) return (Factors){x, dy};
@@ -331,7 +331,7 @@ static void linear_dinput(Engine *engine, const Batch *batch, void *dx, const vo
     matmul_nt(engine->matmul, dx, f.left, f.right, batch->all.N, t->rows, t->columns);
 }
 
-// Adds g_b of the batch's rows, which layernorm_backward left, to the sums of their sources.
+// Adds each row's gradients of gamma and beta (in ln_scratch) to the sums of the row's source.
 static void add_to_sources(Engine *engine, const Batch *batch, TensorKind w, int l) {
     const Model *model = engine->config.model;
     const size_t all = ln_parameters(model, model->tensor_count), stride = layernorm_scratch(1, batch->T, batch->C);
@@ -378,10 +378,10 @@ static int block_backward(Engine *engine, const Batch *batch, Block *k, int l, E
     const void *branch;
     const size_t A = model->attention_width, NH = (size_t)model->heads, wide = batch->all.N * model->mlp_width;
     const Attention attention = attention_of(engine, batch, l);
-    // Recompute what the forward pass did not keep; the last block's is in memory. x already includes its residual.
-    if (engine->config.recompute == RECOMPUTE_BLOCK && l < model->config.layers - 1)
-        TRY(block_forward(engine, batch, k, NULL, NULL, l, e));
-    if (engine->config.recompute == RECOMPUTE_GELU) gelu_forward(k->gelu, k->fc, wide, batch->type);
+    // Recompute what the forward pass did not keep. Memory still holds the last block. x already includes its residual.
+    const bool last = l == model->config.layers - 1;
+    if (engine->config.recompute == RECOMPUTE_BLOCK && !last) TRY(block_forward(engine, batch, k, NULL, NULL, l, e));
+    if (engine->config.recompute == RECOMPUTE_GELU && !last) gelu_forward(k->gelu, k->fc, wide, batch->type);
     // MLP
     TRY(branch_gradient(engine, batch, dy, DROPOUT_MLP, l, &branch, e));
     linear_dweight(engine, batch, k->gelu, branch, FCPROJ_W, FCPROJ_B, l);

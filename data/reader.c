@@ -295,7 +295,7 @@ void reader_leave_out(Reader *r) {
         int fd = input->pipe ? -1 : open(input->path, O_RDONLY | O_CLOEXEC);
         char *text = fd < 0 ? MAP_FAILED : mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
         if (fd >= 0) close(fd);
-        if (text == MAP_FAILED) continue; // it is empty, or reader_open will report the error
+        if (text == MAP_FAILED) continue; // a pipe, empty, or reader_open will report the error
         input->left_out = check_text_kind(input, text, input->bytes, &(Error){0}) ||
                           (!input->jsonl && utf8_invalid_at(text, input->bytes) < input->bytes);
         munmap(text, input->bytes);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The demo: trains a GPT-2 of one million parameters in one to four minutes. Its text is the first 8 MB of the C headers
-# under /usr/include, in the order of their paths: every machine that can build gns.c has them. Training reads a quarter.
+# under /usr/include, in the order of their paths: every machine that can build gns.c has them. Training reads 2.3 MB.
 # `make demo TEXT=path` takes a file or a directory of your own instead.
 # The same command resumes a stopped run; each text has a directory of its own under build/demo/, where the demo writes.
 set -euo pipefail

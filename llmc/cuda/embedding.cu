@@ -130,7 +130,7 @@ enum { RUN_SHARES = 4 }; // threads (in y) that split a run's partials
 template <int W>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
     token_run_kernel(float *dwte, const float *partials, EmbeddingOrder order, int N, int C) {
-    extern __shared__ float shares[]; // (RUN_SHARES, blockDim.x, W)
+    extern __shared__ float shares[]; // (RUN_SHARES, W, blockDim.x)
     const int tile = blockIdx.x, tiles = gridDim.x, last_row = tile * TILE + TILE - 1;
     if (last_row + 1 >= N) return;
     const uint32_t token = order.key[last_row];

@@ -134,8 +134,8 @@ int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e) {
 // Backward. Both kernels are pass one of a column gradient (reduce.cuh) with the sets dgamma, dbeta and, if wanted,
 // dbias. Grid: a block per run of rows.
 
-// A tile is TILE rows. The next tile is fetched while one is computed: 96 bytes per thread with dresidual, in 128
-// registers.
+// A tile is TILE rows. The next tile is fetched while one is computed: with dresidual its 96 bytes per thread fill
+// 24 of 128 registers.
 enum { BACKWARD_THREADS_MAX = 512, TILE = 4 / sizeof(real) };
 
 // A thread's 8 columns of a tile.
@@ -195,7 +195,7 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
     UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = __shfl_sync(0xffffffffu, all, i);
 }
 
-// Second half: writes dresidual and dbranch, adds to dbias and, with COPY, to `most`. means: the first half's sums / C.
+// Second half: writes dresidual, dbranch and, with COPY, k.copy, raising `most`; adds to dbias. means: sums / C.
 template <bool ACCUMULATE, bool DROP, bool COPY, int SETS>
 __device__ inline void tile_write(const LayerNormBackward &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
                                   const RowTile &t, const Pack<VEC> &gamma_pack, int b, int row, int stop, int c,

@@ -3,8 +3,8 @@
 // becomes 448, NaN stays. e4m3: 1 sign, 4 exponent and 3 mantissa bits, bias 7; normal from 2^-6, subnormal from 2^-9;
 // 0x7f is NaN. Every e4m3 number times a power of two is exactly a bf16 number.
 //
-// The exponent k belongs to one site of one block. It changes rarely: a tensor's relative rounding error is flat over
-// nine binades of its largest |x| 2^k. fp8_next keeps k while this lies in [3.5, 112], else moves it to [14, 28).
+// The exponent k belongs to one site of one block. It changes rarely: over nine binades of a tensor's largest |x| 2^k
+// the relative rounding error is the same. fp8_next keeps k if the largest is in [3.5, 112], else moves it to [14, 28).
 #pragma once
 
 #include "base/common.h"
@@ -34,8 +34,8 @@ static const char *const fp8_site_names[] = {"ln1",        "attention",   "ln2",
                                              "dfcproj",    "dfc",         "dproj",     "dqkv",
                                              "qkv weight", "proj weight", "fc weight", "fcproj weight"};
 
-// FP8_UNSET: exponent of a site that has none yet; its products keep their unrounded factors. FP8_EXPONENT_MAX: two
-// exponents add up to a normal float's.
+// FP8_UNSET: exponent of a site that has none yet; its products keep their unrounded factors. FP8_EXPONENT_MAX: 2^(sum
+// of two exponents) is a normal float.
 enum { FP8_UNSET = -128, FP8_EXPONENT_MAX = 63 };
 #define FP8_MAX 448.0f
 

@@ -5,11 +5,11 @@
 #include <string.h>
 
 // From NVIDIA's data sheets and architecture papers, in their units. TFLOP/s are dense: figures "with sparsity" are
-// halved. memory: GB/s. GB: memory in 2^30 bytes. link: NVLink's GB/s each way, half of a sheet's sum over both
-// directions; without NVLink, PCIe x16's (4.0: 32, 5.0: 64).
+// halved. GB/s, GB: speed and size of the memory (GB: 2^30 bytes). link: NVLink's GB/s each way, half of a sheet's sum
+// over both directions; without NVLink, PCIe x16's (4.0: 32, 5.0: 64).
 //
-// net: GB/s each way per device, in the maker's own machines: DGX A100, 200 Gb/s; DGX H100, H200 and B200 and GB200
-// NVL72, 400 Gb/s (their data sheets). 0: the maker builds no machine with this device.
+// net: GB/s each way per device, in NVIDIA's own machines: DGX A100, 200 Gb/s; DGX H100, H200, GH200 and B200, and
+// GB200 NVL72, 400 Gb/s (their data sheets). 0: NVIDIA builds no machine with this device.
 //
 // The first row whose name is part of the device's name is used, so longer names come first.
 #define ROW(name, bf16, fp32, bandwidth, memory, link, network, ...)                                                   \
@@ -20,7 +20,7 @@
 
 // clang-format off
 static const DeviceSpec rows[] = {
-    //                    bf16   fp32  memory   GB  link  net  devices
+    //                    bf16   fp32    GB/s   GB  link  net  devices
     ROW("GB200",          2500,    80,   8000, 186,  900,  50, 72), // GB200 NVL72 data sheet, per GPU
     ROW("B200",           2250,    75,   8000, 180,  900,  50,  8), // HGX B200, DGX B200 data sheets
     ROW("H200 NVL",        836,    60,   4800, 141,  450,   0,  4, .hopper = true), // H200 data sheet
@@ -29,13 +29,13 @@ static const DeviceSpec rows[] = {
     ROW("H100 PCIe",       756,    51,   2000,  80,  300,   0,  2, .hopper = true), // H100 PCIe product brief
     ROW("H100 NVL",        836,    60,   3900,  94,  300,   0,  2, .hopper = true), // H100 data sheet
     ROW("H100",            989,    67,   3350,  80,  450,  50,  8, .hopper = true), // H100 data sheet: SXM
-    ROW("A100-SXM4-80GB",  312,  19.5,   2039,  80,  300,  25,  8), // A100 80GB data sheet: SXM
+    ROW("A100 SXM4 80GB",  312,  19.5,   2039,  80,  300,  25,  8), // A100 80GB data sheet: SXM
     ROW("A100 80GB",       312,  19.5,   1935,  80,  300,   0,  2), // A100 80GB data sheet: PCIe
     ROW("A100",            312,  19.5,   1555,  40,  300,  25,  8), // A100 40GB data sheet
     ROW("A800",            312,  19.5,   2039,  80,  200,   0,  8), // A800 data sheet
     ROW("A40",           149.7,  37.4,    696,  48, 56.2,   0,  2), // A40 data sheet
     ROW("A30",             165,  10.3,    933,  24,  100,   0,  2), // A30 data sheet
-    ROW("A10G",             70,    35,    600,  24,   32,   0,  8), // A10G: half of an A10's matrix rate
+    ROW("A10G",             70,    35,    600,  24,   32,   0,  8), // A10G data sheet
     ROW("A10",             125,  31.2,    600,  24,   32,   0,  8), // A10 data sheet
     ROW("L40S",            362,  91.6,    864,  48,   32,   0,  8), // L40S data sheet
     ROW("L40",             181,  90.5,    864,  48,   32,   0,  8), // L40 data sheet
@@ -76,14 +76,16 @@ static void squeeze(char *out, size_t bytes, const char *text) {
 }
 
 const DeviceSpec *device_spec_find(const char *text) {
-    const DeviceSpec *within = NULL, *around = NULL; // first row whose name is within the text; last row around it
-    char part[100], name[100];
-    int count = 0; // of rows around it
+    const DeviceSpec *within = NULL, *around = NULL; // first row whose name is in the text; last that contains it
+    char part[100], name[100], words[100];           // words: the text with dashes as blanks
+    int count = 0;                                   // rows that contain it
     squeeze(part, sizeof part, text);
+    snprintf(words, sizeof words, "%s", text);
+    for (char *dash = words; (dash = strchr(dash, '-'));) *dash = ' ';
     for (int i = 0; i < ROWS && *part; i++) {
         squeeze(name, sizeof name, rows[i].name);
         if (strcmp(name, part) == 0) return &rows[i];
-        if (!within && names_device(text, rows[i].name)) within = &rows[i];
+        if (!within && names_device(words, rows[i].name)) within = &rows[i];
         if (strstr(name, part)) around = &rows[i], count++;
     }
     return within ? within : count == 1 ? around : NULL;

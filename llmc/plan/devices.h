@@ -14,12 +14,12 @@ typedef struct {
     double network;        // B/s, each way: a device's share of its machine's network; 0: no standard machine
     int devices_a_machine; // devices joined by `link`
     int axes;              // of their torus; 0: a switch joins them
-    bool hopper;           // compute capability 9.0: its 16-bit kernel fuses exact norms
+    bool hopper;           // compute capability 9.0: 16-bit builds fuse --gns exact
 } DeviceSpec;
 
-// Finds a device by its driver's name ("NVIDIA H200") or a user's text, ignoring case, blanks and dashes: the row of
-// that name ("a100-80gb"), else the first row whose name is within the text, else the only one whose name contains it
-// ("4090"). NULL if none matches.
+// Finds a device by the driver's name ("NVIDIA H200") or a user's text, ignoring case: the row of that name, also
+// without its blanks and dashes ("a100-80gb"), else the first row whose name is whole words of the text (dashes count
+// as blanks), else the only row whose name contains the text ("4090"). NULL if none matches.
 const DeviceSpec *device_spec_find(const char *text);
 
 // Writes the names, for messages: "GB200, B200, ...".

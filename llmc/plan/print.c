@@ -200,8 +200,8 @@ static void print_bounds(FILE *f, const Plan *p) {
         fprintf(f, "  FSDP and tensor parallel: from %s tokens a rank; best here over %s and %.3g ranks\n",
                 grouped(b.both).s, grouped(b.fsdp_ranks).s, p->ranks / b.fsdp_ranks);
     else fprintf(f, "  FSDP and tensor parallel: from no fewer tokens than FSDP alone\n");
-    // Of 6 N + 6 L C T FLOPs a token attention's term is the larger one from T = N / (L C). That is d (4 + 3 F) + V / L
-    // for three matrices in the MLP, of d and F d channels; GPT-2's two of d and 4 d count as F = 8/3.
+    // A token costs 6 N + 6 L C T FLOPs (N: weights of the products, 12 L C^2 + V C). Attention's term is the larger
+    // one from T = N / (L C) = 12 C + V / L.
     fprintf(f, "  attention has more FLOPs than the products from T %s\n",
             grouped(model_flops_per_token(p->shape.model, 0) / (6.0 * c->layers * c->channels)).s);
 }
@@ -217,7 +217,7 @@ static void print_collectives(FILE *f, const Plan *p) {
             1e3 * plan_all_to_all_seconds(&p->device, p->ranks, bytes));
 }
 
-// Prints a row for other numbers of ranks, and for other --zero on the plan's own number.
+// Prints rows for other numbers of ranks; on the plan's own, other --zero and --tensor; then bounds and collectives.
 static void print_ranks(FILE *f, const Plan *p) {
     const PlanDevice *d = &p->device;
     bool price = p->options->price > 0;

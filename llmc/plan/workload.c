@@ -14,12 +14,12 @@ const char *const work_family_names[FAMILIES] = {
 // below any machine's critical intensity, so the last digit does not matter.
 enum {
     LAYERNORM_FLOPS = 8,           // residual sum, mean, variance, (x - mean) rstd gamma + beta
-    LAYERNORM_BACKWARD_FLOPS = 14, // two row sums, dx, and the column sums of gamma, beta and the bias before
+    LAYERNORM_BACKWARD_FLOPS = 14, // two row sums, dx, and the column sums dgamma, dbeta and a branch's dbias
     GELU_FLOPS = 9,
     GELU_BACKWARD_FLOPS = 14,
     LOSS_FLOPS = 5, // maximum, exp, sum, and the gradient p - 1[target]
     ADAMW_FLOPS = 14,
-    DROPOUT_FLOPS = 13, // per element: 1/8 of 7 rounds of 10 operations; shift, mask, comparison, choice, product
+    DROPOUT_FLOPS = 13, // per element: 1/8 of a draw's 7 rounds of 10; shift, mask, comparison, choice, product
     MUON_FLOPS = 9,     // without its products: momentum and the step
 };
 
@@ -51,8 +51,8 @@ static Work stream(WorkFamily family, WorkPass pass, double n, double flops, dou
     return (Work){family, WORK_STREAM, pass, flops * n, read * n, written * n, count};
 }
 
-// Adds dW (in, out) += x^T dy over the rows of `examples` of T rows. Reads and writes the sum. Batched exact norms
-// write every example's gradient, then read it for its norm and for the sum. A block's may read e4m3.
+// Adds dW (in, out) += x^T dy over `examples` examples of T rows. Reads and writes the sum. Batched exact norms write
+// every example's gradient, then read it for its norm and for the sum. In blocks fp8-dw reads e4m3.
 static void add_gradient(Workload *w, Dtype dtype, WorkFamily family, double examples, double T, double in, double out,
                          double count) {
     const bool e4m3 = dtype == DTYPE_FP8_DW && family == FAMILY_BLOCK_MATMUL && w->value < fp32;
@@ -73,7 +73,7 @@ typedef struct {
 
 Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     const Model *model = shape->model;
-    // B own rows (TensorRanks), n values; blocks compute all rows, N tokens: a values of attention, f of the MLP.
+    // Own rows (TensorRanks): B, n values. Blocks compute all rows: N tokens, a values of attention, f of GELU.
     const double B = (double)own_rows(shape, rows).count, T = shape->seq_len, N = rows * T, C = model->config.channels;
     const double A = (double)model->attention_width, F = (double)model->mlp_width, a = N * A, f = N * F;
     const double n = B * T * C, L = model->config.layers, v = w.value;
@@ -82,10 +82,10 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     const double gelu_again = shape->recompute != RECOMPUTE_NONE ? L - 1 : 0;
     // Causal: on average a row sees half of the rows (Dao et al. 2022, arXiv 2205.14135, section 4).
     const double scores = N * (T + 1) / 2 * model->heads, product = a * (T + 1); // FLOPs of one product
-    // The head computes a chunk of examples at a time: the logits of a whole micro-batch are never kept.
+    // The head computes a chunk of examples at a time, and keeps the logits of one chunk.
     const double V = model->vocab_padded, chunks = ceil(B / fmax(1, fmin(B, floor(w.head_bytes / (v * T * V)))));
     const double R = B * T / chunks; // rows of a chunk
-    // The loss reads and writes a row's logits. Or it reads lnf twice and a row of wte, and writes lnf.
+    // The loss reads and writes a row's logits; with stores_exponentials it reads 2 lnf and a row of wte, writes lnf.
     const double read = v * R * (w.stores_exponentials ? 3 * C : V), written = v * R * (w.stores_exponentials ? C : V);
     const double drops = shape->dropout.below > 0, branches = drops * (2 * L + 1), copied = drops * v * n;
     const WorkPass forward = PASS_FORWARD, backward = PASS_BACKWARD;
@@ -114,7 +114,7 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
         {{FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * n, copied, copied, branches}, 0},
         {{FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * scores, 0, 0, drops * L}, 0},
         {stream(FAMILY_EMBEDDING, backward, n, 2, 2 * v, fp32, 1), 0}, // a repeated token writes less
-        // Fused: rows of the head's gradients, for the cross term with the embedding's.
+        // EXACT_FUSED copies rows of the head's dwte, to multiply by the embedding's.
         {stream(FAMILY_EXACT_NORMS, backward, n, 2, fp32, fp32, w.exact == EXACT_FUSED), 0},
     };
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {

@@ -1,4 +1,4 @@
-// run: the state of a run, in five structs. A function is handed the one or two that it needs, or the whole run.
+// run: the state of a run, in six structs. A function is handed the one or two that it needs, or the whole run.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -63,9 +63,9 @@ typedef struct {
     Noise noise;
     RowOutliers outliers; // --outliers
     double *source_sums;  // of this step's sources: (n) shares, (n) sums of |g_b|^2, (n, n) StepResult.source_gram
-    RowResult *rows;      // (largest batch) of this step, over all ranks, after source_sums; NULL: not needed
+    RowResult *rows;      // (largest batch) of this step, from all ranks; follows source_sums in memory; NULL: unneeded
     StepResult result;    // numbers of this step
-    bool stop;            // the run stops: stop_cause (same on all ranks)
+    bool stop;            // the run stops (same on all ranks); why: stop_cause in save.h
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown
     int64_t clipped;      // steps since the start whose gradient was clipped
     double begun;         // seconds of the clock, the time of earlier parts subtracted
@@ -73,7 +73,7 @@ typedef struct {
 
 typedef struct {
     Saver *saver;               // NULL before training
-    SaverCounts sums;           // over all ranks, after the last step
+    SaverCounts sums;           // over all ranks, at the latest step
     Archive archive;            // the run directory; on other ranks open if they write there
     char saved[ARCHIVE_PATH];   // the newest checkpoint; "" before the first
     int64_t saved_step;         // its step; -1 before the first
@@ -133,8 +133,8 @@ static inline bool is_rank0(const Setup *setup) { return setup->comm->rank == 0;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up (setup.c, resume.c, output.c), in this order: each function uses the results of the earlier ones. A run that
-// does not train skips some. run_destroy undoes set-up wherever it stopped. run_end_training frees what run_training
-// made, so that it can run again; the run directory stays open and locked. (all): all ranks must call it.
+// does not train skips some. run_destroy undoes set-up wherever it stopped. run_end_training frees what training
+// made, so that training can begin again; the run directory stays open and locked. (all): all ranks must call it.
 
 int setup_source(Run *r, Error *e);         // (all) finds the files of --model: setup.source
 int setup_model(Run *r, Error *e);          // (all) setup_source, then shape, model and tokenizer
@@ -209,7 +209,7 @@ typedef struct {
     double top_p;       // draw among the fewest of these whose probabilities reach top_p together; 1: all
     uint64_t seed;
     const char *prompt; // "" or NULL: from the beginning of a document
-    bool hide_prompt;   // leave it out, with "..." in `out`
+    bool hide_prompt;   // `out` gets "..." in its place, `copy` nothing
     const Pulse *pulse; // beats for each token; may be NULL
     Parallel *parallel; // ranks that gather weights for the engine; may be NULL
 } SampleConfig;
@@ -237,5 +237,5 @@ int train_run(Run *r, Error *e);
 // Makes the next optimizer step and writes its line of metrics.jsonl (step.c).
 int train_step(Run *r, StepMetrics *metrics, Error *e);
 
-// Call before the first step with --ramp gns. If --ramp-step-rows is 0, sets it to what a step costs (step.c).
+// Call before the first step with --ramp gns. Sets --ramp-step-rows, if 0, to a step's fixed cost in rows (step.c).
 int measure_step_rows(Run *r, Error *e);

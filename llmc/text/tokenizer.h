@@ -41,7 +41,7 @@ int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, uint16_
 
 // Writes vocab.json, merges.txt and tokenizer_config.json, synced to disk, for transformers' GPT2Tokenizer and for
 // tokenizer_load. The byte tokenizer becomes a BPE without merges. context: tokens that the model reads; 0: unknown.
-// The files lie in the manifest's directory, and are added to it.
+// The files lie in the manifest's directory; the manifest lists them.
 int tokenizer_save(const Tokenizer *t, int context, Manifest *manifest, Error *e);
 
 // An encoder caches the tokens of words, for bulk work. Each thread needs its own.

@@ -10,19 +10,19 @@ enum { RANKS = 2, SENT_BYTES = 256 };
 // The machine, and what the runtime answers.
 static struct {
     int count;           // GPUs
-    const char *bus;     // where the one is that this rank takes
+    const char *bus;     // PCI address of the GPU that this rank takes
     const char *host;    // the container's name
     const char *nccl;    // what NCCL's start fails with
-    bool asked;          // for their number
-    int current;         // the one taken
-    int major;           // their compute capability
-    cudaError_t counted; // what counting them returns,
-    cudaError_t taken;   // taking one,
-    cudaError_t opened;  // and the first call that needs a context
+    bool asked;          // for `count`
+    int current;         // number of the GPU taken
+    int major;           // compute capability of all
+    cudaError_t counted; // returned by cudaGetDeviceCount,
+    cudaError_t taken;   // by cudaSetDevice,
+    cudaError_t opened;  // and by the first call that needs a context
 } gpu;
 
 static struct {
-    char sent[RANKS][SENT_BYTES]; // what the ranks gather: that of earlier calls
+    char sent[RANKS][SENT_BYTES]; // by each rank, in its latest comm_gather
     bool settled;
 } talk;
 

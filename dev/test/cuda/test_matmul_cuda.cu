@@ -6,7 +6,7 @@
 
 static Matmul *mm;
 
-// What cuBLASLt answers, as on other GPUs (the Makefile wraps these functions).
+// Make cuBLASLt answer as on other GPUs (the Makefile wraps its functions).
 static bool no_epilogues, no_algorithm_fits;
 static int asked;
 #define LAYOUTS                                                                                                        \
@@ -59,7 +59,7 @@ static std::vector<double> product_reference(const MatmulShape &s, const Operand
     return out;
 }
 
-// Runs the product twice for equal bits, and compares.
+// Checks two runs: equal bits, near the reference.
 template <typename X> static void product_case(const MatmulShape &s) {
     const size_t n = (size_t)s.m * s.n;
     const float before = 0.5f;
@@ -124,7 +124,7 @@ static void test_addend(void) {
     }
 }
 
-// A GPU for which cuBLASLt has products alone; and an algorithm of a larger batch that does not fit this one.
+// A GPU without cuBLASLt's epilogues; and an algorithm of a larger batch that does not fit this one.
 static void test_other_answers(void) {
     no_epilogues = true;
     matmul_tune(mm, false); // forgets the plans

@@ -624,13 +624,14 @@ static void test_names(void) {
     } cases[] = { // names of the driver, then a person's
         {"NVIDIA H200", "H200"}, {"NVIDIA H200 NVL", "H200 NVL"}, {"NVIDIA GH200 480GB", "GH200"},
         {"NVIDIA GB200", "GB200"}, {"NVIDIA B200", "B200"}, {"NVIDIA H100 80GB HBM3", "H100"},
-        {"NVIDIA H100 PCIe", "H100 PCIe"}, {"NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"},
+        {"NVIDIA H100 PCIe", "H100 PCIe"}, {"NVIDIA A100-SXM4-80GB", "A100 SXM4 80GB"},
         {"NVIDIA A100-SXM4-40GB", "A100"}, {"NVIDIA A100 80GB PCIe", "A100 80GB"}, {"NVIDIA A10G", "A10G"},
         {"NVIDIA L40S", "L40S"}, {"NVIDIA L4", "L4"}, {"NVIDIA GeForce RTX 4090", "RTX 4090"},
         {"NVIDIA GeForce RTX 4090 Laptop GPU", NULL}, {"NVIDIA GeForce RTX 4080 SUPER", NULL},
         {"NVIDIA RTX A4000", NULL}, {"Radeon", NULL}, {"", NULL},
         {"4090", "RTX 4090"}, {"rtx4090", "RTX 4090"}, {"a100-80gb", "A100 80GB"}, {"a100", "A100"},
-        {"L4", "L4"}, {"a100sxm4", "A100-SXM4-80GB"}, {"h200", "H200"}, {"6000 ada", "RTX 6000 Ada"},
+        {"NVIDIA-A100-80GB", "A100 80GB"}, {"nvidia a100 sxm4 80gb", "A100 SXM4 80GB"}, {"RTX-4080-SUPER", NULL},
+        {"L4", "L4"}, {"a100sxm4", "A100 SXM4 80GB"}, {"h200", "H200"}, {"6000 ada", "RTX 6000 Ada"},
         {"40", NULL}, {"rtx 30", NULL}, {"4080 SUPER", NULL}, {"Voodoo", NULL}, {"-", NULL},
     };
     // clang-format on

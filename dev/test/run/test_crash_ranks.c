@@ -19,7 +19,7 @@ static int disturbed_step(Engine *engine, Error *e) {
     return cpu_engine.begin_step(engine, e);
 }
 
-// The same of weights that every step gathers anew: when they have arrived.
+// Flips a bit after the step's weights are gathered (stray_late), or fails (hash_fails).
 static int disturbed_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     static bool done;
     bool strays = faults->stray_late && faults->stray_rank == faults_rank && !done;
@@ -115,7 +115,7 @@ static void test_saves_before_unreadable_data(void) {
     }
 }
 
-// The save at such an error fails on another rank alone: that ends the job, and no rank waits for it until a deadline.
+// One rank's data is unreadable, then the save fails on another rank alone: the job ends before any deadline.
 static void test_a_failing_save_at_an_error(void) {
     begin_part();
     faults->rank = 1;
@@ -133,7 +133,7 @@ static void test_a_failing_save_at_an_error(void) {
 static void test_no_memory_for_a_copy(void) {
     begin_part();
     faults->rank = RANKS - 1;
-    faults->refused = 3 * (64 << 10); // of this model
+    faults->refused = 3 * (64 << 10); // the copy
     faults->slow_us = 3000000;
     CHECK_RUN(trainer_run("--train-tokens 160 --checkpoint-every 3 --deadline 2 --out part"), 0, "!was not saved");
     CHECK(faults->struck == 1 && faults->slowed == 4, "%ld copies, %ld files", faults->struck, faults->slowed);
@@ -257,7 +257,7 @@ static int run_cut(int ranks, const char *options) {
     return code;
 }
 
-// One bit of a rank's weights flips before step 2. Ranks of equal t compare all, those of a group what both have.
+// A bit of a rank's weights flips before step 2. Ranks with equal parts compare all; ranks of a group, what both hold.
 static void check_cut_stray(int ranks, int stray, TensorKind kind, const char *who) {
     const ModelConfig config = {.layers = 1, .heads = 2, .channels = 16, .vocab = 256, .context = 8}; // run_cut's
     Model model;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/lm_eval.sh: the arguments that it gives lm-evaluation-harness, to a stand-in that logs them, and its errors.
+# scripts/lm_eval.sh: its errors, and the arguments it gives lm-evaluation-harness, here a stand-in that logs them.
 set -u
 . "$(dirname "$0")/../checks.sh" lm_eval
 unset LM_EVAL TOKENIZER DTYPE
@@ -30,7 +30,7 @@ said() { # LINE...: the harness was called with these arguments
     diff <(printf '%s\n' --model hf --model_args "$@") said.txt
 }
 all="hellaswag,lambada_openai,piqa,winogrande,arc_easy"
-defaults() { # without a GPU, and with one; a run is its newest checkpoint that is whole
+defaults() { # without a GPU, and with one; a run stands for its newest whole checkpoint
     mkdir -p run/step_00000099
     script run > out.txt && said pretrained=run/step_00000012,dtype=float32 --tasks $all --device cpu --batch_size 8 &&
         grep -q '^/.*/bin/lm_eval --model hf' out.txt || return 1
