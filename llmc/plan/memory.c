@@ -89,7 +89,8 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     // The copy holds weights and moments of what a rank owns. With --zero 0 rank 0 alone copies all. With --tensor each
     // rank copies a part of the whole model.
     const double all = (double)plan->shape.model->flat_count / plan->ranks;
-    double copy = plan->copies ? 3.0 * sizeof(float) * (plan_tensor(plan) > 1 ? all : (double)shard_elements(&shape)) : 0;
+    double copy =
+        plan->copies ? 3.0 * sizeof(float) * (plan_tensor(plan) > 1 ? all : (double)shard_elements(&shape)) : 0;
     if (plan->device.measured) { // a CPU
         if (copy > 0) add_item(memory, "copy for checkpoints", copy);
     } else {

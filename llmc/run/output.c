@@ -219,7 +219,10 @@ static int share_directory(Run *r, Error *e) {
     uint64_t hash = seen ? hash_bytes(HASH_START, text, bytes) : 0;
     if (seen) memory_free(text);
     return comm_same(r->setup.comm, hash, 1, ERR_USAGE, "another directory (--out)",
-                     "give a directory that all machines share, or --zero 0, where rank 0 writes alone", e);
+                     r->setup.options.tensor > 1
+                         ? "give a directory that all machines share"
+                         : "give a directory that all machines share, or --zero 0, where rank 0 writes alone",
+                     e);
 }
 
 int setup_output(Run *r, Error *e) {

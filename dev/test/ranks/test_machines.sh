@@ -44,11 +44,13 @@ refused() { # TEXT: checks that the error is one line, and that nothing was writ
 }
 same_files() { make_machines && on_both 0 --out run; }
 other_directory() { # each rank writes what it owns: all must see --out, and no copy of it
-    local error="^error (rank 1 on m1): this rank has another directory (--out) than rank 0"
+    local shape=("${shape[@]}") error="^error (rank 1 on m1): this rank has another directory (--out) than rank 0"
     make_machines && zero=1 on_both 64 --out run && grep -q "$error" log && [ ! -e m1/run ] || { cat log; return 1; }
     mkdir m1/run && echo '{}' > m1/run/run.json && zero=3 on_both 64 --out run && ls m1/run | cmp - <(echo run.json) || return 1
     zero=1 on_both 0 --out "$work/run" && rm -r m?/run && cp -r run m0 && mv run m1 || return 1
-    tokens=1024 zero=1 on_both 64 --out run && grep -q "$error" log
+    tokens=1024 zero=1 on_both 64 --out run && grep -q "$error" log || return 1
+    shape=(--vocab-size 256 --layers 1 --heads 2 --channels 32)
+    make_machines && on_both 64 --out run --tensor 2 && grep -q "$error. give a directory that all machines share$" log || { cat log; return 1; }
 }
 other() { # TEXT CHANGE OPTIONS...: changes machine 1's files by the command CHANGE
     make_machines && (cd m1 && eval "$2") && on_both 65 --out run "${@:3}" && refused "$1"
