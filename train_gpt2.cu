@@ -204,7 +204,7 @@ static int matrix_gradient(Engine *engine, const Pass *p, TensorKind w, const We
     return 0;
 }
 
-// Computes the gradient of matrix w. Where `fuses`, also the bias gradient unless bias_is_summed.
+// Computes the gradient of matrix w. Where `fuses`, and nothing is rounded, also of its bias unless bias_is_summed.
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);

@@ -31,8 +31,8 @@
 //     copy_weight           fp8_weights, before a block's first use in a step; with shard_weights, in a pass
 //
 // --dtype fp8-dw. weight_gradient_fp8 reads transposed copies. The products that compute gelu and dfc write theirs; others
-// are made right before the weight gradient, in copy_transposed. Nothing reads ln1, ln2, gelu and dfc in bf16: only their
-// codes are stored, those of x in the memory of their bf16. (With --recompute gelu, bf16 of gelu is stored.)
+// are made right before the weight gradient, in copy_transposed. Where nothing reads ln1, ln2, gelu or dfc in bf16
+// (is_alone in engine_fp8.cu), only their codes are stored, those of x in the memory of their bf16.
 //
 // Words of this room:
 //     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)

@@ -68,17 +68,17 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
                       tokens);
 }
 
-// ERR_USAGE where the options ask for a shape that the engine, or the GPU of --device, cannot compute; ERR_INPUT where
-// the shape comes from files.
+// ERR_USAGE where the options ask for a shape or type that the engine, or the GPU of --device, cannot compute; ERR_INPUT
+// where the shape comes from files and suits the type.
 static int check_shape(const Setup *setup, bool from_file, Error *e) {
     const ModelConfig *m = &setup->model.config;
-    Error why;
+    Error why, ignored;
     bool plan_gpu = setup->options.dry_run && setup->options.device[0];
-    int code = plan_gpu ? attention_check(m->channels / m->heads, &why) : 0;
-    if (!code && plan_gpu) code = fp8_check(setup->shape.dtype, m->channels, setup->shape.seq_len, &why);
+    int code = plan_gpu ? fp8_check(setup->shape.dtype, m->channels, setup->shape.seq_len, &why) : 0;
+    if (!code && plan_gpu) code = attention_check(m->channels / m->heads, &why);
     if (!code && setup->engine_api->check) code = setup->engine_api->check(&setup->shape, &why);
     if (!code) return 0;
-    if (from_file)
+    if (from_file && !fp8_check(setup->shape.dtype, m->channels, setup->shape.seq_len, &ignored))
         return FAIL(e, ERR_INPUT, "use another model, or the CPU trainer, train_gpt2", "--model %s: %s",
                     setup->options.model, why.what);
     *e = why;

@@ -244,7 +244,7 @@ static void io_point(StateIO *io, RunPoint *at) {
     else strcpy(at->tuning, tuning);
 }
 
-// The exponents of --dtype fp8 are unset if the part before had another --dtype.
+// The exponents of --dtype fp8 and fp8-dw are unset if the part before had neither.
 static void io_exponents(StateIO *io, const Setup *s, int8_t *k) {
     const char *path = "fp8_exponents";
     const int n = s->model.config.layers * FP8_SITES;

@@ -207,6 +207,9 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 		64 $wide
 		65 --model wide/step_00000001 --seq-len 16
 	END
+    # The type is an option, wherever the shape comes from.
+    "$train" --dry-run --device H200 --model wide/step_00000001 --seq-len 8 --dtype fp8-dw > plan.txt 2>&1
+    [ $? = 64 ] && said '^error: --dtype fp8-dw on a GPU needs a --seq-len that is a multiple of 16, not 8. use --dtype fp8$' || return 1
     # shellcheck disable=SC2086
     plan --device H200 $wide --heads 2 && plan --device H200 --channels 129 --heads 3 &&
         plan --device H200 --channels 1920 --heads 15 || return 1
