@@ -86,7 +86,8 @@ typedef struct {
 
     int (*wait_for)(Transport *t, int64_t work, Error *e); // (2)
 
-    // Returns seconds waited in wait_for and sum since the last call; skips waits that the device has not finished.
+    // Returns seconds waited since the last call in wait_for and sum, and without a device in gather_rows and
+    // reduce_rows; skips waits that the device has not finished.
     double (*waited)(Transport *t);
 
     // Returns when every transfer is done on this rank; all ranks must have started the same.

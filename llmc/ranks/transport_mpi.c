@@ -23,8 +23,8 @@ struct Transport {
     const Model *whole; // NULL: matrices are cut
     int tensor;         // K of --tensor
     MPI_Comm mpi;       // separate from the control messages' communicator
-    MPI_Comm peers;     // the ranks of equal t
-    MPI_Comm group;     // the ranks of this rank's d
+    MPI_Comm peers;     // the ranks of equal t; without --tensor `mpi`
+    MPI_Comm group;     // with --tensor: the ranks of this rank's d
     MPI_Op add_bf16;
     void *partial; // of reduce_rows: (ranks of the group, own rows, width)
     size_t partial_bytes;
@@ -55,8 +55,11 @@ static int mpi_create(Transport **out, Comm *comm, int tensor, WireType wire, si
     *t = (Transport){
         .comm = comm, .tensor = tensor, .wire = wire, .whole = whole, .end = &t->first, .add_bf16 = MPI_OP_NULL};
     MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &t->mpi), e); // copies keep the error handler
-    MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank % tensor, comm->rank, &t->peers), e);
-    MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank / tensor, comm->rank, &t->group), e);
+    t->peers = t->mpi;
+    if (tensor > 1) {
+        MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank % tensor, comm->rank, &t->peers), e);
+        MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank / tensor, comm->rank, &t->group), e);
+    }
     MPI_TRY(MPI_Op_create(add_bf16, 1, &t->add_bf16), e);
     return 0;
 }
