@@ -34,7 +34,7 @@ typedef struct {
     size_t stride, B, T, C;
     size_t first; // first token to compute: with one row, keys and values of earlier ones may be in memory; else 0
     size_t N;     // tokens to compute, B (T - first)
-    // The group's rows (--tensor); without it the same.
+    // The group's rows (--tensor); without --tensor this rank's.
     struct {
         const uint16_t *tokens; // (M, stride)
         size_t M, N;            // rows; tokens to compute
@@ -116,7 +116,7 @@ static Factors factors_of(Engine *engine, const Batch *batch, const void *x, siz
     return (Factors){engine->factor[0], engine->factor[1]};
 }
 
-// True if this rank adds the bias of a product with w: of partial sums only rank 0.
+// True if this rank adds the bias of a product with w; only rank 0 adds it to partial sums.
 static bool adds_bias(const Engine *engine, const Tensor *w) {
     return w->rows == w->whole_rows || engine->config.tensor.rank == 0;
 }
@@ -138,7 +138,7 @@ static void ln_forward(Engine *engine, const Batch *batch, void *y, float *mean,
 }
 
 // to (B, T, C) = dropout of x (math/dropout.h): the output of a branch or of the embeddings, or its gradient, which
-// needs the same mask. `to` may be x. Without dropout it must be: nothing is copied.
+// needs the same mask. `to` may be x. Without dropout `to` must be x: nothing is copied.
 static void drop(const Batch *batch, void *to, const void *x, DropoutPlace place, int l) {
     if (!batch->dropout.below) return;
     dropout_apply(to, x, dropout_at(batch->dropout, batch->dropout.example, l), place, batch->B, batch->T, batch->C,

@@ -62,10 +62,10 @@ struct Engine {
     double *trust_sq;                        // two per tensor (LAMB): |weights|^2, |direction|^2
     float *matrix, *matrix_next;             // Muon: the matrix to orthogonalize; its next iterate
     float *gram, *poly;                      // Muon: (C, C)
-    bool fp8, fp8_dweight; // rounds factors of the blocks' products, of their weight gradients: in training
-    int8_t *exponents;     // (L, FP8_SITES) exponents of the following steps
-    float *amax;           // (L, FP8_SITES) this step's so far
-    float *factor[2];      // (M, T, 4C), (4C, C) or with fp8_dweight (M, T, 4C) rounded copies of a product's factors
+    bool fp8, fp8_dweight;                   // in training: round factors of the blocks' products; of weight gradients
+    int8_t *exponents;                       // (L, FP8_SITES) exponents of the following steps
+    float *amax;                             // (L, FP8_SITES) largest |x| in this step so far
+    float *factor[2]; // (M, T, 4C), (4C, C) or with fp8_dweight (M, T, 4C) rounded copies of a product's factors
     double loss_sum, nll_sum;
     _Atomic float work_done;    // fraction of the pass that is done; another thread reads it
     bool first;                 // the next micro-step overwrites gradients (with shard_grads always)

@@ -39,8 +39,8 @@ void layernorm_forward(void *y, float *mean, float *rstd, void *x /* (N, C) */, 
                        const void *beta, int N, int C, Dtype type);
 
 // Backward of y = LN(x) for B examples of T rows. Adds to dx (B, T, C), dgamma and dbeta (C). Writes each example's
-// squared norms, gamma_sq[b] = |dgamma_b|^2 and beta_sq[b] = |dbeta_b|^2. scratch: layernorm_scratch floats. From
-// b layernorm_scratch(1, T, C) on it then holds dgamma_b, dbeta_b.
+// squared norms, gamma_sq[b] = |dgamma_b|^2 and beta_sq[b] = |dbeta_b|^2. scratch: layernorm_scratch floats; on return
+// dgamma_b, dbeta_b are at b * layernorm_scratch(1, T, C).
 void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq, double *beta_sq, const void *dy,
                         const void *x, const float *mean, const float *rstd, const void *gamma, int B, int T, int C,
                         float *scratch, Dtype type);

@@ -16,7 +16,7 @@ enum {
     HOPPER_MULTIPROCESSORS = 132       // of an H100 or H200 SXM
 };
 
-// ERR_USAGE if a type has no products for rows of this many channels and tokens.
+// ERR_USAGE if fp8 is asked for, but has no products for this many channels and tokens of a row.
 static inline int fp8_check(Dtype type, int channels, int seq_len, Error *e) {
     const char *name = dtype_names[type];
     if (dtype_is_fp8(type) && channels % LINEAR_SM90_MULTIPLE)

@@ -3,8 +3,8 @@
 //
 // The host queues work on the device and runs ahead of it. In a step it waits only in engine_result, and in
 // engine_micro_step until an earlier micro-step's tokens are copied. Outside a step these wait: create, tune, load,
-// store, hash, eval and logits. With several engines on one device, call one only after the other's last
-// engine_result, engine_eval or engine_logits has returned.
+// store, hash, eval and logits. With several engines on one device, call one only after another's last engine_result,
+// engine_eval or engine_logits has returned.
 //
 // Convention for gradients: the gradient buffer holds the SUM over examples of g_b. g_b is the gradient of L_b, the
 // mean over the T tokens of example b's cross-entropy (with label smoothing if that is on). The update divides by B. So
@@ -34,9 +34,9 @@ typedef struct Engine Engine;
 //     (all) | reduce
 // and its backward pass, which with RECOMPUTE_BLOCK first runs the forward pass to GELU again, except the last block's:
 //     gather | fcproj, GELU, fc (all) | reduce | ln_2 (own) | gather | proj, attention, qkv (all) | reduce | ln_1 (own)
-// proj's and fcproj's outputs, and the gradients of ln_1's and ln_2's, are partial sums until reduced. Exactly one rank
-// adds proj's and fcproj's biases; their gradients, like those of every whole tensor, add up over the ranks to the
-// gradient of all rows.
+// Outputs of proj and fcproj, and gradients of the outputs of ln_1 and ln_2, are partial sums until reduced. Exactly
+// one rank adds proj's and fcproj's biases; the gradients of whole tensors, biases included, add up over the ranks to
+// those of all rows.
 // gather_rows: `values` (rows, width) holds this rank's rows at their place; it becomes whole.
 // reduce_rows: own (own rows, width) = sum over the ranks of their `partial` (rows, width), in fp32 in the ranks'
 // order, then rounded. `width` counts values of `type`. With a device both work in the order of the engine's stream.
@@ -169,7 +169,7 @@ typedef struct StepResult {
     // (EngineConfig.step_rows) the step's rows, in order; 0 for those that another rank of a tensor group owns. NULL:
     // not asked for.
     RowResult *row;
-    // (sources, sources) <v_s, v_t>; NULL: not asked for. v_s is the sum of g_b over this rank's rows of source s, of all
+    // (sources, sources) <v_s, v_t>; NULL: not asked for. v_s is the sum over this rank's rows of source s of g_b's
     // LayerNorm parameters.
     double *source_gram;
     float *amax; // (L, FP8_SITES) largest |x| of each site of fp8 on this rank, before rounding; NaN if one

@@ -7,9 +7,9 @@
 #include <math.h>
 #include <string.h>
 
-// Refuses options without effect that the command line gives under their own names. Notes the others: llm.c's scripts
-// set all flags, and several runs may share a file. Without training or a plan, checks only the options of planning.
-// Reads o->run.ramp_mode.
+// Refuses options without effect that the command line gives under their own names. Only notes llm.c's flags (scripts
+// set all of them) and lines of files (runs may share a file). Without training or a plan, checks only the options of
+// planning. Reads o->run.ramp_mode.
 static int check_needs(Options *o, Error *e) {
 #define CONDITION(name, met, text, remedy) [NEED_##name] = {met, text, remedy},
     const struct {

@@ -29,14 +29,14 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     const PlanDevice *device = &plan->device;
     const Model *model = shape.model;
     const double rows = (double)own_rows(&shape, shape.micro_batch).count, T = shape.seq_len;
-    const double n = rows * T * model->config.channels; // of own rows; wide: fc's output, of all
+    const double n = rows * T * model->config.channels; // values of own rows; wide: of fc's output, all rows
     const double wide = shape.micro_batch * T * (double)model->mlp_width;
     const bool rounded = device->value < sizeof(float), exact = shape.gns == GNS_EXACT && !shape.inference;
     const double example = device->value * shape.seq_len * model->vocab_padded; // bytes of an example's logits
     const double examples = fmax(1, fmin(floor(device->head_bytes / example), rows));
     const double qkv = 3 * shape.micro_batch * T * (double)model->attention_width;
     const bool fp8 = dtype_is_fp8(shape.dtype) && !shape.inference, dweight = fp8 && shape.dtype == DTYPE_FP8_DW;
-    // Of qkv or fc; and of a weight gradient, in e4m3.
+    // Bytes of the gradient of qkv or fc, and of a weight gradient's factors in e4m3.
     const double gradients = (shape.inference ? 0 : device->value * fmax(qkv, wide)) + (dweight ? 5 * n : 0);
     shape.dtype = rounded ? DTYPE_BF16 : DTYPE_FP32;
     shape.gns = GNS_OFF;
@@ -83,7 +83,7 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     shape.owned = NULL, shape.owned_count = 0, shape.shard_grads = shape.shard_weights = false;
     if (shape.optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(model, plan->ranks);
     if (parallel_create(&parallel, &comm, model, &plan->sharing, &none) == 0) parallel_shard(&parallel, &shape);
-    // If that failed for lack of memory here, plan for whole arrays.
+    // If parallel_create lacked memory here, plan for whole arrays.
     if (plan->estimate_memory) estimate_engine(plan, shape, memory);
     else plan->engine->plan_memory(&shape, memory);
     // The copy holds weights and moments of what a rank owns. With --zero 0 rank 0 alone copies all. With --tensor each

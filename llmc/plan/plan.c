@@ -19,15 +19,15 @@ static const PlanEfficiency gpu_efficiency = {
     .matmul_reads = 1.0 / 3,
     .of_peak[WORK_ATTENTION_FORWARD] = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
     .of_peak[WORK_ATTENTION_BACKWARD] = 318.0 / 989, // the same heads
-    // e4m3, copies included: the plan's gain of a step is within 3% of d12's, d24's and d48's on an H100. cuBLASLt's
-    // products alone: 1.45 to 1.89 times bf16's.
+    // e4m3, copies included: a step's planned gain is within 3% of the gain of d12, d24 and d48 on an H100. cuBLASLt's
+    // products alone are 1.45 to 1.89 times as fast as bf16's.
     .of_peak[WORK_FP8] = 1.55 * 750 / 989,
     .of_peak[WORK_MASKS] = 31.0 / 989, // from d12's step: dropout 0.1 adds 6.3% (its branches alone: 2.4%)
     .copy = 4.23 / 4.8,
     .stream = 0.9 * 4.23 / 4.8, // LayerNorm 75 to 93% of a copy, GELU 96%, loss 86%, norms 92%
     .link = 364.0 / 450,        // NCCL, 8 ranks: bus bandwidth of an all-reduce of 3.1 GB
     .launch = 4e-6,             // order of magnitude, not measured; matters to small models only
-    // At 249 MB that all-reduce reached 343 GB/s: its 2 x 7 rounds cost 75 us more than its bytes.
+    // At 249 MB the same all-reduce reached 343 GB/s: its 2 x 7 rounds cost 75 us more than its bytes.
     .hop = 75e-6 / 14,
     .network_hop = 14e-6, // NCCL's own estimate of a ring over a network (its src/graph/tuning.cc)
 };
@@ -193,7 +193,7 @@ static double gathered_again(const Model *model) {
     return fmax(0, L - SHARD_WEIGHT_SLOTS) / L;
 }
 
-// Returns the device as the ranks of one t see it, with --tensor a part of each machine.
+// Returns the device for transfers between ranks of equal t (parallel.h): with --tensor fewer of them share a machine.
 static PlanDevice peers_device(const Plan *p) {
     PlanDevice d = p->device;
     d.spec.devices_a_machine = (int)fmax(1, d.spec.devices_a_machine / plan_tensor(p));
@@ -246,11 +246,11 @@ static Transfer transfer(const Plan *p, const Model *model, double value_bytes) 
                       plan_ring_seconds(&p->device, p->ranks, value_bytes * embeddings)};
 }
 
-// Returns the seconds of a step's transfers that no computation hides. Scattering gradients: the backward pass hides
-// the blocks'. The embeddings' are final last: only the next micro-step's forward pass can hide them, with --reduce
-// micro-step. Gathering: with ZeRO-0 the update hides the blocks' gradients; otherwise the next forward pass hides the
-// blocks' weights. Nothing hides the embeddings: a forward pass needs them first. With ZeRO-3 each pass gathers blocks,
-// and hides that.
+// Returns the seconds of a step's transfers that no computation hides. The backward pass hides scattering the blocks'
+// gradients. The embeddings' gradients are final last: only the next micro-step's forward pass can hide them (--reduce
+// micro-step). The update (ZeRO-0: gradients) or the next forward pass (weights) hides gathering the blocks. Nothing
+// hides gathering the embeddings, which a forward pass needs first. With ZeRO-3 each pass gathers blocks, and hides
+// that.
 static double exposed_seconds(const Plan *p, const Model *model, const PlanStep *s) {
     if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
     bool zero = p->sharing.zero != ZERO_0, by_pass = p->sharing.zero == ZERO_3;
@@ -350,7 +350,7 @@ int64_t plan_checkpoints(const Ramp *ramp, const Options *o) {
     int64_t written = 1 + (every > 0 ? steps / every : 0) + (best > 0 ? steps / best : 0);
     int64_t kept = o->keep + 1 + (best > 0); // the new one is written before the oldest is removed
     if (!o->on_spike) return o->keep > 0 && kept < written ? kept : written;
-    // Back to the newest one before the window, with its best. Step 0's and the abandoned ones come on top.
+    // Keeps all back to the newest one before the window, and its best. Step 0's and abandoned ones come on top.
     const int64_t window = 2 * o->spike_steps - 1;
     const int64_t recent = 1 + (window + every - 1) / every + (best ? window / best : 0);
     kept += (recent > o->keep ? recent - o->keep : 0) + (best > 0);

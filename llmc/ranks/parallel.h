@@ -11,7 +11,7 @@
 //
 // dev/docs/code.md draws who does what in a step, and the states of a bucket and of a collective.
 //
-//   1. Group d, without --tensor a rank, computes a contiguous range of a step's B examples. Groups differ by at most
+//   1. Group d (without --tensor: rank d) computes a contiguous range of a step's B examples. Groups differ by at most
 //      one row.
 //   2. The backward pass completes the buckets from the last to the first; bucket 0 begins first and finishes last.
 //   3. The reduction of a bucket starts when it is final, while the backward pass computes the blocks before it. The
@@ -64,7 +64,7 @@ typedef struct {
     const Model *model;
     ParallelConfig config;
     int group, groups; // d of D = ranks / K; without --tensor the rank and the ranks
-    int exchanges[2];  // a group's, in a pass without gradients and in a micro-step
+    int exchanges[2];  // of a group: [0] in a pass without gradients, [1] in a micro-step
     bool shard_grads, shard_weights;
     int buckets;        // 0: one rank
     Range *owned;       // (buckets) this rank's parts, in ascending order

@@ -39,7 +39,7 @@ int run_dry(Run *r, Error *e) {
         return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --device",
                     "--tune is for GPUs, and the plan is for %s", here.name);
     TRY(plan_on_device(&device, setup, &here, e));
-    // Set what rank 0 of the planned ranks keeps; with Muon, the rank that keeps most. No rank is started.
+    // Plan for rank 0, or with Muon for the rank that keeps most. No rank is started.
     Comm comm = {.ranks = ranks, .local_ranks = 1};
     if (o->optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(&setup->model, ranks);
     TRY(setup_shards(setup, &r->position, &comm, e));
@@ -47,7 +47,7 @@ int run_dry(Run *r, Error *e) {
     EngineConfig shape = setup->shape;
     shape.model = &setup->model;
 
-    snprintf(disk, sizeof disk, "%s", o->out); // its longest existing part lies on the disk of the run directory
+    snprintf(disk, sizeof disk, "%s", o->out); // the longest existing part of --out is on the run's disk
     while (!directory_exists(disk)) path_parent(memcpy(missing, disk, sizeof disk), disk, sizeof disk);
     DatasetInfo data = r->data.train ? dataset_describe(r->data.train) : (DatasetInfo){0};
     int64_t val_rows = o->val[0] ? (o->val_tokens + T - 1) / T : 0;
@@ -74,6 +74,6 @@ int run_dry(Run *r, Error *e) {
     plan_print(stdout, &plan);
     int code = plan_check_fits(&plan, e);
     if (!code || !o->device[0]) return code;
-    printf("note: %s. %s\n", e->what, e->hint); // no error: this machine does not run it
+    printf("note: %s. %s\n", e->what, e->hint); // no error: another machine may run the plan
     return 0;
 }

@@ -39,7 +39,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
             TRY(parallel_idle_pass(&setup->parallel, unread ? &ignored : e));
             continue;
         }
-        // Its tensor group exchanges with a rank that cannot read. What was read may be no tokens of the vocabulary.
+        // A rank that cannot read still exchanges with its tensor group. Rows half read may hold tokens beyond V.
         if (unread) memset(data->rows, 0, (size_t)n * (size_t)(width + 1) * sizeof *data->rows);
         progress_next(progress, done, n);
         TRY(engine_eval(setup->engine, data->rows, n, width, data->losses, unread ? &ignored : e));

@@ -19,7 +19,7 @@
 // Lines that wait to be written. One call writes a line, so a killed run leaves no half line.
 typedef struct {
     Text lines;
-    size_t sent; // bytes of them that are in the file
+    size_t sent; // bytes of `lines` that are in the file
     char path[PATH_MAX];
 } Log;
 
@@ -174,7 +174,7 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     const char *samples = m->samples.path;
     off_t keep;
     int fd;
-    // By steps as well as bytes: the checkpoint may be from another directory, or the file edited.
+    // Cut by steps as well as bytes: the checkpoint may be from another directory, or the file edited.
     TRY(bytes_until(m->fd, m->steps.path, step, bytes, &keep, e));
     if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->steps.path, e);
     m->bytes = keep;

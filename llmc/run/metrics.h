@@ -11,11 +11,11 @@
 //     wait_share   mean over ranks of the time waited beyond slowest_rank's, as a fraction of the step
 //     clipped      the step's gradient was scaled down to --grad-clip
 //     loss_scale   fp16: the loss scale of this step
-//     overflows    fp16, fp8: the steps so far that were skipped because their gradient overflowed or e4m3 saturated;
-//                  their grad_norm is null. fp8: from the first such step on
-//     gns_ln       a skipped step repeats the last one
-//     gns_total    also gns_type_* and gns_layer: after exact steps that were not skipped
-//     gns_source_N also gns_cosine_M_N: where --train has weights
+//     overflows    fp16, fp8 (from the first such step on): the steps so far that were skipped because their gradient
+//                  overflowed or e4m3 saturated; their grad_norm is null
+//     gns_ln       a skipped step repeats the previous value
+//     gns_total    and gns_type_*, gns_layer: only in lines of exact steps that were not skipped
+//     gns_source_N and gns_cosine_M_N: only where --train has weights
 //     gns_ratio    with --gns-ratio in every line, else beside gns_total
 //
 // dev/docs/gns.md lists the fields of the noise scale and the ramp; gns.h defines the lengths of the averages.
@@ -38,7 +38,7 @@ typedef struct {
     double nll;                     // loss without label smoothing
     double lr;
     double grad_norm;  // norm of the mean gradient, before clipping
-    double tok_per_s;  // until the step's numbers are known: a GPU's update is timed with the next step
+    double tok_per_s;  // up to the step's numbers: a GPU's update is timed with the next step
     int slowest_rank;  // the others waited for it; -1: one rank
     double wait_share; // mean over ranks of the time waited beyond the slowest rank's, as a fraction of the step
     double mfu;        // fraction of the peak FLOP/s of all ranks' devices; NaN: peak unknown
@@ -74,7 +74,7 @@ int metrics_open(Metrics **out, int dir, const char *directory, LockHolder *hold
 // Writes this process into written_by. Until then the holder of the lock is unknown.
 int run_lock_sign(int dir, const char *directory, Error *e);
 
-// Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. No line may wait.
+// Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. Call with no line waiting.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
 // Call before metrics_begin, in a rollback: writes the waiting lines, and appends those that metrics_begin will cut to

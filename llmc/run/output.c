@@ -117,7 +117,7 @@ int write_run_json(Run *r, Error *e) {
     TRY(path_join(path, sizeof path, archive->path, "run.json", e));
     if (r->saving.saved[0] && file_read(archive->dir, path, RUN_JSON_MAX_BYTES, &text, &bytes, e) && e->unreadable)
         return e->code;
-    if (text) json_parse_text(&old, text, bytes, 0, path, NULL, e); // a damaged one counts as none
+    if (text) json_parse_text(&old, text, bytes, 0, path, NULL, e); // a damaged run.json counts as none
     int code = choose_id(archive, cJSON_GetStringValue(json_get(old.root, "id")), r->saving.own.newest.run, e);
     if (!code) code = text_begin(&new, e);
     if (!code) put_run_json(new.f, r, old.root);
@@ -207,8 +207,8 @@ bool saves_in_background(const Setup *setup, const Position *position) {
            (best_every(o) > 0 && steps >= best_every(o));
 }
 
-// (all) Every rank that writes its own state must see the run directory. A copy of it has another run.json: rank 0 has
-// just written its own.
+// (all) Every rank that writes its own state must see the run directory. Detects a mere copy of it by run.json, which
+// rank 0 has just written.
 static int share_directory(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
     char *text;

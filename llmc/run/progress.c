@@ -40,7 +40,7 @@ static double fraction_done(Progress *p) {
 
 // Returns the seconds until the work ends, at its speed so far; NaN: unknown.
 static double work_left(Progress *p, double now) {
-    const double enough = 0.02; // fraction of the work that tells its speed
+    const double enough = 0.02; // fraction of the work after which its speed is known
     double share = fraction_done(p);
     return share >= enough ? (now - p->now.begun) * (1 - share) / share : NAN;
 }
@@ -56,7 +56,7 @@ double progress_left(Progress *p, double now) {
 
 // ---- The line -------------------------------------------------------------------------------------------------------
 
-enum { ETA_PART = 2 }; // its number among the parts of a step's line
+enum { ETA_PART = 2 }; // the ETA's index among the parts of a step's line
 
 // Writes "  ETA 1:19", or "" while it is unknown.
 static const char *write_eta(Progress *p, double now, char out[64]) {

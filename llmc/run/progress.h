@@ -22,8 +22,8 @@ typedef struct {
     bool answered;         // a signal was acknowledged
     const Engine *engine;  // the lines show its progress; NULL: none yet
     double started;        // when the run started, in seconds of the clock
-    double shown, stepped; // when the last line, and the last step's, was shown, in the same seconds; 0: never
-    double ends;           // when the run ends, if the horizon is not decided yet; 0: it is
+    double shown, stepped; // when the last line and the last step's line were shown; 0: never
+    double ends;           // when a run without a horizon yet will end; 0: the horizon is decided
     int64_t horizon;       // tokens of the whole run; 0: there is none
     int64_t step, tokens;  // done
     int64_t first_tokens;  // tokens done at `started`
@@ -32,12 +32,12 @@ typedef struct {
     double val_loss; // the latest; NaN before the first
     struct {
         bool runs;           // false: nothing to show
-        const char *what;    // its name; NULL: a step
+        const char *what;    // the work's name; NULL: a step
         double begun;        // when it began
-        double reached;      // fraction of it, as shown
+        double reached;      // fraction of the work, as shown
         int64_t done, total; // rows, or other units; total 0: unknown
         int64_t flight;      // units of the current piece
-        bool quiet, shown;   // quiet: by invariant 1; shown: in a line
+        bool quiet, shown;   // quiet: show no more of it (1); shown: in a line
     } now;
     Line last; // the line of the last step
     Ticker ticker;

@@ -25,7 +25,7 @@
 // files.
 static int check_same_checkpoint(const Setup *setup, const char *directory, Error *e) {
     char path[ARCHIVE_PATH], other[ARCHIVE_PATH + 20];
-    FileDigest manifest = {0}; // stays so without a manifest
+    FileDigest manifest = {0}; // zeros without a manifest
     snprintf(other, sizeof other, "another checkpoint (%s)", directory);
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
     int code = file_digest(path, &manifest, e);
@@ -79,7 +79,7 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
     return code;
 }
 
-// (all) Sends *newest from rank 0 to the others, which until then verify with it. code: the result of rank 0's search.
+// (all) Sends *newest from rank 0 to the others, which verify candidates until then. code: of rank 0's search.
 static int share_newest(Run *r, int code, Newest *newest, Error *e) {
     Comm *comm = r->setup.comm;
     Error waiting = {0};
@@ -120,7 +120,7 @@ static int find_own(Run *r, Newest *newest, Error *e) {
     Archive *archive = &r->saving.archive;
     if (!is_rank0(&r->setup)) return 0;
     if (!r->saving.own.searched && directory_exists(r->setup.options.out)) {
-        const bool back = rollback_under_way(&r->rollback); // then both are open
+        const bool back = rollback_under_way(&r->rollback); // then archive and log are open
         TRY(back ? archive_check_name(archive, e) : archive_open(archive, r->setup.options.out, e));
         if (!back && file_exists_in(archive->dir, "metrics.jsonl"))
             TRY(lock_run(&r->setup, archive, &r->output.metrics, e));
@@ -142,8 +142,8 @@ static int find_step(const char *run, int64_t step, Newest *newest, Error *e) {
 }
 
 // Finds RUN:STEP or RUN:best (of --keep-best). RUN alone means its newest checkpoint; without training its best, if
-// there is one. Without training prints which it is. ERR_INPUT if the run has none. Finds nothing if the path is no
-// run.
+// there is one. Without training prints which one. ERR_INPUT if the run has no such checkpoint. Finds nothing if the
+// path is no run.
 static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
     char run[ARCHIVE_PATH], *which, *end, loss[60] = "";
     Archive archive;
@@ -230,6 +230,6 @@ int setup_resume(Run *r, Error *e) {
     text_free(&changes);
     TRY(comm_agree(r->setup.comm, code, e));
     if (is_rank0(&r->setup) && !archive_has(&r->saving.archive, at->best.step))
-        at->best = (BestPoint){.loss = INFINITY}; // removed since
+        at->best = (BestPoint){.loss = INFINITY}; // the best checkpoint was removed
     return comm_broadcast(r->setup.comm, &at->best, sizeof at->best, e);
 }

@@ -41,7 +41,7 @@ static void score(double *x, int64_t B, Outliers *window, double *sorted) {
 }
 
 int row_outliers_observe(Run *r, int64_t B, Error *e) {
-    const int64_t first_steps = 32; // judges none of their rows: their spread is a guess
+    const int64_t first_steps = 32; // steps whose rows are not judged: the spread is a guess
     RowOutliers *o = &r->position.outliers;
     const RowResult *row = r->position.rows;
     double *x = o->scratch; // (kind, row), then what `score` sorts
@@ -61,7 +61,7 @@ int row_outliers_observe(Run *r, int64_t B, Error *e) {
         ExamplePlace place;
         if (!isfinite(*x) || *x <= 0) continue;
         if (at == o->most && *x <= list[--at].score) continue; // of equal rows the earlier stays
-        loader_expect(r->data.loader, 0, 0);                   // waits for its thread: only one may read examples
+        loader_expect(r->data.loader, 0, 0);                   // waits for the loader's thread: only one may read
         TRY(dataset_place(r->data.train, (uint64_t)(r->position.at.examples - B + b), separator, &place, e));
         if (at == o->count[kind]) o->count[kind]++;
         for (; at > 0 && list[at - 1].score < *x; at--) list[at] = list[at - 1];
@@ -81,7 +81,7 @@ int row_outliers_write(const Run *r, Error *e) {
         const int kind = i / o->most;
         const OutlierRow *x = &o->row[0][i];
         if (i % o->most >= o->count[kind]) continue;
-        int s = 0, shard = (int)x->shard; // of source s
+        int s = 0, shard = (int)x->shard; // shard: number within source s
         for (; shard >= dataset_source(data, s).shards; s++) shard -= dataset_source(data, s).shards;
         fprintf(text.f, "{\"kind\": \"%s\", \"step\": %.0f, \"source\": ", row_kinds[kind], x->step);
         text_write_json(text.f, dataset_source(data, s).files);

@@ -5,11 +5,11 @@
 //     strange   loss - log norm: garbage, whose gradient has no direction
 //     uniform   log norm - log loss: one token again and again, whose gradient has one direction
 //
-// Of each kind the N largest scores. A score of x counts robust standard deviations above the step's median. It is
+// Keeps the N largest scores of each kind. A score of x counts robust standard deviations above the step's median:
 //
 //     (x - median) / (1.4826 mean over the last 128 steps of the step's median |x - median|)
 //
-// A step has the rows of all ranks, so any number of ranks keeps the same rows.
+// Rank 0 judges the rows of all ranks, so any number of ranks keeps the same rows.
 #pragma once
 
 #include "math/outliers.h"

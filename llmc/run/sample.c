@@ -60,7 +60,7 @@ int sample_token(float *logits, double *scratch, int V, const SampleConfig *conf
         left -= weight[v];
         if (left < 0) return v;
     }
-    return best; // u = 1 - rounding
+    return best; // rounding: u near 1
 }
 
 // ---- A text ---------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ struct Saver {
     size_t elements, stride;
     bool copies;   // every rank has memory for its copy
     Pulse pulse;   // counts in `done`
-    uint64_t size; // of a checkpoint, bytes, without state.json
+    uint64_t size; // bytes of a checkpoint without state.json
     Manifest same; // keeps the files that every checkpoint repeats: configuration and tokenizer. On rank 0
     Worker worker;
     atomic_bool copying; // the thread still copies from the engine
@@ -43,7 +43,7 @@ struct Saver {
     Phase phase;
     bool waits; // the run waits for it
     int64_t step;
-    Spare spare; // set at the save's start
+    Spare spare; // checkpoints to keep, set at the save's start
     int fd[LAYOUT_FILES];
     char *state; // text of state.json
     size_t state_bytes;
@@ -164,7 +164,7 @@ void saver_destroy(Saver *s) {
 
 // ---- Rank 0 begins --------------------------------------------------------------------------------------------------
 
-// What the save of the present step must not remove, the best checkpoint excepted.
+// Returns what this step's save must not remove, apart from the best checkpoint.
 static Spare spare_now(const Run *r, FILE *notes) {
     const Options *o = &r->setup.options;
     Spare spare = {.keep = o->keep, .back = INT64_MAX};
@@ -174,7 +174,7 @@ static Spare spare_now(const Run *r, FILE *notes) {
     if (!o->on_spike) return spare;
     const int64_t target = rollback_target(o, r->position.at.step + 1);
     const int code = archive_newest(&r->saving.archive, target, notes, NULL, NULL, &back, &unknown);
-    spare.back = !code && back.found ? back.step : 0; // 0: archive_thin removes none
+    spare.back = !code && back.found ? back.step : 0; // 0: archive_thin removes nothing
     if (o->keep_best && spare.back && run_state_summary(&there, back.directory, &unknown) == 0)
         spare.best_there = there.at.best.step;
     return spare;
@@ -219,7 +219,7 @@ static int begin_save(Run *r, Error *e) {
 
 // ---- The ranks' local models become the whole one (--tensor) --------------------------------------------------------
 
-// Returns what rank `from` sends of tensor k, in its local flat array, to the writer of a range of the whole model.
+// Returns the range of rank `from`'s local flat array that it sends, of tensor k, to the writer of `part`.
 static Range sent_range(const Saver *s, int from, int k, Range part) {
     const Setup *setup = &s->run->setup;
     const Comm as_from = {.rank = from, .ranks = setup->comm->ranks};
@@ -529,8 +529,8 @@ static int await_save(Run *r, Error *e) {
     return comm_wait_first(r->setup.comm, e);
 }
 
-// (all) Ends the save before, then starts one; with `waits`, also ends it. *unsaved: a failed save's code. Rank 0's
-// saver holds its error, and the function returns 0.
+// (all) Ends the previous save, then starts one; with `waits`, also ends that. *unsaved: the code of a failed save, for
+// which the function returns 0; rank 0's saver holds the error.
 static int save(Run *r, bool waits, int *unsaved, Error *e) {
     enum { SAVED_ALREADY = -1 };
     Comm *comm = r->setup.comm;
@@ -586,8 +586,8 @@ int save_and_wait(Run *r, Error *e) {
     return comm_agree(r->setup.comm, code, e);
 }
 
-// Clears `settled` during the save, so that the ranks can agree on the save's errors; then restores it. After an error
-// that they do not agree on it stays cleared, and ends the job.
+// Clears `settled` during the save, so that the ranks can agree on the save's errors; then restores it. An error that
+// they do not agree on leaves it cleared, which ends the job.
 void save_at_error(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
     const Saver *s = r->saving.saver;

@@ -26,7 +26,7 @@
 //      saver_counts over the ranks tell them that no rank writes any more.
 //   2. A checkpoint is the state after one step. Each rank's thread first copies what the rank owns; the main thread
 //      awaits the copy before the next update (await_copy). Where a rank has no memory for the copy, its thread reads
-//      the engine, and all ranks wait until everything is written. The ranks were compared before, which awaits all
+//      the engine, and all ranks wait until everything is written. compare_ranks, called before, has awaited all
 //      weights: a thread's store waits for no transfer. With --tensor each rank writes a part of the whole model: the
 //      main threads exchange its values into the copy first, while training waits.
 //   3. Rank 0 creates the files. Each rank opens them once and writes only through these descriptors, only its pieces.

@@ -405,7 +405,7 @@ int setup_tuning(Run *r, Error *e) {
 // model, whose vocabulary no option named; else warns.
 static int check_words(const Setup *setup, const Dataset *data, Error *e) {
     const uint8_t *given = setup->options.given;
-    const uint64_t enough = 1 << 20; // tokens, in which words occur
+    const uint64_t enough = 1 << 20; // tokens: as many contain words
     int V = setup->model.config.vocab, largest;
     bool words = V > 1000 || (setup->tokenizer && tokenizer_has_merges(setup->tokenizer));
     Error unreadable;

@@ -11,7 +11,7 @@
 
 #define STATE_NAME "state.json"
 
-// As many as the largest run of PaLM needed (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).
+// ROLLBACKS_MAX: as many as PaLM's largest run needed (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).
 enum { ROLLBACKS_MAX = 20 };
 
 // Identifies a set of token shards, in any directory: base names, sizes and hashes (file_digest).
@@ -35,8 +35,8 @@ typedef struct {
 
 // What --on-spike keeps (rollback.h).
 typedef struct {
-    Outliers z;        // of the last steps: standard deviations of the loss or of the gradient's norm, the larger
-    Outliers first;    // of the same steps: the number of the first example
+    Outliers z;        // z of the last steps: the loss's or the gradient norm's (math/outliers.h), the larger
+    Outliers first;    // number of each of these steps' first example
     int64_t rollbacks; // made so far
     struct {           // of each rollback: examples that it excluded from the order of the data
         int64_t first, rows;

@@ -12,8 +12,8 @@ static GnsMode step_mode(const Setup *setup, const Position *position) {
     return every > 0 && position->at.step % every == 0 ? GNS_EXACT : GNS_LN;
 }
 
-// True if this step also measures the norms of the ranks' own gradients. Reading them once more costs half a percent of
-// a step of one micro-step. They are a cross-check: every NOISE_RANKS_EVERY-th step is enough.
+// True if this step also measures the norms of the ranks' own gradients. Reading the gradients again costs half a
+// percent of a step of one micro-step. The norms are a cross-check: every NOISE_RANKS_EVERY-th step is enough.
 static bool measures_ranks(const Setup *setup, const Position *position, GnsMode mode) {
     if (setup->parallel.config.tensor > 1) return false; // ranks of a group hold other tensors
     return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
@@ -21,8 +21,8 @@ static bool measures_ranks(const Setup *setup, const Position *position, GnsMode
 
 // Computes the gradients of B rows over all ranks, and their norms. Each rank computes its rows while the loader reads
 // the next ones; the last micro-step reads ahead for the next step, assuming the same batch. A rank without rows left
-// runs the micro-step with n = 0. So does a rank that cannot read its rows, or with --tensor it computes others: its
-// group exchanges with it. All ranks then end the step together. what: for the progress; NULL: a step.
+// runs the micro-step with n = 0. So does a rank that cannot read its rows; with --tensor it computes other rows, since
+// its group exchanges with it. All ranks then end the step together. what: for the progress; NULL: a step.
 static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
@@ -201,8 +201,8 @@ static bool is_outlier(Run *r, int64_t B) {
     return true;
 }
 
-// Updates the weights, then sums the step's numbers. Waits for them, and so for the device, before the update only with
-// --skip-loss-z or --skip-grad-z.
+// Updates the weights, then sums the step's numbers. --skip-loss-z and --skip-grad-z need the numbers first: only then
+// does it wait for the device before the update.
 static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, StepSums *sums,
                                  Error *e) {
     const Options *o = &r->setup.options;

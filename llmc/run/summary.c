@@ -16,7 +16,7 @@ static void print_data(const Setup *setup, const RunData *data) {
                (unsigned long long)source.tokens, source.share * examples / (double)source.windows);
     }
     const ShardList *train = &data->shards, *val = &data->val_shards;
-    int shared = 0; // by contents: a copy has another name
+    int shared = 0; // shards equal by content: a copy may have another name
     for (int i = 0, known = 0; i < val->count; i++, shared += known)
         for (int j = known = 0; j < train->count && !known; j++)
             known = digest_equal(&train->shard[j].digest, &val->shard[i].digest);

@@ -59,7 +59,7 @@ static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
     r->saving.timed_seconds += batch / m->tok_per_s;
     if (left > 0.9 * time && (m->step < STEPS || left > 0.98 * time)) return 0;
     const double a_token = r->saving.timed_seconds / r->saving.timed_tokens;
-    double validation = 0; // seconds a step: one pass, where training takes three
+    double validation = 0; // seconds per step: one pass, where training takes three
     if (r->data.val && o->val_every > 0)
         validation = fmin((double)o->val_tokens, (double)dataset_describe(r->data.val).tokens) * a_token / 3 /
                      (double)o->val_every;
@@ -116,7 +116,7 @@ static int sample(Run *r, Error *e) {
     progress_begin(&r->output.progress, "the sample", 0);
     progress_break(&r->output.progress); // print_samples prints by itself
     const int code = is_rank0(&r->setup) ? print_samples(r, e) : 0;
-    const int ended = comm_wait_first(r->setup.comm, code ? &(Error){0} : e); // the others compute rank 0's passes
+    const int ended = comm_wait_first(r->setup.comm, code ? &(Error){0} : e); // the others join rank 0's passes
     progress_end(&r->output.progress);
     return code ? code : ended;
 }
