@@ -248,13 +248,17 @@ static void place_values(const Model *local, const Model *whole, int k, Range ra
 static int exchange_bucket(Saver *s, StateKind kind, int bucket, int *counts, float *to, Error *e) {
     const Setup *setup = &s->run->setup;
     const Comm *comm = setup->comm;
-    const int ranks = comm->ranks, tensors = setup->model.tensor_count, K = setup->parallel.config.tensor;
-    int *send = counts, *receive = counts + ranks, code = 0;
+    const Model *model = &setup->model;
+    const Range all = model_bucket(model, bucket);
+    const int ranks = comm->ranks, K = setup->parallel.config.tensor;
+    int *send = counts, *receive = counts + ranks, code = 0, first = 0, tensors = 0; // tensors: of the bucket
     float *sent = NULL, *received = NULL, *at;
     size_t all_sent = 0, all_received = 0;
+    while (model->tensors[first].offset < all.begin) first++;
+    while (first + tensors < model->tensor_count && model->tensors[first + tensors].offset < all.end) tensors++;
     memset(counts, 0, 2 * (size_t)ranks * sizeof *counts);
     for (int i = 0; i < ranks * tensors; i++) {
-        const int r = i / tensors, k = i % tensors;
+        const int r = i / tensors, k = first + i % tensors;
         send[r] += (int)range_length(sent_range(s, comm->rank, k, part_of_whole(s, bucket, r)));
         receive[r] += (int)range_length(sent_range(s, r, k, s->part[bucket]));
     }
@@ -263,16 +267,17 @@ static int exchange_bucket(Saver *s, StateKind kind, int bucket, int *counts, fl
     TRY_GOTO(memory_alloc((void **)&received, all_received * sizeof *received, "received values", e));
     at = sent;
     for (int i = 0; i < ranks * tensors; i++) {
-        const Range range = sent_range(s, comm->rank, i % tensors, part_of_whole(s, bucket, i / tensors));
+        const Range part = part_of_whole(s, bucket, i / tensors);
+        const Range range = sent_range(s, comm->rank, first + i % tensors, part);
         if (range_length(range)) TRY_GOTO(engine_store(setup->engine, kind, range, at, e));
         at += range_length(range);
     }
     TRY_GOTO(comm_exchange(setup->comm, sent, send, received, receive, e));
     at = received;
     for (int i = 0; i < ranks * tensors; i++) {
-        const int r = i / tensors, k = i % tensors;
+        const int r = i / tensors, k = first + i % tensors;
         const Range range = sent_range(s, r, k, s->part[bucket]);
-        place_values(&s->local[r % K], &setup->model, k, range, at, to, s->part[bucket]);
+        place_values(&s->local[r % K], model, k, range, at, to, s->part[bucket]);
         at += range_length(range);
     }
 done:
