@@ -9,7 +9,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL NATIVE SAN CFLAGS
 export GNS_BUILD=build/cpu-avx2-test
 mkdir -p $GNS_BUILD/data && ln -sf "$tokenize" $GNS_BUILD/data
 
-# Only llmc/cpu and train_gpt2.c choose instructions: the rest of the library is the other tests'.
+# Only llmc/cpu and train_gpt2.c choose instructions: links the other objects of the present build.
 tests=(dev/test/cpu/test_*.c)
 tests=("${tests[@]%.c}")
 objects=$(ls $build/llmc/*/*.o | sed "/run\/main_/d; s|^$build/llmc/cpu/|$GNS_BUILD/llmc/cpu/|" | xargs)

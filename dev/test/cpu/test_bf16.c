@@ -7,9 +7,9 @@
 enum { ROWS = 6, T = 24 };
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
 
-static double dropout; // typed_engine's; above 0 it masks documents, too
+static double dropout; // of typed_engine, which above 0 also masks documents
 
-// Makes weights that are closer to GPT-2's than small_params', as the CUDA engine's tests do: rounding matters less then.
+// Makes weights nearer to GPT-2's than small_params does, like the CUDA engine's tests: rounding then matters less.
 static World rounded_world(void) {
     World w = world_of(shape, T, ROWS, 1);
     for (int k = 0; k < w.model.tensor_count; k++) {
@@ -32,7 +32,7 @@ static Engine *typed_engine(const World *w, Dtype dtype, int threads, float smoo
                                        .label_smoothing = smoothing});
 }
 
-// The tolerances of the CUDA engine's bf16 (dev/test/cuda/test_engine_cuda.cu).
+// Tolerances: those of the CUDA engine's bf16 (dev/test/cuda/test_engine_cuda.cu).
 static void check_step(float smoothing) {
     World w = rounded_world();
     Engine *exact = typed_engine(&w, DTYPE_FP32, 1, smoothing), *rounded = typed_engine(&w, DTYPE_BF16, 2, smoothing);

@@ -1,4 +1,4 @@
-// The CPU engine with --dtype fp8 and fp8-dw, beside itself in fp32. test_math compares the rounding with e4m3's
+// Compares the CPU engine in fp8 and fp8-dw with itself in fp32. test_math compares the rounding with e4m3's
 // definition; dev/oracle checks losses and gradients.
 #include "world.h"
 
@@ -76,7 +76,7 @@ static void check_step(Dtype type) {
 
 static void test_step(void) { check_step(DTYPE_FP8), check_step(DTYPE_FP8_DW); }
 
-// amax is the largest |x| of the step: of a site's unrounded factor, and over micro-steps.
+// amax is the largest |x| of a site's unrounded factors over the step's micro-steps.
 static void test_amax(void) {
     int8_t k[SITES];
     float amax[SITES], again[SITES], parts[2][SITES];
@@ -107,7 +107,7 @@ static void test_amax(void) {
     world_close(&w);
 }
 
-// Each site's exponent matters: another one changes the gradients. An unset one leaves both factors of its product alone.
+// Each site's exponent matters: another one changes the gradients. If it is unset, no factor of its product is rounded.
 static void test_each_site(void) {
     int8_t k[SITES], one[SITES];
     float amax[SITES];
@@ -184,7 +184,7 @@ static void check_same_bits(Dtype type) {
 
 static void test_same_bits(void) { check_same_bits(DTYPE_FP8), check_same_bits(DTYPE_FP8_DW); }
 
-// A factor that is not finite shows in amax. With exponents also in the gradient's norm.
+// A factor that is not finite shows in amax and, if exponents are set, in the gradient's norm.
 static void test_not_finite(void) {
     const float bad[] = {INFINITY, NAN};
     Error e;
@@ -208,7 +208,7 @@ static void test_not_finite(void) {
     world_close(&w);
 }
 
-// A step whose factor saturates changes nothing; the next one does.
+// A step whose factor saturates changes no weight; the next step does.
 static void test_saturation(void) {
     const UpdateConfig update = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.9, .eps = 1e-8, .step = 1, .batch = ROWS};
     int8_t k[SITES], high[SITES];

@@ -1,5 +1,5 @@
-// The head of the CPU engine: one chunk or several give the same losses and gradients; engine_logits and the losses see one
-// distribution; logits far from 0. Also sums of squares of arrays as long as wte.
+// The head of the CPU engine: one chunk or several give the same losses and gradients; engine_logits and the losses
+// agree; logits far from 0. Also sums of squares of arrays as long as wte.
 #include "cpu/layers.h"
 #include "world.h"
 
@@ -45,7 +45,7 @@ static double smoothed_loss_of(const float *x, int n, int target, double smoothi
     return sum + (1 - smoothing) * loss_of(x, n, target);
 }
 
-// engine_logits and the loss see one distribution, after any number of tokens.
+// The losses follow from engine_logits after any number of tokens.
 static void test_logits_after_a_prefix(void) {
     enum { T = 13, V = 61 };
     Error e = {0};
@@ -63,7 +63,7 @@ static void test_logits_after_a_prefix(void) {
     world_close(&w);
 }
 
-// exp of such logits is infinite, or 0, in fp32.
+// Checks logits whose exp is infinite or 0 in fp32.
 static void check_large_logits(float smoothing) {
     enum { N = 6, V = 61, STRIDE = 128 };
     float logits[N * STRIDE], before[N * STRIDE], nll[N], loss[N];
@@ -73,7 +73,7 @@ static void check_large_logits(float smoothing) {
         nll[i] = loss[i] = NAN;
         for (int v = 0; v < STRIDE; v++) {
             double level = i % 3 == 0 ? 300 : i % 3 == 1 ? -300 : v % 2 ? 300 : -300;
-            if (i == 0 && v == V - 1) level += 120; // the largest, beyond the last whole vector, as <|endoftext|>'s
+            if (i == 0 && v == V - 1) level += 120; // the largest is past the last whole vector, like <|endoftext|>
             logits[i * STRIDE + v] = v < V ? (float)(level + 4 * rng_normal(4, 5, (uint64_t)(i * STRIDE + v))) : NAN;
         }
     }
@@ -97,7 +97,7 @@ static void test_large_logits(void) {
     check_large_logits(0.3f);
 }
 
-// The arrays are longer than one block of sums.
+// Sums arrays longer than one block of sums.
 static void test_sums_of_large_arrays(void) {
     const size_t n = ((size_t)2 << 21) + 5000;
     float *x = malloc(n * sizeof *x), *y = malloc(n * sizeof *y);

@@ -1,5 +1,5 @@
-// engine_logits reuses keys and values of earlier calls. Whatever came between, it gives the bits of a new engine. If each
-// block has its own keys and values, it computes only the new tokens.
+// engine_logits reuses keys and values of earlier calls. Whatever came between, the bits are those of a new engine. If
+// each block has its own keys and values, only the new tokens are computed.
 #include "cpu/engine_cpu.h"
 #include "world.h"
 

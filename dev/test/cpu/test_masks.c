@@ -89,7 +89,7 @@ static void check_gram(const World *w, const double *got, double *const sum[WORL
     }
 }
 
-// An example's masks, and so its loss and norms, do not depend on the rows beside it: the row's numbers not in one bit.
+// An example's masks, and so its loss and norms, do not depend on the rows beside it; a RowResult keeps all its bits.
 // source_gram equals the products of sums of single rows' gradients. No other number depends on the sources.
 static void test_micro_batches(void) {
     World w = world_of(shape, T, ROWS, 3);
@@ -163,7 +163,7 @@ static void check_packed(World *w, const int *lengths) {
     for (int i = 0, begin = 0; begin < T; begin += lengths[i++]) {
         CHECK_OK(engine_eval(plain, w->tokens + begin, 1, lengths[i], alone, &e), &e);
         for (int t = 0; t < lengths[i]; t++) CHECK_CLOSE(packed[begin + t], alone[t], 1e-5, 1);
-        for (int n = 1; n <= lengths[i]; n++) { // mask reuses the packed row's keys and values
+        for (int n = 1; n <= lengths[i]; n++) { // `mask` reuses keys and values of the packed row
             CHECK_OK(engine_logits(mask, w->tokens, begin + n, logits[0], &e), &e);
             CHECK_OK(engine_logits(plain, w->tokens + begin, n, logits[1], &e), &e);
             for (int v = 0; v < 50; v++) CHECK_CLOSE(logits[0][v], logits[1][v], 1e-5, 1);

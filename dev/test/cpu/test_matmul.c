@@ -16,7 +16,7 @@ static float *guarded_random(size_t n) {
     return x;
 }
 
-enum { ROWS_MOST = 1200 }; // of C
+enum { ROWS_MOST = 1200 }; // most rows of C
 
 static Matmul matmul_create(const MatmulKernel *kernel, int threads, size_t a_block) {
     size_t bytes = round_up(matmul_scratch(kernel->type, ROWS_MOST), 64);
@@ -32,15 +32,15 @@ static void find_kernels(void) {
         if (kernel->available()) kernels[kernel_count++] = kernel;
 }
 
-// Returns x as values of the type; rounds x to them.
+// Returns x as values of the type; rounds x itself, too.
 static void *values_of(float *x, size_t n, Dtype type) {
     void *values = malloc(n * value_bytes(type) + 1);
     for (size_t i = 0; i < n; i++) value_set(values, i, x[i], type), x[i] = value_get(values, i, type);
     return values;
 }
 
-// Returns the largest error; 1: as large as rounding may make it, for a sum of K products of numbers up to 1 and a result of
-// the type. NaN counts as huge.
+// Returns the largest error, in units of what rounding may cause in a sum of K products of numbers up to 1 and a result
+// of the type. NaN counts as huge.
 static double worst_error(const void *got, Dtype type, const float *want, size_t n, size_t K) {
     double worst = 0, unit = 6e-8 * (8 + sqrt((double)K)) * (1 + sqrt((double)K));
     double rounding = type == DTYPE_BF16 ? 0x1.01p-8 : 0;
@@ -124,7 +124,7 @@ static void check_case(Matmul one, Matmul many, Case t) {
 
 static void check_shapes(const size_t (*shapes)[3], size_t count) {
     for (int k = 0; k < kernel_count; k++) {
-        Matmul one = matmul_create(kernels[k], 1, matmul_a_block()); // the others: in several blocks of rows
+        Matmul one = matmul_create(kernels[k], 1, matmul_a_block()); // the others: small blocks of rows
         Matmul two = matmul_create(kernels[k], 2, 40 << 10), five = matmul_create(kernels[k], 5, 1);
         for (size_t i = 0; i < count; i++)
             for (int variant = 0; variant < 4 * PRODUCTS; variant++) {
@@ -146,11 +146,11 @@ static void test_blocked_shapes(void) { // beyond one block of K or N, with and 
     const size_t shapes[][3] = {{1, 1, 1000},    {1, 1100, 1},   {1100, 1, 1},    {13, 33, 769}, {37, 513, 385},
                                 {24, 1024, 384}, {70, 384, 128}, {64, 1537, 9},   {1025, 47, 5}, {12, 32, 1153},
                                 {769, 33, 13},   {385, 513, 37}, {1024, 24, 384}, {690, 3, 801}, {3, 3100, 801},
-                                {601, 464, 9}}; // the last: a gradient that is written past the caches
+                                {601, 464, 9}}; // the last: a gradient written around the caches
     check_shapes(shapes, sizeof shapes / sizeof *shapes);
 }
 
-// A row gives the same bits alone as among others; NaN and infinity stay in their rows.
+// A row's result has the same bits alone as among other rows; NaN and infinity stay in their rows.
 static void check_rows(const MatmulKernel *kernel) {
     enum { M = 29, K = 801, N = 83 };
     Matmul mm = matmul_create(kernel, 2, matmul_a_block());

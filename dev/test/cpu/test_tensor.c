@@ -27,7 +27,7 @@ typedef struct Group {
 
 // ---- Exchanges ------------------------------------------------------------------------------------------------------
 
-static RankRows share(int rows, int t, int ranks) { // the first rows % ranks ranks own one more
+static RankRows share(int rows, int t, int ranks) { // ranks below rows % ranks own one more
     int64_t first = 0;
     for (int s = 0; s < t; s++) first += rows / ranks + (s < rows % ranks);
     return (RankRows){first, rows / ranks + (t < rows % ranks)};
@@ -114,7 +114,7 @@ static void group_open(Group *g, const World *w, EngineConfig config, int ranks)
             for (size_t i = 0; i < rank->model.tensors[k].count; i++)
                 param[rank->model.tensors[k].offset + i] = w->param[place_of(g, t, k, i)];
         for (size_t i = 0; i < rank->model.flat_count; i++) poison[i] = NAN;
-        for (int k = 0; k < rank->model.tensor_count; k++) { // not the padding, which remains 0
+        for (int k = 0; k < rank->model.tensor_count; k++) { // padding remains 0
             const Tensor *tensor = &rank->model.tensors[k];
             CHECK_OK(engine_load(rank->engine, STATE_PARAM, tensor_range(tensor), param + tensor->offset, &e), &e);
             CHECK_OK(engine_load(rank->engine, STATE_GRAD, tensor_range(tensor), poison, &e), &e);
@@ -150,7 +150,7 @@ static void group_close(Group *g) {
 
 // ---- Tests ----------------------------------------------------------------------------------------------------------
 
-// Sums of whole tensors, and the parts of cut ones, equal the gradient of one engine.
+// Whole tensors' gradients summed over ranks, and cut tensors' parts, equal the gradient of one engine.
 static void check_gradients(const Group *g, const float *want) {
     float *sum = calloc(g->world->model.flat_count, sizeof *sum);
     for (int t = 0; t < g->ranks; t++)
@@ -195,7 +195,7 @@ static void check_numbers(const Group *g, const Outcome *one, const float *loss,
     for (int v = 0; v < g->world->model.config.vocab; v++) CHECK_CLOSE(g->rank[0].logits[v], logits[v], 2e-5, 1);
 }
 
-// |v_s|^2 of a rank is the norm of its only row of the source; 0 if it owns none.
+// A rank's |v_s|^2 is the squared norm of its row of source s, if it owns one; 0 if none, above 0 if several.
 static void check_sources(const Group *g, const Outcome *one) {
     for (int i = 0; i < g->ranks * WORLD_SOURCES && g->rank[0].config.gns != GNS_OFF; i++) {
         const int t = i / WORLD_SOURCES, s = i % WORLD_SOURCES;

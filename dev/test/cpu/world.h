@@ -60,7 +60,7 @@ typedef struct {
     float *grad;
 } Outcome;
 
-// Makes a step without update, of `rows` rows: examples first, first + 1, ...
+// Measures a step of `rows` rows without update: examples first, first + 1, ...
 static inline Outcome measure(const World *w, Engine *engine, const uint16_t *tokens, int first, int rows,
                               int micro_batch, GnsMode mode) {
     Error e = {0};

@@ -1,4 +1,4 @@
-// options_test: options from a command line as one string, and from the text of a --config file.
+// options_test: parses options from a command line given as one string, and from the text of a --config file.
 #pragma once
 
 #include "options/options.h"
@@ -37,7 +37,7 @@ static inline int parse_config(Options *o, const char *text, Error *e) {
     return rows_read_config(&t, copy, strlen(copy), "run.cfg", e);
 }
 
-// Checks options by their JSON: `are` is "lr 0.5, model 'd12', ..."; quotes are single.
+// Checks options by their JSON. are: the wanted values, "lr 0.5, model 'd12', ...", with single quotes.
 static inline void check_options(const Options *o, const char *words, const char *are) {
     char *text = NULL, wants[512], *rest = wants, json[600];
     size_t bytes;

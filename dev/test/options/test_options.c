@@ -46,7 +46,7 @@ static void test_defaults(void) {
     for (int i = 0; i < OPTION_COUNT; i++) CHECK(!o.given[i], "%s given", option_rows[i].field);
 }
 
-// The enum of each choice.
+// Each choice's names and enum.
 static const struct {
     OptionId option;
     const char *name;
@@ -69,7 +69,7 @@ static const struct {
     // clang-format on
 };
 
-// The names of each choice stand in the table in the order of its enum, and all of them are checked.
+// The table has each choice's names in the order of its enum; the list above has all of them.
 static void test_choices_match_enums(void) {
     Options o;
     Error e;
@@ -200,7 +200,7 @@ static void test_command_line_errors(void) {
     CHECK(o.version, "version");
 }
 
-// --train and --val take the words up to the next option, as a shell makes them of a pattern.
+// --train and --val take all words up to the next option: a shell may have expanded a pattern.
 static void test_several_words(void) {
     Options o;
     Error e;
@@ -214,7 +214,7 @@ static void test_several_words(void) {
     CHECK_OK(options_parse(&o, 3, one, true, &e), &e);
     CHECK(strcmp(o.train, "my file") == 0, "'%s'", o.train);
 
-    static char word[OPTION_TEXT]; // at the edge of what a value may be
+    static char word[OPTION_TEXT]; // gives the longest value, or up to 4 bytes more
     for (int more = 0; more < 5; more++) {
         int length = OPTION_TEXT - 1 - 4 + more; // and " abc"
         memset(word, more == 4 ? ' ' : 'x', (size_t)length);
@@ -226,7 +226,7 @@ static void test_several_words(void) {
     }
 }
 
-// llm.c's flags mean what they mean there.
+// llm.c's flags mean the same as in llm.c.
 static void test_aliases(void) {
     static Options o;
     Error e;
@@ -256,7 +256,7 @@ static void test_aliases(void) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CHECK_OK(parse(&o, cases[i][0], &e), &e);
-        for (int times = 0; times < 2 && !o.help; times++) CHECK_OK(options_resolve(&o, &e), &e); // twice is once
+        for (int times = 0; times < 2 && !o.help; times++) CHECK_OK(options_resolve(&o, &e), &e); // twice: no change
         check_options(&o, cases[i][0], cases[i][1]);
     }
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
@@ -323,7 +323,7 @@ static void test_config_precedence(void) {
     CHECK_OK(parse(&o, "-y 1 --config a", &e), &e);
     CHECK(!o.fresh, "llm.c's -y 1 resumes, whatever the file says");
 
-    // A later file overrules an earlier one, also where its line excludes one there.
+    // A later file overrules an earlier one, also by an option that excludes one of the earlier file.
     write_text("b", "train-tokens = 4096\nlr = 0.75\nfresh = false\n");
     CHECK_OK(resolve(&o, "--train x --config a --beta1 0.25 --config=b", &e), &e);
     CHECK(o.lr == 0.75 && o.beta1 == 0.25 && !o.fresh && o.steps == 0 && o.run.horizon_tokens == 4096, "a, then b");
@@ -344,7 +344,7 @@ static void test_config_precedence(void) {
                           "or wsd, --val-every without --val\n") == 0,
           "%s", o.notes);
 
-    // run.json: what the run's parts were given, as it is in the end, without --out and --fresh.
+    // run.json sets the options that any part was given, to their final values, except --out and --fresh.
     write_text("run.json",
                "{\"parts\": [{\"options\": {\"lr\": 1, \"out\": \"old\", \"fresh\": true, \"steps\": 9, "
                "\"document_mask\": true}}, {\"options\": {\"lr\": 0.5, \"steps\": 0}}], \"options\": {\"lr\": "

@@ -1,4 +1,4 @@
-// Options together: values that follow from several, contradictions, and options without effect.
+// Several options together: values that follow from them, contradictions, and options without effect.
 // test_options.c checks single options.
 #include "options_test.h"
 
@@ -97,7 +97,7 @@ static void test_contradictions(void) {
         {"--eval-only --model dir --val b --sample-only", "--sample-only and --eval-only"},
         {"--eval-only --model dir --val b --check c", "--eval-only and --check"},
         {"--train a --steps 5 --hellaswag-every 5 --hellaswag=", "--hellaswag is empty"},
-        {"--train a --steps 5 --check=", "--check is empty"}, // "$UNSET" trained
+        {"--train a --steps 5 --check=", "--check is empty"}, // of a script's "$UNSET"
         {"--check dir --sample-only --model dir", "--sample-only and --check"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -108,8 +108,8 @@ static void test_contradictions(void) {
     CHECK(strstr(e.hint, "use 960"), "%s", e.hint);
 }
 
-// What becomes of options without effect: refused, naming the option and what it needs; noted, where llm.c's scripts give
-// them, the value of another option decides, or nothing is trained; or they have an effect and nothing is said.
+// Options without effect. REFUSED: the error names the option and what it needs. NOTED: llm.c's scripts give it,
+// another option's value decides, or nothing is trained. SILENT: the option has an effect.
 typedef enum { REFUSED, NOTED, SILENT } Effect;
 // clang-format off
 static const struct {
@@ -214,7 +214,7 @@ static void test_effects(void) {
         CHECK_OK(options_resolve(&o, &e), &e);
         CHECK(one_note(&o) && strstr(o.notes, says[0]) && strstr(o.notes, says[1]), "%s: '%s'", config, o.notes);
     }
-    // a training run's file
+    // a training run's config file, with --sample-only
     CHECK_OK(parse_config(&o, "train = a\nlr = 1\nmodel = dir\nsample-only = true\n", &e), &e);
     CHECK_OK(options_resolve(&o, &e), &e);
     CHECK(!*o.notes, "%s", o.notes);

@@ -1,4 +1,4 @@
-// plan: time, memory, ranks and cost that --dry-run prints, against hand-computed cases and measured runs.
+// plan: compares time, memory, ranks and cost of --dry-run with hand-computed cases and measured runs.
 #include "ranks/parallel.h"
 #include "plan/plan.h"
 
@@ -31,9 +31,9 @@ static void test_kernel_seconds(void) {
     // 1000 FLOPs at 50 are 20 s; a quarter of 40 B read, and 30 B written, at 10 B/s: 1 s + 3 s
     Work w = {.kind = WORK_MATMUL, .flops = 1000, .read = 40, .written = 30, .count = 1};
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 24, 1e-12, 0);
-    w.flops = 10; // 0.2 + 4 s is less than what 70 B take
+    w.flops = 10; // 0.2 + 4 s is less than the 7 s of 70 B
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 7, 1e-12, 0);
-    w.kind = WORK_STREAM; // half of the bandwidth
+    w.kind = WORK_STREAM; // reaches half of the bandwidth
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 14, 1e-12, 0);
     w = (Work){.kind = WORK_ATTENTION_FORWARD, .flops = 400, .read = 1, .count = 1};
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 10, 1e-12, 0);
@@ -57,7 +57,7 @@ static const Model *model_of(const char *preset, int vocab, int seq_len) {
     return &made[i];
 }
 
-static Options options; // options of the plan made last
+static Options options; // of the plan that make_plan made last
 
 static Plan make_plan(const Model *model, const char *device, int micro_batch, int seq_len) {
     Error e;
@@ -138,7 +138,7 @@ static void test_recomputing_and_exact_norms_cost(void) {
     // its 4 chunks of 16 examples.
     double blocks = 12 * 12 * C * C, head = 50304 * C;
     CHECK_CLOSE(sum_work(&exact, FAMILY_EXACT_NORMS, false), 4 * (blocks * (64 + 2) + head * (64 + 4 * 2)), 1e-9, 0);
-    // Fused into the products: only rows of the head's gradients.
+    // Fused into the products: reads and writes only rows of the head's dwte.
     p.shape.recompute = RECOMPUTE_NONE;
     Workload fused = micro_step(&p, EXACT_FUSED);
     CHECK_CLOSE(sum_work(&fused, FAMILY_EXACT_NORMS, false), 2 * 4 * N * C, 1e-9, 0);
@@ -201,7 +201,7 @@ static void test_measured_steps(void) {
         double planned = planned_speed(&p), measured = cases[i].tok_per_s;
         CHECK(fabs(planned / measured - 1) < 0.06, "case %zu: %.0f tok/s, measured %.0f", i, planned, measured);
     }
-    // H100, by turns: tok/s of --dtype fp8 over bf16; of fp8-dw (0: not measured)
+    // Measured on an H100, in alternation: speed of --dtype fp8 over bf16; of fp8-dw over bf16 (0: not measured)
     const double fp8[] = {728181.0 / 645424, 267008.0 / 237003, 66609.0 / 55501};
     const double fp8_dw[] = {764633.0 / 648753, 0, 73146.0 / 54817};
     for (int i = 0; i < 3; i++) {
@@ -244,10 +244,10 @@ static double mib_of(const Plan *p) {
     return sum / (1 << 20);
 }
 
-// measured false: the CUDA engine's own plan, which is exact, and CUDA's 532 MiB; exact norms are batched. measured true:
-// running H200s by nvidia-smi (4 ranks: by the trainer's log), with chunks of the head of 800 MiB.
-// Since then a slope of 1 byte replaced GELU's input of 2, in all blocks or one; RECOMPUTE_GELU keeps one slope more. The
-// terms -4800 to +192 are this change, computed: no row was measured again.
+// measured false: the CUDA engine's own plan, which is exact, and CUDA's 532 MiB; exact norms are batched. measured
+// true: running H200s by nvidia-smi (4 ranks: by the trainer's log), with chunks of the head of 800 MiB. Later a slope
+// of 1 byte replaced GELU's input of 2, in all blocks or one; RECOMPUTE_GELU keeps one slope more. The terms -4800 to
+// +192 are this change, computed: no row was measured again.
 static void test_memory_estimate(void) {
     static const struct {
         const char *preset;
@@ -306,9 +306,9 @@ static void test_library_memory(void) {
     CHECK_CLOSE(mib_of(&large) - gpu, 12 * (double)large.shape.model->flat_count / (1 << 20) - 532, 1e-3, 0);
 }
 
-// Bytes per parameter at each stage of ZeRO, in bf16, by hand: 4 + 2 of weights, 4 of gradients, 8 of moments. 8 ranks.
-// Stage 0: 18. 1: 4/8 + 2 + 4 + 8/8 = 7.5. 2: gradients of two blocks and the embeddings, and an eighth of the sums. 3:
-// 4/8 + 2/8 of weights, and 2 for those in the slots.
+// Bytes per parameter on 8 ranks, in bf16, by hand: 4 + 2 of weights, 4 of gradients, 8 of moments. ZeRO-0: 18. ZeRO-1:
+// 4/8 + 2 + 4 + 8/8 = 7.5. ZeRO-2: gradients of two blocks and the embeddings, and 1/8 of the sums. ZeRO-3: 4/8 + 2/8
+// of weights, and 2 for weights in the slots.
 static void test_state_bytes(void) {
     double block = 12 * 768 * 768 + 13 * 768, embeddings = (50304 + 1024) * 768;
     double all = (double)model_of("d12", 50257, 1024)->flat_count;
@@ -332,7 +332,7 @@ static void test_largest_micro_batch(void) {
     CHECK((p.device.spec.memory_bytes = (double)memory.total) > 0 && plan_largest_micro_batch(&p) == 0, "not one row");
     for (double bytes = 3e6; bytes < 100e6; bytes *= 1.7) {
         p.device.spec.memory_bytes = bytes;
-        int fits = 0; // found one by one
+        int fits = 0; // largest micro-batch, found one by one
         for (int b = 1; b == fits + 1; b++) {
             plan_memory(&p, b, &memory);
             if ((double)memory.total <= 0.97 * bytes) fits = b;
@@ -354,10 +354,10 @@ static void test_ring(void) {
     d.spec.link = 8;
     CHECK_CLOSE(plan_ring_seconds(&d, 4, 64), 3 * 1 + 0.75 * 64 / 4, 1e-12, 0);
     CHECK_CLOSE(plan_ring_seconds(&d, 8, 64), 5 * 1 + 2 * 3 + 0.875 * 64 / 1, 1e-12, 0);
-    // to 3 of 4 ranks through the switch; of 8: 3 of 7 inside, at 8 B/s, and 4 outside, at 0.5 B/s
+    // 4 ranks: each sends to 3 through the switch. 8 ranks: to 3 inside at 8 B/s, and to 4 outside at 0.5 B/s
     CHECK_CLOSE(plan_all_to_all_seconds(&d, 4, 64), 1 + 3 * 64.0 / 16 / 4, 1e-12, 0);
     CHECK_CLOSE(plan_all_to_all_seconds(&d, 8, 64), 3 + 4 * 64.0 / 64 / 0.25, 1e-12, 0);
-    PlanDevice torus = d; // 4 x 4 x 4: three rounds an axis, two ways at once; a quarter of an axis's ranks to pass
+    PlanDevice torus = d; // 4 x 4 x 4: three rounds per axis, both ways at once; a piece passes a quarter of an axis
     torus.spec.axes = 3, torus.spec.devices_a_machine = 64;
     CHECK_CLOSE(plan_link_bandwidth(&torus, 64), 24, 1e-12, 0);
     CHECK_CLOSE(plan_ring_seconds(&torus, 64, 64), 3 * 1.5 + 63.0 / 12, 1e-12, 0);
@@ -375,13 +375,13 @@ static void test_ring(void) {
     CHECK_CLOSE(plan_step_bytes(&p), 7.0 / 8 * all * (4 + 4), 1e-12, 0);
     p.sharing.zero = ZERO_1;
     CHECK_CLOSE(plan_step_bytes(&p), 7.0 / 8 * all * (4 + 2), 1e-12, 0);
-    p.sharing.zero = ZERO_3, options.comm_dtype = WIRE_BF16; // all blocks but two of 12 again, in the backward pass
+    p.sharing.zero = ZERO_3, options.comm_dtype = WIRE_BF16; // the backward pass gathers 10 of 12 blocks again
     double blocks = all - (double)model_bucket(p.shape.model, 0).end;
     CHECK_CLOSE(plan_step_bytes(&p), 7.0 / 8 * 2 * (2 * all + 10.0 / 12 * blocks), 1e-12, 0);
 }
 
-// test_plan.sh has the textbook's example and a twin. Here: I = 100 FLOP/s over 8 B/s of values of 2 B is 12.5, and 50 over
-// the 2 B/s of a machine's network; the split stays within what the machines have; fp32 doubles the bytes.
+// By hand: values of 2 B at 100 FLOP/s have I = 12.5 over a link of 8 B/s, and 50 over a machine's network of 2 B/s.
+// Tensors are divided within a machine; fp32 doubles the bytes. test_plan.sh has the textbook's example and a twin.
 static void test_bounds(void) {
     PlanDevice d = round_device();
     PlanBounds one = plan_bounds(&d, 4, 1000, 400), two = plan_bounds(&d, 8, 1e-3, 400);
@@ -395,8 +395,8 @@ static void test_bounds(void) {
     CHECK_CLOSE(plan_bounds(&d, 4, 1000, 400).both, 4 * one.both, 1e-12, 0);
 }
 
-// Two ranks, 10 rows a step and a slow link: the backward pass hides little. Exposed are the blocks' gradients less that
-// pass, the embeddings' gradients, and what is gathered. A bucket takes one latency and half of its bytes.
+// Two ranks, 10 rows a step and a slow link: the backward pass hides little. Exposed: the blocks' gradients less the
+// backward pass, the embeddings' gradients, and gathering. A bucket takes one latency and half of its bytes.
 static void test_exposed(void) {
     Plan p = make_plan(model_of("d2", 256, 64), "H200", 10, 64);
     PlanEfficiency *s = &p.device.efficiency;
@@ -411,14 +411,14 @@ static void test_exposed(void) {
     CHECK_CLOSE(zero0.exposed, scatter - backward + rest + rest + scatter - all[PASS_UPDATE], 1e-9, 0);
     CHECK_CLOSE(zero0.seconds, all[PASS_FORWARD] + all[PASS_BACKWARD] + all[PASS_UPDATE] + zero0.exposed, 1e-12, 0);
     p.sharing.zero = ZERO_1,
-    options.comm_dtype = WIRE_BF16; // gradients and weights in bf16: half as many bytes, as many latencies
+    options.comm_dtype = WIRE_BF16; // gradients and weights in bf16: half the bytes, the same latencies
     PlanStep zero1 = plan_step(&p, 10);
     double half = (scatter - 2e-3) / 2 + 2e-3, half_rest = (rest - 1e-3) / 2 + 1e-3;
     CHECK_CLOSE(zero1.exposed,
                 half - zero1.last.pass[PASS_BACKWARD] + half_rest + half_rest + half - zero1.all.pass[PASS_FORWARD],
                 1e-9, 0);
     p.sharing.zero = ZERO_2, p.sharing.reduce = REDUCE_MICRO_STEP,
-    p.shape.micro_batch = 2; // 5 rows a rank: 2, 2 and 1, three scatters
+    p.shape.micro_batch = 2; // 5 rows per rank: micro-steps of 2, 2 and 1, three scatters
     PlanStep zero2 = plan_step(&p, 10);
     const double *first = zero2.first.pass;
     CHECK_CLOSE(zero2.exposed,
@@ -427,8 +427,8 @@ static void test_exposed(void) {
                 1e-9, 0);
 }
 
-// ZeRO-3 with that link, those rows and five layers. Two blocks stay in their slots between passes, so a pass gathers 3/5
-// of the blocks again.
+// ZeRO-3 with test_exposed's link and rows, and five layers. Two blocks stay in their slots between passes, so a pass
+// gathers 3/5 of the blocks again.
 static void test_exposed_weights(void) {
     Error e;
     Model model;
@@ -468,7 +468,7 @@ static void test_tensor(void) {
     CHECK_CLOSE(2 * b.all.family[FAMILY_LAYERNORM].bytes, a.all.family[FAMILY_LAYERNORM].bytes, 1e-12, 0);
     CHECK_CLOSE(plan_tensor_bytes(&two), 96 * 10 * row / 2, 1e-12, 0);
     CHECK(plan_tensor_bytes(&one) == 0, "%g bytes without --tensor", plan_tensor_bytes(&one));
-    // Bucket 0 is summed over both; a block belongs to one rank of each t.
+    // Bucket 0 is summed over both ranks; a block's bucket is on one rank only.
     const double embeddings = 50304 * 768.0 + 1024 * 768 + 12 * 6 * 768 + 2 * 768;
     CHECK_CLOSE(plan_step_bytes(&two), (4 + 2) * embeddings / 2 + 96 * 10 * row / 2, 1e-6, 0);
     const double waits =
@@ -591,10 +591,10 @@ static void test_checkpoints_at_a_time(void) {
         {49, 0, 2, 3, 0},         // at 49, 98 and 100
         {10, 0, 2, 3, 0},         // two are kept, one is being written
         {10, 0, 0, 10, 0},        // all are kept
-        {10, 25, 2, 4, 0},        // the best besides
+        {10, 25, 2, 4, 0},        // the best one in addition
         {0, 60, 2, 2, 0},         // at 60 and 100
         {10, 25, 0, 13, 0},       // at 25, 50 and 75 too; 50 counts twice
-        {4, INT64_MAX, 0, 25, 0}, // and nothing overflows
+        {4, INT64_MAX, 0, 25, 0}, // no overflow
         {10, 0, 1, 4, 5},         // --on-spike: the newest, the one before 10 steps, the new one, an abandoned one
         {10, 0, 3, 5, 5},         // the window needs no more than --keep
         {3, 0, 2, 8, 5},          // 9 steps hold three, and a rollback abandons as many
@@ -621,7 +621,7 @@ static void test_names(void) {
     // clang-format off
     static const struct {
         const char *said, *name;
-    } cases[] = { // names of the driver, then a person's
+    } cases[] = { // the driver's names, then a user's
         {"NVIDIA H200", "H200"}, {"NVIDIA H200 NVL", "H200 NVL"}, {"NVIDIA GH200 480GB", "GH200"},
         {"NVIDIA GB200", "GB200"}, {"NVIDIA B200", "B200"}, {"NVIDIA H100 80GB HBM3", "H100"},
         {"NVIDIA H100 PCIe", "H100 PCIe"}, {"NVIDIA A100-SXM4-80GB", "A100 SXM4 80GB"},

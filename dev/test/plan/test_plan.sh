@@ -15,7 +15,7 @@ plans_a_gpu_from_here() { # shellcheck disable=SC2086
         said '^ +16 +1 +1 +2 ' && said '^run +19,074 steps of 512 rows, .* cost [0-9]' || return 1
     awk 'length > 125 { print "too wide: " $0; bad = 1 } END { if (NR > 62) { print NR " lines"; bad = 1 } exit bad }' plan.txt
 }
-plans_fp8() { # in e4m3 the blocks' products are faster, and need copies
+plans_fp8() { # products in e4m3 are faster, and need copies
     local bf16 fp8
     # shellcheck disable=SC2086
     plan $d12 --device H200 && bf16=$(plan_speed) && plan $d12 --device H200 --dtype fp8 && said '^  copies in e4m3 +450.0 MiB$' || return 1
@@ -33,7 +33,7 @@ plans_this_cpu() {
     plan --model d2 --vocab-size 256 --seq-len 64 --steps 10 && said '^device +CPU, ' && said 'measured just now' &&
         said ' tok/s, MFU ' && said '^run +10 steps of 4 rows'
 }
-plans_a_cut_model() { # a machine whose link is unknown, too
+plans_a_cut_model() { # also for a machine whose link is unknown
     plan --model d2 --ranks 4 --tensor 2 --batch-tokens 8192 && said '^  copy for checkpoints' && said '^> +4 +1 +2 .* unknown ' &&
         ! grep nan plan.txt && plan --model d12 --device H200 --ranks 8 --tensor 4 --zero 3 && said '^> +8 +3 +4 +1 ' &&
         said '^  waiting for other ranks ' && ! grep -E '^>? +(1|2) ' plan.txt
@@ -41,7 +41,7 @@ plans_a_cut_model() { # a machine whose link is unknown, too
 plans_a_run_without_length() {
     plan --model d2 --device H200 && said '^device +H200' && ! said '^run ' > /dev/null && ! said 'checkpoints are written' > /dev/null
 }
-hours_are_tokens_over_speed() { # both on one page; without --val nothing is added
+hours_are_tokens_over_speed() { # as printed on one page; without --val no validation is added
     # shellcheck disable=SC2086
     plan $d12 --device H200 || return 1
     awk '/tok\/s, MFU/ { gsub(",", "", $3); speed = $3 } /^run/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /^hours/) hours = $i }
@@ -77,8 +77,8 @@ compares_the_modes() { # for a model too large for one card
     plan --device H200 --model d84 --micro-batch 4 && said '^  ranks from which it fits, at this micro-batch: none with --zero 0, 4 with 1, 3 with 2, 3 with 3' &&
         plan --model d2 --ranks 4 --batch-tokens 8192 && said '^> +4 +1 .* unknown '
 }
-# How to scale your model (Austin et al. 2025): its own example, a pod by numbers, then switches. A twin in float64 knows the
-# transfers of one MLP only; it searches the splits and the batches.
+# Compares with "How to scale your model" (Austin et al. 2025): the book's example, a pod given by its figures, then switches.
+# A twin in float64 knows only the transfers of one MLP; it searches splits and batches.
 agrees_with_the_textbook() {
     local python
     python=$(find_python) || skip "no Python" || return
@@ -182,7 +182,7 @@ predicts_the_steps() {
     done
 }
 
-tunes_a_gpu_only() { # as a run does
+tunes_a_gpu_only() { # --tune is refused where a run would refuse it
     "$train" --dry-run --tune --model d2 --steps 3 > log 2>&1
     local code=$?
     [ $code = 64 ] && grep -q '^error: --tune is for GPUs, and the plan is for CPU, ' log || { echo "code $code"; cat log; return 1; }

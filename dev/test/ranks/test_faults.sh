@@ -6,8 +6,8 @@
 #     dev/test/ranks/test_faults.sh 0 STOPS  requests to stop at random times, under random delays of threads and MPI calls
 #                                            (make test-stops)
 #
-# Uses $GNS_BUILD (dev/test/run.sh sets it). Where the deadline must end the run it is about 2 s; elsewhere it is long enough
-# for a slow disk and busy cores. A run may take 25 s more to end.
+# Uses $GNS_BUILD (dev/test/run.sh sets it). A deadline that must end the run is about 2 s; others are long enough for a slow
+# disk and busy cores. A run may take 25 s more to end.
 set -u
 rounds=${1:-0} stops=${2:-0}
 . "$(dirname "$0")/../checks.sh" faults
@@ -20,7 +20,7 @@ cc -shared -fPIC -o "$work/fault.so" dev/test/preload/fault.c -lpthread -ldl || 
 cd "$work" || exit 70
 mpi_here
 export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0
-deadline=30 # seconds of a step; set-up has six times that, a checkpoint three times
+deadline=30 # seconds of a step; set-up has six times as long, a checkpoint three times
 
 seq 1 150 | "$tokenize" --tokenizer bytes --out t - > log 2>&1 && mv t_train_*.bin t.bin || { cat log; exit 1; }
 
@@ -43,7 +43,7 @@ options() { # prints the options of every run
 }
 forever="--steps 100000000"
 zero3="--zero 3 --layers 3" # a mode in which every pass transfers weights
-tensor="--zero 3 --layers 3 --tensor 2" # and every block exchanges activations
+tensor="--zero 3 --layers 3 --tensor 2" # every block exchanges activations, too
 
 launch() { # RANKS COMMAND...: writes `log`, returns the exit code
     local ranks=$1
@@ -54,7 +54,7 @@ launch() { # RANKS COMMAND...: writes `log`, returns the exit code
 }
 own_words() { grep -E '^(error|warning)|exited|Exit code' log | tail -n 6; }
 
-# Checks the exit code against CODES (a pattern), and that some line says TEXT. Returns 2 if only that line is missing.
+# Checks the exit code against CODES (a pattern), and that some line of `log` says TEXT. Returns 2 if only TEXT is missing.
 ended() { # CODE CODES TEXT
     # shellcheck disable=SC2254
     case $1 in
@@ -64,8 +64,8 @@ ended() { # CODE CODES TEXT
     esac
     grep -qE "$3" log || { echo "nobody says '$3':" && own_words && return 2; }
 }
-soon() { # AFTER: checks that the run ended within its deadline and 25 s of the harm. The harm came AFTER seconds after the
-    # start, or after joining, which takes next to no time
+soon() { # AFTER: checks that the run ended at most its deadline and 25 s after the harm, which came AFTER seconds after the
+    # start
     awk -v now="$EPOCHREALTIME" -v begun="$begun" -v after="$1" '
         match($0, /no progress for [0-9]+ s/) { deadline = substr($0, RSTART + 16, RLENGTH - 18) + 0 }
         END { late = now - begun - after - deadline - 25; if (late > 0) { print late " s too late"; exit 1 } }' log
@@ -108,14 +108,14 @@ stopped() {
     deadline=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): (step|set-up).*; rank $2 \(process [0-9]+\) is stopped or gone" \
         --checkpoint-every 0
 }
-# All watchdogs run. The board shows which rank is at the earliest collective, even if some ranks alone worked on
-# checkpoints. One watchdog reports.
+# All watchdogs run: the board shows which rank is at the earliest collective, even if only some ranks worked on checkpoints.
+# One watchdog reports.
 hangs() {
     deadline=2 harm "$1" "$2" hang "$3" 78 "^error \(rank [0-9]\): (step|set-up|checkpoint).*; rank $2 \(process [0-9]+\) keeps the others waiting\. " "${@:4}" &&
         one_error
 }
-# Each rank sees the ranks of its own machine only. The machine of the stopped rank reports first. The others may see a late
-# rank that waits as they do; they accuse nobody.
+# Each rank sees only the ranks of its machine. The stopped rank's machine reports first. Other machines may see a late rank,
+# which only waits as they do; they accuse nobody.
 stopped_elsewhere() { # AFTER: stops the last rank; its neighbour on machine 1 sees it
     local machine=("$work/machine.sh" 2)
     deadline=3 harm 4 3 stop "$1" 78 "^error \(rank 2 on node1\): .*; rank 3 \(process [0-9]+ on node1\) is stopped or gone" \
@@ -153,18 +153,18 @@ asked_to_stop_while_saving() { # OPTIONS...: two saves; both make progress
     deadline=2 run 2 75 '^stopped \(rank 0\): SIGUSR1 after step' FAULT_FSYNC=0.2 FAULT_SAVING=ask $forever --out stop \
         --checkpoint-every 400 "$@" && one_error
 }
-# Long work of rank 0 is no hang while it makes progress. A call that never returns is one.
+# Long work of rank 0 is no hang while it makes progress. A call that never returns is a hang.
 saves_slowly() { # OPTIONS...
     deadline=1 run 2 0 '^model in slow/step_00000003' FAULT_FSYNC=0.25 --steps 3 --out slow "$@"
 }
 samples_slowly() {
     deadline=1 run 2 0 '^model in slow/step_00000002' FAULT_FLUSH=0.05 --steps 2 --out slow --sample-every 1 --sample-tokens 50
 }
-hangs_while_saving() { # OPTIONS...: in the last save; or in a save beside training, found when the next is due
+hangs_while_saving() { # OPTIONS...: in the last save, or in a save during training, detected when the next save is due
     deadline=1 run 2 78 '^error \(rank [01]\): checkpoint .*; rank 0 \(process [0-9]+\) keeps the others waiting\. .*or raise --deadline' \
         FAULT_SAVING=hang --out hung "$@" && soon 3
 }
-# The same while rank 0 reads the checkpoint to resume from.
+# Rank 0 reads the checkpoint to resume from, slowly or without end.
 resumes_slowly() {
     run 2 0 . --steps 3 --out slow && deadline=0.7 run 2 0 '^resuming from slow/step_00000003' FAULT_READ=0.4 --steps 6 --out slow
 }
@@ -196,7 +196,7 @@ skips_what_any_rank_finds_damaged() { # then all ranks resume from the checkpoin
     for file in bad/step_0*/$file; do damage "$file" 4210000; done
     run 4 65 '^error \(rank 0\): bad: all of its 2 checkpoints are damaged' --steps 3 --out bad && one_error
 }
-names_the_slowest() { # OPTIONS...: the bits stay; two of three ranks wait for it during most of a step
+names_the_slowest() { # OPTIONS...: two of three ranks wait for the slowest during most of a step; the bits stay
     run 3 0 . --steps 12 --out fast "$@" && run 3 0 . FAULT_RANK=1 FAULT_ACTION=slow FAULT_AFTER=0 --steps 12 --out slow "$@" &&
         cmp {fast,slow}/step_00000012/model.safetensors || return 1
     awk -F '[:,]' '{ for (i = 1; i < NF; i++) if ($i ~ /slowest_rank/) { n += $(i + 1) == 1; share += $(i + 3) } }
@@ -221,7 +221,7 @@ asked_to_stop() { # SIGNAL... start|step: scripts/mpirun.sh passes signals to th
 }
 
 marked() { grep -lszxF "GNS_STOP=$PWD" /proc/[0-9]*/environ | cut -d / -f 3 | grep .; } # processes of this run
-listeners() { # launcher|mpirun|rank: prints the processes of that kind that catch signals by now
+listeners() { # launcher|mpirun|rank: prints the processes of that kind that already catch signals
     local process processes name
     processes=$([ "$1" = launcher ] && pgrep -P "$(pgrep -P "$job" timeout)" 2> /dev/null || [ "$1" = launcher ] || marked)
     for process in $processes; do
@@ -276,7 +276,7 @@ one() { # NUMBER NAME ARGUMENTS...
 }
 tests=0
 fault() { # NAME ARGUMENTS...
-    while [ "$(jobs -rp | wc -l)" -ge 3 ]; do wait -n; done # wait -n may report one that ended long ago
+    while [ "$(jobs -rp | wc -l)" -ge 3 ]; do wait -n; done # wait -n may report a job that ended long ago
     tests=$((tests + 1))
     one $tests "$@" &
 }

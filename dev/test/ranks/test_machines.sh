@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What ranks check before training: equal files on all machines, each rank's share of the cores, launchers without Open
-# MPI. A directory stands for a machine's files, and names it.
+# MPI. A directory stands for a machine's files; its name is the machine's.
 set -u
 . "$(dirname "$0")/../checks.sh" machines
 has_mpi || skip_suite "no Open MPI here, or a build without it"
@@ -43,7 +43,7 @@ refused() { # TEXT: checks that the error is one line, and that nothing was writ
     [ "$(grep -c '^error' log)" = 1 ] && grep -q "^error.*$1" log && [ ! -e m0/run ] || { cat log; return 1; }
 }
 same_files() { make_machines && on_both 0 --out run; }
-other_directory() { # each rank writes what it owns: all must see --out, and no copy of it
+other_directory() { # each rank writes what it owns: all must see the same --out, not copies
     local shape=("${shape[@]}") error="^error (rank 1 on m1): this rank has another directory (--out) than rank 0"
     make_machines && zero=1 on_both 64 --out run && grep -q "$error" log && [ ! -e m1/run ] || { cat log; return 1; }
     mkdir m1/run && echo '{}' > m1/run/run.json && zero=3 on_both 64 --out run && ls m1/run | cmp - <(echo run.json) || return 1
@@ -72,7 +72,7 @@ other_replay() {
 other_data_to_evaluate_on() { # both machines see the model
     make_machines && on_both 0 --out "$work/run" && change m1/code_val_000000.bin && evaluates 65 "$work/run" && refused "this rank has other validation data"
 }
-evaluates() { # CODE [MODEL]: the default is on both machines
+evaluates() { # CODE [MODEL]: the default model is on both machines
     both "$1" "$train" --eval-only --model "${2-mod}" --val "code_val_*.bin" --threads 1
 }
 other_model() { # another weight, or another shape
@@ -90,7 +90,7 @@ other_checkpoint() { # all machines must have the checkpoint to resume from
     make_machines && on_both 0 --out run && rm -rf gone && mv m0/run gone || return 1
     cp -r gone m1/run && on_both 0 --out run && ! grep '^resuming' log || return 1 # rank 0 decides
     echo >> m1/run/step_00000004/MANIFEST.json
-    for zero in 0 1; do # first another one, then none
+    for zero in 0 1; do # machine 1 has another checkpoint, then none
         tokens=1024 on_both 64 --out run && grep -q "$error" log || { cat log; return 1; }
         rm -rf m1/run
     done

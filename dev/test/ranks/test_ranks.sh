@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Several ranks train as one process does: mpirun starts 1 to 5 on this machine. Each rank has one thread, and a run is
-# small enough that the number of cores does not matter.
+# Several ranks train as one process does: mpirun starts 1 to 5 on this machine. Each rank has one thread; runs are small
+# enough for any number of cores.
 set -u
 . "$(dirname "$0")/../checks.sh" ranks
 has_mpi || skip_suite "no Open MPI here, or a build without it"
@@ -49,7 +49,7 @@ close() {
 
 exact_run="--gns exact --steps 30"
 short="--gns exact --steps 16 --batch-tokens 176"
-# kappa makes up for c, which stays 1: so short a run does not measure it.
+# The large kappa makes up for gns_ratio, which stays 1: so short a run does not measure it.
 ramp_run="--ramp gns --batch-min 5 --batch-max 40 --train-tokens 30000 --gns-half-life 6000 --ramp-kappa 128 --ramp-waste 1 --ramp-step-rows 1e9"
 
 agree() { # A B
@@ -60,10 +60,10 @@ same_weights() { cmp "$(newest_checkpoint "$1")/model.safetensors" "$(newest_che
 same_moments() { cmp "$(newest_checkpoint "$1")/training/optimizer.safetensors" "$(newest_checkpoint "$2")/training/optimizer.safetensors"; }
 same() { same_weights "$1" "$2" && cmp <(numbers "$1") <(numbers "$2"); }
 same_run() { same "$1" "$2" && same_moments "$1" "$2"; }
-resumes() { run "$@" && grep -q "^resuming from $2/step_" "$2.log"; } # as run
+resumes() { run "$@" && grep -q "^resuming from $2/step_" "$2.log"; } # RANKS OUT OPTIONS...
 forget_newest() { rm -r "$(newest_checkpoint "$1")"; }
 close_total() { close "$1" "$2" gns_total_s 1e-4 && close "$1" "$2" gns_total_g2 1e-4; }
-wide() { micro=20 layers=4 run "$@"; } # one micro-step a step; blocks share slots of memory
+wide() { micro=20 layers=4 run "$@"; } # one micro-step per step; blocks share slots of memory
 
 one_rank() { run 1 e1_192 $exact_run --batch-tokens 192 && run 1 e1_176 $exact_run --batch-tokens 176 && run 1 r1 $ramp_run; }
 exact_agrees() { # RANKS BATCH_TOKENS: 176 is 11 rows, which ranks cannot divide evenly
@@ -83,9 +83,9 @@ measures_a_step() { # a run that measures --ramp-step-rows equals one that is gi
     run 1 told1 $measured --ramp-step-rows "$x" && agree told1 told
 }
 runs_repeat() { run 3 again $ramp_run && same r3 again; }
-# ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit. First in steps of 5 to 40 rows: 1 to 7 micro-steps of 3 rows on a
-# rank, one less on some. Then in one micro-step of up to 20 rows, where ZeRO-2 and 3 keep no whole gradient. With three
-# ranks the last part of a bucket is the longest.
+# ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit. First in steps of 5 to 40 rows: a rank makes 1 to 7 micro-steps of
+# 3 rows, some ranks one less. Then in one micro-step of up to 20 rows, where ZeRO-2 and 3 keep no whole gradient. With
+# three ranks the last part of a bucket is the longest.
 zero_agrees() {
     local zero
     for zero in 0 2 3; do
@@ -108,7 +108,7 @@ zero_in_bf16() { # ranks exchange rounded weights, and keep fp32 masters
     for zero in 0 3; do steps=2 cut 4 2 hc$zero --dtype bf16 --zero $zero || return 1; done
     same_run hc0 hc3
 }
-zero_in_fp8() { # also in steps that saturate. The largest value of any rank counts
+zero_in_fp8() { # also in steps that saturate: the largest value of any rank counts
     local zero ranks few="--dtype fp8-dw --gns exact --batch-tokens 176 --grad-clip 0"
     for zero in 0 1 2 3; do lr=30 wide 3 f$zero $few --steps 8 --zero $zero && same_run f0 f$zero || return 1; done
     grep -q "fp8 overflows" f3.log || return 1
@@ -120,8 +120,8 @@ a_smoothed_loss() { # is summed over ranks, like the other numbers of a step
     run 1 s1 $exact_run --batch-tokens 176 --label-smoothing 0.2 && run 3 s3 $exact_run --batch-tokens 176 --label-smoothing 0.2 --zero 2 \
         --reduce micro-step --recompute block && agree s1 s3 && close s1 s3 loss_nll 1e-5 && close s1 s3 gns_total_s 1e-4 && ! close s1 s3 loss 1e-3 loss_nll > /dev/null
 }
-# Several ranks agree with one, and every stage has the same bits. Muon keeps matrices whole: of five ranks one owns none of
-# a block.
+# Several ranks agree with one, and every stage has the same bits. Muon keeps matrices whole: of five ranks, one owns nothing
+# of a block.
 optimizer_agrees() { # OPTIMIZER RANKS
     local all="o_$1_$2" zero
     layers=4 run 1 "o_$1" $short --optimizer "$1" || return 1
@@ -131,14 +131,14 @@ optimizer_agrees() { # OPTIMIZER RANKS
     agree "o_$1" "${all}_1" && close_total "o_$1" "${all}_1" && same_run "${all}_0" "${all}_1" && same_run "${all}_1" "${all}_2" &&
         same_run "${all}_2" "${all}_3"
 }
-another_optimizer_resumes() { # at another stage; then with sharded gradients: blocks share slots of memory
+another_optimizer_resumes() { # at another stage; then with sharded gradients, whose blocks share slots of memory
     forget_newest o_muon_5_0 && forget_newest o_lamb_3_1
     layers=4 resumes 5 o_muon_5_0 $short --optimizer muon --zero 2 && same_run o_muon_5_0 o_muon_5_1 &&
         layers=4 resumes 3 o_lamb_3_1 $short --optimizer lamb --zero 0 && same_run o_lamb_3_1 o_lamb_3_0 || return 1
     for zero in 0 2; do wide 2 ow_$zero $short --optimizer muon --zero $zero || return 1; done
     same_run ow_0 ow_2 && agree ow_0 o_muon
 }
-goes_on_from_the_moments() { # all rows are alike, so it has the bits of the run that went on itself
+goes_on_from_the_moments() { # --with-optimizer: all rows are alike, so the bits are those of one longer run
     local optimizer ranks=0 small="--seq-len 16 --threads 1 --batch-tokens 96 --lr-schedule constant --gns off --train same_*.bin" from="--with-optimizer"
     printf 'to be or not to %.0s' {1..300} > same.txt && "$tokenize" --tokenizer bytes --out same same.txt > /dev/null || return 1
     moved() { mpi "$1" "$train" $small ${more-} --lr 1e-3 --micro-batch 3 $from --model "${@:2}"; } # RANKS MODEL OPTIONS...
@@ -177,7 +177,7 @@ reduced_at_every_micro_step() { # another order of summation: equal up to roundi
     # one micro-step is the whole step
     wide 3 m_one $ramp_run --zero 2 --reduce micro-step && same w3_0 m_one
 }
-resumes_in_another_mode() { # a checkpoint of three ranks that owned parts of the state: the same bits
+resumes_in_another_mode() { # from a checkpoint of three ranks that owned parts of the state, to the same bits
     run 3 z2 $ramp_run --zero 1 --checkpoint-every 20 --keep 0 && same_weights r3 z2 && forget_newest z2 && cp -r z2 z3 &&
         resumes 3 z3 $ramp_run --zero 0 && same r3 z3 || return 1
     # with sharded gradients and weights
@@ -187,7 +187,7 @@ resumes_in_another_mode() { # a checkpoint of three ranks that owned parts of th
 resumes_with_other_ranks() { resumes 2 z2 $ramp_run --zero 1 && agree r3 z2; }
 # Compares resident memory with the plan plus the program's own memory, measured by a small model. On some ranks MPI keeps
 # copies of a few blocks.
-peak_memory() { # OPTIONS...: prints each rank's, MiB
+peak_memory() { # OPTIONS...: prints each rank's peak memory, MiB
     mpi 4 "$root/$build/dev/test/run/peak_memory" "$train" --train code_train_000000.bin --vocab-size 256 --heads 2 --seq-len 16 \
         --micro-batch 1 --batch-tokens 64 --steps 1 --gns ln --threads 1 --zero 3 --out "peak${*//[^0-9]/}" "$@" 2> peak.log
 }
@@ -206,14 +206,14 @@ sharded_weights_take_the_planned_memory() {
             if (n != 4 || !(plan > 0) || peak / want > 1.05 || peak / want < 0.95 || most / want > 1.15) {
                 print "planned " plan " MiB and " base " of the program, took" all; exit 1 } }'
 }
-bf16_on_the_wire() { # rounds gradients to 8 bits: other losses, but close; the first step's gradient differs by its rounding
+bf16_on_the_wire() { # rounds gradients to 8 bits: losses differ a little, the first step's gradient by its rounding
     local zero
     for zero in 1 3; do micro=4 run 3 bf16_$zero $exact_run --batch-tokens 192 --comm-dtype bf16 --zero $zero || return 1; done
     same_weights bf16_1 bf16_3 && ! same_weights e3_192 bf16_1 > /dev/null && close e3_192 bf16_1 loss 0.02 || return 1
     for run in e3_192 bf16_1; do mkdir -p first_$run && head -n 1 $run/metrics.jsonl > first_$run/metrics.jsonl; done
     close first_e3_192 first_bf16_1 grad_norm 1e-3
 }
-masks_agree() { # any number of ranks and any micro-batch has the same dropout and document masks; a line is a document
+masks_agree() { # dropout and document masks do not depend on ranks and micro-batch; a line is a document
     local few="--gns exact --steps 12 --batch-tokens 176 --tokenizer lines" from zero
     from=$(newest_checkpoint e1_192) && mkdir lines && cp "$from/merges.txt" lines || return 1
     sed 's/"Ċ": 10/"<|endoftext|>": 10/' "$from/vocab.json" > lines/vocab.json
@@ -231,7 +231,7 @@ the_ranks_own_estimate() { # the noise scale without per-example norms: close to
             NF != 8 || off($2, $4) || off($6, $8) { print "ranks and exact: S " $2 ", " $4 "; G2 " $6 ", " $8; exit 1 }'
 }
 the_estimate_of_single_rows() { # with micro-steps of one row it equals the exact one
-    # The half-life is so short that gns_total has all of it from the first step on, like gns_ranks.
+    # The half-life is so short that both averages hold only the latest step.
     micro=1 run 2 rows $exact_run --batch-tokens 128 --zero 2 --reduce micro-step --gns-half-life 2 || return 1
     close rows rows gns_ranks_s 1e-5 gns_total_s && close rows rows gns_ranks_g2 1e-5 gns_total_g2
 }
@@ -239,8 +239,7 @@ a_skipped_step_measures_nothing() {
     grep '"skipped"' long/metrics.jsonl > skipped.txt || { echo "none was skipped"; return 1; }
     ! grep gns_ranks skipped.txt
 }
-samples_between_steps() { # rank 0 needs all weights then: some would travel in the next step only, or (ZeRO-3) for each
-    # token
+samples_between_steps() { # rank 0 then needs all weights; otherwise some travel only in the next step. ZeRO-3: for each token
     layers=4 run 3 silent $short --zero 1 || return 1
     for zero in 1 3; do
         layers=4 run 3 sampled$zero $short --zero $zero --sample-every 5 --sample-tokens 3 --deadline 15 && same_weights sampled$zero silent || return 1
@@ -250,7 +249,7 @@ samples_between_steps() { # rank 0 needs all weights then: some would travel in 
         lr=0 steps=2 cut 4 2 samples4 --sample-every 1 --sample-tokens 20 --temperature 0 --deadline 15 --zero 3 &&
         cmp samples1/samples.jsonl samples4/samples.jsonl
 }
-one_rank_samples() { # and --check too: other ranks would wait for it under a deadline
+one_rank_samples() { # --sample-only and --check are for one rank: others would wait under a deadline
     local from
     from=$(newest_checkpoint r2)
     answers() { # CODE TEXT RANKS OPTIONS...
@@ -270,7 +269,7 @@ cut() { # RANKS TENSOR OUT OPTIONS...: a model of five heads over TENSOR ranks
     local small=${small/--heads 2 --channels 32/--heads 5 --channels 40}
     run "$1" "$3" --gns exact --batch-tokens 176 --steps "${steps:-8}" --tensor "$2" "${@:4}"
 }
-a_cut_model_agrees() { # with one rank, in 11 rows of micro-steps of 3: groups of 1 to 4 ranks, of which some own no row
+a_cut_model_agrees() { # with one rank, on 11 rows in micro-steps of 3; groups of 1 to 4 ranks, some of which own no row
     local mesh masks="--dropout 0.2 --label-smoothing 0.1 --recompute block --optimizer lamb"
     cut 1 1 c1 && cut 1 1 cm1 $masks || return 1
     for mesh in "4 2" "6 3" "4 4" ${GNS_LONG:+"2 2" "8 2" "6 2"}; do
@@ -287,7 +286,7 @@ a_cut_model_has_one_order_of_sums() { # over --zero, --recompute and reruns
     done
     micro=20 cut 4 2 cw_again && same_run cw1 cw_again
 }
-a_cut_model_resumes_on_any_mesh() { # 2 x 2, 4 x 1, 1 x 3, 1 x 1: as the run of one rank
+a_cut_model_resumes_on_any_mesh() { # 2 x 2, 4 x 1, 1 x 3, 1 x 1 (groups x ranks per group): like the run of one rank
     local mesh at=0 constant="--lr-schedule constant"
     for mesh in "4 2 0" "4 1 1" "3 3 3" "1 1 1"; do
         set -- $mesh
@@ -307,7 +306,7 @@ a_cut_model_is_refused() {
     wanted=64 run 6 refused --steps 1 --batch-tokens 32 --tensor 2 &&
         grep -q '^error.*a batch of 2 rows is too small for 3 groups of ranks (--tensor). use mpirun -np 4, ' refused.log
 }
-a_group_ends_with_a_rank_that_cannot_read() { # RANK FILES: the others of its group exchange with it until then
+a_group_ends_with_a_rank_that_cannot_read() { # RANK FILES: the group's other ranks exchange with RANK until the end
     rm -rf elsewhere unread && mkdir elsewhere && cp code_*.bin elsewhere &&
         printf '#!/bin/sh\n[ $OMPI_COMM_WORLD_RANK != %s ] || cd elsewhere\nexec "$@"\n' "$1" > apart.sh && chmod +x apart.sh || return 1
     local train="$PWD/apart.sh $train" job
@@ -318,7 +317,7 @@ a_group_ends_with_a_rank_that_cannot_read() { # RANK FILES: the others of its gr
     wait $job && grep -q "^error (rank $1): .*code_$2_000000.bin" unread.log || { tail -n 3 unread.log; return 1; }
 }
 too_small_a_batch() { wanted=64 run 4 tiny --steps 1 --batch-tokens 48 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks' tiny.log; }
-replays() { # CODE ROWS...: 4 ranks replay steps of ROWS rows; the options give another batch
+replays() { # CODE ROWS...: 4 ranks replay steps of ROWS rows, whatever batch the options give
     local code=$1 step=0 rows=0 batch
     shift
     for batch in "$@"; do
@@ -334,7 +333,7 @@ a_last_step_of_fewer_rows_than_ranks() { # a rank without rows starts the same t
         lr=1e-3 replay_more="--zero 3 --deadline 15" replays 0 8 8 1 && same whole replay &&
         lr=1e-3 replay_more="--zero 3 --deadline 15 --tensor 2" replays 0 8 8 1 && agree whole replay
 }
-too_small_a_batch_to_replay() { # the file's steps count, except a last one that the horizon cut short
+too_small_a_batch_to_replay() { # all steps of the file count, except a last one that the horizon cut short
     replay_more="--batch-tokens 128" replays 64 8 3 8 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks.*-np 3, or larger' replay.log &&
         replay_more="--batch-tokens 128" replays 64 3
 }

@@ -18,7 +18,7 @@ static void test_too_large_a_bucket(void) {
     if (t) api->destroy(t);
 }
 
-// Checks that the parts of a bucket are contiguous and cover it. Returns how often a part cuts a matrix.
+// Checks that the parts of a bucket are contiguous and cover it. Returns the number of cuts within a matrix.
 static size_t check_parts(const Model *model, int bucket, int ranks, size_t *shares) {
     Range whole = model_bucket(model, bucket);
     size_t end = whole.begin, cut = 0;
@@ -39,7 +39,7 @@ static size_t check_parts(const Model *model, int bucket, int ranks, size_t *sha
 
 static void test_whole_matrices(void) {
     enum { RANKS = 20, LAYERS = 12 };
-    // Largest share of the blocks over the mean: as good as matrices of 3, 1, 4 and 4 C^2 elements allow.
+    // The largest share of the blocks over the mean share, by number of ranks: the least that whole matrices allow.
     static const double uneven[RANKS + 1] = {[1] = 1, [2] = 1, [3] = 1, [4] = 4.0 / 3, [8] = 4.0 / 3, [5] = 1.25};
     for (int layers = 1; layers <= LAYERS; layers++) {
         Model model;

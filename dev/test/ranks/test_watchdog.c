@@ -66,7 +66,7 @@ static void abort_device(void *) {
     if (!atomic_load(&handed)) _exit(3);
 }
 
-// The others start first: rank 0 finds them on the board. Their deadlines are longer: rank 0 reports.
+// The other ranks start first, so that rank 0 finds them on the board. Their deadlines are longer, so rank 0 reports.
 static void wait_too_long(const Board *board) {
     WatchdogEntry *entries = calloc(1, watchdog_board_bytes(board->ranks));
     for (int rank = 1; rank < board->ranks; rank++) {
@@ -124,7 +124,7 @@ static void report_of(Child child, char text[SAID]) {
     }
 }
 
-static void test_boards(void) { // all at once
+static void test_boards(void) { // all boards at once
     char text[SAID], name[32];
     Child children[BOARDS];
     for (int b = 0; b < BOARDS; b++) children[b] = start(&boards[b]);

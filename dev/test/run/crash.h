@@ -1,5 +1,5 @@
 // crash: shared by the tests of checkpoints under attack, test_crash.c (one process) and test_crash_ranks.c. COMMAND
-// starts their runs. The run "whole" is undisturbed; "part" is attacked, and must end with the same checkpoint.
+// has the options of their runs. The run "whole" is undisturbed; "part" is attacked, and must end with its checkpoint.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -17,8 +17,8 @@ static inline void draw_begin(void) {
 }
 static inline uint32_t draw(uint32_t below) { return rng_u32(draws.seed, 5, draws.count++) % below; }
 
-// Which of the calls 1, 2, ... a test strikes: every stride-th from a random one. GNS_LONG=1: all; with GNS_SHARE=K/N each
-// N-th from the K-th, so that N processes strike all.
+// The calls that a test strikes: first, first + stride, ... from a random `first`. GNS_LONG=1: all; with GNS_SHARE=K/N
+// each N-th from the K-th, so that N processes together strike all.
 typedef struct {
     long first, stride;
 } Some;
@@ -45,7 +45,7 @@ static inline void wait_for(const char *path, const char *text) {
 // Calls of each kind that rank 0 makes in the whole run.
 static long calls_of_run[CALLS + 1];
 
-// Checks that no checkpoint got its name before all of it was on the disk.
+// Checks that each checkpoint was synced to the disk before it got its name.
 static inline void check_synced(const char *what) {
     CHECK(faults->unsynced == 0, "%s: %ld files had not been synced", what, (long)faults->unsynced);
 }
@@ -102,8 +102,8 @@ static inline int count_good(const char *out) {
     return good;
 }
 
-// Kills runs at some_calls(stride). Checks that a checkpoint has its name only while it is whole: it loses its name before
-// the first of its files is removed. killed: the exit code.
+// Kills runs at some_calls(stride). Checks that a checkpoint has its name only while it is whole: it loses the name
+// before its first file. killed: the exit code.
 static inline void killed_at_every_call(int rank, long calls, long stride, int killed) {
     Some some = some_calls(stride);
     for (long n = some.first; n <= calls; n += some.stride) {
@@ -150,7 +150,7 @@ static inline void check_failure(Fault fault, int rank, Call call, long n, int e
     int code = trainer_run(COMMAND "--out part");
     bool fits = call == CALL_ALLOC ? code == ERR_MEMORY : code == ERR_WRITE || code == ERR_INPUT;
     CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
-    // Quiet: a line of the log is written at the second try, and the watchdogs' board may be missing (comm.c).
+    // Quiet: out of memory; one failed write, which the log repeats; a failed open of the watchdogs' board (comm.c).
     bool quiet = call == CALL_ALLOC || (call == CALL_WRITE && fault == FAULT_ONCE) || (call == CALL_OPEN && n == 1);
     bool said = code ? log_mentions("error: ") || log_mentions("error (rank ") : quiet || log_mentions("warning: ");
     CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());

@@ -1,17 +1,17 @@
 // Writes what an engine computes, for dev/oracle/check_engine.py to compare with the float64 oracle:
-// dump_steps DIR writes DIR/CASE.safetensors, a small model a case. Each file has the settings as metadata, and
+// dump_steps DIR writes DIR/CASE.safetensors, one small model per case. Each file has the settings as metadata, and
 //
 //     tokens               I32 (steps, B, T + 1)
 //     param0/NAME          F32, before, and paramN/NAME after all steps
-//     loss, nll, loss_eval F64 (B), L_b in step 1: of single-row steps, the same without label smoothing, and the mean of
-//                          engine_eval's row, which is without it
+//     loss, nll, loss_eval F64 (B), L_b in step 1: by single-row steps, with label smoothing and without; by
+//                          engine_eval, without
 //     grad/NAME            F32, mean over the batch of g_b in step 1
 //     grad_sq/NAME         F64, |sum_b g_b|^2 in step 1
 //     example_sq/NAME      F64 (B), |g_b|^2: single-row steps in GNS_EXACT mode
 //     example_sq_sum/NAME  F64, sum_b |g_b|^2 of one batched step in GNS_EXACT mode
 //     example_sq_ln/NAME   F64, the same in GNS_LN mode: NaN except for LayerNorms
-//     row                  F64 (B, 2), of the same step: |g_b|^2 over the LayerNorms, and L_b without label smoothing
-//     source_gram          F64 (sources, sources) <v_s, v_t> of the same step (StepResult)
+//     row                  F64 (B, 2), in GNS_LN mode: |g_b|^2 over the LayerNorms, and L_b without label smoothing
+//     source_gram          F64 (sources, sources) <v_s, v_t> of step 1 (StepResult)
 //     source_numbers       F64 (sources, 3) share of the noise, G2 and S of each source, from all steps at param0
 //     source_cosine        F64, between the sources' mean gradients; NaN if a G2 is not significant
 //     losses               F64 (steps), batch means before the update
@@ -39,11 +39,11 @@ typedef struct {
     Dtype dtype;   // 0: fp32. fp8, fp8-dw: with the exponents that follow from step 1
 } Case;
 
-// Odd sizes: T no multiple of anything, V not padded, B = 1, NH = 1, a context longer than T, one token only, and so
-// few words that all of them recur (the cross term of the tied weight); and T and C above the blocks in which kernels
-// take them. Clipping is active in some cases and off or out of reach in others.
-// Adam hardly feels the gradient's scale, so one case has an eps that lets it (and would show an eps out of place).
-// The cases of fp8 are so small that no value lies beside a tie, where fp32 and float64 round to different neighbours.
+// Odd sizes: T no multiple of anything, V not padded, B = 1, NH = 1, a context longer than T, one token only, so few
+// words that all of them recur (the cross term of the tied weight), T and C larger than the kernels' blocks. Clipping
+// is active in some cases, and off or out of reach in others.
+// Adam's step hardly depends on the gradient's scale; one case has an eps with which it does, and so tests eps.
+// The cases of fp8 are so small that no value lies near a tie, where fp32 and float64 may round differently.
 static const Case cases[] = {
     {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, 0},
     {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, 0},
@@ -74,9 +74,9 @@ typedef struct {
     uint16_t *tokens;               // (STEPS, B, T + 1)
     float *before, *after;          // parameters, flat
     float *grad;                    // mean over the batch in step 1, flat
-    double *grad_sq;                // a tensor
+    double *grad_sq;                // (tensors)
     double *example_sq;             // (tensors, B)
-    double *sum_exact, *sum_ln;     // a tensor
+    double *sum_exact, *sum_ln;     // (tensors)
     double *loss, *nll, *loss_eval; // (B)
     RowResult *row;                 // (B)
     double gram[SOURCES * SOURCES], numbers[SOURCES][3], cosine;
@@ -137,8 +137,8 @@ static void dump_destroy(Dump *d) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
 }
 
-// Forward and backward over some rows; what comes out goes to loss_sum, nll_sum (NULL: unwanted), grad_sq and
-// example_sq (a tensor each).
+// Runs forward and backward over some rows. Writes loss_sum, nll_sum (NULL: unwanted), grad_sq (tensors) and example_sq
+// (tensors).
 static int measure(Dump *d, const uint16_t *tokens, int rows, GnsMode mode, double *loss_sum, double *nll_sum,
                    double *grad_sq, double *example_sq, Error *e) {
     StepResult result = {.grad_sq = grad_sq, .example_sq = example_sq, .row = mode == GNS_LN ? d->row : NULL};
@@ -172,7 +172,7 @@ static int choose_exponents(Dump *d, Error *e) {
 // Losses and squared gradient norms of the rows of step 1, one row at a time.
 static int measure_examples(Dump *d, Error *e) {
     int T = d->c->seq_len, B = d->c->batch;
-    float *token_loss = d->grad; // (T); a gradient comes here later
+    float *token_loss = d->grad; // (T); the gradient overwrites it later
     for (int b = 0; b < B; b++) {
         const uint16_t *row = d->tokens + (size_t)b * (size_t)(T + 1);
         TRY(measure(d, row, 1, GNS_EXACT, &d->loss[b], &d->nll[b], d->grad_sq, d->sum_exact, e));
@@ -194,7 +194,7 @@ static int measure_batch(Dump *d, Error *e) {
     return 0;
 }
 
-// Numbers of rows and sources, in GNS_LN mode. Step 1 comes last: its own numbers go into the file, too.
+// Measures rows and sources in GNS_LN mode. Step 1 comes last, since its own numbers also go into the file.
 static int measure_sources(Dump *d, Error *e) {
     const int B = d->c->batch;
     const double tokens = (double)B * d->c->seq_len;

@@ -1,6 +1,6 @@
 // faults: system calls that fail, fall short or end the program, as planned. The linker sends the library's calls here
 // (-Wl,--wrap=write and so on, see dev/make/tests.mk), so the code under test is unchanged. For programs that run the
-// trainer in child processes: plan and counts are in shared memory, a file of the current directory.
+// trainer in child processes: the plan and the counts are in shared memory, a file of the current directory.
 #pragma once
 
 #include <dirent.h>
@@ -28,7 +28,7 @@ typedef enum {
     FAULT_NONE,
     FAULT_KILL,  // the program is killed before the call, or after half of a write
     FAULT_ONCE,  // the call fails
-    FAULT_ON,    // it and all later calls of its kind fail
+    FAULT_ON,    // the call and all later calls of its kind fail
 } Fault;
 
 enum { FAULT_RANKS = 4 };
@@ -40,7 +40,7 @@ typedef struct {
     long at;             // number of the call that fails, from 1
     int error;           // errno
     long free_kb;        // free space that fstatvfs reports, if not 0
-    long disk_kb;        // or the disk's size, of which only checkpoints take space
+    long disk_kb;        // the disk's size, which only checkpoints fill; 0: the real disk
     long slow_us;        // added to every fsync of that rank
     size_t refused;      // allocations of this many bytes fail on that rank
     long slow_step_us;   // added to every step, where steps are counted
@@ -54,7 +54,7 @@ typedef struct {
         _Atomic long count[CALLS + 1]; // calls so far; the last: all but ALLOC
         _Atomic long steps;            // steps begun
         _Atomic int process;           // 0: not started yet
-        _Atomic int dirty;             // files that it has written to and not synced
+        _Atomic int dirty;             // files that the rank has written to and not synced
     } of[FAULT_RANKS];
     _Atomic long reads;     // of the unreadable file
     _Atomic long slowed;    // fsyncs that slow_us delayed or is delaying
@@ -76,7 +76,7 @@ typedef struct {
 static Faults *faults; // shared with the children
 
 static pid_t faults_parent; // faults happen in children only
-static int faults_rank;     // this process's
+static int faults_rank;     // this process's rank
 
 static void faults_setup(void) {
     int fd = open("faults", O_RDWR | O_CREAT, 0666);
@@ -107,7 +107,7 @@ static void faults_plan(Fault fault, int call, long at, int error) {
 
 static bool in_child(void) { return faults && faults_parent && getpid() != faults_parent; }
 
-// Counts the call. True if it is the planned one.
+// Counts the call. True if it is the one that must fail.
 static bool meant(Call call) {
     if (!in_child()) return false;
     _Atomic long *count = faults->of[faults_rank].count;
@@ -135,7 +135,7 @@ static struct {
     struct {
         ino_t inode;
         bool dirty;
-    } file[FAULT_FILES]; // of the checkpoint that is being written, and its directory
+    } file[FAULT_FILES]; // the files and the directory of the checkpoint that is being written
     int count;
     bool metrics_synced; // since the last checkpoint
 } disk = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -308,7 +308,7 @@ int __wrap_renameat(int a, const char *from, int b, const char *to) {
     if (strikes(CALL_RENAME)) return -1;
     int result = __real_renameat(a, from, b, to);
     if (result == 0 && faults && strncmp(from, "step_", 5) == 0 && atol(from + 5) == faults->committed)
-        faults->committed = faults->before; // it lost its name again
+        faults->committed = faults->before; // the checkpoint lost its name again
     path_at(b, to, path);
     const char *step = strstr(path, "/step_");
     if (result == 0 && faults && step && !strchr(step, '.')) {

@@ -2,9 +2,9 @@
 //
 //     fuzz_readers [SECONDS [SEED]]     default 20 seconds over all readers, seed 1: the same samples every time
 //
-// A sample is a well-formed file, changed up to 11 times. A reader may accept it, and what it then gives must be in range;
-// or it refuses it with one error that names the file and a remedy. The sanitizers catch the rest. GNS_LONG=1: at least ten
-// thousand samples of each.
+// A sample is a well-formed file, changed up to 11 times. A reader that accepts it must return values in range; one
+// that refuses it must name the file and a remedy in one error. The sanitizers catch the rest. GNS_LONG=1: at least ten
+// thousand samples for each reader.
 #include "base/hash.h"
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint.h"
@@ -165,7 +165,7 @@ static int read_questions(const char *path, Error *e) {
     return 0;
 }
 
-// What is accepted is in range, and is resolved and written.
+// Checks that accepted options are in range; resolves and writes them.
 static int finish_options(Options *o, int code, Error *e) {
     CHECK(memchr(o->notes, 0, sizeof o->notes), "notes without a NUL");
     if (code || o->help || o->version) return code;
@@ -179,7 +179,7 @@ static int finish_options(Options *o, int code, Error *e) {
     return code;
 }
 
-// Blocks are exactly as long as their texts, so that the sanitizer sees a read beyond their ends.
+// Copies the text to a block of exactly its length, so that the sanitizer sees a read beyond its end.
 static int parse_config(const char *path, Error *e) {
     static Options o;
     char *copy = malloc(sample.count + 1);
@@ -350,7 +350,7 @@ static void mutate(size_t begin, size_t end) {
     }
 }
 
-// Half of the mutants of a manifest get the right hash of themselves: a wrong one is refused at once.
+// Gives half of a manifest's mutants their right hash: a wrong one is refused at once.
 static void settle_manifest(void) {
     const size_t last = strlen("  \"xxh3_128_above\": \"\"\n}\n") + HASH_TEXT - 1;
     if (draw(2) || sample.count <= last || sample.count + 1 >= MAX_BYTES) return;
@@ -358,7 +358,7 @@ static void settle_manifest(void) {
              digest_of(sample.bytes, sample.count - last).hash);
 }
 
-// Usually the length field points at the same data as before: the parser is the target.
+// Usually corrects the length of the header, so that the data begin where they did: the header's parser is the target.
 static void settle_safetensors(void) {
     uint64_t header = sample.count >= 8 + data_bytes ? sample.count - 8 - data_bytes : 0;
     size_t fate = draw(16);
@@ -376,7 +376,7 @@ static void settle_shard(void) {
 // ---- One reader after the other -------------------------------------------------------------------------------------
 
 typedef struct {
-    const char *file;  // is mutated
+    const char *file;  // the file to change
     const char *named; // a message must mention it: a manifest also names other files
     const char *path;  // the reader's argument
     int (*reader)(const char *path, Error *e);
@@ -425,7 +425,7 @@ static int try_sample(void) {
     bool is_file = *t->named;
     if (is_file) save_sample(t->file);
     int code = t->reader(t->path, &e);
-    const bool of_options = !is_file || strstr(e.what, "this run has --"); // a state's option that the command has not
+    const bool of_options = !is_file || strstr(e.what, "this run has --"); // the state and the command differ
     CHECK(code == 0 || code == ERR_INPUT || (code == ERR_USAGE && of_options), "code %d: %s", code, e.what);
     CHECK(code == 0 || (e.what[0] && e.hint[0] && strstr(e.what, t->named)), "'%s' (%s) does not name %s, or no hint",
           e.what, e.hint, t->named);

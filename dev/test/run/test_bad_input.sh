@@ -53,10 +53,10 @@ if ! "$program" --config run.cfg --out first > "$work/stdout" 2> "$work/stderr";
     exit 1
 fi
 cp -r first/step_00000002 model
-mv first out # an earlier run in the --out of every case: a refusal must not touch it
+mv first out # every case has this run in its --out: a refusal must not touch it
 size=$(stat -c %s model/model.safetensors)
 
-damaged() { cp -r model "$1" && rm "$1/MANIFEST.json"; } # NAME: a copy of the model, to be damaged, unsigned
+damaged() { cp -r model "$1" && rm "$1/MANIFEST.json"; } # NAME: a copy of the model to damage, without hashes
 damaged no_config && rm no_config/config.json
 damaged no_weights && rm no_weights/model.safetensors
 mkdir pickled only_pickle young && cp model/config.json pickled/
@@ -75,7 +75,7 @@ damaged renamed_tensor && sed -i 's/wpe\.weight/wpx.weight/' renamed_tensor/mode
 damaged fifo_config && rm fifo_config/config.json && mkfifo fifo_config/config.json
 damaged fifo_words && rm fifo_words/vocab.json && mkfifo fifo_words/vocab.json
 cp -r model fifo_manifest && rm fifo_manifest/MANIFEST.json && mkfifo fifo_manifest/MANIFEST.json
-overwrite() { # NAME OCTAL: the last 4096 bytes of the weights
+overwrite() { # NAME OCTAL: sets the last 4096 bytes of the weights to this byte
     damaged "$1" && head -c 4096 /dev/zero | tr '\0' "\\$2" |
         dd of="$1/model.safetensors" bs=1 seek=$((size - 4096)) conv=notrunc status=none
 }

@@ -19,7 +19,7 @@ enum { TOKENS = 880, PARTS = 5 }; // 55 steps of 2 rows of 8 tokens
 static int seed; // of a run whose lowest loss is neither at its beginning nor at its end
 
 typedef struct {
-    long step, last; // of the lowest validation loss; of the last step
+    long step, last; // step with the lowest validation loss; last step
     double loss;
 } Lowest;
 
@@ -91,7 +91,7 @@ static void test_the_best_stays(void) {
     remove_tree("part");
 }
 
-// In five parts: each reads the best from its checkpoint.
+// Runs in five parts: each reads the best from the checkpoint that it resumes.
 static void test_across_stops(void) {
     for (int part = 1; part <= PARTS; part++)
         CHECK(trainer_run(COMMAND "--val-every 7 --keep-best", seed, TOKENS / PARTS * part) == 0, "%s", log_tail());
@@ -113,7 +113,7 @@ static void test_across_stops(void) {
     remove_tree("part");
 }
 
-// Between checkpoints, and where there are no others.
+// The best between other checkpoints, and without others.
 static void test_alone(void) {
     CHECK(trainer_run(RUN_COMMAND "--val-every 7 --train-tokens 900 --checkpoint-every 0 --keep-best", seed) == 0, "%s",
           log_tail());
@@ -125,7 +125,7 @@ static void test_alone(void) {
 
 // ---- --patience -----------------------------------------------------------------------------------------------------
 
-// The step of the first validation at which as many in a row are no new lowest; 0: none.
+// Returns the step of the first validation that ends a row of `patience` without a new lowest loss; 0: none.
 static long end_of_patience(const char *metrics, int patience) {
     size_t bytes;
     char *text = read_text(metrics, &bytes), *save = NULL;
@@ -145,7 +145,7 @@ static long end_of_patience(const char *metrics, int patience) {
 
 #define PATIENT RUN_COMMAND "--train-tokens %d --checkpoint-every 2 --keep 0 --val-every 3 --keep-best "
 
-// Ends as many validations after the lowest; a resume has counted those before it.
+// A run ends after --patience validations without a new lowest loss; a resume counts those before it, too.
 static void test_patience(void) {
     CHECK(trainer_run(PATIENT, seed, TOKENS) == 0, "%s", log_tail());
     long first = end_of_patience("part/metrics.jsonl", 2), second = end_of_patience("part/metrics.jsonl", 3);
@@ -234,7 +234,7 @@ static int run_with_little_room(Fault fault, long at) {
     return trainer_run(FALLING);
 }
 
-// Killed, or failing, at any rename: of a new checkpoint and of one that is removed.
+// Kills the run, or lets a rename fail, at any rename: of a new checkpoint or of one that is removed.
 static void test_little_room(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     CHECK(trainer_run(FALLING) == 0, "%s", log_tail());
@@ -262,7 +262,7 @@ static void test_the_best_is_not_saved(void) {
     remove_tree("part");
     plan_little_room(FAULT_NONE, -1);
     faults->flip_step = best;
-    CHECK(trainer_run(command, seed, (best + 8) * 16) == 0, "%s", log_tail()); // until none after it can be better
+    CHECK(trainer_run(command, seed, (best + 8) * 16) == 0, "%s", log_tail()); // ends before a later one is better
     CHECK(faults->struck == 1 && log_mentions(path_of("step %ld was not saved", best)), "%s", log_tail());
     CHECK(log_mentions("lowest validation loss"), "%s", log_tail());
     check_best_is_there("the best is not saved");

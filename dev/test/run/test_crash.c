@@ -72,7 +72,7 @@ static void test_a_name_that_is_not_on_the_disk(void) {
     Manifest manifest = {.count = 0};
     begin_part();
     CHECK_OK(directory_create("part", &e), &e);
-    faults_plan(FAULT_ONCE, CALL_FSYNC, 4, EIO); // of the manifest, training, the checkpoint and part
+    faults_plan(FAULT_ONCE, CALL_FSYNC, 4, EIO); // fsyncs: of the manifest, training, the checkpoint, part
     pid_t child = fork();
     if (!child) {
         Archive archive = archive_at("part");
@@ -93,7 +93,7 @@ static void test_no_room(void) {
     begin_part();
     faults->free_kb = 64;
     CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_WRITE, "error: --out part: a save needs room for 2 checkpoints",
-              " bytes, and the disk has 65536 bytes left", "!--keep"); // which helps nobody
+              " bytes, and the disk has 65536 bytes left", "!--keep"); // a smaller --keep would not help
     CHECK(newest_step("part") == -1, "something was written");
     no_faults();
     pid_t child = start(ENDLESS "--out part");
@@ -123,19 +123,19 @@ static void test_little_room(void) {
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
     check_same_end("whole", "part", "little room");
 
-    no_faults(); // none is removed where that would not be enough
+    no_faults(); // no checkpoint is removed where that would not make enough room
     faults->free_kb = 1;
     CHECK_RUN(trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part"), ERR_WRITE);
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
 
-    begin_part(); // and --keep 0 is a promise
+    begin_part(); // --keep 0 is a promise: none is removed
     faults->disk_kb = disk_of(2);
     CHECK_RUN(trainer_run(COMMAND "--out part --keep 0"), ERR_WRITE, "--keep",
               "is not saved, and the newest checkpoint is part/step_00000006: part: a checkpoint takes");
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
     check_resumes("two of all");
 
-    begin_part(); // where a rollback goes back to stays, except for the last save
+    begin_part(); // a checkpoint to roll back to is removed only for the last save
     faults->disk_kb = disk_of(2);
     CHECK_RUN(trainer_run(COMMAND "--out part --on-spike rollback"), 0, "step 6 was not saved: ",
               "note: removed part/step_00000000 to make room on the disk\nsaved   part/step_00000012 ",
@@ -191,7 +191,7 @@ static void test_disk_that_lies(void) {
     check_resumes("the last checkpoint was not as written");
 }
 
-// The undisturbed run again.
+// Begins "part" as a copy of the undisturbed run.
 static void begin_with_whole(void) {
     begin_part();
     copy_tree("whole", "part");
@@ -215,7 +215,7 @@ static void test_log_waits_for_room(void) {
     check_same_end("whole", "part", "a full disk");
 }
 
-// Where nothing may give way the run ends before the lines take too much memory.
+// Where no checkpoint may give way, the run ends before the waiting lines take too much memory.
 static void test_log_waits_no_longer(void) {
     begin_part();
     CHECK_RUN(trainer_run("--train-tokens 300 --out part"), 0);
@@ -268,7 +268,7 @@ static void test_the_name_leads_elsewhere(void) {
     }
 }
 
-// What cannot be read is not damaged: the run ends, and nothing of it changes.
+// An unreadable file does not count as damaged: the run ends, and none of its files changes.
 static void test_unreadable_is_not_damaged(void) {
     static const int errors[] = {EACCES, ESTALE, EIO};
     static const char *const files[] = {"MANIFEST.json", "training/state.json", "training/optimizer.safetensors",
@@ -360,7 +360,7 @@ static void test_falls_back(void) {
         check_named_damage(path_of("part/step_%08ld.damaged", newest), files[i]);
         CHECK_RUN(trainer_run("train_gpt2 --check part/step_%08ld.damaged", newest), ERR_INPUT, files[i]);
         if (i > 0) continue;
-        flip_bit(path, 77); // a second time: none is overwritten
+        flip_bit(path, 77); // a second damaged one does not overwrite the first
         CHECK_RUN(trainer_run(COMMAND "--out part"), 0,
                   path_of("part/step_%08ld is now part/step_%08ld.damaged.2\n", newest, newest));
     }
@@ -395,7 +395,7 @@ static void test_check_of_a_file(void) {
     for (int i = 0; i < 5; i++) {
         const char *right[] = {": undamaged\n", "6000 tokens", "header and size are right"};
         check_says(0, files[i], right[i < 3 ? 0 : i - 2]);
-        flip_bit(files[i], i < 3 ? draw((uint32_t)bits_of(files[i])) : 8 + draw(8)); // these have no hash
+        flip_bit(files[i], i < 3 ? draw((uint32_t)bits_of(files[i])) : 8 + draw(8)); // from 3 on: no hash
         check_says(ERR_INPUT, files[i], "error: ");
         CHECK(truncate(files[i], 1000) == 0, "truncate");
         check_says(ERR_INPUT, files[i], "error: ");
@@ -420,7 +420,7 @@ static void test_signals(void) {
         pid_t child = start_and_wait_for_steps(COMMAND "--out part");
         sleep_us(draw(4000));
         kill(child, signals[i % 5]);
-        if (signals[i % 5] == SIGXCPU) sleep_us(100), kill(child, SIGXCPU); // one comes every second
+        if (signals[i % 5] == SIGXCPU) sleep_us(100), kill(child, SIGXCPU); // the kernel repeats it every second
         int code = trainer_wait(child);
         CHECK(code == 0 || code == ERR_STOPPED, "exit code %d: %s", code, log_tail());
         if (code == ERR_STOPPED) {
@@ -441,7 +441,7 @@ static void test_second_signal_ends_at_once(void) {
     pid_t child = start_and_wait_for_steps(UNSAVED "--out part");
     faults->slow_us = 30000000; // so that the second signal comes during the save
     kill(child, SIGTERM);
-    kill(child, SIGTERM); // as by `timeout`: the same request
+    kill(child, SIGTERM); // the same request again, as `timeout` sends it
     for (int i = 0; i < 60000 && !faults->slowed; i++) sleep_us(1000);
     CHECK(faults->slowed, "no save began");
     sleep_us(1000000 * SIGNALS_TOGETHER);
@@ -495,7 +495,7 @@ static pid_t lock_part(void) {
     return child;
 }
 
-// The same, while written_by names another: as a crashed machine does.
+// lock_part, while written_by names another holder: as after a machine crashed.
 static pid_t lock_from_elsewhere(const char *holder) {
     Error e = {0};
     unlink("part/written_by");
@@ -551,7 +551,7 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
 
 // ---- Checkpoints without a run --------------------------------------------------------------------------------------
 
-// For any --keep and any damage the newest good checkpoint is never removed, and only complete ones count.
+// For any --keep and any damage the newest good checkpoint is never removed; --keep counts only complete ones.
 static void test_retention(void) {
     int rounds = trainer.thorough ? 1000 : 60;
     Error e = {0};

@@ -1,16 +1,16 @@
-// What a run takes over from its device, and keeps on resume: the default of --gns (exact where every rank's device
-// measures it within the weight gradients, else ln) and the algorithms of --tune. The tests give the CPU engine a device
-// and a tuning. GPU tests cover the matrix products.
+// What the device decides, and a resume keeps: the default of --gns (exact if every rank's device measures exact norms
+// within the weight gradients, else ln) and the algorithms of --tune. The tests give the CPU engine a device and a
+// tuning. GPU tests cover the matrix products.
 #include "model/engine.h"
 #include "../trainer.h"
 
 #include <cjson/cJSON.h>
 
-// The device's name; NULL: the CPU engine itself, without a tuning. Under mpirun each rank has its own. One whose
+// The device's name; NULL: the CPU engine itself, without a tuning. Under mpirun each rank has its own. A device whose
 // name begins with "Fused" measures exact norms for free.
 static const char *machine;
 static char tuning[TUNING_BYTES];
-static bool gpu; // the device is no CPU
+static bool gpu; // the device is a GPU
 
 static void fake_device(const EngineConfig *config, bool measure, EngineDevice *device) {
     cpu_engine.device(config, measure, device);
@@ -74,7 +74,7 @@ static const char *recorded(const char *run, const char *field) {
 
 // ---- The mode of --gns ----------------------------------------------------------------------------------------------
 
-// Checks the recorded mode, and how many of the run's steps measured every tensor.
+// Checks the recorded mode, and the number of steps that measured every tensor.
 static void check_mode(const char *run, const char *mode, const char *interval, long exact_steps) {
     size_t bytes;
     char *log = read_text(path_of("%s/metrics.jsonl", run), &bytes);
@@ -133,8 +133,8 @@ static void test_fp8(void) {
 
 // ---- --tune ---------------------------------------------------------------------------------------------------------
 
-// Later parts use the tuning of the first, with --tune or without. On another machine the run resumes with a note, and
-// tunes again only with --tune.
+// Resumed parts use the first part's tuning, with --tune or without. On another machine the run resumes with a note,
+// and tunes again only with --tune.
 static void test_tuning(void) {
     machine = "Fake 1";
     CHECK_RUN(trainer_run(HERE "--steps 2 --out untuned"), 0, "!timed", "!tuned ");
@@ -147,7 +147,7 @@ static void test_tuning(void) {
                   "!note:", "tuned   1 matrix product");
         CHECK(strcmp(recorded("tuned", "tuning"), first) == 0, "%s, want %s", recorded("tuned", "tuning"), first);
     }
-    machine = "Fake 12"; // whose name begins like the other's
+    machine = "Fake 12"; // "Fake 1" is a prefix
     CHECK_RUN(trainer_run(HERE "--steps 8 --out tuned --tune"), 0,
               "note: tuned/step_00000006: tuned for another than Fake 12", "timed Fake 12: ");
     machine = NULL; // the CPU engine has nothing to tune, and resumes a GPU's run
@@ -172,9 +172,9 @@ static void test_ranks(void) {
     CHECK_RUN(trainer_run(HERE "--steps 2 --out same --tune"), 0);
     check_mode("same", "\"exact\"", "1", 2);
     const char *text = recorded("same", "tuning");
-    CHECK_RUN(0, 0, path_of("engine of Fused 1 took [%.*s]", (int)strlen(text) - 2, text + 1)); // by rank 1
+    CHECK_RUN(0, 0, path_of("engine of Fused 1 took [%.*s]", (int)strlen(text) - 2, text + 1)); // rank 1 logs it
     CHECK(strncmp(text, "\"Fused 1: ", 10) == 0, "%s", text);
-    two_ranks("Fused 1", "Fake 2"); // rank 0 keeps nothing that rank 1 has not
+    two_ranks("Fused 1", "Fake 2"); // no rank uses a tuning that does not fit rank 1
     CHECK_RUN(trainer_run(HERE "--steps 2 --out mixed --tune"), 0, "note: the ranks have different GPUs",
               "engine of Fused 1 took []");
     check_mode("mixed", "\"ln\"", "0", 0);

@@ -30,7 +30,7 @@ run() { # OUT OPTIONS...
     GLOBIGNORE='*' "$train" $small --out "$out" "$@" > "$out.log" 2>&1 || { cat "$out.log"; return 1; }
 }
 scores() { grep hellaswag "$1/metrics.jsonl"; }
-same() { # A B WHAT: two texts
+same() { # A B WHAT: fails if two texts differ
     diff <(echo "$1") <(echo "$2") > diff.log && [ -n "$1" ] || { echo "$3 differs:"; head -n 4 diff.log; return 1; }
 }
 
@@ -40,7 +40,7 @@ training_is_not_disturbed() { # the same bits with HellaSwag during training and
     cmp "$(newest_checkpoint plain)/model.safetensors" "$(newest_checkpoint asked)/model.safetensors" || return 1
     same "$(numbers plain)" "$(numbers asked | grep -v hellaswag)" metrics
 }
-asked_when_due() { # and at the end
+asked_when_due() { # every --hellaswag-every steps, and at the end
     same "$(scores asked | grep -oE '"step": [0-9]+' | tr -d '\n')" '"step": 10"step": 20"step": 30"step": 35' steps || return 1
     scores asked | grep -q "\"hellaswag\": [0-9.]*, \"hellaswag_norm\": [0-9.]*}" || return 1
     [ "$(grep -cE "^step +[0-9]+  HellaSwag acc [0-9]+/$questions = 0\.[0-9]{4}  acc_norm" asked.log)" = 4 ] || cat asked.log
@@ -54,7 +54,7 @@ resumed_as_if_never_stopped() { # a run that lost its last checkpoint asks the s
     run lost --steps 35 --batch-tokens 576 --micro-batch 5 --gns exact --val-every 7 --checkpoint-every 20 $asked &&
         grep -q '^resuming from lost/step_00000020' lost.log && same "$(numbers asked)" "$(numbers lost)" metrics
 }
-learns_to_answer() { # twice as good as guessing at least, and guessing before
+learns_to_answer() { # at least twice as well as by guessing
     run learner --steps 500 --micro-batch 12 --val-every 0 --hellaswag questions.jsonl --hellaswag-every 500 || return 1
     scores learner | awk -F'[:,} ]+' '{ exit !($6 > 0.5 && $8 > 0.5) }' || { scores learner; return 1; }
 }
@@ -71,7 +71,7 @@ counts = len(run.rows), len(run.val_rows), len(run.test_rows)
 assert counts == (35, 5, 4), counts"
 }
 
-evaluate() { # OPTIONS...: of the learner
+evaluate() { # OPTIONS...: evaluates the run "learner"
     "$train" --eval-only --model "$(newest_checkpoint learner)" --threads 1 "$@"
 }
 figures() { grep '^  ' "$1"; }
@@ -91,10 +91,10 @@ eval_only_says_what_the_run_said() { # its last validation, and its last score
     awk -v n="$questions" '$1 ~ /^acc/ { d = $4 - sqrt($2 * (1 - $2) / (n - 1)); lines++; wrong += !(d < 6e-5 && d > -6e-5) }
         END { exit lines != 2 || wrong }' e1 || { echo "standard errors of $questions answers:"; cat e1; return 1; }
 }
-the_whole_set_by_default() { # which is more than --val-tokens' own default
+the_whole_set_by_default() { # here more than the default of --val-tokens
     evaluate --val 'code_*.bin' --micro-batch 16 > e2 && awk '/^validation/ { exit !($3 > 131072) }' e2 && grep -qE '^validation .* ([0-9]+) of \1 windows$' e2
 }
-a_run_is_its_newest_checkpoint() { # the newest that is whole
+a_run_is_its_newest_checkpoint() { # a run as --model stands for its newest whole checkpoint
     cp -r asked several && cp -r "$(newest_checkpoint several)" several/step_00000090 && truncate -s -4 several/step_00000090/model.safetensors &&
         "$train" --eval-only --model several --val 'code_val_*.bin' > e8 2> e8.err &&
         "$train" --eval-only --model "$(newest_checkpoint asked)" --val 'code_val_*.bin' > e9 && same "$(figures e8)" "$(figures e9)" "the model" &&
@@ -105,7 +105,7 @@ micro_batch_and_threads_change_no_bit() {
         "$train" --eval-only --model "$(newest_checkpoint learner)" --threads 2 --val 'code_val_*.bin' --hellaswag questions.jsonl \
             --micro-batch 31 > e4 && same "$(figures e3)" "$(figures e4)" "the score"
 }
-ranks_share_the_work() { # and give the same
+ranks_share_the_work() { # and print the same results
     has_mpi || skip "no Open MPI here, or a build without it" || return
     evaluate --val 'code_val_*.bin' --hellaswag questions.jsonl > e5 || return 1
     local ranks
@@ -144,7 +144,7 @@ a_tokenizer_for_a_model_from_scratch() { # is saved in the checkpoint, and read 
     awk -v at_the_end="$(sed -nE 's/^validation loss .* nats per token = ([0-9.]+) bits per byte$/\1/p' words.log)" \
         '/bits per byte/ { d = $4 - at_the_end; if (d > 1e-4 || d < -1e-4) { print "a run ends with " at_the_end ", --eval-only says " $4; exit 1 } }' e7
 }
-bits_are_of_the_words_bytes() { # where a token is several of them, and <|endoftext|> none: counted by vocab.json
+bits_are_of_the_words_bytes() { # bits per byte: vocab.json tells a token's bytes; <|endoftext|> has none
     local python part
     python=$(find_python) || skip "no python3" || return
     for part in 1 2 3 4 5 6; do head -c ${part}000 text.txt > "part$part.txt"; done # few enough for one token to tell
@@ -172,7 +172,7 @@ refusals() {
     printf 'nonsense\n' > broken.jsonl
     : > empty.jsonl
     mkdir empty_run
-    cp -r "$model" nan && rm nan/MANIFEST.json # which would speak first
+    cp -r "$model" nan && rm nan/MANIFEST.json # its hashes would refuse the file first
     size=$(stat -c %s nan/model.safetensors)
     head -c 400 /dev/zero | tr '\0' '\177' | dd of=nan/model.safetensors bs=1 seek=$((size - 400)) conv=notrunc status=none
     while IFS='|' read -r code text words; do

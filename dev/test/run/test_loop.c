@@ -68,8 +68,8 @@ static void world_close(World *w) {
     free(w->weights);
 }
 
-// Makes step `step`, of `batch` rows from example `first` on, and compares it with its line of the log. updates: made so
-// far, with that of this step; 0: this step is skipped.
+// Makes step `step`, of `batch` rows from example `first` on, and compares it with its line of the log. updates: made
+// so far, this step's included; 0: this step is skipped.
 static void make_step(World *w, int step, int updates, int first, int batch, const char *line) {
     uint16_t rows[MICRO_BATCH * (T + 1)];
     const Range all = {0, w->model.flat_count};
@@ -107,7 +107,7 @@ static void make_step(World *w, int step, int updates, int first, int batch, con
     else CHECK(strstr(line, "\"grad_norm\": null"), "step %d: %s", step, line);
 }
 
-// Runs, and makes every step once more, but for the first `overflows`. options: of the run, with its --out `out`.
+// Runs, and makes every step once more, except the first `overflows`. options: added to the run's, with --out `out`.
 static void check_every_step(const char *out, const char *options, int overflows) {
     World w;
     Error e = {0};
@@ -154,8 +154,8 @@ static void test_every_step(void) {
 
 // ---- The loss scale -------------------------------------------------------------------------------------------------
 
-// An engine whose gradients overflow: at loss scales above `above`, and in the steps whose bits are set, where its largest
-// dfc of fp8 is `amax`; and a loss that is not a number. With several ranks only the last one's do.
+// Faults of an engine. Gradients overflow (on the last rank only) at loss scales above `above`, and in the steps whose
+// bits are set in in_steps; there fp8's dfc has the largest value `amax`. loss: the loss is not a number.
 static struct {
     double above, scale;
     float amax;
@@ -193,7 +193,7 @@ static int overflowing_result(Engine *engine, StepResult *result, Error *e) {
     return 0;
 }
 
-// amax: with --dtype fp8; 0: with a loss scale.
+// amax: for --dtype fp8; 0: for a loss scale.
 static EngineApi overflowing_engine(float amax) {
     EngineApi engine = cpu_engine;
     engine.needs_loss_scale = amax == 0;
@@ -259,7 +259,7 @@ static char *run_exact(const char *out, EngineApi engine) {
     return read_text(path_of("%s/metrics.jsonl", out), &bytes);
 }
 
-// Norms are those of the gradient without its scale. Averages and windows learn nothing from a step that overflows.
+// Norms exclude the loss scale. Averages and windows learn nothing from a step that overflows.
 static void test_overflow_measures_nothing(void) {
     int step = 0;
     double before = NAN;
@@ -284,14 +284,14 @@ static void test_overflow_measures_nothing(void) {
     overflow.in_steps = 0;
 }
 
-// The smallest scale overflows; the loss is not a number, which no scale mends; scales that are none; another engine.
+// Errors: the smallest scale overflows; the loss is not a number; an invalid scale; an engine that needs none.
 static void test_loss_scale_errors(void) {
 #define BAD "--train-tokens 900 --out bad --fresh "
     trainer.engine = overflowing_engine(0);
     overflow.above = 0.5;
     CHECK_RUN(trainer_run(BAD "--loss-scale 2"), ERR_NONFINITE, "not finite; the update was not made",
               "step 1: the gradient overflows at loss scale 2");
-    overflow.loss = true; // and its gradient
+    overflow.loss = true; // the gradient still overflows
     CHECK_RUN(trainer_run(BAD), ERR_NONFINITE, "error: step 1, ", "loss nan");
     overflow.loss = false;
     overflow.above = INFINITY;
@@ -354,8 +354,8 @@ static void test_nonfinite_gradient(void) {
     world_close(&w);
 }
 
-// The batches of a run follow from its log: towards ramp_aim by at most a factor of 2 in a half-life. The target is kappa
-// times gns_ratio times the LayerNorms' scale, or kappa times that of the whole model (`total`), and the aim is below it.
+// Checks that batches move towards ramp_aim by at most a factor of 2 in a half-life. The target is kappa times
+// gns_ratio times the LayerNorms' scale, or (`total`) kappa times the whole model's scale; the aim is at most that.
 static void check_ramp(const char *path, double kappa, bool total) {
     const char *name = total ? "gns_total" : "gns_ln";
     size_t bytes;
@@ -363,7 +363,7 @@ static void check_ramp(const char *path, double kappa, bool total) {
     double rows = RAMP_LOW, most = 0;
     int sizes = 0, targets = 0;
     for (char *line = log ? strtok(log, "\n") : NULL; line; line = strtok(NULL, "\n")) {
-        bool last = number_in(line, "tokens") == RAMP_TOKENS; // may be cut short
+        bool last = number_in(line, "tokens") == RAMP_TOKENS; // the last step may be cut short
         double batch = number_in(line, "batch");
         CHECK(last || batch == round(rows), "%g rows, want %g: %.40s", batch, rows, line);
         double aim = strstr(line, "\"ramp_aim\": null") ? NAN : number_in(line, "ramp_aim");
@@ -405,7 +405,7 @@ static void test_ramp_target(void) {
     check_same_files(path_of("target0/step_%08ld", step), path_of("target1/step_%08ld", step), "8 x 0.5, 1 x 4");
 }
 
-// With exact at every step it is kappa x the whole model's scale; a --gns-ratio that is given counts all the same.
+// With exact at every step the target is kappa x the whole model's scale, unless --gns-ratio is given.
 static void test_ramp_of_the_whole_model(void) {
     CHECK_RUN(run_ramp(6, STEPS_COST "--gns exact --out total"), 0);
     check_ramp("total/metrics.jsonl", 6, true);
@@ -413,8 +413,8 @@ static void test_ramp_of_the_whole_model(void) {
     check_ramp("given/metrics.jsonl", 1, false);
 }
 
-// A run that measures what a step costs has the bits of one that is told it: nothing else of its steps without a rate
-// remains, also where their gradients overflow.
+// A run that measures --ramp-step-rows has the bits of a run given that number: the steps that it times leave nothing
+// else, even if their gradients overflow.
 static void test_ramp_measures(void) {
     static const char *const options[] = {"--gns ln", "--gns exact --optimizer muon --dropout 0.1", "--dtype bf16",
                                           "--loss-scale 1073741824", "--dtype fp8"};

@@ -9,7 +9,7 @@
 #include <limits.h>
 #include <unistd.h>
 
-static char text[1 << 16]; // of metrics.jsonl
+static char text[1 << 16]; // the text of metrics.jsonl
 static Noise noise;
 static Model model;
 
@@ -27,7 +27,7 @@ static void check_estimate(const char *name, const GnsTracker *t) {
     for (int i = 0; i < 5; i++) check_number(path_of("%s%s", name, ends[i]), want[i]);
 }
 
-// A tracker whose scale is none of the others'.
+// Gives a tracker a scale that no other tracker has.
 static int trackers;
 static void learn(GnsTracker *t) {
     trackers++;
@@ -131,7 +131,7 @@ static void test_unknown_and_infinite(void) {
 }
 
 // Sampled numbers are in the lines of exact steps that were not skipped. gns_ratio is what a ramp multiplies by:
-// --gns-ratio in each line, or the measured one beside the sampled numbers. A followed total is the logged one.
+// --gns-ratio in each line, or the measured ratio beside the sampled numbers. gns_total is the total that ramps follow.
 static void test_sampled_numbers(void) {
     static const char *const sampled[] = {"gns_total", "gns_total_lower", "gns_type_mlp", "gns_layer"};
     for (int bits = 0; bits < 24; bits++) {
@@ -151,8 +151,8 @@ static void test_sampled_numbers(void) {
     }
 }
 
-// The lines after the checkpoint go: by its bytes, which divide the lines of its step, or by step where no line ends
-// there.
+// A resume removes the lines after the checkpoint: those beyond its bytes, or, if no line ends there, those of later
+// steps.
 static void test_resumed(void) {
     static const char one[] = "{\"step\": 1, \"loss\": 2}\n", two[] = "{\"step\": 2, \"loss\": 2}\n",
                       val[] = "{\"step\": 2, \"val_loss\": 2}\n", three[] = "{\"step\": 3, \"loss\": 2}\n";

@@ -4,8 +4,8 @@ set -u
 . "$(dirname "$0")/../checks.sh" outliers
 python=$(find_python tokenizers) || python=$(find_python) || skip_suite "no python3"
 
-# Sentences of 24 words, in 9,600 rows of 32 bytes. 6 rows of random bytes and 6 of Russian are 0.125% of them; 6 rows repeat
-# one byte, and a document of two rows is there 150 times.
+# Sentences of 24 words, in 9,600 rows of 32 bytes. Planted: 6 rows of random bytes and 6 of Russian (0.125% together), 6
+# rows that repeat one byte, and 150 copies of a document of two rows.
 "$python" - "$work" << 'END'
 import json, os, random, sys
 os.chdir(sys.argv[1])
@@ -62,7 +62,7 @@ resumes_with_the_same_file() {
     says "$work/log" "resuming from" && ! says "$work/log" "complete" && cmp "$work/whole/outliers.jsonl" "$work/killed/outliers.jsonl"
 }
 
-# Without training: the gradients' sum over ranks has another order, so the weights would differ in their last bits.
+# At learning rate 0: gradients are summed over ranks in another order, so trained weights would differ in the last bits.
 ranks_keep_the_same_rows() {
     has_mpi || skip "no MPI" || return
     mpi_here
@@ -114,7 +114,7 @@ prints_and_groups() {
         refuses 65 "gone: No such file" "$python" scripts/outliers.py "$work/whole" --repeats "$work/gone" || return
     fi
     refuses 65 "no outliers" "$python" scripts/outliers.py "$work/without" && rm "$work"/t_train_*.bin &&
-        "$python" scripts/outliers.py "$work/whole" > /dev/null # the shard is gone
+        "$python" scripts/outliers.py "$work/whole" > /dev/null # without the shard
 }
 
 try finds_what_was_planted

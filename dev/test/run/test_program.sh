@@ -20,14 +20,14 @@ run() { # run OUT OPTIONS...
 }
 
 # shellcheck disable=SC2086
-trains() { GLOBIGNORE='*' timeout -k 1 60 "$train" $small --out "$@"; } # OUT OPTIONS...: with its output where the test's is
+trains() { GLOBIGNORE='*' timeout -k 1 60 "$train" $small --out "$@"; } # OUT OPTIONS...: prints what the trainer prints
 same() {
     diff <(numbers "$1") <(numbers "$2") > diff.log || { echo "metrics of $1 and $2 differ:"; head -n 4 diff.log; return 1; }
     cmp "$1"/step_*/model.safetensors "$2"/step_*/model.safetensors
 }
 
 two_runs_are_identical() { run a $ramp --threads 1 && run b $ramp --threads 1 && same a b; }
-a_run_is_run_again() { # by its run.json, in the directory that the command names
+a_run_is_run_again() { # --config RUN/run.json repeats a run in the command's --out
     "$train" --config a/run.json --out again > again.log 2>&1 && same a again && grep -q '"out": "again"' again/run.json &&
         "$train" --config a/run.json --print-options | grep -qx 'ramp-kappa = 4'
 }
@@ -41,7 +41,7 @@ a_step_is_measured_once() { # run.json has it; a run begun without cannot measur
 }
 bash_completes_its_options() {
     "$root/dev/make/completion.sh" "$train" train_gpt2 > completion && . ./completion || return 1
-    completes() { # WANTED WORD...: the last is to be completed
+    completes() { # WANTED WORD...: the completions of the last word
         COMP_WORDS=("${@:2}") COMP_CWORD=$(($# - 2)) COMPREPLY=()
         _gns_train_gpt2
         [ "${COMPREPLY[*]}" = "$1" ] || { echo "${*:2}: ${COMPREPLY[*]}"; return 1; }
@@ -50,13 +50,13 @@ bash_completes_its_options() {
 }
 threads_do_not_matter() { run c $ramp --threads 2 && same a c; }
 another_seed_is_another_run() { run d $ramp --threads 1 --seed 7 && ! same a d > /dev/null; }
-blocks_begin_as_the_identity() { # with --zero-projections one layer and two have the same loss at first; no weights are given with it
+blocks_begin_as_the_identity() { # with --zero-projections one layer and two have the same first loss; refused with --model PATH
     first_loss() { small=${small/--layers 2/} run zero --steps 1 --micro-batch 4 --threads 1 --fresh "$@" && grep -o '"loss": [0-9.]*' zero/metrics.jsonl; }
     [ "$(first_loss --layers 1 --zero-projections)" = "$(first_loss --layers 2 --zero-projections)" ] &&
         [ "$(first_loss --layers 1)" != "$(first_loss --layers 2)" ] &&
         refused "--zero-projections has no effect without new weights" none --model a --zero-projections --steps 1
 }
-a_schedule_holds() { # until --lr-hold-frac of the run, by default 0.8 with wsd; Muon's rate is --lr beside any --adamw-lr-factor
+a_schedule_holds() { # until --lr-hold-frac of the run, by default 0.8 with wsd; Muon's rate is --lr whatever --adamw-lr-factor is
     rates() {
         small=${small/--warmup-tokens 4000/} run held --steps 10 --batch-tokens 128 --lr 1 --final-lr-frac 0 --threads 1 --fresh --lr-schedule "$@" &&
             grep -o '"lr": [0-9.]*' held/metrics.jsonl | awk '{ printf "%.2f ", $2 }'
@@ -74,7 +74,7 @@ replay_repeats_the_batches() {
         --micro-batch 6 --lr 3e-3 --threads 1 &&
         diff <(grep -o '"batch": [0-9]*' a/metrics.jsonl) <(grep -o '"batch": [0-9]*' e/metrics.jsonl)
 }
-replay_resumes_at_a_step() { # of the file that ends at the tokens done; otherwise it is refused
+replay_resumes_at_a_step() { # if a step of the file ends at the tokens done; otherwise it is refused
     local n=0 batch
     sequence() { for batch in "$@"; do echo "{\"step\": $((++n)), \"batch\": $batch}"; done; }
     sequence 2 2 2 2 2 2 2 2 8 8 > short_steps.jsonl
@@ -94,7 +94,7 @@ other_steps.jsonl 768 tokens up to step 8"
 ends_on_the_horizon() {
     [ "$(grep -o '"tokens": [0-9]*' a/metrics.jsonl | tail -n 1)" = '"tokens": 60000' ]
 }
-micro_batch_does_not_matter() { # beyond rounding
+micro_batch_does_not_matter() { # except for rounding
     run f --steps 20 --batch-tokens 384 --micro-batch 12 --gns exact --threads 1 --lr 3e-3 &&
         run g --steps 20 --batch-tokens 384 --micro-batch 1 --gns exact --threads 1 --lr 3e-3 || return 1
     paste <(grep -o '"loss": [0-9.e-]*' f/metrics.jsonl) <(grep -o '"loss": [0-9.e-]*' g/metrics.jsonl) |
@@ -105,7 +105,7 @@ recomputing_changes_no_bit() {
         run r2 --steps 5 --micro-batch 6 --threads 2 -r 2 && same r0 r1 && same r0 r2
 }
 same_weights() { cmp "$(newest_checkpoint "$1")/model.safetensors" "$(newest_checkpoint "$2")/model.safetensors"; }
-documents_are_kept_apart() { # each line is one: a newline is the token that opens it
+documents_are_kept_apart() { # each line is a document: a newline is the token that opens one
     local from lines="--tokenizer lines --threads 1 --lr 3e-3 --steps 20 --micro-batch 12 --checkpoint-every 10" mask
     from=$(newest_checkpoint f) && mkdir lines && cp "$from/merges.txt" lines || return 1
     sed 's/"Ċ": 10/"<|endoftext|>": 10/' "$from/vocab.json" > lines/vocab.json
@@ -126,7 +126,7 @@ a_document_mask_is_refused() {
     refused 'm0/step_00000020/training/state.json: this run has --document-mask false, the command has true' m0 --tokenizer lines --document-mask --steps 30 --micro-batch 12 &&
         refused '--document-mask: the vocabulary of 256 tokens has no <|endoftext|>' none --document-mask --steps 1
 }
-windows_shift() { # by epoch: another run, and the same on resuming
+windows_shift() { # --shift-windows: another run than without, and the same one when resumed
     local text="--epochs 3 --micro-batch 50 --lr 3e-3 --threads 1 --checkpoint-every 5 --keep 0"
     head -c 6000 text.txt > few.txt && "$tokenize" --tokenizer bytes --out few few.txt > few.log || return 1
     local small="--train few_train_*.bin ${small#* * }"
@@ -134,7 +134,7 @@ windows_shift() { # by epoch: another run, and the same on resuming
     cp -r shift1 shift2 && rm -r "$(newest_checkpoint shift2)" && run shift2 $text --shift-windows && grep -q '^resuming' shift2.log && same_weights shift1 shift2 &&
         refused "$(newest_checkpoint shift1)/training/state.json: this run has --shift-windows true, the command has false" shift1 $text
 }
-a_model_is_read_back() { # the loss at the first step of a run from a model is that model's
+a_model_is_read_back() { # a run from a model begins with that model's loss
     run h --model "$(ls -d f/step_*)" --steps 1 && { echo "--layers accepted"; return 1; }
     small=$(sed -E 's/--layers 2 --heads 2 --channels 32//; s/--vocab-size 256//' <<< "$small") \
         run h --model "$(ls -d f/step_*)" --steps 1 --lr 0 --batch-tokens 384 --threads 1 || return 1
@@ -151,7 +151,7 @@ a_run_stands_for_its_newest_checkpoint() { # as --model, also for training; a re
     cp -r "$(ls -d d/step_*)" source/step_00099999 && rm -r "$from" &&
         run w2 --model source --steps 5 && run w1 --model "f/${from##*/}" --steps 5 &&
         diff <(numbers w1) <(numbers w2) && cmp w1/step_00000005/model.safetensors w2/step_00000005/model.safetensors || return 1
-    echo bad > source/step_00099999/model.safetensors # it is no longer read or mentioned
+    echo bad > source/step_00099999/model.safetensors # a resume neither reads nor mentions it
     run w1 --model "f/${from##*/}" --steps 6 && run w2 --model source --steps 6 && ! grep -q '\(warning\|note\|--model\|source/\)' w2.log || { cat w2.log; return 1; }
     grep -q "\"model\": *\"$from\"" w2/run.json || { cat w2/run.json; return 1; }
     rm -r source && run w2 --model source --steps 7 && run w1 --model "f/${from##*/}" --steps 7 &&
@@ -184,7 +184,7 @@ the_vocabulary_is_the_tokenizers() { # without --vocab-size
         small=${small//code_/words_} run v6 --steps 1 --threads 1 --vocab-size 1500 && ! grep -q '^warning' v6.log || { cat v5.log v6.log; return 1; }
     "$train" --dry-run --tokenizer vocabulary --model d2 --seq-len 32 > v7.log && grep -q 'vocabulary 300' v7.log || { cat v7.log; return 1; }
 }
-prints_its_length() { # a new run, one that resumes with another batch, and a complete one
+prints_its_length() { # as a new run, as one that resumes with another batch, and as a complete one
     local windows
     run v --steps 20 --batch-tokens 384 --threads 1 || return 1
     windows=$(sed -nE 's/.*"train_data": .*"windows": ([0-9]+).*/\1/p' v/run.json)
@@ -199,7 +199,7 @@ prints_its_length() { # a new run, one that resumes with another batch, and a co
         grep -q '^this run is complete: 30 steps, 15360 tokens are done, and the command asks for 15360\. .*A longer run resumes' v.log || { cat v.log; return 1; }
     grep -qx 'run     60000 tokens in steps of 4 to 32 rows of 32 tokens' a.log || { cat a.log; return 1; }
 }
-a_length_in_epochs() { # is the run of as many tokens; a longer one resumes it, and a plan knows it
+a_length_in_epochs() { # equals that length in tokens; more --epochs resume it, and --dry-run plans it
     local windows tokens
     windows=$(sed -nE 's/.*"train_data": .*"windows": ([0-9]+).*/\1/p' v/run.json)
     tokens=$((32 * ((windows + 25) / 50)))
@@ -211,7 +211,7 @@ a_length_in_epochs() { # is the run of as many tokens; a longer one resumes it, 
     GLOBIGNORE='*' "$train" --dry-run $small --epochs 0.02 --batch-tokens 640 > plan.txt && grep -q ': 0.02 epochs$' plan.txt &&
         grep -q "^run  *$(tail -n 1 e2/metrics.jsonl | grep -oE '[0-9]+' | head -n 1) steps" plan.txt || { cat plan.txt; return 1; }
 }
-mixes_sources() { # by weight, whatever the micro-batches; weights are the run's, and are checked when it resumes
+mixes_sources() { # by weight, whatever the micro-batches; a resume with other weights is refused
     head -c 90000 text.txt | tr a-z A-Z > other.txt
     "$tokenize" --tokenizer bytes --out other other.txt > tokenize.log 2>&1 || { cat tokenize.log; return 1; }
     local common="--batch-tokens 384 --threads 1 --lr 1e-3 --checkpoint-every 4 --keep 0" small="--val code_val_*.bin ${small#*--val code_val_\*.bin}" why
@@ -232,7 +232,7 @@ mixes_sources() { # by weight, whatever the micro-batches; weights are the run's
     fails 64 '--epochs 1: the sources of a --train with weights have epochs' "$train" ${small/code_val/code_train} --train "$mixed" --epochs 1 &&
         fails 64 "--val code_val_*.bin:1: it has weights" "$train" --train 'other_*.bin' --val 'code_val_*.bin:1' --vocab-size 256 --steps 1
 }
-several_patterns_are_one() { # without weights: as one pattern that matches all their files; a shell's expansion, too
+several_patterns_are_one() { # without weights they, and a shell's expansion, equal one pattern of all their files
     cp other_*.bin code_train_000001.bin
     local small="--val code_val_*.bin ${small#*--val code_val_\*.bin} --steps 4 --batch-tokens 384 --threads 1"
     run z1 --train 'code_train_*.bin' && run z2 --train 'code_train_000001.bin code_train_000000.bin' && same z1 z2 || return 1
@@ -247,7 +247,7 @@ notes_validation_on_training_data() { # under another name, too
     ! grep -q "$note" v.log
 }
 sample() { "$train" --sample-only --model "$(newest_checkpoint f)" "$@"; }
-samples_from_a_model() { # the same again; as long as by default; the first of several equals a single one
+samples_from_a_model() { # repeatable, of the default length; the first of several equals a single one
     local int=(--prompt 'static int' --sample-tokens 50 --seed 3)
     sample "${int[@]}" > s1 && sample "${int[@]}" > s2 && cmp s1 s2 && sample "${int[@]}" --samples 3 > s3 || return 1
     [ "$(grep -c '^--- sample [123] of 3$' s3)$(grep -c '^static int' s3)" = 33 ] || { cat s3; return 1; }
@@ -275,7 +275,7 @@ a_prompt_from_a_pipe() { # a signal ends the wait for it
     sample --sample-tokens 5 --prompt @<(cat prompt.txt) > s2 && sample --sample-tokens 5 --prompt @- < <(cat prompt.txt) > s3 &&
         sample --sample-tokens 5 --prompt @prompt.txt > s1 && cmp s1 s2 && cmp s1 s3
 }
-a_conversation() { # each line is a prompt; the model is read once, and the end of the input ends it
+a_conversation() { # --interactive: each line is a prompt, the model is read once, the end of input ends it
     local answer talk=("$train" --sample-only --model spoken --sample-tokens 20)
     cp -r "$(newest_checkpoint f)" spoken && "${talk[@]}" --prompt 'static int' > s1 && "${talk[@]}" --prompt 'void' --samples 2 > s2 || return 1
     coproc "${talk[@]}" --interactive 2> spoken.err
@@ -323,7 +323,7 @@ closed_standard_streams() { # no file that is written takes their numbers
     "$train" --version >&- 2> full.log
     [ $? = 74 ] || { cat full.log; return 1; }
 }
-threads_that_cannot_start() { # a line of ours after libgomp's, and nothing is written
+threads_that_cannot_start() { # the program's error follows libgomp's, and nothing is written
     local line='error: cannot start N threads. use fewer --threads, a smaller OMP_STACKSIZE, or raise ulimit -u and -v'
     local limited=(env OMP_STACKSIZE=100000G timeout 60)
     mkdir -p unstarted && cd unstarted || return 1

@@ -1,5 +1,5 @@
-// The line of a step: its numbers, its memory compared with the kernel's count, and its width on a terminal. Work that
-// takes long, the time that is left, and the answer to a signal.
+// Progress: the line of a step (numbers, memory against the kernel's count, width on a terminal), long work, the
+// remaining time, and the answer to a signal.
 #include "base/signals.h"
 #include "gns/noise.h"
 #include "run/progress.h"
@@ -10,7 +10,7 @@
 
 static const char redraw[] = "\r\033[K";
 
-// The CPU engine has the memory of its process, whatever its state. Its progress is this.
+// Progress of the engine, a stand-in.
 static double engine_share;
 static double share_of(const Engine *engine) {
     (void)engine;
@@ -26,7 +26,7 @@ static const StepMetrics metrics = {
     .step = 299, .tokens = 7000, .batch = 8, .loss = 2.34975, .tok_per_s = 25823.4, .mfu = 0.51249};
 static const Noise noise = {0};
 static Progress p;
-static FILE *f; // p's
+static FILE *f; // where p writes
 
 // Begins a run with 6980 tokens done in 10 s.
 static void begin(bool terminal, int columns) {
@@ -71,13 +71,13 @@ static void test_line(void) {
     CHECK(strncmp(line, want, strlen(want)) == 0, "%s", line);
     CHECK(line[strlen(line) - 1] == '\n' && !strchr(line, '\r'), "%s", line);
     unknown.mfu = NAN, unknown.tok_per_s = 613946;
-    strcpy(unknown.why, ", up: aim 12.3"); // why the batch changes stands after it
+    strcpy(unknown.why, ", up: aim 12.3"); // printed after the batch
     line = show(&unknown, &noise);
     CHECK(!strstr(line, "MFU") && !strstr(line, "-") && !strstr(line, "GNS"), "%s", line);
     CHECK(strstr(line, "  B 8, up: aim 12.3  614k tok/s"), "%s", line);
 }
 
-// The field of the noise scale: nothing while nothing is known.
+// The field of the noise scale; empty while unknown.
 static void test_gns(void) {
     static const struct {
         double g2, spread; // of the squared gradient
@@ -128,7 +128,7 @@ static void test_other_lines(void) {
 
 // ---- Work that takes long -------------------------------------------------------------------------------------------
 
-// A step of 8 rows in two pieces: nothing within the delay, then its share and what is left, and at its end nothing.
+// A step of 8 rows in two pieces shows nothing within the delay, then the share done and the time left, then nothing.
 static void test_step(void) {
     for (int terminal = 0; terminal < 2; terminal++) {
         begin(terminal, 80);
@@ -159,7 +159,7 @@ static void test_step(void) {
     }
 }
 
-// Without a run (--eval-only) the line of work ends at 100%, on a line of its own. Work of unknown length shows its time.
+// Without a run (--eval-only) the line of work ends at 100% and stays. Work of unknown length shows the time so far.
 static void test_work(void) {
     begin(true, 80);
     double now = clock_seconds();
@@ -189,7 +189,7 @@ static void test_work(void) {
 // In a log: the first step, then at most one line per log_interval, and the last step.
 static void test_log(void) {
     static const struct {
-        double started, stepped; // seconds that pass
+        double started, stepped; // seconds that pass since the start, and since the last step's line
         bool force, line;
     } cases[] = {{0, 0, false, true},      {0, 0, false, false}, {0, 3, false, true},
                  {1000, 19, false, false}, {0, 2, false, true},  {0, 0, true, true}}; // the interval is then 20 s
@@ -202,7 +202,7 @@ static void test_log(void) {
     end();
 }
 
-// Tokens 100 to 200 of 1000 took 10 s: 80 s are left; within a step its share counts.
+// Tokens 100 to 200 of 1000 took 10 s: 80 s are left. Within a step the share done counts.
 static void test_left(void) {
     begin(false, 80);
     progress_run(&p, engine, T, 1, 100, 1000);
@@ -218,7 +218,7 @@ static void test_left(void) {
     end();
 }
 
-// Once, on standard error, within the step. (The signal stays requested: this is the last test.)
+// A signal is answered once, on standard error, within the step. (It stays requested: this test is the last.)
 static void test_signal(void) {
     FILE *errors = tmpfile();
     int before = dup(STDERR_FILENO);

@@ -1,5 +1,5 @@
-// Nothing of anybody else's is lost: a run removes only its own checkpoints, whatever takes their place or its directory's,
-// and writes through no link, device or FIFO. All files at risk are in the scratch directory.
+// A run removes only its own checkpoints, even if others' take their place or its directory's, and writes through no
+// link, device or FIFO. All files at risk are in the scratch directory.
 #include "../trainer.h"
 
 #include <sys/stat.h>
@@ -51,10 +51,10 @@ static void test_only_own_checkpoints_go(void) {
                                       "made by a test", "another run", "made by a test"};
     begin();
     for (int i = 0; i < 6; i++) make_checkpoint("out", i + 1, ids[i], "x", 1);
-    check_thin(2, ""); // 6 and 4 stay, 1 goes
+    check_thin(2, ""); // of this run's 1, 4 and 6 the oldest is removed
     CHECK(count_checkpoints("out") == 5 && !file_exists(first), "%d are left", count_checkpoints("out"));
     CHECK(rename("out/step_00000004", "victim/4") == 0 && symlink("../victim/4", "out/step_00000004") == 0, "no link");
-    check_thin(1, ""); // a link stays; the older build's and another run's do, too
+    check_thin(1, ""); // leaves the link, the older build's checkpoint and the other run's
     CHECK(count_checkpoints("out") == 5 && file_exists("victim/4/odd.bin"), "%d are left", count_checkpoints("out"));
 }
 
@@ -85,7 +85,7 @@ static void test_links_are_not_entered(void) {
     check_victim("links");
 }
 
-// All that a run writes is removed, with the manifest or without.
+// A partial checkpoint is removed with all files that a run writes.
 static void test_nothing_of_ours_is_left(void) {
     begin();
     CHECK(trainer_run(SHORT "600") == 0 && !log_mentions(".kept"), "%s", log_tail());
@@ -95,7 +95,7 @@ static void test_nothing_of_ours_is_left(void) {
     CHECK(!file_exists(partial), "the partial is left");
 }
 
-// What a killed run left of a run that is complete goes, too.
+// Tidies up after a killed run, even if the run is complete.
 static void test_a_complete_run_is_tidied(void) {
     begin();
     CHECK(trainer_run(SHORT "600") == 0 && mkdir(partial, 0777) == 0, "%s", log_tail());
@@ -118,7 +118,7 @@ static void test_check_of_a_running_run(void) {
     CHECK(trainer_wait(child) == ERR_STOPPED, "it did not stop");
 }
 
-// A log that is a link, a FIFO or a hard link is refused; other files get a new one in its place.
+// A log that is a link, a FIFO or a hard link is refused; other output is a new file in the link's place.
 static void test_no_output_through_a_link(void) {
     static const char *const names[] = {"metrics.jsonl", "samples.jsonl", "run.json.partial", "run.json", "written_by"};
     for (int i = 0; i < 5; i++)
@@ -146,7 +146,7 @@ static void swap(int how) {
     case 1: CHECK(rename("out", "moved") == 0 && rename("other", "out") == 0, "swap"); break;
     case 2: CHECK(rename("other/step_00000002", path_of("out/step_%08ld", step + 100000)) == 0, "move"); break;
     case 3: CHECK(symlink("../other/step_00000002", path_of("out/step_%08ld", step + 2)) == 0, "link"); break;
-    default: symlink("../other/step_00000002", path_of("out/.step_%08ld.partial", step + 2)); // it may be there
+    default: symlink("../other/step_00000002", path_of("out/.step_%08ld.partial", step + 2)); // may exist
     }
 }
 

@@ -6,19 +6,19 @@
 
 #include <cjson/cJSON.h>
 
-// A run of one small model; options add to it.
+// Command of a run of one small model, to which tests append options.
 #define HERE                                                                                                           \
     "train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 "                \
     "--train train.bin "
 
-// Makes `part` the run `run` at a step: only that checkpoint exists, but all lines of metrics.jsonl.
+// Makes `part` a copy of the run `run` with one step's checkpoint alone, and all lines of metrics.jsonl.
 static void make_part(const char *run, long step) {
     remove_tree("part");
     copy_tree(path_of("%s/step_%08ld", run, step), path_of("part/step_%08ld", step));
     copy_file(path_of("%s/metrics.jsonl", run), "part/metrics.jsonl");
 }
 
-// From every step of a run with a growing batch.
+// Resumes from every step of a run with a growing batch.
 static void test_from_every_step(void) {
     long tokens = trainer.thorough ? 24000 : 5000, stride = trainer.thorough ? 1 : 7;
     CHECK_RUN(trainer_run("--train-tokens %ld --out whole --checkpoint-every 1 --keep 0", tokens), 0);
@@ -66,7 +66,7 @@ static void without_blanks(char *text) {
     if (to) *to = 0;
 }
 
-// Also run.json's parts: the first lists all options that were given, the second those that changed.
+// Also checks run.json's parts: the first lists all options that were given, the second the options that changed.
 static void test_what_may_change(void) {
     CHECK_RUN(trainer_run(HERE "--out own --steps 10 --lr 1e-3 --micro-batch 4 --batch-tokens 32"), 0,
               "note: no warm-up: ", "gradients clipped (--grad-clip 1) in ");
@@ -119,7 +119,7 @@ static void put_state(const char *checkpoint, const char *text) {
     manifest_free(&changed);
 }
 
-// A trailing slash means nothing. Where --out is a link, runs are moved aside where it leads.
+// --out ignores a trailing slash. If --out is a link, runs are moved aside in the directory of its target.
 static void test_places(void) {
     Error e;
     CHECK_OK(directory_create("far/run", &e), &e);
@@ -159,7 +159,7 @@ static void test_what_may_not_change(void) {
     CHECK(same_file("own/metrics.jsonl", "before.jsonl"), "a refused run changed metrics.jsonl");
 }
 
-// The first number of that name in a file; NaN: none.
+// Returns the first number called `name` in a file; NaN: none.
 static double number_of(const char *path, const char *name) {
     size_t bytes;
     char *text = read_text(path, &bytes);
@@ -168,7 +168,7 @@ static double number_of(const char *path, const char *name) {
     return x;
 }
 
-// Without a learning rate: loss_nll and the validation are those of the run without smoothing.
+// At learning rate 0 loss_nll and the validation equal the numbers of the run without smoothing.
 static void test_label_smoothing(void) {
 #define TWO HERE "--lr 0 --steps 2 --val val.bin --val-every 1 --micro-batch 4 --out "
     CHECK_RUN(trainer_run(TWO "plain"), 0);
@@ -205,7 +205,7 @@ static int run_without(const char *const *fields) {
     return run_part();
 }
 
-// Options that make a run may not change. In a file that lacks one it had its default. The resumed run has the same
+// Options marked of_run may not change. An option that the file lacks had its default. The resumed run has the same
 // bits: dropout's masks follow the examples' numbers.
 static void test_options_of_a_run(void) {
     static const struct {
@@ -286,7 +286,7 @@ static void test_fp8(void) {
         CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part"), ERR_INPUT,
                   "state.json: field \"fp8_exponents[11]\" is not an exponent");
     }
-    CHECK_RUN(trainer_run(FP8 "--dtype fp32 --out part"), 0, "--dtype \"fp8\" is now \"fp32\"", // ignores them
+    CHECK_RUN(trainer_run(FP8 "--dtype fp32 --out part"), 0, "--dtype \"fp8\" is now \"fp32\"", // ignores the exponents
               "!overflows");
     CHECK(!file_mentions("part/step_00000012/training/state.json", "fp8_exponents"), "exponents of fp32");
 }
@@ -309,7 +309,7 @@ static void test_fp8_dw_after_fp8(void) {
           norm[1]);
 }
 
-// The first step of fp8 after a part in fp32 has fp32's bits; the second has not.
+// After a part in fp32 the first step of fp8 has fp32's bits; the second differs.
 static void test_fp8_after_fp32(void) {
     double loss[2][3], norm[2][3];
     CHECK_RUN(trainer_run(HERE "--micro-batch 4 --steps 6 --out fp32 --checkpoint-every 3 --keep 0"), 0);
@@ -342,7 +342,7 @@ static void test_missing_fields(void) {
                   "resume with the program that wrote it");
 }
 
-// A checkpoint of an older build lacks the trackers of sources. Any other number is damage.
+// An older build's checkpoint has no trackers of sources. A number of trackers other than 0 and all is damage.
 static void test_noise_of_sources(void) {
 #define SOURCES                                                                                                        \
     "train_gpt2 --train train.bin:0.8 other.bin:0.2 --vocab-size 64 --model d1 --layers 1 --heads 1 "                  \
@@ -369,7 +369,7 @@ static void test_noise_of_sources(void) {
     }
 }
 
-// A ramp that follows the whole model's noise scale, to the bit.
+// A ramp that follows the whole model's noise scale resumes to the bit.
 static void test_ramp_of_the_whole_model(void) {
 #define TOTAL                                                                                                          \
     HERE "--micro-batch 4 --ramp gns --batch-min 2 --batch-max 16 --gns exact --gns-half-life 60 --ramp-kappa 1000 "   \
@@ -398,7 +398,7 @@ static void test_format_1(void) {
     size_t bytes;
     char *log = read_text("part/metrics.jsonl", &bytes);
     double loss = log ? number_in(strstr(log, "{\"step\": 6,"), "loss") : NAN;
-    CHECK(fabs(loss - 4.1702) < 1e-3, "loss %g", loss); // as the old build went on
+    CHECK(fabs(loss - 4.1702) < 1e-3, "loss %g", loss); // the old build's loss
     memory_free(log);
 }
 
@@ -450,7 +450,7 @@ static void test_state_of_another_format(void) {
 
 // ---- Outliers -------------------------------------------------------------------------------------------------------
 
-// How many standard deviations value[n] lies above the mean of the 128 before it; NaN where there are fewer.
+// Returns the standard deviations of value[n] above the mean of the 128 values before it; NaN if there are fewer.
 static double deviations(const double *value, long n) {
     double sum = 0, squares = 0;
     for (long i = n - 128; n >= 128 && i < n; i++) sum += value[i], squares += value[i] * value[i];

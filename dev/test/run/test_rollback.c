@@ -1,4 +1,4 @@
-// --on-spike rollback: a run heals, to the same bits each time, also if it is killed on the way; when it gives up.
+// --on-spike rollback: a run heals, to the same bits each time, even if it is killed on the way; and when it gives up.
 #include "model/engine.h"
 #include "run/state.h"
 #include "../trainer.h"
@@ -40,8 +40,8 @@ static struct {
     int step, create;           // calls so far
     int kill_step, kill_create; // call that kills the process; 0: none
     int nan_from, nan_to;       // steps
-    const char *command;        // of the shell, at each of these steps; they wait for the first save
-    const char *locked;         // a run directory; NULL: not checked
+    const char *command;        // shell command run at each of these steps, after the first save
+    const char *locked;         // run directory that must be locked; NULL: not checked
     bool records;               // appends the rows of every step to the file "rows"
 } disturbed;
 
@@ -50,7 +50,7 @@ static int disturbed_create(Engine **engine, const EngineConfig *config, Error *
     return cpu_engine.create(engine, config, e);
 }
 
-// A training ends: the run directory must still be locked.
+// Checks, when a training ends, that the run directory is still locked.
 static void disturbed_destroy(Engine *engine) {
     int fd = open(path_of("%s/metrics.jsonl", disturbed.locked), O_RDWR);
     CHECK(!disturbed.locked || (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0), "%s is free", disturbed.locked);
@@ -107,7 +107,7 @@ static int skipped_of(const char *run, int64_t first[ROLLBACKS_MAX], int64_t row
     return n;
 }
 
-// No excluded row is computed after its rollback, in the next epoch either. Looks for random ones: others may be equal.
+// Checks that no excluded row is computed again, in the next epoch either; of the random rows, since others may recur.
 static void check_rows(int64_t first, int64_t rows) {
     size_t bytes, row = (T + 1) * sizeof(uint16_t), again = 0;
     Error e = {0};
@@ -116,7 +116,7 @@ static void check_rows(int64_t first, int64_t rows) {
     CHECK_OK(dataset_open(&data, "planted.bin", T, V, SEED, &e), &e);
     CHECK_OK(dataset_rows(data, (uint64_t)first, (int)rows, gone, &e), &e);
     char *seen = read_text("rows", &bytes);
-    const size_t until = (size_t)(first + rows) * row; // the rollback is made after these
+    const size_t until = (size_t)(first + rows) * row; // rows before the rollback
     CHECK(seen && bytes > until && memcmp(seen + (size_t)first * row, gone, (size_t)rows * row) == 0, "other rows");
     for (size_t at = until; seen && at < bytes; at += row)
         for (int64_t i = (FIRST - 1) * B - first; i < rows; i++)
@@ -129,7 +129,7 @@ static void check_rows(int64_t first, int64_t rows) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// 5 of 10: the spike begins at step 171 and lasts at 175, which undoes steps 166 to 175. Then garbage is left for a second.
+// The first spike is 5 steps old at step 175: steps 166 to 175 are undone. The garbage that is left causes a second.
 static void test_heals(void) {
     int64_t first[ROLLBACKS_MAX], rows[ROLLBACKS_MAX];
     CHECK_RUN(trainer_run(RUNS "--train clean.bin --out clean"), 0);
@@ -160,7 +160,7 @@ static void test_same_bits(void) {
     CHECK(same_file("healed/outliers.jsonl", "again/outliers.jsonl"), "outliers.jsonl");
 }
 
-// Killed in the second set-up, before anything is cut; at the first step after it; and at the third set-up.
+// Kills the run in the second set-up, before the logs are cut; in the steps after it; and in the third set-up.
 static void test_killed(void) {
     const int creates[] = {2, 0, 0, 3}, steps[] = {0, 176, 190, 0};
     for (int i = 0; i < 4; i++) {
@@ -234,7 +234,7 @@ static void test_another_runs_checkpoint(void) {
     memory_free(state);
 }
 
-// The best of the checkpoint before the window is kept, though a later one was better.
+// Keeps the checkpoint that was best before the window, though a later one was better.
 static void test_keeps_the_best_there(void) {
     disturbed.nan_from = 47, disturbed.nan_to = disturbed.kill_step = 48;
     CHECK_RUN(trainer_run(SHORT "--keep 1 --keep-best --out best"), 1000 + SIGKILL, ": back to best/step_00000036,");
@@ -334,7 +334,7 @@ static void test_ranks(void) {
     CHECK(n == m && memcmp(first[0], first[1], (size_t)n * sizeof **first) == 0, "%d and %d rollbacks", n, m);
 }
 
-// Back from fp8 to a checkpoint of fp32: the next step has fp32's bits, the second has not.
+// After a rollback from fp8 to a checkpoint of fp32 the next step has fp32's bits; the second differs.
 static void test_fp8_to_fp32(void) {
     double loss[2][2];
     for (int i = 0; i < 2; i++) {

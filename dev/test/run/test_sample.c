@@ -7,14 +7,14 @@
 
 enum { MAX_V = 1200 }; // more than are sorted by insertion
 
-static uint64_t seed; // another in every run
+static uint64_t seed; // differs from run to run
 
 // ---- One token ------------------------------------------------------------------------------------------------------
 
-// softmax(logits / temperature) of the tokens that --top-k and --top-p leave; 0 for the others. Of equal ones the first
-// rank higher.
+// share = softmax(logits / temperature) of the tokens that --top-k and --top-p leave, 0 for the others. Among equal
+// logits the first ranks higher.
 static void shares(const float *logits, int V, const SampleConfig *config, double *share) {
-    long double sum = 0, all = 0, before = 0, weight[MAX_V]; // whose range needs no maximum taken off
+    long double sum = 0, all = 0, before = 0, weight[MAX_V]; // long double needs no maximum subtracted
     int ranked[MAX_V], kept = config->top_k && config->top_k < V ? config->top_k : V, n = 0;
     for (int v = 0; v < V; v++) {
         int rank = 0;
@@ -107,8 +107,8 @@ static void check_text(SampleConfig config, const uint16_t *tokens) {
     free(copy);
 }
 
-// The draws of equally likely tokens are those of stream 2^20 + STREAM, in order. Else the likeliest token after the last
-// T, from a prompt or from a newline that is not shown.
+// Equally likely tokens are drawn by stream 2^20 + STREAM, in order. At temperature 0 the likeliest token follows the
+// last T, from a prompt or from a newline that is not shown.
 static void test_text(void) {
     static const char *const prompts[] = {NULL, "", "a", "longer\tthan T\x7f\x01"};
     const ModelConfig config = {.layers = 1, .heads = 2, .channels = 16, .vocab = V, .context = T};
