@@ -88,6 +88,7 @@ learn_vocabulary() { # SIZE DIRECTORY TEXT: 77 where no Python has the package t
 
 has_mpi() { command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train"; }
 mpi_here() { # all ranks are on this machine and share its cores
+    cc -shared -fPIC -o "$work/yield.so" "$root/dev/test/preload/yield.c" && export LD_PRELOAD=$work/yield.so || exit 70
     export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader # ob1: no search for networks
     export ASAN_OPTIONS=detect_leaks=0 # Open MPI leaks
 }

@@ -50,7 +50,7 @@ launch() { # RANKS COMMAND...: writes `log`, returns the exit code
     shift
     begun=$EPOCHREALTIME
     timeout -k 3 60 "$mpirun" -np "$ranks" --oversubscribe --allow-run-as-root --bind-to none \
-        -x LD_PRELOAD="$work/${preload:-fault.so}" "$@" > log 2>&1
+        -x LD_PRELOAD="$work/yield.so:$work/${preload:-fault.so}" "$@" > log 2>&1
 }
 own_words() { grep -E '^(error|warning)|exited|Exit code' log | tail -n 6; }
 

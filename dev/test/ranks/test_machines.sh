@@ -29,7 +29,7 @@ change() { # FILE: replaces a byte near its end with another token
     printf %s "$byte" | dd of="$1" bs=1 seek=$at conv=notrunc status=none
 }
 both() { # CODE COMMAND...: one rank on each machine
-    local code m each=() here=(env OMPI_COMM_WORLD_LOCAL_SIZE=1 LD_PRELOAD="$work/fault.so")
+    local code m each=() here=(env OMPI_COMM_WORLD_LOCAL_SIZE=1 LD_PRELOAD="$work/yield.so:$work/fault.so")
     for m in "${machines[@]}"; do each+=(-np 1 -wdir "$m" "${here[@]}" FAULT_HOST="$m" "${@:2}" :); done
     "${mpi[@]}" "${each[@]::${#each[@]}-1}" < /dev/null > log 2>&1
     code=$?
