@@ -9,8 +9,8 @@ FUZZERS := $(patsubst %.c,$(SAN_BUILD)/%,$(FUZZ_SOURCES))
 SCRIPTS := $(wildcard dev/test/*/test_*.sh)
 TESTS := $(UNIT) $(FUZZERS) $(SCRIPTS)
 # These start first, so that the last to end is a short one.
-LONGEST := $(foreach name,test_cuda_build test_ranks test_shakespeare test_faults fuzz_readers test_crash_ranks test_floors test_oracle test_launchers test_tokenize test_machines \
-	test_crash test_program test_report test_watchdog test_best test_arm_build test_avx2,$(filter %/$(name) %/$(name).sh,$(TESTS)))
+LONGEST := $(foreach name,test_cuda_build test_ranks test_faults test_shakespeare test_crash_ranks test_oracle test_crash test_launchers test_machines test_tokenize test_avx2 \
+	test_report test_best test_outliers test_sources fuzz_readers test_program test_arm_build test_study test_demo test_rollback,$(filter %/$(name) %/$(name).sh,$(TESTS)))
 CRASH_TESTS := $(addprefix $(BUILD)/dev/test/run/,test_resume test_crash test_crash_ranks)
 CRASH_FUZZER := $(SAN_BUILD)/dev/test/run/fuzz_readers
 
@@ -64,7 +64,7 @@ $(WITH_DEPS):
 test: ## every test that needs no GPU
 check: test ## the same
 test-run:
-	@$(MAKE) --no-print-directory -s -j2 test-venv test-programs
+	@$(MAKE) --no-print-directory -s -j3 test-venv test-programs # the first waits for the network
 	@dev/test/run.sh $(BUILD) $(LONGEST) $(filter-out $(LONGEST),$(TESTS))
 
 test-venv:

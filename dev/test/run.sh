@@ -4,7 +4,7 @@
 # exit without a FAIL line, or no such line counts as one more failure. So does a TEST that runs longer than half an hour
 # ($GNS_TEST_LIMIT seconds; with GNS_LONG=1 eight times as long); it is killed with all processes that it started. A TEST
 # that is skipped as a whole exits with 77. $GNS_RUNNER: a program that runs each TEST (dev/test/arm_run.sh).
-# Three TESTs ($GNS_TEST_JOBS) run at a time, since many mostly wait; they start in the order given. A TEST's output
+# Four TESTs ($GNS_TEST_JOBS) run at a time, since many mostly wait; they start in the order given. A TEST's output
 # appears when it ends, with its seconds and its core-seconds (user and system). Its TMPDIR is its own: Open MPI leaves
 # directories there, which slow down every later mpirun.
 # Ends with "N passed, N failed, N skipped"; the exit code is 1 if something failed.
@@ -16,7 +16,7 @@ shift
 log=$GNS_BUILD/test.log
 : > "$log"
 : > "$log.ended" # a line a TEST
-at_a_time=${GNS_TEST_JOBS:-3}
+at_a_time=${GNS_TEST_JOBS:-4}
 [[ $at_a_time == [1-9]*([0-9]) ]] || { echo "GNS_TEST_JOBS is $at_a_time; set it to 1 or more"; exit 64; }
 limit=${GNS_TEST_LIMIT:-1800} # seconds: ten times the longest on two idle cores
 [ "${GNS_LONG:-0}" != 1 ] || limit=$((8 * limit))

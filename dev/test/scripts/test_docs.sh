@@ -150,6 +150,7 @@ for word in "\$@"; do
     case \${last:-} in --steps) word=3 ;; --train-tokens) [ "\$word" = 10e9 ] || word=5000 ;; --sample-every) word=2 ;; esac
     words+=("\$word") last=\$word
 done
+[[ " \$* " != *" --ramp gns "* ]] || words+=(--ramp-step-rows 1e3) # test_program.sh measures it
 exec "$train" "\${words[@]}"
 END
     printf '#!/bin/sh\necho "$@" >> "%s"\n' "$work/targets" > "$work/bin/make" # their recipes have tests of their own
