@@ -127,6 +127,8 @@ static void *step(void *context) {
     struct Rank *rank = context;
     const World local = {.model = rank->model, .seq_len = T};
     Error e;
+    for (int i = 0; i < ROWS * T; i++) rank->loss[i] = NAN;
+    for (int v = 0; v < 64; v++) rank->logits[v] = NAN;
     rank->outcome = measure(&local, rank->engine, rank->world->tokens, FIRST, ROWS, MICRO_BATCH, rank->config.gns);
     CHECK_OK(engine_eval(rank->engine, rank->world->tokens, MICRO_BATCH, T, rank->loss, &e), &e);
     for (int n = 1; n <= T; n += 4) CHECK_OK(engine_logits(rank->engine, rank->world->tokens, n, rank->logits, &e), &e);
