@@ -276,6 +276,7 @@ a_cut_model_agrees() { # with one rank, on 11 rows in micro-steps of 3; groups o
         set -- $mesh
         cut "$1" "$2" "c$1_$2" && agree c1 "c$1_$2" && close_total c1 "c$1_$2" && close c1 "c$1_$2" gns_ratio 1e-4 || return 1
     done
+    cmp <(grep '^validation loss .* = ' c1.log) <(grep '^validation loss' c4_2.log) || return 1 # each row's bytes once
     cut 4 2 cm4 $masks --zero 3 --reduce micro-step && agree cm1 cm4 && close_total cm1 cm4
 }
 a_cut_model_has_one_order_of_sums() { # over --zero, --recompute and reruns
