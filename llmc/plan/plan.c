@@ -309,7 +309,7 @@ PlanStep plan_step(const Plan *p, int64_t rows) {
     Workload update = workload_update(shape.model, p->shape.optimizer, owned, p->device.value);
     add_workload(&s.all, p, &update, 1);
     s.exposed = exposed_seconds(p, shape.model, &s);
-    if (K > 1 && plan_link_bandwidth(&p->device, K) > 0) // before and after each of a block's products, which wait
+    if (K > 1 && plan_link_bandwidth(&p->device, K) > 0) // nothing hides exchanges: products wait for them
         s.exposed += exchanges(p, whole) * plan_ring_seconds(&p->device, K, exchanged_bytes(p, p->shape.micro_batch)) +
                      exchanges(p, left > 0) * plan_ring_seconds(&p->device, K, exchanged_bytes(p, left));
     model_destroy(&local);
@@ -318,7 +318,7 @@ PlanStep plan_step(const Plan *p, int64_t rows) {
 }
 
 PlanRun plan_run(const Plan *p, double target) {
-    Ramp r = *p->ramp; // a copy: the run's own state stays
+    Ramp r = *p->ramp; // a copy: leaves the run's own state alone
     int64_t T = r.config.seq_len, tokens = 0, batch, before = 0;
     double seconds = 0;
     PlanRun run = {0};

@@ -202,7 +202,7 @@ int comm_exchange(Comm *comm, const float *sent, const int *send, float *receive
     return 0;
 }
 
-// ---- Functions that follow from these -------------------------------------------------------------------------------
+// ---- Functions built on these ---------------------------------------------------------------------------------------
 
 int comm_check_launch(const Comm *comm, Error *e) {
     static const char *const counts[] = {"SLURM_STEP_NUM_TASKS", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};

@@ -230,7 +230,7 @@ static int bucket_final(void *context, Range range, Error *e) {
 }
 
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
-    if (p->transport) p->api->waited(p->transport); // outside a step
+    if (p->transport) p->api->waited(p->transport); // forget waits outside a step
     p->waited = 0;
     p->rank_norms = rank_norms;
     p->first = true;

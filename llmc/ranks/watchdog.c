@@ -16,7 +16,7 @@ enum {
     ORPHAN_SECONDS = 5,     // deadline of set-up without a launcher, which would tell this rank that others ended
     HANDING_MS = 1000       // for the main thread to return from the device's communication before it is aborted
 };
-static const double seconds_for_other_machines = 4; // before an unsure report: their clocks started earlier or later
+static const double seconds_for_other_machines = 4; // before an unsure report: clocks there started at other times
 static const double seconds_claimed = SECONDS_FOR_OTHERS + SECONDS_TO_END + 1;
 static const double seconds_until_stalled = 1.5;     // a rank is stalled after this long without a heartbeat
 static const double fraction_of_wait_stalled = 0.75; // and this fraction of the wait: a busy machine delays heartbeats

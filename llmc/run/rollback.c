@@ -17,7 +17,7 @@ void rollback_judge(Run *r, double z) {
     if (r->setup.options.on_spike) *last(&r->position.at.spikes.z) = z;
 }
 
-// Steps of the window: fewer where the watch began later.
+// Returns the steps of the window; fewer soon after the watch began.
 static int64_t window_steps(const Run *r) {
     const int64_t steps = 2 * r->setup.options.spike_steps, watched = r->position.at.spikes.z.count;
     return watched < steps ? watched : steps;

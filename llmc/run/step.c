@@ -201,8 +201,8 @@ static bool is_outlier(Run *r, int64_t B) {
     return true;
 }
 
-// Updates the weights, then sums the step's numbers. --skip-loss-z and --skip-grad-z need the numbers first: only then
-// does it wait for the device before the update.
+// Updates the weights, then sums the step's numbers. With --skip-loss-z or --skip-grad-z first waits for the numbers,
+// and so for the device.
 static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, StepSums *sums,
                                  Error *e) {
     const Options *o = &r->setup.options;

@@ -175,7 +175,7 @@ static int finish_run(Run *r, Error *e) {
 
 int train_run(Run *r, Error *e) {
     const Options *o = &r->setup.options;
-    const char *end = getenv("GNS_END"); // a launcher's --max-hours, in seconds since 1970, from its own start
+    const char *end = getenv("GNS_END"); // end of a launcher's --max-hours, in seconds since 1970
     r->saving.limit = !o->max_hours ? INFINITY
                       : end         ? clock_seconds() + strtod(end, NULL) - (double)time(NULL)
                                     : r->setup.started + 3600 * o->max_hours;
@@ -185,7 +185,7 @@ int train_run(Run *r, Error *e) {
     else if (*scale == 0) *scale = o->loss_scale > 0 ? o->loss_scale : LOSS_SCALE_START;
     TRY(parallel_start(&r->setup.parallel, r->setup.engine, o->comm_dtype, e));
     TRY(measure_step_rows(r, e));
-    // After measure_step_rows: while it touches the copy's memory, steps are slower.
+    // After measure_step_rows: touching the copy's memory slows down steps.
     if (saves_in_background(&r->setup, &r->position)) TRY(saver_prepare(r->saving.saver, e));
     const bool first = o->on_spike && r->position.at.step == 0;
     if (first) TRY(parallel_send_weights(&r->setup.parallel, e));
