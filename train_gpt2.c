@@ -371,7 +371,7 @@ static int branch_gradient(Engine *engine, const Batch *batch, void *scratch, Dr
     return gather_rows(engine, batch, engine->exchange, e);
 }
 
-// Turns engine->dx from the gradient of the block's output into that of its input.
+// Turns engine->dx from the gradient of the block's output into the gradient of its input.
 static int block_backward(Engine *engine, const Batch *batch, Block *k, int l, Error *e) {
     const Model *model = engine->config.model;
     void *dy = engine->dy, *dwide = engine->dwide;

@@ -16,7 +16,7 @@
 // second-level cache. Both skip tiles of scores above the diagonal or of other documents.
 enum { ROW_BLOCK = 64, KEY_BLOCK = 256 };
 enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; a power of two would put all rows on one cache set
-enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // fewer run on one thread
+enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // products with fewer run on one thread
 
 // One head of one example, with its thread's scratch.
 typedef struct {
@@ -213,7 +213,7 @@ VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, siz
 }
 
 // Turns row t of scores and dP into P = exp(score - lse) and dS = P (dP - delta): keys [j, j + n), n a multiple of VEC.
-// Both are 0 outside keys [first, t]. factor: dropout's, or NULL; with it dP (in) and P (out) are those after dropout.
+// Both are 0 outside keys [first, t]. factor: dropout's, or NULL; if given, dP (in) and P (out) are after dropout.
 VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first, size_t t, size_t j, size_t n,
                                     float lse, float delta, const float *factor) {
     VecBits key = {0}; // key minus `first`, unsigned: as in `hide`

@@ -32,7 +32,7 @@ struct Engine {
     const EngineApi *api;
     EngineConfig config;
     int threads;
-    void *weight;             // the kernels read it: the flat layout, or a few of its buckets (shard_weight_place)
+    void *weight;             // that kernels read: the flat layout, or a few of its buckets (shard_weight_place)
     float *param;             // fp32 masters of the owned ranges; aliases `weight` in unsharded fp32
     float *grad;              // the flat layout, or a few of its buckets (shard_grad_place)
     float *grad_sum;          // the step's sums: with shard_grads the owned ranges'; else aliases grad
@@ -70,7 +70,7 @@ struct Engine {
     _Atomic float work_done;    // fraction of the pass that is done; another thread reads it
     bool first;                 // the next micro-step overwrites gradients (with shard_grads always)
     float loss_scale;           // set by scale_loss
-    int rows;                   // of this step so far
+    int rows;                   // rows of this step so far
     uint64_t example;           // number of the next micro-step's first row
     GradientWatch watch;        // for the next micro-step
     WeightsWatch weights_watch; // await NULL: no weights are in transfer

@@ -42,7 +42,7 @@ static void *reserve(Region *a, size_t bytes) {
 #define RESERVE(pointer, n)        ((pointer) = reserve(a, (size_t)(n) * sizeof *(pointer)))
 #define RESERVE_VALUES(pointer, n) ((pointer) = reserve(a, (size_t)(n)*value_bytes(type)))
 
-// Ends a part of the plan: all that was reserved since the part before. No-op if that is nothing.
+// Ends a part of the plan: all reserved since the previous part. No-op if nothing was.
 static void end_part(Region *a, const char *what) {
     if (a->used == a->plan.total) return;
     a->plan.item[a->plan.count].what = what;

@@ -142,7 +142,7 @@ void layernorm_forward(void *y, float *mean, float *rstd, void *x, const void *r
     }
 }
 
-enum { LN_ROWS = 64 }; // rows of a block: one thread sums its dgamma and dbeta
+enum { LN_ROWS = 64 }; // rows of a block, whose dgamma and dbeta one thread sums
 
 static int row_blocks(int T) { return (T + LN_ROWS - 1) / LN_ROWS; }
 

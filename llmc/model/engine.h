@@ -52,7 +52,7 @@ typedef struct {
     TensorRanks tensor;
     int micro_batch; // most rows of a micro-step: at most MICRO_BATCH_TOKENS_MAX tokens
     int seq_len;     // T, at most the model's context
-    int threads;     // CPU threads; 0: all there are
+    int threads;     // CPU threads; 0: one per core
     GnsMode gns;     // the largest mode that a step will use
     Dtype dtype;     // --dtype
     bool inference;  // no gradients and moments: for sampling and evaluation only
@@ -87,8 +87,8 @@ typedef struct {
 
 // The device of an engine.
 typedef struct {
-    char name[256];      // the maker's or the driver's; "": this machine has no such device
-    bool is_cpu;         // its speeds are measured; a GPU's are in a table (plan/devices.h)
+    char name[256];      // the maker's or the driver's name; "": this machine has no such device
+    bool is_cpu;         // a CPU, whose speeds are measured; a GPU's are in a table (plan/devices.h)
     size_t value_bytes;  // bytes of a weight or activation in the kernels
     size_t head_bytes;   // bytes of the largest chunk of logits
     double flops;        // FLOP/s of multiply-adds, measured; 0: not measured, or no such kernel here
@@ -104,7 +104,7 @@ enum { TUNING_BYTES = 1 << 14 }; // longest text of a tuning, NUL included
 // The four arrays of an engine, all in the model's flat layout; load and store convert from and to fp32.
 typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind;
 
-// Give and receive the values of a range, between files and engines.
+// Fill (StateReader) or consume (StateWriter) the values of a range.
 typedef int (*StateReader)(void *context, StateKind kind, Range range, float *values, Error *e);
 typedef int (*StateWriter)(void *context, StateKind kind, Range range, const float *values, Error *e);
 
@@ -113,7 +113,7 @@ typedef enum {
     BUFFER_GRAD,   // float, the flat layout; with shard_grads see `collect`
     BUFFER_WEIGHT, // the weights that forward and backward read, the flat layout: fp32 or the rounded copy; with
                    // shard_weights see shard_weight_place
-    BUFFER_MASTER, // float, the flat layout; where all of it is kept
+    BUFFER_MASTER, // float, the flat layout; only where all masters are kept
     BUFFER_MOMENT1,
     BUFFER_MOMENT2,
     BUFFER_NORMS, // double, one per tensor, S^2 times the norms: `norms` writes it, `update` and `result` read it
@@ -125,8 +125,8 @@ typedef enum {
 // queue work on the engine's stream; an error ends the micro-step. The engine may delay `final` so that the transfer
 // overlaps well.
 typedef struct {
-    int (*begins)(void *context, Range range, Error *e); // called before its first gradient; may be NULL
-    int (*final)(void *context, Range range, Error *e);  // every gradient in it is complete
+    int (*begins)(void *context, Range range, Error *e); // before the range's first gradient; may be NULL
+    int (*final)(void *context, Range range, Error *e);  // every gradient in the range is complete
     void *context;
 } GradientWatch;
 
@@ -180,7 +180,7 @@ typedef struct EngineApi EngineApi;
 struct EngineApi {
     // ---- Before there is an engine ----------------------------------------------------------------------------------
 
-    bool needs_loss_scale; // true if its gradients are fp16
+    bool needs_loss_scale; // true if gradients are fp16
 
     Dtype (*dtype)(void); // the default --dtype
 
@@ -265,12 +265,12 @@ struct EngineApi {
     int (*micro_step)(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
     // Measures squared norms, by tensor, of the gradients in the range. A tensor without elements there keeps its norm;
-    // begin_step clears them all.
+    // begin_step clears all norms.
     int (*norms)(Engine *engine, Range range, Error *e);
 
     // Measures squared norms, by tensor, of weights and of the step's direction in the owned part of the range. For
     // LAMB, before the first `update` of a step. A tensor without elements there keeps its norms; begin_step clears
-    // them all.
+    // all norms.
     int (*trust)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
     // Applies the optimizer's step to the owned part of the range. Divides the gradient by B, and clips it by the norm
@@ -285,8 +285,8 @@ struct EngineApi {
     // loss[b][t] is the loss of tokens[b][t + 1]; 0 in rows that another rank of a tensor group owns.
     int (*eval)(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e);
 
-    // Computes the logits of the token that follows n <= seq_len tokens. logits: (V); of a tensor group rank 0 only
-    // writes them.
+    // Computes the logits of the token that follows n <= seq_len tokens. logits: (V); in a tensor group only rank
+    // 0 writes them.
     int (*logits)(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e);
 
     // ---- Several ranks (ranks/parallel.h) ---------------------------------------------------------------------------

@@ -99,7 +99,7 @@ typedef struct {
     ModelConfig config;     // of the whole model
     int vocab_padded;       // rows of wte in memory: V rounded up to 128; rows from V on stay 0 and are never saved
     int first_head, heads;  // of this model's blocks; 0 and config.heads in a whole model
-    size_t attention_width; // A: heads times their width; qkv has 3 A columns
+    size_t attention_width; // A: heads times a head's width; qkv has 3 A columns
     size_t mlp_first, mlp_width; // columns of fc: the first one, and F, their number
     int tensor_count;
     Tensor *tensors;   // wte, wpe, the blocks from first to last, ln_f; a whole model's flat array has this order
@@ -146,7 +146,7 @@ void model_destroy(Model *model);
 int model_create_local(Model *local, const ModelConfig *config, int t, int K, Error *e);
 
 // A cut tensor's elements keep the whole tensor's order. Indices count from a tensor's first element.
-size_t tensor_whole_index(const Tensor *t, size_t index);     // of an element of the cut one
+size_t tensor_whole_index(const Tensor *t, size_t index);     // index in the whole tensor of a cut tensor's element
 size_t tensor_elements_before(const Tensor *t, size_t whole); // elements whose whole index is below `whole`
 size_t tensor_run(const Tensor *t, size_t index);             // elements from `index` on that also adjoin in the whole
 

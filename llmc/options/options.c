@@ -105,7 +105,7 @@ static int parse_alias(const OptionTable *t, OptionId id, const char *alias, con
     const OptionRow *row = &option_rows[id];
     if (row->type == TYPE_INT && strcmp(value, "-1") == 0) return 0;        // llm.c's "default"
     if (id == OPTION_model && strncmp(value, "gpt2:d", 6) == 0) value += 5; // llm.c: "gpt2:d12" and "d12" are the same
-    if (id == OPTION_recompute && strlen(value) == 1 && strchr("012", *value)) // llm.c numbers them
+    if (id == OPTION_recompute && strlen(value) == 1 && strchr("012", *value)) // llm.c numbers the modes
         value = recompute_names[*value - '0'];
     if (id == OPTION_fresh && strcmp(value, "1") == 0) value = "false"; // llm.c's -y 1: resume
     if (id == OPTION_fresh && strcmp(value, "0") == 0) value = "true";  // and -y 0: start over

@@ -65,7 +65,7 @@ static int choice_find(const char *names, const char *text) {
     }
 }
 
-// Reads a value of the row's type into *out. ERR_USAGE if it is not one.
+// Reads a value of the row's type into *out. ERR_USAGE if `text` is no such value.
 static int value_parse(const OptionRow *row, const char *said, const char *text, void *out, Error *e) {
     const char *why = NULL, *unit = row->unit ? row->unit : "";
     int64_t whole;
@@ -198,7 +198,7 @@ void row_print_help(FILE *f, const OptionRow *row) {
     const char *init = row->init ? row->init : "", *alias = row->alias ? row->alias : "";
     char flag[FLAG_BYTES], value[FLAG_BYTES], text[2048];
 
-    // The unit names the value: "--micro-batch ROWS". It is put into capitals unless it has some (GB/s).
+    // The unit names the value: "--micro-batch ROWS". Capitalizes it, unless it already has capitals (GB/s).
     snprintf(value, sizeof value, "%s", row->unit ? row->unit : kinds[row->type]);
     bool capitals = !strpbrk(value, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
     for (char *c = value; capitals && *c; c++) *c = (char)toupper((unsigned char)*c);

@@ -41,13 +41,13 @@ typedef struct {
     const char *empty;  // remedy for an empty text; NULL: accept it
     const char *cut;    // remedy for a text that is too long; NULL: say the limit
     int needs[2];       // refuse the option unless all of these conditions hold
-    bool off_at_0;      // 0, "" and false turn the option off: ignore `needs` then
+    bool off_at_0;      // 0, "" and false turn the option off, and `needs` is ignored
     int group;          // options of one group exclude each other; row_set says which wins. 0: none
     bool of_run;        // may not change on resume; an old checkpoint that lacks it had the default
     bool of_invocation; // not part of a run: --config RUN/run.json ignores it
 } OptionRow;
 
-// Another program's option. names: there, separated by blanks; ours: its name here (NULL: none); note: a hint or NULL.
+// Another program's option. names: its names there, separated by blanks; ours: our name or NULL; note: a hint or NULL.
 typedef struct {
     const char *names, *ours, *note;
 } ForeignName;
@@ -56,7 +56,7 @@ typedef struct OptionTable OptionTable;
 struct OptionTable {
     const OptionRow *rows;
     int count;
-    const ForeignName *foreign; // the last one is all NULL; may be NULL
+    const ForeignName *foreign; // ends with a row of NULLs; may be NULL
     void *values;               // the struct that holds the rows' fields
     uint8_t *given;             // OPTION_GIVEN_* bits of each row
     const char *about;          // the option that --help NAME asks for, without dashes; NULL: all
@@ -65,7 +65,7 @@ struct OptionTable {
 
     // Reads a word that is not --name; moves *i to the last word that it has read.
     int (*read_word)(const OptionTable *t, int argc, char **argv, int *i, Error *e);
-    bool (*is_short)(const char *word); // true for an option with one dash; NULL: there is none
+    bool (*is_short)(const char *word); // true for an option with one dash; NULL: no such options
 };
 
 enum {
@@ -90,8 +90,8 @@ int row_find(const OptionTable *t, const char *name);
 // True if the interval of a row, "[0, 1)", contains x. False for NaN.
 bool option_range_contains(const OptionRow *row, double x);
 
-bool row_is_zero(const OptionTable *t, int id); // true if its value is 0, the first choice, "" or false
-void row_reset(const OptionTable *t, int id);   // sets its default and clears its given bits
+bool row_is_zero(const OptionTable *t, int id); // true if the value is 0, the first choice, "" or false
+void row_reset(const OptionTable *t, int id);   // sets the default and clears the bits in `given`
 
 // Sets an option. place: OPTION_GIVEN_*. The command line overrules files; a file overrules those before it. An
 // overruled value must be valid too. said: the option's name as the user wrote it.

@@ -13,7 +13,7 @@ typedef struct {
     double link;           // B/s, each way, from a device to the others of its machine; in a torus: along each axis
     double network;        // B/s, each way: a device's share of its machine's network; 0: no standard machine
     int devices_a_machine; // devices joined by `link`
-    int axes;              // of their torus; 0: a switch joins them
+    int axes;              // of the torus that joins them; 0: a switch does
     bool hopper;           // compute capability 9.0: 16-bit builds fuse --gns exact
 } DeviceSpec;
 

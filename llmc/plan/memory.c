@@ -125,7 +125,7 @@ static bool lacks_memory(const Plan *p, int groups) {
     return !plan_fits(&on, p->shape.micro_batch);
 }
 
-// Tries one rank, or group, first: it has no NCCL. From two on, more never need more memory per rank.
+// Tries one rank, or group, first: alone it has no NCCL. From two on, more ranks never need more memory each.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most) {
     const int K = plan_tensor(plan);
     Plan p = plan_with(plan, zero, plan->ranks, K);

@@ -346,9 +346,9 @@ int64_t plan_checkpoints(const Ramp *ramp, const Options *o) {
     const Plan untimed = {.ramp = ramp};
     int64_t every = o->checkpoint_every, best = best_every(o);
     if (every == 0 && best == 0) return 1;
-    int64_t steps = plan_run(&untimed, 0).steps - 1; // the last step always writes one
+    int64_t steps = plan_run(&untimed, 0).steps - 1; // the last step always writes a checkpoint
     int64_t written = 1 + (every > 0 ? steps / every : 0) + (best > 0 ? steps / best : 0);
-    int64_t kept = o->keep + 1 + (best > 0); // the new one is written before the oldest is removed
+    int64_t kept = o->keep + 1 + (best > 0); // a new checkpoint is written before the oldest is removed
     if (!o->on_spike) return o->keep > 0 && kept < written ? kept : written;
     // Keeps all back to the newest one before the window, and its best. Step 0's and abandoned ones come on top.
     const int64_t window = 2 * o->spike_steps - 1;

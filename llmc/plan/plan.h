@@ -56,7 +56,7 @@ double plan_critical_intensity(const PlanDevice *device);               // FLOPs
 typedef struct {
     const Options *options;
     const EngineApi *engine;
-    EngineConfig shape; // of the whole model; the functions below cut it for the ranks
+    EngineConfig shape; // of the whole model, which the functions below cut for the ranks
     PlanDevice device;
     bool estimate_memory; // true if this program's engine does not run on the device
     int ranks;
@@ -83,7 +83,7 @@ typedef struct {
 // A step of `rows` rows over all ranks, as seen by the rank with the most rows.
 typedef struct {
     PlanWork all;         // micro-steps and update
-    PlanWork first, last; // first and last micro-step; they hide transfers
+    PlanWork first, last; // first and last micro-step, which hide transfers
     double exposed;       // s of communication that nothing hides, --tensor's included
     double seconds;
     int64_t micro_steps;
@@ -91,7 +91,7 @@ typedef struct {
 PlanStep plan_step(const Plan *plan, int64_t rows);
 
 double plan_step_bytes(const Plan *plan);                        // bytes that a rank passes on in a step
-double plan_tensor_bytes(const Plan *plan);                      // of these, of activations (--tensor)
+double plan_tensor_bytes(const Plan *plan);                      // those of activations (--tensor) among them
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s per rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 double plan_all_to_all_seconds(const PlanDevice *device, int ranks, double bytes); // bytes: over all ranks
@@ -129,7 +129,7 @@ enum { PLAN_STEPS_MAX = 5000000 };
 PlanRun plan_run(const Plan *plan, double target);
 
 // Returns the most checkpoints on the disk at a time, in the longest run that the ramp allows. A step whose checkpoint
-// is due twice (--checkpoint-every, --keep-best) counts twice. With --on-spike those that a rollback abandons count.
+// is due twice (--checkpoint-every, --keep-best) counts twice. With --on-spike counts those that a rollback abandons, too.
 int64_t plan_checkpoints(const Ramp *ramp, const Options *options);
 
 // Memory per rank, libraries included (memory.c). On a CPU it includes the copy for checkpoints. Returns that copy's

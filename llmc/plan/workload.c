@@ -10,8 +10,8 @@ const char *const work_family_names[FAMILIES] = {
     "embedding",      "dropout",      "exact norms", "update, norms, clearing",
 };
 
-// FLOPs per value of streaming kernels, counted from their formulas; an exp, tanh or root counts as one. They are far
-// below any machine's critical intensity, so the last digit does not matter.
+// FLOPs per value of streaming kernels, counted from their formulas; an exp, tanh or root counts as one. These kernels
+// are far from compute-bound on any machine, so the last digit does not matter.
 enum {
     LAYERNORM_FLOPS = 8,           // residual sum, mean, variance, (x - mean) rstd gamma + beta
     LAYERNORM_BACKWARD_FLOPS = 14, // two row sums, dx, and the column sums dgamma, dbeta and a branch's dbias
@@ -31,8 +31,8 @@ static void add(Workload *w, Work work) {
     w->work[w->count++] = work;
 }
 
-// A product, (rows, in) times (in, out), of values of `value` bytes: 2 m n k FLOPs. Reads its operands and writes its
-// result once. The backward product dx = dy W^T has in and out swapped.
+// A product, (rows, in) times (in, out), of values of `value` bytes: 2 rows in out FLOPs. Reads the operands and writes
+// the result once. The backward product dx = dy W^T has in and out swapped.
 static Work matmul(WorkFamily family, WorkPass pass, double value, double rows, double in, double out, double count) {
     return (Work){family, WORK_MATMUL, pass, 2 * rows * in * out, value * (rows * in + in * out), value * rows * out,
                   count};
@@ -158,7 +158,7 @@ Workload workload_update(const Model *model, Optimizer optimizer, double owned, 
     const WorkPass pass = PASS_UPDATE;
     const double all = (double)model->flat_count, rounded = value < fp32 ? value : 0;
     add(&w, stream(family, pass, all, 0, 0, fp32, 1)); // clears the gradients
-    add(&w, stream(family, pass, all, 2, fp32, 0, 1)); // their norms
+    add(&w, stream(family, pass, all, 2, fp32, 0, 1)); // norms of the gradients
     if (optimizer == OPTIMIZER_MUON) owned -= add_muon(&w, model, owned / all, rounded);
     if (optimizer == OPTIMIZER_LAMB) // the direction and its norm, before the step
         add(&w, stream(family, pass, owned, ADAMW_FLOPS + 4, 4 * fp32, 0, 1));

@@ -53,7 +53,7 @@ typedef struct {
     double head_bytes; // largest chunk of logits
     ExactNorms exact;
     // True if the head stores exp(logits), so that the loss makes no pass over them: 3.5% of a step. Hopper in bf16
-    // does. With fp16 or label smoothing it does not (train_gpt2.cu); the plan ignores both.
+    // does. With fp16 or label smoothing it does not (train_gpt2.cu); the plan ignores these two.
     bool stores_exponentials;
     int count;
     Work work[WORK_MAX];

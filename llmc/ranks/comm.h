@@ -15,7 +15,7 @@ typedef struct {
     int rank, ranks;
     int local_rank, local_ranks; // among the ranks of this machine, which divide its GPUs and cores
     char host[COMM_HOST];        // this machine's name; "": all ranks are on it
-    int cores;                   // cores that this rank may run on: mpirun and srun may bind it to some
+    int cores;                   // cores that this rank may run on: mpirun and srun may bind ranks to cores
     int cores_here;              // cores that the launcher of this machine's ranks may run on
     double beat_at;              // rank 0's last comm_beat, seconds of the clock
     Error beat_failed;           // a failure of comm_beat, which the next broadcast returns; code 0: none

@@ -370,7 +370,7 @@ int parallel_compare(Parallel *p, Error *e) {
     TRY(engine_hash(p->engine, (Range){0, p->model->flat_count}, &hash, e));
     TRY(comm_same(p->comm, hash, K, ERR_RANK, "other weights", hint, e));
     if (K == 1) return 0;
-    TRY(engine_hash(p->engine, model_bucket(p->model, 0), &hash, e)); // all ranks have it
+    TRY(engine_hash(p->engine, model_bucket(p->model, 0), &hash, e)); // all ranks hold bucket 0
     return comm_same(p->comm, hash, 1, ERR_RANK, "other weights", hint, e);
 }
 

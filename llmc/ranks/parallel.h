@@ -54,7 +54,7 @@ typedef struct {
     ReduceCadence reduce;
     Optimizer optimizer;
     int tensor;        // K ranks hold one model together (7); 1: each rank holds one
-    int micro_batch;   // rows of a micro-step of such a group, at most
+    int micro_batch;   // most rows of a group's micro-step
     int64_t batch_max; // rows of a step over all ranks, at most
     const TransportApi *transport;
 } ParallelConfig;
@@ -73,7 +73,7 @@ typedef struct {
     const TransportApi *api;
     Transport *transport; // NULL: one rank
     bool rank_norms;      // argument of parallel_begin_step
-    double waited;        // seconds that the engine waited for transfers in this step, so far
+    double waited;        // seconds that the engine has waited for transfers in this step
     bool first;           // uncollected sums are of the step's first micro-step
     bool has_gradients;   // this rank has computed gradients of rows in this step
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
@@ -81,10 +81,10 @@ typedef struct {
     int64_t *work;        // (buckets) number of each bucket's transfer
     int kept;             // buckets [0, kept): whole weights stay in memory between passes
     int sent;             // buckets [0, sent), sent <= kept: the transfer of new weights has started
-    int arrived;          // buckets [0, arrived), arrived <= sent: the engine has awaited them
+    int arrived;          // buckets [0, arrived), arrived <= sent: awaited by the engine
     struct {
         int bucket;   // 0: none
-        int64_t work; // number of the transfer that gathers it
+        int64_t work; // number of the transfer that gathers the bucket
     } slot[SHARD_WEIGHT_SLOTS];
 } Parallel;
 

@@ -69,7 +69,7 @@ typedef struct {
                   void *stream, Error *e);
     void (*destroy)(Transport *t);
 
-    // values: the bucket's gradients. This rank's part becomes its sum over its scope. *work = the transfer's number.
+    // values: the bucket's gradients. This rank's part becomes the sum over the scope. *work = the transfer's number.
     int (*reduce_scatter)(Transport *t, float *values, Range bucket, int64_t *work, Error *e);
 
     // own: this rank's part, at its place in `values` or elsewhere. values: becomes the whole bucket.
@@ -90,7 +90,7 @@ typedef struct {
     // reduce_rows; skips waits that the device has not finished.
     double (*waited)(Transport *t);
 
-    // Returns when every transfer is done on this rank; all ranks must have started the same.
+    // Returns when every transfer is done on this rank; all ranks must have started the same transfers.
     int (*finish)(Transport *t, Error *e);
 } TransportApi;
 

@@ -54,7 +54,7 @@ static int mpi_create(Transport **out, Comm *comm, int tensor, WireType wire, si
     Transport *t = *out;
     *t = (Transport){
         .comm = comm, .tensor = tensor, .wire = wire, .whole = whole, .end = &t->first, .add_bf16 = MPI_OP_NULL};
-    MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &t->mpi), e); // copies keep the error handler
+    MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &t->mpi), e); // the copy keeps the error handler
     t->peers = t->mpi;
     if (tensor > 1) {
         MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank % tensor, comm->rank, &t->peers), e);
@@ -126,7 +126,7 @@ static int mpi_all_gather(Transport *t, const void *own, void *values, size_t el
 
 // ---- Rows of activations --------------------------------------------------------------------------------------------
 
-// Blocks until `sent` rows are exchanged among the group. Rank r of it owns rows_of_rank(rows, r, K). received NULL:
+// Blocks until `sent` rows are exchanged in the group, whose rank r owns rows_of_rank(rows, r, K). received NULL:
 // every rank gets all rows, in place; else rank r gets each rank's copy of its rows, in the order of the ranks.
 static int exchange_rows(Transport *t, void *sent, void *received, int rows, size_t width, Dtype type, Error *e) {
     const int K = t->tensor, mine = t->comm->rank % K;

@@ -44,7 +44,7 @@ void watchdog_progress(Watchdog *w);
 void watchdog_begin(Watchdog *w, const char *collective); // counts a collective (invariant 1); keeps the string
 void watchdog_wait(Watchdog *w, const char *what);        // for calls of some ranks only: not counted
 
-// Brackets a call that hands work to the device's communication. An abort waits for its end, at most a second.
+// Brackets a call that hands work to the device's communication. An abort waits for that call, at most a second.
 void watchdog_handing(Watchdog *w, bool handing);
 
 // A device's communication. The watchdog's thread calls `check` now and then, and ends the job on its error. It calls

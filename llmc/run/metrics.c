@@ -147,9 +147,9 @@ int metrics_close(Metrics *m, Error *e) {
 
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
-// *keep: how many bytes of a log to keep, at most `end`. They hold the lines before the first incomplete one and before
-// the first of a step after `step`. Stops at a line that does not begin with '{': a hole that a full disk or a power
-// cut left would be a very long line.
+// *keep: bytes of a log to keep, at most `end`: the lines before the first incomplete one, and before the first of a
+// step after `step`. Stops at a line that does not begin with '{': a hole that a full disk or a power cut left would be
+// a very long line.
 static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_t *keep, Error *e) {
     char *line = NULL;
     size_t room = 0;
@@ -252,7 +252,7 @@ static void put_estimate(FILE *f, const char *name, const GnsTracker *t) {
     put_field(f, name, "_s", g.s);
 }
 
-// Source i's numbers, and its cosines with the sources before.
+// Writes source i's numbers, and its cosines with sources 0 to i - 1.
 static void put_source(FILE *f, const Noise *noise, int i) {
     char name[40];
     const GnsEstimate part = gns_estimate(&noise->source[i]);

@@ -50,7 +50,7 @@ typedef struct {
     RampTarget target;
     char why[RAMP_WHY_BYTES]; // ramp_why
     double loss_scale;        // loss scale of this step; 0: none
-    int64_t overflows;        // so far
+    int64_t overflows;        // skipped steps so far
     bool ranks_measured;      // noise->ranks was updated
 } StepMetrics;
 

@@ -7,7 +7,7 @@
 #include <stdarg.h>
 #include <string.h>
 
-static const char redraw[] = "\r\033[K"; // returns to the start of the terminal's line and clears it
+static const char redraw[] = "\r\033[K"; // clears the terminal's line
 
 // Locks; false on a rank that shows nothing.
 static bool enter(Progress *p) {

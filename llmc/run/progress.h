@@ -18,13 +18,13 @@
 typedef struct {
     FILE *out;
     bool terminal;         // redraw one line
-    bool drawn;            // there is a line to redraw
+    bool drawn;            // a line to redraw is shown
     bool answered;         // a signal was acknowledged
     const Engine *engine;  // the lines show its progress; NULL: none yet
     double started;        // when the run started, in seconds of the clock
     double shown, stepped; // when the last line and the last step's line were shown; 0: never
     double ends;           // when a run without a horizon yet will end; 0: the horizon is decided
-    int64_t horizon;       // tokens of the whole run; 0: there is none
+    int64_t horizon;       // tokens of the whole run; 0: no run
     int64_t step, tokens;  // done
     int64_t first_tokens;  // tokens done at `started`
     int64_t batch_tokens;  // tokens of the last step
@@ -33,7 +33,7 @@ typedef struct {
     struct {
         bool runs;           // false: nothing to show
         const char *what;    // the work's name; NULL: a step
-        double begun;        // when it began
+        double begun;        // when the work began
         double reached;      // fraction of the work, as shown
         int64_t done, total; // rows, or other units; total 0: unknown
         int64_t flight;      // units of the current piece

@@ -34,7 +34,7 @@ typedef struct {
     const TransportApi *transport_api; // NULL: a build for one process
     Comm *comm;
     Model model;
-    Model local;               // with --tensor: this rank's part of it, shape.model
+    Model local;               // with --tensor: this rank's part of the model, shape.model
     char model_name[256];      // the last part of --model as given
     char source[ARCHIVE_PATH]; // where the model is read from; "": a preset
     EngineConfig shape;
@@ -74,9 +74,9 @@ typedef struct {
 typedef struct {
     Saver *saver;               // NULL before training
     SaverCounts sums;           // over all ranks, at the latest step
-    Archive archive;            // the run directory; on other ranks open if they write there
+    Archive archive;            // the run directory; open on rank 0 and on ranks that write there
     char saved[ARCHIVE_PATH];   // the newest checkpoint; "" before the first
-    int64_t saved_step;         // its step; -1 before the first
+    int64_t saved_step;         // step of `saved`; -1 before the first
     int64_t first_step;         // first step after this start of the run
     double limit;               // end of --max-hours, in seconds of the clock
     double longest_save;        // seconds; 0 before the first
@@ -86,7 +86,7 @@ typedef struct {
     double timed_seconds;       // seconds of the timed steps
     bool out_of_time;           // --max-hours stops the run
     bool last;                  // the save before the run's end was made, or failed
-    bool log_waits;             // lines of the log wait, and a warning said so
+    bool log_waits;             // lines of the log wait, as a warning has said
     bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;      // the best before the running save
     bool changed[OPTION_COUNT]; // in a resumed run: options that differ from the part before
@@ -96,7 +96,7 @@ typedef struct {
     } own; // on rank 0
     struct {
         char directory[ARCHIVE_PATH];
-        bool own; // this run's
+        bool own; // a checkpoint of this run
     } candidate;  // the checkpoint that all ranks verify (resume.c)
 } Saving;
 
@@ -160,7 +160,7 @@ int setup_buffers(Run *r, Error *e);                               // setup_rows
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e);
 
 int setup_device(const Setup *setup, Error *e);         // (all) chooses this rank's device
-int setup_gns(Run *r, Error *e);                        // (all) the mode of --gns, where that was not given
+int setup_gns(Run *r, Error *e);                        // (all) the mode of --gns, unless given
 int setup_gns_mode(Setup *setup, bool fused, Error *e); // sets the default mode: exact if fused, otherwise ln
 int setup_engine(Run *r, Error *e);                     // setup_shards, then the engine with its weights
 int setup_tuning(Run *r, Error *e); // (all) the algorithms of the matrix products: r->position.at.tuning
@@ -206,7 +206,7 @@ typedef struct {
     int tokens;         // to draw
     double temperature; // 0: always the likeliest
     int top_k;          // draw among the k likeliest; 0: among all
-    double top_p;       // draw among the fewest of these whose probabilities reach top_p together; 1: all
+    double top_p;       // of these, draw among the fewest whose probabilities add up to top_p; 1: all
     uint64_t seed;
     const char *prompt; // "" or NULL: from the beginning of a document
     bool hide_prompt;   // `out` gets "..." in its place, `copy` nothing

@@ -143,7 +143,7 @@ static int print_sample(Run *r, const char *prompt, int64_t number, Error *e) {
         .top_p = o->top_p,
         .seed = (uint64_t)o->seed,
         .prompt = prompt,
-        .hide_prompt = r->output.metrics && setup->prompt_file, // it may be long, and is the same in every sample
+        .hide_prompt = r->output.metrics && setup->prompt_file, // a file may be long, and repeats in every sample
         .pulse = &pulse,
         .parallel = &r->setup.parallel,
     };

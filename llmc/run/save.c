@@ -26,7 +26,7 @@ struct Saver {
     const Range *owned;
     int owned_count;    // ranges that this rank writes; 0: none
     Model *local;       // (K) local models of the ranks of a group (--tensor); NULL: each rank writes what it owns
-    Range *part;        // (buckets) of the whole model: with --tensor this rank writes these, after `exchange`
+    Range *part;        // (buckets) ranges of the whole model that this rank writes (--tensor), after `exchange`
     LayoutPiece *piece; // (pieces) this rank writes
     int pieces;
     float *copy; // (ARRAYS, stride): the owned ranges one after the other; NULL: the thread reads the engine
@@ -38,7 +38,7 @@ struct Saver {
     Worker worker;
     atomic_bool copying; // the thread still copies from the engine
     atomic_bool ended;   // set by the thread's last access to this struct
-    atomic_long done;    // pieces
+    atomic_long done;    // progress: pieces written or read back, files closed
     // of the running save:
     Phase phase;
     bool waits; // the run waits for it
@@ -49,7 +49,7 @@ struct Saver {
     size_t state_bytes;
     Manifest manifest; // on rank 0
     Text notes;        // lines for stderr
-    Error error;       // this rank's; code 0: none
+    Error error;       // of this rank; code 0: none
     double started, paused, seconds;
 };
 
@@ -90,7 +90,7 @@ static void *touch_copy(void *saver) {
     return NULL;
 }
 
-// Returns rank r's part of bucket i of the whole model, which it writes with --tensor.
+// Returns the part of bucket i of the whole model that rank r writes with --tensor.
 static Range part_of_whole(const Saver *s, int i, int r) {
     const Setup *setup = &s->run->setup;
     return transport_part(model_bucket(&setup->model, i), r, setup->comm->ranks);

@@ -82,5 +82,5 @@ void write_waiting_log(Run *r);
 
 int compare_ranks(Run *r, Error *e); // ERR_RANK unless all ranks have the same weights
 
-double save_seconds(const Run *r);    // the longest so far; before the first a guess
+double save_seconds(const Run *r);    // of the longest save so far; a guess before the first
 const char *stop_cause(const Run *r); // the signal's name, or what else stops the run

@@ -556,7 +556,7 @@ int setup_buffers(Run *r, Error *e) {
 }
 
 void run_end_training(Run *r) {
-    progress_run(&r->output.progress, NULL, 0, 0, 0, 0); // its thread reads the engine
+    progress_run(&r->output.progress, NULL, 0, 0, 0, 0); // the progress thread reads the engine
     saver_destroy(r->saving.saver);
     loader_destroy(r->data.loader);
     parallel_destroy(&r->setup.parallel);

@@ -63,7 +63,7 @@ __attribute__((format(printf, 2, 3))) static const char *path_text(char out[STAT
     return out;
 }
 
-// Returns the item at a path; NULL: missing. add: puts this item there, and creates the objects and lists above it.
+// Returns the item at a path; NULL: missing. Unless `add` is NULL, first puts it there, and creates what is above it.
 static cJSON *find(const StateIO *io, const char *path, cJSON *add) {
     cJSON *at = io->root;
     for (const char *name = path, *end; at && *name; name = end + (*end != 0)) {

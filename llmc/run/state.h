@@ -38,7 +38,7 @@ typedef struct {
     Outliers z;        // z of the last steps: the loss's or the gradient norm's (math/outliers.h), the larger
     Outliers first;    // number of each of these steps' first example
     int64_t rollbacks; // made so far
-    struct {           // of each rollback: examples that it excluded from the order of the data
+    struct {           // examples that each rollback excluded from the order of the data
         int64_t first, rows;
     } skipped[ROLLBACKS_MAX];
 } Spikes;
@@ -57,7 +57,7 @@ typedef struct {
     Spikes spikes;
     LossScale loss_scale;
     int8_t exponents[MODEL_LAYERS_MAX * FP8_SITES]; // --dtype fp8: of the next step (math/fp8.h)
-    char tuning[TUNING_BYTES];                      // the engine's: the same algorithms give the same bits
+    char tuning[TUNING_BYTES];                      // the engine's algorithms: the same ones give the same bits
 } RunPoint;
 
 typedef struct Run Run; // run.h
@@ -67,7 +67,7 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e);
 
 // Reads where the run stands from DIRECTORY/state.json into r->position, and the mode of --gns that it keeps. ERR_INPUT
 // or ERR_USAGE names the first field that may not change and did. *changes: what else changed, one line each; text_free
-// it in any case. r->saving.changed: the options among these.
+// it in any case. r->saving.changed: the options that changed.
 int run_state_read(Run *r, const char *directory, Text *changes, Error *e);
 
 // Reads what needs no knowledge of the run: for --check, and to find a run's --model.

@@ -27,7 +27,7 @@ static Outcome measure_fp8(const World *w, Engine *engine, int micro_batch, cons
     return o;
 }
 
-// Sets k to the exponents after an unrounded step, and amax to its largest values.
+// Sets k to the exponents that follow from an unrounded step, and amax to the step's largest values.
 static void first_exponents(const World *w, Engine *engine, int8_t *k, float *amax) {
     free(measure_fp8(w, engine, ROWS, NULL, amax).grad);
     for (int i = 0; i < SITES; i++) k[i] = (int8_t)fp8_next(FP8_UNSET, amax[i]);
@@ -43,8 +43,8 @@ static double cosine(const float *a, const float *b, size_t n) {
     return ab / sqrt(aa * bb);
 }
 
-// Without exponents a step has fp32's bits. With them its gradients are close, matrix by matrix; evaluations and logits
-// keep fp32's bits.
+// Without exponents a step has fp32's bits. With exponents its gradients are close to fp32's, matrix by matrix;
+// evaluations and logits keep fp32's bits.
 static void check_step(Dtype type) {
     Error e;
     int8_t k[SITES];

@@ -337,7 +337,7 @@ static void test_config_precedence(void) {
     CHECK_ERROR(parse(&o, "--eps 1e-9 --config=wrong", &e), &e, ERR_USAGE, "wrong line 2: eps");
     CHECK_ERROR(parse(&o, "--config=none", &e), &e, ERR_INPUT, "none");
 
-    // Idle options of files are one note; those of the command line are refused.
+    // Options without effect are noted once if they come from files; on the command line they are refused.
     write_text("idle", "final-lr-frac = 0.2\nlr-schedule = constant\nval-every = 5\n");
     CHECK_OK(resolve(&o, "--train x --steps 5 --config idle", &e), &e);
     CHECK(strcmp(o.notes, "note: no effect: --final-lr-frac without --lr-schedule linear, cosine "
@@ -357,7 +357,7 @@ static void test_config_precedence(void) {
     write_text("run.json", "{\"options\": 1}");
     CHECK_ERROR(parse(&o, "--config run.json", &e), &e, ERR_USAGE, "not of a run");
 
-    // --print-options writes a file that says the same.
+    // --print-options writes a file that sets the same options.
     static Options again;
     const char *words = "--train a:0.7 b:0.3 --steps 5 --prompt=#1 --sample_every 2 --lr 0.1 -u 3 --config b --zero 2 "
                         "--document-mask --print-options";

@@ -327,7 +327,7 @@ static void test_state_bytes(void) {
 static void test_largest_micro_batch(void) {
     MemoryPlan memory;
     Plan p = make_plan(model_of("d2", 256, 64), "H200", 1, 64);
-    p.estimate_memory = false, p.device.measured = true; // by this program's engine alone
+    p.estimate_memory = false, p.device.measured = true; // a CPU: planned by this program's engine
     plan_memory(&p, 1, &memory);
     CHECK((p.device.spec.memory_bytes = (double)memory.total) > 0 && plan_largest_micro_batch(&p) == 0, "not one row");
     for (double bytes = 3e6; bytes < 100e6; bytes *= 1.7) {
@@ -589,7 +589,7 @@ static void test_checkpoints_at_a_time(void) {
         {0, 0, 2, 1, 0},          // at the end
         {50, 0, 2, 2, 0},         // at 50 and 100
         {49, 0, 2, 3, 0},         // at 49, 98 and 100
-        {10, 0, 2, 3, 0},         // two are kept, one is being written
+        {10, 0, 2, 3, 0},         // two kept, one being written
         {10, 0, 0, 10, 0},        // all are kept
         {10, 25, 2, 4, 0},        // the best one in addition
         {0, 60, 2, 2, 0},         // at 60 and 100

@@ -184,7 +184,7 @@ reads_a_share() { # OPTIONS...: each of 4 ranks verifies a fourth of the checkpo
     [ $sum -gt $((2 * all)) ] || { echo "all read $sum, of $all bytes" && return 1; }
 }
 damage() { printf x | dd of="$1" bs=1 seek="$2" conv=notrunc status=none; } # FILE BYTE
-skips_what_any_rank_finds_damaged() { # then all ranks resume from the checkpoint before
+skips_what_any_rank_finds_damaged() { # all ranks then resume from the previous checkpoint
     local mode=$large channels=256 rank file=model.safetensors
     run 4 0 . --steps 2 --checkpoint-every 1 --keep 0 --out good || return 1
     for rank in 3 1; do # its share includes piece number `rank`

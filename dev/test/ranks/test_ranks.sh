@@ -230,7 +230,7 @@ the_ranks_own_estimate() { # the noise scale without per-example norms: close to
         awk 'function off(a, b) { return a / b < 0.95 || a / b > 1.05 }
             NF != 8 || off($2, $4) || off($6, $8) { print "ranks and exact: S " $2 ", " $4 "; G2 " $6 ", " $8; exit 1 }'
 }
-the_estimate_of_single_rows() { # with micro-steps of one row it equals the exact one
+the_estimate_of_single_rows() { # with micro-steps of one row the ranks' estimate equals the exact one
     # The half-life is so short that both averages hold only the latest step.
     micro=1 run 2 rows $exact_run --batch-tokens 128 --zero 2 --reduce micro-step --gns-half-life 2 || return 1
     close rows rows gns_ranks_s 1e-5 gns_total_s && close rows rows gns_ranks_g2 1e-5 gns_total_g2
@@ -261,7 +261,7 @@ one_rank_samples() { # --sample-only and --check are for one rank: others would 
         answers 64 '^error.*: --check.* not 2' 2 --check "$from" && answers 0 . 1 --check "$from" &&
         answers 0 . 1 --sample-only --model "$from" --sample-tokens 3
 }
-not_finite_while_weights_travel() { # MPI must not read or write their memory after it is freed
+not_finite_while_weights_travel() { # MPI must not touch the weights' memory after it is freed
     local small="--train code_train_*.bin --vocab-size 256 --heads 2 --channels 512 --seq-len 16 --batch-tokens 192 --threads 1"
     wanted=76 lr=100 run 3 infinite --steps 50 --warmup-tokens 0 --grad-clip 0 --zero 1
 }

@@ -35,7 +35,7 @@ typedef struct {
     float smoothing;
     Optimizer optimizer;
     double dropout;
-    int separator; // of documents; -1: none
+    int separator; // token that opens a document; -1: none
     Dtype dtype;   // 0: fp32. fp8, fp8-dw: with the exponents that follow from step 1
 } Case;
 
@@ -226,7 +226,7 @@ static double adamw_lr_factor(const Dump *d) { return d->c->optimizer == OPTIMIZ
 static int train(Dump *d, Error *e) {
     size_t step_tokens = (size_t)d->c->batch * (size_t)d->c->seq_len;
     size_t tensors = (size_t)d->model.tensor_count;
-    double *scratch; // norms that nobody asks for
+    double *scratch; // unused norms
     TRY(memory_alloc((void **)&scratch, 2 * tensors * sizeof *scratch, "norms", e));
     int code = 0;
     for (int step = 1; step <= STEPS; step++) {

@@ -35,23 +35,23 @@ enum { FAULT_RANKS = 4 };
 
 typedef struct {
     Fault fault;
-    int rank;            // the rank that has the fault
+    int rank;            // the rank whose calls fail
     int call;            // the kind of call that fails; -1: any but ALLOC
     long at;             // number of the call that fails, from 1
     int error;           // errno
     long free_kb;        // free space that fstatvfs reports, if not 0
     long disk_kb;        // the disk's size, which only checkpoints fill; 0: the real disk
-    long slow_us;        // added to every fsync of that rank
-    size_t refused;      // allocations of this many bytes fail on that rank
+    long slow_us;        // added to every fsync of `rank`
+    size_t refused;      // allocations of this many bytes fail on `rank`
     long slow_step_us;   // added to every step, where steps are counted
     long log_needs_kb;   // metrics.jsonl is not written to where less of disk_kb is free
-    long readable;       // reads of the file below that succeed
+    long readable;       // reads of the file `unreadable` that succeed
     bool hash_fails;     // after those reads the engine's hash fails on the next rank
-    char unreadable[80]; // opening a file whose path has this text fails with `error`; with EIO, reading it does
-    long flip_step;      // the disk flips one bit of this step's checkpoint; 0: of none
+    char unreadable[80]; // opening a file whose path has this text fails with `error`; EIO: reading fails
+    long flip_step;      // the disk flips one bit of this step's checkpoint; 0: never
 
     struct {
-        _Atomic long count[CALLS + 1]; // calls so far; the last: all but ALLOC
+        _Atomic long count[CALLS + 1]; // calls so far of each kind; the last: all but ALLOC
         _Atomic long steps;            // steps begun
         _Atomic int process;           // 0: not started yet
         _Atomic int dirty;             // files that the rank has written to and not synced
@@ -170,7 +170,7 @@ static void disk_written(int fd) {
     if (strstr(path, "/.step_") && fstat(fd, &st) == 0) disk_mark(st.st_ino, true);
 }
 
-static void disk_created(const char *path) { // its directory has changed, too
+static void disk_created(const char *path) { // marks its directory as changed, too
     struct stat st;
     char directory[PATH_MAX];
     snprintf(directory, sizeof directory, "%s", path);

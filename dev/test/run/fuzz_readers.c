@@ -108,7 +108,7 @@ static int read_bin(const char *path, Error *e) {
     return memcmp(&config, &model.config, sizeof config) == 0 ? read_weights(path, e) : 0;
 }
 
-// An accepted file holds what it declares.
+// Checks that an accepted file holds what it declares.
 static int read_safetensors(const char *path, Error *e) {
     static unsigned char raw[MAX_BYTES];
     static float values[MAX_BYTES];
@@ -128,7 +128,7 @@ static int read_safetensors(const char *path, Error *e) {
     return 0;
 }
 
-// An accepted shard reads, without a token outside the vocabulary: it is small, so every token was checked.
+// Reads an accepted shard; its tokens must be in the vocabulary: of a small shard the reader has checked all.
 static int read_shard(const char *path, Error *e) {
     int T = 1 + (int)draw(300), V = draw(2) ? 250 + (int)draw(7) : 65536;
     Dataset *data;
@@ -309,7 +309,7 @@ static void splice(size_t at, size_t remove, const char *insert, size_t bytes) {
     if (at > sample.count) return;
     remove = size_min(remove, sample.count - at);
     if (sample.count - remove + bytes >= MAX_BYTES) return;
-    memcpy(copy, insert, bytes); // it may be in the sample
+    memcpy(copy, insert, bytes); // `insert` may be in the sample
     memmove(sample.bytes + at + bytes, sample.bytes + at + remove, sample.count - at - remove);
     memcpy(sample.bytes + at, copy, bytes);
     sample.count += bytes - remove;
@@ -461,7 +461,7 @@ static void fuzz(void) {
     CHECK(accepted > 0 && rejected > 0, "one of the two never happened");
     if (test_state.failures) save_sample(path_of("/tmp/fuzz_readers.%d", (int)getpid()));
     sample = original;
-    if (!target->make && !test_state.failures) try_sample(); // the other readers need it
+    if (!target->make && !test_state.failures) try_sample(); // the other readers need the file
 }
 
 // ---- The files ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@
 #define COMMAND     RUN_COMMAND "--train-tokens %d --checkpoint-every 5 --keep 2 "
 enum { TOKENS = 880, PARTS = 5 }; // 55 steps of 2 rows of 8 tokens
 
-static int seed; // of a run whose lowest loss is neither at its beginning nor at its end
+static int seed; // gives a run whose lowest loss is neither at the beginning nor at the end
 
 typedef struct {
     long step, last; // step with the lowest validation loss; last step
@@ -179,7 +179,7 @@ static void test_patience(void) {
 
 // ---- --stop-at-loss --------------------------------------------------------------------------------------------------
 
-// Ends at the first validation that is low enough; the same command has nothing to do, and without the option it goes on.
+// Ends at the first validation that is low enough. The same command then does nothing; without the option the run goes on.
 static void test_stop_at_loss(void) {
     const char *early = RUN_COMMAND "--train-tokens %d --checkpoint-every 2 --val-every 3 --stop-at-loss %.17g";
     CHECK(trainer_run(PATIENT, seed, TOKENS) == 0, "%s", log_tail());
@@ -203,7 +203,7 @@ static void test_stop_at_loss(void) {
 // Every validation is the best so far; the previous best is then the oldest checkpoint.
 #define FALLING SMALL_COMMAND "--lr 0.003 --train-tokens 208 --checkpoint-every 1 --val-every 4 --keep 2 --keep-best "
 enum { FALLING_STEPS = 13 };
-static long one_kb; // of such a checkpoint
+static long one_kb; // size of a checkpoint of FALLING
 
 // The best of the newest undamaged checkpoint exists and is undamaged, and so is the one named at the end of the log.
 static void check_best_is_there(const char *what) {
@@ -225,7 +225,7 @@ static void check_best_is_there(const char *what) {
 // Space for three and a half checkpoints, the one being written included.
 static void plan_little_room(Fault fault, long at) {
     faults_plan(fault, CALL_RENAME, at, EIO);
-    faults->disk_kb = 7 * one_kb / 2 + 64; // which the program reckons with for state.json
+    faults->disk_kb = 7 * one_kb / 2 + 64; // 64: the program's allowance for state.json
 }
 
 static int run_with_little_room(Fault fault, long at) {
@@ -239,7 +239,7 @@ static void test_little_room(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     CHECK(trainer_run(FALLING) == 0, "%s", log_tail());
     CHECK(lowest_of("part/metrics.jsonl").step == FALLING_STEPS, "a bad example");
-    one_kb = disk_used_kb("part") / 2; // the last one is the best
+    one_kb = disk_used_kb("part") / 2; // two checkpoints: the last is also the best
     CHECK(run_with_little_room(FAULT_NONE, -1) == 0, "%s", log_tail());
     CHECK(log_mentions("note: removed part/step_00000006 to make room on the disk\n"), "it had room");
     long renames = faults->of[0].count[CALL_RENAME];

@@ -87,8 +87,8 @@ static void test_a_name_that_is_not_on_the_disk(void) {
     CHECK(trainer_wait(child) == 0 && file_exists("part/step_00000001"), "it is not there");
 }
 
-// A disk without room for the old checkpoint and the new one is refused at the start. One that is full later: training
-// continues, and a stop names the lost step and the newest checkpoint.
+// A disk without room for the old checkpoint and the new one is refused at the start. If the disk fills up later,
+// training continues, and a stop names the lost step and the newest checkpoint.
 static void test_no_room(void) {
     begin_part();
     faults->free_kb = 64;
@@ -110,7 +110,7 @@ static void test_no_room(void) {
 
 // The size of a disk that has space for this many and a half checkpoints, the one being written included.
 static long disk_of(double checkpoints) {
-    long one = disk_used_kb("whole") / 2;                  // there are two
+    long one = disk_used_kb("whole") / 2;                  // "whole" keeps two
     return (long)((checkpoints + 0.5) * (double)one) + 64; // the program's allowance for state.json
 }
 
@@ -123,7 +123,7 @@ static void test_little_room(void) {
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
     check_same_end("whole", "part", "little room");
 
-    no_faults(); // no checkpoint is removed where that would not make enough room
+    no_faults(); // no checkpoint is removed if that would not make enough room
     faults->free_kb = 1;
     CHECK_RUN(trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part"), ERR_WRITE);
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
@@ -162,7 +162,7 @@ static void test_little_room_under_attack(void) {
     CHECK_RUN(trainer_run(COMMAND "--out part"), 0, "step 9 was not saved", "!step 12 was");
     check_same_end("whole", "part", "little room, and a disk that lies");
 
-    for (long n = calls / 3; n <= calls - 10; n += 1 + calls / 3) { // --keep 1: the older one goes last
+    for (long n = calls / 3; n <= calls - 10; n += 1 + calls / 3) { // --keep 1: the older checkpoint is removed last
         begin_part();
         faults_plan(FAULT_KILL, -1, n, 0);
         CHECK(trainer_run(COMMAND "--keep 1 --out part") == 1000 + SIGKILL, "%s", log_tail());
@@ -250,7 +250,7 @@ static void test_the_name_leads_elsewhere(void) {
         pid_t child = start(ENDLESS "--out part");
         wait_for("part/metrics.jsonl", "{\"step\": 9,");
         kill(child, SIGSTOP);
-        waitpid(child, NULL, WUNTRACED); // until it has stopped: a save may be under way
+        waitpid(child, NULL, WUNTRACED); // until the run has stopped: a save may be under way
         if (how == 2) remove_tree("part");
         else CHECK(rename("part", "moved") == 0, "rename");
         kill(child, SIGCONT);
@@ -365,7 +365,7 @@ static void test_falls_back(void) {
                   path_of("part/step_%08ld is now part/step_%08ld.damaged.2\n", newest, newest));
     }
     CHECK_RUN(trainer_run("train_gpt2 --check part"), 0, ": undamaged\n");
-    for (long step = newest_step("part"); step >= 0; step--) // and when all are damaged it does not start over
+    for (long step = newest_step("part"); step >= 0; step--) // if all are damaged, the run does not start over
         if (access(path_of("part/step_%08ld", step), F_OK) == 0)
             unlink(path_of("part/step_%08ld/training/state.json", step));
     CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_INPUT, "all of its 2 checkpoints");

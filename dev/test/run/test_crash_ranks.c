@@ -91,7 +91,7 @@ static void test_calls_that_fail(void) {
         Some some = some_calls(calls_of_run[call]);
         for (long n = some.first; n <= calls_of_run[call]; n += some.stride, k++)
             check_failure(k % 2 ? FAULT_ON : FAULT_ONCE, 0, (Call)call, n, errors[k / 2 % 2]);
-        const long half = calls_of_others[call] / 2; // the later one
+        const long half = calls_of_others[call] / 2; // strikes the later half
         some = some_calls(half);
         for (long n = some.first; n <= half; n += some.stride)
             check_failure(FAULT_ONCE, RANKS - 1, (Call)call, half + n, EIO);
@@ -129,7 +129,7 @@ static void test_a_failing_save_at_an_error(void) {
     CHECK(clock_seconds() - begun < 30, "%.0f s", clock_seconds() - begun);
 }
 
-// A rank without memory for its copy, whose disk is slower than a step may be: all wait for it while it makes progress.
+// A rank has no memory for its copy, and its disk is slower than a step may be: all ranks wait while it makes progress.
 static void test_no_memory_for_a_copy(void) {
     begin_part();
     faults->rank = RANKS - 1;
@@ -139,7 +139,7 @@ static void test_no_memory_for_a_copy(void) {
     CHECK(faults->struck == 1 && faults->slowed == 4, "%ld copies, %ld files", faults->struck, faults->slowed);
 }
 
-// All ranks end with the run whose directory was moved; put back, it goes on.
+// All ranks end if the run's directory is moved; with the directory put back, the run resumes.
 static void test_the_directory_is_moved(void) {
     begin_part();
     faults->slow_step_us = 50000; // 19 more come after the first

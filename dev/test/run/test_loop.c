@@ -1,5 +1,5 @@
-// The training loop compared, bit for bit, with a plain one on the same engine: rows, batch and learning rate of each
-// step, its divisor, AdamW's step number, the log. Also gradients that are not finite, and the ramp by the noise scale.
+// Compares the training loop, bit for bit, with a plain one on the same engine: each step's rows, batch, learning rate
+// and AdamW step number, and the log. Also gradients that are not finite, and the ramp by the noise scale.
 #include "checkpoint/checkpoint.h"
 #include "model/engine.h"
 #include "../trainer.h"

@@ -43,7 +43,7 @@ garbage = [kind in ("binary", "russian") for kind in strange]
 best = max(sum(garbage[:n]) for n in range(1, 21) if sum(garbage[:n]) >= 0.9 * n)
 print(kinds)
 assert best >= 0.8 * 12, f"recall {best / 12:.2f} at a precision of 0.9"
-assert "byte" in kinds["loud"] and kinds["loud"].count("copy") >= 8  # too few steps to know them by heart
+assert "byte" in kinds["loud"] and kinds["loud"].count("copy") >= 8  # in so few steps the model does not learn the copies by heart
 measures = {"hard": lambda row: row["loss"], "strange": lambda row: row["loss"] - math.log(row["norm"]),
             "uniform": lambda row: math.log(row["norm"] / row["loss"])}
 for kind, measure in measures.items():

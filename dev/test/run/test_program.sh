@@ -31,7 +31,7 @@ a_run_is_run_again() { # --config RUN/run.json repeats a run in the command's --
     "$train" --config a/run.json --out again > again.log 2>&1 && same a again && grep -q '"out": "again"' again/run.json &&
         "$train" --config a/run.json --print-options | grep -qx 'ramp-kappa = 4'
 }
-a_step_is_measured_once() { # run.json has it; a run begun without cannot measure it later
+a_step_is_measured_once() { # run.json has --ramp-step-rows; a run that began without it cannot measure it later
     run am ${ramp/--ramp-step-rows 1e9/} --threads 1 && "$train" --config am/run.json --out again_am > again.log 2>&1 && same am again_am &&
         grep -q '"ramp_step_rows": [0-9]' am/run.json || { cat again.log; return 1; }
     run ab --threads 1 --steps 3 --batch-tokens 128 || return 1
@@ -143,7 +143,7 @@ a_model_is_read_back() { # a run from a model begins with that model's loss
     after=$(grep -o '"val_loss": .*' h/metrics.jsonl | tail -n 1)
     [ -n "$after" ] && [ "$before" = "$after" ] || { echo "$before became $after"; return 1; }
 }
-a_run_stands_for_its_newest_checkpoint() { # as --model, also for training; a resume does not need that run
+a_run_stands_for_its_newest_checkpoint() { # as --model, also for training; a resume no longer needs the named run
     local from small="--train code_train_*.bin --seq-len 32 --threads 1 --lr 1e-3 --batch-tokens 384"
     mkdir source && cp -r "$(ls -d f/step_*)" source/ && from=$(newest_checkpoint source) || return 1
     run w1 --model "$from" --steps 3 && run w2 --model source/ --steps 3 && same w1 w2 || return 1
@@ -266,7 +266,7 @@ a_prompt_from_a_file() { # longer than an option's text and than the model's con
         grep -q '^\.\.\.' y.log && ! grep -qF "$(head -n 1 prompt.txt)" y.log && # nor is it in each line of samples.jsonl
         tail -n 1 y/samples.jsonl | grep -q '"prompt": "@prompt.txt", "text": "..*"}$' && [ "$(wc -c < y/samples.jsonl)" -lt 300 ] || { cut -c -1000 y/samples.jsonl; return 1; }
 }
-a_prompt_from_a_pipe() { # a signal ends the wait for it
+a_prompt_from_a_pipe() { # a signal ends the wait for the pipe
     mkfifo slow
     "$train" $small --out z --steps 2 --sample-every 1 --prompt @slow > stop.log 2>&1 &
     until ls -l /proc/$!/fd 2> /dev/null | grep -q slow || ! kill -0 $!; do sleep 0.05; done
@@ -318,7 +318,7 @@ a_hole_in_the_log() { # is not read as a line, into memory
     cp -r j hole && truncate -s 16G hole/metrics.jsonl && (ulimit -v 4000000 && trains hole --threads 1 --steps 7 > hole.log 2>&1) &&
         [ "$(stat -c %s hole/metrics.jsonl)" -lt 1000000 ] || { cat hole.log; return 1; }
 }
-closed_standard_streams() { # no file that is written takes their numbers
+closed_standard_streams() { # no output file gets descriptor 0, 1 or 2
     trains closed --threads 1 --steps 5 >&- 2>&- <&- && same j closed || return 1
     "$train" --version >&- 2> full.log
     [ $? = 74 ] || { cat full.log; return 1; }

@@ -141,7 +141,7 @@ static void test_step(void) {
         progress_tick(&p, now + 100);
         const char *line = written(f), *want = path_of("%sstep 299: 25%%, 5:00 left  ETA ", terminal ? redraw : "");
         CHECK(strncmp(line, want, strlen(want)) == 0 && (strchr(line, '\n') != NULL) != terminal, "%s", line);
-        engine_share = 0; // the engine has begun the next piece, and the program has not said so
+        engine_share = 0; // the engine has begun the next piece, but progress_next was not called yet
         progress_tick(&p, now + 200);
         CHECK(strstr(written(f), "step 299: 25%, "), "a share that falls");
         progress_next(&p, 4, 4);

@@ -151,7 +151,7 @@ static void test_what_may_not_change(void) {
     };
     copy_file("own/metrics.jsonl", "before.jsonl");
     copy_file("train.bin", "same.bin");      // a shard of another name is another shard,
-    copy_file("other.bin", "far/train.bin"); // as is other text of the same length and name
+    copy_file("other.bin", "far/train.bin"); // and so is another text of the same length and name
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         CHECK_RUN(trainer_run("train_gpt2 --threads 1 --model d1 --out own --steps 30 %s", cases[i].options), ERR_INPUT,
                   cases[i].said, i < 6 ? "give the run's own value, or another --out" : "--model own --with-optimizer");
@@ -349,7 +349,7 @@ static void test_noise_of_sources(void) {
     "--channels 16 --seq-len 8 --threads 1 --micro-batch 4 "
     CHECK_RUN(trainer_run(SOURCES "--steps 4 --out sources"), 0);
     const int all = 7;
-    for (int kept = 0; kept <= all; kept++) { // the first ones
+    for (int kept = 0; kept <= all; kept++) { // keeps the first trackers
         size_t bytes;
         make_part("sources", 4);
         char *text = read_text("part/step_00000004/training/state.json", &bytes);
@@ -422,8 +422,8 @@ static void put_format(const char *checkpoint, const char *format) {
     memory_free(text);
 }
 
-// A manifest of a newer format is refused. It does not count as damaged: the run would fall back to an older checkpoint.
-// An older checkpoint's format does not matter.
+// A manifest of a newer format is refused. If it counted as damaged, the run would fall back to an older checkpoint.
+// Formats of older checkpoints do not matter.
 static void test_manifest_of_another_format(void) {
 #define REFUSED(code)                                                                                                  \
     CHECK_RUN(code, ERR_INPUT, "part/step_00000010/MANIFEST.json: \"format\" is not 1 to 2",                           \

@@ -38,7 +38,7 @@ static void make_shards(void) {
 
 static struct {
     int step, create;           // calls so far
-    int kill_step, kill_create; // call that kills the process; 0: none
+    int kill_step, kill_create; // number of the call that kills the process; 0: none
     int nan_from, nan_to;       // steps
     const char *command;        // shell command run at each of these steps, after the first save
     const char *locked;         // run directory that must be locked; NULL: not checked
@@ -181,7 +181,7 @@ static void test_off_and_idle(void) {
     CHECK(!file_exists("idle/metrics.rolled_back.jsonl"), "lines aside");
 }
 
-// A loss that is not a number, once: before there is a window, and later. With --keep 1 the checkpoint before is kept.
+// A loss that is not a number, before a full window exists and later. --keep 1 keeps the checkpoint before the window.
 static void test_not_finite(void) {
     const char *where[] = {": back to nan9/step_00000000, without examples 0 to 143\n",
                            ": back to nan39/step_00000024, without examples 464 to 623\n"};
@@ -202,7 +202,7 @@ static void test_not_finite(void) {
 
 #define SHORT HERE "--on-spike rollback --train clean.bin --micro-batch 16 --steps 50 --checkpoint-every 6 "
 
-// A second spike comes so soon that the first rollback has left no checkpoint before its window.
+// A second spike comes so soon that the first rollback has left no checkpoint before the second window.
 static void test_again_at_once(void) {
     disturbed.nan_from = 39, disturbed.nan_to = 41, disturbed.locked = "soon1";
     CHECK_RUN(trainer_run(SHORT "--keep 1 --out soon1"), 0, "step 39, ", ": back to soon1/step_00000024, without",
