@@ -94,12 +94,14 @@ static MPI_Comm comm_of(const Transport *t, Range bucket) { return bucket.begin 
 
 static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
     const size_t all = range_length(bucket);
-    const int rank = transport_scope(t->comm, t->tensor, bucket).rank;
+    const TransportScope scope = transport_scope(t->comm, t->tensor, bucket);
     const MPI_Comm mpi = comm_of(t, bucket);
     Pending *p;
     TRY(pending_add(t, bucket, &p, work, e));
-    p->own = values + p->places[rank];
-    p->count = (size_t)p->counts[rank];
+    p->request = MPI_REQUEST_NULL;
+    if (scope.ranks == 1) return 0; // the values are their sum
+    p->own = values + p->places[scope.rank];
+    p->count = (size_t)p->counts[scope.rank];
     if (t->wire == WIRE_FP32) {
         TRY(memory_alloc(&p->received, sizeof(float) * p->count, "sums of gradients", e));
         MPI_TRY(MPI_Ireduce_scatter(values, p->received, p->counts, MPI_FLOAT, MPI_SUM, mpi, &p->request), e);

@@ -298,6 +298,12 @@ a_cut_model_resumes_on_any_mesh() { # 2 x 2, 4 x 1, 1 x 3, 1 x 1 (groups x ranks
     cut 1 1 cr1 $constant && close cr1 cr loss 1e-5 && close cr1 cr grad_norm 1e-4 && close cr1 cr gns_ln_s 1e-4 || return 1
     lr=0 steps=1 cut 4 2 ci && lr=0 steps=1 cut 1 1 ci1 && same_weights ci ci1 # the same initial weights
 }
+a_cut_model_rounds_what_travels() { # a block of one group stays on its ranks: few bytes of the moments change with the wire
+    local wire
+    for wire in fp32 bf16; do steps=1 cut 2 2 wire_$wire --comm-dtype $wire --grad-clip 0 || return 1; done
+    [ "$(cmp -l wire_{fp32,bf16}/step_00000001/training/optimizer.safetensors | tee changed.txt | wc -l)" -gt 10000 ] &&
+        [ "$(wc -l < changed.txt)" -lt 100000 ] || { wc -l changed.txt; return 1; }
+}
 a_cut_model_is_refused() {
     refuses() { wanted=64 cut "$2" "$3" refused "${@:4}" && grep -q "^error.*--tensor $3$1" refused.log || { cat refused.log; return 1; }; }
     refuses ': there are 3 ranks. use mpirun -np 4, ' 3 2 && refuses ': there are 9 ranks. use --ranks 12, ' 0 4 --dry-run --ranks 9 &&
@@ -372,6 +378,7 @@ samples_between_steps
 a_cut_model_agrees
 a_cut_model_has_one_order_of_sums
 a_cut_model_resumes_on_any_mesh
+a_cut_model_rounds_what_travels
 a_cut_model_is_refused
 a_group_ends_with_a_rank_that_cannot_read 3 train
 a_group_ends_with_a_rank_that_cannot_read 2 val
