@@ -178,7 +178,7 @@ int engine_memory_take(Engine *engine, Error *e) {
            skip = round_up((uintptr_t)engine->memory, page) - (uintptr_t)engine->memory;
     if (plan.total > skip) madvise(engine->memory + skip, (plan.total - skip) / page * page, MADV_HUGEPAGE);
 #endif
-    // Clear all but the last part, the workspaces: each thread must touch its own first.
+    // Clear all but the last part, the workspaces: each thread must first touch its own.
     memset(engine->memory, 0, plan.total - plan.item[plan.count - 1].bytes);
     layout(engine, engine->memory);
     return 0;

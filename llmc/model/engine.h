@@ -391,13 +391,13 @@ static inline void step_result_unscale(StepResult *result, const EngineConfig *c
     }
 }
 
-// Returns the ranks of the engine's tensor group, and the rows that this one owns of n.
+// Return the number of ranks in the engine's tensor group, and which of n rows this rank owns.
 static inline int tensor_ranks(const EngineConfig *c) { return c->tensor.ranks > 1 ? c->tensor.ranks : 1; }
 static inline RankRows own_rows(const EngineConfig *c, int64_t n) {
     return rows_of_rank(n, c->tensor.rank, tensor_ranks(c));
 }
 
-// Returns the calls of gather_rows and reduce_rows in a pass without gradients, or in a micro-step.
+// Returns the number of calls of gather_rows and reduce_rows in a pass without gradients, or in a micro-step.
 static inline int tensor_exchanges(const EngineConfig *c, bool trains) {
     const int L = c->model->config.layers, again = c->recompute == RECOMPUTE_BLOCK ? 3 * (L - 1) : 0;
     return tensor_ranks(c) > 1 ? trains ? 8 * L + again : 4 * L : 0;

@@ -1,4 +1,4 @@
-// Works out what the options mean together. Some need another one; without training many are ignored.
+// Works out what the options mean together. Some options need another; without training many are ignored.
 #include "options/options.h"
 
 #include "math/schedule.h"

@@ -198,7 +198,7 @@ void row_print_help(FILE *f, const OptionRow *row) {
     const char *init = row->init ? row->init : "", *alias = row->alias ? row->alias : "";
     char flag[FLAG_BYTES], value[FLAG_BYTES], text[2048];
 
-    // The unit names the value: "--micro-batch ROWS". Capitalizes it, unless it already has capitals (GB/s).
+    // The unit names the value: "--micro-batch ROWS". Prints it in capitals, unless it has some (GB/s).
     snprintf(value, sizeof value, "%s", row->unit ? row->unit : kinds[row->type]);
     bool capitals = !strpbrk(value, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
     for (char *c = value; capitals && *c; c++) *c = (char)toupper((unsigned char)*c);

@@ -35,7 +35,7 @@ static const PlanEfficiency gpu_efficiency = {
 // CPUs: peak and bandwidth are measured on the spot; these are the efficiencies of our kernels.
 static const PlanEfficiency cpu_efficiency = {
     .of_peak = {0.92, 0.35, 0.35, 0.35},
-    .matmul_reads = 0, // operands are packed into the caches meanwhile
+    .matmul_reads = 0, // operands are packed into the caches during arithmetic
     .copy = 1,
     .stream = 1,
     .link = 0.8,
@@ -200,7 +200,7 @@ static PlanDevice peers_device(const Plan *p) {
     return d;
 }
 
-// Returns the calls of gather_rows and reduce_rows in a step (TensorRanks), each of a micro-batch's activations.
+// Returns the number of calls of gather_rows and reduce_rows in a step (TensorRanks), each for a micro-batch.
 static double exchanges(const Plan *p, int64_t micro_steps) {
     EngineConfig shape = p->shape;
     shape.tensor.ranks = plan_tensor(p);

@@ -25,7 +25,7 @@ typedef struct {
     double of_peak[WORK_STREAM]; // by WorkKind: fraction of the peak; attention's backward counts five products
     double matmul_reads;         // a product's time to read its operands: the fraction that arithmetic does not hide
     double stream;               // fraction of the bandwidth that streaming kernels reach
-    double copy;                 // fraction of the bandwidth that a plain copy, and a product's writing, reach
+    double copy;                 // fraction of the bandwidth that a plain copy, or a product's writes, reach
     double link;                 // fraction of link and network that large collectives reach
     double launch;               // s: shortest kernel
     double hop, network_hop;     // s: latency of a ring's round inside a machine, and between two
@@ -129,7 +129,7 @@ enum { PLAN_STEPS_MAX = 5000000 };
 PlanRun plan_run(const Plan *plan, double target);
 
 // Returns the most checkpoints on the disk at a time, in the longest run that the ramp allows. A step whose checkpoint
-// is due twice (--checkpoint-every, --keep-best) counts twice. With --on-spike counts those that a rollback abandons, too.
+// is due twice (--checkpoint-every, --keep-best) counts twice. With --on-spike abandoned checkpoints count, too.
 int64_t plan_checkpoints(const Ramp *ramp, const Options *options);
 
 // Memory per rank, libraries included (memory.c). On a CPU it includes the copy for checkpoints. Returns that copy's

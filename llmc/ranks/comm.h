@@ -56,7 +56,7 @@ int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e);
 // Copies `mine` of every rank to `all` (ranks, bytes), in rank order.
 int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e);
 
-// Sends values to each rank and receives some from each: `sent` holds those for rank 0, 1, ..., send[r] for rank r.
+// Sends values to each rank and receives some from each. `sent` holds send[r] values for each rank r, in rank order.
 int comm_exchange(Comm *comm, const float *sent, const int *send, float *received, const int *receive, Error *e);
 
 // Reduces values over the ranks: the first `sums` to their sums, `maxima` more to the largest. NaN is the largest.

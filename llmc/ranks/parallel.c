@@ -179,7 +179,7 @@ int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e) {
     TRY(comm_broadcast(p->comm, &word, sizeof word, e));
     if (p->config.tensor == 1) return 0;
     TRY(comm_broadcast(p->comm, &n, sizeof n, e));
-    return comm_broadcast(p->comm, (void *)tokens, (size_t)n * sizeof *tokens, e); // reads
+    return comm_broadcast(p->comm, (void *)tokens, (size_t)n * sizeof *tokens, e); // rank 0: reads
 }
 
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {

@@ -102,7 +102,7 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 // group has no rows left calls parallel_micro_step with n = 0.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows);
 
-// Returns the rows that a rank owns of a step's.
+// Returns the number of a step's rows that a rank owns.
 int64_t parallel_rows(const Parallel *p, int64_t rows, int rank);
 
 // A step: begin_step; micro-steps over this rank's rows (see EngineApi); norms; update. last: the step's last

@@ -23,7 +23,7 @@ static const double fraction_of_wait_stalled = 0.75; // and this fraction of the
 
 struct WatchdogEntry {
     atomic_int process;   // process id; 0: not started, or on another machine
-    atomic_llong begun;   // collectives
+    atomic_llong begun;   // collectives begun
     _Atomic double beat;  // the last heartbeat, seconds of the machine's monotonic clock
     _Atomic double claim; // when the last report began; on the line of the machine's first rank
 };

@@ -21,7 +21,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
     const RunData *data = &r->data;
     Progress *progress = &r->output.progress;
     const Parallel *p = &setup->parallel;
-    const bool counts = setup->comm->rank % p->config.tensor == 0; // each row once
+    const bool counts = setup->comm->rank % p->config.tensor == 0; // counts each row once
     RankRows mine = rows_of_rank(rows, p->group, p->groups);
     int unread = 0; // not 0: this rank cannot read its rows; that ends the evaluation on all
     Error ignored;

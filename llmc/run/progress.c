@@ -158,7 +158,7 @@ void progress_end(Progress *p) {
 
 // ---- The thread -----------------------------------------------------------------------------------------------------
 
-// "finishing this step (0:40), then saving; again: quit without saving"
+// Prints "finishing this step (0:40), then saving; again: quit without saving".
 static void answer_signal(Progress *p, double now) {
     const char *why = signals_requested(), *what = p->now.runs && p->now.what ? p->now.what : "this step";
     char left[32], about[48] = "";

@@ -193,7 +193,7 @@ static int find_source(Run *r, Newest *newest, Error *e) {
 }
 
 // A run directory as --model means its newest checkpoint. A run that began from it resumes with the same --model, even
-// after the other run has written newer checkpoints.
+// after the named run has written newer checkpoints.
 int setup_source(Run *r, Error *e) {
     Options *o = &r->setup.options;
     ModelConfig ignored;

@@ -27,12 +27,12 @@ typedef struct {
     Error why;
 } Rollback;
 
-// The last step before the window that ends with `step`.
+// Returns the last step before the window that ends with `step`.
 static inline int64_t rollback_target(const Options *o, int64_t step) {
     return step > 2 * o->spike_steps ? step - 2 * o->spike_steps : 0;
 }
 
-// In a step, in this order. rollback_check returns ERR_NONFINITE if the spike lasts.
+// Call these in a step, in this order. rollback_check returns ERR_NONFINITE if the spike lasts.
 void rollback_watch(Run *r);           // the step begins
 void rollback_judge(Run *r, double z); // z: the step's distance from the last steps; called only if it is judged
 int rollback_check(Run *r, const StepMetrics *m, Error *e);
@@ -41,6 +41,6 @@ int rollback_check(Run *r, const StepMetrics *m, Error *e);
 // gets a prefix after ROLLBACKS_MAX rollbacks. Returns e->code.
 int rollback_plan(Run *r, int64_t step, int64_t end, Error *e);
 
-// In a resume.
+// For a resume.
 static inline bool rollback_under_way(const Rollback *back) { return back->spikes.rollbacks > 0; }
 int rollback_skip(Run *r, Error *e); // excludes the rows of all rollbacks; prints the one that is under way

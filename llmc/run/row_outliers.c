@@ -60,7 +60,7 @@ int row_outliers_observe(Run *r, int64_t B, Error *e) {
         int at = o->count[kind];
         ExamplePlace place;
         if (!isfinite(*x) || *x <= 0) continue;
-        if (at == o->most && *x <= list[--at].score) continue; // of equal rows the earlier stays
+        if (at == o->most && *x <= list[--at].score) continue; // of equal scores the earlier stays
         loader_expect(r->data.loader, 0, 0);                   // waits for the loader's thread: only one may read
         TRY(dataset_place(r->data.train, (uint64_t)(r->position.at.examples - B + b), separator, &place, e));
         if (at == o->count[kind]) o->count[kind]++;

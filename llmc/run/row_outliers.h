@@ -26,9 +26,9 @@ typedef struct {
 
 typedef struct {
     int most;                   // N
-    OutlierRow *row[ROW_KINDS]; // (N) farthest first
-    int count[ROW_KINDS];       // of rows
-    Outliers spread[ROW_KINDS]; // of the last steps
+    OutlierRow *row[ROW_KINDS]; // (N) highest score first
+    int count[ROW_KINDS];       // rows kept
+    Outliers spread[ROW_KINDS]; // spreads of the last steps
     double *scratch;            // (ROW_KINDS + 1, largest batch)
 } RowOutliers;
 

@@ -19,7 +19,7 @@ static int compare_descending(const void *a, const void *b) {
 
 // Keeps the likeliest tokens and sets the other logits to -INFINITY. Among equal logits at the edge keeps the first.
 static void keep_likeliest(float *logits, float *sorted, int V, const SampleConfig *config) {
-    const int few = 1000; // a sort of GPT-2's vocabulary takes 10 ms
+    const int few = 1000; // up to here, insert: a sort of GPT-2's vocabulary takes 10 ms
     int k = config->top_k > 0 && config->top_k < V ? config->top_k : V;
     if (k == V && config->top_p >= 1) return;
     for (int v = 0, n = 0, i; k <= few && v < V; v++) {

@@ -206,7 +206,7 @@ static int begin_save(Run *r, Error *e) {
     TRY(archive_begin(archive, at->step, &s->manifest, s->notes.f, e));
     Error unwritten;
     if (o->outliers && row_outliers_write(r, &unwritten)) fprintf(s->notes.f, "warning: %s\n", unwritten.what);
-    if (!o->outliers && unlinkat(archive->dir, "outliers.jsonl", 0) != 0 && errno != ENOENT) // an earlier part's
+    if (!o->outliers && unlinkat(archive->dir, "outliers.jsonl", 0) != 0 && errno != ENOENT) // left by an earlier part
         fprintf(s->notes.f, "warning: %s/outliers.jsonl: cannot remove: %s\n", archive->path, strerror(errno));
     for (int f = 0; f < LAYOUT_FILES; f++) {
         if (manifest_open(&s->manifest, layout_names[f], true, s->layout.bytes[f], &s->fd[f], e) == 0) continue;

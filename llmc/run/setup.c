@@ -32,7 +32,7 @@ static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
 static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, ModelConfig *config, Error *e) {
     if (!model_preset(config, o->model)) {
         TRY(checkpoint_refuse_pickle(o->model, e));
-        if (file_exists(o->model) && !directory_exists(o->model)) // fails for a Git LFS pointer
+        if (file_exists(o->model) && !directory_exists(o->model)) // fails if it is a Git LFS pointer
             TRY(file_digest(o->model, &(FileDigest){0}, e));
         if (file_exists(o->model))
             FAIL(e, ERR_INPUT, NULL, "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin",
@@ -405,7 +405,7 @@ int setup_tuning(Run *r, Error *e) {
 // model, whose vocabulary no option named; else warns.
 static int check_words(const Setup *setup, const Dataset *data, Error *e) {
     const uint8_t *given = setup->options.given;
-    const uint64_t enough = 1 << 20; // tokens: as many contain words
+    const uint64_t enough = 1 << 20; // tokens, enough to contain words
     int V = setup->model.config.vocab, largest;
     bool words = V > 1000 || (setup->tokenizer && tokenizer_has_merges(setup->tokenizer));
     Error unreadable;

@@ -45,7 +45,7 @@ void shard_list_destroy(ShardList *list) {
 typedef struct {
     bool writing;
     const char *file;
-    const char *build; // wrote the file
+    const char *build; // that wrote the file
     cJSON *root;
     JsonText json; // text of the file, when reading
     int code;

@@ -33,7 +33,7 @@ static void test_several_chunks(void) {
 // -log softmax(x)[target], in double.
 static double loss_of(const float *x, int n, int target) {
     double top = x[0], sum = 0;
-    for (int i = 1; i < n; i++) top = x[i] > top ? x[i] : top; // fmax: an internal error of GCC 12 for Arm
+    for (int i = 1; i < n; i++) top = x[i] > top ? x[i] : top; // not fmax: GCC 12 for Arm fails at it
     for (int i = 0; i < n; i++) sum += exp(x[i] - top);
     return log(sum) + top - x[target];
 }

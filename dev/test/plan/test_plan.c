@@ -41,7 +41,7 @@ static void test_kernel_seconds(void) {
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 20, 1e-12, 0);
     w.kind = WORK_MASKS;
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 40, 1e-12, 0);
-    w.flops = w.read = 0; // a launch
+    w.flops = w.read = 0; // takes a launch
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 0.125, 1e-12, 0);
 }
 

@@ -58,7 +58,7 @@ reports_ranks_that_wait() {
     most=$(sed -nE 's/^  compute-bound up to ([0-9]+) ranks: .*/\1/p' plan.txt)
     awk -v n="$most" -v at="$(waiting_share "$most")" -v beyond="$(waiting_share $((most + 1)))" 'BEGIN {
         if (!(n > 8 && n < 8960 && at <= 50 && at > 49 && beyond >= 50)) { print n " ranks: " at "%, one more: " beyond "%"; exit 1 } }' || return 1
-    plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said '^  compute-bound up to 8 ranks: ' # rows
+    plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said '^  compute-bound up to 8 ranks: ' # the rows limit
 }
 rows() { grep -oE '^[> ] +8 +1 .*' plan.txt | cut -c2- | sort; }
 compares_cuts() { # of 8 ranks: the same rows and bounds whatever --tensor the plan has
@@ -94,7 +94,7 @@ agrees_with_the_textbook() {
 		products = lambda B, K: 4 * B * d * D / (K * C)
 		fsdp = lambda K_F, K, axes: 2 * v * d * D * K_F / K / (axes * W)
 		tensors = lambda B, K_F, axes: 2 * v * B * d / K_F / (axes * W)
-		def both(B, K_F):  # a torus of three: two axes for FSDP, and both at once; a switch: one after the other
+		def both(B, K_F):  # a torus of three axes: two for FSDP, and both at once; a switch: one after the other
 		    times = (fsdp(K_F, K, 2), tensors(B, K_F, 1)) if axes else (fsdp(K_F, K, 1), tensors(B, K_F, 1))
 		    return max(times) if axes else sum(times)
 		best = lambda B: search(1e-6, 1e9, lambda K_F: both(B, K_F * 1.0000001) > both(B, K_F))

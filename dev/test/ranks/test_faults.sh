@@ -99,7 +99,7 @@ harm_that_mpi_tells() { # the arguments of harm
     done
     return $told
 }
-# Besides mpirun's own code 78 is right: a rank that dies early may make mpirun hang (scripts/mpirun.sh).
+# 78 is right, too, besides mpirun's own code: a rank that dies early may make mpirun hang (scripts/mpirun.sh).
 killed() { harm_that_mpi_tells "$1" "$2" kill "$3" 78 "process rank $2 .* exited on signal 9|^error .*; rank $2 \(process [0-9]+\) is stopped or gone"; }
 exits() { harm_that_mpi_tells "$1" "$2" "exit:$4" "$3" "@($4|78)" "Process name: \[\[[0-9]*,1\],$2\]"; }
 exits_with_0() { harm_that_mpi_tells "$1" "$2" exit:0 "$3" "@(1|78)" "process rank $2 .*exiting improperly|process rank $2"; }
@@ -261,7 +261,7 @@ stopped_at_random() { # NUMBER
     [ -z "$left" ] || { wrong+="; left: $(ps -o args= $left)" && kill -KILL $left; }
     { [ $code != 75 ] && { [ -z "${signal-}" ] || ! grep -qs '"step"' stop/metrics.jsonl; }; } ||
         ls stop/step_*/MANIFEST.json > /dev/null 2>&1 || wrong+="; nothing is saved"
-    [ -z "$wrong" ] || { cp -r . "$(mktemp -d /tmp/stop.XXXX)" && echo "${signal-} ${targets[*]}: $wrong" && return 1; } # to look at
+    [ -z "$wrong" ] || { cp -r . "$(mktemp -d /tmp/stop.XXXX)" && echo "${signal-} ${targets[*]}: $wrong" && return 1; } # kept to look at
 }
 
 # Runs three faults at a time, since most only wait. Each has its own TMPDIR: two mpiruns that start in one make and remove

@@ -169,7 +169,7 @@ static int choose_exponents(Dump *d, Error *e) {
     return 0;
 }
 
-// Losses and squared gradient norms of the rows of step 1, one row at a time.
+// Measures losses and squared gradient norms of the rows of step 1, one row at a time.
 static int measure_examples(Dump *d, Error *e) {
     int T = d->c->seq_len, B = d->c->batch;
     float *token_loss = d->grad; // (T); the gradient overwrites it later
@@ -185,7 +185,7 @@ static int measure_examples(Dump *d, Error *e) {
     return 0;
 }
 
-// The batched step without its update: gradient and sums of norms, in GNS_EXACT mode.
+// Measures gradient and sums of norms of the batched step, without update, in GNS_EXACT mode.
 static int measure_batch(Dump *d, Error *e) {
     double loss;
     TRY(measure(d, d->tokens, d->c->batch, GNS_EXACT, &loss, NULL, d->grad_sq, d->sum_exact, e));

@@ -68,7 +68,7 @@ typedef struct {
     int stray_rank; // -1: none
     long stray_step;
     size_t stray_element;
-    bool stray_late; // changes once the step's new weights have arrived instead
+    bool stray_late; // changes only when the step's new weights have arrived
 
     bool apart; // each rank is on a machine of its own
 } Faults;

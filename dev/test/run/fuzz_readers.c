@@ -144,7 +144,7 @@ static int read_shard(const char *path, Error *e) {
     return 0;
 }
 
-// Accepted questions give rows of tokens of the vocabulary and a score.
+// Checks that accepted questions give rows of tokens of the vocabulary, and a score.
 static int read_questions(const char *path, Error *e) {
     HellaSwag *h;
     TRY(hellaswag_open(&h, path, byte_tokenizer, VOCAB, 1 + (int)draw(90), e));
@@ -275,7 +275,7 @@ static void make_questions_jsonl(void) {
     for (size_t count = 1 + draw(4); count > 0; count--) make_one_of(lines, 3);
 }
 
-static size_t data_bytes; // of make_safetensors
+static size_t data_bytes; // of the sample of make_safetensors
 
 static void make_safetensors(void) {
     static const char *const names[] = {"a", "wte.weight", "h.0.attn.c_attn.bias", "\xc3\xa9\"\\"};
@@ -315,7 +315,7 @@ static void splice(size_t at, size_t remove, const char *insert, size_t bytes) {
     sample.count += bytes - remove;
 }
 
-// One change that begins in [begin, end).
+// Makes one change that begins in [begin, end).
 static void mutate(size_t begin, size_t end) {
     // clang-format off
     static const char *const words[] = { // of JSON, the formats and options, and numbers at the edges
@@ -367,7 +367,7 @@ static void settle_safetensors(void) {
     memcpy(sample.bytes, &header, size_min(8, sample.count));
 }
 
-// A count that fits the size, or is one off.
+// Sets a count that fits the size, or is one off.
 static void settle_shard(void) {
     int32_t count = (int32_t)((sample.count - size_min(sample.count, SHARD_HEADER_BYTES)) / 2) + (int32_t)draw(3) - 1;
     if (!draw(3) && sample.count >= 12) memcpy(sample.bytes + 8, &count, 4);
@@ -382,7 +382,7 @@ typedef struct {
     int (*reader)(const char *path, Error *e);
     void (*make)(void);   // NULL: the file of test_files_are_made
     void (*settle)(void); // or NULL
-    double weight;        // of the time
+    double weight;        // share of the time
     size_t first, end;    // changes begin within these bytes; end 0: anywhere
 } Target;
 
@@ -482,7 +482,7 @@ static void make_models(void) {
     CHECK_OK(read_bin("model.bin", &e), &e);
 }
 
-// GPT-2's files in small: all bytes, and "he", "the".
+// Writes small files like GPT-2's: all bytes, and "he", "the".
 static void make_tokenizers(void) {
     Error e = {0};
     Tokenizer *bytes;
@@ -534,7 +534,7 @@ static void check_refuses(const char *place, const char *field) {
     memory_free(text);
 }
 
-// A run whose state has every field.
+// Makes a run whose state has every field.
 static void test_files_are_made(void) {
     Error e = {0};
     const ModelConfig config = {LAYERS, 1, 8, 64, 8};

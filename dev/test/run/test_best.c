@@ -179,7 +179,7 @@ static void test_patience(void) {
 
 // ---- --stop-at-loss --------------------------------------------------------------------------------------------------
 
-// Ends at the first validation that is low enough. The same command then does nothing; without the option the run goes on.
+// Ends at the first validation that is low enough. The same command does nothing; without the option the run goes on.
 static void test_stop_at_loss(void) {
     const char *early = RUN_COMMAND "--train-tokens %d --checkpoint-every 2 --val-every 3 --stop-at-loss %.17g";
     CHECK(trainer_run(PATIENT, seed, TOKENS) == 0, "%s", log_tail());
@@ -205,7 +205,7 @@ static void test_stop_at_loss(void) {
 enum { FALLING_STEPS = 13 };
 static long one_kb; // size of a checkpoint of FALLING
 
-// The best of the newest undamaged checkpoint exists and is undamaged, and so is the one named at the end of the log.
+// Checks that the newest whole checkpoint's best is undamaged, and that the one named at the end of the log exists.
 static void check_best_is_there(const char *what) {
     char directory[ARCHIVE_PATH];
     Error e = {0};

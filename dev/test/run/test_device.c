@@ -45,7 +45,7 @@ static int fake_set_tuning(Engine *engine, const char *text, Error *e) {
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
-// The value of a field ("options.gns") of a JSON file.
+// Returns the value of a field ("options.gns") of a JSON file.
 static const char *value_in(const char *path, const char *field) {
     size_t bytes;
     char *file = read_text(path, &bytes), words[80];
@@ -60,7 +60,7 @@ static const char *value_in(const char *path, const char *field) {
     return value;
 }
 
-// The value in run.json and in the newest checkpoint, which must agree.
+// Returns a field's value in run.json, which must equal the newest checkpoint's.
 static const char *recorded(const char *run, const char *field) {
     const char *now = value_in(path_of("%s/run.json", run), field);
     const char *saved = value_in(path_of("%s/step_%08ld/training/state.json", run, newest_step(run)), field);

@@ -247,7 +247,7 @@ static void test_slow_copy(void) {
         check_same_files(path_of("quick/step_%08d", step), path_of("slow/step_%08d", step), "a slow copy");
 }
 
-// A run with every step measured exactly, by one engine: the text of its log. memory_free it.
+// Makes a run of `engine` whose steps are all measured exactly. Returns the text of its log; memory_free it.
 static char *run_exact(const char *out, EngineApi engine) {
     size_t bytes;
     trainer.engine = engine;

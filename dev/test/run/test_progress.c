@@ -44,7 +44,7 @@ static void end(void) {
     fclose(f);
 }
 
-// What was written to a file since the last call.
+// Returns what was written to a file since the last call.
 static const char *written(FILE *file) {
     static char text[4000];
     fflush(file);
@@ -55,7 +55,7 @@ static const char *written(FILE *file) {
     return text;
 }
 
-// What a step prints into a file.
+// Returns what a step prints into a file.
 static const char *show(const StepMetrics *s, const Noise *n) {
     begin(false, 200);
     progress_step(&p, s, n, true);

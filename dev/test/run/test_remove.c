@@ -150,7 +150,7 @@ static void swap(int how) {
     }
 }
 
-// All of the other run's checkpoints are somewhere, whole.
+// Checks that all of the other run's checkpoints exist somewhere, whole.
 static void check_other(const char *what) {
     static const char *const places[] = {"other", "out", "moved"};
     for (int step = 1; step <= 2; step++) {

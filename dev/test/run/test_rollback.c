@@ -95,7 +95,7 @@ static double check_lines(const char *run, int steps) {
     return val;
 }
 
-// The examples that a run's newest checkpoint excludes.
+// Returns how many ranges of examples a run's newest checkpoint excludes, and the ranges.
 static int skipped_of(const char *run, int64_t first[ROLLBACKS_MAX], int64_t rows[ROLLBACKS_MAX]) {
     size_t bytes;
     int n = 0;

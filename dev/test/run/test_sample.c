@@ -79,7 +79,7 @@ static Engine *engine;
 
 static void count_beat(void *beats) { ++*(int *)beats; }
 
-// Checks that text and copy hold the prompt and `tokens`, control characters as '?', and that each token beats the pulse.
+// Checks that text and copy hold the prompt and `tokens`, control characters as '?'; each token must beat the pulse.
 static void check_text(SampleConfig config, const uint16_t *tokens) {
     char *text = NULL, *copy = NULL, want[200];
     size_t bytes, prompt = config.prompt ? strlen(config.prompt) : 0, n = prompt + (size_t)config.tokens;
