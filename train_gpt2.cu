@@ -33,26 +33,38 @@
 // ---- A pass ---------------------------------------------------------------------------------------------------------
 
 typedef struct {
-    int B, T, N, C; // N = B T
-    AttentionShape attention;
+    int B, T, N, C;           // rows of this rank, N = B T: all rows unless EngineConfig.tensor shares them out
+    int first, all;           // first of them; tokens of all rows
+    AttentionShape attention; // all rows, own heads
     GnsMode mode;
-    Dropout dropout; // dropout of the first row; the layer is not set
+    Dropout dropout; // dropout of the first of all rows; the layer is not set
     bool fp8;        // measures amax, and rounds factors that have exponents
 } Pass;
 
-static Pass pass_of(const Engine *engine, int B, int T, GnsMode mode) {
-    int C = engine->config.model->config.channels, NH = engine->config.model->config.heads;
-    return {B, T, B * T, C, {B, T, NH, C / NH}, mode, {}, false};
+static Pass pass_of(const Engine *engine, int rows, int T, GnsMode mode) {
+    const EngineConfig *c = &engine->config;
+    const RankRows own = own_rows(c, rows);
+    return {(int)own.count,
+            T,
+            (int)own.count * T,
+            c->model->config.channels,
+            (int)own.first,
+            rows * T,
+            attention_shape(c, rows, T),
+            mode,
+            {},
+            false};
 }
 
 static RowDropout dropout_of_rows(const Pass *p, DropoutPlace place, int l) {
-    return row_dropout(dropout_at(p->dropout, p->dropout.example, l), place, p->T);
+    return row_dropout(dropout_at(p->dropout, p->dropout.example + p->first, l), place, p->T);
 }
 
 // Returns attention's operands in block l; those of the backward are not set.
 static Attention attention_of(Engine *engine, const Pass *p, const Block *k, int l) {
     const AttentionMasks masks = {engine->document_first, engine->document_last,
-                                  dropout_at(p->dropout, p->dropout.example, l), dropout_constants(p->dropout)};
+                                  dropout_at(p->dropout, p->dropout.example, l), dropout_constants(p->dropout),
+                                  engine->config.model->first_head};
     return {p->attention, masks, engine->ticket, k->qkv, k->attention, k->lse};
 }
 
@@ -72,14 +84,22 @@ static double *example_sq(Engine *engine, TensorKind kind, int layer) {
 }
 
 // Returns where a vector's gradient goes: its sum, and its per-example squares if `mode` measures them.
-static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer, GnsMode mode) {
+static ColumnGradient column_gradient(Engine *engine, const Pass *p, TensorKind kind, int layer) {
     const Tensor *t = model_tensor(engine->config.model, kind, layer);
     const int i = (int)(t - engine->config.model->tensors);
     const bool ln = t->group == GROUP_LN, keeps = engine->keeps_rows && ln;
-    const bool by_source = engine->source_sum && ln && mode != GNS_OFF;
-    return {grad(engine, kind, layer), gns_measures(t, mode) ? example_sq(engine, kind, layer) : NULL, engine->first,
-            keeps ? engine->stats + stats_of_rows(&engine->config, i) + engine->rows : NULL,
+    const bool by_source = engine->source_sum && ln && p->mode != GNS_OFF;
+    return {grad(engine, kind, layer), gns_measures(t, p->mode) ? example_sq(engine, kind, layer) : NULL, engine->first,
+            keeps ? engine->stats + stats_of_rows(&engine->config, i) + engine->rows + p->first : NULL,
             by_source ? engine->source_sum + ln_parameters(engine->config.model, i) : NULL};
+}
+
+// Return this rank's rows of tokens (all rows, T + 1), and of embedding_documents (all rows, T) or NULL.
+static const uint16_t *own_tokens(const Pass *p, const uint16_t *tokens) {
+    return tokens + (size_t)p->first * (p->T + 1);
+}
+static const uint16_t *own_documents(const Pass *p, const uint16_t *first) {
+    return first ? first + (size_t)p->first * p->T : NULL;
 }
 
 // Copies tokens to the device through a pinned staging buffer; the caller may reuse its memory at once. Waits until the
@@ -96,19 +116,41 @@ static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, int
     engine->document_first = N ? engine->tokens + count : NULL;
     engine->document_last = N ? engine->document_first + N : NULL;
     for (int b = 0; b < rows; b++) first[2 * N + b] = (uint16_t)c->source(c->source_data, engine->example + b);
-    engine->columns.sources.of = engine->tokens + count + 2 * N;
+    engine->columns.sources.of = engine->tokens + count + 2 * N + own_rows(c, rows).first;
     TRY(copy_in(engine, engine->tokens, staged, (count + 2 * N + rows) * sizeof *tokens, e));
     return CUDA_CALL(cudaEventRecord(engine->sent[slot], engine->stream), e);
 }
 
-// ---- Linear layers: y (N, out) = x (N, in) W (in, out) + b ----------------------------------------------------------
+// ---- Exchanges between the ranks of a tensor group (engine.cuh) -----------------------------------------------------
+// No-ops where the model is whole.
+
+static bool is_cut(const Engine *engine) { return tensor_ranks(&engine->config) > 1; }
+
+// Returns this rank's rows of x (all, C).
+static real *own_part(const Pass *p, real *x) { return x + (size_t)p->first * p->T * p->C; }
+
+// Gathers all ranks' rows of x (all, C).
+static int rows_gather(Engine *engine, const Pass *p, real *x, Error *e) {
+    const TensorRanks *g = &engine->config.tensor;
+    if (!is_cut(engine)) return 0;
+    return g->gather_rows(g->context, x, p->attention.B, (size_t)p->T * p->C, REAL_DTYPE, e);
+}
+
+// own (N, C) = sum over ranks of engine->exchange (all, C).
+static int rows_reduce(Engine *engine, const Pass *p, real *own, Error *e) {
+    const TensorRanks *g = &engine->config.tensor;
+    if (!is_cut(engine)) return 0;
+    return g->reduce_rows(g->context, own, engine->exchange, p->attention.B, (size_t)p->T * p->C, REAL_DTYPE, e);
+}
+
+// ---- Linear layers: y (all, out) = x (all, in) W (in, out) + b ------------------------------------------------------
 
 static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, real *y, const real *x, TensorKind w,
                         int layer) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
     Linear l;
     l.epilogue = epilogue;
-    l.rows = p->N, l.in = (int)t->rows, l.out = (int)t->columns;
+    l.rows = p->all, l.in = (int)t->rows, l.out = (int)t->columns;
     l.x = x, l.weight = weight(engine, w, layer), l.bias = weight(engine, bias_of(w), layer), l.y = y;
     l.ticket = engine->ticket;
     fp8_factors(engine, p->fp8, &l, fp8_x_site(w), layer);
@@ -138,7 +180,10 @@ static int linear_copy(Engine *engine, const Pass *p, Linear l, Fp8Site s, int l
 }
 
 // True if the product that ends a branch also adds the residual. With dropout it cannot: the branch is masked first.
-static bool adds_residual(const Engine *engine, const Pass *p) { return engine->fused_linear && !p->dropout.below; }
+// Nor can it where ranks add up their products.
+static bool adds_residual(const Engine *engine, const Pass *p) {
+    return engine->fused_linear && !p->dropout.below && !is_cut(engine);
+}
 
 // Ends a branch: sum = residual + x W + b if adds_residual; else delta = x W + b. Call ln_residual next: it adds delta.
 static int linear_residual(Engine *engine, const Pass *p, real *sum, const real *residual, const real *x, TensorKind w,
@@ -146,18 +191,29 @@ static int linear_residual(Engine *engine, const Pass *p, real *sum, const real 
     const bool adds = adds_residual(engine, p);
     Linear l = linear_of(engine, p, adds ? LINEAR_RESIDUAL : LINEAR_BIAS, adds ? sum : engine->delta, x, w, layer);
     l.extra = residual;
-    return linear_run(engine, l, e);
+    if (!is_cut(engine)) return linear_run(engine, l, e);
+    MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in};
+    if (engine->config.tensor.rank == 0) shape.epilogue = MATMUL_BIAS; // the sum over ranks has it once
+    TRY(matmul_run(engine->matmul, shape, {engine->exchange, l.x, l.weight, l.bias}, e));
+    return rows_reduce(engine, p, engine->delta, e);
 }
 
-// dx (N, in) = dy (N, out) W^T
+// dx (all, in) = dy (all, out) W^T
 static int linear_dinput(Engine *engine, const Pass *p, real *dx, const real *dy, TensorKind w, int layer, Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
-    const MatmulShape shape = {.m = p->N, .n = (int)t->rows, .k = (int)t->columns, .transpose_b = true};
+    const MatmulShape shape = {.m = p->all, .n = (int)t->rows, .k = (int)t->columns, .transpose_b = true};
     Linear l = {.epilogue = LINEAR_BIAS, .rows = shape.m, .in = shape.k, .out = shape.n};
     l.y = dx, l.ticket = engine->ticket;
     fp8_factors(engine, p->fp8, &l, fp8_dy_site(w), layer);
     if (l.x8) return linear_sm90(l, engine->stream, e);
     return matmul_run(engine->matmul, shape, {dx, dy, weight(engine, w, layer)}, e);
+}
+
+// dx (N, in) = own rows of dy W^T, summed over the group.
+static int linear_dinput_own(Engine *engine, const Pass *p, real *dx, const real *dy, TensorKind w, int layer,
+                             Error *e) {
+    TRY(linear_dinput(engine, p, is_cut(engine) ? engine->exchange : dx, dy, w, layer, e));
+    return rows_reduce(engine, p, dx, e);
 }
 
 // True if the kernel that writes the gradient of w's output also sums its columns, the gradient of w's bias. Else
@@ -208,11 +264,11 @@ static int matrix_gradient(Engine *engine, const Pass *p, TensorKind w, const We
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
-    const WeightGradientShape s = {p->B, p->T, (int)t->rows, (int)t->columns};
+    const WeightGradientShape s = {p->attention.B, p->T, (int)t->rows, (int)t->columns};
     WeightGradient g = {grad(engine, w, layer), engine->first};
     if (p->mode == GNS_EXACT) g.squares = example_sq(engine, w, layer);
     if (fp8_dweight_rounds(engine, p->fp8, w, layer)) return fp8_dweight(engine, g, x, w, layer, s, e);
-    if (!bias_is_summed(engine, p, w)) g.bias = column_gradient(engine, bias_of(w), layer, p->mode);
+    if (!bias_is_summed(engine, p, w)) g.bias = column_gradient(engine, p, bias_of(w), layer);
     return matrix_gradient(engine, p, w, g, x, dy, s, e);
 }
 
@@ -261,6 +317,7 @@ static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float
     const real *gamma = weight(engine, w, l), *beta = weight(engine, bias_of(w), l);
     const RowDropout drop = dropout_of_rows(p, place, b_layer);
     const Fp8Copy copy = w == LNF_W ? Fp8Copy{} : fp8_copy_of(engine, p->fp8, w == LN1_W ? FP8_LN1 : FP8_LN2, l);
+    if (!p->B) return 0;
     return layernorm_forward({sum, out, mean, rstd, a, b, gamma, beta, drop, p->N, p->C, copy}, engine->stream, e);
 }
 
@@ -272,35 +329,40 @@ static int ln_residual(Engine *engine, const Pass *p, real *sum, real *out, floa
 }
 
 static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
-    return ln_forward(engine, p, NULL, k->ln1, k->mean1, k->rstd1, k->x, NULL, DROPOUT_EMBEDDING, 0, LN1_W, l, e);
+    return ln_forward(engine, p, NULL, own_part(p, k->ln1), k->mean1, k->rstd1, k->x, NULL, DROPOUT_EMBEDDING, 0, LN1_W,
+                      l, e);
 }
 
-// Computes k->gelu from k->x and k->ln1. soon: bucket whose weights to request; 0: none.
+// Computes k->gelu from k->x and own rows of k->ln1. soon: bucket whose weights to request; 0: none.
 static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, int soon, Error *e) {
-    const size_t n = (size_t)p->N * p->C;
+    const size_t n = (size_t)p->all * p->attention.C(), wide = p->all * engine->config.model->mlp_width;
+    TRY(rows_gather(engine, p, k->ln1, e));
     TRY(linear_run(engine, linear_of(engine, p, LINEAR_BIAS, k->qkv, k->ln1, QKV_W, l), e));
     TRY(attention_forward(attention_of(engine, p, k, l), engine->stream, e));
     TRY(fp8_cast(fp8_copy_of(engine, p->fp8, FP8_ATTENTION, l), k->attention, n, engine->stream, e));
     TRY(weights_soon(engine, soon, e));
     TRY(linear_residual(engine, p, k->x_mid, k->x, k->attention, PROJ_W, l, e));
-    TRY(ln_residual(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, DROPOUT_ATTENTION, l, LN2_W, l, e));
+    TRY(ln_residual(engine, p, k->x_mid, own_part(p, k->ln2), k->mean2, k->rstd2, k->x, DROPOUT_ATTENTION, l, LN2_W, l,
+                    e));
+    TRY(rows_gather(engine, p, k->ln2, e));
     Linear fc = linear_of(engine, p, k->fc ? LINEAR_BIAS : LINEAR_GELU, k->fc ? k->fc : k->gelu, k->ln2, FC_W, l);
     fc.slope = k->slope;
     if (!k->fc) return linear_copy(engine, p, fc, FP8_GELU, l, e);
     TRY(linear_run(engine, fc, e));
-    TRY(gelu_forward(k->gelu, k->slope, k->fc, 4 * n, engine->stream, e));
-    return fp8_cast(fp8_copy_of(engine, p->fp8, FP8_GELU, l), k->gelu, 4 * n, engine->stream, e);
+    TRY(gelu_forward(k->gelu, k->slope, k->fc, wide, engine->stream, e));
+    return fp8_cast(fp8_copy_of(engine, p->fp8, FP8_GELU, l), k->gelu, wide, engine->stream, e);
 }
 
-// Computes lnf (B, T, C) from engine->tokens (B, T + 1).
+// Computes lnf (B, T, C) from engine->tokens (all rows, T + 1).
 static int forward(Engine *engine, const Pass *p, Error *e) {
     const int L = engine->config.model->config.layers;
     engine->seen_count = 0;
     TRY(weights_await(engine, 0, e));
     if (engine->config.shard_weights) TRY(weights_soon(engine, 1, e));
-    TRY(embedding_forward(engine->block[0].x, engine->tokens, engine->document_first, weight(engine, WTE, 0),
-                          weight(engine, WPE, 0), dropout_of_rows(p, DROPOUT_EMBEDDING, 0), p->B, p->C, engine->stream,
-                          e));
+    if (p->B)
+        TRY(embedding_forward(engine->block[0].x, own_tokens(p, engine->tokens),
+                              own_documents(p, engine->document_first), weight(engine, WTE, 0), weight(engine, WPE, 0),
+                              dropout_of_rows(p, DROPOUT_EMBEDDING, 0), p->B, p->C, engine->stream, e));
     TRY(block_await(engine, p, 0, e));
     TRY(block_ln1(engine, p, &engine->block[0], 0, e));
     for (int l = 0; l < L; l++) {
@@ -310,8 +372,8 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
         TRY(linear_residual(engine, p, sum, k->x_mid, k->gelu, FCPROJ_W, l, e));
         if (l == L - 1) break;
         TRY(block_await(engine, p, l + 1, e));
-        TRY(ln_residual(engine, p, sum, next->ln1, next->mean1, next->rstd1, k->x_mid, DROPOUT_MLP, l, LN1_W, l + 1,
-                        e));
+        TRY(ln_residual(engine, p, sum, own_part(p, next->ln1), next->mean1, next->rstd1, k->x_mid, DROPOUT_MLP, l,
+                        LN1_W, l + 1, e));
     }
     return ln_residual(engine, p, engine->x_final, engine->lnf, engine->meanf, engine->rstdf,
                        engine->block[L - 1].x_mid, DROPOUT_MLP, L - 1, LNF_W, 0, e);
@@ -333,7 +395,8 @@ static int head_dweight(Engine *engine, const Pass *p, int b, int n, Error *e) {
     const size_t first = (size_t)b * T;
     WeightGradient g = {grad(engine, WTE, 0), engine->first && b == 0};
     if (p->mode == GNS_EXACT) {
-        TRY(embedding_rows(engine->head_row_at, engine->tokens + first + b, n, T, Vp, engine->stream, e));
+        TRY(embedding_rows(engine->head_row_at, own_tokens(p, engine->tokens) + first + b, n, T, Vp, engine->stream,
+                           e));
         g.squares = example_sq(engine, WTE, 0);
         g.row_at = engine->head_row_at, g.rows = engine->head_at_token + first * C;
     }
@@ -373,7 +436,8 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
     const int chunk = engine_head_examples(&engine->config);
     // Storing exponentials instead of logits saves a pass. fp16 lacks the range; label smoothing needs the logits.
     const bool exponentials = REAL_DTYPE == DTYPE_BF16 && engine->fused_linear && !(train && engine->smoothed);
-    LogitRows k = {.smoothing = engine->config.label_smoothing, .logits = engine->logits, .tokens = engine->tokens};
+    LogitRows k = {.smoothing = engine->config.label_smoothing, .logits = engine->logits};
+    k.tokens = own_tokens(p, engine->tokens);
     k.T = p->T, k.V = model->config.vocab, k.Vp = (int)model->vocab_padded, k.scale = train ? engine->loss_scale : 0;
     for (int b = 0; b < p->B; b += chunk) {
         const int n = p->B - b < chunk ? p->B - b : chunk;
@@ -391,68 +455,84 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
 // that is dx. With dropout it is dx masked, in dy; valid until dy is overwritten.
 static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
 
+// *all = branch_gradient of all rows; valid until the next exchange.
+static int branch_gather(Engine *engine, const Pass *p, real **all, Error *e) {
+    *all = branch_gradient(engine, p);
+    if (!is_cut(engine)) return 0;
+    const size_t bytes = (size_t)p->N * p->C * sizeof(real);
+    real *own = *all;
+    *all = engine->exchange;
+    CUDA_TRY(cudaMemcpyAsync(own_part(p, *all), own, bytes, cudaMemcpyDeviceToDevice, engine->stream), e);
+    return rows_gather(engine, p, *all, e);
+}
+
 // Backpropagates dy through y = LN(x) into dx (`first` overwrites it), gamma and beta. Also sums branch_gradient's
 // columns. The sums are the gradient of `bias` in block bias_layer, the bias of the product that forward added last to
 // x. bias_layer < 0: none, x is the embedding.
 static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
                        TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
-    ColumnGradient gradients[] = {
-        column_gradient(engine, w, l, p->mode), column_gradient(engine, bias_of(w), l, p->mode), {}};
+    ColumnGradient gradients[] = {column_gradient(engine, p, w, l), column_gradient(engine, p, bias_of(w), l), {}};
     LayerNormBackward k = {engine->dx, engine->dy, x, mean, rstd, weight(engine, w, l)};
+    if (!p->B) return 0;
     k.C = p->C, k.accumulate = !first, k.dbranch = engine->dy, k.drop = dropout_of_rows(p, DROPOUT_EMBEDDING, 0);
     if (bias_layer >= 0) {
-        gradients[2] = column_gradient(engine, bias, bias_layer, p->mode);
+        gradients[2] = column_gradient(engine, p, bias, bias_layer);
         k.drop = dropout_of_rows(p, bias == PROJ_B ? DROPOUT_ATTENTION : DROPOUT_MLP, bias_layer);
         k.copy = fp8_copy_of(engine, p->fp8, bias == PROJ_B ? FP8_DPROJ : FP8_DFCPROJ, bias_layer);
     }
     return layernorm_backward(k, gradients, p->B, &engine->columns, engine->stream, e);
 }
 
-// Computes the gradient of w's bias, the column sums of dwide (B, T, columns), unless another kernel does.
+// Computes the gradient of w's bias, the column sums of dwide (all, columns), unless another kernel does.
 static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, int columns, Error *e) {
     if (bias_is_summed(engine, p, w)) return 0;
     if (fuses(engine, p, w) && !fp8_dweight_rounds(engine, p->fp8, w, l)) return 0;
-    return bias_backward(column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, NULL, p->B, p->T, columns,
+    return bias_backward(column_gradient(engine, p, bias_of(w), l), engine->dwide, NULL, p->attention.B, p->T, columns,
                          &engine->columns, engine->stream, e);
 }
 
 // On entry engine->dx is the gradient of the block's output, on return of its input.
 static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
-    real *dy = engine->dy, *dwide = engine->dwide, *branch = branch_gradient(engine, p);
-    // Put dattention in dy; with dropout dy still holds branch_gradient, so put it behind dqkv (N, 3C) in dwide.
-    real *dattention = p->dropout.below ? dwide + round_up((size_t)p->N * 3 * p->C, ARENA_ALIGNMENT) : dy;
+    real *dy = engine->dy, *dwide = engine->dwide, *branch;
+    const int A = p->attention.C(), F = (int)engine->config.model->mlp_width;
+    // Put dattention in dy; with dropout dy still holds branch_gradient, and cut it holds own rows only, so put it
+    // behind dqkv (all, 3A) in dwide.
+    const bool behind = p->dropout.below || is_cut(engine);
+    real *dattention = behind ? dwide + round_up((size_t)p->all * 3 * A, ARENA_ALIGNMENT) : dy;
     // MLP
+    TRY(branch_gather(engine, p, &branch, e));
     TRY(linear_dweight(engine, p, k->gelu, branch, FCPROJ_W, l, e));
-    Linear wide = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = p->C, .out = 4 * p->C, .x = branch};
+    Linear wide = {.epilogue = LINEAR_DGELU, .rows = p->all, .in = p->C, .out = F, .x = branch};
     wide.weight = weight(engine, FCPROJ_W, l), wide.slope = k->slope, wide.y = dwide, wide.ticket = engine->ticket;
-    if (bias_is_summed(engine, p, FC_W)) wide.columns = column_gradient(engine, FC_B, l, p->mode);
+    if (bias_is_summed(engine, p, FC_W)) wide.columns = column_gradient(engine, p, FC_B, l);
     wide.T = p->T, wide.jobs = &engine->columns;
     fp8_factors(engine, p->fp8, &wide, FP8_DFCPROJ, l);
     // dwide = (branch fcproj^T) slope: the slope in the product saves two passes
     TRY(linear_copy(engine, p, wide, FP8_DFC, l, e));
-    TRY(bias_dwide(engine, p, FC_W, l, 4 * p->C, e));
+    TRY(bias_dwide(engine, p, FC_W, l, F, e));
     TRY(linear_dweight(engine, p, k->ln2, dwide, FC_W, l, e));
-    TRY(linear_dinput(engine, p, dy, dwide, FC_W, l, e));
+    TRY(linear_dinput_own(engine, p, dy, dwide, FC_W, l, e));
     TRY(ln_backward(engine, p, false, k->x_mid, k->mean2, k->rstd2, LN2_W, l, PROJ_B, l, e));
     // attention
+    TRY(branch_gather(engine, p, &branch, e));
     TRY(linear_dweight(engine, p, k->attention, branch, PROJ_W, l, e));
     TRY(linear_dinput(engine, p, dattention, branch, PROJ_W, l, e));
     if (final_comes_later(engine, l + 1))
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // sends block l + 1
     if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // requests block l - 1
     const bool rounded = fp8_dweight_rounds(engine, p->fp8, QKV_W, l);
-    const ColumnGradient bias = column_gradient(engine, QKV_B, l, p->mode);
+    const ColumnGradient bias = column_gradient(engine, p, QKV_B, l);
     const bool summed = bias_is_summed(engine, p, QKV_W) && !rounded;
     Attention attention = attention_of(engine, p, k, l);
     attention.dout = dattention, attention.dqkv = dwide, attention.workspace = engine->scratch;
     TRY(attention_backward(attention, summed ? bias : ColumnGradient{}, &engine->columns, engine->stream, e));
     if (rounded) TRY(fp8_copy_dqkv(engine, dwide, bias, l, p->B, p->T, e));
     else {
-        TRY(fp8_cast(fp8_copy_of(engine, p->fp8, FP8_DQKV, l), dwide, (size_t)p->N * 3 * p->C, engine->stream, e));
-        TRY(bias_dwide(engine, p, QKV_W, l, 3 * p->C, e));
+        TRY(fp8_cast(fp8_copy_of(engine, p->fp8, FP8_DQKV, l), dwide, (size_t)p->all * 3 * A, engine->stream, e));
+        TRY(bias_dwide(engine, p, QKV_W, l, 3 * A, e));
     }
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
-    TRY(linear_dinput(engine, p, dy, dwide, QKV_W, l, e));
+    TRY(linear_dinput_own(engine, p, dy, dwide, QKV_W, l, e));
     // ln_backward writes block l - 1's first gradient, fcproj's bias.
     if (l > 0) TRY(watch_begins(&engine->watch, engine->config.model, l, e));
     TRY(ln_backward(engine, p, false, k->x, k->mean1, k->rstd1, LN1_W, l, FCPROJ_B, l - 1, e));
@@ -464,7 +544,8 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
 static int rows_backward(Engine *engine, const Pass *p, TensorKind w, float *dwpe, double *cross, double *position,
                          const float *UG, Error *e) {
     const int slot = engine->slot, B = p->B, T = p->T, C = p->C, N = p->N;
-    const uint16_t *tokens = engine->staged[slot], *first = tokens + N + B;
+    const uint16_t *staged = engine->staged[slot], *tokens = own_tokens(p, staged);
+    const uint16_t *first = own_documents(p, staged + p->all + p->attention.B);
     const real *dx = branch_gradient(engine, p);
     uint32_t *sorted = engine->staged_sorted[slot] + (w == WPE ? 4 * (size_t)N : 0);
     embedding_sort(sorted, tokens, w == WPE ? first : NULL, B, T);
@@ -482,6 +563,7 @@ static int rows_backward(Engine *engine, const Pass *p, TensorKind w, float *dwp
 // (embedding.cuh). cuda_result adds 2 <E, U>.
 static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
     const bool apart = engine->document_first; // wpe needs an order of its own
+    if (!p->B) return 0;
     if (engine->first) TRY(cuda_clear(engine, tensor_range(model_tensor(engine->config.model, WPE, 0)), e));
     if (apart) TRY(rows_backward(engine, p, WPE, NULL, NULL, NULL, NULL, e));
     return rows_backward(engine, p, WTE, apart ? NULL : grad(engine, WPE, 0), engine->stats + STAT_CROSS,
@@ -501,7 +583,7 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
             l < L - 1 ? engine->config.recompute : RECOMPUTE_NONE; // the last block is in memory
         TRY(block_await(engine, p, l, e));
         if (recompute == RECOMPUTE_GELU)
-            TRY(gelu_forward(k->gelu, k->slope, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e));
+            TRY(gelu_forward(k->gelu, k->slope, k->fc, p->all * engine->config.model->mlp_width, engine->stream, e));
         if (recompute == RECOMPUTE_BLOCK) TRY(block_ln1(engine, p, k, l, e));
         if (recompute == RECOMPUTE_BLOCK) TRY(block_forward(engine, p, k, l, 0, e));
         TRY(block_backward(engine, p, k, l, e));
@@ -546,13 +628,15 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     TRY(tokens_send(engine, tokens, (size_t)n * (p.T + 1), n, e));
     TRY(forward(engine, &p, e));
     TRY(watch_begins(&engine->watch, engine->config.model, 0, e));
+    if (!p.B && engine->first) TRY(cuda_clear(engine, model_bucket(engine->config.model, 0), e));
     TRY(head_pass(engine, &p, true, e));
     TRY(backward(engine, &p, e));
     engine->stats_sent = engine->scaled = false;
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, 1, p.N, engine->stream, e));
     if (engine->smoothed) TRY(reduce_sum(engine->stats + STAT_SMOOTHED, engine->smoothed, 1, p.N, engine->stream, e));
     double *losses = engine->stats + stats_of_rows(&engine->config, engine->config.model->tensor_count);
-    if (engine->keeps_rows) TRY(reduce_sum(losses + engine->rows, engine->loss, n, p.T, engine->stream, e));
+    if (engine->keeps_rows && p.B)
+        TRY(reduce_sum(losses + engine->rows + p.first, engine->loss, p.B, p.T, engine->stream, e));
     engine->rows += n;
     engine->example += (uint64_t)n;
     if (mode < engine->mode) engine->mode = mode;
@@ -590,6 +674,13 @@ static int cuda_tune(Engine *engine, Error *e) {
 
 static_assert((int)MATMUL_CHOICES_BYTES == (int)TUNING_BYTES, "a tuning is the text of Matmul.choices");
 
+// Sorts numbers in the order of segments by tensor.
+static void by_tensor(double *out, const double *of_segment, const Model *model) {
+    for (bool cut : {false, true})
+        for (int i = 0; i < model->tensor_count; i++)
+            if (tensor_is_cut(&model->tensors[i]) == cut) out[i] = *of_segment++;
+}
+
 static int cuda_result(Engine *engine, StepResult *result, Error *e) {
     const Model *model = engine->config.model;
     double *stats = engine->stats_host;
@@ -597,9 +688,8 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
     CUDA_TRY(cudaEventSynchronize(engine->stats_there), e);
     result->nll_sum = stats[STAT_LOSS] / engine->config.seq_len;
     result->loss_sum = engine->smoothed ? stats[STAT_SMOOTHED] / engine->config.seq_len : result->nll_sum;
-    memcpy(result->grad_sq, stats_row(stats, model, STATS_GRAD_SQ), model->tensor_count * sizeof(double));
-    if (result->rank_sq)
-        memcpy(result->rank_sq, stats_row(stats, model, STATS_RANK_SQ), model->tensor_count * sizeof(double));
+    by_tensor(result->grad_sq, stats_row(stats, model, STATS_GRAD_SQ), model);
+    if (result->rank_sq) by_tensor(result->rank_sq, stats_row(stats, model, STATS_RANK_SQ), model);
     for (int i = 0; i < model->tensor_count; i++)
         result->example_sq[i] =
             gns_measures(&model->tensors[i], engine->mode) ? stats_row(stats, model, STATS_EXAMPLE_SQ)[i] : NAN;
@@ -627,7 +717,8 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
     TRY(tokens_send(engine, tokens, (size_t)n * (T + 1), n, e));
     TRY(forward(engine, &p, e));
     TRY(head_pass(engine, &p, false, e));
-    TRY(copy_out(engine, loss, engine->loss, p.N * sizeof(float), e));
+    if (is_cut(engine)) memset(loss, 0, p.all * sizeof *loss);
+    TRY(copy_out(engine, loss + (size_t)p.first * T, engine->loss, p.N * sizeof(float), e));
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
@@ -673,7 +764,7 @@ static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e
     CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (p.T + 1) * sizeof *tokens, engine->stream), e);
     TRY(tokens_send(engine, tokens, n, 0, e)); // cuda_logits passes one document
     TRY(forward(engine, &p, e));
-    return head_logits(engine, n - 1, 1, true, e);
+    return p.B ? head_logits(engine, n - 1, 1, true, e) : 0;
 }
 
 static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
@@ -683,11 +774,13 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
     while (first > 0 && tokens[first] != engine->config.separator) first--;
     tokens += first, n -= first;
     const bool apart = m->layers == 1 || engine->block[1].qkv != engine->block[0].qkv;
-    const bool seen = apart && !engine->config.shard_weights && m->channels / m->heads % VEC == 0 && n > 1 &&
-                      engine->seen_count >= n - 1 && memcmp(engine->seen, tokens, (n - 1) * sizeof *tokens) == 0;
+    const bool seen = apart && !is_cut(engine) && !engine->config.shard_weights && m->channels / m->heads % VEC == 0 &&
+                      n > 1 && engine->seen_count >= n - 1 &&
+                      memcmp(engine->seen, tokens, (n - 1) * sizeof *tokens) == 0;
     const size_t bytes = m->vocab * sizeof(float);
     engine->seen_count = 0;
     TRY((seen ? logits_of_last : logits_of_all)(engine, tokens, n, e));
+    if (is_cut(engine) && engine->config.tensor.rank > 0) return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
     TRY(copy_out(engine, engine->logits_host, engine->logits, bytes, e));
     CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
     memcpy(logits, engine->logits_host, bytes);

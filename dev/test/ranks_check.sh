@@ -3,7 +3,7 @@
 # with another number; a run whose rank is killed or stopped ends; speed and memory of all together. Prints one table at
 # the end; whole logs are in $OUT.
 #
-#     dev/test/ranks_check.sh [agree] [optimizers] [resume] [faults] [scaling] [memory]          (default: all)
+#     dev/test/ranks_check.sh [agree] [tensor] [optimizers] [resume] [faults] [scaling] [memory]          (default: all)
 #
 #     BUILD    where the programs are (build): $BUILD/cuda-BF16/train_gpt2cu
 #     TRAINER  the program itself; build/cpu/train_gpt2 with SMALL=1 tries this script without a GPU
@@ -13,13 +13,13 @@
 #     ZERO     --zero of the runs that are resumed, killed and stopped (1)
 #     OUT      logs and run directories (build/ranks_check)
 #     OPTIMIZERS of the stage optimizers (lamb muon)
-#     LIMIT    seconds for everything (825 x MACHINES)
+#     LIMIT    seconds for everything (885 x MACHINES)
 #
 # Verdicts: PASS and FAIL; SLOW where a figure is below its floor, which does not fail this script; FIGURE for what has no
 # floor; SKIP.
 set -u
 . "$(dirname "$0")/stages.sh"
-stages="agree optimizers resume faults scaling memory"
+stages="agree tensor optimizers resume faults scaling memory"
 check_stages "$stages" "$@"
 export LC_ALL=C # numbers with a point
 cd "$root" || exit 70
@@ -32,7 +32,7 @@ if [ "$MACHINES" != 1 ]; then
     [[ " $* " != *" scaling "* ]] || fail 64 "scaling measures GPUs that no two ranks share" "Leave MACHINES out, or name other stages"
     [ $# -gt 0 ] || stages=${stages/scaling /}
 fi
-LIMIT=${LIMIT:-$((825 * MACHINES))} RANKS=${RANKS:-$((gpu_count * MACHINES))}
+LIMIT=${LIMIT:-$((885 * MACHINES))} RANKS=${RANKS:-$((gpu_count * MACHINES))}
 [ -x "$TRAINER" ] || fail 64 "$TRAINER: not there" "Build it, or set BUILD or TRAINER"
 [ "$RANKS" -ge 2 ] || fail 69 "$gpu_count GPUs" "Run this where there are two or more, or set MACHINES=2, or RANKS and TRAINER=build/cpu/train_gpt2"
 command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
@@ -248,6 +248,16 @@ agree() {
     [ -z "$gpus" ] || if [ -x "$TRAINER" ]; then agree_ranks fp32; else row SKIP "fp32" "no $TRAINER"; fi
 }
 
+# Pairs of ranks that hold one model together: as on one rank, which holds it whole, and the same bits in every mode.
+tensor() {
+    local mesh=tensor-r$RANKS
+    [ $((RANKS % 2)) = 0 ] || { row SKIP "--tensor 2" "$RANKS ranks are no pairs"; return; }
+    agree_run tensor-r1 1 --dropout 0.1 || return
+    agree_run "$mesh" "$RANKS" --tensor 2 --dropout 0.1 && same_run "$mesh" tensor-r1
+    same_in_every_mode "$mesh" --tensor 2 --dropout 0.1
+    agree_run "$mesh-again" "$RANKS" --tensor 2 --dropout 0.1 --recompute block && same_bits "$mesh-again" "$mesh"
+}
+
 # Another optimizer: as on one rank, and the same bits in every mode. Muon keeps each matrix whole on a rank.
 optimizers() {
     local name
@@ -302,10 +312,10 @@ EOF
 # ----------------------------------------------------------------------------------------------------------------------
 # resume: a run that is asked to stop saves and says so, and other ranks resume it as if it had never stopped
 
-resume_begin() { # NAME RANKS
+resume_begin() { # NAME RANKS OPTIONS...
     local tokens=$((resume_batch * agree_T))
     begin "$1" "$2" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $tokens --steps $resume_steps \
-        --lr $resume_lr --warmup-tokens $((resume_steps * tokens / 2)) --zero "$ZERO" --deadline 20
+        --lr $resume_lr --warmup-tokens $((resume_steps * tokens / 2)) --zero "$ZERO" --deadline 20 "${@:3}"
 }
 
 resume_stop() { # WHAT STEPS SIGNAL [RANK]: asks the run to stop after this many steps
@@ -315,11 +325,11 @@ resume_stop() { # WHAT STEPS SIGNAL [RANK]: asks the run to stop after this many
 }
 
 resume() {
-    local parts=$((RANKS > 3 ? RANKS / 2 : RANKS)) loss_tolerance=$resume_tolerance quarter=$((resume_steps / 4))
+    local parts=$((RANKS > 3 ? RANKS / 2 : RANKS)) mesh=$((2 - RANKS % 2)) loss_tolerance=$resume_tolerance quarter=$((resume_steps / 4))
     resume_begin undisturbed "$RANKS"
     await_success undisturbed || return
-    resume_begin stopping "$RANKS"
-    resume_stop "SIGUSR1 to mpirun.sh, $RANKS ranks" $quarter USR1
+    resume_begin stopping "$RANKS" --tensor $mesh
+    resume_stop "SIGUSR1 to mpirun.sh, $RANKS ranks, --tensor $mesh" $quarter USR1
     resume_begin stopping $parts
     resume_stop "resumed; SIGTERM to rank $((parts - 1)) of $parts" $((2 * quarter)) TERM $((parts - 1))
     resume_begin stopping 1
@@ -376,30 +386,34 @@ tell_alone() { # WHAT NAME
     row FIGURE "$1, each GPU alone" "$(awk '{ printf "%.0f ", $1 }' "$work/$2.all")tok/s, mean $(calculate "$(cat "$work/$2.speed")" %.0f)$3"
 }
 
-tell_speed() { # WHAT NAME RANKS BASE FLOOR MORE
-    local speed share slowest
+tell_speed() { # WHAT NAME RANKS BASE FLOOR MORE; FLOOR empty: none
+    local speed share slowest verdict=FIGURE
     speed=$(cat "$work/$2.speed")
     share=$(calculate "100 * $speed / ($3 * $(cat "$work/$4.speed"))" %.1f)
     slowest=$(calculate "100 * $speed / ($3 * $(head -n 1 "$work/$4.all"))" %.1f)
-    row "$(verdict "$share >= $5" SLOW)" "$1" "$(calculate "$speed" %.0f) tok/s, $share% of $3 x one GPU (floor $5%), $slowest% of $3 x the slowest$6"
+    [ -z "$5" ] || verdict=$(verdict "$share >= $5" SLOW)
+    row "$verdict" "$1" "$(calculate "$speed" %.0f) tok/s, $share% of $3 x one GPU${5:+ (floor $5%)}, $slowest% of $3 x the slowest$6"
 }
 
 # The same rows a rank: a rank computes what one GPU alone does, and the rest of the time is communication.
 weak_scaling() { # STEPS FLOOR RANK_COUNTS MODEL ROWS
-    local n mode zero wire base=$4-alone name tokens ms ms1
+    local n mode zero wire cut floor base=$4-alone name tokens ms ms1
     speed_alone "$base" "$1" --model "$4" --micro-batch "$5" --batch-tokens $(($5 * speed_T)) || return
     ms1=$(calculate "1000 * $5 * $speed_T / $(head -n 1 "$work/$base.all")" %.3f)
     tell_alone "$4, $5 rows" "$base" "; the slowest one's step $ms1 ms"
     for n in $3; do
         tokens=$((n * $5 * speed_T))
-        for mode in 0 1 2 3 "1 bf16"; do # bf16: gradients are transferred in it, as llm.c's are
-            read -r zero wire <<< "$mode"
+        # bf16: gradients are transferred in it, as llm.c's are. 2: pairs of ranks hold one model
+        for mode in 0 1 2 3 "1 bf16" "1 fp32 2"; do
+            read -r zero wire cut <<< "$mode"
             [ "$n" = "$RANKS" ] || [ "$mode" = 1 ] || continue
-            name=$4-r$n-z$zero$wire
-            speed_run "$name" "$n" "$1" --model "$4" --micro-batch "$5" --batch-tokens $tokens --zero "$zero" \
-                --comm-dtype "${wire:-fp32}" || continue
+            [ $((n % ${cut:-1})) = 0 ] || continue
+            name=$4-r$n-z$zero$wire$cut floor=$2
+            [ -z "$cut" ] || floor=''
+            speed_run "$name" "$n" "$1" --model "$4" --micro-batch $(($5 * ${cut:-1})) --batch-tokens $tokens --zero "$zero" \
+                --comm-dtype "${wire:-fp32}" --tensor "${cut:-1}" || continue
             ms=$(calculate "1000 * $tokens / $(cat "$work/$name.speed")" %.3f)
-            tell_speed "$4, $5 rows a rank, $n ranks, ZeRO-$zero${wire:+, $wire}" "$name" "$n" "$base" "$2" \
+            tell_speed "$4, $5 rows a rank, $n ranks, ZeRO-$zero${wire:+, $wire}${cut:+, --tensor $cut}" "$name" "$n" "$base" "$floor" \
                 "; a step $ms ms, $(calculate "$ms - $ms1" %.2f) ms more than the slowest alone"
         done
     done
@@ -461,7 +475,7 @@ finish() {
     show_table
 }
 
-declare -A stage_seconds=([agree]=180 [optimizers]=50 [resume]=90 [faults]=90 [scaling]=320 [memory]=95) # d48's ranks take 15 s to start
+declare -A stage_seconds=([agree]=180 [tensor]=60 [optimizers]=50 [resume]=90 [faults]=90 [scaling]=320 [memory]=95) # d48's ranks take 15 s to start
 # shellcheck disable=SC2086
 [ $# -gt 0 ] || set -- $stages
 begin_table "$OUT"

@@ -36,6 +36,7 @@ struct AttentionMasks {
     const uint16_t *first, *last; // (B, T) of embedding_documents; NULL: a row is one document
     Dropout dropout;              // of this layer and the first example
     DropoutConstants constants;   // dropout_constants(dropout)
+    int first_head = 0;           // number of qkv's first head in the whole model
 };
 
 // A call. Pointers are on the device, aligned to 16 bytes.

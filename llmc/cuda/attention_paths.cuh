@@ -41,12 +41,13 @@ __device__ static inline int last_query(const AttentionMasks &masks, AttentionSh
 // Dropout of one head of one example.
 struct HeadDropout {
     Dropout dropout;
-    int head; // 0 to NH - 1
+    int head; // of the whole model
     DropoutBlocks blocks;
 
     __device__ HeadDropout(const AttentionMasks &masks, int b, int head_)
-        : dropout(dropout_at(masks.dropout, masks.dropout.example + b, masks.dropout.layer)), head(head_),
-          blocks(masks.constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head_, 0, 0)) {}
+        : dropout(dropout_at(masks.dropout, masks.dropout.example + b, masks.dropout.layer)),
+          head(masks.first_head + head_),
+          blocks(masks.constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head, 0, 0)) {}
 };
 
 // Returns the bit of a lane's element i in a mask of kept elements: bit i / 2 of the mask's half i % 2. movmatrix moves

@@ -2,6 +2,13 @@
 //
 // Shapes: B rows of T tokens, N = B T, C channels, NH heads of D = C / NH, L layers, V vocabulary (Vp: padded).
 //
+// EngineConfig.tensor shares out a model to the ranks of a group. A rank then computes all rows of a block's products
+// and attention, with own heads (A = own heads x D columns instead of C) and own columns of the MLP (F instead of 4C).
+// What else has B rows (the residual stream, LayerNorms, embeddings, head, losses) has own rows only:
+//
+//     forward    ln1 -> gather -> qkv, attention, proj -> reduce -> ln2 -> gather -> fc, GELU, fcproj -> reduce
+//     backward   dx -> gather -> fcproj, dfc, dln2 -> reduce -> ln2 -> gather -> proj, attention, dln1 -> reduce -> ln1
+//
 // Streams. The host queues; each stream runs its own queue in order; events make one wait for another.
 //
 //     engine->stream         tokens -> forward -> head -> backward -> norms -> update    kernels and cuBLASLt
@@ -54,6 +61,7 @@
 #pragma once
 
 #include "model/engine.h"
+#include "cuda/attention.cuh"
 #include "cuda/device.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/linear_sm90.cuh"
@@ -63,19 +71,20 @@
 #include "cuda/weight_gradient.cuh"
 
 // Activations of a block. With --recompute and for inference, blocks share some: each_activation (engine_life.cu).
+// all: all rows of a tensor group; B: own rows.
 typedef struct {
     real *x;              // (B, T, C)  input of the block
-    real *ln1;            // (B, T, C)
+    real *ln1;            // (all, T, C)
     float *mean1, *rstd1; // (B, T)
-    real *qkv;            // (B, T, 3C)
-    real *attention;      // (B, T, C)
-    float *lse;           // (B, NH, T)
+    real *qkv;            // (all, T, 3A)
+    real *attention;      // (all, T, A)
+    float *lse;           // (all, heads, T)
     real *x_mid;          // (B, T, C)  residual stream between attention and MLP
-    real *ln2;            // (B, T, C)
+    real *ln2;            // (all, T, C)
     float *mean2, *rstd2; // (B, T)
-    real *gelu;           // (B, T, 4C)
-    GeluSlope *slope;     // (B, T, 4C) GELU's derivative
-    real *fc;             // (B, T, 4C) GELU's input; NULL unless RECOMPUTE_GELU
+    real *gelu;           // (all, T, F)
+    GeluSlope *slope;     // (all, T, F) GELU's derivative
+    real *fc;             // (all, T, F) GELU's input; NULL unless RECOMPUTE_GELU
 } Block;
 
 enum { TOKEN_SLOTS = 2 }; // staging buffers: micro-steps whose tokens may be in flight
@@ -99,11 +108,11 @@ struct Engine {
     float *grad_sum;  // gradient of the step; aliases `grad`, or with shard_grads holds the owned ranges
     float *moment1, *moment2;   // owned ranges
     UpdateRule *rule;           // (granules)
-    uint16_t *tensor;           // (granules) LAMB: the tensor's number
+    uint16_t *tensor;           // (granules) LAMB: the number of the tensor's segment
     double *trust;              // (2, tensors) LAMB: squared norms of weights, of the step's direction
     float *rate;                // (tensors) LAMB
     void *muon;                 // Muon's scratch, in memory of activations
-    Range *segment;             // (tensors) places in the flat arrays
+    Range *segment;             // (tensors) places in the flat arrays, ascending: whole tensors, then cut ones
     double *stats;              // (stats_count) numbers of the step
     float *source_sum;          // (sources, LayerNorm parameters) v_s of StepResult.source_gram; NULL: no sources
     GradientWatch watch;        // notified of the next micro-step's gradients
@@ -125,7 +134,8 @@ struct Engine {
     float *smoothed;                          // (B, T) loss with label smoothing, or NULL
     real *logits;                             // (rows of a chunk, Vp)
     real *dx, *dy;                            // (B, T, C)  gradient of the residual stream; of a branch
-    real *dwide;                              // (B, T, 4C) gradient of qkv, of fc
+    real *dwide;                              // (all, T, F) gradient of qkv, of fc
+    real *exchange;                           // (all, T, C) rows to gather or reduce, then room for other ranks' parts
     uint8_t *copy_x, *copy_wide;              // (B, T, C), (B, T, 4C) in e4m3: see above
     uint8_t *copy_branch;                     // (B, T, C)
     uint8_t *copy_transposed;                 // x, then dy of a weight gradient: (B, in, T), (B, out, T)
@@ -158,10 +168,20 @@ struct Engine {
     bool first;       // the next micro-step overwrites gradients: true at a step's start; with shard_grads always
 };
 
+// Most own rows of a micro-step, of any rank.
+static inline int own_rows_most(const EngineConfig *c) {
+    return (int)rows_of_rank(c->micro_batch, 0, tensor_ranks(c)).count;
+}
+
+// Attention over `rows` rows with this rank's heads.
+static inline AttentionShape attention_shape(const EngineConfig *c, int rows, int T) {
+    return {rows, T, c->model->heads, c->model->config.channels / c->model->config.heads};
+}
+
 // Numbers of a step, summed on the device: loss, smoothed loss, <E, U> (embedding.cuh), then rows of one number per
-// tensor: |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients. Then (LayerNorm tensors + 1, step_rows): each
-// row's |g_b|^2 by LayerNorm tensor, and its sum of losses. Then (sources, sources): StepResult.source_gram. Last, for
-// fp8, amax (L, FP8_SITES) in fp32.
+// tensor: |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients; |g|^2 in the order of `segment`. Then (LayerNorm
+// tensors + 1, step_rows): each row's |g_b|^2 by LayerNorm tensor, and its sum of losses. Then (sources, sources):
+// StepResult.source_gram. Last, for fp8, amax (L, FP8_SITES) in fp32.
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {

@@ -24,13 +24,19 @@ enum { FORWARD, HEAD, BACKWARD, UPDATE };
 // of 16k rows than with 8k or 4k, and 2% slower with 2k.
 int engine_head_examples(const EngineConfig *config) {
     size_t one = (size_t)config->seq_len * config->model->vocab_padded * sizeof(real);
-    int most = (int)size_min(size_max(CUDA_HEAD_BYTES / one, 1), config->micro_batch);
-    int chunks = (config->micro_batch + most - 1) / most;
-    return (config->micro_batch + chunks - 1) / chunks;
+    int rows = own_rows_most(config), most = (int)size_min(size_max(CUDA_HEAD_BYTES / one, 1), rows);
+    int chunks = (rows + most - 1) / most;
+    return (rows + chunks - 1) / chunks;
+}
+
+// True if all widths of a block's products are multiples of `multiple`.
+static bool widths_are(const EngineConfig *c, int multiple) {
+    return c->model->config.channels % multiple == 0 && attention_shape(c, 1, 1).C() % multiple == 0 &&
+           c->model->mlp_width % multiple == 0;
 }
 
 bool engine_fuses(const Engine *engine) {
-    return engine->pairs.count > 0 && engine->config.model->config.channels % WEIGHT_GRADIENT_MULTIPLE == 0;
+    return engine->pairs.count > 0 && widths_are(&engine->config, WEIGHT_GRADIENT_MULTIPLE);
 }
 
 // Largest workspace of weight_gradient for B examples.
@@ -38,10 +44,11 @@ static size_t weight_gradient_bytes(const Engine *engine, int B) {
     const EngineConfig *config = &engine->config;
     const int T = config->seq_len, C = config->model->config.channels, Vp = (int)config->model->vocab_padded;
     const int of_head = (int)size_min(B, engine_head_examples(config));
+    const int A = attention_shape(config, B, T).C(), F = (int)config->model->mlp_width;
     const bool e4m3 = config->dtype == DTYPE_FP8_DW;
     size_t most = 0;
     for (const WeightGradientShape &s :
-         {WeightGradientShape{B, T, C, C}, {B, T, C, 3 * C}, {B, T, C, 4 * C}, {B, T, 4 * C, C}, {of_head, T, Vp, C}})
+         {WeightGradientShape{B, T, A, C}, {B, T, C, 3 * A}, {B, T, C, F}, {B, T, F, C}, {of_head, T, Vp, C}})
         most = size_max(most, weight_gradient_workspace_bytes(s, engine->pairs.count, e4m3));
     return most;
 }
@@ -62,17 +69,16 @@ static size_t head_bytes(const EngineConfig *c) {
 // Largest scratch of any kernel at any micro-batch up to the configured one: a smaller one may need more.
 static size_t scratch_bytes(const Engine *engine) {
     const EngineConfig *config = &engine->config;
-    const ModelConfig *m = &config->model->config;
-    int T = config->seq_len, C = m->channels, NH = m->heads;
+    int T = config->seq_len, C = config->model->config.channels, own = own_rows_most(config);
     size_t most = size_max(reduce_squares_workspace_bytes(config->model->tensor_count), head_bytes(config));
     if (config->optimizer == OPTIMIZER_LAMB)
         most = size_max(most, optimizer_trust_workspace_bytes(config->model->tensor_count));
     for (int B = 1; B <= config->micro_batch; B++) {
-        most = size_max(most, attention_workspace_bytes({B, T, NH, C / NH}));
-        most = size_max(most, embedding_backward_workspace_bytes(B, T, C));
+        most = size_max(most, attention_workspace_bytes(attention_shape(config, B, T)));
+        if (B <= own) most = size_max(most, embedding_backward_workspace_bytes(B, T, C));
         if (engine_fuses(engine)) most = size_max(most, weight_gradient_bytes(engine, B));
         if (config->gns != GNS_EXACT) continue;
-        most = size_max(most, embedding_example_squares_workspace_bytes(B, C));
+        if (B <= own) most = size_max(most, embedding_example_squares_workspace_bytes(B, C));
         most = size_max(most, reduce_examples_workspace_bytes(B));
     }
     return most;
@@ -81,15 +87,15 @@ static size_t scratch_bytes(const Engine *engine) {
 // Memory of a block's column gradients: two LayerNorms, biases of fc and qkv.
 static size_t columns_bytes(const Engine *engine) {
     const EngineConfig *config = &engine->config;
-    const ModelConfig *m = &config->model->config;
-    int T = config->seq_len, C = m->channels;
+    int T = config->seq_len, C = config->model->config.channels, F = (int)config->model->mlp_width;
     size_t most = 0;
     for (int B = 1; B <= config->micro_batch; B++) {
-        const size_t fc = size_max(bias_backward_bytes(B, T, 4 * C), linear_sm90_column_bytes(B * T, T, 4 * C));
-        const size_t qkv =
-            size_max(bias_backward_bytes(B, T, 3 * C), attention_column_bytes({B, T, m->heads, C / m->heads}));
+        const AttentionShape s = attention_shape(config, B, T);
+        const size_t fc = size_max(bias_backward_bytes(B, T, F), linear_sm90_column_bytes(B * T, T, F));
+        const size_t qkv = size_max(bias_backward_bytes(B, T, 3 * s.C()), attention_column_bytes(s));
         const size_t rounded = config->dtype == DTYPE_FP8_DW ? fp8_column_bytes(B, T, 3 * C) : 0;
-        most = size_max(most, 2 * layernorm_backward_bytes(B, T, C, config->sources) + fc + size_max(qkv, rounded));
+        const int own = (int)size_min(B, own_rows_most(config));
+        most = size_max(most, 2 * layernorm_backward_bytes(own, T, C, config->sources) + fc + size_max(qkv, rounded));
     }
     return most;
 }
@@ -137,27 +143,30 @@ static size_t slice_stride(size_t count) { return round_up(count, ARENA_ALIGNMEN
 // Calls f(member of Block, number of blocks kept, elements per block) for every activation of a block.
 template <typename F> static void each_activation(const EngineConfig *config, F f) {
     const ModelConfig *m = &config->model->config;
-    size_t N = (size_t)config->micro_batch * config->seq_len, C = m->channels, L = m->layers;
+    const AttentionShape s = attention_shape(config, config->micro_batch, config->seq_len);
+    size_t N = (size_t)own_rows_most(config) * s.T, all = (size_t)s.B * s.T, C = m->channels, L = m->layers;
+    size_t A = s.C(), wide = config->model->mlp_width;
     size_t x = config->inference ? 1 : L, rest = config->recompute == RECOMPUTE_BLOCK ? 1 : x;
     f(&Block::x, x, N * C);
-    f(&Block::ln1, rest, N * C);
+    f(&Block::ln1, rest, all * C);
     f(&Block::mean1, rest, N);
     f(&Block::rstd1, rest, N);
-    f(&Block::qkv, config->inference && config->micro_batch == 1 ? L : rest, N * 3 * C);
-    f(&Block::attention, rest, N * C);
-    f(&Block::lse, rest, N * m->heads);
+    f(&Block::qkv, config->inference && config->micro_batch == 1 ? L : rest, all * 3 * A);
+    f(&Block::attention, rest, all * A);
+    f(&Block::lse, rest, all * s.NH);
     f(&Block::x_mid, rest, N * C);
-    f(&Block::ln2, rest, N * C);
+    f(&Block::ln2, rest, all * C);
     f(&Block::mean2, rest, N);
     f(&Block::rstd2, rest, N);
-    f(&Block::gelu, config->recompute == RECOMPUTE_NONE ? x : 1, N * 4 * C);
-    f(&Block::slope, config->recompute == RECOMPUTE_NONE ? x : 1, N * 4 * C);
-    f(&Block::fc, config->recompute == RECOMPUTE_GELU ? x : 0, N * 4 * C);
+    f(&Block::gelu, config->recompute == RECOMPUTE_NONE ? x : 1, all * wide);
+    f(&Block::slope, config->recompute == RECOMPUTE_NONE ? x : 1, all * wide);
+    f(&Block::fc, config->recompute == RECOMPUTE_GELU ? x : 0, all * wide);
 }
 
 static void layout_activations(Engine *engine, Arena *a) {
     const EngineConfig *c = &engine->config;
-    size_t N = (size_t)c->micro_batch * c->seq_len, C = c->model->config.channels;
+    size_t N = (size_t)own_rows_most(c) * c->seq_len, all = (size_t)c->micro_batch * c->seq_len;
+    size_t C = c->model->config.channels;
     const char *what = "activations";
     each_activation(c, [&](auto member, size_t kept, size_t count) {
         ADD(what, engine->base.*member, kept * slice_stride(count), FORWARD, BACKWARD);
@@ -167,7 +176,7 @@ static void layout_activations(Engine *engine, Arena *a) {
     ADD(what, engine->meanf, N, FORWARD, BACKWARD);
     ADD(what, engine->rstdf, N, FORWARD, BACKWARD);
     const size_t sources = c->sources ? c->micro_batch : 0;
-    ADD(what, engine->tokens, c->micro_batch + (c->document_mask ? 3 : 1) * N + sources, FORWARD, BACKWARD);
+    ADD(what, engine->tokens, c->micro_batch + (c->document_mask ? 3 : 1) * all + sources, FORWARD, BACKWARD);
     ADD(what, engine->loss, N, HEAD, BACKWARD);
     if (engine_sites(c)) {
         const size_t blocks = c->shard_weights ? 1 : c->model->config.layers;
@@ -183,16 +192,22 @@ static void layout_activations(Engine *engine, Arena *a) {
 
 static void layout_scratch(Engine *engine, Arena *a) {
     const EngineConfig *c = &engine->config;
-    size_t N = (size_t)c->micro_batch * c->seq_len, C = c->model->config.channels;
+    size_t N = (size_t)own_rows_most(c) * c->seq_len, all = (size_t)c->micro_batch * c->seq_len;
+    size_t C = c->model->config.channels, A = attention_shape(c, 1, 1).C();
+    const bool is_cut = tensor_ranks(c) > 1;
     size_t head_rows = (size_t)engine_head_examples(c) * c->seq_len;
     const char *what = "scratch of the step";
+    if (is_cut) // rows of a product or gradient, then other ranks' parts of own rows
+        ADD(what, engine->exchange, all * C + (tensor_ranks(c) - 1) * N * C, FORWARD,
+            c->inference ? FORWARD : BACKWARD);
     ADD(what, engine->delta, N * C, FORWARD, c->recompute == RECOMPUTE_BLOCK ? BACKWARD : FORWARD);
     ADD(what, engine->logits, size_max(head_rows, 2) * c->model->vocab_padded, HEAD, HEAD); // room for one row of fp32
     arena_add(a, what, &engine->scratch, c->inference ? head_bytes(c) : scratch_bytes(engine), HEAD, UPDATE);
     if (c->inference) return;
     ADD(what, engine->dx, N * C, BACKWARD, BACKWARD);
     ADD(what, engine->dy, N * C, HEAD, BACKWARD);
-    ADD(what, engine->dwide, N * 4 * C + (c->dropout.below ? ARENA_ALIGNMENT : 0), BACKWARD, BACKWARD);
+    const size_t behind = is_cut || c->dropout.below ? ARENA_ALIGNMENT : 0; // block_backward (train_gpt2.cu)
+    ADD(what, engine->dwide, all * size_max(c->model->mlp_width, 4 * A) + behind, BACKWARD, BACKWARD);
     arena_add(a, what, &engine->columns.memory, columns_bytes(engine), BACKWARD, BACKWARD);
     ADD(what, engine->sorted, 4 * N, BACKWARD, BACKWARD);
     if (c->optimizer == OPTIMIZER_MUON)
@@ -291,15 +306,18 @@ static int tables_load(Engine *engine, Error *e) {
     TRY(memory_alloc_zero((void **)&segment, bytes, "tables of tensors", e));
     uint16_t *tensor = (uint16_t *)(segment + tensors);
     UpdateRule *rule = (UpdateRule *)(tensor + granules);
-    for (size_t i = 0; i < tensors; i++) {
-        const Tensor *t = &model->tensors[i];
+    size_t s = 0;
+    for (size_t i = 0; i < 2 * tensors; i++) { // whole tensors, then cut ones
+        const Tensor *t = &model->tensors[i % tensors];
         const bool muon = engine->config.optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t);
+        if (tensor_is_cut(t) != (i >= tensors)) continue;
         assert(t->offset % DECAY_GRANULE == 0);
-        segment[i] = tensor_range(t);
-        for (size_t k = t->offset / DECAY_GRANULE; k * DECAY_GRANULE < segment[i].end; k++) {
-            tensor[k] = (uint16_t)i;
+        segment[s] = tensor_range(t);
+        for (size_t k = t->offset / DECAY_GRANULE; k * DECAY_GRANULE < segment[s].end; k++) {
+            tensor[k] = (uint16_t)s;
             rule[k] = muon ? RULE_MUON : t->dimensions < 2 ? RULE_PLAIN : RULE_DECAY;
         }
+        s++;
     }
     int code = copy_in(engine, engine->segment, segment, tensors * sizeof *segment, e);
     if (!code) code = copy_in(engine, engine->rule, rule, granules * sizeof *rule, e);
@@ -355,7 +373,8 @@ static int engine_open(Engine *engine, Error *e) {
         TRY(copy_in(engine, engine->exponent_there, engine->exponent, engine_sites(c), e));
         engine->measures = true;
     }
-    engine->fused_linear = linear_sm90_runs(c->model->config.channels, c->model->config.channels);
+    const int C = c->model->config.channels;
+    engine->fused_linear = linear_sm90_runs(C, C) && widths_are(c, LINEAR_SM90_MULTIPLE);
     CUDA_TRY(cudaMemsetAsync(engine->ticket, 0, sizeof *engine->ticket, engine->stream), e);
     TRY(tables_load(engine, e));
     TRY(engine_state_clear(engine, e));

@@ -188,6 +188,8 @@ int options_resolve(Options *o, Error *e) {
              fp8 ? "dtype fp8 or fp8-dw" : "optimizer muon");
         return error_hint(e, "use --zero 3 instead of --tensor, or another --%s", fp8 ? "dtype" : "optimizer");
     }
+    if (o->tensor > 1 && o->tune)
+        return FAIL(e, ERR_USAGE, "leave --tune out", "--tensor %lld cannot train with --tune", (long long)o->tensor);
     if (o->eval_only && !*o->val && !o->given[OPTION_hellaswag])
         return FAIL(e, ERR_USAGE, "give --val, --hellaswag or both", "--eval-only has nothing to evaluate on");
     if (o->reduce == REDUCE_MICRO_STEP && o->zero < ZERO_2)

@@ -21,10 +21,11 @@ bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
 }
 
 // Estimates the CUDA engine's memory in a build without it, from the CPU engine's plan for values of the same type. The
-// CUDA engine differs in four ways. Its head keeps the logits of as many examples as fit into head_bytes, at least one,
+// CUDA engine differs in five ways. Its head keeps the logits of as many examples as fit into head_bytes, at least one,
 // in memory that the backward pass of the blocks uses for their gradients. With sharded weights it also keeps a rounded
 // copy of its share. Its exact norms may be fused. It keeps GELU's derivative, in a byte if values are rounded, instead
-// of GELU's input; with --recompute gelu it keeps the inputs, and the derivative of one block.
+// of GELU's input; with --recompute gelu it keeps the inputs, and the derivative of one block. It receives partial sums
+// of other ranks (--tensor) in its own memory.
 static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *memory) {
     const PlanDevice *device = &plan->device;
     const Model *model = shape.model;
@@ -49,7 +50,8 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     add_item(memory, "logits, matmul workspace", fmax(0, examples * example - gradients) + MATMUL_WORKSPACE_BYTES);
     const double blocks = shape.recompute == RECOMPUTE_NONE && !shape.inference ? model->config.layers : 1;
     const double input = shape.recompute == RECOMPUTE_GELU ? 0 : device->value;
-    const int64_t more = (int64_t)(wide * blocks * ((rounded ? 1 : device->value) - input));
+    const double received = device->value * n * (tensor_ranks(&shape) - 1);
+    const int64_t more = (int64_t)(wide * blocks * ((rounded ? 1 : device->value) - input) + received);
     memory->item[shape.inference ? 1 : 3].bytes += (size_t)more, memory->total += (size_t)more; // activations
     double norms =
         plan_fuses_exact(device, &model->config) ? examples * model->vocab_padded : (double)model_tensor_largest(model);

@@ -1,6 +1,7 @@
 // transport_nccl: transfers between GPUs by NCCL, set up over MPI.
 //
-// Two streams: the engine's runs kernels, `stream` runs transfers.
+// Two streams: the engine's runs kernels, `stream` runs transfers. With --tensor the engine's also exchanges rows of
+// activations, by a communicator of its own.
 //     engine   kernels of block l + 1 | engine_done | kernels of block l | wait for transfer n | its readers
 //     stream              wait for engine_done | transfer n | ended
 // 1. A transfer starts after all work queued before it on the engine's stream (after_engine).
@@ -27,12 +28,13 @@ enum { WAITS = 2048 }; // how many of the engine stream's last waits are timed
 
 struct Transport {
     Comm *comm;
+    int tensor; // K of --tensor
     WireType wire;
-    ncclComm_t nccl;
-    cudaStream_t engine, stream; // `engine` is the engine's and runs kernels
-    cudaEvent_t engine_done;     // recorded on `engine` before the last transfer
-    cudaEvent_t ended[MARKS];    // ended[(n - 1) mod MARKS]: recorded after transfer n = 1, 2, ...
-    int64_t started;             // number of transfers so far
+    ncclComm_t nccl, peers, group; // all ranks; those of equal t; those of equal d. Without --tensor peers is nccl
+    cudaStream_t engine, stream;   // `engine` is the engine's and runs kernels
+    cudaEvent_t engine_done;       // recorded on `engine` before the last transfer
+    cudaEvent_t ended[MARKS];      // ended[(n - 1) mod MARKS]: recorded after transfer n = 1, 2, ...
+    int64_t started;               // number of transfers so far
     struct {
         cudaEvent_t begin, end; // recorded on `engine` around a wait
     } wait[WAITS];
@@ -120,19 +122,38 @@ static int nccl_device(Comm *comm, Error *e) {
 // Called by the watchdog's thread.
 static int check_nccl(void *context, Error *e) {
     Transport *t = (Transport *)context;
-    ncclResult_t state = ncclSuccess;
-    NCCL_TRY(ncclCommGetAsyncError(t->nccl, &state), t, e);
-    if (state == ncclInProgress) return 0;
-    return nccl_status(state, t->nccl, "NCCL", __FILE__, __LINE__, e);
+    for (ncclComm_t comm : {t->nccl, t->peers, t->group}) {
+        ncclResult_t state = ncclSuccess;
+        if (comm) NCCL_TRY(ncclCommGetAsyncError(comm, &state), t, e);
+        if (state != ncclInProgress) TRY(nccl_status(state, comm, "NCCL", __FILE__, __LINE__, e));
+    }
+    return 0;
+}
+
+// Does not wait for other ranks, which may have ended.
+static void abort_nccl(void *context) {
+    Transport *t = (Transport *)context;
+    if (t->group) ncclCommAbort(t->group);
+    if (t->peers && t->peers != t->nccl) ncclCommAbort(t->peers);
+    if (t->nccl) ncclCommAbort(t->nccl);
 }
 
 static int start_nccl(Transport *t, Error *e) {
+    const int rank = t->comm->rank, K = t->tensor;
     ncclUniqueId id;
-    if (t->comm->rank == 0) NCCL_TRY(ncclGetUniqueId(&id), t, e);
+    // Kernels of two communicators may wait for each other: start them on every rank in the order of the calls.
+    if (K > 1) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    if (rank == 0) NCCL_TRY(ncclGetUniqueId(&id), t, e);
     TRY(comm_broadcast(t->comm, &id, sizeof id, e));
     watchdog_begin(t->comm->watchdog, "start of NCCL");
-    NCCL_TRY(ncclCommInitRank(&t->nccl, t->comm->ranks, id, t->comm->rank), t, e);
-    WatchdogDevice device = {check_nccl, [](void *context) { ncclCommAbort(((Transport *)context)->nccl); }, t};
+    NCCL_TRY(ncclCommInitRank(&t->nccl, t->comm->ranks, id, rank), t, e);
+    t->peers = t->nccl;
+    if (K > 1) {
+        NCCL_TRY(ncclCommSplit(t->nccl, rank / K, rank % K, &t->group, NULL), t, e);
+        t->peers = NULL;
+        NCCL_TRY(ncclCommSplit(t->nccl, rank % K, rank / K, &t->peers, NULL), t, e);
+    }
+    WatchdogDevice device = {check_nccl, abort_nccl, t};
     watchdog_device(t->comm->watchdog, &device);
     return 0;
 }
@@ -152,11 +173,11 @@ static int reserve_rounded(Transport *t, Error *e) {
 
 static int nccl_create(Transport **out, Comm *comm, int tensor, WireType wire, size_t largest, const Model *whole,
                        void *stream, Error *e) {
-    assert(tensor == 1);
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
     int least, most; // priorities: transfers need few multiprocessors, so they precede the engine's kernels
     t->comm = comm;
+    t->tensor = tensor;
     t->wire = wire;
     t->largest = largest;
     t->whole = whole;
@@ -176,7 +197,7 @@ static int nccl_create(Transport **out, Comm *comm, int tensor, WireType wire, s
 static void nccl_destroy(Transport *t) {
     watchdog_device(t->comm->watchdog, NULL);
     watchdog_wait(t->comm->watchdog, "end of NCCL"); // not counted as a collective: perhaps only this rank failed
-    if (t->nccl) ncclCommAbort(t->nccl);             // does not wait for other ranks, which may have ended
+    abort_nccl(t);
     if (t->rounded) cudaFree(t->rounded);
     for (cudaEvent_t ended : t->ended)
         if (ended) cudaEventDestroy(ended);
@@ -232,29 +253,34 @@ static int nccl_finish(Transport *t, Error *e) {
     return CUDA_CALL(cudaStreamSynchronize(t->stream), e);
 }
 
+static TransportScope scope_of(const Transport *t, Range bucket) { return transport_scope(t->comm, t->tensor, bucket); }
+static ncclComm_t nccl_of(const Transport *t, Range bucket) { return bucket.begin == 0 ? t->nccl : t->peers; }
+
 // Elements per rank of the equal part; 0 if parts are unequal.
 static size_t each_elements(const Transport *t, Range bucket) {
     const bool unequal = t->whole && model_bucket_at(t->whole, bucket.begin) > 0;
-    return unequal ? 0 : range_length(transport_part(bucket, 0, t->comm->ranks));
+    return unequal ? 0 : range_length(transport_part(bucket, 0, scope_of(t, bucket).ranks));
 }
 
 // The part of rank r beyond its each_elements.
 static Range rest_of(const Transport *t, Range bucket, int r) {
-    Range part = transport_part_of(t->whole, bucket, r, t->comm->ranks);
+    Range part = transport_part_of(t->whole, bucket, r, scope_of(t, bucket).ranks);
     part.begin += each_elements(t, bucket);
     return part;
 }
 
 static int reduce_scatter_type(Transport *t, void *values, size_t bytes, ncclDataType_t type, Range bucket, Error *e) {
+    const TransportScope scope = scope_of(t, bucket);
+    const ncclComm_t nccl = nccl_of(t, bucket);
     const size_t each = each_elements(t, bucket);
-    char *own = (char *)values + each * (size_t)t->comm->rank * bytes;
+    char *own = (char *)values + each * (size_t)scope.rank * bytes;
     NCCL_TRY(ncclGroupStart(), t, e);
-    if (each) NCCL_TRY(ncclReduceScatter(values, own, each, type, ncclSum, t->nccl, t->stream), t, e);
-    for (int r = 0; r < t->comm->ranks; r++) {
+    if (each) NCCL_TRY(ncclReduceScatter(values, own, each, type, ncclSum, nccl, t->stream), t, e);
+    for (int r = 0; r < scope.ranks; r++) {
         const Range rest = rest_of(t, bucket, r);
         char *at = (char *)values + (rest.begin - bucket.begin) * bytes;
         if (range_length(rest))
-            NCCL_TRY(ncclReduce(at, at, range_length(rest), type, ncclSum, r, t->nccl, t->stream), t, e);
+            NCCL_TRY(ncclReduce(at, at, range_length(rest), type, ncclSum, r, nccl, t->stream), t, e);
     }
     return NCCL_CALL(ncclGroupEnd(), t, e);
 }
@@ -268,7 +294,8 @@ template <typename To, typename From> __global__ static void convert_kernel(To *
 enum { CONVERT_BLOCKS = 1024, CONVERT_THREADS = 256 };
 
 static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Error *e) {
-    Range mine = transport_part_of(t->whole, bucket, t->comm->rank, t->comm->ranks);
+    const TransportScope scope = scope_of(t, bucket);
+    Range mine = transport_part_of(t->whole, bucket, scope.rank, scope.ranks);
     size_t all = range_length(bucket), begin = mine.begin - bucket.begin;
     assert(all <= t->largest);
     const Launch l = {CONVERT_BLOCKS, CONVERT_THREADS, t->stream};
@@ -280,23 +307,25 @@ static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Error 
 
 static int nccl_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
     TRY(after_engine(t, e));
-    if (t->wire == WIRE_BF16) TRY(reduce_scatter_bf16(t, values, bucket, e));
+    const bool rounds = t->wire == WIRE_BF16 && scope_of(t, bucket).ranks > 1;
+    if (rounds) TRY(reduce_scatter_bf16(t, values, bucket, e));
     else TRY(reduce_scatter_type(t, values, sizeof(float), ncclFloat32, bucket, e));
     return work_started(t, work, e);
 }
 
 static int nccl_all_gather(Transport *t, const void *own, void *values, size_t bytes, Range bucket, int64_t *work,
                            Error *e) {
+    const ncclComm_t nccl = nccl_of(t, bucket);
     const size_t each = each_elements(t, bucket);
     TRY(after_engine(t, e));
     NCCL_TRY(ncclGroupStart(), t, e);
-    if (each) NCCL_TRY(ncclAllGather(own, values, each * bytes, ncclInt8, t->nccl, t->stream), t, e);
-    for (int r = 0; r < t->comm->ranks; r++) {
+    if (each) NCCL_TRY(ncclAllGather(own, values, each * bytes, ncclInt8, nccl, t->stream), t, e);
+    for (int r = 0; r < scope_of(t, bucket).ranks; r++) {
         const Range rest = rest_of(t, bucket, r);
         char *at = (char *)values + (rest.begin - bucket.begin) * bytes;
         const char *from = (const char *)own + each * bytes; // read on rank r only
         if (range_length(rest))
-            NCCL_TRY(ncclBroadcast(from, at, range_length(rest) * bytes, ncclInt8, r, t->nccl, t->stream), t, e);
+            NCCL_TRY(ncclBroadcast(from, at, range_length(rest) * bytes, ncclInt8, r, nccl, t->stream), t, e);
     }
     NCCL_TRY(ncclGroupEnd(), t, e);
     return work_started(t, work, e);
@@ -310,6 +339,74 @@ static int nccl_sum(Transport *t, double *values, int count, Error *e) {
     return nccl_wait_for(t, work, e);
 }
 
+// ---- Rows of activations, on the engine's stream --------------------------------------------------------------------
+// Each rank sends to each other one: they may own different numbers of rows, and sums keep the order of the ranks.
+
+static int rows_begin(Transport *t, Error *e) {
+    watchdog_begin(t->comm->watchdog, TRANSPORT_ROWS);
+    watchdog_handing(t->comm->watchdog, true);
+    return NCCL_CALL(ncclGroupStart(), t, e);
+}
+
+// Sends `sent` values to rank r of the group, and receives `received` from it.
+static int rows_swap(Transport *t, int r, const real *from, size_t sent, real *to, size_t received, Error *e) {
+    if (sent) NCCL_TRY(ncclSend(from, sent * sizeof(real), ncclInt8, r, t->group, t->engine), t, e);
+    return received ? NCCL_CALL(ncclRecv(to, received * sizeof(real), ncclInt8, r, t->group, t->engine), t, e) : 0;
+}
+
+static int rows_end(Transport *t, Error *e) {
+    NCCL_TRY(ncclGroupEnd(), t, e);
+    watchdog_handing(t->comm->watchdog, false);
+    return 0;
+}
+
+static int nccl_gather_rows(Transport *t, void *values, int rows, size_t width, Dtype type, Error *e) {
+    const int rank = t->comm->rank % t->tensor;
+    const RankRows own = rows_of_rank(rows, rank, t->tensor);
+    real *x = (real *)values;
+    assert(type == REAL_DTYPE), (void)type;
+    TRY(rows_begin(t, e));
+    for (int r = 0; r < t->tensor; r++) {
+        const RankRows other = rows_of_rank(rows, r, t->tensor);
+        if (r == rank) continue;
+        TRY(rows_swap(t, r, x + own.first * width, own.count * width, x + other.first * width, other.count * width, e));
+    }
+    return rows_end(t, e);
+}
+
+// Adds a rank's own part and those received, n values each, in the order of the ranks. Grid: any; W values at a time.
+template <int W>
+__global__ static void parts_kernel(real *out, const real *own, const real *received, int rank, int ranks, size_t n) {
+    for (size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * W; i < n;
+         i += (size_t)gridDim.x * blockDim.x * W) {
+        float sum[W] = {}, x[W];
+        for (int r = 0; r < ranks; r++) {
+            pack_get(x, pack_load<W>((r == rank ? own : received + (r - (r > rank)) * n) + i));
+            floats_add(sum, x);
+        }
+        pack_store(out + i, pack_of<W>(sum));
+    }
+}
+
+static int nccl_reduce_rows(Transport *t, void *own, const void *partial, int rows, size_t width, Dtype type,
+                            Error *e) {
+    const int rank = t->comm->rank % t->tensor;
+    const RankRows mine = rows_of_rank(rows, rank, t->tensor);
+    const size_t n = mine.count * width;
+    real *x = (real *)partial, *received = x + rows * width; // the room behind the rows
+    assert(type == REAL_DTYPE), (void)type;
+    TRY(rows_begin(t, e));
+    for (int r = 0; r < t->tensor; r++) {
+        const RankRows other = rows_of_rank(rows, r, t->tensor);
+        if (r == rank) continue;
+        TRY(rows_swap(t, r, x + other.first * width, other.count * width, received + (r - (r > rank)) * n, n, e));
+    }
+    TRY(rows_end(t, e));
+    if (n == 0) return 0;
+    return launch({CONVERT_BLOCKS, CONVERT_THREADS, t->engine}, e, width % VEC ? parts_kernel<1> : parts_kernel<VEC>,
+                  (real *)own, x + mine.first * width, received, rank, t->tensor, n);
+}
+
 const TransportApi nccl_transport = {
     .device = nccl_device,
     .create = nccl_create,
@@ -317,6 +414,8 @@ const TransportApi nccl_transport = {
     .reduce_scatter = nccl_reduce_scatter,
     .all_gather = nccl_all_gather,
     .sum = nccl_sum,
+    .gather_rows = nccl_gather_rows,
+    .reduce_rows = nccl_reduce_rows,
     .wait_for = nccl_wait_for,
     .waited = nccl_waited,
     .finish = nccl_finish,

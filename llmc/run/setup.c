@@ -241,9 +241,6 @@ static int setup_local_model(Setup *setup, const Comm *comm, Error *e) {
         return error_hint(e, "use %s %d, or a --tensor that divides them",
                           setup->options.dry_run ? "--ranks" : "mpirun -np", (ranks / K + 1) * K);
     }
-    if (setup->transport_api && !setup->transport_api->gather_rows)
-        return FAIL(e, ERR_USAGE, "leave it out, or use the CPU trainer, train_gpt2",
-                    "--tensor %d: this trainer cannot cut a model", K);
     TRY(model_create_local(&setup->local, &setup->model.config, comm->rank % K, K, e));
     setup->shape.model = &setup->local;
     return 0;

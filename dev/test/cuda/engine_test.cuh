@@ -134,7 +134,7 @@ static inline Engine *world_engine(const Api *api, const World *w, const EngineC
 // Returns a power of two that keeps small and large gradients within fp16's range.
 static inline double loss_scale(const World *w) { return exp2(8 + floor(log2(w->c->seq_len))); }
 
-static inline Engine *engine_of(const Api *api, const World *w, int micro_batch, Recompute recompute) {
+static inline EngineConfig config_of(const World *w, int micro_batch, Recompute recompute) {
     EngineConfig config = {};
     config.model = &w->model;
     config.micro_batch = micro_batch;
@@ -152,7 +152,11 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
         config.separator = SEPARATOR;
         config.label_smoothing = 0.4f; // large enough to show in the smallest terms of exact norms
     }
-    Engine *engine = world_engine(api, w, config);
+    return config;
+}
+
+static inline Engine *engine_of(const Api *api, const World *w, int micro_batch, Recompute recompute) {
+    Engine *engine = world_engine(api, w, config_of(w, micro_batch, recompute));
     if (engine) api->scale_loss(engine, loss_scale(w));
     return engine;
 }
