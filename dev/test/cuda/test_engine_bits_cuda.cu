@@ -302,7 +302,7 @@ static void test_ranges(void) {
 
 // The hash that replicas compare, against a loop over the stored weights: the working weights, then the fp32 masters
 // where they are not the same.
-static uint64_t hash_of(const float *param, size_t all, Range range) {
+static uint64_t hash_of(const float *param, Range range) {
     uint64_t sum = 0;
     for (size_t i = range.begin; i < range.end; i++) {
         uint32_t bits, rounded;
@@ -313,7 +313,7 @@ static uint64_t hash_of(const float *param, size_t all, Range range) {
         memcpy(&rounded, &working, sizeof rounded);
         memcpy(&half_bits, &half, sizeof half_bits);
         sum += hash_element(i, FP32 ? rounded : FP16 ? half_bits : rounded >> 16);
-        if (!FP32) sum += hash_element(all + i, bits);
+        if (!FP32) sum += hash_element(((uint64_t)1 << 48) + i, bits);
     }
     return sum;
 }
@@ -328,7 +328,7 @@ static void test_hash(void) {
     for (size_t cut = 0; cut < n; cut = 3 * cut + 1) {
         Range range = {cut, n - cut / 2 > cut ? n - cut / 2 : n};
         CALL_OK(engine_hash(engine, range, &hash, &e));
-        CHECK(hash == hash_of(param, n, range), "from %zu to %zu", range.begin, range.end);
+        CHECK(hash == hash_of(param, range), "from %zu to %zu", range.begin, range.end);
     }
     CALL_OK(engine_hash(engine, all_of(&w.model), &hash, &e));
     for (size_t i = 0; i < n; i += n / 20) { // the last bit of one weight, which bf16 does not see
@@ -338,7 +338,7 @@ static void test_hash(void) {
         memcpy(&param[i], &bits, sizeof bits);
         CALL_OK(gpu.load(engine, STATE_PARAM, Range{i, i + 1}, &param[i], &e));
         CALL_OK(engine_hash(engine, all_of(&w.model), &again, &e));
-        CHECK(again != hash && again == hash_of(param, n, all_of(&w.model)), "element %zu", i);
+        CHECK(again != hash && again == hash_of(param, all_of(&w.model)), "element %zu", i);
         hash = again;
     }
 }
