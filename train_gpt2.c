@@ -292,8 +292,8 @@ static Factors dweight_factors(Engine *engine, const Batch *batch, const void *x
     return (Factors){engine->factor[0], engine->factor[1]};
 }
 
-// dw (in, out) = x^T dy, db (out) = column sums of unrounded dy, over `rows` rows from `first` on; add: +=. db NULL: not
-// wanted.
+// dw (in, out) = x^T dy, db (out) = column sums of unrounded dy, over `rows` rows from `first` on; add: +=. db may be
+// NULL.
 static void dweight(Engine *engine, float *dw, float *db, Factors f, const void *dy, const Tensor *t, size_t first,
                     size_t rows, bool add) {
     const void *x = at(engine, f.left, first * t->rows), *y = at(engine, f.right, first * t->columns);

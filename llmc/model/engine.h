@@ -254,9 +254,9 @@ struct EngineApi {
     void (*scale_loss)(Engine *engine, double scale);
 
     // Sets the exponents k (L, FP8_SITES) of the following steps (math/fp8.h); copies them. FP8_UNSET until then. A
-    // product's factors are rounded if both have an exponent; DTYPE_FP8_DW rounds those of a weight gradient if the weight
-    // has one, too. If a site saturates, `norms` makes the norm of the first tensor infinite, so that no rank updates.
-    // k NULL: steps of bf16, for benchmarks of the CUDA engine. Call only for types of fp8.
+    // product's factors are rounded if both have an exponent; DTYPE_FP8_DW rounds a weight gradient's factors if the
+    // weight has one, too. If a site saturates, `norms` makes the norm of the first tensor infinite, so that no rank
+    // updates. k NULL: steps of bf16, for benchmarks of the CUDA engine. Call only for types of fp8.
     void (*exponents)(Engine *engine, const int8_t *k);
 
     // Runs forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to

@@ -68,8 +68,8 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
                       tokens);
 }
 
-// ERR_USAGE where the options ask for a shape or type that the engine, or the GPU of --device, cannot compute; ERR_INPUT
-// where the shape comes from files and suits the type.
+// ERR_USAGE if the options ask for a shape or type that the engine, or the GPU of --device, cannot compute. ERR_INPUT
+// if the shape comes from files and the type is not the cause.
 static int check_shape(const Setup *setup, bool from_file, Error *e) {
     const ModelConfig *m = &setup->model.config;
     Error why, ignored;
