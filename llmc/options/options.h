@@ -74,7 +74,7 @@ static inline bool options_train(const Options *o) {
     return !(o->help || o->version || o->print_options || o->dry_run || o->sample_only || o->eval_only || *o->check);
 }
 
-// Returns the steps from one possible checkpoint of --keep-best to the next; 0: none.
+// Returns the steps between possible checkpoints of --keep-best, one per validation; 0: none.
 static inline int64_t best_every(const Options *o) { return o->keep_best && *o->val ? o->val_every : 0; }
 
 // Prints --help, of the option o->help_about or of all (NULL).

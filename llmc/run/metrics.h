@@ -38,7 +38,7 @@ typedef struct {
     double nll;                     // loss without label smoothing
     double lr;
     double grad_norm;  // norm of the mean gradient, before clipping
-    double tok_per_s;  // up to the step's numbers: a GPU's update is timed with the next step
+    double tok_per_s;  // over the time until the step's numbers arrive; a GPU's update counts in the next step
     int slowest_rank;  // the others waited for it; -1: one rank
     double wait_share; // mean over ranks of the time waited beyond the slowest rank's, as a fraction of the step
     double mfu;        // fraction of the peak FLOP/s of all ranks' devices; NaN: peak unknown

@@ -129,7 +129,7 @@ static void check_rows(int64_t first, int64_t rows) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// The first spike is 5 steps old at step 175: steps 166 to 175 are undone. The garbage that is left causes a second.
+// The spike of steps 171 to 175 undoes steps 166 to 175. The garbage that is left causes a second one.
 static void test_heals(void) {
     int64_t first[ROLLBACKS_MAX], rows[ROLLBACKS_MAX];
     CHECK_RUN(trainer_run(RUNS "--train clean.bin --out clean"), 0);
