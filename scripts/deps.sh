@@ -53,7 +53,7 @@ if [ "$what" = venv ]; then
         pip() { build/venv/bin/pip install -q --no-compile --disable-pip-version-check "$@"; }
         uv() { # half of pip's time, but ignores pip's configuration: not for those that name an index
             ! build/venv/bin/pip config list | grep -q index && pip --retries 0 --only-binary :all: uv==0.13.9 &&
-                build/venv/bin/uv pip install -q --no-cache --python build/venv/bin/python "$@"
+                build/venv/bin/uv pip install -q --no-cache --system-certs --python build/venv/bin/python "$@"
         }
         if python3 -m venv build/venv > build/venv.log 2>&1 &&
             { uv -r dev/oracle/requirements.txt || pip -r dev/oracle/requirements.txt; } >> build/venv.log 2>&1; then

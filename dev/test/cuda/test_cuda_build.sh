@@ -54,14 +54,12 @@ ptx_compiles() {
 
 # CUDA 12's ptxas made every wgmma of this file wait, up to 12.8.
 overlaps_with_older_ptxas() {
-    local python install release tools source=llmc/cuda/linear_sm90.cu
+    local python release tools source=llmc/cuda/linear_sm90.cu
     python=$(find_python pip) || skip "no pip" || return
-    install=("$python" -m pip install -q --retries 0)
-    [ ! -x build/venv/bin/uv ] || install=(build/venv/bin/uv pip install -q --no-cache --python "$python") # in a third of the time
     $nvcc -O3 -arch=compute_90a -ptx -o "$work/new.ptx" $source || return 1
     for release in 12.4.131:8.4 12.8.93:8.7; do # and the PTX that it reads
         tools=build/ptxas-${release%:*}
-        [ -d "$tools" ] || { "${install[@]}" --no-deps --target "$tools.new" "nvidia-cuda-nvcc-cu12==${release%:*}" > "$work/pip.log" 2>&1 &&
+        [ -d "$tools" ] || { "$python" -m pip install -q --retries 0 --no-deps --target "$tools.new" "nvidia-cuda-nvcc-cu12==${release%:*}" > "$work/pip.log" 2>&1 &&
             mv -T "$tools.new" "$tools"; } || skip "no network for ${tools#*/}: $(tail -n 1 "$work/pip.log")" || return
         sed "s/^\.version .*/.version ${release#*:}/" "$work/new.ptx" > "$work/old.ptx"
         "$tools/nvidia/cuda_nvcc/bin/ptxas" -v -arch=sm_90a -o "$work/cubin" "$work/old.ptx" 2> "$work/report" &&
