@@ -41,7 +41,7 @@ ranks() {
     grep -lszxF "GNS_MPIRUN=$$" /proc/[0-9]*/environ | xargs -r grep -lsz '^OMPI_COMM_WORLD_RANK=' | cut -d / -f 3
 }
 
-# Signals the ranks here. After 20 s without any, signals mpirun: the ranks are on other machines or another program's.
+# Signals the ranks here. If none catches USR1 within 20 s, signals mpirun: they are elsewhere, or run another program.
 ask_to_stop() {
     local end=$((SECONDS + 2 * timeout)) rank sent_to
     while kill -0 "$job" 2> /dev/null; do
@@ -70,7 +70,7 @@ kill_hung_mpirun() {
     trap '' HUP INT QUIT TERM      # the terminal, `timeout` and services send these to every process
     until [ -n "$(ranks)" ]; do
         kill -0 "$job" || return
-        kill -0 $$ || { ask_to_stop; return; } # this script was killed; while mpirun starts it may lose the signal
+        kill -0 $$ || { ask_to_stop; return; } # this script was killed; mpirun may lose a signal while it starts
         return_mpirun_signal
         looks=$((looks + 1))
         if [ $looks -lt 100 ]; then sleep 0.1; else sleep 1; fi > /dev/null {messages}>&-
@@ -151,8 +151,8 @@ done
 # A signal came before mpirun had blocked it.
 [[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ $asked = 0 ] ||
     fail 75 "asked to stop before the ranks began" "Start the same command again"
-# Did mpirun fail to start the ranks? Other codes above 128 are from a rank that a signal ended, perhaps before the
-# guard looked for ranks. With 1, mpirun cannot read its arguments, or a rank ended with 1.
+# Did mpirun fail to start the ranks (132, 255)? Other codes above 128 are from a rank that a signal ended, perhaps
+# before the guard looked for ranks. With 1, mpirun cannot read its arguments, or a rank ended with 1.
 [ -n "$started" ] || { [[ $code != @(1|132|255) ]] || { [ $code = 1 ] && mpirun --do-not-launch "$@" > /dev/null 2>&1; }; } ||
     fail 64 "mpirun did not start the ranks (exit code $code): its message is above" "Use mpirun.sh -np RANKS PROGRAM OPTIONS"
 code_of_ranks "$code"

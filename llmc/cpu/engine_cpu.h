@@ -12,9 +12,8 @@
 
 // `void` arrays are values of the engine's type (cpu/value.h).
 //
-// A block's activations; its backward pass reads them. Blocks share gelu with --recompute gelu, all but x with
-// --recompute block, and everything for inference. If inference has one row, each block has its own qkv: cpu_logits
-// reads it again.
+// A block's activations; its backward pass reads them. With --recompute gelu the blocks share gelu, with --recompute
+// block all but x. For inference they share everything, or with one row all but qkv, which cpu_logits reads again.
 typedef struct {
     void *x;              // (B, T, C)  input of the block
     void *ln1;            // (M, T, C)
@@ -52,7 +51,7 @@ struct Engine {
     void *dx, *dy;                           // (B, T, C)  gradients: dx of the residual stream, dy of a branch; dy also
                                              // (M, T, A)  of attention's output
     void *dwide;                             // (M, T, 3A or F) gradient of qkv or fc
-    float *ln_scratch;                       // layernorm_scratch
+    float *ln_scratch;                       // (B, row blocks, 2, C)  dgamma, dbeta; an example's sums: in its first
     float *example_grad, *example_bias_grad; // one example's gradient of a matrix and of its bias (exact)
     float *head_at_token;                    // (B, T, C)  each example's head gradient at its own tokens (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
@@ -62,10 +61,10 @@ struct Engine {
     double *trust_sq;                        // two per tensor (LAMB): |weights|^2, |direction|^2
     float *matrix, *matrix_next;             // Muon: the matrix to orthogonalize; its next iterate
     float *gram, *poly;                      // Muon: (C, C)
-    bool fp8, fp8_dweight;                   // in training: round factors of the blocks' products; of weight gradients
+    bool fp8, fp8_dweight;                   // round factors in training: of y = x W and dx = dy W^T; of dW = x^T dy
     int8_t *exponents;                       // (L, FP8_SITES) exponents of the following steps
     float *amax;                             // (L, FP8_SITES) largest |x| in this step so far
-    float *factor[2]; // (M, T, 4C), (4C, C) or with fp8_dweight (M, T, 4C) rounded copies of a product's factors
+    float *factor[2]; // rounded factors of a product: (M, T, 4C); (4C, C), with fp8_dweight at least (M, T, 4C)
     double loss_sum, nll_sum;
     _Atomic float work_done;    // fraction of the pass that is done; another thread reads it
     bool first;                 // the next micro-step overwrites gradients (with shard_grads always)
@@ -115,7 +114,7 @@ static inline size_t fp8_sites(const Engine *engine) { return (size_t)engine->co
 
 int engine_thread_count(const EngineConfig *config); // config->threads, or OpenMP's default
 
-// Sets engine->config, fp8 and fp8_dweight. Replaces types of fp8 by DTYPE_FP32, the type of their values.
+// Sets engine->config, fp8 and fp8_dweight. An fp8 dtype becomes DTYPE_FP32 there: its values are fp32.
 void engine_configure(Engine *engine, const EngineConfig *config);
 
 // Allocates engine->memory and points the engine's arrays into it. Clears all but the kernels' scratch.

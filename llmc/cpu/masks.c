@@ -65,7 +65,7 @@ void dropout_factors(float *factor, Dropout d, DropoutPlace place, size_t head, 
     const float scale = dropout_scale(d);
     uint32_t words[4][LANES], pairs[DROPOUT_SPAN / 2]; // a pair: the bits of two columns
     if (place == DROPOUT_PROBABILITY) {
-        for (size_t part = 0; part < 2; part++) { // part: 4 tiles of 16 columns; i: half i % 2 of tile i / 2 in it
+        for (size_t part = 0; part < 2; part++) { // part: 4 tiles of 16 columns; i: its half tiles, in order
             blocks_of(words, d, place, (uint32_t)head, (uint32_t)(row / 16 * 8 + row % 8),
                       (uint32_t)(first / 4 + part * LANES));
             for (size_t i = 0; i < 8; i++)

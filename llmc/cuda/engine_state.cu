@@ -5,8 +5,8 @@
 // 2. A store waits on store_stream for state_ready, not for work queued later. Later work only reads weights and
 //    moments: no caller updates before the store is done (engine.h). Before the first update no write is queued:
 //    cuda_create and cuda_load drain their stream.
-// 3. Transfers only read owned ranges. A store of any other range awaits the transfers. It records state_ready anew, as
-//    a store of gradients does.
+// 3. Weight transfers read owned ranges and write the others. A store of any other range awaits them, then records
+//    state_ready anew, as a store of gradients does.
 // 4. Load and store drain their stream even on failure: on return no copy uses the caller's memory.
 #include "base/hash.h"
 #include "math/adamw.h"
@@ -35,7 +35,7 @@ int engine_state_clear(Engine *engine, Error *e) {
     return CUDA_CALL(cudaMemsetAsync(engine->weight, 0, kept * sizeof(real), engine->stream), e);
 }
 
-// Drains a stream that copies to or from a caller's memory. Returns `code`, or if that is 0 the drain's error (4).
+// Drains a stream that copies to or from a caller's memory (4). Returns `code`, or if that is 0 the drain's error.
 static int copies_end(cudaStream_t stream, int code, Error *e) {
     cudaError_t status = cudaStreamSynchronize(stream);
     if (code) return code;

@@ -31,7 +31,7 @@ int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Er
     return launch({blocks_of(n, THREADS), THREADS, stream}, e, round_kernel, out, x, n);
 }
 
-// Grid: a thread per four elements of one tensor. Memory: 28 bytes per element, 30 with the working copy.
+// Grid: a thread per four elements of one tensor. Traffic: 28 bytes per element, 30 with the working copy.
 __global__ static void update_kernel(OptimizerArrays a, size_t fours, AdamWStep step, const float *scale) {
     size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     step.grad_scale = *scale;

@@ -14,7 +14,7 @@ typedef struct {
     size_t place;
 } Piece;
 
-// True if the fp32 masters are an owned array, apart from the weights that the passes read (STATE_PARAM).
+// True if the fp32 masters (STATE_PARAM) are an owned array, separate from the weights that the passes read.
 bool shard_masters_apart(const EngineConfig *config);
 
 // True if the array of a kind is whole; false: an owned array.
@@ -29,17 +29,17 @@ bool shard_next(const EngineConfig *config, StateKind kind, Range range, int *ne
 // may be any.
 size_t shard_place(const EngineConfig *config, Range range);
 
-// Return the elements of a micro-step's gradients in memory, and the offset of one. With shard_grads memory holds the
-// embeddings' gradients and two slots that the blocks share; otherwise all.
+// Return the number of a micro-step's gradients in memory, and the offset there of a flat element. With shard_grads
+// memory holds the embeddings' gradients and two slots that the blocks share; otherwise all.
 size_t shard_grad_elements(const EngineConfig *config);
 size_t shard_grad_place(const EngineConfig *config, size_t element);
 
 // Returns the offset of a range in the step's summed gradients; with shard_grads that is an owned array.
 size_t shard_grad_sum_place(const EngineConfig *config, Range range);
 
-// Return the elements of the weights that forward and backward read, and the offset of one. With shard_weights memory
-// holds the embeddings' weights, and one block's in each slot: bucket i in slot i modulo SHARD_WEIGHT_SLOTS. Otherwise
-// it holds all. Two slots: one block is gathered while the one before computes.
+// Return the number of weights in memory for forward and backward, and the offset there of a flat element. With
+// shard_weights memory holds the embeddings' weights, and one block's in each slot: bucket i in slot i modulo
+// SHARD_WEIGHT_SLOTS. Otherwise it holds all. Two slots: one block is gathered while the one before computes.
 enum { SHARD_WEIGHT_SLOTS = 2 };
 size_t shard_weight_elements(const EngineConfig *config);
 size_t shard_weight_place(const EngineConfig *config, size_t element);

@@ -7,7 +7,7 @@
 enum { ROWS = 6, T = 24 };
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
 
-static double dropout; // of typed_engine, which above 0 also masks documents
+static double dropout; // of typed_engine; above 0 it also masks documents
 
 // Makes weights nearer to GPT-2's than small_params does, like the CUDA engine's tests: rounding then matters less.
 static World rounded_world(void) {

@@ -40,7 +40,7 @@ static inline void world_close(World *w) {
     free(w->param), free(w->tokens);
 }
 
-// Returns an engine with the world's weights. Sets model and seq_len of config.
+// Returns an engine with the world's weights. Sets config's model, seq_len, step_rows and source.
 static inline Engine *engine_of(const World *w, EngineConfig config) {
     Error e = {0};
     Engine *engine = NULL;

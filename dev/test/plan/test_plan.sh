@@ -41,24 +41,24 @@ plans_a_cut_model() { # also for a machine whose link is unknown
 plans_a_run_without_length() {
     plan --model d2 --device H200 && said '^device +H200' && ! said '^run ' > /dev/null && ! said 'checkpoints are written' > /dev/null
 }
-hours_are_tokens_over_speed() { # as printed on one page; without --val no validation is added
+hours_are_tokens_over_speed() { # both from one plan; without --val the hours include no validation
     # shellcheck disable=SC2086
     plan $d12 --device H200 || return 1
     awk '/tok\/s, MFU/ { gsub(",", "", $3); speed = $3 } /^run/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /^hours/) hours = $i }
         END { want = 1e10 / speed / 3600; if (!(speed > 0) || hours < 0.99 * want || hours > 1.01 * want) {
             print hours " hours at " speed " tok/s, want " want; exit 1 } }' plan.txt
 }
-# Many ranks, each with enough tokens for its link: the rounds of the rings limit the step.
 waiting_share() { # RANKS: prints the percentage of a step that waits
     plan "${many[@]}" --ranks "$1" && awk '/waiting for other ranks/ { print $NF + 0; found = 1 } END { if (!found) print 0 }' plan.txt
 }
+# Many ranks, each with enough tokens for its link: the latency of ring rounds limits the step.
 reports_ranks_that_wait() {
     local many=(--device H200 --model gpt2-124M --batch-tokens 73400320 --zero 2) most
     plan "${many[@]}" --ranks 8960 && said '^> +8960 .* interconnect ' && said '^ +8 +2 .* compute ' || return 1
     most=$(sed -nE 's/^  compute-bound up to ([0-9]+) ranks: .*/\1/p' plan.txt)
     awk -v n="$most" -v at="$(waiting_share "$most")" -v beyond="$(waiting_share $((most + 1)))" 'BEGIN {
         if (!(n > 8 && n < 8960 && at <= 50 && at > 49 && beyond >= 50)) { print n " ranks: " at "%, one more: " beyond "%"; exit 1 } }' || return 1
-    plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said '^  compute-bound up to 8 ranks: ' # the rows limit
+    plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said '^  compute-bound up to 8 ranks: ' # the batch has 8 rows
 }
 rows() { grep -oE '^[> ] +8 +1 .*' plan.txt | cut -c2- | sort; }
 compares_cuts() { # of 8 ranks: the same rows and bounds whatever --tensor the plan has
@@ -77,8 +77,8 @@ compares_the_modes() { # for a model too large for one card
     plan --device H200 --model d84 --micro-batch 4 && said '^  ranks from which it fits, at this micro-batch: none with --zero 0, 4 with 1, 3 with 2, 3 with 3' &&
         plan --model d2 --ranks 4 --batch-tokens 8192 && said '^> +4 +1 .* unknown '
 }
-# Compares with "How to scale your model" (Austin et al. 2025): the book's example, a pod given by its figures, then switches.
-# A twin in float64 knows only the transfers of one MLP; it searches splits and batches.
+# Compares with "How to scale your model" (Austin et al. 2025): its example (a pod, by its figures), then switches.
+# twin.py knows only the transfers of one MLP, in float64, and searches splits and batches.
 agrees_with_the_textbook() {
     local python
     python=$(find_python) || skip "no Python" || return
@@ -86,7 +86,7 @@ agrees_with_the_textbook() {
 		import math, re, sys
 		C, W, axes, K, B, d, L, V = map(float, sys.argv[1:])
 		D, v = 4 * d, 2
-		def search(low, high, rises):  # where a function of log x changes its sign
+		def search(low, high, rises):  # bisects log x: where `rises` turns true
 		    for _ in range(200):
 		        middle = math.sqrt(low * high)
 		        low, high = (low, middle) if rises(middle) else (middle, high)
@@ -94,7 +94,7 @@ agrees_with_the_textbook() {
 		products = lambda B, K: 4 * B * d * D / (K * C)
 		fsdp = lambda K_F, K, axes: 2 * v * d * D * K_F / K / (axes * W)
 		tensors = lambda B, K_F, axes: 2 * v * B * d / K_F / (axes * W)
-		def both(B, K_F):  # a torus of three axes: two for FSDP, and both at once; a switch: one after the other
+		def both(B, K_F):  # a torus: two axes for FSDP and one for tensors, at once; a switch: one after the other
 		    times = (fsdp(K_F, K, 2), tensors(B, K_F, 1)) if axes else (fsdp(K_F, K, 1), tensors(B, K_F, 1))
 		    return max(times) if axes else sum(times)
 		best = lambda B: search(1e-6, 1e9, lambda K_F: both(B, K_F * 1.0000001) > both(B, K_F))
@@ -116,7 +116,7 @@ agrees_with_the_textbook() {
     grep -q '^468 850 34 113 1619 ' twin.txt || { cat twin.txt; return 1; } # the textbook's
     plan --device H200 --ranks 8 --layers 4 --heads 64 --channels 8192 --vocab-size 1000 --seq-len 64 --batch-tokens 16384 &&
         "$python" twin.py 989e12 450e9 0 8 16384 8192 4 1000 > twin.txt || return 1
-    plan --device H200 --ranks 64 --layers 4 --heads 64 --channels 8192 --batch-tokens 65536 && # the network carries as much
+    plan --device H200 --ranks 64 --layers 4 --heads 64 --channels 8192 --batch-tokens 65536 && # network: 400 GB/s per node
         said ' FSDP: from 2,472 tokens a rank; tensor parallel: up to 8 ranks$' && said 'from no fewer tokens than FSDP alone$' || return 1
     plan --device 'A100 80GB' --ranks 8 --batch-tokens 8192 && said '^> +8 .* unknown +no times without --link$' && ! grep -qE '^ +(4|16) ' plan.txt
 }
@@ -140,7 +140,7 @@ reports_memory_too_small() { # an error for this machine, a note for another; na
         plan --device "RTX 4090" --model gpt2-1558M --seq-len 8192 --zero 2 --ranks 8 --recompute block --micro-batch $((fits + 1)) &&
         said "DOES NOT FIT: the largest --micro-batch that fits is $fits$" || return 1
     plan --device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512 &&
-        said 'the largest --micro-batch that fits is 512$' || return 1 # of tokens, in the smallest model on a large device
+        said 'the largest --micro-batch that fits is 512$' || return 1 # 2^25 tokens, in the smallest model on a large device
     "$train" --dry-run --layers 900 --heads 64 --channels 8192 > plan.txt 2> error.txt
     [ $? = 71 ] && said 'memory in all +[0-9.]+ MiB of .*NOT EVEN ONE ROW FITS' && said '^  [0-9.,]+ (hours|days), 0 tok/s' && ! grep -E '[0-9]e\+[0-9]* (ms|s|hours|%)' plan.txt &&
         grep -qE '^error: the model does not fit: [0-9.]+ GiB are needed.*\(CPU' error.txt && [ "$(wc -l < error.txt)" = 1 ] ||
@@ -207,7 +207,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 		64 $wide
 		65 --model wide/step_00000001 --seq-len 16
 	END
-    # The type is an option, wherever the shape comes from.
+    # 64, not 65: an option is at fault, though the shape comes from a checkpoint.
     "$train" --dry-run --device H200 --model wide/step_00000001 --seq-len 8 --dtype fp8-dw > plan.txt 2>&1
     [ $? = 64 ] && said '^error: --dtype fp8-dw on a GPU needs a --seq-len that is a multiple of 16, not 8. use --dtype fp8$' || return 1
     # shellcheck disable=SC2086

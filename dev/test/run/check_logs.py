@@ -185,7 +185,7 @@ def tensorboard():
     """A second call replaces the file of the first, and leaves others."""
     shutil.copytree("whole", "shown")
     open("shown/events.out.tfevents.0.notes", "w").close()
-    open_events("shown")  # Skip
+    open_events("shown")  # may raise Skip
     for _ in range(2):
         check("60 steps" in to_tensorboard("shown"), "not 60 steps")
         sizes = sorted(map(os.path.getsize, glob.glob("shown/events.*.gns")))
@@ -255,7 +255,7 @@ def interrupted():
 
 def followed():
     """A follower that starts before the run, and a viewer that is open across two resumes."""
-    open_events("whole")  # Skip
+    open_events("whole")  # may raise Skip
     viewer = None
 
     def look():

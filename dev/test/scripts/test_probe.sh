@@ -15,7 +15,7 @@ from critical_batch import critical_batch
 cases = [
     ([8, 16, 32, 64], [2.0, 2.004, 2.002, 2.009], (64, None, None)),
     ([8, 16, 32, 64], [2.0, 1.98, 2.0, 2.02], (32, 64, 32 * 2 ** 0.5)),   # half way between 0 and 0.02
-    ([8, 16, 32, 64], [2.0, 2.0, 2.04, 2.0], (16, 32, 16 * 2 ** 0.25)),   # a batch above one that does harm does not count
+    ([8, 16, 32, 64], [2.0, 2.0, 2.04, 2.0], (16, 32, 16 * 2 ** 0.25)),   # batches above the first with harm do not count
     ([8, 32], [2.0, 2.5], (8, 32, 8 * 4 ** 0.02)),
     ([8, 16, 32], [2.0, 2.005, math.inf], (16, 32, 16.0)),                # diverged
     ([8, 16, 32], [2.0, math.nan, 2.0], (8, 16, 8.0)),
@@ -76,7 +76,7 @@ check "trained again" [ -z "$(find run/probe_00000020 -newer stamp)" ]
 check "not said" says log "batch 8: already trained"
 probe 0 run --factors 0.5,1 --tokens 512
 check "from the newest, downwards: $(tail -n 1 log)" [ -d run/probe_00000060/batch_2-512 ]
-branch=run/probe_00000020/batch_8-2048 # killed: it starts again at the checkpoint, whose log was longer than the branch's
+branch=run/probe_00000020/batch_8-2048 # as if killed: it starts at the checkpoint, which expects a longer log
 numbers $branch > whole
 cp -r run/step_00000020 $branch && rm $branch/done
 truncate -s $(($(stat -c %s $branch/metrics.jsonl) * 2 / 3)) $branch/metrics.jsonl # within a line
