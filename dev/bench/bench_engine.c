@@ -1,8 +1,8 @@
 // bench_engine: whole training steps through engine.h. Prints the time of a step, tokens per second, the share of the
 // device's peak, and the time in which the host queues a step. (If that is nearly the whole step, the device waits for
-// the host.) Variants take turns of a few steps in one process. A turn's first step does not count: the card's clock is
-// still that of the variant before. The result is the median of the rounds' ratios. The model learns for LEARNING
-// steps, then stays: the more it has learnt, the more power a step needs. turns.py compares builds and settings.
+// the host.) Variants alternate every few steps in one process. A turn's first step does not count: the GPU still has
+// the clock of the variant before. The result is the median of the rounds' ratios. The model learns for LEARNING steps,
+// then stays: the more it has learnt, the more power a step needs. turns.py compares builds and settings.
 //
 //     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [word...]]]]]
 //

@@ -32,7 +32,7 @@ static Engine *typed_engine(const World *w, Dtype dtype, int threads, float smoo
                                        .label_smoothing = smoothing});
 }
 
-// Tolerances: those of the CUDA engine's bf16 (dev/test/cuda/test_engine_cuda.cu).
+// Tolerances equal the CUDA engine's for bf16 (dev/test/cuda/test_engine_cuda.cu).
 static void check_step(float smoothing) {
     World w = rounded_world();
     Engine *exact = typed_engine(&w, DTYPE_FP32, 1, smoothing), *rounded = typed_engine(&w, DTYPE_BF16, 2, smoothing);

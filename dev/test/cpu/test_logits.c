@@ -1,4 +1,4 @@
-// engine_logits reuses keys and values of earlier calls. Whatever came between, the bits are those of a new engine. If
+// engine_logits reuses keys and values of earlier calls. Other calls in between change no bit of the logits. If
 // each block has its own keys and values, only the new tokens are computed.
 #include "cpu/engine_cpu.h"
 #include "world.h"

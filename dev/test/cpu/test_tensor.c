@@ -1,5 +1,5 @@
 // A model cut over the ranks of a group (--tensor): engines as threads of this process, which exchange rows through
-// memory. Their gradients, per-example norms, losses and logits add up to those of one engine with the whole model. The
+// memory. Summed over engines, gradients, per-example norms, losses and logits equal those of the whole model. The
 // test finds the places of a cut tensor's elements from the widths of the local models alone.
 #include "world.h"
 
