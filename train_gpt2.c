@@ -41,13 +41,12 @@ typedef struct {
         size_t own;             // place of the first own row
     } all;
     Dtype type;      // type of values
-    int passes;      // cost, in forward passes: 3 in training (input and weight gradients cost one each), otherwise 1
     GnsMode mode;    // in training
     Dropout dropout; // dropout of the first row; attention_of and drop set the layer
     bool fp8;        // round factors to e4m3, in training
 } Batch;
 
-// Returns a pass over M rows without training; for training also set `mode`, `passes`, `fp8` and `dropout`.
+// Returns a pass over M rows without training; for training also set `mode`, `fp8` and `dropout`.
 static Batch batch_of(const Engine *engine, const uint16_t *tokens, size_t stride, size_t M, size_t T, size_t first) {
     const RankRows own = own_rows(&engine->config, (int64_t)M);
     const size_t C = (size_t)engine->config.model->config.channels, B = (size_t)own.count, at = (size_t)own.first;
@@ -61,7 +60,6 @@ static Batch batch_of(const Engine *engine, const uint16_t *tokens, size_t strid
         .N = B * (T - first),
         .all = {tokens, M, M * (T - first), at},
         .type = engine->config.dtype,
-        .passes = 1,
     };
 }
 
@@ -193,15 +191,6 @@ static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
     drop(batch, x, x, DROPOUT_EMBEDDING, 0);
 }
 
-// Counts block_rows rows through a block and head_rows rows through the head. Adds their share of the pass to
-// work_done, which another thread reads. Ignores attention.
-static void count_work(Engine *engine, const Batch *batch, size_t block_rows, size_t head_rows) {
-    const Model *model = engine->config.model;
-    double head = model->vocab_padded / (12.0 * model->config.channels); // cost of the head, in blocks
-    double all = batch->passes * ((double)batch->all.N * model->config.layers + head * (double)batch->N);
-    engine->work_done = engine->work_done + (float)(((double)block_rows + head * (double)head_rows) / all);
-}
-
 // Waits for block l's weights. With shard_weights, also starts to gather those of block `after`, the next to run.
 static int next_weights(Engine *engine, int l, int after, Error *e) {
     const Model *model = engine->config.model;
@@ -216,7 +205,6 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     int L = model->config.layers;
     const void *residual = NULL;
     engine->seen_count = 0;
-    engine->work_done = 0;
     // Request all weights at once: a transfer slows down no kernel of the CPU.
     if (!engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
@@ -228,7 +216,6 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
         void *out = l + 1 < L ? engine->block[l + 1].x : engine->x_final;
         TRY(next_weights(engine, l, l + 1, e));
         TRY(block_forward(engine, batch, &engine->block[l], residual, out, l, e));
-        count_work(engine, batch, batch->all.N, 0);
         residual = engine->block[l].x_mid;
     }
     ln_forward(engine, batch, engine->lnf, engine->meanf, engine->rstdf, engine->x_final, residual, LNF_W, LNF_B, 0);
@@ -257,7 +244,6 @@ static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t e
         head_logits(engine, first, rows);
         cross_entropy(engine->nll + first, loss, engine->logits, engine->targets + first, rows, model->config.vocab, Vp,
                       loss ? smoothing : 0, seed, batch->type);
-        count_work(engine, batch, 0, dwte ? 3 * rows : rows);
         if (!dwte) continue;
         matmul_nn(engine->matmul, at(engine, engine->dy, first * C), engine->logits, weight(engine, WTE, 0), NULL, rows,
                   C, Vp);
@@ -429,7 +415,6 @@ static int backward(Engine *engine, const Batch *batch, Error *e) {
         TRY(next_weights(engine, l, l - 1, e));
         if (l == L - 1) ln_backward(engine, batch, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0);
         TRY(block_backward(engine, batch, &engine->block[l], l, e));
-        count_work(engine, batch, 2 * batch->all.N, 0);
         TRY(watch_final(&engine->watch, model, 1 + l, e));
     }
     embeddings_backward(engine, batch);
@@ -469,7 +454,7 @@ static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode
     const Model *model = engine->config.model;
     size_t T = (size_t)engine->config.seq_len;
     Batch batch = batch_of(engine, tokens, T + 1, (size_t)n, T, 0);
-    batch.mode = mode, batch.passes = 3, batch.fp8 = engine->fp8;
+    batch.mode = mode, batch.fp8 = engine->fp8;
     batch.dropout = dropout_at(engine->config.dropout, engine->example + batch.all.own, 0);
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     assert(!engine->row || engine->rows + n <= engine->config.step_rows);
@@ -609,7 +594,6 @@ static int cpu_check_dtype(Dtype dtype, Error *e) {
 }
 
 static Dtype cpu_dtype(void) { return DTYPE_FP32; }
-static double cpu_progress(const Engine *engine) { return engine->work_done; }
 static void cpu_examples(Engine *engine, uint64_t first) { engine->example = first; }
 static void cpu_scale_loss(Engine *engine, double scale) { engine->loss_scale = (float)scale; }
 static void cpu_exponents(Engine *engine, const int8_t *k) { memcpy(engine->exponents, k, fp8_sites(engine)); }
@@ -625,7 +609,6 @@ const EngineApi cpu_engine = {
     .create = cpu_create,
     .destroy = cpu_destroy,
     .describe = cpu_describe,
-    .progress = cpu_progress,
     .tune = cpu_tune,
     .tuning = cpu_tuning,
     .set_tuning = cpu_set_tuning,

@@ -800,7 +800,6 @@ const EngineApi cuda_engine = {
     .create = cuda_create,
     .destroy = cuda_destroy,
     .describe = cuda_describe,
-    .progress = NULL, // the host runs ahead of the device
     .tune = cuda_tune,
     .tuning = [](const Engine *engine) -> const char * { return engine->matmul->choices; },
     .set_tuning = [](Engine *engine, const char *tuning,

@@ -66,7 +66,6 @@ struct Engine {
     float *amax;                             // (L, FP8_SITES) largest |x| in this step so far
     float *factor[2]; // rounded factors of a product: (M, T, 4C); (4C, C), with fp8_dweight at least (M, T, 4C)
     double loss_sum, nll_sum;
-    _Atomic float work_done;    // fraction of the pass that is done; another thread reads it
     bool first;                 // the next micro-step overwrites gradients (with shard_grads always)
     float loss_scale;           // set by scale_loss
     int rows;                   // rows of this step so far

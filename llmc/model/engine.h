@@ -202,9 +202,6 @@ struct EngineApi {
     // Writes one line about the machine and the build: "CPU, fp32, 2 threads, vectors of 512 bits".
     void (*describe)(const Engine *engine, char *out, size_t bytes);
 
-    // The share of the present micro-step or evaluation that is done, 0 to 1. From any thread. NULL: unknown.
-    double (*progress)(const Engine *engine);
-
     // ---- The library's algorithm (cuBLASLt) for each matrix product -------------------------------------------------
     // The default is the library's proposal, the same at every start on the same machine. Another algorithm sums in
     // another order: the last bits differ.
@@ -374,7 +371,6 @@ static inline void engine_destroy(Engine *engine) {
 #define engine_weight_bytes(g)       engine_api(g)->weight_bytes(g)
 
 // Functions that an engine may lack.
-#define engine_progress(g)           (engine_api(g)->progress ? engine_api(g)->progress(g) : 0)
 #define engine_pin(g, memory, bytes) (engine_api(g)->pin ? engine_api(g)->pin(g, memory, bytes) : (void)0)
 #define engine_unpin(g, memory)      (engine_api(g)->unpin ? engine_api(g)->unpin(g, memory) : (void)0)
 #define engine_stream(g)             (engine_api(g)->stream ? engine_api(g)->stream(g) : NULL)

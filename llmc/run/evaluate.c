@@ -41,7 +41,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
         }
         // A rank that cannot read still exchanges with its tensor group. Rows half read may hold tokens beyond V.
         if (unread) memset(data->rows, 0, (size_t)n * (size_t)(width + 1) * sizeof *data->rows);
-        progress_next(progress, done, n);
+        progress_next(progress, done);
         TRY(engine_eval(setup->engine, data->rows, n, width, data->losses, unread ? &ignored : e));
         if (questions) hellaswag_sums(data->hellaswag, (int)first, n, data->losses, sum + first);
         for (int64_t i = 0; !questions && i < (int64_t)n * width; i++) sum[0] += data->losses[i];
@@ -127,7 +127,6 @@ int evaluate_model(Run *r, Error *e) {
         printf("--model %s\n", setup->options.model);
         print_setup(r);
     }
-    progress_run(&r->output.progress, setup->engine, setup->shape.seq_len, 0, 0, 0);
     if (r->data.val) TRY(print_loss(r, e));
     if (!r->data.hellaswag) return 0;
     TRY(evaluate_hellaswag(r, &score, e));

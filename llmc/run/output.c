@@ -226,14 +226,13 @@ static int share_directory(Run *r, Error *e) {
 }
 
 int setup_output(Run *r, Error *e) {
-    const Options *o = &r->setup.options;
     r->saving.first_step = r->position.at.step + 1;
     TRY(comm_agree(r->setup.comm, is_rank0(&r->setup) ? setup_directory(r, e) : 0, e));
     TRY(share_directory(r, e));
     TRY(saver_create(&r->saving.saver, r, e));
     if (!is_rank0(&r->setup)) return 0;
-    progress_run(&r->output.progress, r->setup.engine, r->setup.shape.seq_len, r->position.at.step,
-                 r->position.at.tokens, o->run.horizon_tokens);
+    progress_run(&r->output.progress, r->setup.shape.seq_len, r->position.at.step, r->position.at.tokens,
+                 r->setup.options.run.horizon_tokens);
     r->output.progress.val_loss = r->position.at.val_loss;
     return 0;
 }

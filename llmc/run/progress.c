@@ -30,22 +30,12 @@ static void format_duration(char out[32], double seconds) {
 
 // ---- The work that is done, and the remaining time ------------------------------------------------------------------
 
-// Returns the fraction of the work that is done; it never falls. NaN: unknown.
-static double fraction_done(Progress *p) {
-    if (p->now.total == 0) return NAN;
-    double of_piece = p->now.flight && p->engine ? engine_progress(p->engine) : 0;
-    double share = ((double)p->now.done + of_piece * (double)p->now.flight) / (double)p->now.total;
-    return p->now.reached = fmin(1, fmax(p->now.reached, share));
+// Returns the fraction of the work that is done; NaN: unknown.
+static double fraction_done(const Progress *p) {
+    return p->now.total ? fmin(1, (double)p->now.done / (double)p->now.total) : NAN;
 }
 
-// Returns the seconds until the work ends, at its speed so far; NaN: unknown.
-static double work_left(Progress *p, double now) {
-    const double enough = 0.02; // fraction of the work after which its speed is known
-    double share = fraction_done(p);
-    return share >= enough ? (now - p->now.begun) * (1 - share) / share : NAN;
-}
-
-double progress_left(Progress *p, double now) {
+double progress_left(const Progress *p, double now) {
     const double enough = 0.002; // fraction of the first step
     if (p->ends > 0) return p->ends - now;
     double begun = p->now.runs && !p->now.what ? fraction_done(p) * (double)p->batch_tokens : 0; // tokens
@@ -59,7 +49,7 @@ double progress_left(Progress *p, double now) {
 enum { ETA_PART = 2 }; // the ETA's index among the parts of a step's line
 
 // Writes "  ETA 1:19", or "" while it is unknown.
-static const char *write_eta(Progress *p, double now, char out[64]) {
+static const char *write_eta(const Progress *p, double now, char out[64]) {
     char eta[32];
     double left = progress_left(p, now);
     format_duration(eta, left);
@@ -106,7 +96,8 @@ static void draw(Progress *p, const Line *line, double now) {
 static void draw_work(Progress *p, double now) {
     Line line = {0};
     char what[40], share[16] = "", time[32], eta[64];
-    double part = fraction_done(p), left = work_left(p, now);
+    double part = fraction_done(p);
+    double left = part >= 0.02 ? (now - p->now.begun) * (1 - part) / part : NAN; // unknown at first
     bool ended = p->now.total && p->now.done >= p->now.total, known = !ended && isfinite(left);
     if (p->terminal) line = p->last;
     if (line.count) write_eta(p, now, line.part[ETA_PART].text);
@@ -138,17 +129,15 @@ void progress_begin(Progress *p, const char *what, int64_t total) {
     leave(p);
 }
 
-void progress_next(Progress *p, int64_t done, int64_t flight) {
+void progress_next(Progress *p, int64_t done) {
     if (!enter(p)) return;
     p->now.done = done;
-    p->now.flight = flight;
     leave(p);
 }
 
 void progress_end(Progress *p) {
     if (!enter(p)) return;
     p->now.done = p->now.total;
-    p->now.flight = 0;
     if (p->now.shown && !p->now.quiet && p->now.what) draw_work(p, clock_seconds());
     if (!p->horizon) end_drawn_line(p);
     if (!p->now.what) p->step++, p->tokens += p->batch_tokens;
@@ -158,25 +147,21 @@ void progress_end(Progress *p) {
 
 // ---- The thread -----------------------------------------------------------------------------------------------------
 
-// Prints "finishing this step (0:40), then saving; again: quit without saving".
-static void answer_signal(Progress *p, double now) {
+// Prints "finishing this step, then saving; again: quit without saving".
+static void answer_signal(Progress *p) {
     const char *why = signals_requested(), *what = p->now.runs && p->now.what ? p->now.what : "this step";
-    char left[32], about[48] = "";
-    double seconds = p->now.runs ? work_left(p, now) : NAN;
     if (p->answered || !why) return;
     p->answered = true;
-    format_duration(left, seconds);
-    if (isfinite(seconds)) snprintf(about, sizeof about, " (%s)", left);
     end_drawn_line(p);
     fflush(p->out);
     bool ctrl_c = strcmp(why, "SIGINT") == 0, saves = strcmp(what, "saving") == 0; // the terminal shows ^C
-    fprintf(stderr, "%s%sfinishing %s%s%s%s\n", ctrl_c ? "" : why, ctrl_c ? "" : ": ", what, about,
-            saves ? "" : ", then saving", strncmp(why, "SIG", 3) == 0 ? "; again: quit without saving" : "");
+    fprintf(stderr, "%s%sfinishing %s%s%s\n", ctrl_c ? "" : why, ctrl_c ? "" : ": ", what, saves ? "" : ", then saving",
+            strncmp(why, "SIG", 3) == 0 ? "; again: quit without saving" : "");
 }
 
 void progress_tick(Progress *p, double now) {
     const double delay = p->terminal ? 1 : 10, interval = p->terminal ? 0.2 : fmax(10, log_interval(now - p->started));
-    answer_signal(p, now);
+    answer_signal(p);
     if (!p->now.runs || p->now.quiet || now - p->now.begun < delay || now - p->shown < interval) return;
     p->now.shown = true;
     draw_work(p, now);
@@ -201,10 +186,8 @@ void progress_destroy(Progress *p) {
 
 // ---- The run --------------------------------------------------------------------------------------------------------
 
-void progress_run(Progress *p, const Engine *engine, int seq_len, int64_t step, int64_t done_tokens,
-                  int64_t horizon_tokens) {
+void progress_run(Progress *p, int seq_len, int64_t step, int64_t done_tokens, int64_t horizon_tokens) {
     if (!enter(p)) return;
-    p->engine = engine;
     p->seq_len = seq_len;
     p->step = step;
     p->tokens = p->first_tokens = done_tokens;

@@ -12,7 +12,6 @@
 
 #include "base/terminal.h"
 #include "base/thread.h"
-#include "model/engine.h"
 #include "run/metrics.h"
 
 typedef struct {
@@ -20,7 +19,6 @@ typedef struct {
     bool terminal;         // redraw one line
     bool drawn;            // a line to redraw is shown
     bool answered;         // a signal was acknowledged
-    const Engine *engine;  // the lines show its progress; NULL: none yet
     double started;        // when the run started, in seconds of the clock
     double shown, stepped; // when the last line and the last step's line were shown; 0: never
     double ends;           // when a run without a horizon yet will end; 0: the horizon is decided
@@ -34,9 +32,7 @@ typedef struct {
         bool runs;           // false: nothing to show
         const char *what;    // the work's name; NULL: a step
         double begun;        // when the work began
-        double reached;      // fraction of the work, as shown
         int64_t done, total; // rows, or other units; total 0: unknown
-        int64_t flight;      // units of the current piece
         bool quiet, shown;   // quiet: show no more of it (1); shown: in a line
     } now;
     Line last; // the line of the last step
@@ -49,13 +45,12 @@ int progress_watch(Progress *p, Error *e);
 void progress_destroy(Progress *p);
 
 // Begins a run at `step`, and starts the clock of its ETA.
-void progress_run(Progress *p, const Engine *engine, int seq_len, int64_t step, int64_t done_tokens,
-                  int64_t horizon_tokens);
+void progress_run(Progress *p, int seq_len, int64_t step, int64_t done_tokens, int64_t horizon_tokens);
 
 // Begins work of `total` units; 0: unknown. what: its name in the line; NULL: the next step, of `total` rows.
 void progress_begin(Progress *p, const char *what, int64_t total);
-void progress_next(Progress *p, int64_t done, int64_t flight); // begins a piece: units [done, done + flight)
-void progress_end(Progress *p);                                // ends the work
+void progress_next(Progress *p, int64_t done); // begins a piece of it
+void progress_end(Progress *p);                // ends the work
 
 // Adds a step and shows its line; in a log, at most one line per log_interval, unless `force`.
 void progress_step(Progress *p, const StepMetrics *step, const Noise *noise, bool force);
@@ -67,7 +62,7 @@ void progress_print(Progress *p, const char *format, ...) __attribute__((format(
 void progress_break(Progress *p);
 
 // Returns the seconds until the run ends, at its tokens per second so far, pauses included; NaN: unknown.
-double progress_left(Progress *p, double now);
+double progress_left(const Progress *p, double now);
 
 // Called by the thread ten times a second: shows the work, and acknowledges a signal.
 void progress_tick(Progress *p, double now);

@@ -204,7 +204,7 @@ static int load(void *run, StateKind kind, Range range, const float *values, Err
                     r->saving.saved[0] ? r->saving.saved : r->setup.source, kind == STATE_PARAM ? "" : "a moment of ",
                     model->tensors[tensor_at(model, range.begin + i)].name);
     }
-    progress_next(p, p->now.done + (int64_t)range_length(range), 0);
+    progress_next(p, p->now.done + (int64_t)range_length(range));
     if (r->setup.shape.model == &r->setup.local) return load_local(&r->setup, kind, range, values, e);
     return engine_load(r->setup.engine, kind, range, values, e);
 }
@@ -553,7 +553,6 @@ int setup_buffers(Run *r, Error *e) {
 }
 
 void run_end_training(Run *r) {
-    progress_run(&r->output.progress, NULL, 0, 0, 0, 0); // the progress thread reads the engine
     saver_destroy(r->saving.saver);
     loader_destroy(r->data.loader);
     parallel_destroy(&r->setup.parallel);

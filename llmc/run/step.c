@@ -47,7 +47,7 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
             loader_expect(data->loader, (uint64_t)next, (int)(left < most ? left : most));
         if (unread.code && ranks == 1) break;
         if (unread.code) rows = n > 0 && p->config.tensor > 1 ? data->rows : NULL;
-        progress_next(&r->output.progress, done * groups, n * groups);
+        progress_next(&r->output.progress, done * groups);
         TRY(parallel_micro_step(&setup->parallel, rows, rows ? (int)n : 0, mode, i == micro_steps - 1, e));
         comm_progress(setup->comm);
         done += n;

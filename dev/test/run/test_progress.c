@@ -1,5 +1,4 @@
-// Progress: the line of a step (numbers, memory against the kernel's count, width on a terminal), long work, the
-// remaining time, and the answer to a signal.
+// Progress: the line of a step (numbers, width on a terminal), long work, the remaining time, and the answer to a signal.
 #include "base/signals.h"
 #include "gns/noise.h"
 #include "run/progress.h"
@@ -9,16 +8,6 @@
 #include <unistd.h>
 
 static const char redraw[] = "\r\033[K";
-
-// Progress of the engine, a stand-in.
-static double engine_share;
-static double share_of(const Engine *engine) {
-    (void)engine;
-    return engine_share;
-}
-static EngineApi api;
-static const EngineApi *const state = &api;
-static const Engine *const engine = (const Engine *)&state;
 
 enum { T = 10, HORIZON = 10000 };
 
@@ -35,7 +24,7 @@ static void begin(bool terminal, int columns) {
     CHECK(f != NULL, "no file");
     progress_create(&p, f, false);
     p.terminal = terminal;
-    progress_run(&p, engine, T, 298, 6980, HORIZON);
+    progress_run(&p, T, 298, 6980, HORIZON);
     p.first_tokens = 0, p.started -= 10;
 }
 
@@ -128,26 +117,21 @@ static void test_other_lines(void) {
 
 // ---- Work that takes long -------------------------------------------------------------------------------------------
 
-// A step of 8 rows in two pieces shows nothing within the delay, then the share done and the time left, then nothing.
+// A step of 8 rows in pieces shows nothing within the delay, then the share done and the time left, then nothing.
 static void test_step(void) {
     for (int terminal = 0; terminal < 2; terminal++) {
         begin(terminal, 80);
         double delay = terminal ? 1 : 10, now = clock_seconds();
         progress_begin(&p, NULL, 8);
-        progress_next(&p, 0, 4);
+        progress_next(&p, 2);
         progress_tick(&p, now + 0.9 * delay);
         CHECK(!*written(f), "too early");
-        engine_share = 0.5;
         progress_tick(&p, now + 100);
         const char *line = written(f), *want = path_of("%sstep 299: 25%%, 5:00 left  ETA ", terminal ? redraw : "");
         CHECK(strncmp(line, want, strlen(want)) == 0 && (strchr(line, '\n') != NULL) != terminal, "%s", line);
-        engine_share = 0; // the engine has begun the next piece, but progress_next was not called yet
-        progress_tick(&p, now + 200);
-        CHECK(strstr(written(f), "step 299: 25%, "), "a share that falls");
-        progress_next(&p, 4, 4);
-        engine_share = 1;
+        progress_next(&p, 7);
         progress_tick(&p, now + 300);
-        CHECK(strstr(written(f), "step 299: 99%, "), "100%% before its end");
+        CHECK(strstr(written(f), "step 299: 87%, "), "another share");
         progress_tick(&p, now + 300.1);
         CHECK(!*written(f), "too often");
         progress_end(&p);
@@ -155,7 +139,6 @@ static void test_step(void) {
         CHECK(!*written(f), "work that has ended");
         CHECK(p.tokens == 6980 + 80 && p.step == 299, "step %lld, %lld tokens", (long long)p.step, (long long)p.tokens);
         end();
-        engine_share = 0;
     }
 }
 
@@ -169,7 +152,7 @@ static void test_work(void) {
     CHECK(strcmp(written(f), "\r\033[Kreading the data 1:05") == 0, "no length");
     progress_end(&p);
     progress_begin(&p, "validation", 200);
-    progress_next(&p, 50, 10);
+    progress_next(&p, 50);
     progress_tick(&p, now + 100);
     const char *line = written(f);
     CHECK(strstr(line, "validation 25%, 5:00 left"), "%s", line);
@@ -205,12 +188,12 @@ static void test_log(void) {
 // Tokens 100 to 200 of 1000 took 10 s: 80 s are left. Within a step the share done counts.
 static void test_left(void) {
     begin(false, 80);
-    progress_run(&p, engine, T, 1, 100, 1000);
+    progress_run(&p, T, 1, 100, 1000);
     CHECK(isnan(progress_left(&p, p.started + 5)), "known before a step");
     p.tokens = 200;
     CHECK(fabs(progress_left(&p, p.started + 10) - 80) < 1e-9, "%g s", progress_left(&p, p.started + 10));
     progress_begin(&p, NULL, 10);
-    progress_next(&p, 5, 5);
+    progress_next(&p, 5);
     double slow = progress_left(&p, p.started + 60); // 150 tokens in 60 s
     CHECK(fabs(slow - 300) < 1e-9, "%g s within a slow step", slow);
     p.tokens = 1000;
@@ -224,7 +207,7 @@ static void test_signal(void) {
     int before = dup(STDERR_FILENO);
     begin(true, 80);
     progress_begin(&p, NULL, 8);
-    progress_next(&p, 4, 4);
+    progress_next(&p, 4);
     signals_install();
     raise(SIGINT);
     dup2(fileno(errors), STDERR_FILENO);
@@ -232,15 +215,13 @@ static void test_signal(void) {
     progress_tick(&p, p.now.begun + 41);
     dup2(before, STDERR_FILENO);
     const char *text = written(errors);
-    CHECK(strcmp(text, "finishing this step (0:40), then saving; again: quit without saving\n") == 0, "%s", text);
+    CHECK(strcmp(text, "finishing this step, then saving; again: quit without saving\n") == 0, "%s", text);
     fclose(errors);
     close(before);
     end();
 }
 
 int main(void) {
-    api = cpu_engine;
-    api.progress = share_of;
     RUN(test_line, test_gns, test_width_of_a_terminal, test_other_lines);
     RUN(test_step, test_work, test_log, test_left, test_signal);
     return test_summary();
