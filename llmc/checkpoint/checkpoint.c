@@ -203,8 +203,8 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
     const SafetensorsEntry *entry = find_tensor(files, t->name);
     const char *const hint = "does config.json belong to this file?";
     if (!entry)
-        return FAIL(e, ERR_INPUT, "is a file missing, or does config.json belong to another model?",
-                    "%s: no tensor %s", files->count > 1 ? directory : files->reader->path, t->name);
+        return FAIL(e, ERR_INPUT, "is a file missing, or does config.json belong to another model?", "%s: no tensor %s",
+                    files->count > 1 ? directory : files->reader->path, t->name);
     uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1;
     if (entry->dimensions == t->dimensions && rows == t->rows && entry->shape[entry->dimensions - 1] == t->columns)
         return 0;
@@ -223,7 +223,8 @@ static int check_head(const ModelFiles *files, const Tensor *wte, Error *e) {
     for (int i = 0; i < 2 && alike; i++) TRY(safetensors_read_f32(i ? tied : head, 0, n, values[i], e));
     if (alike && memcmp(values[0], values[1], n * sizeof(float)) == 0) return 0;
     return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here: it ties the two",
-                "%s: tensor lm_head.weight from byte %llu on is not %s", head->reader->path, data_byte(head), wte->name);
+                "%s: tensor lm_head.weight from byte %llu on is not %s", head->reader->path, data_byte(head),
+                wte->name);
 }
 
 // Checks that the files have all tensors in config.json's shape, and no further layer.
@@ -321,36 +322,27 @@ int checkpoint_training_path(char *out, size_t bytes, const char *directory, con
     return path_join(out, bytes, directory, of_folder, e);
 }
 
-static int find_moment(const SafetensorsEntry **entry, const SafetensorsReader *reader, int moment, const Model *model,
-                       Error *e) {
+int checkpoint_load_moment(const char *directory, const Model *model, StateKind moment, const Range *wanted, int count,
+                           StateWriter load, void *context, Error *e) {
     const char *const hint = "use another checkpoint";
-    char name[40];
-    layout_moment_name(name, sizeof name, moment, model);
-    *entry = safetensors_find(reader, name);
-    if (!*entry)
-        return FAIL(e, ERR_INPUT, hint, "%s: no tensor %s in bytes 0 to %llu", reader->path, name,
-                    (unsigned long long)reader->data_offset);
-    if ((*entry)->type == SAFETENSORS_F32 && (*entry)->count == model->flat_count) return 0;
-    return FAIL(e, ERR_INPUT, hint, "%s: tensor %s from byte %llu on does not hold its range in F32", reader->path,
-                name, data_byte(*entry));
-}
-
-int checkpoint_load_optimizer(const char *directory, const Model *model, const Range *wanted, int count,
-                              StateWriter load, void *context, Error *e) {
     const Range all = {0, model->flat_count};
-    char path[PATH_MAX];
+    char path[PATH_MAX], name[40];
     SafetensorsReader reader;
-    const SafetensorsEntry *moment[2];
     float *buffer = NULL;
     int code = 0;
     if (!count) wanted = &all, count = 1;
     TRY(checkpoint_training_path(path, sizeof path, directory, OPTIMIZER_NAME, e));
     TRY(safetensors_open(&reader, path, e));
-    for (int k = 0; k < 2; k++) TRY_GOTO(find_moment(&moment[k], &reader, k, model, e));
+    layout_moment_name(name, sizeof name, moment, model);
+    const SafetensorsEntry *entry = safetensors_find(&reader, name);
+    if (!entry)
+        TRY_GOTO(FAIL(e, ERR_INPUT, hint, "%s: no tensor %s in bytes 0 to %llu", path, name,
+                      (unsigned long long)reader.data_offset));
+    if (entry->type != SAFETENSORS_F32 || entry->count != model->flat_count)
+        TRY_GOTO(FAIL(e, ERR_INPUT, hint, "%s: tensor %s from byte %llu on does not hold its range in F32", path, name,
+                      data_byte(entry)));
     TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
-    for (int k = 0; k < 2; k++)
-        for (int i = 0; i < count; i++)
-            TRY_GOTO(load_range(moment[k], k ? STATE_MOMENT2 : STATE_MOMENT1, 0, wanted[i], buffer, load, context, e));
+    for (int i = 0; i < count; i++) TRY_GOTO(load_range(entry, moment, 0, wanted[i], buffer, load, context, e));
 done:
     memory_free(buffer);
     safetensors_close(&reader);

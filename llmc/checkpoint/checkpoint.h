@@ -50,6 +50,6 @@ int checkpoint_save_config(Manifest *manifest, const ModelConfig *config, int eo
 // Writes the path of a file that only a resume needs: "DIRECTORY/training/NAME", or an older build's "DIRECTORY/NAME".
 int checkpoint_training_path(char *out, size_t bytes, const char *directory, const char *name, Error *e);
 
-// Reads the moments of `count` wanted ranges; count 0: of all elements. Checks the file first.
-int checkpoint_load_optimizer(const char *directory, const Model *model, const Range *wanted, int count,
-                              StateWriter load, void *context, Error *e);
+// Reads one moment of `count` wanted ranges; count 0: of all elements. Checks the tensor first.
+int checkpoint_load_moment(const char *directory, const Model *model, StateKind moment, const Range *wanted, int count,
+                           StateWriter load, void *context, Error *e);

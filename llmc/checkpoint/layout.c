@@ -10,8 +10,8 @@ enum { BLOCK = 4096 }; // O_DIRECT writes whole blocks (files.c)
 
 const char *const layout_names[LAYOUT_FILES] = {"model.safetensors", TRAINING "optimizer.safetensors"};
 
-void layout_moment_name(char *out, size_t bytes, int moment, const Model *model) {
-    snprintf(out, bytes, "moment%d.0-%zu", moment + 1, model->flat_count);
+void layout_moment_name(char *out, size_t bytes, StateKind moment, const Model *model) {
+    snprintf(out, bytes, "moment%d.0-%zu", moment == STATE_MOMENT1 ? 1 : 2, model->flat_count);
 }
 
 // Adds a tensor to a safetensors header, and appends its span. The span's offset counts from the header's end;
@@ -43,9 +43,9 @@ int layout_create(Layout *layout, const Model *model, Error *e) {
                        tensor_range(t), &data);
         }
         for (int k = 0; k < 2 && f == LAYOUT_OPTIMIZER; k++) {
-            layout_moment_name(name, sizeof name, k, model);
-            add_tensor(layout, text.f, f, name, 0, model->flat_count, k ? STATE_MOMENT2 : STATE_MOMENT1,
-                       (Range){0, model->flat_count}, &data);
+            const StateKind moment = k ? STATE_MOMENT2 : STATE_MOMENT1;
+            layout_moment_name(name, sizeof name, moment, model);
+            add_tensor(layout, text.f, f, name, 0, model->flat_count, moment, (Range){0, model->flat_count}, &data);
         }
         fputc('}', text.f);
         while ((size_t)ftell(text.f) % BLOCK) fputc(' ', text.f);

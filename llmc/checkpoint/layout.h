@@ -32,7 +32,7 @@ int layout_create(Layout *layout, const Model *model, Error *e);
 void layout_destroy(Layout *layout); // {0} is fine
 
 // Writes "moment1.0-124475904": the tensor holds elements [0, 124475904) of the flat array, all of it.
-void layout_moment_name(char *out, size_t bytes, int moment, const Model *model);
+void layout_moment_name(char *out, size_t bytes, StateKind moment, const Model *model);
 
 // Bytes of one file that are written and hashed at once. Never crosses a multiple of MANIFEST_PIECE.
 typedef struct {

@@ -13,7 +13,7 @@
 #include "run/metrics.h"
 #include "gns/noise.h"
 #include "options/options.h"
-#include "ranks/parallel.h"
+#include "ranks/whole.h"
 #include "run/progress.h"
 #include "run/rollback.h"
 #include "run/row_outliers.h"
@@ -39,6 +39,7 @@ typedef struct {
     char source[ARCHIVE_PATH]; // where the model is read from; "": a preset
     EngineConfig shape;
     Parallel parallel;
+    Whole whole; // with --tensor; else {0}
     Engine *engine;
     double peak_flops;    // FLOP/s of one rank's device; 0: unknown
     Tokenizer *tokenizer; // NULL: none known for this vocabulary

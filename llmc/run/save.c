@@ -25,8 +25,6 @@ struct Saver {
     Range all; // the whole flat array
     const Range *owned;
     int owned_count;    // ranges that this rank writes; 0: none
-    Model *local;       // (K) local models of the ranks of a group (--tensor); NULL: each rank writes what it owns
-    Range *part;        // (buckets) ranges of the whole model that this rank writes (--tensor), after `exchange`
     LayoutPiece *piece; // (pieces) this rank writes
     int pieces;
     float *copy; // (ARRAYS, stride): the owned ranges one after the other; NULL: the thread reads the engine
@@ -90,22 +88,6 @@ static void *touch_copy(void *saver) {
     return NULL;
 }
 
-// Returns the part of bucket i of the whole model that rank r writes with --tensor.
-static Range part_of_whole(const Saver *s, int i, int r) {
-    const Setup *setup = &s->run->setup;
-    return transport_part(model_bucket(&setup->model, i), r, setup->comm->ranks);
-}
-
-static int divide_whole(Saver *s, Error *e) {
-    const Setup *setup = &s->run->setup;
-    const size_t buckets = (size_t)setup->parallel.buckets, K = (size_t)setup->parallel.config.tensor;
-    TRY(memory_alloc_zero((void **)&s->local, K * sizeof *s->local, "local models", e));
-    TRY(memory_alloc((void **)&s->part, buckets * sizeof *s->part, "parts of a checkpoint", e));
-    for (int i = 0; i < (int)buckets; i++) s->part[i] = part_of_whole(s, i, setup->comm->rank);
-    for (int t = 0; t < (int)K; t++) TRY(model_create_local(&s->local[t], &setup->model.config, t, (int)K, e));
-    return 0;
-}
-
 int saver_create(Saver **out, const Run *r, Error *e) {
     const Setup *setup = &r->setup;
     const Parallel *p = &setup->parallel;
@@ -122,8 +104,7 @@ int saver_create(Saver **out, const Run *r, Error *e) {
     if (is_first && setup->tokenizer) TRY(tokenizer_save(setup->tokenizer, config->context, &s->same, e));
     s->pulse = (Pulse){count_piece, s};
     s->all = (Range){0, setup->model.flat_count};
-    if (p->config.tensor > 1) TRY(divide_whole(s, e));
-    s->owned = alone ? &s->all : s->part ? s->part : p->owned;
+    s->owned = alone ? &s->all : setup->whole.part ? setup->whole.part : p->owned;
     s->owned_count = !alone ? p->buckets : is_first;
     for (int i = 0; i < s->owned_count; i++) s->elements += range_length(s->owned[i]);
     s->stride = round_up(s->elements, page / sizeof(float));
@@ -139,7 +120,7 @@ int saver_prepare(Saver *s, Error *e) {
     if (s->copy) worker_start(&s->worker, touch_copy, s, "a copy", &(Error){0}); // else the save touches it
     TRY(comm_sum(s->run->setup.comm, &missing, 1, e));
     s->copies = missing == 0;
-    if (s->copies || !s->local) return 0;
+    if (s->copies || !s->run->setup.whole.part) return 0;
     comm_settle(s->run->setup.comm);
     return FAIL(e, ERR_MEMORY, "use more ranks, or a machine with more memory",
                 "a rank has no memory for its copy of a checkpoint, which --tensor needs");
@@ -149,9 +130,6 @@ void saver_destroy(Saver *s) {
     if (!s) return;
     worker_join(&s->worker);
     if (s->copy) engine_unpin(s->run->setup.engine, s->copy);
-    for (int t = 0; s->local && t < s->run->setup.parallel.config.tensor; t++) model_destroy(&s->local[t]);
-    memory_free(s->local);
-    memory_free(s->part);
     memory_free(s->copy);
     memory_free(s->piece);
     manifest_free(&s->manifest);
@@ -217,89 +195,6 @@ static int begin_save(Run *r, Error *e) {
     return 0;
 }
 
-// ---- The ranks' local models become the whole one (--tensor) --------------------------------------------------------
-
-// Returns the range of rank `from`'s local flat array that it sends, of tensor k, to the writer of `part`.
-static Range sent_range(const Saver *s, int from, int k, Range part) {
-    const Setup *setup = &s->run->setup;
-    const Comm as_from = {.rank = from, .ranks = setup->comm->ranks};
-    const int K = setup->parallel.config.tensor;
-    const Model *local = &s->local[from % K];
-    const Range there = range_overlap(tensor_range(&setup->model.tensors[k]), part);
-    if (!range_length(there)) return (Range){0, 0};
-    const Range bucket = model_bucket(local, model_bucket_at(local, local->tensors[k].offset));
-    const TransportScope scope = transport_scope(&as_from, K, bucket);
-    return range_overlap(model_local_range(local, &setup->model, k, there),
-                         transport_part(bucket, scope.rank, scope.ranks));
-}
-
-// Copies what a rank sent of tensor k to its places in this rank's part of a bucket.
-static void place_values(const Model *local, const Model *whole, int k, Range range, const float *values, float *to,
-                         Range part) {
-    const Tensor *t = &local->tensors[k];
-    for (size_t at = range.begin, n; at < range.end; at += n, values += n) {
-        n = size_min(tensor_run(t, at - t->offset), range.end - at);
-        const size_t place = whole->tensors[k].offset + tensor_whole_index(t, at - t->offset) - part.begin;
-        memcpy(to + place, values, n * sizeof *to);
-    }
-}
-
-// Exchanges one bucket of one array. counts: (2, ranks). to: this rank's part of the bucket.
-static int exchange_bucket(Saver *s, StateKind kind, int bucket, int *counts, float *to, Error *e) {
-    const Setup *setup = &s->run->setup;
-    const Comm *comm = setup->comm;
-    const Model *model = &setup->model;
-    const Range all = model_bucket(model, bucket);
-    const int ranks = comm->ranks, K = setup->parallel.config.tensor;
-    int *send = counts, *receive = counts + ranks, code = 0, first = 0, tensors = 0; // tensors: of the bucket
-    float *sent = NULL, *received = NULL, *at;
-    size_t all_sent = 0, all_received = 0;
-    while (model->tensors[first].offset < all.begin) first++;
-    while (first + tensors < model->tensor_count && model->tensors[first + tensors].offset < all.end) tensors++;
-    memset(counts, 0, 2 * (size_t)ranks * sizeof *counts);
-    for (int i = 0; i < ranks * tensors; i++) {
-        const int r = i / tensors, k = first + i % tensors;
-        send[r] += (int)range_length(sent_range(s, comm->rank, k, part_of_whole(s, bucket, r)));
-        receive[r] += (int)range_length(sent_range(s, r, k, s->part[bucket]));
-    }
-    for (int r = 0; r < ranks; r++) all_sent += (size_t)send[r], all_received += (size_t)receive[r];
-    TRY_GOTO(memory_alloc((void **)&sent, all_sent * sizeof *sent, "values to send", e));
-    TRY_GOTO(memory_alloc((void **)&received, all_received * sizeof *received, "received values", e));
-    at = sent;
-    for (int i = 0; i < ranks * tensors; i++) {
-        const Range part = part_of_whole(s, bucket, i / tensors);
-        const Range range = sent_range(s, comm->rank, first + i % tensors, part);
-        if (range_length(range)) TRY_GOTO(engine_store(setup->engine, kind, range, at, e));
-        at += range_length(range);
-    }
-    TRY_GOTO(comm_exchange(setup->comm, sent, send, received, receive, e));
-    at = received;
-    for (int i = 0; i < ranks * tensors; i++) {
-        const int r = i / tensors, k = first + i % tensors;
-        const Range range = sent_range(s, r, k, s->part[bucket]);
-        place_values(&s->local[r % K], model, k, range, at, to, s->part[bucket]);
-        at += range_length(range);
-    }
-done:
-    memory_free(received);
-    memory_free(sent);
-    return code;
-}
-
-// (all) Fills the copy: each rank sends what it owns to the ranks that write it.
-static int exchange(Saver *s, Error *e) {
-    const Setup *setup = &s->run->setup;
-    int *counts, code = 0;
-    TRY(memory_alloc((void **)&counts, 2 * (size_t)setup->comm->ranks * sizeof *counts, "counts", e));
-    for (int k = 0; k < ARRAYS && !code; k++) {
-        float *to = s->copy + (size_t)k * s->stride;
-        for (int i = 0; i < s->owned_count && !code; to += range_length(s->part[i++]))
-            code = exchange_bucket(s, kinds[k], i, counts, to, e);
-    }
-    memory_free(counts);
-    return code;
-}
-
 // ---- Writing, on every rank's thread --------------------------------------------------------------------------------
 
 static int read_state(void *saver, StateKind kind, Range range, float *values, Error *e) {
@@ -318,7 +213,7 @@ static void *write_share(void *saver) {
     Saver *s = saver;
     float *to = s->copy;
     int code = s->error.code;
-    for (int k = 0; k < ARRAYS && s->copy && !s->local && !code; k++, to = s->copy + k * s->stride)
+    for (int k = 0; k < ARRAYS && s->copy && !s->run->setup.whole.part && !code; k++, to = s->copy + k * s->stride)
         for (int i = 0; i < s->owned_count && !code; to += range_length(s->owned[i++]))
             code = engine_store(s->run->setup.engine, kinds[k], s->owned[i], to, &s->error);
     atomic_store(&s->copying, false);
@@ -351,7 +246,7 @@ static void start_writing(Saver *s) {
             manifest_open(&partial, layout_names[f], false, 0, &s->fd[f], e);
         if (partial.dir >= 0) close(partial.dir);
     }
-    atomic_store(&s->copying, s->copy && !s->local);
+    atomic_store(&s->copying, s->copy && !setup->whole.part);
     s->phase = WRITING;
     start_thread(s, write_share);
 }
@@ -555,7 +450,8 @@ static int save(Run *r, bool waits, int *unsaved, Error *e) {
     TRY(comm_wait_first(comm, e));
     TRY(comm_broadcast(comm, &begun, sizeof begun, e));
     if (begun == 0) {
-        if (s->local) TRY(exchange(s, e));
+        for (size_t k = 0; k < ARRAYS && r->setup.whole.part; k++)
+            TRY(whole_exchange(&r->setup.whole, r->setup.engine, kinds[k], true, s->copy + k * s->stride, e));
         start_writing(s);
         r->saving.sums = (SaverCounts){.writing = 1};
         if (waits) {

@@ -169,44 +169,23 @@ int setup_sampling(Setup *setup, Error *e) {
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
-static int tensor_at(const Model *model, size_t element) {
-    int i = 0;
-    while (i < model->tensor_count - 1 && model->tensors[i + 1].offset <= element) i++;
-    return i;
-}
-
-// Loads this rank's elements of a range of one tensor (--tensor).
-static int load_local(Setup *s, StateKind kind, Range range, const float *values, Error *e) {
-    const int i = tensor_at(&s->model, range.begin);
-    const Tensor *t = &s->local.tensors[i];
-    const size_t first = range.begin - s->model.tensors[i].offset; // in the whole tensor
-    const Range local = model_local_range(&s->local, &s->model, i, range);
-    float *own;
-    if (!range_length(local)) return 0;
-    TRY(memory_alloc((void **)&own, range_float_bytes(local), "a tensor's part", e));
-    for (size_t at = local.begin, n; at < local.end; at += n) {
-        n = size_min(tensor_run(t, at - t->offset), local.end - at);
-        memcpy(own + (at - local.begin), values + (tensor_whole_index(t, at - t->offset) - first), n * sizeof *own);
-    }
-    int code = engine_load(s->engine, kind, local, own, e);
-    memory_free(own);
-    return code;
-}
-
 // Loads values. Fails on one that is not finite, and names its tensor: training or a sample could not name it.
 static int load(void *run, StateKind kind, Range range, const float *values, Error *e) {
     Run *r = run;
     Progress *p = &r->output.progress;
     const Model *model = &r->setup.model;
-    for (size_t i = 0; i < range_length(range); i++) {
-        if (isfinite(values[i])) continue;
+    for (size_t i = range.begin; i < range.end; i++) {
+        if (isfinite(values[i - range.begin])) continue;
+        const Tensor *t = model->tensors;
+        while (t + 1 < model->tensors + model->tensor_count && t[1].offset <= i) t++;
         return FAIL(e, ERR_INPUT, "use another checkpoint", "%s: %s%s is not finite",
                     r->saving.saved[0] ? r->saving.saved : r->setup.source, kind == STATE_PARAM ? "" : "a moment of ",
-                    model->tensors[tensor_at(model, range.begin + i)].name);
+                    t->name);
     }
     progress_next(p, p->now.done + (int64_t)range_length(range));
-    if (r->setup.shape.model == &r->setup.local) return load_local(&r->setup, kind, range, values, e);
-    return engine_load(r->setup.engine, kind, range, values, e);
+    if (!r->setup.whole.part) return engine_load(r->setup.engine, kind, range, values, e);
+    whole_put(&r->setup.whole, range, values);
+    return 0;
 }
 
 static int init_parameters(Run *r, Error *e) {
@@ -217,13 +196,15 @@ static int init_parameters(Run *r, Error *e) {
     TRY(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "initial weights", e));
     for (int i = 0; i < setup->model.tensor_count; i++) {
         const Tensor *t = &setup->model.tensors[i];
-        for (size_t first = 0; first < t->count; first += CHUNK) {
-            size_t n = size_min(CHUNK, t->count - first);
-            Range range = {t->offset + first, t->offset + first + n}, kept = range;
-            if (setup->shape.model == &setup->local) kept = model_local_range(&setup->local, &setup->model, i, range);
-            if (!range_length(kept) || !shard_keeps_weights(&setup->shape, kept)) continue;
+        const Range *part = setup->whole.part;
+        Range own = tensor_range(t);
+        if (part) own = range_overlap(own, part[model_bucket_at(&setup->model, t->offset)]);
+        for (size_t n, at = own.begin; at < own.end; at += n) {
+            n = size_min(CHUNK, own.end - at);
+            const Range range = {at, at + n};
+            if (!part && !shard_keeps_weights(&setup->shape, range)) continue;
             if (setup->options.zero_projections && t->init == INIT_RESIDUAL) memset(buffer, 0, n * sizeof *buffer);
-            else model_init_values(&setup->model, t, (uint64_t)setup->options.seed, first, n, buffer);
+            else model_init_values(&setup->model, t, (uint64_t)setup->options.seed, at - t->offset, n, buffer);
             TRY_GOTO(load(r, STATE_PARAM, range, buffer, e));
         }
     }
@@ -311,24 +292,23 @@ static int check_moments(const Setup *s, RunPoint *at, Error *e) {
     return 0;
 }
 
-// Finds the ranges of the whole model that hold this rank's owned parts: one per tensor at most.
-static int wanted_of_whole(const Setup *s, Range **out, int *count, Error *e) {
-    TRY(memory_alloc((void **)out, (size_t)s->model.tensor_count * sizeof **out, "wanted ranges", e));
-    *count = 0;
-    for (int i = 0; i < s->model.tensor_count; i++) {
-        const Tensor *t = &s->local.tensors[i];
-        const size_t whole = s->model.tensors[i].offset;
-        const Range own = range_overlap(tensor_range(t), s->parallel.owned[model_bucket_at(&s->local, t->offset)]);
-        if (!range_length(own)) continue;
-        (*out)[(*count)++] = (Range){whole + tensor_whole_index(t, own.begin - t->offset),
-                                     whole + tensor_whole_index(t, own.end - 1 - t->offset) + 1};
+// Loads the arrays of a checkpoint, or draws the weights. With --tensor each rank does so for its parts of the whole
+// model; then all exchange the values.
+static int load_arrays(Run *r, const char *from, bool moments, Error *e) {
+    static const StateKind kinds[] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2};
+    Setup *s = &r->setup;
+    const Whole *whole = &s->whole;
+    const Range *wanted = whole->part ? whole->part : s->parallel.owned; // parallel_start gathers the rest
+    const int count = s->shape.inference ? 0 : s->parallel.buckets;
+    for (int k = 0; k < (moments ? 3 : 1); k++) {
+        int code = k       ? checkpoint_load_moment(from, &s->model, kinds[k], wanted, count, load, r, e)
+                   : *from ? checkpoint_load_model(from, &s->model, wanted, count, load, r, e)
+                           : init_parameters(r, e);
+        if (whole->part) TRY(comm_agree(s->comm, code, e));
+        if (whole->part) code = whole_exchange(whole, s->engine, kinds[k], false, whole->loaded, e);
+        if (code) return code;
     }
     return 0;
-}
-
-static int load_files(Run *r, const char *from, bool moments, const Range *wanted, int count, Error *e) {
-    TRY(checkpoint_load_model(from, &r->setup.model, wanted, count, load, r, e));
-    return moments ? checkpoint_load_optimizer(from, &r->setup.model, wanted, count, load, r, e) : 0;
 }
 
 static int load_state(Run *r, Error *e) {
@@ -337,20 +317,16 @@ static int load_state(Run *r, Error *e) {
     const char *from = resumes ? r->saving.saved : s->source;
     const Share share = {s->comm->local_rank, s->comm->local_ranks}; // each machine may have files of its own
     const Pulse pulse = {comm_progress, s->comm};
-    const Range *owned = s->parallel.owned; // parallel_start gathers the rest
-    int count = s->shape.inference ? 0 : s->parallel.buckets;
-    Range *of_whole = NULL;
+    const bool cut = s->shape.model == &s->local, divided = cut || (*from && !s->shape.inference);
     progress_begin(&r->output.progress, *from ? "loading the model" : "drawing the weights",
-                   (moments ? 3 : 1) * (int64_t)(s->model.parameters / (size_t)(*from && count ? s->comm->ranks : 1)));
+                   (moments ? 3 : 1) * (int64_t)(s->model.parameters / (size_t)(divided ? s->comm->ranks : 1)));
     if (*from && !resumes) TRY(checkpoint_verify_model(from, moments, share, &pulse, e));
     if (moments && !resumes) TRY(check_moments(s, &r->position.at, e));
-    if (!*from) return init_parameters(r, e);
-    if (s->shape.model == &s->local) TRY(wanted_of_whole(s, &of_whole, &count, e));
-    const bool owns = !of_whole || count; // count 0 means all
-    int code = owns ? load_files(r, from, moments, of_whole ? of_whole : owned, count, e) : 0;
-    memory_free(of_whole);
-    if (code) return code;
-    if (resumes || !is_rank0(s)) return 0;
+    if (cut) TRY(whole_create(&s->whole, &s->parallel, &s->model, e));
+    TRY(load_arrays(r, from, moments, e));
+    memory_free(s->whole.loaded);
+    s->whole.loaded = NULL;
+    if (!*from || resumes || !is_rank0(s)) return 0;
     progress_break(&r->output.progress);
     return checkpoint_note_unknown(from, &s->model, stderr, e);
 }
@@ -555,6 +531,7 @@ int setup_buffers(Run *r, Error *e) {
 void run_end_training(Run *r) {
     saver_destroy(r->saving.saver);
     loader_destroy(r->data.loader);
+    whole_destroy(&r->setup.whole);
     parallel_destroy(&r->setup.parallel);
     engine_destroy(r->setup.engine);
     model_destroy(&r->setup.local);

@@ -91,12 +91,14 @@ static void test_beyond_a_chunk(void) {
     save_all("large");
     check_received("large");
     memset(received, 0, model.flat_count * sizeof *received);
-    CHECK_OK(checkpoint_load_optimizer("large", &model, NULL, 0, receive_moments, NULL, &e), &e);
+    for (StateKind k = STATE_MOMENT1; k <= STATE_MOMENT2; k++)
+        CHECK_OK(checkpoint_load_moment("large", &model, k, NULL, 0, receive_moments, NULL, &e), &e);
     for (size_t i = 0; i < model.flat_count; i++) wrong += received[i] != values[i] + 1;
     // a rank reads the ranges that it owns, of both moments
     const Range owned[] = {{0, 64}, {600, 700}, {1280, 1281}};
     for (size_t i = 0; i < model.flat_count; i++) received[i] = -7;
-    CHECK_OK(checkpoint_load_optimizer("large", &model, owned, 3, receive_moments, NULL, &e), &e);
+    for (StateKind k = STATE_MOMENT1; k <= STATE_MOMENT2; k++)
+        CHECK_OK(checkpoint_load_moment("large", &model, k, owned, 3, receive_moments, NULL, &e), &e);
     for (size_t i = 0; i < model.flat_count; i++) {
         bool asked = i < 64 || (i >= 600 && i < 700) || i == 1280;
         wrong += received[i] != (asked ? values[i] + 1 : -7);
@@ -253,7 +255,8 @@ static void test_moments_of_another_kind(void) {
         CHECK_OK(writer_write(writer, zeros, bytes, &e), &e);
         CHECK_OK(writer_finish(writer, &e), &e);
         free(zeros);
-        CHECK_ERROR(checkpoint_load_optimizer("kind", &model, NULL, 0, ignore, NULL, &e), &e, ERR_INPUT, cases[i].said);
+        int code = checkpoint_load_moment("kind", &model, STATE_MOMENT2, NULL, 0, ignore, NULL, &e);
+        CHECK_ERROR(code, &e, ERR_INPUT, cases[i].said);
         CHECK(strstr(e.what, "kind/optimizer.safetensors: ") && test_says_byte(e.what) && e.hint[0],
               "case %zu: %s (%s)", i, e.what, e.hint);
     }

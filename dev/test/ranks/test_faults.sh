@@ -334,7 +334,7 @@ zero3 samples_slowly
 - resumes_slowly
 - hangs_while_resuming
 - reads_a_share --zero 0
-- reads_a_share --zero 1
+tensor reads_a_share --tensor 2
 - reads_a_share --zero 3
 - skips_what_any_rank_finds_damaged
 - names_the_slowest

@@ -86,7 +86,8 @@ static int read_weights(const char *directory, Error *e) {
 }
 
 static int read_optimizer(const char *directory, Error *e) {
-    return checkpoint_load_optimizer(directory, &model, NULL, 0, ignore_values, NULL, e);
+    TRY(checkpoint_load_moment(directory, &model, STATE_MOMENT1, NULL, 0, ignore_values, NULL, e));
+    return checkpoint_load_moment(directory, &model, STATE_MOMENT2, NULL, 0, ignore_values, NULL, e);
 }
 
 static int read_tokenizer(const char *directory, Error *e) {

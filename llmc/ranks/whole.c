@@ -1,0 +1,123 @@
+#include "ranks/whole.h"
+
+#include <string.h>
+
+static Range part_of(const Whole *w, int bucket, int rank) {
+    return transport_part(model_bucket(w->model, bucket), rank, w->parallel->comm->ranks);
+}
+
+int whole_create(Whole *w, const Parallel *p, const Model *model, Error *e) {
+    const size_t buckets = (size_t)p->buckets, K = (size_t)p->config.tensor;
+    *w = (Whole){.parallel = p, .model = model};
+    TRY(memory_alloc_zero((void **)&w->local, K * sizeof *w->local, "local models", e));
+    TRY(memory_alloc((void **)&w->part, buckets * sizeof *w->part, "parts of a checkpoint", e));
+    for (int i = 0; i < p->buckets; i++) {
+        w->part[i] = part_of(w, i, p->comm->rank);
+        w->elements += range_length(w->part[i]);
+    }
+    for (int t = 0; t < (int)K; t++) TRY(model_create_local(&w->local[t], &model->config, t, (int)K, e));
+    return memory_alloc((void **)&w->loaded, w->elements * sizeof(float), "parts of the model", e);
+}
+
+void whole_destroy(Whole *w) {
+    for (int t = 0; w->local && t < w->parallel->config.tensor; t++) model_destroy(&w->local[t]);
+    memory_free(w->local);
+    memory_free(w->part);
+    memory_free(w->loaded);
+    *w = (Whole){0};
+}
+
+void whole_put(const Whole *w, Range range, const float *values) {
+    float *to = w->loaded;
+    for (int i = 0; i < w->parallel->buckets; to += range_length(w->part[i++])) {
+        const Range mine = range_overlap(w->part[i], range);
+        if (!range_length(mine)) continue;
+        memcpy(to + (mine.begin - w->part[i].begin), values + (mine.begin - range.begin), range_float_bytes(mine));
+    }
+}
+
+// One bucket of one array.
+typedef struct {
+    const Whole *whole;
+    Engine *engine;
+    StateKind kind;
+    bool to_parts;
+    int bucket, first, end; // tensors [first, end) of the whole model are in the bucket
+    float *part;            // this rank's part of the bucket
+} Exchange;
+
+// Returns the range of rank `owner`'s local flat array, within tensor k, that it owns and that `holder`'s part has.
+static Range common(const Exchange *x, int owner, int holder, int k) {
+    const Whole *w = x->whole;
+    const int K = w->parallel->config.tensor;
+    const Comm as_owner = {.rank = owner, .ranks = w->parallel->comm->ranks};
+    const Model *local = &w->local[owner % K];
+    const Range there = range_overlap(tensor_range(&w->model->tensors[k]), part_of(w, x->bucket, holder));
+    if (!range_length(there)) return (Range){0, 0};
+    const Range bucket = model_bucket(local, model_bucket_at(local, local->tensors[k].offset));
+    const TransportScope scope = transport_scope(&as_owner, K, bucket);
+    return range_overlap(model_local_range(local, w->model, k, there), transport_part(bucket, scope.rank, scope.ranks));
+}
+
+// Copies a range of a local tensor to its places in the part (in), or from there.
+static void copy_held(const Exchange *x, const Tensor *t, size_t whole_offset, Range range, float *values, bool in) {
+    const size_t begin = x->whole->part[x->bucket].begin;
+    for (size_t at = range.begin, n; at < range.end; at += n, values += n) {
+        float *place = x->part + (whole_offset + tensor_whole_index(t, at - t->offset) - begin);
+        n = size_min(tensor_run(t, at - t->offset), range.end - at);
+        memcpy(in ? place : values, in ? values : place, n * sizeof *values);
+    }
+}
+
+// Passes over the values that this rank sends to or receives from each rank. values NULL: adds their numbers to count
+// (ranks). Else copies them between `values` and this rank's engine or part.
+static int pass(const Exchange *x, bool receives, int *count, float *values, Error *e) {
+    const Whole *w = x->whole;
+    const bool holds = receives == x->to_parts; // this rank's side is its part, not its engine
+    const int own = w->parallel->comm->rank, K = w->parallel->config.tensor;
+    for (int r = 0; r < w->parallel->comm->ranks; r++)
+        for (int k = x->first; k < x->end; k++) {
+            const int owner = holds ? r : own;
+            const Range range = common(x, owner, holds ? own : r, k);
+            if (!values) count[r] += (int)range_length(range);
+            if (!values || !range_length(range)) continue;
+            if (holds)
+                copy_held(x, &w->local[owner % K].tensors[k], w->model->tensors[k].offset, range, values, receives);
+            else if (receives) TRY(engine_load(x->engine, x->kind, range, values, e));
+            else TRY(engine_store(x->engine, x->kind, range, values, e));
+            values += range_length(range);
+        }
+    return 0;
+}
+
+static int exchange_bucket(const Exchange *x, Error *e) {
+    Comm *comm = x->whole->parallel->comm;
+    const size_t ranks = (size_t)comm->ranks;
+    float *values[2] = {NULL, NULL}; // sent, received
+    int *counts, code = 0;           // (2, ranks)
+    TRY(memory_alloc_zero((void **)&counts, 2 * ranks * sizeof *counts, "counts of values", e));
+    for (int i = 0; i < 2; i++) {
+        size_t all = 0;
+        pass(x, i, counts + (size_t)i * ranks, NULL, e);
+        for (size_t r = 0; r < ranks; r++) all += (size_t)counts[(size_t)i * ranks + r];
+        TRY_GOTO(memory_alloc((void **)&values[i], all * sizeof(float), "values of a checkpoint", e));
+    }
+    TRY_GOTO(pass(x, false, NULL, values[0], e));
+    TRY_GOTO(comm_exchange(comm, values[0], counts, values[1], counts + ranks, e));
+    TRY_GOTO(pass(x, true, NULL, values[1], e));
+done:
+    memory_free(values[1]);
+    memory_free(values[0]);
+    memory_free(counts);
+    return code;
+}
+
+int whole_exchange(const Whole *w, Engine *engine, StateKind kind, bool to_parts, float *parts, Error *e) {
+    Exchange x = {.whole = w, .engine = engine, .kind = kind, .to_parts = to_parts, .part = parts};
+    for (; x.bucket < w->parallel->buckets; x.part += range_length(w->part[x.bucket++])) {
+        const size_t end = model_bucket(w->model, x.bucket).end;
+        for (x.first = x.end; x.end < w->model->tensor_count && w->model->tensors[x.end].offset < end;) x.end++;
+        TRY(exchange_bucket(&x, e));
+    }
+    return 0;
+}
