@@ -296,7 +296,7 @@ int comm_agree(Comm *comm, int code, Error *e) {
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e) {
     const int other = comm->rank % classes;
     uint64_t *all;
-    TRY(memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "the ranks' hashes", e));
+    TRY(comm_agree(comm, memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "the ranks' hashes", e), e));
     int failed = comm_gather(comm, &hash, all, sizeof hash, e);
     if (!failed && all[other] != hash) failed = FAIL(e, code, hint, "this rank has %s than rank %d", what, other);
     memory_free(all);

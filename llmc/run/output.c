@@ -218,6 +218,7 @@ static int share_directory(Run *r, Error *e) {
                 file_read(archive->dir, "run.json", RUN_JSON_MAX_BYTES, &text, &bytes, e) == 0;
     uint64_t hash = seen ? hash_bytes(HASH_START, text, bytes) : 0;
     if (seen) memory_free(text);
+    TRY(comm_agree(r->setup.comm, seen || e->code != ERR_MEMORY ? 0 : ERR_MEMORY, e));
     return comm_same(r->setup.comm, hash, 1, ERR_USAGE, "another directory (--out)",
                      r->setup.options.tensor > 1
                          ? "give a directory that all machines share"
