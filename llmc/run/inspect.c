@@ -114,24 +114,12 @@ static int inspect_tensors(const char *path, FILE *out, Error *e) {
 
 static int inspect_file(const char *path, FILE *out, Error *e) {
     char directory[ARCHIVE_PATH], parent[ARCHIVE_PATH];
-    const char *name = path_name(path);
-    Manifest manifest;
     path_parent(path, directory, sizeof directory);
     if (strcmp(path_name(directory), "training") == 0)
         path_parent(memcpy(parent, directory, sizeof parent), directory, sizeof directory);
-    if (directory_holds(directory, MANIFEST_NAME)) { // a file of a checkpoint
-        int code = manifest_read(&manifest, IN_PATH, directory, e);
-        size_t n = strlen(directory);
-        const char *listed = strncmp(path, directory, n) == 0 && path[n] == '/' ? path + n + 1 : path;
-        if (!code && strcmp(name, MANIFEST_NAME) != 0) code = manifest_verify(&manifest, listed, VERIFY_DISK, e);
-        manifest_free(&manifest);
-        if (code) return code;
-        if (path_ends(name, ".safetensors")) TRY(inspect_tensors(path, out, e));
-        fprintf(out, "%s: undamaged\n", path);
-        return 0;
-    }
+    if (file_exists(path) && directory_holds(directory, MANIFEST_NAME)) return inspect_checkpoint(directory, out, e);
     if (checkpoint_is_model(path)) return inspect_model(path, out, e);
-    if (path_ends(name, ".safetensors")) return inspect_tensors(path, out, e);
+    if (path_ends(path, ".safetensors")) return inspect_tensors(path, out, e);
     return inspect_shards(path, out, e);
 }
 

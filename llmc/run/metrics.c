@@ -9,7 +9,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -68,27 +67,16 @@ int metrics_flush(Metrics *m, Error *e) {
 
 enum { HOST_BYTES = 256 };
 
-static void host_name(char host[HOST_BYTES]) {
-    if (gethostname(host, HOST_BYTES - 1) != 0) strcpy(host, "unknown");
-    host[HOST_BYTES - 1] = 0;
-}
-
 // Locks metrics.jsonl, open as `fd`.
-static int take_lock(int fd, int dir, const char *directory, LockHolder *holder, Error *e) {
-    char path[PATH_MAX], host[HOST_BYTES], here[HOST_BYTES], who[HOST_BYTES + 64] = "", *text;
+static int take_lock(int fd, int dir, const char *directory, Error *e) {
+    char path[PATH_MAX], host[HOST_BYTES], who[HOST_BYTES + 64] = "", *text;
     size_t bytes;
     long process;
-    *holder = LOCK_FREE;
     if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
-    *holder = LOCK_ELSEWHERE;
     TRY(path_join(path, sizeof path, directory, "written_by", e));
     if (file_read(dir, path, 2 * HOST_BYTES, &text, &bytes, e) == 0) {
-        if (sscanf(text, "%255s %ld", host, &process) == 2) {
-            host_name(here);
-            if (strcmp(host, here) == 0 && (kill((pid_t)process, 0) == 0 || errno == EPERM)) *holder = LOCK_HERE;
-            snprintf(who, sizeof who, "%s process %ld on %s", *holder == LOCK_HERE ? ":" : "; the last known one was",
-                     process, host);
-        }
+        if (sscanf(text, "%255s %ld", host, &process) == 2)
+            snprintf(who, sizeof who, "; the last known one is process %ld on %s", process, host);
         memory_free(text);
     }
     return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out",
@@ -96,20 +84,19 @@ static int take_lock(int fd, int dir, const char *directory, LockHolder *holder,
 }
 
 int run_lock_sign(int dir, const char *directory, Error *e) {
-    char path[PATH_MAX], host[HOST_BYTES], line[HOST_BYTES + 32];
+    char path[PATH_MAX], host[HOST_BYTES] = "unknown", line[HOST_BYTES + 32];
     TRY(path_join(path, sizeof path, directory, "written_by", e));
-    host_name(host);
+    gethostname(host, HOST_BYTES - 1);
     int n = snprintf(line, sizeof line, "%s %ld\n", host, (long)getpid());
     return file_replace(dir, path, line, (size_t)n, e);
 }
 
 // ---- Opening and closing --------------------------------------------------------------------------------------------
 
-int metrics_open(Metrics **out, int dir, const char *directory, LockHolder *holder, Error *e) {
+int metrics_open(Metrics **out, int dir, const char *directory, Error *e) {
     Metrics *m;
     int code = 0;
     *out = NULL;
-    *holder = LOCK_FREE;
     TRY(memory_alloc_zero((void **)&m, sizeof *m, "metrics", e));
     m->fd = -1;
     m->dir = dir;
@@ -118,7 +105,7 @@ int metrics_open(Metrics **out, int dir, const char *directory, LockHolder *hold
     TRY_GOTO(text_begin(&m->steps.lines, e));
     TRY_GOTO(text_begin(&m->samples.lines, e));
     TRY_GOTO(file_open_output(dir, m->steps.path, O_RDWR | O_CREAT | O_APPEND, &m->fd, e));
-    TRY_GOTO(take_lock(m->fd, dir, directory, holder, e));
+    TRY_GOTO(take_lock(m->fd, dir, directory, e));
     m->bytes = lseek(m->fd, 0, SEEK_END);
     TRY_GOTO(m->bytes < 0 ? cannot_write(m->steps.path, e) : 0);
     *out = m;

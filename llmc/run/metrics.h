@@ -24,7 +24,7 @@
 // the same, and keeps the lines that it cuts from metrics.jsonl in metrics.rolled_back.jsonl.
 //
 // Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again.
-// A save makes room for them; more than LOG_WAITS_MAX bytes of them stop the run.
+// A save makes room for them.
 #pragma once
 
 #include "base/common.h"
@@ -57,19 +57,13 @@ typedef struct {
 // One program at a time writes to a run directory: it locks metrics.jsonl (flock) until the file is closed, however the
 // program ends. The file "written_by" names the latest holder: host and process. On NFS the server holds the lock; if
 // the holder's machine crashes, the lock remains until its lease ends (NFSv4: 90 s).
-typedef enum {
-    LOCK_FREE,
-    LOCK_HERE, // held by a process of this machine; it may be ending
-    LOCK_ELSEWHERE
-} LockHolder;
-
 typedef struct Metrics Metrics;
 typedef struct Noise Noise;                   // noise.h
 typedef struct HellaSwagScore HellaSwagScore; // hellaswag.h
 
 // Opens or creates DIRECTORY/metrics.jsonl to append to; dir: the directory's descriptor, or IN_PATH (files.h).
-// Locks it without waiting: ERR_USAGE, and *holder, where another process holds the lock.
-int metrics_open(Metrics **out, int dir, const char *directory, LockHolder *holder, Error *e);
+// Locks it without waiting: ERR_USAGE if another process holds the lock.
+int metrics_open(Metrics **out, int dir, const char *directory, Error *e);
 
 // Writes this process into written_by. Until then the holder of the lock is unknown.
 int run_lock_sign(int dir, const char *directory, Error *e);

@@ -165,12 +165,11 @@ static int check_room(const Run *r, int present, Error *e) {
 static int setup_directory(Run *r, Error *e) {
     const char *out = r->setup.options.out;
     Archive *archive = &r->saving.archive;
-    LockHolder ignored;
     Error unkept;
     int checkpoints;
     TRY(directory_create(out, e));
     if (!archive_is_open(archive)) TRY(archive_open(archive, out, e));
-    if (!r->output.metrics) TRY(metrics_open(&r->output.metrics, archive->dir, out, &ignored, e));
+    if (!r->output.metrics) TRY(metrics_open(&r->output.metrics, archive->dir, out, e));
     TRY(archive_count(archive, &checkpoints, e));
     // Move an earlier run aside. A run that stopped before its first step left neither checkpoints nor lines.
     if (!r->saving.saved[0] && (checkpoints > 0 || metrics_bytes(r->output.metrics) > 0)) {
@@ -179,7 +178,7 @@ static int setup_directory(Run *r, Error *e) {
         archive_close(archive);
         TRY(move_old_run(out, e));
         TRY(archive_open(archive, out, e));
-        TRY(metrics_open(&r->output.metrics, archive->dir, out, &ignored, e));
+        TRY(metrics_open(&r->output.metrics, archive->dir, out, e));
         checkpoints = 0;
     }
     const bool back = rollback_under_way(&r->rollback);

@@ -90,29 +90,22 @@ static int share_newest(Run *r, int code, Newest *newest, Error *e) {
     return comm_broadcast(comm, newest, sizeof *newest, e);
 }
 
-// Opens and locks an existing run (1). A previous process may still be ending (kill -9): waits up to 5 s. A dead
-// process on another machine may still hold the lock: waits for its lease to end, except with --fresh, which resumes
-// nothing.
+// Opens and locks an existing run (1). Waits for the lock: a killed process takes seconds to end, and a server of NFSv4
+// keeps the lock of a crashed machine for 90 s.
 static int lock_run(const Setup *setup, const Archive *archive, Metrics **metrics, Error *e) {
     const struct timespec moment = {0, 20000000};
-    enum { ENDING = 5, LEASE = 120 }; // s; a server of NFSv4 keeps a lock for 90 s
-    double begin = clock_seconds();
-    for (bool said = false;; said = true) {
-        LockHolder holder;
-        int code = metrics_open(metrics, archive->dir, archive->path, &holder, e);
-        if (!code || holder == LOCK_FREE) return code;
+    const double timeout = fmin(120, setup->options.deadline), begin = clock_seconds();
+    int code;
+    for (bool said = false; (code = metrics_open(metrics, archive->dir, archive->path, e)) == ERR_USAGE; said = true) {
         if (comm_asked_to_stop(setup->comm))
             return FAIL(e, ERR_STOPPED, "start the same command again", "%s while %s was locked", signals_requested(),
                         archive->path);
-        bool here = holder == LOCK_HERE;
-        double timeout = fmin(here ? ENDING : setup->options.fresh ? 0 : LEASE, setup->options.deadline);
-        if (clock_seconds() - begin >= timeout) return code;
-        if (!said)
-            fprintf(stderr, "note: %s. Waiting up to %.0f s: %s\n", e->what, timeout,
-                    here ? "it may be ending" : "the lock of a crashed machine lasts until its lease ends");
+        if (clock_seconds() - begin >= timeout) break;
+        if (!said) fprintf(stderr, "note: %s. Waiting up to %.0f s for it to end\n", e->what, timeout);
         comm_beat(setup->comm);
         nanosleep(&moment, NULL);
     }
+    return code;
 }
 
 // On rank 0: finds this run's own newest checkpoint. Searches once.

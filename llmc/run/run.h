@@ -101,8 +101,6 @@ typedef struct {
     } candidate;  // the checkpoint that all ranks verify (resume.c)
 } Saving;
 
-enum { LOG_WAITS_MAX = 1 << 20 }; // bytes of log lines in memory, some 1,700 steps: more stop the run
-
 // What rank 0 shows and writes step by step.
 typedef struct {
     Metrics *metrics;  // NULL on other ranks
@@ -181,8 +179,9 @@ bool saves_in_background(const Setup *setup, const Position *position);
 // --dry-run (dry_run.c): plans the run and prints the plan.
 int run_dry(Run *r, Error *e);
 
-// --check (inspect.c): verifies and prints a checkpoint or one file of it, a run directory, a model's directory or file
-// (llm.c's .bin, any .safetensors), or token shards (a file or a pattern). ERR_INPUT if anything is damaged.
+// --check (inspect.c): verifies and prints a checkpoint (also if `path` is a file of it), a run directory, a model's
+// directory or file (llm.c's .bin, any .safetensors), or token shards (a file or a pattern). ERR_INPUT if anything is
+// damaged.
 int inspect(const char *path, FILE *out, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -66,7 +66,6 @@ double save_seconds(const Run *r) {
 
 const char *stop_cause(const Run *r) {
     if (r->saving.out_of_time) return "the end of --max-hours";
-    if (metrics_waiting(r->output.metrics) > LOG_WAITS_MAX) return "a log that cannot be written";
     return comm_asked_to_stop(r->setup.comm) ? signals_requested() : "a signal to another rank";
 }
 
@@ -171,14 +170,11 @@ static int begin_save(Run *r, Error *e) {
     free(s->state);
     TRY(run_state_write(r, &s->state, &s->state_bytes, e));
     TRY(text_begin(&s->notes, e));
-    const uint64_t bytes = s->size + s->state_bytes, log = metrics_waiting(r->output.metrics);
+    const uint64_t bytes = s->size + s->state_bytes + metrics_waiting(r->output.metrics);
     Spare room = s->spare = spare_now(r, s->notes.f);
     if (o->keep_best) room.best = r->saving.best_before.step, s->spare.best = at->best.step;
     if (s->waits) room.back = INT64_MAX, room.best_there = 0; // the last save matters more than a rollback
-    int full = archive_make_room(archive, bytes + log, &room, r->saving.saved_step, s->notes.f, &pulse, e);
-    if (full && log) // the checkpoint matters more than the log's lines
-        full = archive_make_room(archive, bytes, &room, r->saving.saved_step, s->notes.f, &pulse, e);
-    if (full) return full;
+    TRY(archive_make_room(archive, bytes, &room, r->saving.saved_step, s->notes.f, &pulse, e));
     manifest_free(&s->manifest);
     s->manifest.pulse = &s->pulse;
     TRY(archive_begin(archive, at->step, &s->manifest, s->notes.f, e));

@@ -275,7 +275,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     StepSums sums;
     bool skipped;
     RampTarget target = {NAN, NAN, NAN, NAN, NAN};
-    position->stop = out_of_time(r) || metrics_waiting(r->output.metrics) > LOG_WAITS_MAX;
+    position->stop = out_of_time(r);
     comm_phase(setup->comm, PHASE_STEP, at->step + 1);
     int64_t B = ramp_next(&position->ramp, at->step, at->tokens);
     TRY(comm_broadcast(setup->comm, &B, sizeof B, e)); // rank 0's choice

@@ -127,10 +127,6 @@ static int stop_and_save(Run *r, Error *e) {
     const char *cause = stop_cause(r);
     progress_break(&r->output.progress);
     TRY(save_and_wait(r, e));
-    const bool too_long = metrics_waiting(r->output.metrics) > LOG_WAITS_MAX;
-    int lost = too_long ? metrics_flush(r->output.metrics, e) : 0;
-    if (lost) lost = error_prefix(e, "saved in %s, where the same command resumes", r->saving.saved);
-    TRY(comm_agree(r->setup.comm, lost, e));
     comm_settle(r->setup.comm);
     const char *hint = r->setup.options.fresh ? "run the same command without --fresh to resume"
                                               : "run the same command again to resume";

@@ -57,7 +57,7 @@ static void log_step(const StepMetrics *s) {
     const HellaSwagScore score = {.questions = 8, .correct = 3, .correct_norm = 5};
     Metrics *m;
     Error e = {0};
-    CHECK_OK(metrics_open(&m, IN_PATH, ".", &(LockHolder){0}, &e), &e);
+    CHECK_OK(metrics_open(&m, IN_PATH, ".", &e), &e);
     CHECK_OK(metrics_begin(m, 0, 0, &e), &e);
     CHECK_OK(metrics_step(m, s, &noise, &e), &e);
     CHECK_OK(metrics_val(m, 1, 2, 10.5, &e), &e);
@@ -168,7 +168,7 @@ static void test_resumed(void) {
         FILE *f = fopen("metrics.jsonl", "w");
         fprintf(f, "%s%s%s%s", one, two, val, three);
         fclose(f);
-        CHECK_OK(metrics_open(&m, IN_PATH, ".", &(LockHolder){0}, &e), &e);
+        CHECK_OK(metrics_open(&m, IN_PATH, ".", &e), &e);
         CHECK_OK(metrics_begin(m, 2, cases[i].bytes, &e), &e);
         CHECK_OK(metrics_close(m, &e), &e);
         read_log();
