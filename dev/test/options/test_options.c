@@ -141,8 +141,8 @@ static void test_numbers(void) {
     CHECK_ERROR(parse(&o, "--steps=", &e), &e, ERR_USAGE, "not a whole number");
     CHECK_ERROR(parse(&o, "--steps 1.5", &e), &e, ERR_USAGE, "not a whole number");
     const char *beyond[] = {
-        "--lr 1e400",     "--lr -0.1",           "--lr 100.1",           "--beta1 1",
-        "--eps 0",        "--steps 0",           "--steps -1",           "--steps 99999999999999999999",
+        "--lr 1e400",     "--lr -0.1",           "--lr 100.1",           "--beta1 .99999999",
+        "--eps 1e-50",    "--steps 0",           "--steps -1",           "--steps 99999999999999999999",
         "--steps 1e30",   "--seed -1e30",        "--top-k -1",           "--vocab-size 65537",
         "--ramp-kappa 0", "--ramp-waste 0",      "--ramp-step-rows 2e9", "--micro-batch 0",
         "--seq-len 0",    "--final-lr-frac 1.01"};

@@ -179,11 +179,6 @@ refusals() {
         # shellcheck disable=SC2086
         refuses "$code" "$text" "$train" ${words/EVAL/--eval-only --model $model} && [[ $(cat log) == *.\ [a-z-]* ]] || return 1
     done << END
-64|--eval-only has nothing to evaluate|EVAL
-64|--eval-only of the preset gpt2-124M|--eval-only --val code_val_*.bin
-64|--sample-only and --eval-only|EVAL --sample-only --val code_val_*.bin
-64|--eval-only and --check|EVAL --check $model --val code_val_*.bin
-64|--hellaswag-every|--train code_train_*.bin --steps 2 --hellaswag questions.jsonl
 65|text.txt: neither a preset|--eval-only --model text.txt --val code_val_*.bin
 65|empty_run: neither a preset|--eval-only --model empty_run --val code_val_*.bin
 65|nosuch.bin|EVAL --val nosuch.bin
