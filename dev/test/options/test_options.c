@@ -34,18 +34,6 @@ static void test_table_is_sound(void) {
     }
 }
 
-static void test_defaults(void) {
-    Options o;
-    Error e;
-    CHECK_OK(parse(&o, "", &e), &e);
-    CHECK(o.micro_batch == 4 && o.seq_len == 1024 && o.batch_tokens == 0 && o.steps == 0, "batch");
-    CHECK(strcmp(o.model, "gpt2-124M") == 0 && strcmp(o.out, "runs/gpt2") == 0 && !*o.train && !*o.prompt, "texts");
-    CHECK(o.lr == 3e-4 && o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8 && o.weight_decay == 0.1, "AdamW");
-    CHECK(o.lr_schedule == SCHEDULE_COSINE && !o.dry_run && !o.help, "choices and flags");
-    CHECK(!*o.notes, "notes: %s", o.notes);
-    for (int i = 0; i < OPTION_COUNT; i++) CHECK(!o.given[i], "%s given", option_rows[i].field);
-}
-
 // Each choice's names and enum.
 static const struct {
     OptionId option;
@@ -454,7 +442,7 @@ static void test_json(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_table_is_sound, test_defaults, test_choices_match_enums, test_limits_are_the_models, test_numbers,
+    RUN(test_table_is_sound, test_choices_match_enums, test_limits_are_the_models, test_numbers,
         test_command_line_errors, test_several_words, test_aliases, test_config_lines, test_config_of_several_ranks,
         test_config_precedence, test_help, test_json);
     return scratch_end();

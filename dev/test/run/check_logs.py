@@ -242,17 +242,6 @@ def three_parts(out, look=lambda: None):
     look()
 
 
-def interrupted():
-    three_parts("parts")
-    check_steps("parts", STEPS)
-    check_samples("parts", STEPS)
-    parts = json.load(open("parts/run.json"))["parts"]
-    check([part["first_step"] for part in parts] == [1, 31, 51], f"run.json: {parts}")
-    # The middle part had another horizon, and so another learning rate: steps 31 to 50, and what follows from them.
-    parts, whole = ([row for row in without_clock(out) if row["step"] <= 30] for out in ("parts", "whole"))
-    check(parts == whole, "steps 1 to 30 differ")
-
-
 def followed():
     """A follower that starts before the run, and a viewer that is open across two resumes."""
     open_events("whole")  # may raise Skip
@@ -279,6 +268,8 @@ def followed():
         check(follower.wait(60) == 130, f"exit code {follower.returncode}")
     finally:
         follower.kill()
+    check_steps("followed", STEPS)
+    check_samples("followed", STEPS)
     check_events("followed", [1, 31, 51])
     live = {x.step: x.value for x in viewer.Scalars("loss")}
     check(live == read_events("followed")[0]["loss"], f"the viewer shows {sorted(live.items())[-3:]}")
@@ -352,7 +343,7 @@ def main():
         file.write(" ".join(rng.choices(words, k=20000)))
     subprocess.run([f"{BUILD}/data/tokenize", "--tokenizer", "bytes", "--out", "code", "--val-fraction", "0.1",
                     "text.txt"], check=True, capture_output=True)
-    for function in (one_run, tensorboard, interrupted, followed, torn_ends, equal_to_the_uninterrupted, cannot_write, not_ours):
+    for function in (one_run, tensorboard, followed, torn_ends, equal_to_the_uninterrupted, cannot_write, not_ours):
         test(function)
 
 

@@ -255,74 +255,62 @@ done:
     return code;
 }
 
-// ---- The file. One walk over its tensors serves both to declare them and to write their data. -----------------------
+// ---- The file -------------------------------------------------------------------------------------------------------
 
 typedef struct {
-    SafetensorsWriter *writer;
-    bool declare;
+    SafetensorsHeader header;
+    Text data;
 } File;
 
-static int file_put(File *f, const char *group, const char *name, SafetensorsType type, int dimensions,
-                    const uint64_t *shape, const void *data, Error *e) {
+static void put(File *f, const char *group, const char *name, SafetensorsType type, int dimensions,
+                const uint64_t *shape, const void *data) {
     char full[128];
-    size_t bytes = safetensors_type_bytes(type);
-    for (int i = 0; i < dimensions; i++) bytes *= shape[i];
+    const uint64_t before = f->header.data;
     snprintf(full, sizeof full, "%s%s%s", group, *name ? "/" : "", name);
-    if (!f->declare) return writer_write(f->writer, data, bytes, e);
-    safetensors_add(&f->writer->header, full, type, dimensions, shape);
-    return 0;
+    safetensors_add(&f->header, full, type, dimensions, shape);
+    fwrite(data, 1, f->header.data - before, f->data.f);
 }
 
-static int put_doubles(File *f, const char *group, const char *name, const double *x, uint64_t count, Error *e) {
-    return file_put(f, group, name, SAFETENSORS_F64, count != 0, &count, x, e); // count 0: a scalar
+static void put_doubles(File *f, const char *group, const char *name, const double *x, uint64_t count) {
+    put(f, group, name, SAFETENSORS_F64, count != 0, &count, x); // count 0: a scalar
 }
 
-static int put_flat(File *f, const char *group, const Tensor *t, const float *flat, Error *e) {
-    uint64_t shape[2] = {t->rows, t->columns};
-    return file_put(f, group, t->name, SAFETENSORS_F32, t->dimensions, shape + (2 - t->dimensions), flat + t->offset,
-                    e);
+static void put_flat(File *f, const char *group, const Tensor *t, const float *flat) {
+    const uint64_t shape[2] = {t->rows, t->columns};
+    put(f, group, t->name, SAFETENSORS_F32, t->dimensions, shape + (2 - t->dimensions), flat + t->offset);
 }
 
-static int put_all(File *f, const Dump *d, Error *e) {
-    uint64_t B = (uint64_t)d->c->batch;
-    TRY(put_doubles(f, "loss", "", d->loss, B, e));
-    TRY(put_doubles(f, "nll", "", d->nll, B, e));
-    TRY(put_doubles(f, "loss_eval", "", d->loss_eval, B, e));
-    TRY(put_doubles(f, "losses", "", d->losses, STEPS, e));
-    const uint64_t of_rows[2] = {B, sizeof *d->row / sizeof(double)}, gram[2] = {SOURCES, SOURCES},
-                   numbers[2] = {SOURCES, 3};
-    TRY(file_put(f, "row", "", SAFETENSORS_F64, 2, of_rows, d->row, e));
-    TRY(file_put(f, "source_gram", "", SAFETENSORS_F64, 2, gram, d->gram, e));
-    TRY(file_put(f, "source_numbers", "", SAFETENSORS_F64, 2, numbers, d->numbers, e));
-    TRY(put_doubles(f, "source_cosine", "", &d->cosine, 0, e));
+static void put_all(File *f, const Dump *d) {
+    const uint64_t B = (uint64_t)d->c->batch, rows[2] = {B, sizeof *d->row / sizeof(double)};
+    const uint64_t gram[2] = {SOURCES, SOURCES}, numbers[2] = {SOURCES, 3};
     const uint64_t sites[2] = {(uint64_t)d->model.config.layers, FP8_SITES};
-    TRY(file_put(f, "exponents", "", SAFETENSORS_I32, 2, sites, d->exponents, e));
-    TRY(put_doubles(f, "padding_max", "", &d->padding_max, 0, e));
+    const uint64_t tokens[3] = {STEPS, B, (uint64_t)d->c->seq_len + 1};
+    put_doubles(f, "loss", "", d->loss, B);
+    put_doubles(f, "nll", "", d->nll, B);
+    put_doubles(f, "loss_eval", "", d->loss_eval, B);
+    put_doubles(f, "losses", "", d->losses, STEPS);
+    put(f, "row", "", SAFETENSORS_F64, 2, rows, d->row);
+    put(f, "source_gram", "", SAFETENSORS_F64, 2, gram, d->gram);
+    put(f, "source_numbers", "", SAFETENSORS_F64, 2, numbers, d->numbers);
+    put_doubles(f, "source_cosine", "", &d->cosine, 0);
+    put(f, "exponents", "", SAFETENSORS_I32, 2, sites, d->exponents);
+    put_doubles(f, "padding_max", "", &d->padding_max, 0);
     for (int k = 0; k < d->model.tensor_count; k++) {
         const Tensor *t = &d->model.tensors[k];
-        TRY(put_doubles(f, "example_sq", t->name, d->example_sq + (size_t)k * B, B, e));
-        TRY(put_doubles(f, "example_sq_sum", t->name, &d->sum_exact[k], 0, e));
-        TRY(put_doubles(f, "grad_sq", t->name, &d->grad_sq[k], 0, e));
-        TRY(put_doubles(f, "example_sq_ln", t->name, &d->sum_ln[k], 0, e));
-        TRY(put_flat(f, "param0", t, d->before, e));
-        TRY(put_flat(f, "grad", t, d->grad, e));
-        TRY(put_flat(f, "paramN", t, d->after, e));
+        put_doubles(f, "example_sq", t->name, d->example_sq + (size_t)k * B, B);
+        put_doubles(f, "example_sq_sum", t->name, &d->sum_exact[k], 0);
+        put_doubles(f, "grad_sq", t->name, &d->grad_sq[k], 0);
+        put_doubles(f, "example_sq_ln", t->name, &d->sum_ln[k], 0);
+        put_flat(f, "param0", t, d->before);
+        put_flat(f, "grad", t, d->grad);
+        put_flat(f, "paramN", t, d->after);
     }
-    return 0;
+    safetensors_add(&f->header, "tokens", SAFETENSORS_I32, 3, tokens);
+    for (size_t i = 0; i < tokens[0] * tokens[1] * tokens[2]; i++)
+        fwrite(&(int32_t){d->tokens[i]}, sizeof(int32_t), 1, f->data.f);
 }
 
-static int put_tokens(File *f, const Dump *d, Error *e) {
-    uint64_t shape[3] = {STEPS, (uint64_t)d->c->batch, (uint64_t)d->c->seq_len + 1};
-    size_t count = shape[0] * shape[1] * shape[2];
-    int32_t *wide;
-    TRY(memory_alloc((void **)&wide, count * sizeof *wide, "tokens", e));
-    for (size_t i = 0; i < count; i++) wide[i] = d->tokens[i];
-    int code = file_put(f, "tokens", "", SAFETENSORS_I32, 3, shape, wide, e);
-    memory_free(wide);
-    return code;
-}
-
-static void put_metadata(SafetensorsWriter *writer, const Dump *d) {
+static void put_metadata(File *f, const Dump *d) {
     const Case *c = d->c;
     const struct {
         const char *key;
@@ -360,23 +348,27 @@ static void put_metadata(SafetensorsWriter *writer, const Dump *d) {
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         char value[32];
         snprintf(value, sizeof value, "%.17g", settings[i].value);
-        safetensors_add_metadata(&writer->header, settings[i].key, value);
+        safetensors_add_metadata(&f->header, settings[i].key, value);
     }
 }
 
 static int dump_write(const Dump *d, const char *directory, Error *e) {
-    char name[64], path[1024];
-    File f = {0};
-    snprintf(name, sizeof name, "%s.safetensors", d->c->name);
-    TRY(path_join(path, sizeof path, directory, name, e));
-    TRY(writer_create(&f.writer, path, e));
-    put_metadata(f.writer, d);
-    for (int pass = 0; pass < 2; pass++) {
-        f.declare = pass == 0;
-        TRY(put_all(&f, d, e));
-        TRY(put_tokens(&f, d, e));
-    }
-    return writer_finish(f.writer, e);
+    char path[1024];
+    File f;
+    snprintf(path, sizeof path, "%s/%s.safetensors", directory, d->c->name);
+    TRY(safetensors_begin(&f.header, e));
+    TRY(text_begin(&f.data, e));
+    put_metadata(&f, d);
+    put_all(&f, d);
+    TRY(safetensors_end(&f.header, e));
+    TRY(text_end(&f.data, e));
+    FILE *out = fopen(path, "wb");
+    if (!out) return FAIL(e, ERR_WRITE, NULL, "%s: cannot create", path);
+    fwrite(f.header.text.text, 1, f.header.text.bytes, out);
+    fwrite(f.data.text, 1, f.data.bytes, out);
+    text_free(&f.header.text);
+    text_free(&f.data);
+    return fclose(out) ? FAIL(e, ERR_WRITE, NULL, "%s: cannot write", path) : 0;
 }
 
 static int case_run(const Case *c, const char *directory, uint64_t seed, Error *e) {

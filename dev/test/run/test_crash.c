@@ -22,18 +22,6 @@ static void test_killed_at_every_call(void) {
     killed_at_every_call(0, calls_of_run[CALLS], calls_of_run[CALLS] / 12, 1000 + SIGKILL);
 }
 
-// A run removes unfinished checkpoints of killed runs, and keeps files that are not the program's.
-static void test_tidies_up(void) {
-    static const char *const left = "part/.step_00000777.partial", *const other = "part/.step_notes";
-    Error e;
-    remove_part();
-    CHECK_OK(directory_create("part", &e), &e);
-    copy_tree(path_of("whole/step_%08ld", newest_step("whole")), left);
-    copy_file("train.bin", other);
-    check_resumes("a part of a checkpoint");
-    CHECK(access(left, F_OK) != 0 && access(other, F_OK) == 0, "%s is there, or %s is not", left, other);
-}
-
 // ---- Calls that fail ------------------------------------------------------------------------------------------------
 
 static void test_calls_that_fail(void) {
@@ -506,7 +494,6 @@ int main(void) {
     draw_begin();
     RUN(test_undisturbed);
     RUN(test_killed_at_every_call);
-    RUN(test_tidies_up);
     RUN(test_calls_that_fail);
     RUN(test_a_name_that_is_not_on_the_disk);
     RUN(test_no_room);

@@ -45,10 +45,6 @@ asked_when_due() { # every --hellaswag-every steps, and at the end
     scores asked | grep -q "\"hellaswag\": [0-9.]*, \"hellaswag_norm\": [0-9.]*}" || return 1
     [ "$(grep -cE "^step +[0-9]+  HellaSwag acc [0-9]+/$questions = 0\.[0-9]{4}  acc_norm" asked.log)" = 4 ] || cat asked.log
 }
-llm_c_asks_at_each_validation() {
-    run alias --steps 9 --micro-batch 4 -h 1 -v 4 --hellaswag questions.jsonl &&
-        same "$(scores alias | grep -oE '"step": [0-9]+' | tr -d '\n')" '"step": 4"step": 8"step": 9' steps
-}
 resumed_as_if_never_stopped() { # a run that lost its last checkpoint asks the same questions again
     cp -r asked lost && rm -r "$(newest_checkpoint lost)" || return 1
     run lost --steps 35 --batch-tokens 576 --micro-batch 5 --gns exact --val-every 7 --checkpoint-every 20 $asked &&
@@ -194,7 +190,7 @@ END
         fails 76 "questions.jsonl is not finite" "$train" --eval-only --model nan --hellaswag questions.jsonl
 }
 
-for test in training_is_not_disturbed asked_when_due llm_c_asks_at_each_validation resumed_as_if_never_stopped learns_to_answer \
+for test in training_is_not_disturbed asked_when_due resumed_as_if_never_stopped learns_to_answer \
     reports_read_the_log one_question eval_only_says_what_the_run_said the_whole_set_by_default a_run_is_its_newest_checkpoint micro_batch_and_threads_change_no_bit \
     ranks_share_the_work writes_nothing a_tokenizer_for_a_model_from_scratch bits_are_of_the_words_bytes \
     refusals; do

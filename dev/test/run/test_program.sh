@@ -66,33 +66,10 @@ a_schedule_holds() { # until --lr-hold-frac of the run, by default 0.8 with wsd;
     [ "$(rates linear --lr-hold-frac 0.5 --optimizer muon --adamw-lr-factor 2)" = "1.00 1.00 1.00 1.00 1.00 0.80 0.60 0.40 0.20 0.00 " ] &&
         [ "$(rates wsd)" = "1.00 1.00 1.00 1.00 1.00 1.00 1.00 1.00 0.29 0.00 " ]
 }
-the_ramp_grew() {
-    [ "$(grep -o '"batch": [0-9]*' a/metrics.jsonl | sort -u | wc -l)" -ge 3 ] || { echo "fewer than 3 batch sizes"; return 1; }
-}
 replay_repeats_the_batches() {
     run e --ramp replay:a/metrics.jsonl --batch-min 4 --batch-max 32 --batch-tokens 128 --train-tokens 60000 \
         --micro-batch 6 --lr 3e-3 --threads 1 &&
         diff <(grep -o '"batch": [0-9]*' a/metrics.jsonl) <(grep -o '"batch": [0-9]*' e/metrics.jsonl)
-}
-replay_resumes_at_a_step() { # if a step of the file ends at the tokens done; otherwise it is refused
-    local n=0 batch
-    sequence() { for batch in "$@"; do echo "{\"step\": $((++n)), \"batch\": $batch}"; done; }
-    sequence 2 2 2 2 2 2 2 2 8 8 > short_steps.jsonl
-    n=0 && sequence 8 8 8 8 8 8 > long_steps.jsonl # fewer steps than the run has done, for more tokens
-    n=0 && sequence 4 4 2 2 2 2 4 4 4 4 4 4 > other_steps.jsonl
-    run l --ramp replay:short_steps.jsonl --train-tokens 512 --threads 1 || return 1
-    local file tokens
-    while read -r file tokens; do
-        fails 65 "--ramp replay:$file: " run l --ramp "replay:$file" --train-tokens 1024 --threads 1 &&
-            grep -q " $tokens, .* 512 tokens in 8 steps. .*--fresh" log || { cat log; return 1; }
-    done <<< "long_steps.jsonl 1536 tokens up to step 6
-other_steps.jsonl 768 tokens up to step 8"
-    run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 || return 1 # into the file's last step, cut by the horizon
-    [ "$(grep -o '"batch": [0-9]*' l/metrics.jsonl | tail -n 3 | tr -dc '0-9\n' | tr '\n' ' ')" = "2 8 4 " ] || { cat l/metrics.jsonl; return 1; }
-    run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 && grep -q '^this run is complete' l.log || return 1
-}
-ends_on_the_horizon() {
-    [ "$(grep -o '"tokens": [0-9]*' a/metrics.jsonl | tail -n 1)" = '"tokens": 60000' ]
 }
 micro_batch_does_not_matter() { # except for rounding
     run f --steps 20 --batch-tokens 384 --micro-batch 12 --gns exact --threads 1 --lr 3e-3 &&
@@ -310,10 +287,6 @@ standard_output_on_a_full_disk() {
     trains full --threads 1 --steps 5 > /dev/full 2> full.log
     [ $? = 74 ] && same j full || { cat full.log; return 1; } # after the save
 }
-a_fifo_for_samples() { # is not waited for at a resume
-    cp -r j sampled && rm -f sampled/samples.jsonl && mkfifo sampled/samples.jsonl || return 1
-    fails 74 'sampled/samples.jsonl: cannot write: not a regular file' trains sampled --threads 1 --steps 7
-}
 a_hole_in_the_log() { # is not read as a line, into memory
     cp -r j hole && truncate -s 16G hole/metrics.jsonl && (ulimit -v 4000000 && trains hole --threads 1 --steps 7 > hole.log 2>&1) &&
         [ "$(stat -c %s hole/metrics.jsonl)" -lt 1000000 ] || { cat hole.log; return 1; }
@@ -350,11 +323,11 @@ dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose 
         print "planned " plan " MiB, took " peak; exit 1 } }'
 }
 
-for test in two_runs_are_identical a_run_is_run_again a_step_is_measured_once bash_completes_its_options threads_do_not_matter another_seed_is_another_run blocks_begin_as_the_identity a_schedule_holds the_ramp_grew \
-    replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit documents_are_kept_apart a_document_mask_is_refused windows_shift a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
+for test in two_runs_are_identical a_run_is_run_again a_step_is_measured_once bash_completes_its_options threads_do_not_matter another_seed_is_another_run blocks_begin_as_the_identity a_schedule_holds \
+    replay_repeats_the_batches micro_batch_does_not_matter recomputing_changes_no_bit documents_are_kept_apart a_document_mask_is_refused windows_shift a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
     notes_validation_on_training_data samples_from_a_model a_prompt_from_a_file a_prompt_from_a_pipe \
-    a_conversation config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_fifo_for_samples a_hole_in_the_log closed_standard_streams threads_that_cannot_start prints_its_commit dry_run_predicts_the_memory; do
+    a_conversation config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_hole_in_the_log closed_standard_streams threads_that_cannot_start prints_its_commit dry_run_predicts_the_memory; do
     try $test
 done
 exit $failed
