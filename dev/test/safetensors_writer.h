@@ -36,13 +36,16 @@ static inline void safetensors_add_metadata(SafetensorsHeader *header, const cha
     text_write_json(f, value);
 }
 
-static inline void safetensors_add(SafetensorsHeader *header, const char *name, SafetensorsType type, int dimensions,
+// Bytes of an element: "BF16" 2, "F64" 8.
+static inline size_t safetensors_type_bytes(const char *type) { return strtoul(strpbrk(type, "12368"), NULL, 10) / 8; }
+
+static inline void safetensors_add(SafetensorsHeader *header, const char *name, const char *type, int dimensions,
                                    const uint64_t *shape) {
     FILE *f = header->text.f;
     uint64_t bytes = safetensors_type_bytes(type), from = header->data;
     fputs(header->tensors++ ? "," : header->metadata ? "}," : "", f);
     text_write_json(f, name);
-    fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", safetensors_type_name(type));
+    fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", type);
     for (int i = 0; i < dimensions; bytes *= shape[i++])
         fprintf(f, "%s%llu", i ? "," : "", (unsigned long long)shape[i]);
     header->data += bytes;

@@ -220,7 +220,7 @@ static int check_head(const ModelFiles *files, const Tensor *wte, Error *e) {
     const size_t n = size_min(64, wte->columns);
     if (!head) return 0;
     const bool alike = head->dimensions == 2 && head->shape[0] == wte->rows && head->shape[1] == wte->columns;
-    for (int i = 0; i < 2 && alike; i++) TRY(safetensors_read_f32(i ? tied : head, 0, n, values[i], e));
+    for (int i = 0; i < 2 && alike; i++) TRY(safetensors_read(i ? tied : head, 0, n, values[i], e));
     if (alike && memcmp(values[0], values[1], n * sizeof(float)) == 0) return 0;
     return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here: it ties the two",
                 "%s: tensor lm_head.weight from byte %llu on is not %s", head->reader->path, data_byte(head),
@@ -245,7 +245,7 @@ static int load_range(const SafetensorsEntry *entry, StateKind kind, size_t base
                       StateWriter load, void *context, Error *e) {
     for (size_t first = range.begin; first < range.end; first += CHUNK) {
         size_t n = size_min(CHUNK, range.end - first);
-        TRY(safetensors_read_f32(entry, first - base, n, buffer, e));
+        TRY(safetensors_read(entry, first - base, n, buffer, e));
         TRY(load(context, kind, (Range){first, first + n}, buffer, e));
     }
     return 0;
@@ -338,7 +338,7 @@ int checkpoint_load_moment(const char *directory, const Model *model, StateKind 
     if (!entry)
         TRY_GOTO(FAIL(e, ERR_INPUT, hint, "%s: no tensor %s in bytes 0 to %llu", path, name,
                       (unsigned long long)reader.data_offset));
-    if (entry->type != SAFETENSORS_F32 || entry->count != model->flat_count)
+    if (entry->value_bytes != sizeof(float) || entry->count != model->flat_count)
         TRY_GOTO(FAIL(e, ERR_INPUT, hint, "%s: tensor %s from byte %llu on does not hold its range in F32", path, name,
                       data_byte(entry)));
     TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));

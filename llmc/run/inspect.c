@@ -105,7 +105,7 @@ static int inspect_tensors(const char *path, FILE *out, Error *e) {
     TRY(safetensors_open(&reader, path, e));
     for (int i = 0; i < reader.count; i++) {
         const SafetensorsEntry *t = &reader.entries[i];
-        fprintf(out, "  %-40s %-5s %12" PRIu64 " values\n", t->name, safetensors_type_name(t->type), t->count);
+        fprintf(out, "  %-40s %-5s %12" PRIu64 " values\n", t->name, t->dtype, t->count);
     }
     fprintf(out, "%s: %d tensors, header and size are right\n", path, reader.count);
     safetensors_close(&reader);

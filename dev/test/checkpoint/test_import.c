@@ -110,17 +110,17 @@ static void test_beyond_a_chunk(void) {
     model = small, values = small_values, received = small_received;
 }
 
-static void write_tensor(SafetensorsWriter *writer, const Tensor *t, SafetensorsType type) {
+static void write_tensor(SafetensorsWriter *writer, const Tensor *t, const char *type) {
     Error e = {0};
     for (size_t i = 0; i < t->count; i++) {
         float x = values[t->offset + i];
-        uint16_t half = type == SAFETENSORS_F16 ? f16_of(x) : f32_to_bf16(x);
-        CHECK_OK(type == SAFETENSORS_F32 ? writer_write(writer, &x, 4, &e) : writer_write(writer, &half, 2, &e), &e);
+        uint16_t half = strcmp(type, "F16") == 0 ? f16_of(x) : f32_to_bf16(x);
+        CHECK_OK(strcmp(type, "F32") == 0 ? writer_write(writer, &x, 4, &e) : writer_write(writer, &half, 2, &e), &e);
     }
 }
 
 // Writes the tensors whose index is `part` modulo `parts`.
-static void write_part(const char *path, SafetensorsType type, int part, int parts, const char *prefix) {
+static void write_part(const char *path, const char *type, int part, int parts, const char *prefix) {
     SafetensorsWriter *writer;
     Error e = {0};
     CHECK_OK(writer_create(&writer, path, &e), &e);
@@ -155,13 +155,13 @@ static void test_unknown_tensors(void) {
     CHECK_OK(directory_create("more", &e), &e);
     CHECK_OK(writer_create(&writer, "more/model.safetensors", &e), &e);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        safetensors_add(&writer->header, names[i], SAFETENSORS_F32, 1, &none);
+        safetensors_add(&writer->header, names[i], "F32", 1, &none);
     CHECK_OK(writer_finish(writer, &e), &e);
     check_note("more", "note: more: not read, as GPT-2 has no such tensor: h.0.attn.bias2 and 2 more\n");
 }
 
 static void test_one_file(void) {
-    static const SafetensorsType types[] = {SAFETENSORS_F32, SAFETENSORS_F16, SAFETENSORS_BF16};
+    static const char *const types[] = {"F32", "F16", "BF16"};
     make_values(1);
     save_all("one");
     check_received("one");
@@ -172,7 +172,7 @@ static void test_one_file(void) {
     }
     static const char *const wrapped[] = {"_orig_mod.", "module.transformer.", "module._orig_mod.transformer."};
     for (int i = 0; i < 3; i++) {
-        write_part("one/model.safetensors", SAFETENSORS_F32, 0, 1, wrapped[i]);
+        write_part("one/model.safetensors", "F32", 0, 1, wrapped[i]);
         check_received("one");
         check_note("one", "");
     }
@@ -233,13 +233,13 @@ static void test_other_models(void) {
 // Moments must be fp32 and as many as their name says.
 static void test_moments_of_another_kind(void) {
     static const struct {
-        SafetensorsType type;
+        const char *type;
         uint64_t more; // elements than the name says
         const char *name, *said;
     } cases[] = {
-        {SAFETENSORS_BF16, 0, "moment2.0-%zu", "does not hold its range in F32"},
-        {SAFETENSORS_F32, 1, "moment2.0-%zu", "does not hold its range in F32"},
-        {SAFETENSORS_F32, 0, "moment2.0-%zu.", "no tensor moment2.0-"},
+        {"BF16", 0, "moment2.0-%zu", "does not hold its range in F32"},
+        {"F32", 1, "moment2.0-%zu", "does not hold its range in F32"},
+        {"F32", 0, "moment2.0-%zu.", "no tensor moment2.0-"},
     };
     Error e = {0};
     CHECK_OK(directory_create("kind", &e), &e);
@@ -249,7 +249,7 @@ static void test_moments_of_another_kind(void) {
         size_t bytes = model.flat_count * sizeof(float) + count * safetensors_type_bytes(cases[i].type);
         void *zeros = calloc(1, bytes);
         CHECK_OK(writer_create(&writer, "kind/optimizer.safetensors", &e), &e);
-        safetensors_add(&writer->header, path_of("moment1.0-%zu", model.flat_count), SAFETENSORS_F32, 1,
+        safetensors_add(&writer->header, path_of("moment1.0-%zu", model.flat_count), "F32", 1,
                         &(uint64_t){model.flat_count});
         safetensors_add(&writer->header, path_of(cases[i].name, model.flat_count), cases[i].type, 1, &count);
         CHECK_OK(writer_write(writer, zeros, bytes, &e), &e);
@@ -267,7 +267,7 @@ static void test_several_files(void) {
     save_all("many");
     unlink("many/model.safetensors");
     make_values(10);
-    static const SafetensorsType types[] = {SAFETENSORS_F16, SAFETENSORS_F32, SAFETENSORS_BF16};
+    static const char *const types[] = {"F16", "F32", "BF16"};
     for (int part = 0; part < 3; part++)
         write_part(path_of("many/part-%d.safetensors", part), types[part], part, 3, "transformer.");
     check_received("many");
@@ -275,9 +275,9 @@ static void test_several_files(void) {
         const Tensor *wte = model_tensor(&model, WTE, -1);
         SafetensorsWriter *writer;
         CHECK_OK(writer_create(&writer, "many/head.safetensors", &e), &e);
-        safetensors_add(&writer->header, "lm_head.weight", SAFETENSORS_F32, 2, (uint64_t[]){wte->rows, wte->columns});
+        safetensors_add(&writer->header, "lm_head.weight", "F32", 2, (uint64_t[]){wte->rows, wte->columns});
         values[wte->offset] += (float)other;
-        write_tensor(writer, wte, SAFETENSORS_F32);
+        write_tensor(writer, wte, "F32");
         values[wte->offset] -= (float)other;
         CHECK_OK(writer_finish(writer, &e), &e);
         if (!other) check_received("many");

@@ -66,10 +66,11 @@ static void test_half_rounding(void) {
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
-// A tensor of every type, a scalar and an empty one, beside metadata. Element i of a type that can be read as floats is i.
-static void test_every_type(void) {
-    enum { ROWS = 3, COLUMNS = 37, COUNT = ROWS * COLUMNS };
-    static unsigned char data[COUNT * 8];
+// Three types are read as floats; others have names and sizes only. A scalar and an empty tensor, beside metadata.
+// Element i is i.
+static void test_types(void) {
+    enum { ROWS = 3, COLUMNS = 37, COUNT = ROWS * COLUMNS, TYPES = 5 };
+    static const char *const types[TYPES] = {"F32", "F16", "BF16", "I64", "U8"};
     const uint64_t shape[2] = {ROWS, COLUMNS}, empty = 0;
     const float half = 0.5f;
     SafetensorsWriter *writer;
@@ -77,36 +78,31 @@ static void test_every_type(void) {
     Error e = {0};
     CHECK_OK(writer_create(&writer, "sample.safetensors", &e), &e);
     safetensors_add_metadata(&writer->header, "quo\"ted\\\n", "\x01\t\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82");
-    for (SafetensorsType type = 0; type < SAFETENSORS_TYPE_COUNT; type++)
-        safetensors_add(&writer->header, safetensors_type_name(type), type, 2, shape);
-    safetensors_add(&writer->header, "scalar", SAFETENSORS_F32, 0, NULL);
-    safetensors_add(&writer->header, "empty", SAFETENSORS_F32, 1, &empty);
-    for (SafetensorsType type = 0; type < SAFETENSORS_TYPE_COUNT; type++) {
+    for (int k = 0; k < TYPES; k++) safetensors_add(&writer->header, types[k], types[k], 2, shape);
+    safetensors_add(&writer->header, "scalar", "F32", 0, NULL);
+    safetensors_add(&writer->header, "empty", "F32", 1, &empty);
+    for (int k = 0; k < TYPES; k++)
         for (int i = 0; i < COUNT; i++) {
-            float x = (float)i;
-            uint16_t bits = type == SAFETENSORS_BF16 ? f32_to_bf16(x) : f16_of(x);
-            if (type == SAFETENSORS_F32) memcpy(data + 4 * i, &x, sizeof x);
-            else memcpy(data + 2 * i, &bits, sizeof bits);
+            const float x = (float)i;
+            const uint64_t bits = k == 1 ? f16_of(x) : k == 2 ? f32_to_bf16(x) : (uint64_t)i;
+            CHECK_OK(writer_write(writer, k ? (const void *)&bits : &x, safetensors_type_bytes(types[k]), &e), &e);
         }
-        CHECK_OK(writer_write(writer, data, COUNT * safetensors_type_bytes(type), &e), &e);
-    }
     CHECK_OK(writer_write(writer, &half, sizeof half, &e), &e);
     CHECK_OK(writer_finish(writer, &e), &e);
 
     CHECK_OK(safetensors_open(&reader, "sample.safetensors", &e), &e);
-    CHECK(reader.count == SAFETENSORS_TYPE_COUNT + 2, "%d tensors", reader.count);
-    for (SafetensorsType type = 0; type < SAFETENSORS_TYPE_COUNT; type++) {
-        const SafetensorsEntry *entry = safetensors_find(&reader, safetensors_type_name(type));
-        bool reads = type == SAFETENSORS_F32 || type == SAFETENSORS_BF16 || type == SAFETENSORS_F16;
+    CHECK(reader.count == TYPES + 2, "%d tensors", reader.count);
+    for (int k = 0; k < TYPES; k++) {
+        const SafetensorsEntry *entry = safetensors_find(&reader, types[k]);
         float values[COUNT + 1];
-        CHECK(entry && entry->type == type && entry->dimensions == 2 && entry->shape[0] == ROWS &&
+        CHECK(entry && strcmp(entry->dtype, types[k]) == 0 && entry->dimensions == 2 && entry->shape[0] == ROWS &&
                   entry->shape[1] == COLUMNS && entry->count == COUNT,
-              "%s is not right", safetensors_type_name(type));
-        if (!reads) CHECK_ERROR(safetensors_read_f32(entry, 0, 1, values, &e), &e, ERR_INPUT, entry->name);
-        for (uint64_t first = 0, n; first < COUNT && reads; first += n) { // ranges, the last one shorter
+              "%s is not right", types[k]);
+        if (k > 2) CHECK_ERROR(safetensors_read(entry, 0, 1, values, &e), &e, ERR_INPUT, entry->name);
+        for (uint64_t first = 0, n; first < COUNT && k <= 2; first += n) { // ranges, the last one shorter
             n = size_min(13, COUNT - first);
             values[n] = -1;
-            CHECK_OK(safetensors_read_f32(entry, first, n, values, &e), &e);
+            CHECK_OK(safetensors_read(entry, first, n, values, &e), &e);
             for (uint64_t i = 0; i < n; i++) CHECK(values[i] == (float)(first + i), "%s: %g", entry->name, values[i]);
             CHECK(values[n] == -1, "wrote beyond the range");
         }
@@ -114,7 +110,7 @@ static void test_every_type(void) {
     const SafetensorsEntry *scalar = safetensors_find(&reader, "scalar"), *none = safetensors_find(&reader, "empty");
     float got = 0;
     CHECK(scalar && scalar->dimensions == 0 && scalar->count == 1, "the scalar");
-    CHECK_OK(safetensors_read_f32(scalar, 0, 1, &got, &e), &e);
+    CHECK_OK(safetensors_read(scalar, 0, 1, &got, &e), &e);
     CHECK(got == half, "the scalar is %g", got);
     CHECK(none && none->dimensions == 1 && none->shape[0] == 0 && none->count == 0, "the empty tensor");
     CHECK(!safetensors_find(&reader, "none") && !safetensors_find(&reader, "__metadata__"), "found what is not there");
@@ -136,39 +132,28 @@ static void file_of(const char *path, uint64_t length, const char *header, size_
     "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 
 #define A(type, shape, offsets) "{" TENSOR("a", type, shape, offsets) "}"
-#define TWO(second, shape, offsets, shape2, offsets2)                                                                  \
-    "{" TENSOR("a", "F32", shape, offsets) "," TENSOR(second, "F32", shape2, offsets2) "}"
-#define FIELDS "tensor a: not exactly dtype, shape and data_offsets"
-#define SHAPE  "a: its shape is not a list of"
+#define SHAPE                   "a: its shape is not a list of"
 
 static void test_bad_headers(void) {
     static const struct {
         const char *header, *mention;
         size_t data;
     } cases[] = {
-        {"", "is not JSON", 0},
-        {"[]", "is not JSON", 0},
-        {" {}", "is not JSON", 0},
+        {"", "malformed JSON", 0},
+        {"[]", "is no object", 0},
         {"{", "malformed JSON at byte", 0},
         {"{}x", "malformed JSON at byte 10", 0},
         {"{\"a\":}", "malformed JSON", 0},
-        {"{\"\xff\":1}", "not UTF-8 at byte 10", 0},
-        {"{\"\xc0\x80\":1}", "not UTF-8 at byte 10", 0},
-        {"{\"\xed\xa0\x80\":1}", "not UTF-8 at byte 10", 0},
-        {"{\"a\":1}", FIELDS, 0},
-        {"{\"a\":{}}", FIELDS, 0},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", FIELDS, 4},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"more\":1}}", FIELDS, 4},
-        {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", FIELDS, 4},
-        {"{\"a\":{\"dtype\":32,\"shape\":[1],\"data_offsets\":[0,4]}}", "a: unknown dtype (not a string)", 4},
-        {A("F31", "[1]", "[0,4]"), "a: unknown dtype F31", 4},
+        {"{\"a\":1}", "a: its dtype", 0},
+        {"{\"a\":{\"dtype\":32,\"shape\":[1],\"data_offsets\":[0,4]}}", "a: its dtype", 4},
+        {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", SHAPE, 4},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", "a: its data_offsets", 4},
         {A("F32", "1", "[0,4]"), SHAPE, 4},
         {A("F32", "[-1]", "[0,4]"), SHAPE, 4},
         {A("F32", "[1,1.5]", "[0,4]"), SHAPE, 4},
         {A("F32", "[1e400]", "[0,4]"), SHAPE, 4},
         {A("F32", "[1e16]", "[0,4]"), SHAPE, 4},
         {A("F32", "[\"1\"]", "[0,4]"), SHAPE, 4},
-        {A("F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]"), SHAPE, 4},
         {A("F32", "[4294967296,4294967296]", "[0,0]"), SHAPE, 0},
         {A("F32", "[2147483648,2147483648]", "[0,0]"), SHAPE, 0},
         {A("F32", "[1]", "4"), "a: its data_offsets", 4},
@@ -178,14 +163,9 @@ static void test_bad_headers(void) {
         {A("F32", "[1]", "[0,null]"), "a: its data_offsets", 4},
         {A("F32", "[1]", "[null,4]"), "a: its data_offsets", 4},
         {A("F32", "[2]", "[0,4]"), "a: its data_offsets, 0 to 4, are 4 bytes, but its shape and dtype make 8", 4},
-        {A("F32", "[1]", "[4,8]"), "a begins at byte 4 of the data, the one before it ends at 0: a hole", 8},
-        {TWO("b", "[2]", "[0,8]", "[1]", "[4,8]"),
-         "b begins at byte 4 of the data, the one before it ends at 8: an overlap", 8},
-        {TWO("b", "[1]", "[0,4]", "[1]", "[8,12]"),
-         "b begins at byte 8 of the data, the one before it ends at 4: a hole", 12},
-        {A("F32", "[2]", "[0,8]"), "the tensors end at byte 8 of the data, the file holds 7", 7},
+        {A("F32", "[2]", "[0,8]"), "a: it ends at byte 8 of the data, the file holds 7", 7},
+        {A("U8", "[9,1,1]", "[0,9]"), "a: it ends at byte 9 of the data, the file holds 7", 7},
         {A("F32", "[2]", "[0,8]"), "the tensors end at byte 8 of the data, the file holds 9", 9},
-        {TWO("a", "[1]", "[0,4]", "[1]", "[4,8]"), "a exists twice", 8},
     };
     SafetensorsReader reader;
     const char *path = "bad.safetensors";
@@ -216,33 +196,32 @@ static void test_bad_files(void) {
     file_of(path, UINT64_MAX, "{}", 2, 0);
     CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "the format allows 100000000");
     file_of(path, 4, "{}\0 ", 4, 0);
-    CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "not UTF-8 at byte 10");
+    CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "malformed JSON at byte 10");
 }
 
-// Tensors may stand in the header in another order than in the data; spaces may follow the header.
+// The header may have another order than the data, more dimensions, and space after it.
 static void test_unusual_but_right(void) {
     static const char header[] =
-        "{" TENSOR("late", "F32", "[1]", "[4,8]") "," TENSOR("z", "U8", "[0]", "[4,4]") "," TENSOR(
-            "early", "F32", "[1]", "[0,4]") "," TENSOR("a", "U8", "[9,0]", "[4,4]") "} \n\t ";
+        "{" TENSOR("late", "F32", "[1]", "[4,8]") "," TENSOR("early", "F32", "[1,1,1]", "[0,4]") "} \n\t ";
     SafetensorsReader reader;
     Error e = {0};
     const char *path = "unusual.safetensors";
     file_of(path, strlen(header), header, strlen(header), 8);
     CHECK_OK(safetensors_open(&reader, path, &e), &e);
-    static const char *const order[] = {"early", "a", "z", "late"};
-    for (int i = 0; i < 4; i++) CHECK(strcmp(reader.entries[i].name, order[i]) == 0, "%s", reader.entries[i].name);
     const SafetensorsEntry *late = safetensors_find(&reader, "late");
     unsigned char bytes[4] = {0};
-    CHECK_OK(safetensors_read(late, 0, 1, bytes, &e), &e);
+    float value;
+    CHECK_OK(safetensors_read(late, 0, 1, &value, &e), &e);
+    memcpy(bytes, &value, sizeof value);
     CHECK(bytes[0] == 4 && bytes[3] == 7, "read from the wrong place");
     CHECK(truncate(path, (off_t)(8 + strlen(header) + 6)) == 0, "truncate");
-    CHECK_ERROR(safetensors_read(late, 0, 1, bytes, &e), &e, ERR_INPUT, "the file ends there");
+    CHECK_ERROR(safetensors_read(late, 0, 1, &value, &e), &e, ERR_INPUT, "the file ends there");
     safetensors_close(&reader);
 }
 
 int main(void) {
     scratch_begin();
-    RUN(test_half_every_value, test_half_rounding, test_every_type, test_bad_headers, test_bad_files,
+    RUN(test_half_every_value, test_half_rounding, test_types, test_bad_headers, test_bad_files,
         test_unusual_but_right);
     return scratch_end();
 }

@@ -262,7 +262,7 @@ typedef struct {
     Text data;
 } File;
 
-static void put(File *f, const char *group, const char *name, SafetensorsType type, int dimensions,
+static void put(File *f, const char *group, const char *name, const char *type, int dimensions,
                 const uint64_t *shape, const void *data) {
     char full[128];
     const uint64_t before = f->header.data;
@@ -272,12 +272,12 @@ static void put(File *f, const char *group, const char *name, SafetensorsType ty
 }
 
 static void put_doubles(File *f, const char *group, const char *name, const double *x, uint64_t count) {
-    put(f, group, name, SAFETENSORS_F64, count != 0, &count, x); // count 0: a scalar
+    put(f, group, name, "F64", count != 0, &count, x); // count 0: a scalar
 }
 
 static void put_flat(File *f, const char *group, const Tensor *t, const float *flat) {
     const uint64_t shape[2] = {t->rows, t->columns};
-    put(f, group, t->name, SAFETENSORS_F32, t->dimensions, shape + (2 - t->dimensions), flat + t->offset);
+    put(f, group, t->name, "F32", t->dimensions, shape + (2 - t->dimensions), flat + t->offset);
 }
 
 static void put_all(File *f, const Dump *d) {
@@ -289,11 +289,11 @@ static void put_all(File *f, const Dump *d) {
     put_doubles(f, "nll", "", d->nll, B);
     put_doubles(f, "loss_eval", "", d->loss_eval, B);
     put_doubles(f, "losses", "", d->losses, STEPS);
-    put(f, "row", "", SAFETENSORS_F64, 2, rows, d->row);
-    put(f, "source_gram", "", SAFETENSORS_F64, 2, gram, d->gram);
-    put(f, "source_numbers", "", SAFETENSORS_F64, 2, numbers, d->numbers);
+    put(f, "row", "", "F64", 2, rows, d->row);
+    put(f, "source_gram", "", "F64", 2, gram, d->gram);
+    put(f, "source_numbers", "", "F64", 2, numbers, d->numbers);
     put_doubles(f, "source_cosine", "", &d->cosine, 0);
-    put(f, "exponents", "", SAFETENSORS_I32, 2, sites, d->exponents);
+    put(f, "exponents", "", "I32", 2, sites, d->exponents);
     put_doubles(f, "padding_max", "", &d->padding_max, 0);
     for (int k = 0; k < d->model.tensor_count; k++) {
         const Tensor *t = &d->model.tensors[k];
@@ -305,7 +305,7 @@ static void put_all(File *f, const Dump *d) {
         put_flat(f, "grad", t, d->grad);
         put_flat(f, "paramN", t, d->after);
     }
-    safetensors_add(&f->header, "tokens", SAFETENSORS_I32, 3, tokens);
+    safetensors_add(&f->header, "tokens", "I32", 3, tokens);
     for (size_t i = 0; i < tokens[0] * tokens[1] * tokens[2]; i++)
         fwrite(&(int32_t){d->tokens[i]}, sizeof(int32_t), 1, f->data.f);
 }

@@ -111,20 +111,17 @@ static int read_bin(const char *path, Error *e) {
 
 // Checks that an accepted file holds what it declares.
 static int read_safetensors(const char *path, Error *e) {
-    static unsigned char raw[MAX_BYTES];
     static float values[MAX_BYTES];
     SafetensorsReader reader;
     TRY(safetensors_open(&reader, path, e));
-    uint64_t bytes = reader.data_offset;
     for (int i = 0; i < reader.count; i++) {
         const SafetensorsEntry *entry = &reader.entries[i];
-        CHECK(safetensors_find(&reader, entry->name) == entry, "%s is not found", entry->name);
-        CHECK_OK(safetensors_read(entry, 0, entry->count, raw, e), e);
-        int code = safetensors_read_f32(entry, 0, entry->count, values, e);
-        CHECK(code == 0 || (code == ERR_INPUT && test_says_byte(e->what)), "code %d: %s", code, e->what);
-        bytes += entry->count * safetensors_type_bytes(entry->type);
+        CHECK(safetensors_find(&reader, entry->name), "%s is not found", entry->name);
+        CHECK(reader.data_offset + entry->end <= sample.count, "%s ends beyond the file", entry->name);
+        int code = safetensors_read(entry, 0, entry->value_bytes ? entry->count : 0, values, e);
+        CHECK(code == (entry->value_bytes ? 0 : ERR_INPUT), "code %d: %s", code, e->what);
+        CHECK(code == 0 || test_says_byte(e->what), "%s", e->what);
     }
-    CHECK(bytes == sample.count, "%zu of %zu bytes", (size_t)bytes, sample.count);
     safetensors_close(&reader);
     return 0;
 }
@@ -220,7 +217,8 @@ static void make_safetensors(void) {
     if (draw(2)) safetensors_add_metadata(&header, "format", "pt");
     data_bytes = 0;
     for (size_t i = 0, tensors = draw(5); i < tensors; i++) {
-        SafetensorsType type = (SafetensorsType)draw(SAFETENSORS_TYPE_COUNT);
+        static const char *const types[] = {"F32", "F16", "BF16", "I64", "U8"};
+        const char *type = types[draw(5)];
         const uint64_t shape[3] = {draw(4), 1 + draw(3), 2};
         int dimensions = (int)draw(4);
         uint64_t count = 1;
