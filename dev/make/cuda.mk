@@ -85,7 +85,7 @@ $(CUDA_BUILD)/dev/bench/bench_save: CUDA_LINK += $(call cuda_wrap,$(TIMED))
 # This test replaces the CUDA runtime and the other ranks.
 $(CUDA_BUILD)/dev/test/cuda/test_device_cuda: CUDA_LINK += $(call cuda_wrap,$(addprefix cuda,GetDeviceCount DriverGetVersion SetDevice GetDevice \
 	DeviceGetPCIBusId GetDeviceProperties GetDeviceProperties_v2 FuncGetAttributes DeviceGetStreamPriorityRange \
-	StreamCreateWithPriority EventCreateWithFlags) ncclCommInitRank ncclGetLastError gethostname comm_gather comm_agree comm_broadcast)
+	StreamCreateWithPriority EventCreateWithFlags) ncclCommInitRank ncclGetLastError comm_gather comm_agree comm_broadcast)
 
 $(CUDA_BUILD)/dev/test/cuda/test_matmul_cuda: CUDA_LINK += $(call cuda_wrap,cublasLtMatmulAlgoGetHeuristic cublasLtMatmulAlgoCheck)
 

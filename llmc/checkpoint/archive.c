@@ -90,36 +90,30 @@ static int64_t step_of(const char *name, const char *format) {
 
 int64_t archive_step_of(const char *name) { return step_of(name, FINAL); }
 
-typedef struct {
-    int64_t *step; // newest first
-    int count;
-} Steps;
-
-static int compare_newest_first(const void *a, const void *b) {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return x > y ? -1 : x < y;
-}
-
-static int steps_list(const Archive *archive, const char *format, Steps *steps, Error *e) {
+// Sets *step to the next older one in the directory (by -1), or the next newer one (by 1). False after the last, or with
+// an error in *code.
+static bool next_step(const Archive *archive, const char *format, int by, int64_t *step, int *code, Error *e) {
     Names names;
-    *steps = (Steps){0};
-    TRY(directory_list(archive->dir, archive->path, &names, e));
-    int code = memory_alloc((void **)&steps->step, (size_t)names.count * sizeof *steps->step, "checkpoint names", e);
-    for (int i = 0; !code && i < names.count; i++)
-        if (step_of(names.name[i], format) >= 0) steps->step[steps->count++] = step_of(names.name[i], format);
+    int64_t next = -1;
+    *code = directory_list(archive->dir, archive->path, &names, e);
+    if (*code) return false;
+    for (int i = 0; i < names.count; i++) {
+        const int64_t at = step_of(names.name[i], format);
+        if (at >= 0 && (by < 0 ? at < *step && at > next : at > *step && (next < 0 || at < next))) next = at;
+    }
     names_free(&names);
-    if (!code && steps->count) qsort(steps->step, (size_t)steps->count, sizeof *steps->step, compare_newest_first);
-    return code;
+    *step = next;
+    return next >= 0;
 }
 
 int archive_count(const Archive *archive, int *count, Error *e) {
-    Steps steps, aside;
-    TRY(steps_list(archive, FINAL, &steps, e));
-    const int code = steps_list(archive, ROLLED_BACK, &aside, e);
-    *count = steps.count + aside.count;
-    memory_free(steps.step);
-    memory_free(aside.step);
-    return code;
+    Names names;
+    TRY(directory_list(archive->dir, archive->path, &names, e));
+    *count = 0;
+    for (int i = 0; i < names.count; i++)
+        *count += step_of(names.name[i], FINAL) >= 0 || step_of(names.name[i], ROLLED_BACK) >= 0;
+    names_free(&names);
+    return 0;
 }
 
 bool archive_has(const Archive *archive, int64_t step) {
@@ -177,11 +171,9 @@ static int remove_partial(const Archive *archive, int64_t step, FILE *notes, Err
 }
 
 int archive_tidy(const Archive *archive, FILE *notes, Error *e) {
-    Steps steps;
     int code = 0;
-    TRY(steps_list(archive, PARTIAL, &steps, e));
-    for (int i = 0; i < steps.count && !code; i++) code = remove_partial(archive, steps.step[i], notes, e);
-    memory_free(steps.step);
+    for (int64_t step = INT64_MAX; next_step(archive, PARTIAL, -1, &step, &code, e);)
+        TRY(remove_partial(archive, step, notes, e));
     return code;
 }
 
@@ -277,11 +269,9 @@ int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e) 
 }
 
 static int remove_rolled_back(const Archive *archive, FILE *notes, Error *e) {
-    Steps steps;
     int code = 0;
-    TRY(steps_list(archive, ROLLED_BACK, &steps, e));
-    for (int i = 0; i < steps.count && !code; i++) code = remove_own(archive, steps.step[i], ROLLED_BACK, notes, e);
-    memory_free(steps.step);
+    for (int64_t step = INT64_MAX; next_step(archive, ROLLED_BACK, -1, &step, &code, e);)
+        TRY(remove_own(archive, step, ROLLED_BACK, notes, e));
     return code;
 }
 
@@ -290,27 +280,31 @@ static bool is_best(const Spare *spare, int64_t step) {
 }
 
 int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error *e) {
-    Steps steps;
+    int64_t complete = 0;
+    bool enough = false;
     int code = 0;
     if (spare->keep == 0) return 0;
-    TRY(steps_list(archive, FINAL, &steps, e));
-    bool enough = false;
-    for (int i = 0, complete = 0; i < steps.count && !code; i++) {
+    for (int64_t step = INT64_MAX; next_step(archive, FINAL, -1, &step, &code, e);) {
         Manifest manifest;
-        Error ignored;
-        if (enough && !is_best(spare, steps.step[i])) code = archive_remove(archive, steps.step[i], notes, e);
-        if (enough || archive_verify(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &ignored)) continue;
-        if (of_another_run(archive, &manifest)) continue;
-        enough = ++complete >= spare->keep && steps.step[i] <= spare->back;
+        if (enough && !is_best(spare, step)) TRY(archive_remove(archive, step, notes, e));
+        if (enough || archive_verify(archive, step, VERIFY_SIZES, NULL, &manifest, &(Error){0})) continue;
+        if (!of_another_run(archive, &manifest)) enough = ++complete >= spare->keep && step <= spare->back;
     }
-    memory_free(steps.step);
     return code;
+}
+
+// Returns the bytes of a checkpoint that may be removed for room; 0: it may not.
+static uint64_t spare_bytes(const Archive *archive, int64_t step, const Spare *spare, int64_t newest) {
+    const bool may_go = spare->keep > 0 && step < newest && step != spare->back && !is_best(spare, step);
+    uint64_t bytes = 0;
+    const int dir = may_go ? own_open(archive, step, FINAL, &bytes) : -1;
+    if (dir >= 0) close(dir);
+    return dir >= 0 ? bytes : 0;
 }
 
 int archive_make_room(const Archive *archive, uint64_t bytes, const Spare *spare, int64_t newest, FILE *notes,
                       const Pulse *pulse, Error *e) {
     uint64_t left, in_all;
-    Steps steps;
     int code = 0;
     TRY(disk_free(archive->dir, archive->path, &left, e));
     if (left < bytes && spare->keep > 0) {
@@ -318,31 +312,20 @@ int archive_make_room(const Archive *archive, uint64_t bytes, const Spare *spare
         TRY(disk_free(archive->dir, archive->path, &left, e));
     }
     if (left >= bytes) return 0;
-    TRY(steps_list(archive, FINAL, &steps, e));
     in_all = left;
-    for (int i = 0; i < steps.count; i++) {
-        const int64_t step = steps.step[i];
-        bool may_go = spare->keep > 0 && step < newest && step != spare->back && !is_best(spare, step);
-        uint64_t one;
-        const int dir = may_go ? own_open(archive, step, FINAL, &one) : -1;
-        if (dir < 0) steps.step[i] = -1; // kept
-        else in_all += one, close(dir);
-    }
-    for (int i = steps.count - 1; i >= 0 && left < bytes && in_all >= bytes; i--) {
-        if (steps.step[i] < 0) continue;
-        TRY_GOTO(archive_remove(archive, steps.step[i], notes, e));
-        fprintf(notes, "note: removed %s/" FINAL " to make room on the disk\n", archive->path, steps.step[i]);
+    for (int64_t step = -1; next_step(archive, FINAL, 1, &step, &code, e);)
+        in_all += spare_bytes(archive, step, spare, newest);
+    for (int64_t step = -1; left < bytes && in_all >= bytes && next_step(archive, FINAL, 1, &step, &code, e);) {
+        if (!spare_bytes(archive, step, spare, newest)) continue;
+        TRY(archive_remove(archive, step, notes, e));
+        fprintf(notes, "note: removed %s/" FINAL " to make room on the disk\n", archive->path, step);
         pulse_beat(pulse);
-        TRY_GOTO(disk_free(archive->dir, archive->path, &left, e));
+        TRY(disk_free(archive->dir, archive->path, &left, e));
     }
-    if (left < bytes)
-        code = FAIL(e, ERR_WRITE,
-                    spare->keep > 0 ? "free some space" : "free some space, or remove older ones with --keep",
-                    "%s: a checkpoint takes %.1f MiB, and the disk has %.1f MiB left", archive->path,
-                    (double)bytes / (1 << 20), (double)left / (1 << 20));
-done:
-    memory_free(steps.step);
-    return code;
+    if (left >= bytes || code) return code;
+    return FAIL(e, ERR_WRITE, spare->keep > 0 ? "free some space" : "free some space, or remove older ones with --keep",
+                "%s: a checkpoint takes %.1f MiB, and the disk has %.1f MiB left", archive->path,
+                (double)bytes / (1 << 20), (double)left / (1 << 20));
 }
 
 // ---- Finding --------------------------------------------------------------------------------------------------------
@@ -350,54 +333,45 @@ done:
 int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
                    int (*verify)(void *context, const char *directory, Error *e), void *context, Newest *newest,
                    Error *e) {
-    Steps steps;
+    int skipped = 0, code = 0;
+    int64_t step = latest < INT64_MAX ? latest + 1 : latest;
     *newest = (Newest){0};
-    TRY(steps_list(archive, FINAL, &steps, e));
-    int code = 0, skipped = 0, later = 0;
-    while (later < steps.count && steps.step[later] > latest) later++;
-    for (int i = 0; i < steps.count && !newest->found; i++) {
-        Manifest manifest;
-        newest->step = steps.step[later + i < steps.count ? later + i : steps.count - 1 - i];
-        step_path(archive, newest->step, FINAL, newest->directory);
-        code = archive_verify(archive, newest->step, VERIFY_SIZES, NULL, &manifest, e);
-        if (of_another_run(archive, &manifest)) continue;
-        if (!code && verify) code = verify(context, newest->directory, e);
-        strcpy(newest->run, manifest.run);
-        if (code && e->unreadable)
-            error_hint(e,
-                       "the checkpoint may be undamaged, and nothing was changed: make it readable and start again; "
-                       "or rename %s, to resume from an older one",
-                       newest->directory);
-        if (code && (code != ERR_INPUT || manifest.foreign || e->unreadable)) goto done;
-        newest->found = code == 0;
-        if (code) skipped++, fprintf(notes, "warning: %s. Skipped\n", e->what);
-    }
-    code = 0;
-    if (!newest->found && skipped)
-        code = FAIL(e, ERR_INPUT, "--fresh starts over, and moves this run aside",
-                    "%s: all of its %d checkpoints are damaged", archive->path, skipped);
-done:
-    memory_free(steps.step);
-    return code;
+    for (int by = -1; by <= 1; by += 2, step = latest)
+        while (!newest->found && next_step(archive, FINAL, by, &step, &code, e)) {
+            Manifest manifest;
+            newest->step = step;
+            step_path(archive, newest->step, FINAL, newest->directory);
+            int bad = archive_verify(archive, newest->step, VERIFY_SIZES, NULL, &manifest, e);
+            if (of_another_run(archive, &manifest)) continue;
+            if (!bad && verify) bad = verify(context, newest->directory, e);
+            strcpy(newest->run, manifest.run);
+            if (bad && e->unreadable)
+                error_hint(e,
+                           "the checkpoint may be undamaged, and nothing was changed: make it readable and start "
+                           "again; or rename %s, to resume from an older one",
+                           newest->directory);
+            if (bad && (bad != ERR_INPUT || manifest.foreign || e->unreadable)) return bad;
+            newest->found = bad == 0;
+            if (bad) skipped++, fprintf(notes, "warning: %s. Skipped\n", e->what);
+        }
+    if (code || newest->found || !skipped) return code;
+    return FAIL(e, ERR_INPUT, "--fresh starts over, and moves this run aside",
+                "%s: all of its %d checkpoints are damaged", archive->path, skipped);
 }
 
 // Renames checkpoints later than `step`. In a rollback, first removes what an earlier one made of the same steps.
 static int set_aside(const Archive *archive, int64_t step, bool rollback, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], aside[ARCHIVE_PATH];
-    Steps steps;
     int code = 0;
-    TRY(steps_list(archive, FINAL, &steps, e));
-    for (int i = 0; i < steps.count && steps.step[i] > step && !code; i++) {
+    for (int64_t at = INT64_MAX; next_step(archive, FINAL, -1, &at, &code, e) && at > step;) {
         Manifest manifest;
-        archive_verify(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &(Error){0});
+        archive_verify(archive, at, VERIFY_SIZES, NULL, &manifest, &(Error){0});
         if (of_another_run(archive, &manifest)) continue;
-        step_path(archive, steps.step[i], FINAL, path);
-        if (rollback) TRY_GOTO(remove_own(archive, steps.step[i], ROLLED_BACK, notes, e));
-        code = rename_aside(archive, steps.step[i], path, rollback ? "rolled_back" : "damaged", aside, e);
-        if (!code) fprintf(notes, "%s is now %s\n", path, aside);
+        step_path(archive, at, FINAL, path);
+        if (rollback) TRY(remove_own(archive, at, ROLLED_BACK, notes, e));
+        TRY(rename_aside(archive, at, path, rollback ? "rolled_back" : "damaged", aside, e));
+        fprintf(notes, "%s is now %s\n", path, aside);
     }
-done:
-    memory_free(steps.step);
     return code;
 }
 

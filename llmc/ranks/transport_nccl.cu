@@ -59,29 +59,25 @@ static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, c
 
 // ---- Which GPU ------------------------------------------------------------------------------------------------------
 
-// A rank's GPU: machine and bus. Machines are told apart as in NCCL (getHostHash in its utils.cc): by NCCL_HOSTID, else
-// by name and the kernel's boot id, since cloned machines share a name.
+// A rank's GPU. NCCL_HOSTID, else the kernel's boot id names the machine: cloned machines share a host name.
 typedef struct {
-    char host[64], boot[64], bus[32];
+    char machine[64], bus[32];
 } GpuPlace;
 
 static int find_place(GpuPlace *place, Error *e) {
     int device;
     const char *id = getenv("NCCL_HOSTID");
+    FILE *f = id ? NULL : fopen("/proc/sys/kernel/random/boot_id", "r");
     *place = {};
-    if (id) snprintf(place->host, sizeof place->host, "%s", id);
-    else {
-        gethostname(place->host, sizeof place->host - 1);
-        FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
-        if (f) (void)!fread(place->boot, 1, sizeof place->boot - 1, f), fclose(f);
-    }
+    if (id) snprintf(place->machine, sizeof place->machine, "%s", id);
+    else if (!f || !fgets(place->machine, sizeof place->machine, f)) gethostname(place->machine, 63);
+    if (f) fclose(f);
     CUDA_TRY(cudaGetDevice(&device), e);
     return CUDA_CALL(cudaDeviceGetPCIBusId(place->bus, sizeof place->bus, device), e);
 }
 
 // Refuses two ranks on one GPU: they would compete for memory, and hang in NCCL or crawl. Ranks with different
-// NCCL_HOSTID may share one (dev/test/ranks_check.sh, MACHINES). Two containers of one machine are two machines to
-// NCCL: the later rank only prints a note.
+// NCCL_HOSTID may share one (dev/test/ranks_check.sh, MACHINES).
 static int check_apart(Comm *comm, Error *e) {
     GpuPlace mine, *all;
     int same = -1;
@@ -89,17 +85,11 @@ static int check_apart(Comm *comm, Error *e) {
     TRY(memory_alloc((void **)&all, sizeof *all * (size_t)comm->ranks, "the ranks' GPUs", e));
     int code = comm_gather(comm, &mine, all, sizeof mine, e);
     for (int r = 0; !code && r < comm->ranks; r++)
-        if (r == comm->rank || strcmp(all[r].boot, mine.boot) != 0 || strcmp(all[r].bus, mine.bus) != 0) continue;
-        else if (strcmp(all[r].host, mine.host) == 0) same = r;
-        else if (r < comm->rank && *mine.boot)
-            fprintf(stderr,
-                    "note: ranks %d and %d, in containers of one machine (%s, %s), have the same GPU (%s): give each "
-                    "its own (docker run --gpus '\"device=0\"')\n",
-                    r, comm->rank, all[r].host, mine.host, mine.bus);
+        if (r != comm->rank && strcmp(all[r].machine, mine.machine) == 0 && strcmp(all[r].bus, mine.bus) == 0) same = r;
     memory_free(all);
-    if (!code && same >= 0)
-        code = FAIL(e, ERR_UNAVAILABLE, "start one rank a GPU", "ranks %d and %d have the same GPU (%s of %s)",
-                    comm->rank, same, mine.bus, mine.host);
+    if (same >= 0)
+        code = FAIL(e, ERR_UNAVAILABLE, "start one rank a GPU; give each container its own (docker run --gpus)",
+                    "ranks %d and %d have the same GPU (%s)", comm->rank, same, mine.bus);
     return comm_agree(comm, code, e);
 }
 
