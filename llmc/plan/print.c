@@ -5,7 +5,7 @@
 #include <string.h>
 
 typedef struct {
-    char s[32];
+    char s[80];
 } Figure; // a number as text
 
 // "19,073"
@@ -217,6 +217,49 @@ static void print_collectives(FILE *f, const Plan *p) {
             1e3 * plan_all_to_all_seconds(&p->device, p->ranks, bytes));
 }
 
+// Returns the largest --tensor to consider: within a machine.
+static int tensor_most(const Plan *p) {
+    if (dtype_is_fp8(p->shape.dtype) || p->shape.optimizer == OPTIMIZER_MUON) return 1;
+    return (int)fmin(p->shape.model->config.heads, p->device.spec.devices_a_machine);
+}
+
+// "--zero 3 --tensor 2", and what else differs from plan p.
+static Figure mesh(const Plan *q, const Plan *p) {
+    Figure out;
+    const bool shards = q->sharing.reduce != p->sharing.reduce && q->sharing.reduce == REDUCE_MICRO_STEP;
+    size_t n = (size_t)snprintf(out.s, sizeof out.s, "--zero %d", q->sharing.zero);
+    if (plan_tensor(q) > 1) n += (size_t)snprintf(out.s + n, sizeof out.s - n, " --tensor %d", plan_tensor(q));
+    if (shards) n += (size_t)snprintf(out.s + n, sizeof out.s - n, " --reduce micro-step");
+    if (q->shape.micro_batch != p->shape.micro_batch)
+        snprintf(out.s + n, sizeof out.s - n, " --micro-batch %d", q->shape.micro_batch);
+    return out;
+}
+
+// Names the fastest --zero and --tensor that fit on the plan's ranks, and what the fastest without --tensor, or with
+// it, costs. Where the plan does not fit, tries a smaller micro-batch, and gradients sharded at every micro-step.
+static void print_advice(FILE *f, const Plan *p) {
+    const int given = p->shape.micro_batch;
+    Plan best[2];                             // without --tensor, with it
+    double seconds[2] = {INFINITY, INFINITY}; // INFINITY: none fits
+    for (int k = 1; k <= tensor_most(p); k *= 2)
+        for (int zero = ZERO_0; zero <= ZERO_3 && p->ranks % k == 0 && p->ranks / k <= p->rows; zero++) {
+            Plan q = plan_with(p, (ZeroStage)zero, p->ranks, k);
+            if (q.device.spec.memory_bytes > 0 && !plan_fits(&q, given)) {
+                if (zero >= ZERO_2) q.sharing.reduce = REDUCE_MICRO_STEP;
+                q.shape.micro_batch = (int)fmin(given, plan_largest_micro_batch(&q));
+            }
+            const double s = q.shape.micro_batch ? plan_step(&q, q.rows).seconds : INFINITY;
+            if (s < seconds[k > 1]) best[k > 1] = q, seconds[k > 1] = s;
+        }
+    const int take = seconds[1] < seconds[0];
+    const double times = seconds[!take] / seconds[take];
+    if (isinf(seconds[take])) fprintf(f, "  advice: nothing fits; use more ranks, or --recompute block\n");
+    else if (isfinite(times))
+        fprintf(f, "  advice: %s; %s takes %.2f times as long\n", mesh(&best[take], p).s, mesh(&best[!take], p).s,
+                times);
+    else fprintf(f, "  advice: %s%s\n", mesh(&best[take], p).s, take ? "; nothing fits without --tensor" : "");
+}
+
 // Prints rows for other numbers of ranks; on the plan's own, other --zero and --tensor; then bounds and collectives.
 static void print_ranks(FILE *f, const Plan *p) {
     const PlanDevice *d = &p->device;
@@ -234,7 +277,7 @@ static void print_ranks(FILE *f, const Plan *p) {
             price ? "  cost a" : "");
     fprintf(f, "%7s %6s %6s %8s %7s %9s  %-12s %7s %7s %8s %12s %7s %7s%s\n", "ranks", "--zero", "tensor", "machines",
             "a rank", "a rank", "bound by", "a rank", "ms", "ms", "tok/s", "scaling", "B tok", price ? "   B tok" : "");
-    const int K = plan_tensor(p), heads = p->shape.model->config.heads;
+    const int K = plan_tensor(p);
     const Plan one = plan_with(p, p->sharing.zero, 1, 1);
     double rate = (double)(p->rows * p->shape.seq_len) / plan_step(&one, p->rows).seconds;
     for (int n = 1; n <= 4 * p->ranks; n++) { // powers of two, one machine, and the plan's own number
@@ -244,10 +287,10 @@ static void print_ranks(FILE *f, const Plan *p) {
     }
     for (int zero = ZERO_0; zero <= ZERO_3; zero++)
         if (zero != (int)p->sharing.zero) print_row(f, p, p->ranks, (ZeroStage)zero, K, rate);
-    for (int k = 1; k <= heads && k <= d->spec.devices_a_machine && !dtype_is_fp8(p->shape.dtype); k *= 2)
-        if (k != K && p->ranks % k == 0 && p->shape.optimizer != OPTIMIZER_MUON)
-            print_row(f, p, p->ranks, p->sharing.zero, k, rate);
+    for (int k = 1; k <= tensor_most(p); k *= 2)
+        if (k != K && p->ranks % k == 0) print_row(f, p, p->ranks, p->sharing.zero, k, rate);
     if (!is_linked(p, p->ranks)) return;
+    print_advice(f, p);
     const int most = K * plan_most(p, 0, (int)fmin((double)p->rows, 1 << 20) + 1, is_computing);
     if (most) fprintf(f, "  compute-bound up to %d ranks: at most half of a step's time is exposed\n", most);
     else fprintf(f, "  interconnect-bound on any number of ranks: more than half of a step's time is exposed\n");

@@ -178,8 +178,8 @@ static int nccl_create(Transport **out, Comm *comm, int tensor, WireType wire, s
     CUDA_TRY(cudaEventCreateWithFlags(&t->engine_done, cudaEventDisableTiming), e);
     for (cudaEvent_t &ended : t->ended) CUDA_TRY(cudaEventCreateWithFlags(&ended, cudaEventDisableTiming), e);
     for (auto &wait : t->wait) {
-        CUDA_TRY(cudaEventCreate(&wait.begin), e);
-        CUDA_TRY(cudaEventCreate(&wait.end), e);
+        CUDA_TRY(cudaEventCreateWithFlags(&wait.begin, cudaEventDefault), e);
+        CUDA_TRY(cudaEventCreateWithFlags(&wait.end, cudaEventDefault), e);
     }
     return start_nccl(t, e);
 }

@@ -13,7 +13,7 @@ plans_a_gpu_from_here() { # shellcheck disable=SC2086
     plan $d12 --device H200 --ranks 8 --zero 1 --price 3 && said "^device +H200: 989 TFLOP/s bf16.*; Hopper's kernels\\)" &&
         said '^ +matmul, blocks .* compute ' && said '^ +LayerNorm, residual .* memory ' && said '^> +8 +1 +1 +1 +[0-9.]+ +65,536 ' && said '^ +8 +1 +4 +1 +[0-9.]+ ' &&
         said '^ +16 +1 +1 +2 ' && said '^run +19,074 steps of 512 rows, .* cost [0-9]' || return 1
-    awk 'length > 125 { print "too wide: " $0; bad = 1 } END { if (NR > 62) { print NR " lines"; bad = 1 } exit bad }' plan.txt
+    awk 'length > 125 { print "too wide: " $0; bad = 1 } END { if (NR > 63) { print NR " lines"; bad = 1 } exit bad }' plan.txt
 }
 plans_fp8() { # products in e4m3 are faster, and need copies
     local bf16 fp8
@@ -69,6 +69,20 @@ compares_cuts() { # of 8 ranks: the same rows and bounds whatever --tensor the p
     plan --model d2 --ranks 4 --tensor 2 --zero 0 --batch-tokens 8192 && cp plan.txt plan0.txt && plan --model d2 --ranks 4 --tensor 2 --zero 1 --batch-tokens 8192 &&
         cmp <(grep copy plan0.txt) <(grep copy plan.txt)
 }
+step_of() { # MESH, its blanks as @: prints the step's ms of `options`
+    local mesh=${1//@/ }
+    # shellcheck disable=SC2086
+    [[ $mesh == *micro-batch* ]] || mesh+=" --micro-batch $rows"
+    plan "${options[@]}" $mesh && ! grep 'DOES NOT FIT' plan.txt && awk '$1 == ">" { print $11 }' plan.txt
+}
+advises_a_mesh() { # MODEL DEVICE RANKS ROWS: both meshes of the advice fit, and their steps differ as it says
+    local options=(--model "$1" --device "$2" --ranks "$3" --batch-tokens 524288) rows=$4 best other times first second
+    plan "${options[@]}" --micro-batch "$rows" || return 1
+    read -r best other times < <(sed -nE 's/^  advice: (.*); (.*) takes (.*) times as long$/\1|\2|\3/p' plan.txt | tr ' |' '@ ')
+    first=$(step_of "$best") && second=$(step_of "$other") && [[ $best != *tensor* && $other == *tensor* ]] &&
+        awk -v a="$first" -v b="$second" -v times="$times" 'BEGIN { exit !(times > 1 && b / a < times + 0.01 && b / a > times - 0.01) }' ||
+        { echo "$best: $first ms, $other: ${second-} ms, $times"; return 1; }
+}
 compares_the_modes() { # for a model too large for one card
     plan --device H200 --model d84 --ranks 4 --batch-tokens 524288 --micro-batch 4 --zero 3 --reduce micro-step && said '^> +4 +3 +1 +1 +[0-9.]+ +131,072 +compute ' &&
         said '^  compute-bound up to 255 ranks: ' && said '^  ranks from which it fits, at this micro-batch: none with --zero 0, 4 with 1, 3 with 2, 3 with 3$' || return 1
@@ -114,6 +128,7 @@ agrees_with_the_textbook() {
         --layers 80 --heads 56 --channels 7168 --vocab-size 50257 --seq-len 128 --batch-tokens 4194304 --micro-batch 1 --zero 3 &&
         ! grep -q '^ *16384 ' plan.txt && "$python" twin.py 459e12 180e9 3 8960 4194304 7168 80 50257 > twin.txt || return 1
     grep -q '^468 850 34 113 1619 ' twin.txt || { cat twin.txt; return 1; } # the textbook's
+    said '^  advice: --zero 1 --tensor 4; --zero 1 takes 1\.' || return 1 # its best split: 8960 / 1619 = 5.5
     plan --device H200 --ranks 8 --layers 4 --heads 64 --channels 8192 --vocab-size 1000 --seq-len 64 --batch-tokens 16384 &&
         "$python" twin.py 989e12 450e9 0 8 16384 8192 4 1000 > twin.txt || return 1
     plan --device H200 --ranks 64 --layers 4 --heads 64 --channels 8192 --batch-tokens 65536 && # network: 400 GB/s per node
@@ -220,7 +235,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 }
 
 for test in plans_a_gpu_from_here plans_fp8 plans_this_cpu plans_a_cut_model plans_a_run_without_length hours_are_tokens_over_speed \
-    reports_ranks_that_wait compares_the_modes compares_cuts agrees_with_the_textbook suggests_what_nobody_gave reports_a_disk_too_small reports_memory_too_small \
+    reports_ranks_that_wait compares_the_modes compares_cuts "advises_a_mesh d24 H200 8 16" "advises_a_mesh d84 H100 4 4" agrees_with_the_textbook suggests_what_nobody_gave reports_a_disk_too_small reports_memory_too_small \
     plans_with_the_users_figures writes_nothing \
     predicts_the_steps tunes_a_gpu_only refuses_for_a_gpu_what_only_the_cpu_can; do
     try $test
