@@ -1,6 +1,7 @@
 #include "ranks/parallel.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <string.h>
 
 // ---- Set-up ---------------------------------------------------------------------------------------------------------
@@ -182,10 +183,29 @@ int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e) {
     return comm_broadcast(p->comm, (void *)tokens, (size_t)n * sizeof *tokens, e); // rank 0: reads
 }
 
+// Warns if a group's ranks are on several machines.
+static int check_groups(const Parallel *p, Error *e) {
+    const int ranks = p->comm->ranks, K = p->config.tensor;
+    char(*host)[COMM_HOST]; // (ranks)
+    TRY(memory_alloc((void **)&host, (size_t)ranks * sizeof *host, "names of machines", e));
+    const int code = comm_gather(p->comm, p->comm->host, host, sizeof *host, e);
+    int r = 0;
+    while (!code && r < ranks && strcmp(host[r], host[r / K * K]) == 0) r++;
+    if (!code && r < ranks && p->comm->rank == 0)
+        fprintf(
+            stderr,
+            "warning: --tensor %d: ranks %d (%s) and %d (%s) hold one model on two machines, so every block waits for "
+            "their network. use a --tensor that divides a machine's ranks, in order (mpirun --map-by slot)\n",
+            K, r / K * K, host[r / K * K], r, host[r]);
+    memory_free(host);
+    return code;
+}
+
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     p->engine = engine;
     p->comm->idle_pass = join_pass, p->comm->idle_context = p;
     if (!p->buckets) return 0;
+    if (p->config.tensor > 1) TRY(check_groups(p, e));
     TRY(p->api->create(&p->transport, p->comm, p->config.tensor, wire, model_bucket_largest(p->model), p->whole,
                        engine_stream(engine), e));
     if (p->config.zero == ZERO_0) return gather_state(p, e);

@@ -52,6 +52,11 @@ other_directory() { # each rank writes what it owns: all must see the same --out
     shape=(--vocab-size 256 --layers 1 --heads 2 --channels 32)
     make_machines && on_both 64 --out run --tensor 2 && grep -q "$error. give a directory that all machines share$" log || { cat log; return 1; }
 }
+a_group_on_two_machines() { # trains, with a warning
+    local shape=(--vocab-size 256 --layers 1 --heads 2 --channels 32)
+    make_machines && on_both 0 --out "$work/run" --tensor 2 && rm -r run && [ "$(grep -c '^warning' log)" = 1 ] &&
+        grep -q '^warning: --tensor 2: ranks 0 (m0) and 1 (m1) hold one model on two machines' log || { cat log; return 1; }
+}
 other() { # TEXT CHANGE OPTIONS...: changes machine 1's files by the command CHANGE
     make_machines && (cd m1 && eval "$2") && on_both 65 --out run "${@:3}" && refused "$1"
 }
@@ -141,7 +146,7 @@ strangers_may_not_train() { # nor evaluate: each would write the same run, or ev
         strangers 64 "^error: --lr" --train x --lr nothing
 }
 
-for test in same_files other_directory other_data other_replay other_data_to_evaluate_on other_model other_checkpoint cores strangers_may_look strangers_may_not_train; do
+for test in same_files other_directory a_group_on_two_machines other_data other_replay other_data_to_evaluate_on other_model other_checkpoint cores strangers_may_look strangers_may_not_train; do
     try $test
 done
 exit $failed
