@@ -262,8 +262,8 @@ typedef struct {
     Text data;
 } File;
 
-static void put(File *f, const char *group, const char *name, const char *type, int dimensions,
-                const uint64_t *shape, const void *data) {
+static void put(File *f, const char *group, const char *name, const char *type, int dimensions, const uint64_t *shape,
+                const void *data) {
     char full[128];
     const uint64_t before = f->header.data;
     snprintf(full, sizeof full, "%s%s%s", group, *name ? "/" : "", name);
