@@ -1,7 +1,7 @@
 """Evaluation against the oracle: check_evaluation.py BUILD, with the compiled programs.
 
-Scores made-up questions, in both of HellaSwag's formats, and a validation shard in float64. Compares the scores with
-those that --eval-only prints, at several lengths and micro-batches.
+Scores made-up questions of HellaSwag's form and a validation shard in float64. Compares the scores with those that
+--eval-only prints, at several lengths and micro-batches.
 """
 
 import json
@@ -30,7 +30,7 @@ from red café naïve 12 3.5 (again) "quoted" don't into out of , . !""".split()
 
 
 class World:
-    """A model, questions in both formats, and a validation shard, in a directory."""
+    """A model, questions, and a validation shard, in a directory."""
 
     def __init__(self, work, rng, questions, layers, heads, channels, context):
         self.work = Path(work)
@@ -42,11 +42,12 @@ class World:
                       vocab_size=VOCAB)
         (self.model / "config.json").write_text(json.dumps(config))
         self.questions = [random_question(rng) for _ in range(questions)]
-        self.jsonl, self.bin, self.shard = (self.work / name for name in ("q.jsonl", "q.bin", "val.bin"))
+        self.jsonl, self.shard = self.work / "q.jsonl", self.work / "val.bin"
         self.jsonl.write_text("".join(json.dumps(q) + "\n" for q in self.questions))
-        write_questions(self.bin, self.questions)
         self.tokens = np.frombuffer("".join(sentence(rng, 25) for _ in range(40)).encode(), np.uint8).astype(int)
-        write_int32_file(self.shard, [20240520, 1, len(self.tokens)], self.tokens)
+        header = np.zeros(256, dtype="<i4")
+        header[:3] = 20240520, 1, len(self.tokens)
+        self.shard.write_bytes(header.tobytes() + self.tokens.astype("<u2").tobytes())
         params = {name: jnp.asarray(p, dtype=jnp.float64) for name, p in self.params.items()}
         self.row_losses = jax.jit(lambda row: gpt2.token_losses(params, row, heads)[1])  # compiled once a length
 
@@ -62,24 +63,6 @@ def sentence(rng, most):
 def random_question(rng):
     endings = [sentence(rng, 12) for _ in range(4)]
     return dict(ind=0, ctx=sentence(rng, 20), endings=endings, label=int(rng.integers(4)), split="val")
-
-
-def write_int32_file(path, header, tokens):
-    values = np.zeros(256, dtype="<i4")
-    values[: len(header)] = header
-    path.write_bytes(values.tobytes() + np.asarray(tokens, dtype="<u2").tobytes())
-
-
-def write_questions(path, questions):
-    stream, longest = [], 0
-    for i, q in enumerate(questions):
-        body = [i, q["label"], 4]
-        for text in [q["ctx"]] + [" " + ending for ending in q["endings"]]:
-            tokens = list(text.encode())
-            body += [len(tokens)] + tokens
-        stream += [65535, 2 * (len(body) + 2)] + body
-        longest = max(longest, 2 * (len(body) + 2))
-    write_int32_file(path, [20240522, 1, len(questions), longest], stream)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -138,8 +121,8 @@ def check_eval_only(build, world, T):
     before = sorted(world.work.rglob("*"))
     options = ["--eval-only", "--model", world.model, "--val", world.shard, "--seq-len", T,
                "--tokenizer", "bytes"]
-    for path, rows in ((world.jsonl, 5), (world.bin, 64)):
-        text = run(world.work, build / "train_gpt2", *options, "--hellaswag", path, "--micro-batch", rows).decode()
+    for rows in (5, 64):
+        text = run(world.work, build / "train_gpt2", *options, "--hellaswag", world.jsonl, "--micro-batch", rows).decode()
         close(printed_number(text, "loss"), loss, "loss")
         close(printed_number(text, "perplexity"), math.exp(loss), "perplexity")
         close(printed_number(text, "bits per byte"), loss / math.log(2), "bits per byte")  # a token is a byte

@@ -414,7 +414,7 @@ int setup_data(Run *r, Error *e) {
                         o->val);
     }
     if (data->train || data->val) TRY(check_words(&r->setup, data->train ? data->train : data->val, e));
-    if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->setup.tokenizer, V, T, e));
+    if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->setup.tokenizer, T, e));
     if (data->train) TRY(shard_list_create(&data->shards, data->train, e));
     if (data->val) TRY(shard_list_create(&data->val_shards, data->val, e));
     progress_end(&r->output.progress);

@@ -9,17 +9,13 @@
 #include <string.h>
 
 enum {
-    HEADER_INTS = 256,
-    MAGIC = 20240522,
-    VERSION = 1,
-    START = 65535,            // begins a question
     ENDINGS_MAX = 64,         // more than any test of this kind has
-    FILE_MAX_BYTES = 1 << 30, // of any file; the public one has 12 MB
-    ROW_MIN_BYTES = 3,        // the shortest ending in a file: "" and a comma, or a count and a token
+    FILE_MAX_BYTES = 1 << 30, // the public file has 12 MB
+    ROW_MIN_BYTES = 3,        // the shortest ending in a file: "" and a comma
     WIDTH_STEP = 64           // info.width is a multiple of this, for the GPU's kernels
 };
 
-#define HINT_FILE "get it with data/hellaswag.sh, or make llm.c's hellaswag_val.bin"
+#define HINT_FILE "get it with data/hellaswag.sh"
 
 typedef struct {
     uint32_t context, ending; // indices of their first tokens in HellaSwag.tokens
@@ -29,7 +25,7 @@ typedef struct {
 } Row;
 
 struct HellaSwag {
-    int vocab_size, seq_len, longest; // longest: tokens of the longest row
+    int seq_len, longest; // longest: tokens of the longest row
     HellaSwagInfo info;
     Row *rows; // (info.rows)
     uint16_t *tokens;
@@ -58,8 +54,6 @@ static void question_add(HellaSwag *h, int label, int endings, const size_t coun
     h->token_count = at;
 }
 
-// ---- jsonl ----------------------------------------------------------------------------------------------------------
-
 // Reads one line of jsonl. text: scratch with room for the line.
 static int json_question(HellaSwag *h, Encoder *encoder, const cJSON *object, char *text, Error *e) {
     const cJSON *context = json_get(object, "ctx"), *endings = json_get(object, "endings"), *ending;
@@ -86,13 +80,11 @@ static int json_question(HellaSwag *h, Encoder *encoder, const cJSON *object, ch
     return 0;
 }
 
-static int jsonl_read(HellaSwag *h, char *file, size_t bytes, const Tokenizer *tokenizer, Error *e) {
+static int questions_read(HellaSwag *h, char *file, size_t bytes, const Tokenizer *tokenizer, Error *e) {
     Encoder *encoder;
     int code = 0, number = 1;
     if (!tokenizer)
-        return FAIL(e, ERR_USAGE,
-                    "give --tokenizer the directory of GPT-2's (data/gpt2), or --hellaswag llm.c's .bin, which holds "
-                    "tokens",
+        return FAIL(e, ERR_USAGE, "give --tokenizer the directory of GPT-2's (data/gpt2)",
                     "no tokenizer for the text in it");
     TRY(encoder_create(&encoder, tokenizer, e));
     for (char *line = file, *end; line < file + bytes && !code; line = end + 1, number++) {
@@ -108,49 +100,10 @@ static int jsonl_read(HellaSwag *h, char *file, size_t bytes, const Tokenizer *t
     return code;
 }
 
-// ---- llm.c's .bin ---------------------------------------------------------------------------------------------------
-
-static int bin_questions(HellaSwag *h, const char *file, size_t bytes, Error *e) {
-    enum { HEAD = 5 }; // uint16 values before the context
-    int32_t header[HEADER_INTS];
-    size_t count[1 + ENDINGS_MAX];
-    if (bytes < sizeof header) return FAIL(e, ERR_INPUT, HINT_FILE, "too short for its header");
-    memcpy(header, file, sizeof header);
-    if (header[1] != VERSION) return FAIL(e, ERR_INPUT, HINT_FILE, "version %d, only %d is known", header[1], VERSION);
-    const uint16_t *at = (const uint16_t *)(const void *)(file + sizeof header),
-                   *end = at + (bytes - sizeof header) / 2;
-    for (int q = 0; q < header[2]; q++) {
-        bool whole = end - at >= HEAD && at[0] == START && at[1] / 2 >= HEAD && at[1] % 2 == 0 && at[1] / 2 <= end - at;
-        const uint16_t *next = at + (whole ? at[1] / 2 : 0); // the next question
-        int label = whole ? at[3] : 0, endings = whole ? at[4] : 0;
-        uint16_t *out = h->tokens + h->token_count;
-        whole = whole && endings >= 2 && endings <= ENDINGS_MAX && label < endings;
-        if (whole) at += HEAD;
-        for (int i = 0; i <= endings && whole; i++) {
-            whole = at<next && * at> 0 && *at < next - at;
-            count[i] = whole ? *at++ : 0;
-            for (size_t k = 0; k < count[i]; k++, *out++ = *at++)
-                if (*at >= h->vocab_size)
-                    return FAIL(e, ERR_INPUT,
-                                "the file was made with another tokenizer than the model's: use the jsonl",
-                                "question %d: token %d is outside the vocabulary of %d", q, *at, h->vocab_size);
-        }
-        if (!whole || at != next)
-            return FAIL(e, ERR_INPUT, HINT_FILE, "damaged or cut off at question %d of %d", q, header[2]);
-        question_add(h, label, endings, count);
-    }
-    if (at != end || bytes % 2) return FAIL(e, ERR_INPUT, HINT_FILE, "longer than its %d questions", header[2]);
-    return 0;
-}
-
-// ---- The file -------------------------------------------------------------------------------------------------------
-
-int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer, int vocab_size, int seq_len,
-                   Error *e) {
+int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer, int seq_len, Error *e) {
     HellaSwag *h;
     char *file;
     size_t bytes;
-    int32_t magic = 0;
     *out = NULL;
     if (file_read(IN_PATH, path, FILE_MAX_BYTES, &file, &bytes, e))
         return e->code == ERR_INPUT ? error_hint(e, "check --hellaswag, or " HINT_FILE) : e->code;
@@ -158,10 +111,9 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
     int code = memory_alloc((void **)&h, sizeof *h + rows * sizeof *h->rows + bytes * sizeof *h->tokens,
                             "HellaSwag's questions", e);
     if (code) return memory_free(file), code;
-    *h = (HellaSwag){.vocab_size = vocab_size, .seq_len = seq_len, .rows = (Row *)(h + 1)};
+    *h = (HellaSwag){.seq_len = seq_len, .rows = (Row *)(h + 1)};
     h->tokens = (uint16_t *)(h->rows + rows);
-    memcpy(&magic, file, size_min(bytes, sizeof magic));
-    code = magic == MAGIC ? bin_questions(h, file, bytes, e) : jsonl_read(h, file, bytes, tokenizer, e);
+    code = questions_read(h, file, bytes, tokenizer, e);
     if (!code && h->info.questions == 0)
         code = FAIL(e, ERR_INPUT, "use a longer --seq-len, or another file",
                     "no question in it whose endings have at most %d tokens", seq_len);
@@ -176,8 +128,6 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
 void hellaswag_close(HellaSwag *h) { memory_free(h); }
 
 HellaSwagInfo hellaswag_describe(const HellaSwag *h) { return h->info; }
-
-// ---- Rows and scores ------------------------------------------------------------------------------------------------
 
 void hellaswag_rows(const HellaSwag *h, int first, int n, uint16_t *out) {
     assert(first >= 0 && n >= 0 && first + n <= h->info.rows);

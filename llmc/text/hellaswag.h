@@ -9,13 +9,8 @@
 // Both are computed as llm.c does (dev/data/hellaswag.py; its trainer prints acc_norm). lm-evaluation-harness words the
 // context differently, and its acc_norm divides by the ending's characters.
 //
-// The first bytes of a file tell its kind:
-//
-//   jsonl  the public file, a question per line: "ctx", a text; "endings", texts; "label", the number of the right one.
-//          A row is the tokens of ctx, then the tokens of " " + ending.
-//   .bin   llm.c's file of tokens (its dev/data/data_common.py, write_evalfile), little-endian: int32 header[256], [0]
-//          magic 20240522, [1] version 1, [2] questions, [3] bytes of the longest; then each question in uint16: 65535,
-//          its bytes, its number, label, count of endings, then count and tokens of the context and of each ending
+// The public file has a question per line: "ctx", a text; "endings", texts; "label", the number of the right one. A row
+// is the tokens of ctx, then the tokens of " " + ending.
 //
 // A row that is too long keeps its last T + 1 tokens, as in lm-evaluation-harness. A question with an ending of more
 // than T tokens is left out and counted.
@@ -33,9 +28,8 @@ typedef struct {
     int width;     // tokens of a row that the model reads, at most T
 } HellaSwagInfo;
 
-// T = seq_len. tokenizer: needed for jsonl only, else may be NULL. vocab_size: the model's.
-int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer, int vocab_size, int seq_len,
-                   Error *e);
+// T = seq_len. ERR_USAGE if tokenizer is NULL.
+int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer, int seq_len, Error *e);
 void hellaswag_close(HellaSwag *h); // NULL is fine
 HellaSwagInfo hellaswag_describe(const HellaSwag *h);
 

@@ -145,7 +145,7 @@ static int read_shard(const char *path, Error *e) {
 // Checks that accepted questions give rows of tokens of the vocabulary, and a score.
 static int read_questions(const char *path, Error *e) {
     HellaSwag *h;
-    TRY(hellaswag_open(&h, path, byte_tokenizer, VOCAB, 1 + (int)draw(90), e));
+    TRY(hellaswag_open(&h, path, byte_tokenizer, 1 + (int)draw(90), e));
     HellaSwagInfo info = hellaswag_describe(h);
     size_t width = (size_t)info.width, n = (size_t)info.rows;
     uint16_t *rows = malloc(n * (width + 1) * sizeof *rows);
@@ -176,22 +176,6 @@ static void make_shard(void) {
     size_t largest = 250 + draw(7);
     put(header, sizeof header);
     for (int i = 0; i < n; i++) put_u16(draw(largest));
-}
-
-static void make_questions_bin(void) {
-    int32_t header[256] = {20240522, 1, 1 + (int32_t)draw(4)};
-    put(header, sizeof header);
-    for (int k = 0; k < header[2]; k++) {
-        size_t start = sample.count, endings = 2 + draw(4);
-        const uint16_t head[] = {65535, 0, (uint16_t)k, (uint16_t)draw(endings), (uint16_t)endings};
-        put(head, sizeof head);
-        for (size_t i = 0; i <= endings; i++) {
-            size_t count = 1 + draw(40);
-            put_u16(count);
-            for (size_t t = 0; t < count; t++) put_u16(draw(VOCAB));
-        }
-        memcpy(sample.bytes + start + 2, &(uint16_t){(uint16_t)(sample.count - start)}, 2);
-    }
 }
 
 static void make_questions_jsonl(void) {
@@ -330,7 +314,6 @@ static const Target targets[] = {
     {"added/tokenizer_config.json", "added", "added", read_tokenizer, NULL, NULL, 1, 0, 0},
     {"model.bin", "model.bin", "model.bin", read_bin, NULL, NULL, 1, 0, 40}, // the header is what can be wrong
     {"shard.bin", "shard.bin", "shard.bin", read_shard, make_shard, settle_shard, 6, 0, 1100},
-    {"questions.bin", "questions.bin", "questions.bin", read_questions, make_questions_bin, NULL, 3, 0, 0},
     {"questions.jsonl", "questions.jsonl", "questions.jsonl", read_questions, make_questions_jsonl, NULL, 3, 0, 0},
 };
 // clang-format on

@@ -1,9 +1,9 @@
-// HellaSwag: both kinds of file give the rows and scores that hellaswag.h defines, computed here from the texts alone,
-// and malformed files are refused by name and line.
+// HellaSwag: a file gives the rows and scores that hellaswag.h defines, computed here from the texts alone. Malformed
+// files are refused by name and line.
 #include "text/hellaswag.h"
 #include "../scratch.h"
 
-enum { V = 256, QUESTIONS = 60, ENDINGS_MOST = 5, TEXT_MOST = 90 };
+enum { QUESTIONS = 60, ENDINGS_MOST = 5, TEXT_MOST = 90 };
 
 static Error e;
 static Tokenizer *bytes_tokenizer; // token b is byte b, so rows are texts
@@ -12,7 +12,7 @@ static int draw_int(int below) { return (int)draw((uint32_t)below); }
 
 static int open_questions(HellaSwag **h, const char *text, int T) {
     write_text("q.jsonl", text);
-    return hellaswag_open(h, "q.jsonl", bytes_tokenizer, V, T, &e);
+    return hellaswag_open(h, "q.jsonl", bytes_tokenizer, T, &e);
 }
 
 // ---- Questions, and files with them ---------------------------------------------------------------------------------
@@ -52,38 +52,6 @@ static const char *write_jsonl(const Example *examples, int count) {
     }
     fclose(f);
     return path;
-}
-
-static size_t put_tokens(uint16_t *out, const char *before, const char *text) {
-    size_t n = 1;
-    for (; *before; before++) out[n++] = (unsigned char)*before;
-    for (; *text; text++) out[n++] = (unsigned char)*text;
-    out[0] = (uint16_t)(n - 1);
-    return n;
-}
-
-// llm.c's format. Returns the file's size.
-static size_t make_bin(char *out, const Example *examples, int count) {
-    int32_t header[256] = {20240522, 1, count};
-    uint16_t *start = (uint16_t *)(void *)(out + sizeof header), *at = start;
-    memcpy(out, header, sizeof header);
-    for (int k = 0; k < count; k++) {
-        const Example *x = &examples[k];
-        uint16_t *question = at;
-        size_t n = 5;
-        memcpy(question, (uint16_t[]){65535, 0, (uint16_t)k, (uint16_t)x->label, (uint16_t)x->endings}, 2 * n);
-        n += put_tokens(question + n, "", x->context);
-        for (int i = 0; i < x->endings; i++) n += put_tokens(question + n, " ", x->ending[i]);
-        question[1] = (uint16_t)(2 * n);
-        at += n;
-    }
-    return (size_t)((char *)at - out);
-}
-
-static const char *write_bin(const Example *examples, int count) {
-    static char file[1 << 20];
-    write_bytes("examples.bin", file, make_bin(file, examples, count));
-    return "examples.bin";
 }
 
 // ---- A model that sees only the token before: its loss of predicting b after a --------------------------------------
@@ -153,7 +121,7 @@ static void check_against(const char *path, const Example *examples, int count, 
     HellaSwag *h = NULL;
     static Expected want;
     expect(&want, examples, count, T);
-    CHECK_OK(hellaswag_open(&h, path, bytes_tokenizer, V, T, &e), &e);
+    CHECK_OK(hellaswag_open(&h, path, bytes_tokenizer, T, &e), &e);
     if (!h) return;
     HellaSwagInfo info = hellaswag_describe(h);
     CHECK(memcmp(&info, &want.info, sizeof info) == 0,
@@ -170,18 +138,14 @@ static void check_against(const char *path, const Example *examples, int count, 
     hellaswag_close(h);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-
-// Random questions in both formats, from a T that fits hardly any to a T that cuts none.
-static void test_both_formats(void) {
+// Random questions, from a T that fits hardly any to a T that cuts none.
+static void test_rows_and_scores(void) {
     static Example examples[QUESTIONS];
     for (int trial = 0; trial < 8; trial++) {
         draw_examples(examples, QUESTIONS);
         const int lengths[] = {45 + draw_int(20), 64, 65, 100 + draw_int(60), 200, 1024};
-        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
             check_against(write_jsonl(examples, QUESTIONS), examples, QUESTIONS, lengths[i]);
-            check_against(write_bin(examples, QUESTIONS), examples, QUESTIONS, lengths[i]);
-        }
     }
 }
 
@@ -220,63 +184,21 @@ static void test_bad_jsonl(void) {
     }
     static const char zero[] = GOOD "{\"ctx\": \0\"a\"}\n";
     write_bytes("q.jsonl", zero, sizeof zero - 1);
-    CHECK_ERROR(hellaswag_open(&h, "q.jsonl", bytes_tokenizer, V, 64, &e), &e, ERR_INPUT, "line 2");
+    CHECK_ERROR(hellaswag_open(&h, "q.jsonl", bytes_tokenizer, 64, &e), &e, ERR_INPUT, "line 2");
     CHECK_ERROR(open_questions(&h, GOOD, 1), &e, ERR_INPUT, "no question in it whose endings have at most 1 tokens");
     CHECK_OK(open_questions(&h, GOOD, 2), &e);
     hellaswag_close(h);
-    CHECK_ERROR(hellaswag_open(&h, "q.jsonl", NULL, V, 64, &e), &e, ERR_USAGE, "q.jsonl: no tokenizer");
+    CHECK_ERROR(hellaswag_open(&h, "q.jsonl", NULL, 64, &e), &e, ERR_USAGE, "q.jsonl: no tokenizer");
     CHECK(strstr(e.hint, "--tokenizer"), "%s", e.hint);
-    CHECK_ERROR(hellaswag_open(&h, "nosuch", NULL, V, 64, &e), &e, ERR_INPUT, "nosuch");
+    CHECK_ERROR(hellaswag_open(&h, "nosuch", NULL, 64, &e), &e, ERR_INPUT, "nosuch");
     CHECK(strstr(e.hint, "data/hellaswag.sh"), "%s", e.hint);
-    CHECK_ERROR(hellaswag_open(&h, scratch, NULL, V, 64, &e), &e, ERR_INPUT, "not a regular file");
-}
-
-static void test_bad_bin(void) {
-    static char good[1 << 20], bad[1 << 20];
-    static Example examples[3];
-    draw_examples(examples, 3);
-    size_t bytes = make_bin(good, examples, 3);
-    const struct {
-        size_t at; // a uint16 after the header; from 1000 on: int32 at - 1000 of the header
-        int value;
-        const char *mention;
-    } cases[] = {
-        {1001, 2, "version 2"},
-        {1002, 4, "cut off at question 3 of 4"},
-        {1002, 2, "longer than its 2 questions"},
-        {1002, 0, "longer than its 0 questions"},
-        {0, 65534, "question 0 of 3"},
-        {1, 8, "question 0 of 3"},
-        {1, 65535, "question 0 of 3"},
-        {3, 9, "question 0 of 3"},
-        {3, examples[0].endings, "question 0 of 3"},
-        {4, 1, "question 0 of 3"},
-        {4, 65, "question 0 of 3"},
-        {5, 0, "question 0 of 3"},
-        {5, 60000, "question 0 of 3"},
-        {6, 256, "token 256 is outside the vocabulary of 256"},
-    };
-    HellaSwag *h;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        memcpy(bad, good, bytes);
-        if (cases[i].at >= 1000) memcpy(bad + 4 * (cases[i].at - 1000), &cases[i].value, 4);
-        else memcpy(bad + 1024 + 2 * cases[i].at, &cases[i].value, 2);
-        write_bytes("bad.bin", bad, bytes);
-        CHECK_ERROR(hellaswag_open(&h, "bad.bin", NULL, V, 1024, &e), &e, ERR_INPUT, cases[i].mention);
-        CHECK(strstr(e.what, "bad.bin") && e.hint[0], "no file or remedy: %s (%s)", e.what, e.hint);
-    }
-    for (size_t cut = bytes; cut >= 4; cut--) { // whole, and cut at every byte
-        write_bytes("bad.bin", good, cut);
-        int code = hellaswag_open(&h, "bad.bin", NULL, V, 1024, &e);
-        CHECK(code == (cut < bytes ? ERR_INPUT : 0), "%zu of %zu bytes: %d", cut, bytes, code);
-        if (!code) hellaswag_close(h);
-    }
+    CHECK_ERROR(hellaswag_open(&h, scratch, NULL, 64, &e), &e, ERR_INPUT, "not a regular file");
 }
 
 int main(void) {
     scratch_begin();
     if (tokenizer_create_bytes(&bytes_tokenizer, &e)) return ERR_INTERNAL;
-    RUN(test_both_formats, test_bad_jsonl, test_bad_bin);
+    RUN(test_rows_and_scores, test_bad_jsonl);
     tokenizer_destroy(bytes_tokenizer);
     return scratch_end();
 }
