@@ -13,7 +13,7 @@ import os
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import COUNT, EXIT_INPUT, NUMBER, TEXT, Fault, Parser, Run, check, has_log, read_lines, run_main
+from run_log import COUNT, EXIT_INPUT, NUMBER, TEXT, Fault, Parser, Run, check, read_lines, run_main
 
 OUTLIER = {"kind!": TEXT, "step!": COUNT, "shard!": TEXT, "offset!": COUNT, "norm!": NUMBER, "loss!": NUMBER, "score!": NUMBER}
 RUN = {"options!": {"seq_len!": COUNT}, "model!": {"context!": COUNT}, "parts!": dict}
@@ -44,7 +44,7 @@ def decoder(run):
 def outlier_lines(run):
     """Returns {kind: lines under HEAD}, a line for each group, farthest first."""
     path, kinds, group_of = os.path.join(run.path, "outliers.jsonl"), {}, {}
-    if not has_log(path):
+    if not os.path.exists(path):
         return {}
     check(run.info_path, run.info | {"parts": run.parts[-1] if run.parts else None}, RUN)
     decode = decoder(run)

@@ -1,5 +1,5 @@
 """Reads a run's directory: run.json (options, and the commands of the run's parts), metrics.jsonl (a line for each step,
-validation or test) and samples.jsonl (a line for each sample). Each may also be packed, with .gz after its name.
+validation or test) and samples.jsonl (a line for each sample).
 
 llmc/run/metrics.c writes the fields of metrics.jsonl. An unknown number is null in the file, None in a line and NaN in a
 column. An infinite bound is 1e308 in the file and inf here. `parse` checks every value: a wrong type, a number out of range
@@ -9,14 +9,12 @@ runs, and computes loss curves.
 
 import argparse
 import contextlib
-import gzip
 import json
 import math
 import os
 import shlex
 import sys
 import time
-import zlib
 
 EXIT_USAGE, EXIT_INPUT, EXIT_WRITE = 64, 65, 74
 UNBOUNDED, LARGEST = 1e308, 1e100
@@ -81,8 +79,6 @@ def missing_packages(packages, error):
 def write_whole(path, text):
     """Writes the whole file, or none of it."""
     partial = f"{path}.{os.getpid()}.tmp"
-    if os.path.islink(path) or os.path.exists(path) and not os.path.isfile(path):
-        raise Fault(EXIT_WRITE, f"{path}: not written: not a regular file; move it away, or choose another place")
     try:
         with open(partial, "x", encoding="utf-8", errors="replace") as file:
             file.write(text)
@@ -95,19 +91,10 @@ def write_whole(path, text):
 
 # ---- Reading and checking -------------------------------------------------------------------------------------------
 
-def has_log(path):
-    return os.path.exists(path) or os.path.exists(path + ".gz")
-
-
 def read_bytes(path):
-    """Returns a file. Unpacks PATH.gz if only that exists."""
-    packed = not os.path.exists(path) and os.path.exists(path + ".gz")
-    path += ".gz" if packed else ""
     try:
-        with (gzip.open if packed else open)(path, "rb") as file:
+        with open(path, "rb") as file:
             return file.read()
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise Fault(EXIT_INPUT, f"{path}: damaged, or cut short; copy it again") from None
     except OSError as error:
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror}; name a run's directory") from None
 
@@ -212,7 +199,7 @@ class Run:
         self.parts = self.info.get("parts", [])
         known = {} if known is None else known
         self.lines = self.read_metrics(known)
-        self.samples = [line for _, line in read_lines(samples_path, SAMPLE, known)] if has_log(samples_path) else []
+        self.samples = [line for _, line in read_lines(samples_path, SAMPLE, known)] if os.path.exists(samples_path) else []
         self.rows = [line for line in self.lines if "loss" in line]
         self.val_rows = [line for line in self.lines if "val_loss" in line]
         self.test_rows = [line for line in self.lines if "hellaswag" in line]
@@ -281,7 +268,7 @@ def follow(sinks, args):
     try:
         while True:
             for sink in sinks:
-                if not args.follow or all(has_log(os.path.join(sink.path, name)) for name in ("run.json", "metrics.jsonl")):
+                if not args.follow or all(os.path.exists(f"{sink.path}/{name}") for name in ("run.json", "metrics.jsonl")):
                     sink.look(args.follow)
             if not args.follow:
                 break

@@ -23,7 +23,6 @@ the tokens. From the environment: JOBS, runs side by side (default: one per GPU)
 (default: all); TRAINER (./train_gpt2cu); LAUNCH, words before it (scripts/mpirun.sh -np 4), for one run at a time.
 """
 
-import gzip
 import json
 import math
 import os
@@ -152,9 +151,8 @@ class Study:
             raise Fault(code if code > 0 else 70, f"{name}, seed {seed}: exit code {code}: see {kept}.log: {shlex.join(command)}")
         if code == 0:
             os.makedirs(kept, exist_ok=True)
-            shutil.copyfile(os.path.join(work, "run.json"), os.path.join(kept, "run.json"))
-            with open(os.path.join(work, "metrics.jsonl"), "rb") as log, gzip.open(kept + "/metrics.jsonl.gz", "wb") as packed:
-                shutil.copyfileobj(log, packed)
+            for log in ("run.json", "metrics.jsonl"):
+                shutil.copyfile(os.path.join(work, log), os.path.join(kept, log))
         result = {"name": name, "seed": seed, "options": text_of(options)}
         result |= result_of(Run(kept)) if code == 0 else {"diverged": True}
         with self.lock:
