@@ -19,7 +19,6 @@
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-unblock_signals "$@"
 trap_stop_requests
 trap '[ $asked -gt 0 ] || on_stop_request' USR2 # return_mpirun_signal
 export GNS_MPIRUN=$$ # marks the ranks

@@ -3,15 +3,7 @@
 # Once signals are trapped, use `COMMAND`, not $(COMMAND), in code that may wait. If a trap is due while bash 5.2 parses
 # a $(COMMAND), such as the second on a line, its action is a syntax error: the request is lost and the script ends
 # with 0.
-[[ $0 == /* ]] && self=$0 || self=$PWD/$0 # before a cd
 usr1_bit=$((1 << ($(kill -l USR1) - 1)))
-
-# Starts the script again with the default action of signals that its parent (a batch system, a service) may ignore or
-# block: a shell cannot trap those.
-unblock_signals() { # the script's arguments
-    [ -z "${GNS_SIGNALS_UNBLOCKED:-}" ] && env --default-signal=TERM,USR1,USR2 true 2> /dev/null || return 0 # coreutils 8.31
-    GNS_SIGNALS_UNBLOCKED=1 exec env --default-signal=TERM,USR1,USR2 "${BASH:-bash}" "$self" "$@"
-}
 
 # Starts a command in a session of its own, which the terminal's Ctrl-C does not reach. The command gets USR1 when this
 # script ends, also by KILL (not with util-linux before 2.33).

@@ -230,7 +230,7 @@ asks() { # HOW: mpirun.sh ends with 75, whoever gets TERM; and the ranks do if i
     mkdir "$here" && cp "$work/asks/mpirun" "$here"
     # on a busy machine, which takes 3 s to find the ranks
     printf '#!/bin/sh\n[ ! -e %s ] || case $1 in -lszxF) sleep 3;; esac\nexec %s "$@"\n' "$here/busy" "$(command -v grep)" > "$here/grep" && chmod +x "$here/grep"
-    env --ignore-signal=USR1,USR2 PATH="$here:$PATH" LONGER=$([ "$1" = two-at-once ] && echo 5 || echo 0.2) \
+    env PATH="$here:$PATH" LONGER=$([ "$1" = two-at-once ] && echo 5 || echo 0.2) \
         scripts/mpirun.sh -np 1 program > "$here/log" 2>&1 &
     job=$!
     until [ -s "$here/started" ] || ! kill -0 $job; do sleep 0.05; done
@@ -309,11 +309,11 @@ stopped() { # SIGNAL TEXT: the started job ends with 75, and its log has the tex
     local code=$?
     [ $code = 75 ] && grep -q "$2" "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
 }
-stops_and_resumes() { # two ranks; parents that block or ignore the signals
+stops_and_resumes() { # two ranks
     needs_mpi || return
     local job run=(env "${real[@]}" OUT="$work/small" RANKS=2 bash "$work/small.sh" --steps 30000)
-    started env --block-signal=USR1 "${run[@]}" && stopped USR1 '^stopped (rank 0): SIGUSR1 after step' &&
-        started env --ignore-signal=TERM "${run[@]}" && stopped TERM '^resuming from'
+    started "${run[@]}" && stopped USR1 '^stopped (rank 0): SIGUSR1 after step' &&
+        started "${run[@]}" && stopped TERM '^resuming from'
 }
 time_is_up() { # it ends in time, of its own option and, with two ranks, at a launcher's end; nobody restarts it
     local code ranks how=--max-hours=0.0014 end
