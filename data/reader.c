@@ -21,7 +21,8 @@ enum {
 
 #define HINT_INVALID "repair it, or say --invalid bytes to take it as it is, --invalid skip to leave it out"
 #define HINT_JSONL                                                                                                     \
-    "every line must be a JSON object with a text field: see --field; --invalid skip leaves such lines out"
+    "every line must be a JSON object with a text field, and without \\u0000: see --field; --invalid skip leaves "     \
+    "others out"
 
 // ---- Blocks ---------------------------------------------------------------------------------------------------------
 
@@ -84,12 +85,9 @@ static const cJSON *find_field(const cJSON *object, const char *field) {
 // Writes the text of a line of JSON over the beginning of the line. Returns NULL, or what is wrong with the line.
 // line[bytes] is writable.
 static const char *jsonl_decode(char *line, size_t bytes, const char *field, size_t *out_bytes) {
+    const char *end;
     line[bytes] = 0;
-    // cJSON ends a text at \u0000, as which it also reads malformed escapes.
-    for (const char *c = line; (c = strchr(c, '\\')) && c[1]; c += 2)
-        if (c[1] == 'u' && (strspn(c + 2, "0123456789abcdefABCDEF") < 4 || strncmp(c + 2, "0000", 4) == 0))
-            return "has \\u0000, or \\u without four digits";
-    cJSON *root = strlen(line) == bytes ? cJSON_ParseWithOpts(line, NULL, true) : NULL;
+    cJSON *root = json_parse(line, bytes, &end);
     const char *text = cJSON_GetStringValue(find_field(root, field));
     const char *why = cJSON_IsObject(root) ? "has no string in the text field" : "is not a JSON object";
     if (text) memcpy(line, text, *out_bytes = strlen(text));

@@ -72,13 +72,19 @@ size_t utf8_boundary(const char *text, size_t bytes) {
     return n - 1 + length <= bytes ? bytes : n - 1;
 }
 
+cJSON *json_parse(const char *text, size_t bytes, const char **end) {
+    // cJSON ends a string at \u0000, and reads malformed escapes as that.
+    for (*end = text; (*end = strchr(*end, '\\')) && (*end)[1]; *end += 2)
+        if (strncmp(*end, "\\u0000", 6) == 0 || ((*end)[1] == 'u' && strspn(*end + 2, "0123456789abcdefABCDEF") < 4))
+            return NULL;
+    *end = text + strlen(text);
+    return *end < text + bytes ? NULL : cJSON_ParseWithOpts(text, end, true);
+}
+
 int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
                     Error *e) {
-    // Find the first NUL, raw or as \u0000. cJSON would end a string there.
-    const char *end = text;
-    while (end < text + bytes && *end && strncmp(end, "\\u0000", 6) != 0) end += *end == '\\' ? 2 : 1;
-    *json = (JsonText){text, bytes, NULL};
-    if (end >= text + bytes) json->root = cJSON_ParseWithLengthOpts(text, bytes + 1, &end, true);
+    const char *end;
+    *json = (JsonText){text, bytes, json_parse(text, bytes, &end)};
     if (json->root) return 0;
     FAIL(e, ERR_INPUT, hint, "%s: malformed JSON at byte %zu", path, offset + (end ? (size_t)(end - text) : 0));
     json_free(json);

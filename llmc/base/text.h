@@ -49,6 +49,10 @@ typedef struct {
 // Reads and parses a file (release: json_free). ERR_INPUT with `hint` if the text is malformed or holds several values.
 int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hint, Error *e);
 
+// Parses a text: `bytes` bytes and a NUL. Returns NULL if it is malformed, holds several values, a zero byte or \u0000;
+// *end is then the place of the fault.
+cJSON *json_parse(const char *text, size_t bytes, const char **end);
+
 // Parses a text: `bytes` bytes and a NUL. The text begins at byte `offset` of its file. Takes over `text` (from
 // memory_alloc): frees it on failure; otherwise json_free does.
 int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,

@@ -88,10 +88,12 @@ static int questions_read(HellaSwag *h, char *file, size_t bytes, const Tokenize
                     "no tokenizer for the text in it");
     TRY(encoder_create(&encoder, tokenizer, e));
     for (char *line = file, *end; line < file + bytes && !code; line = end + 1, number++) {
-        end = line + strcspn(line, "\n"); // stops at a zero byte, too: the rest of the line then fails as JSON
+        const char *fault;
+        end = memchr(line, '\n', (size_t)(file + bytes - line));
+        if (!end) end = file + bytes;
         *end = 0;
-        if (!line[strspn(line, " \t\r")]) continue;
-        cJSON *object = cJSON_ParseWithOpts(line, NULL, true);
+        if (line + strspn(line, " \t\r") == end) continue;
+        cJSON *object = json_parse(line, (size_t)(end - line), &fault);
         code = json_question(h, encoder, object, line, e);
         cJSON_Delete(object);
         if (code) error_prefix(e, "line %d", number);

@@ -216,20 +216,6 @@ static void test_replace(void) {
     CHECK(!file_exists("replaced.partial"), "the failed file is left");
 }
 
-static void test_parent(void) {
-    static const char *const cases[][2] = {{"x", "."},     {"/x", "/"},      {"a/x", "a"}, {"/a/x", "/a"}, {"./x", "."},
-                                           {"../x", ".."}, {"a/b/x", "a/b"}, {"a/", "a"},  {"/", "/"},     {"", "."}};
-    char parent[PATH_MAX];
-    Error e = {0};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        memset(parent, 'p', sizeof parent);
-        path_parent(cases[i][0], parent, sizeof parent);
-        CHECK(strcmp(parent, cases[i][1]) == 0, "'%s': '%.9s', not '%s'", cases[i][0], parent, cases[i][1]);
-    }
-    CHECK_OK(directory_create(".", &e), &e); // both exist; path_parent may return them
-    CHECK_OK(directory_create("/", &e), &e);
-}
-
 // A limit of the system has its remedy in every message.
 static void test_limits(void) {
     static const struct {
@@ -266,8 +252,7 @@ int main(void) {
     scratch_begin();
     data = malloc(LARGEST);
     for (size_t i = 0; i < LARGEST; i++) data[i] = (unsigned char)draw(256);
-    RUN(test_limits, test_all_sizes, test_refused, test_calls_that_fail, test_interrupted_and_short_calls, test_replace,
-        test_parent);
+    RUN(test_limits, test_all_sizes, test_refused, test_calls_that_fail, test_interrupted_and_short_calls, test_replace);
     free(data);
     RUN(test_cpu_quota);
     return scratch_end();

@@ -35,12 +35,13 @@ static void delay(void) {
     if (most && random_below(4) == 0) sleep_up_to(most);
 }
 
+#define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name)) // the function that this library hides
+
 // A function that delays, calls the next one of its name, and delays.
 #define DELAYED(name, parameters, ...)                                                                                 \
     int name parameters {                                                                                              \
-        int(*next) parameters = (int(*) parameters)dlsym(RTLD_NEXT, #name);                                            \
         delay();                                                                                                       \
-        int result = next(__VA_ARGS__);                                                                                \
+        int result = NEXT(name)(__VA_ARGS__);                                                                          \
         delay();                                                                                                       \
         return result;                                                                                                 \
     }
@@ -61,8 +62,7 @@ DELAYED(MPI_Allgather,
         type, to, m, type_to, comm)
 
 int poll(struct pollfd *files, nfds_t count, int ms) {
-    int (*next)(struct pollfd *, nfds_t, int) = (int (*)(struct pollfd *, nfds_t, int))dlsym(RTLD_NEXT, "poll");
-    int result = next(files, count, ms);
+    int result = NEXT(poll)(files, count, ms);
     if (most && ms != 0 && gettid() != getpid()) sleep_up_to(100 * most); // 0: the watchdog looks at a launcher
     return result;
 }
@@ -82,11 +82,9 @@ static void *delayed_thread(void *start) {
 }
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument) {
-    int (*next)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
-        (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT, "pthread_create");
     Start *start = malloc(sizeof *start);
     *start = (Start){run, argument};
-    return next(thread, attributes, delayed_thread, start);
+    return NEXT(pthread_create)(thread, attributes, delayed_thread, start);
 }
 
 __attribute__((constructor)) static void begin(void) {

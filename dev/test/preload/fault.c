@@ -23,6 +23,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name)) // the function that this library hides
+
 // Read once, before there are threads: a getenv beside the setenv of MPI_Init reads memory that may be gone.
 static struct {
     const char *rank, *victim, *action, *after, *fsync, *flush, *read, *reads, *saving, *starve, *host;
@@ -48,11 +50,9 @@ static void *strike(void *action) {
 static int is_victim(void) { return fault.rank && fault.victim && strcmp(fault.rank, fault.victim) == 0; }
 
 void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags) {
-    void (*next)(void (*)(void *), void *, unsigned, unsigned) =
-        (void (*)(void (*)(void *), void *, unsigned, unsigned))dlsym(RTLD_NEXT, "GOMP_parallel");
     while (hangs) sleep_for(1);
     if (slow) sleep_for(0.01); // far above a step of a busy machine
-    next(body, data, threads, flags);
+    NEXT(GOMP_parallel)(body, data, threads, flags);
 }
 
 static void strike_saving(int fd) {
@@ -66,44 +66,39 @@ static void strike_saving(int fd) {
 }
 
 int fsync(int fd) {
-    int (*next)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
     strike_saving(fd);
-    if (!fault.fsync) return next(fd);
+    if (!fault.fsync) return NEXT(fsync)(fd);
     sleep_for(atof(fault.fsync));
     return 0;
 }
 
 ssize_t pread(int fd, void *to, size_t bytes, off_t at) {
-    ssize_t (*next)(int, void *, size_t, off_t) = (ssize_t(*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
     char link[64], path[4096] = "", name[256];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     if ((!fault.read && !fault.reads) || readlink(link, path, sizeof path - 1) < 0 || !strstr(path, "/step_"))
-        return next(fd, to, bytes, at);
+        return NEXT(pread)(fd, to, bytes, at);
     if (fault.read && strstr(path, ".json")) sleep_for(atof(fault.read));
     if (fault.reads) {
         snprintf(name, sizeof name, "%s.%s", fault.reads, fault.rank);
         FILE *file = fopen(name, "a");
         fprintf(file, "%zu %s\n", bytes, path), fclose(file);
     }
-    return next(fd, to, bytes, at);
+    return NEXT(pread)(fd, to, bytes, at);
 }
 
 int fflush(FILE *file) {
-    int (*next)(FILE *) = (int (*)(FILE *))dlsym(RTLD_NEXT, "fflush");
     if (fault.flush && file == stdout) sleep_for(atof(fault.flush));
-    return next(file);
+    return NEXT(fflush)(file);
 }
 
 int poll(struct pollfd *files, nfds_t count, int ms) {
-    int (*next)(struct pollfd *, nfds_t, int) = (int (*)(struct pollfd *, nfds_t, int))dlsym(RTLD_NEXT, "poll");
-    int code = next(files, count, ms);
+    int code = NEXT(poll)(files, count, ms);
     if (fault.starve && gettid() != getpid()) sleep_for(atof(fault.starve));
     return code;
 }
 
 int gethostname(char *name, size_t bytes) {
-    int (*next)(char *, size_t) = (int (*)(char *, size_t))dlsym(RTLD_NEXT, "gethostname");
-    if (!fault.host) return next(name, bytes);
+    if (!fault.host) return NEXT(gethostname)(name, bytes);
     snprintf(name, bytes, "%s", fault.host);
     return 0;
 }
@@ -114,10 +109,8 @@ static void arm(void) {
 }
 
 int MPI_Init_thread(int *argc, char ***argv, int wanted, int *got) {
-    int (*next)(int *, char ***, int, int *) =
-        (int (*)(int *, char ***, int, int *))dlsym(RTLD_NEXT, "MPI_Init_thread");
     if (is_victim() && strcmp(fault.action, "ask") == 0) raise(SIGUSR1);
-    int code = next(argc, argv, wanted, got);
+    int code = NEXT(MPI_Init_thread)(argc, argv, wanted, got);
     if (is_victim() && *fault.after == '+') arm();
     return code;
 }

@@ -1,6 +1,7 @@
-// file_fault: a library to preload (LD_PRELOAD) into data/tokenize. It counts calls of rename, unlink and fsync; call number
-// FAULT_AT, from 1, fails with EIO; with FAULT_ACTION=kill it kills the program. FAULT_NAME counts only calls whose path, or new name, contains this text (fsync has none). All other calls of
-// fsync return at once: the program fails in these tests, not the machine. For test_tokenize.py and test_recipes.sh.
+// file_fault: a library to preload (LD_PRELOAD) into data/tokenize. Counts calls of rename, unlink and fsync. Call number
+// FAULT_AT, from 1, fails with EIO; with FAULT_ACTION=kill it kills the program. With FAULT_NAME only calls count whose
+// path, or new name, contains this text (fsync has none). Other calls of fsync return at once: the program fails in these
+// tests, not the machine. For test_tokenize.py and test_recipes.sh.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -21,14 +22,10 @@ static int strikes(const char *path) {
 }
 
 int rename(const char *from, const char *to) {
-    int (*next)(const char *, const char *) = (int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename");
-    return strikes(to) ? -1 : next(from, to);
+    return strikes(to) ? -1 : ((__typeof__(&rename))dlsym(RTLD_NEXT, "rename"))(from, to);
 }
 
-int unlink(const char *path) {
-    int (*next)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "unlink");
-    return strikes(path) ? -1 : next(path);
-}
+int unlink(const char *path) { return strikes(path) ? -1 : ((__typeof__(&unlink))dlsym(RTLD_NEXT, "unlink"))(path); }
 
 int fsync(int fd) {
     (void)fd;
