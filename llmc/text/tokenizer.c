@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define XXH_INLINE_ALL // xxHash as a header, nothing to link
+#include <xxhash.h>
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Pre-tokenisation splits text into words by GPT-2's pattern:
 //
@@ -170,12 +173,12 @@ static int merge_word(const Tokenizer *t, const uint8_t *word, size_t bytes, uin
 
 // ---- The encoder: a direct-mapped cache of the tokens of words ------------------------------------------------------
 
-enum { CACHE_BITS = 16, CACHE_KEY_BYTES = 32, CACHE_TOKENS = 15 };
+enum { CACHE_BITS = 16, CACHE_WORD_BYTES = 32, CACHE_TOKENS = 15 };
 
 typedef struct {
-    uint64_t key[CACHE_KEY_BYTES / 8]; // the word's bytes, then zeros
+    uint8_t word[CACHE_WORD_BYTES];
     uint16_t tokens[CACHE_TOKENS];
-    uint8_t bytes; // 0: an empty line
+    uint8_t bytes; // of the word; 0: an empty line
     uint8_t count;
 } WordLine;
 _Static_assert(sizeof(WordLine) == 64, "one cache line");
@@ -190,25 +193,17 @@ int encoder_create(Encoder **out, const Tokenizer *t, Error *e) {
     size_t cache_bytes = t->is_bytes ? 0 : sizeof(WordLine) << CACHE_BITS;
     TRY(memory_alloc_zero((void **)out, sizeof **out + cache_bytes, "encoder", e));
     (*out)->t = t;
-    (*out)->cached_bytes = t->is_bytes ? 0 : CACHE_KEY_BYTES;
+    (*out)->cached_bytes = t->is_bytes ? 0 : CACHE_WORD_BYTES;
     return 0;
 }
 
 void encoder_destroy(Encoder *encoder) { memory_free(encoder); }
 
-static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, const uint8_t *end, uint16_t *out,
-                       size_t *count, Error *e) {
+static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
     const Tokenizer *t = encoder->t;
     if (bytes > encoder->cached_bytes) return merge_word(t, word, bytes, out, count, e);
-    uint64_t key[CACHE_KEY_BYTES / 8] = {0};
-    if (bytes <= 8 && end - word >= 8) { // no call of memcpy for a short word
-        memcpy(key, word, 8);
-        key[0] &= UINT64_MAX >> (64 - 8 * bytes);
-    } else memcpy(key, word, bytes);
-    uint64_t sum = key[0] * HASH_GOLDEN; // Fibonacci hashing of each part of the key, with an odd multiplier each
-    if (bytes > 8) sum += key[1] * 0xD1342543DE82EF95u + key[2] * 0xBF58476D1CE4E5B9u + key[3] * 0x94D049BB133111EBu;
-    WordLine *line = &encoder->cache[sum >> (64 - CACHE_BITS)];
-    if (line->bytes == bytes && line->key[0] == key[0] && (bytes <= 8 || memcmp(line->key, key, sizeof key) == 0)) {
+    WordLine *line = &encoder->cache[XXH3_64bits(word, bytes) >> (64 - CACHE_BITS)];
+    if (line->bytes == bytes && memcmp(line->word, word, bytes) == 0) {
         *count = line->count;
         out[0] = line->tokens[0]; // most words are one token
         for (size_t i = 1; i < *count; i++) out[i] = line->tokens[i];
@@ -216,7 +211,7 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
     }
     TRY(merge_word(t, word, bytes, out, count, e));
     if (*count > CACHE_TOKENS) return 0;
-    memcpy(line->key, key, sizeof key);
+    memcpy(line->word, word, bytes);
     memcpy(line->tokens, out, *count * sizeof *out);
     line->bytes = (uint8_t)bytes;
     line->count = (uint8_t)*count;
@@ -231,7 +226,7 @@ static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, i
     const uint8_t *text = s;
     for (size_t bytes, tokens; pass == ADDED_PASSES && s < end; s += bytes, *out += tokens) {
         bytes = (size_t)(tokenizer_word(t, s, end) - s);
-        TRY(encode_word(encoder, s, bytes, end, *out, &tokens, e));
+        TRY(encode_word(encoder, s, bytes, *out, &tokens, e));
     }
     if (pass == ADDED_PASSES) return 0;
     while (s < end) {
