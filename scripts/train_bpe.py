@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Learns a byte-level BPE vocabulary, as GPT-2's was learnt: train_bpe.py --vocab-size N --out DIR INPUT...
+"""Learns a byte-level BPE vocabulary, as GPT-2's was learnt: train_bpe.py --vocab-size N --out DIR [options] INPUT...
 
-data/tokenize reads the INPUTs: text files, JSON Lines, directories, or - for standard input. DIR needs room for twice
-their text meanwhile. Writes vocab.json, merges.txt and tokenizer_config.json for data/tokenize, the trainer (--tokenizer
-DIR) and transformers. The last token is <|endoftext|>.
+data/tokenize reads the INPUTs (text files, JSON Lines, directories, or - for standard input), by its own options, such as
+--field and --invalid. DIR needs room for twice their text meanwhile. Writes vocab.json, merges.txt and
+tokenizer_config.json for data/tokenize, the trainer (--tokenizer DIR) and transformers. The last token is <|endoftext|>.
 """
 import glob
 import json
@@ -21,11 +21,10 @@ HEADER_BYTES, PIECE_BYTES = 1024, 1 << 21  # of a shard: its header; what is rea
 TOKENIZE = os.environ.get("TOKENIZE") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "../data/tokenize")
 
 
-def make_shards(args, prefix):
-    """Turns the inputs into shards of bytes, with a newline between documents."""
-    options = ["--tokenizer", "bytes", "--field", args.field, "--format", args.format, "--invalid", args.invalid]
+def make_shards(words, prefix):
+    """Turns the inputs into shards of bytes, with a newline between documents. words: data/tokenize's options and inputs."""
     try:
-        code = subprocess.run([TOKENIZE, *options, "--out", prefix, "--", *args.inputs], stdout=subprocess.DEVNULL).returncode
+        code = subprocess.run([TOKENIZE, "--tokenizer=bytes", f"--out={prefix}", *words], stdout=subprocess.DEVNULL).returncode
     except OSError as error:
         raise Fault(EXIT_INPUT, f"{TOKENIZE}: {error.strerror}. make data/tokenize") from None
     if code:
@@ -44,7 +43,7 @@ def texts(prefix):
     yield rest.decode(errors="replace")
 
 
-def learn(args):
+def learn(args, words):
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     trained = Tokenizer(models.BPE())
@@ -57,7 +56,7 @@ def learn(args):
         raise Fault(EXIT_WRITE, f"{error.filename}: {error.strerror}") from None
     with tempfile.TemporaryDirectory(prefix=".train_bpe_", dir=args.out) as directory:
         prefix = os.path.join(directory, "text")
-        make_shards(args, prefix)
+        make_shards(words, prefix)
         trained.train_from_iterator(texts(prefix), trainer)
     return trained
 
@@ -75,20 +74,16 @@ def save(trained, out):
 
 
 def main():
-    parser = Parser(description=__doc__)
-    parser.add_argument("inputs", nargs="+", metavar="INPUT")
+    parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--vocab-size", type=int, required=True, metavar="N")
     parser.add_argument("--out", required=True, metavar="DIR")
-    parser.add_argument("--field", default="text", help="the field of a jsonl line that holds the text (default: %(default)s)")
-    parser.add_argument("--format", choices=("auto", "text", "jsonl"), default="auto", help="of the inputs (default: by name and first line)")
-    parser.add_argument("--invalid", choices=("error", "bytes", "skip"), default="error", help="text that is not UTF-8: as in data/tokenize")
     parser.add_argument("--force", action="store_true", help="replace the vocabulary in DIR")
-    args = parser.parse_args()
+    args, words = parser.parse_known_args()
     if not BYTES < args.vocab_size <= TOKENS_MAX:
         raise Fault(EXIT_USAGE, f"--vocab-size {args.vocab_size}: not a whole number from {BYTES + 1} to {TOKENS_MAX}")
     if not args.force and os.path.exists(os.path.join(args.out, "vocab.json")):
         raise Fault(EXIT_USAGE, f"{args.out}: has a vocabulary. Choose another --out, or --force to replace it")
-    size = save(learn(args), args.out)
+    size = save(learn(args, words), args.out)
     print(f"{args.out}: {size} tokens" + (", no other pair occurs twice" if size < args.vocab_size else ""))
 
 
