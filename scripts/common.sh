@@ -11,15 +11,9 @@ fail() { # CODE MESSAGE HINT
 # Prints the comment that a file begins with.
 print_header() { sed -n '/^#!/d; /^# shellcheck/d; /^#/! q; s/^# \{0,1\}//; p' "$1"; } # FILE
 
-# Prints a run's newest checkpoint, if any. archive_step_of in llmc/checkpoint/archive.c defines their names.
+# Prints a run's newest whole checkpoint, if any. archive_step_of in llmc/checkpoint/archive.c defines their names.
 newest_checkpoint() { # RUN
-    local path step newest=-1
-    for path in "$1"/step_*; do
-        step=${path##*/step_}
-        [[ $step =~ ^([0-9]{8}|[1-9][0-9]{8,17})$ ]] && [ -e "$path/MANIFEST.json" ] || continue
-        [ $((10#$step)) -le $newest ] || newest=$((10#$step))
-    done
-    [ $newest = -1 ] || printf '%s/step_%08d\n' "${1%/}" $newest
+    printf '%s\n' "${1%/}"/step_*/MANIFEST.json | sed -nE 's:(/step_([0-9]{8}|[1-9][0-9]{8,}))/MANIFEST.json$:\1:p' | sort -V | tail -n 1
 }
 
 count_gpus() { nvidia-smi --list-gpus 2> /dev/null | grep -c '^GPU '; }

@@ -13,6 +13,7 @@ times the learning rate (the rule for Adam: Malladi et al. 2022, arXiv 2205.1028
 losses are alike; above it they rise. The probe trains, so it needs the run's trainer and data.
 """
 
+import glob
 import math
 import os
 import re
@@ -96,18 +97,13 @@ def fit(args):
 
 # ---- probe ----------------------------------------------------------------------------------------------------------
 
-def step_of(name):
-    """Returns the step of a checkpoint's name (archive_step_of in llmc/checkpoint/archive.c); None for another name."""
-    match = re.fullmatch(r"step_([0-9]{8}|[1-9][0-9]{8,17})", name)
-    return int(match[1]) if match else None
-
-
 def newest_checkpoint(path):
-    names = [name for name in (os.listdir(path) if os.path.isdir(path) else []) if step_of(name) is not None
-             and os.path.exists(os.path.join(path, name, "MANIFEST.json"))]
+    """Returns a run's newest whole checkpoint. archive_step_of in llmc/checkpoint/archive.c defines their names."""
+    names = [name for name in (os.listdir(path) if os.path.isdir(path) else [])
+             if re.fullmatch("step_([0-9]{8}|[1-9][0-9]{8,})", name) and os.path.exists(os.path.join(path, name, "MANIFEST.json"))]
     if not names:
         raise Fault(EXIT_INPUT, f"{path}: no checkpoint (step_NNNNNNNN) in it; name a run, or its step_NNNNNNNN")
-    return os.path.join(os.path.abspath(path), max(names, key=step_of))
+    return os.path.join(os.path.abspath(path), max(names, key=lambda name: int(name[5:])))
 
 
 class Origin:
@@ -115,7 +111,7 @@ class Origin:
 
     def __init__(self, path):
         path = os.path.abspath(path)
-        self.checkpoint = newest_checkpoint(path) if step_of(os.path.basename(path)) is None else path
+        self.checkpoint = path if os.path.basename(path).startswith("step_") else newest_checkpoint(path)
         self.run = Run(os.path.dirname(self.checkpoint))
         state = os.path.join(self.checkpoint, "training", "state.json")
         if not os.path.exists(state):  # an older build wrote it here
@@ -172,9 +168,8 @@ class Branch:
                 last = [*file, "it said nothing\n"][-2:][0].strip()
             raise Fault(code if code > 0 else 70, f"{program[0]} ended with {code}: {last} (see {log})")
         write_whole(self.done, "diverged\n" if code else "trained\n")
-        for name in os.listdir(self.out):
-            if step_of(name) is not None:
-                shutil.rmtree(os.path.join(self.out, name))
+        for checkpoint in glob.glob(os.path.join(glob.escape(self.out), "step_*")):
+            shutil.rmtree(checkpoint)
 
     def read_loss(self, origin):
         with open(self.done, encoding="utf-8") as file:
