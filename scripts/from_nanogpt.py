@@ -129,9 +129,8 @@ def main():
                         f"checkpoint's; {GPT2_VOCAB} of {GPT2_PADDED})")
     parser.add_argument("--meta", metavar="META.pkl", help="the tokens' characters, for a character model")
     options = parser.parse_args()
-    held = ("config.json", "model.safetensors", "MANIFEST.json", "run.json", "metrics.jsonl")
-    if any(os.path.lexists(os.path.join(options.directory, name)) for name in held):
-        raise Fault(EXIT_USAGE, f"{options.directory}: holds a model or a run. Name another directory")
+    if os.path.isdir(options.directory) and os.listdir(options.directory):
+        raise Fault(EXIT_USAGE, f"{options.directory}: is not empty. Name another directory")
     args, state, meta = read_checkpoint(options.checkpoint)
     vocab = options.vocab_size or (GPT2_VOCAB if args["vocab_size"] == GPT2_PADDED else args["vocab_size"])
     model = convert(state, vocab)
