@@ -202,27 +202,15 @@ int evaluate_model(Run *r, Error *e); // --eval-only
 
 // ---- Samples (sample.c) ---------------------------------------------------------------------------------------------
 
-typedef struct {
-    int tokens;         // to draw
-    double temperature; // 0: always the likeliest
-    int top_k;          // draw among the k likeliest; 0: among all
-    double top_p;       // of these, draw among the fewest whose probabilities add up to top_p; 1: all
-    uint64_t seed;
-    const char *prompt; // "" or NULL: from the beginning of a document
-    bool hide_prompt;   // `out` gets "..." in its place, `copy` nothing
-    const Pulse *pulse; // beats for each token; may be NULL
-    Parallel *parallel; // ranks that gather weights for the engine; may be NULL
-} SampleConfig;
-
-// Returns the token at quantile u in [0, 1) of softmax(logits / temperature), restricted to the top_k likeliest and
-// then to their nucleus of top_p (Holtzman et al. 2020, arXiv 1904.09751, section 3.1). Sets all other logits (V) to
+// Returns the token at quantile u in [0, 1) of softmax(logits / --temperature), restricted to the --top-k likeliest and
+// then to their nucleus of --top-p (Holtzman et al. 2020, arXiv 1904.09751, section 3.1). Sets all other logits (V) to
 // -INFINITY; overwrites scratch (V). Equal logits rank by token number, so the draw is a function of its arguments.
-int sample_token(float *logits, double *scratch, int V, const SampleConfig *config, double u);
+int sample_token(float *logits, double *scratch, int V, const Options *o, double u);
 
-// Draws a text. Writes the prompt and the text to `out`, and to `copy` unless that is NULL. stream: the number of the
-// sample in its run. When the context is full, the oldest tokens are dropped.
-int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *tokenizer, const SampleConfig *config,
-                uint64_t stream, FILE *out, FILE *copy, Error *e);
+// Draws a text after the prompt; "": from the beginning of a document. Writes both to `out` and `copy`; in a run `out`
+// gets "..." in place of a file's prompt, `copy` nothing. stream: number of the sample in its run. When the context is
+// full, the oldest tokens are dropped.
+int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *copy, Error *e);
 
 // Prints the samples that the options ask for. In a run writes them to samples.jsonl too.
 int print_samples(Run *r, Error *e);

@@ -18,10 +18,10 @@ static int compare_descending(const void *a, const void *b) {
 }
 
 // Keeps the likeliest tokens and sets the other logits to -INFINITY. Among equal logits at the edge keeps the first.
-static void keep_likeliest(float *logits, float *sorted, int V, const SampleConfig *config) {
+static void keep_likeliest(float *logits, float *sorted, int V, const Options *o) {
     const int few = 1000; // up to here, insert: a sort of GPT-2's vocabulary takes 10 ms
-    int k = config->top_k > 0 && config->top_k < V ? config->top_k : V;
-    if (k == V && config->top_p >= 1) return;
+    int k = o->top_k > 0 && o->top_k < V ? (int)o->top_k : V;
+    if (k == V && o->top_p >= 1) return;
     for (int v = 0, n = 0, i; k <= few && v < V; v++) {
         if (n == k && logits[v] <= sorted[k - 1]) continue;
         for (i = n < k ? n++ : k - 1; i > 0 && sorted[i - 1] < logits[v]; i--) sorted[i] = sorted[i - 1];
@@ -29,12 +29,12 @@ static void keep_likeliest(float *logits, float *sorted, int V, const SampleConf
     }
     if (k > few) memcpy(sorted, logits, sizeof(float) * (size_t)V);
     if (k > few) qsort(sorted, (size_t)V, sizeof(float), compare_descending);
-    if (config->top_p < 1) { // the nucleus: the fewest whose probabilities reach a fraction top_p
-        const double T = config->temperature;
+    if (o->top_p < 1) { // the nucleus: the fewest whose probabilities reach a fraction top_p
+        const double T = o->temperature;
         double total = 0, sum = 0;
         int n = 0;
         for (int i = 0; i < k; i++) total += exp((sorted[i] - sorted[0]) / T);
-        while (n < k && sum < config->top_p * total) sum += exp((sorted[n++] - sorted[0]) / T);
+        while (n < k && sum < o->top_p * total) sum += exp((sorted[n++] - sorted[0]) / T);
         k = n;
     }
     float edge = sorted[k - 1];
@@ -44,16 +44,16 @@ static void keep_likeliest(float *logits, float *sorted, int V, const SampleConf
         if (logits[v] < edge || (logits[v] == edge && at_edge-- <= 0)) logits[v] = -INFINITY;
 }
 
-int sample_token(float *logits, double *scratch, int V, const SampleConfig *config, double u) {
+int sample_token(float *logits, double *scratch, int V, const Options *o, double u) {
     const int small = 1 << 12, threads = omp_get_max_threads();
     int best = 0;
     for (int v = 1; v < V; v++)
         if (logits[v] > logits[best]) best = v;
-    if (config->temperature <= 0) return best;
-    keep_likeliest(logits, (float *)scratch, V, config);
+    if (o->temperature <= 0) return best;
+    keep_likeliest(logits, (float *)scratch, V, o);
     double max = logits[best], total = 0, *weight = scratch;
 #pragma omp parallel for schedule(static) num_threads(threads < 8 ? threads : 8) if (V > small)
-    for (int v = 0; v < V; v++) weight[v] = exp((logits[v] - max) / config->temperature);
+    for (int v = 0; v < V; v++) weight[v] = exp((logits[v] - max) / o->temperature);
     for (int v = 0; v < V; v++) total += weight[v];
     double left = u * total;
     for (int v = 0; v < V; v++) {
@@ -80,11 +80,13 @@ static void print_token(const Tokenizer *tokenizer, int token, FILE *out) {
     print_text(text, bytes, out);
 }
 
-int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *tokenizer, const SampleConfig *config,
-                uint64_t stream, FILE *out, FILE *copy, Error *e) {
-    const int V = shape->model->config.vocab, eot = tokenizer_eot(tokenizer);
-    const char *prompt = config->prompt ? config->prompt : "";
-    const size_t context = (size_t)shape->seq_len, most = strlen(prompt) + 1 + (size_t)config->tokens;
+int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *copy, Error *e) {
+    Setup *setup = &r->setup;
+    const Options *o = &setup->options;
+    const Tokenizer *tokenizer = setup->tokenizer;
+    const bool hide = r->output.metrics && setup->prompt_file; // a file may be long, and repeats in every sample
+    const int V = setup->model.config.vocab, eot = tokenizer_eot(tokenizer);
+    const size_t context = (size_t)setup->shape.seq_len, most = strlen(prompt) + 1 + (size_t)o->sample_tokens;
     uint16_t *tokens = NULL; // the whole text
     float *logits = NULL;
     double *scratch = NULL;
@@ -95,30 +97,29 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
     TRY_GOTO(memory_alloc((void **)&scratch, (size_t)V * sizeof *scratch, "a sample", e));
     if (*prompt) {
         TRY_GOTO(tokenizer_encode(tokenizer, prompt, strlen(prompt), tokens, &count, e));
-        const char *shown = config->hide_prompt ? "..." : prompt;
-        print_text(shown, strlen(shown), out);
-        if (copy && !config->hide_prompt) print_text(prompt, strlen(prompt), copy);
+        print_text(hide ? "..." : prompt, hide ? 3 : strlen(prompt), out);
+        if (!hide) print_text(prompt, strlen(prompt), copy);
         fflush(out);
     } else if (eot >= 0 || tokenizer_encode(tokenizer, "\n", 1, tokens, &count, e)) { // <|endoftext|>, or a newline
         tokens[0] = (uint16_t)(eot < 0 ? 0 : eot);
         count = 1;
     }
-    for (int i = 0; i < config->tokens; i++) {
-        const double u = rng_uniform(config->seed, SAMPLE_STREAM + stream, (uint64_t)i);
+    for (int64_t i = 0; i < o->sample_tokens; i++) {
+        const double u = rng_uniform((uint64_t)o->seed, SAMPLE_STREAM + stream, (uint64_t)i);
         const size_t from = count > context ? count - context : 0;
-        if (config->parallel) TRY_GOTO(parallel_ask_pass(config->parallel, tokens + from, (int)(count - from), e));
-        TRY_GOTO(engine_logits(engine, tokens + from, (int)(count - from), logits, e));
+        TRY_GOTO(parallel_ask_pass(&setup->parallel, tokens + from, (int)(count - from), e));
+        TRY_GOTO(engine_logits(setup->engine, tokens + from, (int)(count - from), logits, e));
         for (int v = 0; v < V && !code; v++)
             if (!isfinite(logits[v]))
                 code = FAIL(e, ERR_NONFINITE, "check the model with --check",
                             "the logits after token %zu are not finite", count);
         if (code) break;
-        const int token = sample_token(logits, scratch, V, config, u);
+        const int token = sample_token(logits, scratch, V, o, u);
         tokens[count++] = (uint16_t)token;
         print_token(tokenizer, token, out);
-        if (copy) print_token(tokenizer, token, copy);
+        print_token(tokenizer, token, copy);
         fflush(out);
-        pulse_beat(config->pulse);
+        comm_beat(setup->comm);
     }
 done:
     fputc('\n', out);
@@ -131,28 +132,15 @@ done:
 // ---- The samples of a run -------------------------------------------------------------------------------------------
 
 static int print_sample(Run *r, const char *prompt, int64_t number, Error *e) {
-    const Setup *setup = &r->setup;
-    const Options *o = &setup->options;
+    const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
-    const Pulse pulse = {comm_beat, setup->comm};
-    const uint64_t beyond_any_step = (uint64_t)1 << 40;
-    SampleConfig config = {
-        .tokens = (int)o->sample_tokens,
-        .temperature = o->temperature,
-        .top_k = (int)o->top_k,
-        .top_p = o->top_p,
-        .seed = (uint64_t)o->seed,
-        .prompt = prompt,
-        .hide_prompt = r->output.metrics && setup->prompt_file, // a file may be long, and repeats in every sample
-        .pulse = &pulse,
-        .parallel = &r->setup.parallel,
-    };
+    const uint64_t beyond_any_step = (uint64_t)1 << 40,
+                   stream = (uint64_t)at->step + (uint64_t)number * beyond_any_step;
     Text copy;
     if (o->samples > 1)
         printf("--- sample %lld of %lld\n", (long long)(number % o->samples) + 1, (long long)o->samples);
     TRY(text_begin(&copy, e));
-    int code = sample_text(setup->engine, &setup->shape, setup->tokenizer, &config,
-                           (uint64_t)at->step + (uint64_t)number * beyond_any_step, stdout, copy.f, e);
+    int code = sample_text(r, prompt, stream, stdout, copy.f, e);
     if (!code) code = text_end(&copy, e);
     if (!code && r->output.metrics)
         code = metrics_sample(r->output.metrics, at->step, at->tokens, o->prompt, copy.text, e);

@@ -13,7 +13,7 @@ static uint64_t seed; // differs from run to run
 
 // share = softmax(logits / temperature) of the tokens that --top-k and --top-p leave, 0 for the others. Among equal
 // logits the first ranks higher.
-static void shares(const float *logits, int V, const SampleConfig *config, double *share) {
+static void shares(const float *logits, int V, const Options *config, double *share) {
     long double sum = 0, all = 0, before = 0, weight[MAX_V]; // long double needs no maximum subtracted
     int ranked[MAX_V], kept = config->top_k && config->top_k < V ? config->top_k : V, n = 0;
     for (int v = 0; v < V; v++) {
@@ -29,7 +29,7 @@ static void shares(const float *logits, int V, const SampleConfig *config, doubl
     for (int i = 0; i < n; i++) share[ranked[i]] = (double)(weight[ranked[i]] / sum);
 }
 
-static int draw(const float *logits, int V, const SampleConfig *config, double u) {
+static int draw(const float *logits, int V, const Options *config, double u) {
     float own[MAX_V];
     double scratch[MAX_V];
     memcpy(own, logits, sizeof own);
@@ -43,9 +43,9 @@ static void test_shares(void) {
         float logits[MAX_V] = {0};
         double share[MAX_V], begin = 0;
         int V = trial % 200 == 3 ? MAX_V : 2 + (int)(rng_u32(seed, 0, trial) % 39);
-        const SampleConfig config = {.temperature = temperatures[trial % 3],
-                                     .top_k = V == MAX_V ? 0 : (int)(rng_u32(seed, 1, trial) % 40),
-                                     .top_p = nuclei[V == MAX_V ? 4 : trial / 3 % 6]};
+        const Options config = {.temperature = temperatures[trial % 3],
+                                .top_k = V == MAX_V ? 0 : (int)(rng_u32(seed, 1, trial) % 40),
+                                .top_p = nuclei[V == MAX_V ? 4 : trial / 3 % 6]};
         for (int v = 0; v < V; v++) // some of them equal; all far from 0
             logits[v] = 1000 + 0.25f * (float)(rng_u32(seed, 2 + trial, (uint64_t)v) % 16);
         shares(logits, V, &config, share);
@@ -53,7 +53,7 @@ static void test_shares(void) {
             const double within[] = {begin == 0 ? 0 : 1e-6, 0.5, 1 - 1e-6};
             for (int i = 0; i < 3 && share[v] > 1e-6; i++) {
                 int got = draw(logits, V, &config, begin + within[i] * share[v]);
-                CHECK(got == v, "V %d, temperature %g, top %d and %g: token %d, want %d, whose share is %g", V,
+                CHECK(got == v, "V %d, temperature %g, top %ld and %g: token %d, want %d, whose share is %g", V,
                       config.temperature, config.top_k, config.top_p, got, v, share[v]);
             }
         }
@@ -63,10 +63,10 @@ static void test_shares(void) {
 static void test_likeliest(void) {
     static const float logits[MAX_V] = {-3, 2, -1, 2, 1};
     for (int i = 0; i < 10; i++) {
-        CHECK(draw(logits, 5, &(SampleConfig){.top_p = 1}, i / 10.0) == 1, "not the first of the largest");
-        CHECK(draw(logits, 5, &(SampleConfig){.temperature = 1, .top_k = 1, .top_p = 1}, i / 10.0) == 1, "not the top");
+        CHECK(draw(logits, 5, &(Options){.top_p = 1}, i / 10.0) == 1, "not the first of the largest");
+        CHECK(draw(logits, 5, &(Options){.temperature = 1, .top_k = 1, .top_p = 1}, i / 10.0) == 1, "not the top");
     }
-    int last = draw(logits, 5, &(SampleConfig){.temperature = 1, .top_k = 3, .top_p = 1}, 1 - 0x1p-53);
+    int last = draw(logits, 5, &(Options){.temperature = 1, .top_k = 3, .top_p = 1}, 1 - 0x1p-53);
     CHECK(last == 4, "token %d at the end of the interval", last);
 }
 
@@ -74,35 +74,26 @@ static void test_likeliest(void) {
 
 enum { T = 6, V = 256, DRAWN = 30, STREAM = 7 };
 
-static Model model;
-static Engine *engine;
+static Run run;
 
-static void count_beat(void *beats) { ++*(int *)beats; }
-
-// Checks that text and copy hold the prompt and `tokens`, control characters as '?'; each token must beat the pulse.
-static void check_text(SampleConfig config, const uint16_t *tokens) {
+// Checks that text and copy hold the prompt and DRAWN tokens, control characters as '?'. hide: as a file's prompt in a run.
+static void check_text(const char *prompt, bool hide, const uint16_t *tokens) {
     char *text = NULL, *copy = NULL, want[200];
-    size_t bytes, prompt = config.prompt ? strlen(config.prompt) : 0, n = prompt + (size_t)config.tokens;
-    int beats = 0;
-    const Pulse pulse = {count_beat, &beats};
-    const EngineConfig shape = {.model = &model, .seq_len = T};
+    size_t bytes, before = strlen(prompt), n = before + DRAWN;
     Error e = {0};
-    Tokenizer *tokenizer;
     FILE *out = open_memstream(&text, &bytes), *second = open_memstream(&copy, &bytes);
-    config.pulse = &pulse;
-    CHECK_OK(tokenizer_create_bytes(&tokenizer, &e), &e);
-    CHECK_OK(sample_text(engine, &shape, tokenizer, &config, STREAM, out, second, &e), &e);
+    run.output.metrics = hide ? (Metrics *)&run : NULL;
+    run.setup.prompt_file = hide ? "a prompt" : NULL;
+    CHECK_OK(sample_text(&run, prompt, STREAM, out, second, &e), &e);
     fclose(out);
     fclose(second);
     for (size_t i = 0; i < n; i++) {
-        int byte = i < prompt ? config.prompt[i] : tokens[i - prompt];
+        int byte = i < before ? prompt[i] : tokens[i - before];
         want[i] = (char)((byte < 32 && byte != '\n' && byte != '\t') || byte == 127 ? '?' : byte);
     }
     want[n] = 0;
-    CHECK(beats == config.tokens, "%d tokens, and %d beats", config.tokens, beats);
-    if (config.hide_prompt) CHECK(strncmp(text, "...", 3) == 0 && strcmp(copy, want + prompt) == 0, "'%s'", copy);
+    if (hide) CHECK(strncmp(text, "...", 3) == 0 && strcmp(copy, want + before) == 0, "'%s'", copy);
     else CHECK(strncmp(text, want, n) == 0 && strcmp(text + n, "\n") == 0 && strcmp(copy, want) == 0, "'%s'", text);
-    tokenizer_destroy(tokenizer);
     free(text);
     free(copy);
 }
@@ -110,36 +101,44 @@ static void check_text(SampleConfig config, const uint16_t *tokens) {
 // Equally likely tokens are drawn by stream 2^20 + STREAM, in order. At temperature 0 the likeliest token follows the
 // last T, from a prompt or from a newline that is not shown.
 static void test_text(void) {
-    static const char *const prompts[] = {NULL, "", "a", "longer\tthan T\x7f\x01"};
+    static const char *const prompts[] = {"", "a", "longer\tthan T\x7f\x01"};
     const ModelConfig config = {.layers = 1, .heads = 2, .channels = 16, .vocab = V, .context = T};
+    Setup *s = &run.setup;
     Error e = {0};
-    CHECK_OK(model_create(&model, &config, &e), &e);
-    EngineConfig shape = {.model = &model, .micro_batch = 1, .seq_len = T, .threads = 1, .inference = true};
-    CHECK_OK(engine_create(&cpu_engine, &engine, &shape, &e), &e);
-    float *params = malloc(model.flat_count * sizeof *params), logits[V];
-    small_params(&model, seed, params);
-    CHECK_OK(engine_load(engine, STATE_PARAM, (Range){0, model.flat_count}, params, &e), &e);
+    s->comm = &(Comm){.ranks = 1};
+    CHECK_OK(model_create(&s->model, &config, &e), &e);
+    s->shape = (EngineConfig){.model = &s->model, .micro_batch = 1, .seq_len = T, .threads = 1, .inference = true};
+    CHECK_OK(parallel_create(&s->parallel, s->comm, &s->model, &(ParallelConfig){.tensor = 1}, &e), &e);
+    CHECK_OK(engine_create(&cpu_engine, &s->engine, &s->shape, &e), &e);
+    CHECK_OK(tokenizer_create_bytes(&s->tokenizer, &e), &e);
+    float *params = malloc(s->model.flat_count * sizeof *params), logits[V];
+    small_params(&s->model, seed, params);
+    CHECK_OK(engine_load(s->engine, STATE_PARAM, (Range){0, s->model.flat_count}, params, &e), &e);
 
     uint16_t tokens[100];
     for (uint64_t i = 0; i < DRAWN; i++) tokens[i] = (uint16_t)(V * rng_uniform(seed, (1 << 20) + STREAM, i));
-    check_text((SampleConfig){.tokens = DRAWN, .temperature = 1e30, .top_p = 1, .seed = seed}, tokens);
-    for (int p = 0; p < 4; p++) {
-        const char *begin = prompts[p] && *prompts[p] ? prompts[p] : "\n";
+    s->options.seed = (int64_t)seed, s->options.sample_tokens = DRAWN;
+    s->options.temperature = 1e30, s->options.top_p = 1;
+    check_text("", false, tokens);
+    s->options.temperature = 0;
+    for (int p = 0; p < 3; p++) {
+        const char *begin = *prompts[p] ? prompts[p] : "\n";
         size_t first = strlen(begin), n = 0;
         for (; n < first; n++) tokens[n] = (uint8_t)begin[n];
         for (; n < first + DRAWN; n++) {
             size_t context = n < T ? n : T;
-            CHECK_OK(engine_logits(engine, tokens + n - context, (int)context, logits, &e), &e);
+            CHECK_OK(engine_logits(s->engine, tokens + n - context, (int)context, logits, &e), &e);
             tokens[n] = 0;
             for (int v = 1; v < V; v++)
                 if (logits[v] > logits[tokens[n]]) tokens[n] = (uint16_t)v;
         }
-        for (int hide = 0; hide < 1 + (p > 1); hide++)
-            check_text((SampleConfig){.tokens = DRAWN, .prompt = prompts[p], .hide_prompt = hide}, tokens + first);
+        for (int hide = 0; hide < 1 + (p > 0); hide++) check_text(prompts[p], hide, tokens + first);
     }
     free(params);
-    engine_destroy(engine);
-    model_destroy(&model);
+    tokenizer_destroy(s->tokenizer);
+    engine_destroy(s->engine);
+    parallel_destroy(&s->parallel);
+    model_destroy(&s->model);
 }
 
 int main(void) {
