@@ -230,7 +230,7 @@ static void test_another_runs_checkpoint(void) {
     CHECK(file_mentions("mine/metrics.rolled_back.jsonl", "{\"step\": 7}\n{\"step\": 25,"), "a torn line is cut");
     size_t bytes;
     char *state = read_text("mine/step_00000050/training/state.json", &bytes);
-    CHECK(state && number_in(state, "seconds") > 1, "the time of undone steps counts (--train-hours)");
+    CHECK(state && number_in(state, "seconds") > 1, "the time of undone steps counts");
     memory_free(state);
 }
 
