@@ -56,7 +56,7 @@ gpu() {
     run d24-fp8-dw "$bench" d24 32 1024 4 fp8-dw exact
     run d48-fp8 "$bench" d48 16 1024 2 fp8
     run d48-fp8-dw "$bench" d48 16 1024 2 fp8-dw exact
-    run d48-8-micro-steps "$bench" d48 16 1024 2 accumulate
+    run d48-8-micro-steps "$bench" d48 16 1024 2 accumulate fp8-dw exact
     run d12-sampling "$bench" d12 1 1024 8 sample
     run d24-sampling "$bench" d24 1 1024 8 sample
     run d12-attention "$BUILD/cuda-BF16/dev/bench/bench_kernels" d12 quick only=attention
