@@ -83,7 +83,6 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     Error none;
     shape.micro_batch = micro_batch, shape.model = model, shape.tensor.ranks = 1;
     shape.owned = NULL, shape.owned_count = 0, shape.shard_grads = shape.shard_weights = false;
-    if (shape.optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(model, plan->ranks);
     if (parallel_create(&parallel, &comm, model, &plan->sharing, &none) == 0) parallel_shard(&parallel, &shape);
     // If parallel_create lacked memory here, plan for whole arrays.
     if (plan->estimate_memory) estimate_engine(plan, shape, memory);

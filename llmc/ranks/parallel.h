@@ -22,8 +22,9 @@
 //   5. The order of summation depends on --reduce, never on --zero: every stage reduces the same buckets in the same
 //      order and computes the same norms of the same parts. So all stages give the same bits. With --reduce step a rank
 //      adds up its micro-steps, and the last micro-step sums over ranks once.
-//   6. Muon needs whole matrices: its blocks are cut only between them (transport_whole_part). LAMB needs norms of
-//      whole tensors: at every stage each rank computes the norms of what it owns, and they are summed over ranks.
+//   6. Muon needs whole matrices: its blocks are not cut, and the ranks own them in turn (transport_part_of). LAMB
+//      needs norms of whole tensors: at every stage each rank computes the norms of what it owns, and they are summed
+//      over ranks.
 //   7. With --tensor K, rank d K + t is rank t of group d, and `model` is its local model. The group's ranks compute
 //      the same micro-steps together (TensorRanks); they own other rows of each. Bucket 0 is cut among all ranks, and
 //      the others among the ranks of equal t (transport_scope). So owned parts are disjoint, and norms are sums over
@@ -68,7 +69,7 @@ typedef struct {
     bool shard_grads, shard_weights;
     int buckets;        // 0: one rank
     Range *owned;       // (buckets) this rank's parts, in ascending order
-    const Model *whole; // Muon's matrices are not cut (transport_part_of); NULL: they are
+    const Model *whole; // of transport_part_of
     Engine *engine;     // from parallel_start on
     const TransportApi *api;
     Transport *transport; // NULL: one rank

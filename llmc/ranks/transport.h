@@ -47,24 +47,20 @@ static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
 }
 
-// transport_part for Muon, which keeps a block's four matrices whole: the block is cut only between them, and each
-// part belongs to one rank. With more than four ranks, four of them own a block, and the next four the next block. With
-// two ranks, each owns the larger part (8 C^2 elements, not 4 C^2) of every other block. Bucket 0 is cut as above.
-Range transport_whole_part(const Model *model, int bucket, int r, int ranks); // parts.c
-
-// transport_whole_part of the model `whole`; if it is NULL, transport_part.
-Range transport_part_of(const Model *whole, Range bucket, int r, int ranks);
-
-// The rank that owns the most elements by transport_whole_part.
-int transport_fullest_rank(const Model *model, int ranks);
+// transport_part, or for Muon, which needs whole matrices, of the model `whole`: rank l mod `ranks` owns all of block l.
+static inline Range transport_part_of(const Model *whole, Range bucket, int r, int ranks) {
+    if (!whole || bucket.begin == 0) return transport_part(bucket, r, ranks);
+    const int owner = (model_bucket_at(whole, bucket.begin) - 1) % ranks;
+    const size_t begin = r > owner ? bucket.end : bucket.begin;
+    return (Range){begin, r < owner ? begin : bucket.end};
+}
 
 typedef struct {
     // Chooses this rank's device by its number on this machine, before engine_create. All ranks together; errors are
     // settled. ERR_UNAVAILABLE: a rank has no usable GPU, or two ranks have the same. NULL: nothing to choose.
     int (*device)(Comm *comm, Error *e);
 
-    // All ranks together. largest: elements of the largest bucket, for buffers. whole: cut by transport_whole_part of
-    // this model; NULL: by transport_part. tensor: K of --tensor; 1: none. stream: from engine_stream.
+    // All ranks together. largest: elements of the largest bucket, for buffers. whole: of transport_part_of. tensor: K of --tensor; 1: none. stream: from engine_stream.
     int (*create)(Transport **out, Comm *comm, int tensor, WireType wire, size_t largest, const Model *whole,
                   void *stream, Error *e);
     void (*destroy)(Transport *t);

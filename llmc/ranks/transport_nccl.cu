@@ -41,7 +41,7 @@ struct Transport {
     int64_t waits, told;    // waits so far; waits that nccl_waited has reported
     __nv_bfloat16 *rounded; // a bucket's gradients in bf16
     size_t largest;         // elements of the largest bucket
-    const Model *whole;     // set: ranks own unequal parts (transport_whole_part); NULL: equal ones (transport_part)
+    const Model *whole;     // of transport_part_of; NULL: ranks own equal parts
 };
 
 static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, const char *file, int line, Error *e) {

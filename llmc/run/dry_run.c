@@ -39,9 +39,8 @@ int run_dry(Run *r, Error *e) {
         return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --device",
                     "--tune is for GPUs, and the plan is for %s", here.name);
     TRY(plan_on_device(&device, setup, &here, e));
-    // Plan for rank 0, or with Muon for the rank that keeps most. No rank is started.
+    // Plan for rank 0: none keeps more by 1%. No rank is started.
     Comm comm = {.ranks = ranks, .local_ranks = 1};
-    if (o->optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(&setup->model, ranks);
     TRY(setup_shards(setup, &r->position, &comm, e));
     setup->parallel.comm = NULL; // comm is local
     EngineConfig shape = setup->shape;

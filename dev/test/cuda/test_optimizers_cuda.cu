@@ -216,7 +216,7 @@ static void update_in_parts(const World *w, Engine *engine, int number, int rank
     if (optimizer == OPTIMIZER_LAMB) CALL_OK(gpu.trust(engine, all_of(&w->model), &u, &e));
     for (int i = 0; i < model_bucket_count(&w->model); i++)
         for (int r = 0; r < ranks; r++)
-            CALL_OK(gpu.update(engine, transport_whole_part(&w->model, i, r, ranks), &u, &e));
+            CALL_OK(gpu.update(engine, transport_part_of(&w->model, model_bucket(&w->model, i), r, ranks), &u, &e));
 }
 
 static void compare_bits(const World *w) {
