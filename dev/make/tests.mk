@@ -56,7 +56,7 @@ endif
 # Targets
 
 # deps.sh may install MPI, which changes the build: so a second make, which finds it, does the rest.
-WITH_DEPS := test test-long test-faults test-stops test-crash fuzz
+WITH_DEPS := test test-long test-faults test-crash fuzz
 $(WITH_DEPS):
 	@scripts/deps.sh test
 	@$(MAKE) --no-print-directory -s $@-run
@@ -82,11 +82,6 @@ test-faults: ## ranks that die, hang and exit at random times, ROUNDS=20 of five
 test-faults-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@GNS_BUILD=$(BUILD) dev/test/ranks/test_faults.sh $(or $(ROUNDS),20)
-
-test-stops: ## ranks stopped at random times under random delays, STOPS=5000; about an hour
-test-stops-run:
-	@$(MAKE) --no-print-directory -s -j2 $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
-	@GNS_BUILD=$(BUILD) dev/test/ranks/test_faults.sh 0 $(or $(STOPS),5000)
 
 test-crash: ## checkpoints: killed at every call, every call failing, every step resumed; with one rank and with four; half an hour
 test-crash-run:
