@@ -16,8 +16,8 @@ typedef struct {
     char id[HASH_TEXT];            // of the run that writes here; "": nothing is removed
 } Archive;
 
-int archive_open(Archive *archive, const char *run_dir, Error *e); // ERR_INPUT if it cannot (release: archive_close)
-void archive_close(Archive *archive);                              // one that is not open is fine
+int archive_open(Archive *archive, const char *run_dir, Error *e);
+void archive_close(Archive *archive); // no-op if it is not open
 static inline bool archive_is_open(const Archive *archive) { return *archive->path; }
 
 // ERR_WRITE, with both paths, if the directory's name no longer leads to the held directory.
@@ -88,8 +88,8 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
 // steps again.
 int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, Error *e);
 
-// In a rollback, renames them to "step_00000120.rolled_back" instead. First removes this run's own from earlier
-// rollbacks: all with keep > 0, else those of the same steps.
+// Renames the checkpoints of later steps to "step_00000120.rolled_back" in a rollback. First removes what earlier
+// rollbacks of this run renamed: all with keep > 0, else those of the same steps.
 int archive_roll_back(const Archive *archive, int64_t step, int64_t keep, FILE *notes, Error *e);
 
 // Counts the checkpoints, damaged or not, and those that a rollback set aside.

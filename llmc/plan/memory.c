@@ -63,16 +63,8 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
                  (dweight ? 11 : 6) * n + (shape.shard_weights ? 1 : model->config.layers) * weights);
 }
 
-// Adds a GPU's memory outside the engine. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28) with
-// cudaMemGetInfo and NVML, before and after each call:
-//   526 MiB  the context, with or without this program's kernels
-//     6 MiB  cuBLASLt and its kernels. d12 and d24, at any --recompute, used 531.5 MiB more than the engine's own plan
-//   860 MiB  NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), the same on 2 and 4 ranks of a machine:
-//            382 MiB at set-up; 376 of them, its kernels, stay after ncclCommAbort
-//            474 MiB with the first reduce-scatter: the rings' buffers, NCCL_BUFFSIZE = 4 MiB per connection and
-//            channel, and less for its short protocols. Other collectives share them
-//            4 MiB with the first broadcast
-// Assumes that other cards, drivers and networks need as much.
+// Adds a GPU's memory outside the engine, measured on H200s (driver 580, CUDA 13.0, NCCL 2.28): 526 MiB for the context,
+// 6 for cuBLASLt, 860 for NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), the same on 2 and 4 ranks of a machine.
 double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     const double mib = 1 << 20, context = 532 * mib;
     Model local;

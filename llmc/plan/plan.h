@@ -91,7 +91,7 @@ typedef struct {
 PlanStep plan_step(const Plan *plan, int64_t rows);
 
 double plan_step_bytes(const Plan *plan);                        // bytes that a rank passes on in a step
-double plan_tensor_bytes(const Plan *plan);                      // those of activations (--tensor) among them
+double plan_tensor_bytes(const Plan *plan);                      // of these, activations (--tensor)
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s per rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 double plan_all_to_all_seconds(const PlanDevice *device, int ranks, double bytes); // bytes: over all ranks

@@ -36,7 +36,7 @@ int comm_create(Comm *comm, double deadline, Error *e);
 // without MPI, or a launcher that Open MPI does not understand.
 int comm_check_launch(const Comm *comm, Error *e);
 
-// From here on the end of the launcher is a request to stop, and does not end this process.
+// Makes the end of the launcher a request to stop. Before this call it ends the process.
 void comm_outlive_launcher(void);
 
 // True if this rank was asked to stop (base/signals.h) or its launcher is gone, whether or not other ranks know.

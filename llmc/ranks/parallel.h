@@ -1,15 +1,5 @@
 // parallel: data parallelism: one training step over several ranks, or on one. A rank is a process with one engine.
-//
-//     bucket     range of the flat array that the backward pass completes at once: 0 the embeddings, 1 + l block l
-//     part       bucket i is cut into one part for each rank (transport_part; for Muon see 6). Rank r owns part r
-//     owned      this rank's parts, one in every bucket: it updates them
-//     piece      what a rank stores of a given range (model/shard.h)
-//     slot       memory for one block's weights with ZeRO-3; SHARD_WEIGHT_SLOTS of them take turns
-//     wire       type in which gradients travel between ranks
-//     settled    every rank knows the same error (comm_agree, comm_settle), so each ends by itself
-//     board, beat, phase, claim      the watchdog's words: watchdog.h
-//
-// dev/docs/code.md draws who does what in a step, and the states of a bucket and of a collective.
+// dev/docs/code.md defines the words, and draws who does what in a step and the states of a bucket and of a collective.
 //
 //   1. Group d (without --tensor: rank d) computes a contiguous range of a step's B examples. Groups differ by at most
 //      one row.

@@ -20,8 +20,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// Events of the last transfers. A backward pass over 255 blocks starts fewer transfers. Waiting on a reused event waits
-// too long, never too short.
+// Events of the last transfers: more than a backward pass over 255 blocks starts. Waiting on a reused one waits too
+// long, never too short.
 enum { MARKS = 512 };
 
 enum { WAITS = 2048 }; // how many of the engine stream's last waits are timed
@@ -330,38 +330,35 @@ static int nccl_sum(Transport *t, double *values, int count, Error *e) {
 }
 
 // ---- Rows of activations, on the engine's stream --------------------------------------------------------------------
-// Each rank sends to each other one: they may own different numbers of rows, and sums keep the order of the ranks.
 
-static int rows_begin(Transport *t, Error *e) {
+// Exchanges rows of activations with each rank of the group: these may own different numbers of rows. received NULL:
+// every rank gets all rows, in place. Else this rank gets each other rank's copy of its rows, in the order of the ranks.
+static int exchange_rows(Transport *t, real *x, real *received, int rows, size_t width, Dtype type, Error *e) {
+    const int rank = t->comm->rank % t->tensor;
+    const RankRows own = rows_of_rank(rows, rank, t->tensor);
+    const size_t n = own.count * width;
+    assert(type == REAL_DTYPE), (void)type;
     watchdog_begin(t->comm->watchdog, TRANSPORT_ROWS);
     watchdog_handing(t->comm->watchdog, true);
-    return NCCL_CALL(ncclGroupStart(), t, e);
-}
-
-// Sends `sent` values to rank r of the group, and receives `received` from it.
-static int rows_swap(Transport *t, int r, const real *from, size_t sent, real *to, size_t received, Error *e) {
-    if (sent) NCCL_TRY(ncclSend(from, sent * sizeof(real), ncclInt8, r, t->group, t->engine), t, e);
-    return received ? NCCL_CALL(ncclRecv(to, received * sizeof(real), ncclInt8, r, t->group, t->engine), t, e) : 0;
-}
-
-static int rows_end(Transport *t, Error *e) {
+    NCCL_TRY(ncclGroupStart(), t, e);
+    for (int r = 0, others = 0; r < t->tensor; r++) {
+        const RankRows other = rows_of_rank(rows, r, t->tensor);
+        const size_t m = other.count * width, sent = (received ? m : n) * sizeof(real);
+        const size_t got = (received ? n : m) * sizeof(real);
+        real *theirs = x + other.first * width;
+        if (r == rank) continue;
+        const real *from = received ? theirs : x + own.first * width;
+        real *to = received ? received + others++ * n : theirs;
+        if (sent) NCCL_TRY(ncclSend(from, sent, ncclInt8, r, t->group, t->engine), t, e);
+        if (got) NCCL_TRY(ncclRecv(to, got, ncclInt8, r, t->group, t->engine), t, e);
+    }
     NCCL_TRY(ncclGroupEnd(), t, e);
     watchdog_handing(t->comm->watchdog, false);
     return 0;
 }
 
 static int nccl_gather_rows(Transport *t, void *values, int rows, size_t width, Dtype type, Error *e) {
-    const int rank = t->comm->rank % t->tensor;
-    const RankRows own = rows_of_rank(rows, rank, t->tensor);
-    real *x = (real *)values;
-    assert(type == REAL_DTYPE), (void)type;
-    TRY(rows_begin(t, e));
-    for (int r = 0; r < t->tensor; r++) {
-        const RankRows other = rows_of_rank(rows, r, t->tensor);
-        if (r == rank) continue;
-        TRY(rows_swap(t, r, x + own.first * width, own.count * width, x + other.first * width, other.count * width, e));
-    }
-    return rows_end(t, e);
+    return exchange_rows(t, (real *)values, NULL, rows, width, type, e);
 }
 
 // Adds a rank's own part and those received, n values each, in the order of the ranks. Grid: any; W values at a time.
@@ -384,14 +381,7 @@ static int nccl_reduce_rows(Transport *t, void *own, const void *partial, int ro
     const RankRows mine = rows_of_rank(rows, rank, t->tensor);
     const size_t n = mine.count * width;
     real *x = (real *)partial, *received = x + rows * width; // the room behind the rows
-    assert(type == REAL_DTYPE), (void)type;
-    TRY(rows_begin(t, e));
-    for (int r = 0; r < t->tensor; r++) {
-        const RankRows other = rows_of_rank(rows, r, t->tensor);
-        if (r == rank) continue;
-        TRY(rows_swap(t, r, x + other.first * width, other.count * width, received + (r - (r > rank)) * n, n, e));
-    }
-    TRY(rows_end(t, e));
+    TRY(exchange_rows(t, x, received, rows, width, type, e));
     if (n == 0) return 0;
     return launch({CONVERT_BLOCKS, CONVERT_THREADS, t->engine}, e, width % VEC ? parts_kernel<1> : parts_kernel<VEC>,
                   (real *)own, x + mine.first * width, received, rank, t->tensor, n);
