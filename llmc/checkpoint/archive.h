@@ -1,8 +1,5 @@
-// archive: the checkpoints of a run directory (--out), step_NNNNNNNN. Each is complete or does not exist. A run removes
-// only checkpoints with its own id (archive.c).
-//
-// `notes` gets a line for everything kept, renamed or skipped. The pulse beats per 4 MiB read and per checkpoint
-// removed; it may be NULL.
+// archive: the checkpoints of a run directory (--out), step_NNNNNNNN. archive.c has the promises. `notes` gets a line
+// for everything kept, renamed or skipped. The pulse beats per 4 MiB read and per checkpoint removed; it may be NULL.
 #pragma once
 
 #include "base/manifest.h"
@@ -26,8 +23,7 @@ int archive_check_name(const Archive *archive, Error *e);
 // "RUN_DIR/step_00000120"; cuts a path that does not fit
 void archive_step_path(const char *run_dir, int64_t step, char path[ARCHIVE_PATH]);
 
-// Returns the step of a name "step_00000120"; -1 for any other name.
-int64_t archive_step_of(const char *name);
+int64_t archive_step_of(const char *name); // -1 for any name but "step_00000120"
 
 // What is not removed. The steps are those of checkpoints.
 typedef struct {
@@ -37,9 +33,8 @@ typedef struct {
     int64_t best_there; // the best so far when `back` was saved; 0: none
 } Spare;
 
-// Makes room on the disk for a checkpoint of this many bytes. ERR_WRITE if the space is missing. With keep > 0, removes
-// those that a rollback set aside, then checkpoints older than step `newest`, oldest first: as many as needed, or none
-// of the latter if removing all would not suffice.
+// Makes room on the disk for a checkpoint of this many bytes, or returns ERR_WRITE. With keep > 0, removes those that a
+// rollback renamed, then the oldest checkpoints before step `newest`, but none if removing all would not suffice.
 int archive_make_room(const Archive *archive, uint64_t bytes, const Spare *spare, int64_t newest, FILE *notes,
                       const Pulse *pulse, Error *e);
 
@@ -55,17 +50,16 @@ int archive_abandon(const Archive *archive, int64_t step, int dir, FILE *notes, 
 // Makes the checkpoint visible. All files of the manifest must be on the disk. Closes manifest->dir after success.
 int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Error *e);
 
-// True if this step has a checkpoint, damaged and unreadable ones included.
-bool archive_has(const Archive *archive, int64_t step);
+bool archive_has(const Archive *archive, int64_t step); // true also for a damaged or unreadable checkpoint
 
-// Reads the manifest of a checkpoint, and verifies its files. ERR_INPUT names the first damaged file. *manifest keeps
-// no list of files.
+// Reads a checkpoint's manifest (*manifest keeps no list of files) and verifies its files. ERR_INPUT names the first
+// damaged one.
 int archive_verify(const Archive *archive, int64_t step, Verify what, const Pulse *pulse, Manifest *manifest, Error *e);
 
 int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e); // no-op unless it is this run's
 
-// Removes this run's checkpoints, oldest first, but keeps the newest `keep` complete ones, whose files have the right
-// sizes, and all from step `back` on: as the window moves, a rollback goes back to each of these in turn.
+// Removes this run's checkpoints, but keeps the newest `keep` complete ones, whose files have the right sizes, and all
+// from step `back` on: as the window moves, a rollback goes back to each of these in turn.
 int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error *e);
 
 // A run's newest checkpoint that reads back as it was written.
@@ -76,24 +70,21 @@ typedef struct {
     char run[HASH_TEXT]; // its run's id; "": of an older build
 } Newest;
 
-// Finds the newest checkpoint of step `latest` or earlier; if there is none, the oldest later one. Skips damaged ones
-// (`verify`, unless NULL, returns ERR_INPUT), and another run's if the archive has an id. newest->found is false if
-// there is no checkpoint. ERR_INPUT if all are damaged, or if one tried before an undamaged one cannot be read or has
-// another build's format.
+// Finds the newest checkpoint of step `latest` or earlier; if there is none, the oldest later one. Skips another run's
+// if the archive has an id, and damaged ones (`verify`, unless NULL, returns ERR_INPUT). ERR_INPUT if all are damaged,
+// or if one that is tried cannot be read or has another build's format.
 int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
                    int (*verify)(void *context, const char *directory, Error *e), void *context, Newest *newest,
                    Error *e);
 
-// Renames the checkpoints of later steps, but not another run's, to "step_00000120.damaged": the run will write those
-// steps again.
+// Renames the checkpoints of later steps, but not another run's, to "step_00000120.damaged".
 int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, Error *e);
 
 // Renames the checkpoints of later steps to "step_00000120.rolled_back" in a rollback. First removes what earlier
 // rollbacks of this run renamed: all with keep > 0, else those of the same steps.
 int archive_roll_back(const Archive *archive, int64_t step, int64_t keep, FILE *notes, Error *e);
 
-// Counts the checkpoints, damaged or not, and those that a rollback set aside.
+// Counts the checkpoints, damaged or not, and those that a rollback renamed.
 int archive_count(const Archive *archive, int *count, Error *e);
 
-// Removes the partials that a killed run left.
-int archive_tidy(const Archive *archive, FILE *notes, Error *e);
+int archive_tidy(const Archive *archive, FILE *notes, Error *e); // removes the partials of a killed run

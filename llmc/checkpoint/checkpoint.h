@@ -1,14 +1,9 @@
 // checkpoint: reads and writes a model's directory, for --model and for Hugging Face's transformers:
 //
 //     config.json            GPT-2's configuration
-//     model.safetensors      the weights
+//     model.safetensors      the weights, or several *.safetensors without it (layout.h describes a run's files)
 //
-// layout.h describes the weights' file of a run's checkpoint, and its training/optimizer.safetensors.
-//
-// This module uses files and the tensor table, not engines: the caller's function receives ranges of the flat arrays.
-//
-// --model also reads llm.c's .bin (llmc_bin), and weights in several files: all *.safetensors of a directory without a
-// model.safetensors.
+// --model also reads llm.c's .bin (llmc_bin).
 #pragma once
 
 #include "base/manifest.h"
@@ -19,7 +14,7 @@
 // True if the path is a directory with a config.json, or llm.c's .bin.
 bool checkpoint_is_model(const char *path);
 
-// Returns ERR_INPUT with a remedy if a directory has its weights only as PyTorch's pickle.
+// ERR_INPUT if a directory has its weights only as PyTorch's pickle.
 int checkpoint_refuse_pickle(const char *path, Error *e);
 
 // Reads the shape. ERR_INPUT if the file is missing or malformed, or describes a model that is not GPT-2.
@@ -35,12 +30,12 @@ int checkpoint_verify_model(const char *path, bool moments, Share share, const P
 // Identifies a model without reading all of it. {0} if its weights are in several files.
 int checkpoint_digest_model(const char *path, FileDigest *digest, Error *e);
 
-// Reads the weights (F32, F16 or BF16) of `count` wanted ranges, which ascend, and hands them to `load`; count 0: all.
-// Checks all shapes first. May hand over more: always all of llm.c's .bin.
+// Reads the weights of `count` wanted ranges, which ascend, and hands them to `load`; count 0: all. Checks all shapes
+// first. Hands over all of llm.c's .bin.
 int checkpoint_load_model(const char *path, const Model *model, const Range *wanted, int count, StateWriter load,
                           void *context, Error *e);
 
-// Writes one line to `notes` if the files hold tensors that the model does not have.
+// Writes a line to `notes` if the files hold tensors that the model does not have.
 int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, Error *e);
 
 // Writes config.json and generation_config.json into the manifest's directory, and adds them to the manifest. eot:

@@ -1,5 +1,5 @@
-// layout: where each value of a run's state lies in a checkpoint's files. The layout follows from the model alone, so
-// every rank computes it before anything is written, and writes its own values at their places.
+// layout: where each value of a run's state lies in a checkpoint's files. It follows from the model alone, so every rank
+// writes its own values at their places.
 //
 //     model.safetensors                 the fp32 master weights in the layout of the tensor table, vocabulary unpadded
 //     training/optimizer.safetensors    "moment1.0-COUNT" and "moment2.0-COUNT": the model's flat arrays, with padding
@@ -31,7 +31,7 @@ typedef struct {
 int layout_create(Layout *layout, const Model *model, Error *e);
 void layout_destroy(Layout *layout); // {0} is fine
 
-// Writes "moment1.0-124475904": the tensor holds elements [0, 124475904) of the flat array, all of it.
+// Writes "moment1.0-124475904": the tensor holds elements [0, 124475904), all of the flat array.
 void layout_moment_name(char *out, size_t bytes, StateKind moment, const Model *model);
 
 // Bytes of one file that are written and hashed at once. Never crosses a multiple of MANIFEST_PIECE.

@@ -1,8 +1,6 @@
-// comm: control messages by MPI between the processes (ranks) that train one model: those that mpirun or srun started,
-// or one alone. Messages are small, in host memory; every call blocks. transport.h moves gradients and weights.
-//
-// All ranks call the collective functions below in the same order. They return MPI's errors as ERR_RANK. Sums are in
-// double, in the order of the ranks: every rank has the same bits.
+// comm: control messages by MPI between the ranks: small, in host memory, blocking. transport.h moves gradients and
+// weights. All ranks call the collectives in the same order. Sums are in double, in the order of the ranks: every rank
+// has the same bits.
 #pragma once
 
 #include "ranks/watchdog.h"
@@ -28,12 +26,11 @@ typedef struct {
     int launcher; // process that started this rank: mpirun, its daemon or Slurm's. 0: no launcher
 } Comm;
 
-// Joins the other processes if mpirun or srun started several; otherwise does not touch MPI. deadline: seconds that a
-// step may go without progress (watchdog.h).
+// Joins the other ranks if mpirun or srun started several; otherwise does not touch MPI. deadline: watchdog.h.
 int comm_create(Comm *comm, double deadline, Error *e);
 
-// ERR_USAGE if this is one of several processes that cannot communicate and would each write the same run: a build
-// without MPI, or a launcher that Open MPI does not understand.
+// ERR_USAGE if this is one of several processes that cannot communicate: a build without MPI, or a launcher that Open
+// MPI does not understand.
 int comm_check_launch(const Comm *comm, Error *e);
 
 // Makes the end of the launcher a request to stop. Before this call it ends the process.
@@ -46,17 +43,16 @@ bool comm_asked_to_stop(const Comm *comm);
 // a settled error or none. Any other error ends the whole job: the call does not return.
 int comm_finish(Comm *comm, const Error *e);
 
-// comm_phase starts a phase and its deadline. comm_progress and every collective restart the deadline.
+// comm_progress and every collective restart the phase's deadline.
 void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step);
 void comm_progress(void *comm);
 
-// Copies rank 0's data to all ranks.
-int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e);
+int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e); // from rank 0
 
-// Copies `mine` of every rank to `all` (ranks, bytes), in rank order.
+// Copies `mine` of every rank to `all` (ranks, bytes).
 int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e);
 
-// Sends values to each rank and receives some from each. `sent` holds send[r] values for each rank r, in rank order.
+// `sent` holds send[r] values for each rank r, in rank order; `received` gets receive[r] from each.
 int comm_exchange(Comm *comm, const float *sent, const int *send, float *received, const int *receive, Error *e);
 
 // Reduces values over the ranks: the first `sums` to their sums, `maxima` more to the largest. NaN is the largest.
@@ -84,8 +80,7 @@ int comm_agree(Comm *comm, int code, Error *e);
 // rank that differs from the lowest of its class.
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e);
 
-// comm_same for the program's file.
-int comm_same_build(Comm *comm, Error *e);
+int comm_same_build(Comm *comm, Error *e); // comm_same for the program's file
 
 // True if a launcher started this process as one of several ranks. Callable before comm_create.
 bool comm_launched(void);

@@ -10,10 +10,9 @@ GNS_C_BEGIN
 // process at once.
 void open_mpi_survive(void);
 
-// Call before MPI_Finalize. Waits, ten seconds at most, until Open MPI's threads are idle. MPI_Init leaves a
-// notification to a thread, and MPI_Finalize unloads the thread's code before it ends the thread (4.1.4, rte_finalize).
-// In a run that ends soon after its start, the thread may still have to handle the notification, and jump into unmapped
-// memory: SIGSEGV.
+// Call before MPI_Finalize. Waits, ten seconds at most, until Open MPI's thread has handled what MPI_Init left to it.
+// Open MPI 4.1.4 unloads the thread's code before it ends the thread (rte_finalize): in a run that ends soon after its
+// start, the thread would jump into unmapped memory.
 void open_mpi_settle(void);
 
 GNS_C_END

@@ -6,9 +6,9 @@
 
 // ---- Set-up ---------------------------------------------------------------------------------------------------------
 
-// Group 0 has the most rows.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows) {
-    return (rows_of_rank(rows, 0, p->groups).count + p->config.micro_batch - 1) / p->config.micro_batch;
+    const int64_t most = rows_of_rank(rows, 0, p->groups).count; // of any group
+    return (most + p->config.micro_batch - 1) / p->config.micro_batch;
 }
 
 int64_t parallel_rows(const Parallel *p, int64_t rows, int rank) {
@@ -26,13 +26,13 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
     p->config.tensor = K;
     p->group = comm->rank / K, p->groups = comm->ranks / K;
     if (comm->ranks == 1) return 0;
-    p->whole = config->optimizer == OPTIMIZER_MUON ? model : NULL;
+    p->uncut = config->optimizer == OPTIMIZER_MUON ? model : NULL;
     TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
     TRY(memory_alloc_zero((void **)&p->work, sizeof(int64_t) * buckets, "buckets", e));
     p->buckets = (int)buckets;
     for (int i = 0; i < p->buckets; i++) {
         const TransportScope scope = transport_scope(comm, K, model_bucket(model, i));
-        p->owned[i] = transport_part_of(p->whole, model_bucket(model, i), scope.rank, scope.ranks);
+        p->owned[i] = transport_part_of(p->uncut, model_bucket(model, i), scope.rank, scope.ranks);
     }
     bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
     p->shard_grads = config->zero >= ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
@@ -206,7 +206,7 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     p->comm->idle_pass = join_pass, p->comm->idle_context = p;
     if (!p->buckets) return 0;
     if (p->config.tensor > 1) TRY(check_groups(p, e));
-    TRY(p->api->create(&p->transport, p->comm, p->config.tensor, wire, model_bucket_largest(p->model), p->whole,
+    TRY(p->api->create(&p->transport, p->comm, p->config.tensor, wire, model_bucket_largest(p->model), p->uncut,
                        engine_stream(engine), e));
     if (p->config.zero == ZERO_0) return gather_state(p, e);
     engine_watch_weights(engine, &(WeightsWatch){send_weights, await_weights, p});

@@ -16,7 +16,7 @@
 //      needs norms of whole tensors: at every stage each rank computes the norms of what it owns, and they are summed
 //      over ranks.
 //   7. With --tensor K, rank d K + t is rank t of group d, and `model` is its local model. The group's ranks compute
-//      the same micro-steps together (TensorRanks); they own other rows of each. Bucket 0 is cut among all ranks, and
+//      the same micro-steps together (TensorRanks); each owns other rows of them. Bucket 0 is cut among all ranks, and
 //      the others among the ranks of equal t (transport_scope). So owned parts are disjoint, and norms are sums over
 //      all ranks. A group without rows counts the exchanges that it does not make, for the watchdog.
 //
@@ -59,7 +59,7 @@ typedef struct {
     bool shard_grads, shard_weights;
     int buckets;        // 0: one rank
     Range *owned;       // (buckets) this rank's parts, in ascending order
-    const Model *whole; // of transport_part_of
+    const Model *uncut; // of transport_part_of
     Engine *engine;     // from parallel_start on
     const TransportApi *api;
     Transport *transport; // NULL: one rank
@@ -89,12 +89,11 @@ void parallel_shard(Parallel *p, EngineConfig *config);
 // Call when each rank has loaded what it owns. All ranks gather the rest: now, or (ZeRO-1 to 3) as after an update.
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 
-// Returns the number of micro-steps of every rank for a step of `rows` rows; group 0 has the most rows. A rank whose
-// group has no rows left calls parallel_micro_step with n = 0.
+// Returns the micro-steps of every rank in a step of `rows` rows. A rank whose group has no rows left calls
+// parallel_micro_step with n = 0.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows);
 
-// Returns the number of a step's rows that a rank owns.
-int64_t parallel_rows(const Parallel *p, int64_t rows, int rank);
+int64_t parallel_rows(const Parallel *p, int64_t rows, int rank); // rows of a step that a rank owns
 
 // A step: begin_step; micro-steps over this rank's rows (see EngineApi); norms; update. last: the step's last
 // micro-step. rank_norms: measure |sum of this rank's gradients| too.
@@ -107,8 +106,7 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 // Makes the transfers of a forward pass without its computation, for a group that has fewer passes than others.
 int parallel_idle_pass(Parallel *p, Error *e);
 
-// Rank 0 calls this before it computes the logits of tokens (n): the others, in comm_wait_first, compute or gather with
-// it.
+// Call on rank 0 before it computes the logits of tokens (n). The others, in comm_wait_first, compute or gather with it.
 int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e);
 
 // Starts to gather all new weights now, not in the next forward pass. All ranks call this before any work outside the
@@ -132,9 +130,9 @@ typedef struct {
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 
-// 0 if all ranks have the same weights, to the bit; with --tensor those of equal t, and bucket 0 all. They start equal
-// and make the same updates: only faulty hardware makes them differ. ERR_RANK, settled, names the lowest rank that
-// differs from rank 0, or from the first with its t.
+// 0 if all ranks have the same weights, to the bit; with --tensor all have the same bucket 0, and those of equal t the
+// same blocks. Only faulty hardware makes them differ. ERR_RANK, settled, names the lowest rank that differs from rank
+// 0, or from the first with its t.
 int parallel_compare(Parallel *p, Error *e);
 
 bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine has all of a checkpoint

@@ -1,8 +1,6 @@
-// transport: transfers of gradients and weights between ranks, in the engine's own memory. A transport is a struct of
-// functions (TransportApi), which main hands to program_main: transport_mpi.c (nonblocking MPI) for the CPU engine,
-// transport_nccl.cu (NCCL on a separate stream) for the CUDA engine.
+// transport: transfers of gradients and weights between ranks, in the engine's own memory: transport_mpi.c (nonblocking
+// MPI) for the CPU engine, transport_nccl.cu (NCCL on a separate stream) for the CUDA engine.
 //
-// A bucket (parallel.h) is cut into one part for each rank of its scope, in the order of the ranks.
 //   1. Calls start a transfer and return. A transfer begins after all work that the engine queued before the call.
 //   2. wait_for makes the engine's later work wait for transfers 1, 2, ... `work`. 0: none.
 //   3. All ranks start the same transfers in the same order.
@@ -15,16 +13,15 @@
 
 GNS_C_BEGIN
 
-// State of a transport. Each transport defines its own.
-typedef struct Transport Transport;
+typedef struct Transport Transport; // each transport defines its own
 
 #define TRANSPORT_WORK "exchange of gradients and weights" // in the watchdog's report
 #define TRANSPORT_ROWS "exchange of activations"
 
 enum { PART_UNIT = 64 }; // elements: parts, like tensors, begin at multiples of this for aligned vector loads
 
-// The ranks that share a bucket, and this one's number among them: all for bucket 0, which begins at element 0; for a
-// block's bucket the ranks d tensor + t with this rank's t (--tensor).
+// The ranks that share a bucket, and this one's number among them: all share bucket 0, which begins at element 0; the
+// ranks of equal t (--tensor) share a block's.
 typedef struct {
     int rank, ranks;
 } TransportScope;
@@ -40,17 +37,17 @@ static inline Range transport_part(Range bucket, int r, int ranks) {
     return (Range){begin, r + 1 < ranks ? begin + each : bucket.end};
 }
 
-// Bytes of device memory. First what NCCL allocates, in part at the first transfer, measured with NCCL_NVLS_ENABLE=0
-// (plan/memory.c); NVLink multicast, NCCL's default, may need more. Then the buffer of rounded gradients.
+// Bytes of device memory: what NCCL allocates, in part at the first transfer (plan/memory.c; NVLink multicast, NCCL's
+// default, may need more), and the buffer of rounded gradients.
 #define TRANSPORT_NCCL_BYTES ((size_t)860 << 20)
 static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
 }
 
-// transport_part, or for Muon, which needs whole matrices, of the model `whole`: rank l mod `ranks` owns all of block l.
-static inline Range transport_part_of(const Model *whole, Range bucket, int r, int ranks) {
-    if (!whole || bucket.begin == 0) return transport_part(bucket, r, ranks);
-    const int owner = (model_bucket_at(whole, bucket.begin) - 1) % ranks;
+// transport_part, or for Muon, which needs whole matrices, of the model `uncut`: rank l mod `ranks` owns all of block l.
+static inline Range transport_part_of(const Model *uncut, Range bucket, int r, int ranks) {
+    if (!uncut || bucket.begin == 0) return transport_part(bucket, r, ranks);
+    const int owner = (model_bucket_at(uncut, bucket.begin) - 1) % ranks;
     const size_t begin = r > owner ? bucket.end : bucket.begin;
     return (Range){begin, r < owner ? begin : bucket.end};
 }
@@ -60,8 +57,9 @@ typedef struct {
     // settled. ERR_UNAVAILABLE: a rank has no usable GPU, or two ranks have the same. NULL: nothing to choose.
     int (*device)(Comm *comm, Error *e);
 
-    // All ranks together. largest: elements of the largest bucket, for buffers. whole: of transport_part_of. tensor: K of --tensor; 1: none. stream: from engine_stream.
-    int (*create)(Transport **out, Comm *comm, int tensor, WireType wire, size_t largest, const Model *whole,
+    // All ranks together. tensor: K of --tensor; 1: none. largest: elements of the largest bucket, for buffers. uncut: of
+    // transport_part_of. stream: from engine_stream.
+    int (*create)(Transport **out, Comm *comm, int tensor, WireType wire, size_t largest, const Model *uncut,
                   void *stream, Error *e);
     void (*destroy)(Transport *t);
 

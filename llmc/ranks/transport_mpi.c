@@ -20,7 +20,7 @@ typedef struct Pending {
 
 struct Transport {
     Comm *comm;
-    const Model *whole; // NULL: matrices are cut
+    const Model *uncut; // NULL: matrices are cut
     int tensor;         // K of --tensor
     MPI_Comm mpi;       // separate from the control messages' communicator
     MPI_Comm peers;     // the ranks of equal t; without --tensor `mpi`
@@ -42,7 +42,7 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
     for (int i = 0; i < *count; i++) y[i] = f32_to_bf16(bf16_to_f32(x[i]) + bf16_to_f32(y[i]));
 }
 
-static int mpi_create(Transport **out, Comm *comm, int tensor, WireType wire, size_t largest, const Model *whole,
+static int mpi_create(Transport **out, Comm *comm, int tensor, WireType wire, size_t largest, const Model *uncut,
                       void *stream, Error *e) {
     (void)stream; // only device memory needs a stream
     if (largest > INT_MAX) {
@@ -53,7 +53,7 @@ static int mpi_create(Transport **out, Comm *comm, int tensor, WireType wire, si
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
     *t = (Transport){
-        .comm = comm, .tensor = tensor, .wire = wire, .whole = whole, .end = &t->first, .add_bf16 = MPI_OP_NULL};
+        .comm = comm, .tensor = tensor, .wire = wire, .uncut = uncut, .end = &t->first, .add_bf16 = MPI_OP_NULL};
     MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &t->mpi), e); // the copy keeps the error handler
     t->peers = t->mpi;
     if (tensor > 1) {
@@ -80,7 +80,7 @@ static int pending_add(Transport *t, Range bucket, Pending **out, int64_t *work,
     p->request = MPI_REQUEST_NULL;
     p->places = p->counts + ranks;
     for (int r = 0; r < ranks; r++) {
-        Range part = transport_part_of(t->whole, bucket, r, ranks);
+        Range part = transport_part_of(t->uncut, bucket, r, ranks);
         p->counts[r] = (int)range_length(part);
         p->places[r] = (int)(part.begin - bucket.begin);
     }

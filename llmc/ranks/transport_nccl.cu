@@ -41,7 +41,7 @@ struct Transport {
     int64_t waits, told;    // waits so far; waits that nccl_waited has reported
     __nv_bfloat16 *rounded; // a bucket's gradients in bf16
     size_t largest;         // elements of the largest bucket
-    const Model *whole;     // of transport_part_of; NULL: ranks own equal parts
+    const Model *uncut;     // of transport_part_of; NULL: ranks own equal parts
 };
 
 static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, const char *file, int line, Error *e) {
@@ -161,7 +161,7 @@ static int reserve_rounded(Transport *t, Error *e) {
     return CUDA_CALL(status, e);
 }
 
-static int nccl_create(Transport **out, Comm *comm, int tensor, WireType wire, size_t largest, const Model *whole,
+static int nccl_create(Transport **out, Comm *comm, int tensor, WireType wire, size_t largest, const Model *uncut,
                        void *stream, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
@@ -170,7 +170,7 @@ static int nccl_create(Transport **out, Comm *comm, int tensor, WireType wire, s
     t->tensor = tensor;
     t->wire = wire;
     t->largest = largest;
-    t->whole = whole;
+    t->uncut = uncut;
     t->engine = (cudaStream_t)stream;
     TRY(comm_agree(comm, reserve_rounded(t, e), e));
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &most), e);
@@ -248,13 +248,13 @@ static ncclComm_t nccl_of(const Transport *t, Range bucket) { return bucket.begi
 
 // Elements per rank of the equal part; 0 if parts are unequal.
 static size_t each_elements(const Transport *t, Range bucket) {
-    const bool unequal = t->whole && model_bucket_at(t->whole, bucket.begin) > 0;
+    const bool unequal = t->uncut && model_bucket_at(t->uncut, bucket.begin) > 0;
     return unequal ? 0 : range_length(transport_part(bucket, 0, scope_of(t, bucket).ranks));
 }
 
 // The part of rank r beyond its each_elements.
 static Range rest_of(const Transport *t, Range bucket, int r) {
-    Range part = transport_part_of(t->whole, bucket, r, scope_of(t, bucket).ranks);
+    Range part = transport_part_of(t->uncut, bucket, r, scope_of(t, bucket).ranks);
     part.begin += each_elements(t, bucket);
     return part;
 }
@@ -285,7 +285,7 @@ enum { CONVERT_BLOCKS = 1024, CONVERT_THREADS = 256 };
 
 static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Error *e) {
     const TransportScope scope = scope_of(t, bucket);
-    Range mine = transport_part_of(t->whole, bucket, scope.rank, scope.ranks);
+    Range mine = transport_part_of(t->uncut, bucket, scope.rank, scope.ranks);
     size_t all = range_length(bucket), begin = mine.begin - bucket.begin;
     assert(all <= t->largest);
     const Launch l = {CONVERT_BLOCKS, CONVERT_THREADS, t->stream};
