@@ -379,21 +379,6 @@ static void test_ring(void) {
     CHECK_CLOSE(plan_step_bytes(&p), 7.0 / 8 * 2 * (2 * all + 10.0 / 12 * blocks), 1e-12, 0);
 }
 
-// By hand: values of 2 B at 100 FLOP/s have I = 12.5 over a link of 8 B/s, and 50 over a machine's network of 2 B/s.
-// Tensors are divided within a machine; fp32 doubles the bytes. test_plan.sh has the textbook's example and a twin.
-static void test_bounds(void) {
-    PlanDevice d = round_device();
-    PlanBounds one = plan_bounds(&d, 4, 1000, 400), two = plan_bounds(&d, 8, 1e-3, 400);
-    CHECK_CLOSE(one.fsdp, 12.5, 1e-12, 0);
-    CHECK_CLOSE(one.both, 4 * 12.5 * 12.5 / 400, 1e-12, 0);
-    CHECK(one.tensor_ranks == 4 && plan_bounds(&d, 4, 1000, 40).tensor_ranks == 3.2, "%g ranks", one.tensor_ranks);
-    CHECK(one.fsdp_ranks == sqrt(1000 * 4 / 400.0) && plan_bounds(&d, 4, 1e6, 400).fsdp_ranks == 4, "%g",
-          one.fsdp_ranks);
-    CHECK(two.fsdp == 50 && two.both == 50 && two.fsdp_ranks == 2, "%g, %g, %g", two.fsdp, two.both, two.fsdp_ranks);
-    d.value = 4;
-    CHECK_CLOSE(plan_bounds(&d, 4, 1000, 400).both, 4 * one.both, 1e-12, 0);
-}
-
 // Two ranks, 10 rows a step and a slow link: the backward pass hides little. Exposed: the blocks' gradients less the
 // backward pass, the embeddings' gradients, and gathering. A bucket takes one latency and half of its bytes.
 static void test_exposed(void) {
@@ -664,7 +649,7 @@ static void test_devices_here_and_elsewhere(void) {
 int main(void) {
     RUN(test_kernel_seconds, test_work_is_the_formula, test_recomputing_and_exact_norms_cost, test_fused_exact_norms,
         test_measured_steps, test_measured_cpu, test_memory_estimate, test_library_memory, test_state_bytes,
-        test_largest_micro_batch, test_ring, test_bounds, test_exposed, test_exposed_weights, test_tensor,
+        test_largest_micro_batch, test_ring, test_exposed, test_exposed_weights, test_tensor,
         test_muon_ranks, test_steps_are_cut, test_runs, test_seconds_of_a_run, test_checkpoints_at_a_time, test_names,
         test_devices_here_and_elsewhere);
     return test_summary();

@@ -82,7 +82,6 @@ measures_a_step() { # a run that measures --ramp-step-rows equals one that is gi
     done
     run 1 told1 $measured --ramp-step-rows "$x" && agree told1 told
 }
-runs_repeat() { run 3 again $ramp_run && same r3 again; }
 # ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit. First in steps of 5 to 40 rows: a rank makes 1 to 7 micro-steps of
 # 3 rows, some ranks one less. Then in one micro-step of up to 20 rows, where ZeRO-2 and 3 keep no whole gradient. With
 # three ranks the last part of a bucket is the longest.
@@ -344,7 +343,6 @@ ramp_agrees 2
 ramp_agrees 3
 the_ramp_grew
 measures_a_step
-runs_repeat
 zero_in_bf16
 zero_in_fp8
 a_smoothed_loss
