@@ -70,15 +70,14 @@ static int ramp_replay_read(Ramp *r, const char *path, Error *e) {
         const double expected = (double)r->replay_steps + 1;
         cJSON *object = cJSON_ParseWithOpts(line, NULL, true);
         const cJSON *step = json_get(object, "step"), *batch = json_get(object, "batch");
-        const char *wrong = NULL;
-        if (!cJSON_IsObject(object)) wrong = "not a JSON object";
-        else if (step && batch && !json_whole(batch, 1, RAMP_MOST_ROWS)) wrong = "`batch` is not a number of rows";
-        else if (step && batch && !json_whole(step, expected, expected)) wrong = "`step` is not the next one";
-        else if (step && batch) {
+        const bool is_step = step && batch;
+        if (!cJSON_IsObject(object)) code = FAIL(e, ERR_INPUT, hint, "%s line %zu: not a JSON object", path, lines + 1);
+        else if (is_step && !(json_whole(step, expected, expected) && json_whole(batch, 1, RAMP_MOST_ROWS)))
+            code = FAIL(e, ERR_INPUT, hint, "%s line %zu: not the rows of step %.0f", path, lines + 1, expected);
+        else if (is_step) {
             r->replay[r->replay_steps++] = (int64_t)batch->valuedouble;
             tokens += batch->valuedouble * (double)r->config.seq_len;
         }
-        if (wrong) code = FAIL(e, ERR_INPUT, hint, "%s line %zu: %s", path, lines + 1, wrong);
         cJSON_Delete(object);
     }
     memory_free(text);
@@ -91,7 +90,7 @@ static int ramp_replay_read(Ramp *r, const char *path, Error *e) {
 int ramp_create(Ramp *r, const RampConfig *config, const char *argument, Error *e) {
     *r = (Ramp){.config = *config, .argument = argument};
     assert(config->batch_ref > 0 && config->seq_len > 0 && config->train_tokens > 0);
-    if (config->mode == RAMP_GNS) r->state.rows = (double)config->batch_min;
+    if (config->mode == RAMP_GNS) r->rows = (double)config->batch_min;
     int code = config->mode == RAMP_REPLAY ? ramp_replay_read(r, argument, e) : 0;
     if (code) ramp_destroy(r);
     return code;
@@ -117,7 +116,7 @@ int64_t ramp_batch(const Ramp *r, int64_t step, double tokens) {
     case RAMP_SEESAW:
         if (tokens >= c->schedule.warmup_tokens) rows = rows * c->schedule.lr / schedule_lr(&c->schedule, tokens);
         break;
-    case RAMP_GNS: rows = r->state.rows; break;
+    case RAMP_GNS: rows = r->rows; break;
     case RAMP_STEPS:
         for (const char *rest = r->argument; *rest && ramp_pair(&rest, &from, &next) && from <= tokens;) rows = next;
         break;
@@ -156,7 +155,7 @@ int64_t ramp_smallest(const Ramp *r) {
 
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
     const RampConfig *c = &r->config;
-    if (c->mode == RAMP_GNS) r->state.rows = ramp_limit(c, r->state.rows);
+    if (c->mode == RAMP_GNS) r->rows = ramp_limit(c, r->rows);
     if (c->mode != RAMP_REPLAY || (double)tokens >= c->train_tokens) return 0; // a complete run is not checked
     int64_t known = step < r->replay_steps ? step : r->replay_steps, rows = 0;
     for (int64_t i = 0; i < known; i++) rows += r->replay[i];
@@ -175,7 +174,7 @@ static double ramp_best(const Ramp *r, double critical) {
 
 RampTarget ramp_target(const Ramp *r, const GnsTracker *tracker, GnsFactor c) {
     c.value *= r->config.kappa;
-    const double critical = c.value * gns_estimate(tracker).scale, x = r->config.step_rows, B = r->state.rows;
+    const double critical = c.value * gns_estimate(tracker).scale, x = r->config.step_rows, B = r->rows;
     return (RampTarget){
         .target = ramp_best(r, critical),
         .aim = ramp_best(r, gns_scaled_lower(tracker, c, RAMP_AIM_SES, 0)),
@@ -201,21 +200,8 @@ double ramp_step_rows(const int64_t *rows, const double *seconds, int count) {
 void ramp_observe(Ramp *r, double step_tokens, double aim) {
     const RampConfig *c = &r->config;
     if (c->mode != RAMP_GNS || isnan(aim)) return;
-    double factor = exp2(step_tokens / c->half_life_tokens), rows = r->state.rows;
-    r->state.rows = ramp_limit(c, fmin(fmax(aim, rows / factor), rows * factor));
-}
-
-void ramp_why(const Ramp *r, double aim, char out[RAMP_WHY_BYTES]) {
-    const RampConfig *c = &r->config;
-    double rows = r->state.rows;
-    bool low = aim <= (double)c->batch_min, high = aim >= (double)c->batch_max;
-    out[0] = 0;
-    if (c->mode != RAMP_GNS) return;
-    if (isnan(aim)) snprintf(out, RAMP_WHY_BYTES, ", aim unknown");
-    else if (low && rows == (double)c->batch_min) snprintf(out, RAMP_WHY_BYTES, ", least: aim %.3g", aim);
-    else if (high && rows == (double)c->batch_max) snprintf(out, RAMP_WHY_BYTES, ", most: aim %.3g", aim);
-    else if (rows == aim) snprintf(out, RAMP_WHY_BYTES, ", aim %.3g", aim);
-    else snprintf(out, RAMP_WHY_BYTES, ", %s: aim %.3g", rows < aim ? "up" : "down", aim);
+    double factor = exp2(step_tokens / c->half_life_tokens), rows = r->rows;
+    r->rows = ramp_limit(c, fmin(fmax(aim, rows / factor), rows * factor));
 }
 
 double ramp_lr(const Ramp *r, double schedule_lr, int64_t batch) {

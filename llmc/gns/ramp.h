@@ -54,11 +54,6 @@ typedef struct {
     Schedule schedule;
 } RampConfig;
 
-// Stored in checkpoints; used in gns mode only.
-typedef struct {
-    double rows; // the next step's batch, not rounded: many small changes add up
-} RampState;
-
 // The target of gns mode, in rows. NaN: unknown; infinite: the noise hides the gradient.
 typedef struct {
     double target; // the best batch
@@ -70,7 +65,7 @@ typedef struct {
 
 typedef struct {
     RampConfig config;
-    RampState state;
+    double rows;     // gns: the next step's batch, not rounded: many small changes add up. Stored in checkpoints
     int64_t *replay; // (replay_steps) rows of each step; NULL in the other modes
     int64_t replay_steps;
     const char *argument; // LIST of steps or FILE of replay, owned by the caller
@@ -87,7 +82,7 @@ int ramp_check_list(const char *list, int64_t *fewest, int64_t *most, Error *e);
 int ramp_create(Ramp *r, const RampConfig *config, const char *argument, Error *e);
 void ramp_destroy(Ramp *r);
 
-// Limits the batch to the range of the present options. Call it after loading r->state from a checkpoint of `step`
+// Limits the batch to the range of the present options. Call it after loading r->rows from a checkpoint of `step`
 // steps and `tokens` tokens. ERR_INPUT if a replay's file has another number of tokens by that step.
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e);
 
@@ -112,10 +107,6 @@ double ramp_step_rows(const int64_t *rows, const double *seconds, int count);
 
 // Moves the batch towards `aim` after a step of step_tokens tokens; NaN: it stays. Does nothing outside gns mode.
 void ramp_observe(Ramp *r, double step_tokens, double aim);
-
-// Writes the reason for the batch, after ramp_observe: ", up: aim 61", ", least: aim 14". Empty outside gns mode.
-enum { RAMP_WHY_BYTES = 40 };
-void ramp_why(const Ramp *r, double aim, char out[RAMP_WHY_BYTES]);
 
 // Returns schedule_lr x (batch / batch_ref)^p, in every mode. p falls linearly with schedule_lr, from lr_power at its
 // peak to RAMP_LR_POWER_END at 0. In fixed mode batch is batch_ref, except in a last step that the horizon cuts short.

@@ -48,10 +48,9 @@ typedef struct {
     bool clipped;      // the gradient's norm was above --grad-clip
     bool has_target;   // --ramp gns: `target` is set
     RampTarget target;
-    char why[RAMP_WHY_BYTES]; // ramp_why
-    double loss_scale;        // loss scale of this step; 0: none
-    int64_t overflows;        // skipped steps so far
-    bool ranks_measured;      // noise->ranks was updated
+    double loss_scale;   // loss scale of this step; 0: none
+    int64_t overflows;   // skipped steps so far
+    bool ranks_measured; // noise->ranks was updated
 } StepMetrics;
 
 // One program at a time writes to a run directory: it locks metrics.jsonl (flock) until the file is closed, however the

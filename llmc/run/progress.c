@@ -72,7 +72,7 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise, d
     if (s->smoothed) line_add(line, 75, "  nll %.4f", s->nll);
     if (isfinite(p->val_loss)) line_add(line, 30, "  val %.4f", p->val_loss); // also printed on a separate line
     line_add(line, 70, "  B %lld", (long long)s->batch);
-    line_add(line, 48, "%s", s->why);
+    if (s->has_target && !isnan(s->target.aim)) line_add(line, 48, ", aim %.3g", s->target.aim);
     if (has_gns && g.significant) {
         line_add(line, 65, "  GNS %.3g", g.scale);
         line_add(line, 45, " +- %.2g", g.scale_se);

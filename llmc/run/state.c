@@ -262,8 +262,8 @@ static void io_exponents(StateIO *io, const Setup *s, int8_t *k) {
 
 static void io_position(StateIO *io, Position *p) {
     io_point(io, &p->at);
-    real(io, "ramp.rows", &p->ramp.state.rows);
-    if (!(p->ramp.state.rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
+    real(io, "ramp.rows", &p->ramp.rows);
+    if (!(p->ramp.rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
     io_noise(io, &p->noise);
 }
 

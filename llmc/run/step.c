@@ -324,7 +324,6 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .ranks_measured = measured_ranks && !skipped && setup->comm->ranks > 1,
     };
     position->clipped += metrics->clipped;
-    ramp_why(&position->ramp, target.aim, metrics->why);
     if (is_rank0(setup)) TRY(metrics_step(r->output.metrics, metrics, &position->noise, e));
     return rollback_check(r, metrics, e);
 }

@@ -60,10 +60,10 @@ static void test_line(void) {
     CHECK(strncmp(line, want, strlen(want)) == 0, "%s", line);
     CHECK(line[strlen(line) - 1] == '\n' && !strchr(line, '\r'), "%s", line);
     unknown.mfu = NAN, unknown.tok_per_s = 613946;
-    strcpy(unknown.why, ", up: aim 12.3"); // printed after the batch
+    unknown.has_target = true, unknown.target.aim = 12.34;
     line = show(&unknown, &noise);
     CHECK(!strstr(line, "MFU") && !strstr(line, "-") && !strstr(line, "GNS"), "%s", line);
-    CHECK(strstr(line, "  B 8, up: aim 12.3  614k tok/s"), "%s", line);
+    CHECK(strstr(line, "  B 8, aim 12.3  614k tok/s"), "%s", line);
 }
 
 // The field of the noise scale; empty while unknown.
