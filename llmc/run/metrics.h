@@ -5,14 +5,7 @@
 //     samples.jsonl    one JSON object for every sample: step, tokens, prompt, text. The text begins with the prompt,
 //                      unless --prompt @FILE gave it
 //
-// Fields of a step's line:
-//     loss         the loss that is optimised. With label smoothing loss_nll follows, the loss without it
-//     slowest_rank several ranks: the one that waited least for transfers, so the others waited for it
-//     wait_share   mean over ranks of the time waited beyond slowest_rank's, as a fraction of the step
-//     clipped      the step's gradient was scaled down to --grad-clip
-//     loss_scale   fp16: the loss scale of this step
-//     overflows    fp16, fp8 (from the first such step on): the steps so far that were skipped because their gradient
-//                  overflowed or e4m3 saturated; their grad_norm is null
+// Fields of a step's line are those of StepMetrics, and the noise scale's:
 //     gns_ln       a skipped step repeats the previous value
 //     gns_total    and gns_type_*, gns_layer: only in lines of exact steps that were not skipped
 //     gns_source_N and gns_cosine_M_N: only where --train has weights
@@ -23,8 +16,8 @@
 // A resume truncates both files to its checkpoint, so that every step is there once. A rollback (run/rollback.h) does
 // the same, and keeps the lines that it cuts from metrics.jsonl in metrics.rolled_back.jsonl.
 //
-// Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again.
-// A save makes room for them.
+// Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again. A save makes
+// room for them.
 #pragma once
 
 #include "base/common.h"
@@ -35,11 +28,11 @@ typedef struct {
     int64_t step, tokens, examples; // done, this step included
     int64_t batch;                  // rows of this step
     double loss;                    // nats per token, mean over the batch, before the update
-    double nll;                     // loss without label smoothing
+    double nll;                     // loss without label smoothing: loss_nll
     double lr;
-    double grad_norm;  // norm of the mean gradient, before clipping
+    double grad_norm;  // norm of the mean gradient, before clipping; null if not finite
     double tok_per_s;  // over the time until the step's numbers arrive; a GPU's update counts in the next step
-    int slowest_rank;  // the others waited for it; -1: one rank
+    int slowest_rank;  // waited least for transfers, so the others waited for it; -1: one rank
     double wait_share; // mean over ranks of the time waited beyond the slowest rank's, as a fraction of the step
     double mfu;        // fraction of the peak FLOP/s of all ranks' devices; NaN: peak unknown
     GnsMode mode;      // what this step measured
@@ -48,14 +41,15 @@ typedef struct {
     bool clipped;      // the gradient's norm was above --grad-clip
     bool has_target;   // --ramp gns: `target` is set
     RampTarget target;
-    double loss_scale;   // loss scale of this step; 0: none
-    int64_t overflows;   // skipped steps so far
+    double loss_scale;   // fp16: of this step; 0: none
+    int64_t overflows;   // fp16, fp8: steps so far whose gradient overflowed or whose e4m3 saturated; all were skipped
     bool ranks_measured; // noise->ranks was updated
 } StepMetrics;
 
 // One program at a time writes to a run directory: it locks metrics.jsonl (flock) until the file is closed, however the
 // program ends. The file "written_by" names the latest holder: host and process. On NFS the server holds the lock; if
 // the holder's machine crashes, the lock remains until its lease ends (NFSv4: 90 s).
+
 typedef struct Metrics Metrics;
 typedef struct Noise Noise;                   // noise.h
 typedef struct HellaSwagScore HellaSwagScore; // hellaswag.h
