@@ -1,5 +1,5 @@
-// A run removes only its own checkpoints, even if others' take their place or its directory's, and writes through no
-// link, device or FIFO. All files at risk are in the scratch directory.
+// A run removes only its own checkpoints, and writes through no link, device or FIFO. All files at risk are in the scratch
+// directory.
 #include "../trainer.h"
 
 #include <sys/stat.h>
@@ -137,67 +137,6 @@ static void test_no_output_through_a_link(void) {
         }
 }
 
-// ---- Another run's directory takes the place of a running one -------------------------------------------------------
-
-static void swap(int how) {
-    const long step = newest_step("out");
-    switch (how) {
-    case 0: CHECK(rename("out", "moved") == 0 && symlink("other", "out") == 0, "swap"); break;
-    case 1: CHECK(rename("out", "moved") == 0 && rename("other", "out") == 0, "swap"); break;
-    case 2: CHECK(rename("other/step_00000002", path_of("out/step_%08ld", step + 100000)) == 0, "move"); break;
-    case 3: CHECK(symlink("../other/step_00000002", path_of("out/step_%08ld", step + 2)) == 0, "link"); break;
-    default: symlink("../other/step_00000002", path_of("out/.step_%08ld.partial", step + 2)); // may exist
-    }
-}
-
-// Checks that all of the other run's checkpoints exist somewhere, whole.
-static void check_other(const char *what) {
-    static const char *const places[] = {"other", "out", "moved"};
-    for (int step = 1; step <= 2; step++) {
-        int found = 0;
-        for (int i = 0; i < 3; i++) {
-            Names names = {0};
-            directory_list(IN_PATH, places[i], &names, &(Error){0});
-            for (int k = 0; k < names.count; k++) {
-                const char *one = path_of("%s/%s", places[i], names.name[k]);
-                if (strncmp(names.name[k], "step_", 5) == 0 &&
-                    same_file(path_of("%s/MANIFEST.json", one), path_of("other.copy/step_%08d/MANIFEST.json", step)))
-                    found += verify(one, &(Error){0}) == 0;
-            }
-            names_free(&names);
-        }
-        CHECK(found > 0, "%s: step %d of the other run is lost", what, step);
-    }
-}
-
-static void test_another_run_takes_its_place(void) {
-    const int rounds = trainer.thorough ? 200 : 15;
-    const struct timespec moment = {0, 1000000};
-    CHECK(trainer_run("--checkpoint-every 1 --keep 0 --train-tokens 32 --out other.copy") == 0, "%s", log_tail());
-    CHECK(newest_step("other.copy") == 2, "%ld steps", newest_step("other.copy"));
-    srand(1);
-    for (int round = 0; round < rounds && !test_state.failures; round++) {
-        const char *what = path_of("round %d", round);
-        for (int i = 0; i < 3; i++) remove_tree(i == 0 ? "out" : i == 1 ? "moved" : "other");
-        unlink("out"); // a link
-        CHECK(system("cp -r other.copy other") == 0, "cp");
-        if (round % 2) unlink("other/run.json");
-        pid_t child = trainer_begin("--checkpoint-every 1 --keep 2 --train-tokens 3000000 --out out");
-        for (double begun = clock_seconds(); newest_step("out") < 3 && clock_seconds() - begun < 60;)
-            nanosleep(&moment, NULL);
-        usleep((useconds_t)(rand() % 10000));
-        swap(round % 5);
-        usleep(50000);
-        kill(child, SIGTERM);
-        int code = trainer_wait(child);
-        CHECK(code == ERR_WRITE || (round % 5 > 1 && code == ERR_STOPPED), "%s: exit code %d: %s", what, code,
-              log_tail());
-        check_other(what);
-        CHECK(newest_step(round % 5 > 1 ? "out" : "moved") >= 3 || round % 5 == 2, "%s: its own checkpoint is lost",
-              what);
-    }
-}
-
 int main(void) {
     trainer_setup();
     RUN(test_only_own_checkpoints_go);
@@ -207,6 +146,5 @@ int main(void) {
     RUN(test_a_complete_run_is_tidied);
     RUN(test_check_of_a_running_run);
     RUN(test_no_output_through_a_link);
-    RUN(test_another_run_takes_its_place);
     return trainer_end();
 }

@@ -307,12 +307,6 @@ static void test_gives_up(void) {
     disturbed.nan_from = 3, disturbed.nan_to = 4, disturbed.command = NULL;
     CHECK_RUN(trainer_run(RUNS "--train clean.bin --out off"), ERR_NONFINITE, "error: step 3, ", "!rollback");
     disturbed.nan_from = disturbed.nan_to = 0;
-    CHECK_RUN(trainer_run(RUNS "--train clean.bin --out no --on-spike rollback --checkpoint-every 0"), ERR_USAGE,
-              "--on-spike has no effect without --checkpoint-every above 0");
-    CHECK_RUN(trainer_run(RUNS "--train clean.bin --out no --spike-z 5"), ERR_USAGE,
-              "--spike-z has no effect without --on-spike rollback");
-    CHECK_RUN(trainer_run(RUNS ROLLBACK "--train clean.bin --out no --spike-steps 65"), ERR_USAGE);
-    CHECK(!directory_exists("no"), "a refused run");
 }
 
 // The ranks decide as one process does; the sums of their gradients have another order.
@@ -334,27 +328,6 @@ static void test_ranks(void) {
     CHECK(n == m && memcmp(first[0], first[1], (size_t)n * sizeof **first) == 0, "%d and %d rollbacks", n, m);
 }
 
-// After a rollback from fp8 to a checkpoint of fp32 the next step has fp32's bits; the second differs.
-static void test_fp8_to_fp32(void) {
-    double loss[2][2];
-    for (int i = 0; i < 2; i++) {
-        const char *type = i ? "fp8" : "fp32";
-#define TYPES HERE "--on-spike rollback --keep 0 --train clean.bin --micro-batch 16 --checkpoint-every 6 "
-        CHECK_RUN(trainer_run(TYPES "--steps 30 --out %s", type), 0);
-        disturbed.nan_from = 4, disturbed.nan_to = 5;
-        CHECK_RUN(trainer_run(TYPES "--steps 40 --dtype %s --out %s", type, type), 0, "step 34, ",
-                  path_of(": back to %s/step_00000024, without", type));
-        disturbed.nan_from = disturbed.nan_to = 0;
-        size_t bytes;
-        char *log = read_text(path_of("%s/metrics.jsonl", type), &bytes);
-        for (int step = 25; step <= 26; step++)
-            loss[i][step - 25] = number_in(log ? strstr(log, path_of("{\"step\": %d,", step)) : NULL, "loss");
-        memory_free(log);
-    }
-    CHECK(loss[0][0] == loss[1][0] && loss[0][1] != loss[1][1], "%.9g and %.9g, then %.9g and %.9g", loss[0][0],
-          loss[1][0], loss[0][1], loss[1][1]);
-}
-
 int main(int argc, char **argv) {
     trainer.engine = cpu_engine;
     if (argc > 2 && strcmp(argv[1], "rank") == 0) return trainer_rank(argc, argv);
@@ -368,6 +341,5 @@ int main(int argc, char **argv) {
     RUN(test_heals, test_same_bits, test_killed, test_off_and_idle, test_not_finite, test_again_at_once,
         test_another_runs_checkpoint, test_keeps_the_best_there, test_abandoned, test_everything_else, test_gives_up);
     RUN(test_ranks);
-    RUN(test_fp8_to_fp32);
     return trainer_end();
 }
