@@ -4,7 +4,6 @@
 #include "gns/noise.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <string.h>
 
 static const char redraw[] = "\r\033[K"; // clears the terminal's line
@@ -207,17 +206,6 @@ void progress_step(Progress *p, const StepMetrics *s, const Noise *noise, bool f
         draw(p, &p->last, now);
         p->stepped = now;
     }
-    leave(p);
-}
-
-void progress_print(Progress *p, const char *format, ...) {
-    va_list arguments;
-    if (!enter(p)) return;
-    if (p->drawn) fputs(redraw, p->out); // the next step draws the line again, below
-    p->drawn = false;
-    va_start(arguments, format);
-    vfprintf(p->out, format, arguments);
-    va_end(arguments);
     leave(p);
 }
 

@@ -54,9 +54,6 @@ void progress_end(Progress *p);                // ends the work
 // Adds a step and shows its line; in a log, at most one line per log_interval, unless `force`.
 void progress_step(Progress *p, const StepMetrics *step, const Noise *noise, bool force);
 
-// Prints other lines above the updating line.
-void progress_print(Progress *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
 // Ends the updating line, before other output.
 void progress_break(Progress *p);
 

@@ -57,7 +57,8 @@ static int validate(Run *r, const StepMetrics *m, Error *e) {
     }
     if (!is_rank0(&r->setup)) return 0;
     r->output.progress.val_loss = v.loss;
-    progress_print(&r->output.progress, "step %5lld  val loss %.4f\n", (long long)m->step, v.loss);
+    progress_break(&r->output.progress);
+    printf("step %5lld  val loss %.4f\n", (long long)m->step, v.loss);
     return metrics_val(r->output.metrics, m->step, m->tokens, v.loss, e);
 }
 
@@ -66,8 +67,9 @@ static int test_hellaswag(Run *r, const StepMetrics *m, Error *e) {
     TRY(evaluate_hellaswag(r, &score, e));
     if (!is_rank0(&r->setup)) return 0;
     const int n = score.questions, right = score.correct, by_mean = score.correct_norm;
-    progress_print(&r->output.progress, "step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n",
-                   (long long)m->step, right, n, (double)right / n, by_mean, n, (double)by_mean / n);
+    progress_break(&r->output.progress);
+    printf("step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n", (long long)m->step, right, n,
+           (double)right / n, by_mean, n, (double)by_mean / n);
     return metrics_hellaswag(r->output.metrics, m->step, m->tokens, &score, e);
 }
 
