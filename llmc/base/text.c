@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-const char *pipe_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
+static const char *pipe_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
 
 bool pipe_is(const char *path) {
     struct stat st;

@@ -73,7 +73,7 @@ static const ForeignName foreign_names[] = {
     {"overwrite-output-dir", "fresh", "the earlier run is moved aside"},
     {"save-steps", "checkpoint-every", NULL},
     {"save-total-limit", "keep", NULL},
-    {"start", "prompt", "FILE:x is @x"},
+    {"start", "prompt", NULL},
     {"train-file", "train", "token shards, made by data/tokenize"},
     {"validation-file", "val", "token shards, made by data/tokenize"},
     {"warmup-iters warmup-steps", "warmup-tokens", "times the tokens of a step"},

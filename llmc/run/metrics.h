@@ -2,8 +2,7 @@
 //
 //     metrics.jsonl    one JSON object for every optimizer step, validation and test. Numbers read back as the same
 //                      bits; an unknown one is null, an infinite lower bound (G2 below 0 by more than its error) 1e308
-//     samples.jsonl    one JSON object for every sample: step, tokens, prompt, text. The text begins with the prompt,
-//                      unless --prompt @FILE gave it
+//     samples.jsonl    one JSON object for every sample: step, tokens, prompt, text. The text begins with the prompt
 //
 // Fields of a step's line are those of StepMetrics, and the noise scale's:
 //     gns_ln       a skipped step repeats the previous value

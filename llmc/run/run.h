@@ -43,7 +43,6 @@ typedef struct {
     Engine *engine;
     double peak_flops;    // FLOP/s of one rank's device; 0: unknown
     Tokenizer *tokenizer; // NULL: none known for this vocabulary
-    char *prompt_file;    // text of --prompt @FILE; NULL: --prompt is the prompt
     double started;       // when the program began, in seconds of the clock
 } Setup;
 
@@ -133,11 +132,11 @@ static inline bool is_rank0(const Setup *setup) { return setup->comm->rank == 0;
 // does not train skips some. run_destroy undoes set-up wherever it stopped. run_end_training frees what training
 // made, so that training can begin again; the run directory stays open and locked. (all): all ranks must call it.
 
-int setup_source(Run *r, Error *e);         // (all) finds the files of --model: setup.source
-int setup_model(Run *r, Error *e);          // (all) setup_source, then shape, model and tokenizer
-int setup_sampling(Setup *setup, Error *e); // reads the prompt, if samples are wanted; ERR_USAGE without a tokenizer
-int setup_data(Run *r, Error *e);           // training data, and with it the horizon; validation data, questions
-int setup_schedule(Run *r, Error *e);       // learning rate, ramp, noise scale of a new run
+int setup_source(Run *r, Error *e);               // (all) finds the files of --model: setup.source
+int setup_model(Run *r, Error *e);                // (all) setup_source, then shape, model and tokenizer
+int setup_sampling(const Setup *setup, Error *e); // ERR_USAGE if samples are wanted without a tokenizer
+int setup_data(Run *r, Error *e);                 // training data, and with it the horizon; validation data, questions
+int setup_schedule(Run *r, Error *e);             // learning rate, ramp, noise scale of a new run
 
 // (all) ERR_INPUT if the ranks have different models or data.
 int setup_same_data(const Run *r, Error *e);
@@ -202,9 +201,8 @@ int evaluate_model(Run *r, Error *e); // --eval-only
 // -INFINITY; overwrites scratch (V). Equal logits rank by token number, so the draw is a function of its arguments.
 int sample_token(float *logits, double *scratch, int V, const Options *o, double u);
 
-// Draws a text after the prompt; "": from the beginning of a document. Writes both to `out` and `copy`; in a run `out`
-// gets "..." in place of a file's prompt, `copy` nothing. stream: number of the sample in its run. When the context is
-// full, the oldest tokens are dropped.
+// Draws a text after the prompt; "": from the beginning of a document. Writes both to `out` and `copy`. stream: number
+// of the sample in its run. When the context is full, the oldest tokens are dropped.
 int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *copy, Error *e);
 
 // Prints the samples that the options ask for. In a run writes them to samples.jsonl too.

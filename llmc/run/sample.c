@@ -84,7 +84,6 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
     Setup *setup = &r->setup;
     const Options *o = &setup->options;
     const Tokenizer *tokenizer = setup->tokenizer;
-    const bool hide = r->output.metrics && setup->prompt_file; // a file may be long, and repeats in every sample
     const int V = setup->model.config.vocab, eot = tokenizer_eot(tokenizer);
     const size_t context = (size_t)setup->shape.seq_len, most = strlen(prompt) + 1 + (size_t)o->sample_tokens;
     uint16_t *tokens = NULL; // the whole text
@@ -97,8 +96,8 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
     TRY_GOTO(memory_alloc((void **)&scratch, (size_t)V * sizeof *scratch, "a sample", e));
     if (*prompt) {
         TRY_GOTO(tokenizer_encode(tokenizer, prompt, strlen(prompt), tokens, &count, e));
-        print_text(hide ? "..." : prompt, hide ? 3 : strlen(prompt), out);
-        if (!hide) print_text(prompt, strlen(prompt), copy);
+        print_text(prompt, strlen(prompt), out);
+        print_text(prompt, strlen(prompt), copy);
         fflush(out);
     } else if (eot >= 0 || tokenizer_encode(tokenizer, "\n", 1, tokens, &count, e)) { // <|endoftext|>, or a newline
         tokens[0] = (uint16_t)(eot < 0 ? 0 : eot);
@@ -149,12 +148,11 @@ static int print_sample(Run *r, const char *prompt, int64_t number, Error *e) {
 }
 
 int print_samples(Run *r, Error *e) {
-    const Setup *setup = &r->setup;
-    const char *prompt = setup->prompt_file ? setup->prompt_file : setup->options.prompt;
-    const int64_t samples = setup->options.samples, step = r->position.at.step;
+    const Options *o = &r->setup.options;
     int code = 0;
-    if (r->output.metrics) printf("\nsample%s after step %lld:\n", samples > 1 ? "s" : "", (long long)step);
-    for (int64_t i = 0; i < samples && !code; i++) code = print_sample(r, prompt, i, e);
+    if (r->output.metrics)
+        printf("\nsample%s after step %lld:\n", o->samples > 1 ? "s" : "", (long long)r->position.at.step);
+    for (int64_t i = 0; i < o->samples && !code; i++) code = print_sample(r, o->prompt, i, e);
     if (r->output.metrics) printf("\n");
     return code;
 }

@@ -147,24 +147,15 @@ int setup_model(Run *r, Error *e) {
     return 0;
 }
 
-int setup_sampling(Setup *setup, Error *e) {
+int setup_sampling(const Setup *setup, Error *e) {
     const Options *o = &setup->options;
-    if (!o->sample_only && o->sample_every == 0 && !o->prompt[0]) return 0;
-    if (!setup->tokenizer)
-        return FAIL(e, ERR_USAGE, "give --tokenizer the directory of its files (data/gpt2), or use --vocab-size 256",
-                    "%s: no tokenizer for a vocabulary of %d",
-                    o->sample_only ? "--sample-only"
-                    : o->prompt[0] ? "--prompt"
-                                   : "--sample-every",
-                    setup->model.config.vocab);
-    if (o->prompt[0] != '@' || !is_rank0(setup) || setup->prompt_file) return 0;
-    if (!o->prompt[1]) return FAIL(e, ERR_USAGE, "say --prompt @FILE", "--prompt @ names no file");
-    const size_t most = 1 << 20; // bytes: more than any model sees
-    size_t bytes;
-    if (pipe_read(o->prompt + 1, most, &setup->prompt_file, &bytes, e)) return error_prefix(e, "--prompt");
-    if (bytes > 0 && strlen(setup->prompt_file) == bytes) return 0;
-    return FAIL(e, ERR_INPUT, "name a file of text", "--prompt %s: is empty, or has a zero byte",
-                pipe_name(o->prompt + 1));
+    if (setup->tokenizer || (!o->sample_only && o->sample_every == 0 && !o->prompt[0])) return 0;
+    return FAIL(e, ERR_USAGE, "give --tokenizer the directory of its files (data/gpt2), or use --vocab-size 256",
+                "%s: no tokenizer for a vocabulary of %d",
+                o->sample_only ? "--sample-only"
+                : o->prompt[0] ? "--prompt"
+                               : "--sample-every",
+                setup->model.config.vocab);
 }
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
@@ -549,7 +540,6 @@ int run_destroy(Run *r, Error *e) {
     const int code = metrics_close(r->output.metrics, e);
     archive_close(&r->saving.archive);
     tokenizer_destroy(r->setup.tokenizer);
-    memory_free(r->setup.prompt_file);
     model_destroy(&r->setup.model);
     return code;
 }

@@ -76,7 +76,6 @@ damaged lfs && cp lfs.bin lfs/model.safetensors
 damaged of_words && sed -i 's/"vocab_size": *[0-9]*/"vocab_size": 50257/' of_words/config.json
 printf 'not a directory' > out_file
 
-: > empty.txt
 
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -126,11 +125,7 @@ bad unquoted_pattern_2    $input "wrong_magic.bin: " "${run[@]}" -i good.bin wro
 # Options that contradict each other or the model, and their files
 bad heads_not_dividing    $usage --heads            "${run[@]}" --heads 3
 bad replay_missing        $input nosuch.jsonl       "${endless[@]}" --train-tokens 64 --ramp replay:nosuch.jsonl
-bad prompt_no_file        $input prompt.txt         "${run[@]}" --sample-every 5 --prompt @prompt.txt
-bad prompt_empty_file     $input empty.txt            "${run[@]}" --sample-every 5 --prompt @empty.txt
-bad prompt_binary_file    $input good.bin           --sample-only --model model --prompt @good.bin
-bad prompt_no_name        $usage --prompt           "${run[@]}" --sample-every 5 --prompt @
-bad prompt_too_long       $usage @FILE              "${run[@]}" --sample-every 5 --prompt "$(printf '%05000d' 0)"
+bad prompt_too_long       $usage "at most 4095 bytes" "${run[@]}" --sample-every 5 --prompt "$(printf '%05000d' 0)"
 bad dry_run_no_tokenizer  $usage --sample-every     "${run[@]}" --vocab-size 300 --sample-every 5 --dry-run
 bad prompt_no_tokenizer   $usage --prompt           "${run[@]}" --vocab-size 300 --sample-every 5 --prompt hello
 
