@@ -233,6 +233,5 @@ int setup_output(Run *r, Error *e) {
     if (!is_rank0(&r->setup)) return 0;
     progress_run(&r->output.progress, r->setup.shape.seq_len, r->position.at.step, r->position.at.tokens,
                  r->setup.options.run.horizon_tokens);
-    r->output.progress.val_loss = r->position.at.val_loss;
     return 0;
 }

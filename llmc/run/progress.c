@@ -69,7 +69,6 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise, d
     line_add(line, 90, "%s", write_eta(p, now, eta));
     line_add(line, 80, "  loss %.4f", s->loss);
     if (s->smoothed) line_add(line, 75, "  nll %.4f", s->nll);
-    if (isfinite(p->val_loss)) line_add(line, 30, "  val %.4f", p->val_loss); // also printed on a separate line
     line_add(line, 70, "  B %lld", (long long)s->batch);
     if (s->has_target && !isnan(s->target.aim)) line_add(line, 48, ", aim %.3g", s->target.aim);
     if (has_gns && g.significant) {
@@ -171,7 +170,7 @@ static void tick_now(void *progress) { progress_tick(progress, clock_seconds());
 int progress_watch(Progress *p, Error *e) { return ticker_start(&p->ticker, "the progress", e); }
 
 void progress_create(Progress *p, FILE *out, bool plain) {
-    *p = (Progress){.out = out, .terminal = !plain && terminal_redraws(out), .val_loss = NAN};
+    *p = (Progress){.out = out, .terminal = !plain && terminal_redraws(out)};
     p->started = clock_seconds();
     ticker_create(&p->ticker, tick_now, p);
 }

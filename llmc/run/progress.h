@@ -26,7 +26,6 @@ typedef struct {
     int64_t first_tokens;  // tokens done at `started`
     int64_t batch_tokens;  // tokens of the last step
     int seq_len;
-    double val_loss; // the latest; NaN before the first
     struct {
         bool runs;           // false: nothing to show
         const char *what;    // the work's name; NULL: a step

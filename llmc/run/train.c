@@ -6,8 +6,8 @@
 
 // The parts of an iteration, in the loop's order; save.h declares the others.
 static int stop_and_save(Run *r, Error *e); // ERR_STOPPED
-static int validate(Run *r, const StepMetrics *m, Error *e);
-static int test_hellaswag(Run *r, const StepMetrics *m, Error *e);
+static int validate(Run *r, Error *e);
+static int test_hellaswag(Run *r, Error *e);
 static int sample(Run *r, Error *e);
 static int finish_run(Run *r, Error *e);
 
@@ -30,9 +30,9 @@ static int train_loop(Run *r, Error *e) {
         if (last || compares || validates || samples || is_due(at->step, o->hellaswag_every))
             TRY(parallel_send_weights(&r->setup.parallel, e));
         r->saving.is_best = false;
-        if (validates) TRY(validate(r, &m, e));
+        if (validates) TRY(validate(r, e));
         last = last || ends_early(r);
-        if (r->data.hellaswag && (last || is_due(at->step, o->hellaswag_every))) TRY(test_hellaswag(r, &m, e));
+        if (r->data.hellaswag && (last || is_due(at->step, o->hellaswag_every))) TRY(test_hellaswag(r, e));
         if (compares || last || r->saving.is_best) TRY(compare_ranks(r, e)); // before a save
         progress_step(&r->output.progress, &m, &r->position.noise, last || at->step == 1);
         if (samples && !last) TRY(sample(r, e));
@@ -45,7 +45,8 @@ static int train_loop(Run *r, Error *e) {
 
 // ---- Validation, samples --------------------------------------------------------------------------------------------
 
-static int validate(Run *r, const StepMetrics *m, Error *e) {
+static int validate(Run *r, Error *e) {
+    const RunPoint *at = &r->position.at;
     Evaluation v;
     TRY(evaluate_loss(r, r->setup.options.val_tokens, &v, e));
     r->position.at.val_loss = v.loss;
@@ -56,21 +57,21 @@ static int validate(Run *r, const StepMetrics *m, Error *e) {
         if (!r->saving.is_best && r->setup.options.patience) r->position.at.best.stale++;
     }
     if (!is_rank0(&r->setup)) return 0;
-    r->output.progress.val_loss = v.loss;
     progress_break(&r->output.progress);
-    printf("step %5lld  val loss %.4f\n", (long long)m->step, v.loss);
-    return metrics_val(r->output.metrics, m->step, m->tokens, v.loss, e);
+    printf("step %5lld  val loss %.4f\n", (long long)at->step, v.loss);
+    return metrics_val(r->output.metrics, at->step, at->tokens, v.loss, e);
 }
 
-static int test_hellaswag(Run *r, const StepMetrics *m, Error *e) {
+static int test_hellaswag(Run *r, Error *e) {
+    const RunPoint *at = &r->position.at;
     HellaSwagScore score;
     TRY(evaluate_hellaswag(r, &score, e));
     if (!is_rank0(&r->setup)) return 0;
     const int n = score.questions, right = score.correct, by_mean = score.correct_norm;
     progress_break(&r->output.progress);
-    printf("step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n", (long long)m->step, right, n,
+    printf("step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n", (long long)at->step, right, n,
            (double)right / n, by_mean, n, (double)by_mean / n);
-    return metrics_hellaswag(r->output.metrics, m->step, m->tokens, &score, e);
+    return metrics_hellaswag(r->output.metrics, at->step, at->tokens, &score, e);
 }
 
 static int sample(Run *r, Error *e) {
