@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char *pipe_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
+const char *pipe_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
 
 bool pipe_is(const char *path) {
     struct stat st;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 // A file or a pipe that the user names; "-" is standard input.
+const char *pipe_name(const char *path); // for messages
 
 // True if the path exists and is neither a regular file nor a directory.
 bool pipe_is(const char *path);
