@@ -22,7 +22,6 @@ import shutil
 import subprocess
 import sys
 
-sys.dont_write_bytecode = True
 from run_log import (COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, compare, finite, finite_number, read_json,
                      run_main, write_whole)
 

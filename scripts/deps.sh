@@ -58,7 +58,7 @@ if [ "$what" = venv ]; then
         if python3 -m venv build/venv > build/venv.log 2>&1 &&
             { uv -r dev/oracle/requirements.txt || pip -r dev/oracle/requirements.txt; } >> build/venv.log 2>&1; then
             cp dev/oracle/requirements.txt "$stamp"
-            # Caches what the tests import as bytecode: scripts/*.py write none, and each of a hundred starts would take a second more.
+            # Caches what the tests import as bytecode, even with PYTHONDONTWRITEBYTECODE: else each of a hundred starts takes a second more.
             env -u PYTHONDONTWRITEBYTECODE build/venv/bin/python -c "import jax, matplotlib.backends.backend_svg, matplotlib.pyplot, pyarrow.parquet
 import safetensors.numpy, scipy.optimize, tensorboard.summary.writer.event_file_writer, tiktoken.load, tokenizers
 jax.jit(abs)(1.0)" >> build/venv.log 2>&1 || true

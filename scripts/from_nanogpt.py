@@ -13,7 +13,6 @@ import pickle
 import re
 import sys
 
-sys.dont_write_bytecode = True
 from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, run_main, write_whole
 
 GPT2_VOCAB, GPT2_PADDED = 50257, 50304  # nanoGPT pads to the next multiple of 64

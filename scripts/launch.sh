@@ -1,6 +1,8 @@
-# shellcheck shell=bash disable=SC2006
-# Sourced by the launchers, which set NAME. The recipe is scripts/recipes/NAME.conf, a --config file. The trainer's
-# options after a launcher's name, or in a --config file there, replace the recipe's.
+#!/usr/bin/env bash
+# shellcheck disable=SC2006
+# The launchers run_gpt2_*.sh are links to this script: run_gpt2_124M.sh trains scripts/recipes/gpt2-124M.conf, a --config
+# file. The trainer's options after a launcher's name, or in a --config file there, replace the recipe's. A launcher of
+# your own sets NAME, then sources this script.
 # From the environment (default after the semicolon):
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
@@ -17,6 +19,9 @@
 # again. --max-hours counts from the launcher's start, and ends the launcher too. Ctrl-C, TERM, USR1 or HUP to the
 # launcher, or its end by KILL, stops the run: it finishes its step, saves and exits. The same command resumes it.
 set -uo pipefail
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    NAME=$(basename "${0#*run_}" .sh) NAME=${NAME//_/-}
+fi
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}

@@ -12,7 +12,6 @@ import glob
 import os
 import sys
 
-sys.dont_write_bytecode = True
 from run_log import COUNT, EXIT_INPUT, NUMBER, TEXT, Fault, Parser, Run, check, read_lines, run_main
 
 OUTLIER = {"kind!": TEXT, "step!": COUNT, "shard!": TEXT, "offset!": COUNT, "norm!": NUMBER, "loss!": NUMBER, "score!": NUMBER}

@@ -14,7 +14,6 @@ import os
 import re
 import sys
 
-sys.dont_write_bytecode = True
 from outliers import HEAD, outlier_lines
 from run_log import (EXIT_INPUT, Fault, Parser, Run, command_text, compare, finite, finite_number, run_main,
                      read_bytes, smooth_column, time_unit, write_whole)

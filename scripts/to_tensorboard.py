@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 
-sys.dont_write_bytecode = True
 from run_log import EXIT_WRITE, Fault, Parser, Sink, add_follow_options, command_text, follow, numbers_of, run_main
 
 SUFFIX = ".gns"  # ends the names of this script's event files

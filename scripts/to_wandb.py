@@ -12,7 +12,6 @@ import math
 import os
 import sys
 
-sys.dont_write_bytecode = True
 from run_log import EXIT_INPUT, Fault, Parser, Sink, add_follow_options, command_text, follow, numbers_of, run_main
 
 SAMPLE_COLUMNS = ["step", "tokens", "prompt", "text"]

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 
-sys.dont_write_bytecode = True
 from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, run_main, write_whole
 
 EOT = "<|endoftext|>"

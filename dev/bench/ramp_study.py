@@ -35,7 +35,6 @@ import subprocess
 import sys
 import threading
 
-sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts"))
 from run_log import EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, read_bytes, run_main
 

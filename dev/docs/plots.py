@@ -14,7 +14,6 @@ import re
 import sys
 from statistics import mean
 
-sys.dont_write_bytecode = True
 here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(here, "../../scripts"), os.path.join(here, "../bench")]
 from ramp_study import WINDOW, paired, window_loss

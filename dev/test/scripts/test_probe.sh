@@ -10,7 +10,6 @@ begin
 check "verdicts" "$python" - <<'END'
 import math, sys
 sys.path.insert(0, "scripts")
-sys.dont_write_bytecode = True
 from critical_batch import critical_batch
 cases = [
     ([8, 16, 32, 64], [2.0, 2.004, 2.002, 2.009], (64, None, None)),

@@ -168,7 +168,7 @@ end pairs
 begin
 returns 0 "$python" - "$work" <<'END'
 import contextlib, io, json, os, sys
-sys.path.insert(0, "scripts"); sys.dont_write_bytecode = True
+sys.path.insert(0, "scripts")
 import outliers, report, run_log, to_tensorboard, to_wandb
 work, bad = sys.argv[1], sys.argv[1] + "/wrong"
 os.makedirs(bad)

@@ -64,7 +64,7 @@ end calls
 begin
 CALLS=$work/followed.json PYTHONPATH=$work/fake returns 130 "$python" - "$work/live" << 'END'
 import json, os, sys
-sys.path.insert(0, "scripts"); sys.dont_write_bytecode = True
+sys.path.insert(0, "scripts")
 import run_log, to_wandb
 live, looks = sys.argv[1], iter([(1,), (1, 2, 3), (1, 2), (1, 2, 4)])
 def next_look(_):
