@@ -93,7 +93,7 @@ static bool wanted(const Bench *b, const char *name) {
     return b->only.empty();
 }
 
-// True if the run is quick and a step does not make this call, and it is not named.
+// True if a quick run leaves this call out: a step does not make it, and `only` does not name it.
 static bool left_out(const Bench *b, int times) { return b->seconds < 1 && times == 0 && b->only.empty(); }
 
 // How many times as long the call takes beside a kernel that holds HELD multiprocessors.
@@ -371,7 +371,7 @@ static void gelu_and_biases(Bench *b, int B, int C, int L) {
         if (!wanted(b, name) || left_out(b, alone)) continue;
         const size_t count = (size_t)B * T * columns;
         const bool slope = columns == 4 * C;    // where the product does not multiply by it
-        real *dy = randoms<real>(SETS * count); // slopes below 1 shrink it from call to call
+        real *dy = randoms<real>(SETS * count); // slopes below 1 shrink dy from call to call
         const GeluSlope *slopes = slope ? randoms<GeluSlope>(count, 127, 30) : NULL;
         const double bytes = count * (sizeof(real) * (slope ? 2.0 : 1.0) + (slope ? sizeof(GeluSlope) : 0));
         const ColumnGradient dbias = {zeros<float>(columns), NULL, true};

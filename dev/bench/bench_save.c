@@ -7,8 +7,8 @@
 //     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (15) [micro-batch (4) [seq-len (64)]]]]]
 //
 // "save" lasts until the checkpoint has its name and was read back, and the previous one is removed; no training runs
-// beside it. Its parts are the calls that it makes (the linker sends them here: --wrap). "pause": for so long a save in
-// the background stops training, to copy the state. Also printed: by how much a step beside the save is longer.
+// beside it. Its parts are the calls that it makes (the linker sends them here: --wrap). "pause": how long a
+// background save stops training to copy the state. Also printed: how much longer a step beside the save is.
 #include "bench.h"
 #include "run/run.h"
 #include "../test/tree.h"

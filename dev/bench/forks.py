@@ -19,7 +19,7 @@ import sys
 
 
 def train(args, name, options, gpu=0):
-    """The lines of the run's steps. Trains it unless it is there."""
+    """Returns the lines of a run's steps. Trains the run unless it is there."""
     out = os.path.join(args.out, name)
     command = [args.trainer, "--train", args.shards, "--out", out, "--seq-len", "1024", "--micro-batch", str(args.rows),
                "--batch-tokens", str(1024 * args.rows), "--lr", args.lr, "--beta2", "0.98", "--lr-schedule", "constant",

@@ -30,21 +30,21 @@ BLOCKS = 16
 
 
 def batches(groups):
-    """Batches of 1, 2, ... groups within a block, then of 2, 4 and 8 successive blocks: masks (batches, groups)."""
+    """Returns batches of 1, 2, ... groups within a block, then of 2, 4 and 8 successive blocks: masks (batches, groups)."""
     g, per = np.arange(groups), groups // BLOCKS
     small = [g // k == i for k in 2 ** np.arange(int(math.log2(per)) + 1) for i in range(groups // k)]
     return np.array(small + [(g // per - b) % BLOCKS < w for w in (2, 4, 8) for b in range(BLOCKS)])
 
 
 def scale(K, keep):
-    """(tr Sigma / |G|^2 in groups, |G|^2) from inner products (groups, groups)."""
+    """Returns (tr Sigma / |G|^2 in groups, |G|^2) from inner products (groups, groups)."""
     K, n = K[np.ix_(keep, keep)], keep.sum()
     g2 = (K.sum() - np.trace(K)) / (n * (n - 1))
     return (np.trace(K) / n - g2) / g2, g2
 
 
 def curve(M, Q, masks, keep):
-    """By size of batch: size, E<G, u>, E<g, u>, E|u|^2. M: <u of a batch, a group> (batches, groups); Q: |u|^2."""
+    """Returns, by size of batch: size, E<G, u>, E<g, u>, E|u|^2. M: <u of a batch, a group> (batches, groups); Q: |u|^2."""
     sizes, found = masks.sum(1), []
     for k in np.unique(sizes):
         s = (sizes == k) & ~(masks & ~keep).any(1)
@@ -54,20 +54,20 @@ def curve(M, Q, masks, keep):
 
 
 def half_batch(B, e):
-    """(B_u, the limit of e), by the relative errors of 1 / e."""
+    """Returns (B_u, the limit of e), by the relative errors of 1 / e."""
     a, b = np.linalg.lstsq(np.stack([e, e / B], 1), np.ones(len(B)), rcond=None)[0]
     return b / a, 1 / a
 
 
 def jackknife(f, groups):
-    """{name: (value, standard error)} of f(kept groups), a dict."""
+    """Returns {name: (value, standard error)} of f(kept groups), a dict."""
     block = np.arange(groups) * BLOCKS // groups
     whole, parts = f(block >= 0), [f(block != b) for b in range(BLOCKS)]
     return {k: (x, math.sqrt((BLOCKS - 1) * np.var([p[k] for p in parts]))) for k, x in whole.items()}
 
 
 def orthogonalize(x):
-    """llmc/math/muon.h, with its scale, on matrices (n, a, b); bf16 on a GPU."""
+    """Orthogonalizes as llmc/math/muon.h, with its scale, on matrices (n, a, b); bf16 on a GPU."""
     y = x if x.shape[1] <= x.shape[2] else x.mT
     y = y / (y.square().sum((1, 2), keepdim=True).sqrt() + 1e-7)
     y = y.bfloat16() if y.is_cuda else y
@@ -78,7 +78,7 @@ def orthogonalize(x):
 
 
 def directions(o, g, m, v, step, matrix):
-    """{name: u} of clipped gradients g (n, ...) and the moments of their tensor. matrix: Muon updates it."""
+    """Returns {name: u} of clipped gradients g (n, ...) and the moments of their tensor. matrix: Muon updates it."""
     u = {"sign": g.sign()} | ({"spectral": orthogonalize(g)} if matrix else {})
     if matrix and o["optimizer"] == "muon":
         mu = o["momentum"]
@@ -165,7 +165,7 @@ def measure(a, path):
 
 
 def check():
-    """Gaussian gradients with known G and Sigma, float64. Returns the number of measurements that miss their closed form."""
+    """Measures Gaussian gradients with known G and Sigma, in float64. Returns the number of measurements that miss their closed form."""
     rng, masks, keep, bad = np.random.default_rng(1), batches(64), np.ones(64, bool), 0
 
     def compare(name, measured, exact, tolerance):

@@ -40,7 +40,7 @@ def mix(x):
 
 
 def permutation_example(n, seed, example):
-    """The window, out of n, that is example number `example` of a run: a Feistel network with cycle walking."""
+    """Returns the window, out of n, that is example number `example` of a run: a Feistel network with cycle walking."""
     epoch, x = divmod(example, n)
     key = mix(mix(seed + GOLDEN & MASK64) + epoch * GOLDEN & MASK64)
     bits = max(n - 1, 0).bit_length()
@@ -77,7 +77,7 @@ class Shards:
         return self.tokens[shard][start : start + self.T + 1]
 
     def spread(self, first, count, rows):
-        """Rows [first, first + count) of `rows` windows spread evenly over all."""
+        """Returns rows [first, first + count) of `rows` windows spread evenly over all."""
         return np.stack([self.window(r * self.windows // rows) for r in range(first, first + count)]).astype(np.int64)
 
 
@@ -93,7 +93,7 @@ class Order:
         self.numbers = [0] * len(weights)
 
     def place(self, example):
-        """(source, number in it) of an example."""
+        """Returns (source, number in it) of an example."""
         while len(self.places) <= example:
             bits = mix(mix(self.seed + 2 * GOLDEN & MASK64) + len(self.places) * GOLDEN & MASK64)
             source = sum(bits >> 11 >= end * 2**53 for end in self.ends[:-1])
@@ -102,7 +102,7 @@ class Order:
         return self.places[example]
 
     def window(self, example):
-        """Its number among the windows of all sources, and its tokens."""
+        """Returns its number among the windows of all sources, and its tokens."""
         source, number = self.place(example)
         shards = self.sources[source]
         w = permutation_example(shards.windows, self.seed + source, number)
@@ -124,7 +124,7 @@ def print_order(a):
 
 
 def philox_normals(torch, seed, stream, n, device):
-    """n standard normals, float64: draw i is a Philox4x32-10 block (Salmon et al. 2011) and Box-Muller."""
+    """Returns n standard normals, float64: draw i is a Philox4x32-10 block (Salmon et al. 2011) and Box-Muller."""
     index = torch.arange(n, dtype=torch.int64, device=device)
     c = [index & MASK32, index >> 32, torch.full_like(index, stream & MASK32), torch.full_like(index, stream >> 32)]
     k0, k1 = seed & MASK32, seed >> 32
@@ -144,7 +144,7 @@ def philox_normals(torch, seed, stream, n, device):
 
 
 def initial_tensors(torch, a, device, shapes_only=False):
-    """The tensor table in flat order: (name, values), weights as (in, out)."""
+    """Returns the tensor table in flat order: (name, values), weights as (in, out)."""
     L, C, stream = a.layers, a.channels, 0
 
     def normal(name, rows, columns, scale):
@@ -285,7 +285,7 @@ def checkpoint_of(run, step):
 
 
 def load_checkpoint(torch, a, model, optimizer, directory, step):
-    """Weights and moments after `step`. The moments are flat: tensors in the order of the table, wte with its padding,
+    """Returns weights and moments after `step`. The moments are flat: tensors in the order of the table, wte with its padding,
     each from a multiple of 64 on."""
     from safetensors.torch import load_file
 

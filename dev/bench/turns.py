@@ -42,7 +42,7 @@ class Process:
 
 
 def ratio(turns, others):
-    """Speed against others in percent, and its standard error."""
+    """Returns the speed against others in percent, and its standard error."""
 
     def speeds(of):
         return [(a[1] + b[1]) / (a[0] + b[0]) for a, b in zip(of[::2], of[1::2])]

@@ -36,8 +36,8 @@ typedef struct {
     char *data; // the content; NULL: not kept
 } ManifestFile;
 
-// The pieces that one of several processes verifies: in each file those that begin in 4 MiB number `first`,
-// first + every, ... (from 0). every 0: all.
+// The pieces that one of several processes verifies: those that begin in block first, first + every, ... of their file,
+// in blocks of 4 MiB. every 0: all.
 typedef struct {
     int first, every;
 } Share;

@@ -12,7 +12,7 @@
 //
 // The order of training is a pure function of (seed, epoch, k): example number e of a run is window permutation_at(N,
 // key(seed, epoch), k) with epoch = e / N and k = e % N. With several sources e first chooses one of them
-// (math/mixture.h). So one counter is a run's place in its data, and any batch size, micro-batch, number of ranks or
+// (math/mixture.h). So one counter is a run's position in its data, and any batch size, micro-batch, number of ranks or
 // restart sees the same sequence. After dataset_shift_windows the windows of an epoch begin permutation_shift(T, key)
 // tokens later; the last window of a shard moves only as far as it fits.
 //
