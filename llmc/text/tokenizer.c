@@ -162,7 +162,8 @@ static int merge_word(const Tokenizer *t, const uint8_t *word, size_t bytes, uin
             i++;
             found[kept] = i + 1 < n ? pair_find(t, out[kept], out[i + 1]) : RANK_NONE;
             if (kept > 0) found[kept - 1] = pair_find(t, out[kept - 1], out[kept]);
-            if (found[kept] < lowest || (kept > 0 && found[kept - 1] < lowest)) lowest = UINT64_MAX; // the next pass merges the new pair first
+            if (found[kept] < lowest || (kept > 0 && found[kept - 1] < lowest))
+                lowest = UINT64_MAX; // the next pass merges the new pair first
         }
         n = kept;
     }
