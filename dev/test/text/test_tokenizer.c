@@ -146,22 +146,6 @@ static void check_word(const Tokenizer *t, Encoder *encoder, const char *word, s
     CHECK(same, "'%.*s' becomes %zu tokens, want %d", (int)bytes, word, tokens, n);
 }
 
-// Words with the same beginning, more of them than the cache holds: cached tokens are those of the merges.
-static void check_cache(const Tokenizer *t, Encoder *encoder) {
-    enum { WORDS = 6561 * 8 }; // 3^8 endings, of 9 to 16 bytes
-    int wrong = 0;
-    for (int i = 0; i < 2 * WORDS; i++) {
-        char word[32] = "abcabcabaabbccaabbccabca";
-        size_t shared = i % 3 ? 8 : 24, bytes = shared + 1 + (size_t)i % (32 - shared), count, again;
-        for (size_t k = shared, rest = (size_t)i / 8; k < bytes; k++, rest /= 3) word[k] = (char)('a' + rest % 3);
-        uint16_t want[32], got[32];
-        CHECK_OK(tokenizer_encode(t, word, bytes, want, &count, &e), &e);
-        CHECK_OK(encoder_run(encoder, word, bytes, got, &again, &e), &e);
-        wrong += count != again || memcmp(want, got, 2 * count) != 0;
-    }
-    CHECK(wrong == 0, "%d of %d words differ", wrong, 2 * WORDS);
-}
-
 static void test_merges(void) {
     for (int round = 0; round < 5; round++) {
         NamedMerge merges[MERGES];
@@ -176,10 +160,10 @@ static void test_merges(void) {
             size_t bytes = i % 300 == 0 ? 1000 + draw(2000) : i % 10 == 0 ? 55 + draw(20) : 1 + draw(40);
             for (size_t k = 0; k < bytes; k++) word[k] = (char)('a' + draw(i % 7 ? 3 : 1));
             if (i % 3 == 0) word[0] = ' ';
+            if (i % 5 == 0 && bytes > 20) memcpy(word, "abcabbaccbacbcaabccb", 20); // the same beginning for the cache
             if (bytes == 1) word[0] = 'a';
             check_word(t, encoder, word, bytes, merges, count);
         }
-        if (round == 0) check_cache(t, encoder);
         encoder_destroy(encoder);
         tokenizer_destroy(t);
     }
