@@ -179,13 +179,24 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
     return 0;
 }
 
-// Opens the input at its beginning.
+// True for a text file that is not all UTF-8, and for a file of another kind (gzip, ...).
+static bool file_is_invalid(const Input *input, int fd) {
+    char *text = mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (text == MAP_FAILED) return false; // empty, or reading reports the error
+    bool invalid = check_text_kind(input, text, input->bytes, &(Error){0}) ||
+                   (!input->jsonl && utf8_invalid_at(text, input->bytes) < input->bytes);
+    munmap(text, input->bytes);
+    return invalid;
+}
+
+// Opens the input at its beginning. Leaves out an invalid file with --invalid skip: written tokens are not removed again.
 static int reader_open(Reader *r, Error *e) {
-    const Input *input = reader_input(r);
+    Input *input = reader_input(r);
     char next[3]; // at most three continuation bytes precede the next character
     r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : STDIN_FILENO;
     if (r->fd < 0)
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));
+    if (r->o->invalid == INVALID_SKIP && !input->pipe) input->left_out = file_is_invalid(input, r->fd);
     r->tail = UINT64_MAX;
     if (input->pipe || !input_has_tail(r->o, input)) return 0;
 
@@ -310,17 +321,4 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
         if (*got || code) return code == ERR_INPUT ? 0 : code;
     }
     return 0;
-}
-
-void reader_leave_out(Reader *r) {
-    for (int i = 0; i < r->inputs->count && !signals_requested(); i++) {
-        Input *input = &r->inputs->all[i];
-        int fd = input->pipe ? -1 : open(input->path, O_RDONLY | O_CLOEXEC);
-        char *text = fd < 0 ? MAP_FAILED : mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (fd >= 0) close(fd);
-        if (text == MAP_FAILED) continue; // a pipe, empty, or reader_open will report the error
-        input->left_out = check_text_kind(input, text, input->bytes, &(Error){0}) ||
-                          (!input->jsonl && utf8_invalid_at(text, input->bytes) < input->bytes);
-        munmap(text, input->bytes);
-    }
 }

@@ -56,9 +56,5 @@ typedef struct {
 // cannot be read has a fault and no text.
 int reader_next(Reader *r, TextBlock *b, bool *got, Error *e);
 
-// For --invalid skip: leaves out text files that are not all UTF-8, and files of another kind (gzip, ...). Call it
-// first: written tokens are not removed again. A signal ends it early.
-void reader_leave_out(Reader *r);
-
 // Looks for faults, finds the pieces of jsonl, and encodes the pieces unless an input is refused.
 int block_encode(TextBlock *b, Reader *r, Encoder *encoder, Error *e);

@@ -285,7 +285,7 @@ static uint64_t count_bytes(const Pipeline *run) {
     for (int i = 0; i < run->inputs.count; i++) {
         const Input *input = &run->inputs.all[i];
         if (input->pipe) return run->options.max_bytes < INT64_MAX ? most : 0;
-        if (!input->left_out) bytes += input->bytes;
+        bytes += input->bytes;
     }
     return size_min(bytes, most);
 }
@@ -303,7 +303,6 @@ static int tokenize(int argc, char **argv, Error *e) {
     TRY_GOTO(inputs_gather(&run.inputs, o, argv, inputs, e));
     signals_install();
     thread_start_team((int)o->threads + 1); // + 1: one may wait for a pipe or the disk
-    if (o->invalid == INVALID_SKIP) reader_leave_out(&run.reader);
     run.start = clock_seconds();
     run.total_bytes = count_bytes(&run);
     TRY_GOTO(writer_open(&run.writer, o, run.tokenizer, &run.inputs, e));
