@@ -13,7 +13,6 @@
 #include "options/rows.h"
 
 #include <inttypes.h>
-#include <limits.h>
 #include <omp.h>
 #include <stdarg.h>
 #include <stdlib.h>

@@ -4,7 +4,6 @@
 #include "base/text.h"
 
 #include <assert.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -4,7 +4,6 @@
 #include "math/permutation.h"
 
 #include <assert.h>
-#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,6 @@
 #include "text/unicode_class.h"
 
 #include <assert.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define XXH_INLINE_ALL // xxHash as a header, nothing to link
