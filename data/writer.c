@@ -162,19 +162,21 @@ int writer_block(Writer *w, const TextBlock *b, Error *e) {
 }
 
 int writer_publish(Writer *w, Error *e) {
-    char partial[PATH_MAX], path[PATH_MAX];
+    char directory[PATH_MAX], partial[PATH_MAX], path[PATH_MAX];
     for (int i = 0; i < SPLITS; i++) TRY(finish_shard(w, i, e));
     TRY(remove_shard(w, key_split(w), 0, "", e));
     w->opened = false; // a failure from here on counts as an interruption: the next run cleans up
     TRY(remove_shards(w, "", e));
+    path_parent(w->o->out, directory, sizeof directory);
+    int dir = open(directory, O_RDONLY | O_CLOEXEC | O_DIRECTORY), code = dir < 0 ? shard_failed(directory, e) : 0;
     for (int i = SPLITS; i-- > 0;) // rename KEY last
-        for (int shard = 1; shard <= w->split[i].shards; shard++) {
+        for (int shard = 1; shard <= w->split[i].shards && !code; shard++) {
             shard_path(w, i, shard % w->split[i].shards, PARTIAL, partial);
             shard_path(w, i, shard % w->split[i].shards, "", path);
-            if (rename(partial, path) != 0) return shard_failed(path, e);
-            parent_sync(path);
+            code = path_rename(dir, partial, path, e);
         }
-    return 0;
+    close(dir);
+    return code;
 }
 
 void writer_close(Writer *w) {

@@ -311,15 +311,6 @@ void path_parent(const char *path, char *out, size_t bytes) {
     else slash[slash == out] = 0; // the parent of "/x" is "/"
 }
 
-void parent_sync(const char *path) {
-    char directory[PATH_MAX];
-    path_parent(path, directory, sizeof directory);
-    int fd = open(directory, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
-    if (fd < 0) return;
-    descriptor_sync(fd, directory, &(Error){0});
-    close(fd);
-}
-
 int directory_create(const char *path, Error *e) {
     char partial[PATH_MAX];
     size_t length = strlen(path);

@@ -78,7 +78,6 @@ bool path_ends(const char *path, const char *ending); // false if the path is on
 
 // Writes the directory that holds a path to `out`; "." if the path has no slash.
 void path_parent(const char *path, char *out, size_t bytes);
-void parent_sync(const char *path); // syncs that directory; ignores failures
 
 // Creates a directory and its parents; an existing one is fine.
 int directory_create(const char *path, Error *e);

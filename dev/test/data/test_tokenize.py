@@ -612,7 +612,7 @@ def test_fault_at_every_call():
             if code or leftovers():
                 check(code == -9 or (action == "fail" and code in (0, 74)), f"{action} at {at}: exit code {code}")
                 again = run_with_fault(args)
-                done = code == -9 and again.returncode == 64  # killed when all was done, before it removed its lock
+                done = again.returncode == 64  # all had its name: killed before it removed its lock, or the last fsync failed
                 check(done or again.returncode == 0, f"{action} at {at}: then {again}")
             check(contents(shards("out")) == want and not leftovers(), f"{action} at {at}: {shards('out')}")
             most = at if code == -9 else most

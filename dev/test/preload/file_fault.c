@@ -1,4 +1,4 @@
-// file_fault: a library to preload (LD_PRELOAD) into data/tokenize. Counts calls of rename, unlink and fsync. Call number
+// file_fault: a library to preload (LD_PRELOAD) into data/tokenize. Counts calls of renameat, unlink and fsync. Call number
 // FAULT_AT, from 1, fails with EIO; with FAULT_ACTION=kill it kills the program. With FAULT_NAME only calls count whose
 // path, or new name, contains this text (fsync has none). Other calls of fsync return at once: the program fails in these
 // tests, not the machine. For test_tokenize.py and test_recipes.sh.
@@ -21,8 +21,8 @@ static int strikes(const char *path) {
     return 1;
 }
 
-int rename(const char *from, const char *to) {
-    return strikes(to) ? -1 : ((__typeof__(&rename))dlsym(RTLD_NEXT, "rename"))(from, to);
+int renameat(int from_dir, const char *from, int to_dir, const char *to) {
+    return strikes(to) ? -1 : ((__typeof__(&renameat))dlsym(RTLD_NEXT, "renameat"))(from_dir, from, to_dir, to);
 }
 
 int unlink(const char *path) { return strikes(path) ? -1 : ((__typeof__(&unlink))dlsym(RTLD_NEXT, "unlink"))(path); }
