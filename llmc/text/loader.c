@@ -1,5 +1,5 @@
 // Two buffers alternate: the caller holds the rows of one while the worker fills the other, rows[ahead]. The worker
-// owns that buffer, `code` and `error` while it reads. The caller owns everything else.
+// owns that buffer and `n` while it reads. The caller owns everything else.
 #include "text/loader.h"
 
 #include "base/thread.h"
@@ -13,14 +13,12 @@ struct Loader {
     int ahead;
     uint64_t first; // rows[ahead] holds n examples from here on
     int n;
-    int code; // the error code of reading them
-    Error error;
     Worker worker;
 };
 
 static void *read_rows(void *loader) {
     Loader *l = loader;
-    l->code = dataset_rows(l->data, l->first, l->n, l->rows[l->ahead], &l->error);
+    if (dataset_rows(l->data, l->first, l->n, l->rows[l->ahead], &(Error){0})) l->n = 0; // loader_rows then reads
     return NULL;
 }
 
@@ -40,16 +38,12 @@ void loader_destroy(Loader *loader) {
 int loader_rows(Loader *l, uint64_t first, int n, const uint16_t **rows, Error *e) {
     assert(n > 0 && n <= l->max_rows);
     worker_join(&l->worker);
-    if (l->first != first || l->n < n || l->code) { // l->n > n is fine: the last step of a run is cut short
-        l->first = first;
-        l->n = n;
-        read_rows(l);
-    }
+    bool there = l->first == first && l->n >= n; // l->n > n is fine: the last step of a run is cut short
+    l->n = 0;
+    if (!there) TRY(dataset_rows(l->data, first, n, l->rows[l->ahead], e));
     *rows = l->rows[l->ahead];
     l->ahead = 1 - l->ahead;
-    l->n = 0;
-    if (l->code) *e = l->error;
-    return l->code;
+    return 0;
 }
 
 void loader_expect(Loader *l, uint64_t first, int n) {

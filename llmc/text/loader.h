@@ -10,7 +10,7 @@ int loader_create(Loader **out, const Dataset *data, int max_rows, int seq_len, 
 void loader_destroy(Loader *loader); // NULL is fine
 
 // Sets *rows (n, T + 1) to examples [first, first + n) of the shuffled sequence, valid until the next call. Waits for
-// the thread that reads them, and returns its error; reads here if loader_expect did not announce them.
+// the thread that reads them; reads here if loader_expect did not announce them, or the thread could not read them.
 int loader_rows(Loader *loader, uint64_t first, int n, const uint16_t **rows, Error *e);
 
 // Starts to read n examples from `first` on. If loader_rows then asks for others, only time is lost. n = 0 only waits

@@ -100,8 +100,7 @@ static void test_ends_while_reading(void) {
     loader_destroy(NULL);
 }
 
-// A shard is cut off or damaged while in use: loader_rows returns the thread's error, and rows once the file is whole
-// again.
+// A shard is cut off or damaged while in use: loader_rows returns the error, and rows once the file is whole again.
 static void test_errors_reach_the_caller(void) {
     const size_t count = 300;
     const uint16_t *rows;
@@ -115,7 +114,7 @@ static void test_errors_reach_the_caller(void) {
         if (ahead) loader_expect(f.loader, 5, 9);
         CHECK_ERROR(loader_rows(f.loader, 5, 9, &rows, &e), &e, ERR_INPUT, "token 5000 at position");
         if (ahead) loader_expect(f.loader, 5, 9);
-        loader_expect(f.loader, 0, 0); // the thread's error is out of date when the rows are asked for
+        loader_expect(f.loader, 0, 0); // the thread fails before the file is whole
         overwrite_tokens("bad.bin", count, 7);
         CHECK_OK(loader_rows(f.loader, 5, 9, &rows, &e), &e);
         CHECK(rows[0] == 7 && same_rows(&f, rows, 5, 9), "rows after the repair");
