@@ -81,12 +81,6 @@ kill_hung_mpirun() {
     kill -KILL "$job"
 }
 
-# Removes what a killed mpirun leaves: its directory, and its ranks' shared memory (named by user and job).
-remove_leftovers() {
-    [[ $name != +([0-9]) ]] || rm -f /dev/shm/vader_segment.*."$UID.$(printf %x "$name")".*
-    rm -rf "${OMPI_MCA_orte_tmpdir_base:-${TMPDIR:-/tmp}}"/ompi.*."$UID/pid.$job"
-}
-
 # Copies its input as long as a process reads the copy, then drops the rest.
 copy_output() {
     trap '' INT HUP TERM USR1
@@ -125,11 +119,13 @@ wait_for_job
 code=$?
 kill -KILL $guard 2> /dev/null
 read -r -t $timeout -u "$news" name && started=1 || started='' # ends when the guard closes it
-[ $code != 137 ] || [ -z "`ranks`" ] || {
-    echo "error: mpirun was killed: its ranks save and end" >&2
+if [ $code = 137 ]; then
+    [ -z "`ranks`" ] || echo "error: mpirun was killed: its ranks save and end" >&2
     while [ -n "`ranks`" ]; do sleep 0.2; done
-}
-[ $code != 137 ] || remove_leftovers
+    # Remove what it leaves: its ranks' shared memory (named by user and job), and its directory.
+    [[ $name != +([0-9]) ]] || rm -f /dev/shm/vader_segment.*."$UID.$(printf %x "$name")".*
+    rm -rf "${OMPI_MCA_orte_tmpdir_base:-${TMPDIR:-/tmp}}"/ompi.*."$UID/pid.$job"
+fi
 # shellcheck disable=SC2086
 for ((i = 0; i < 50; i++)); do # await the last lines, 1 s at most: a process that outlives mpirun may hold the pipe
     kill -0 $readers 2> /dev/null || break
