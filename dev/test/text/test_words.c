@@ -1,4 +1,4 @@
-// UTF-8 against the table of RFC 3629, and words against PCRE2 with GPT-2's pattern.
+// UTF-8 against the encoding of RFC 3629, and words against PCRE2 with GPT-2's pattern.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
@@ -8,27 +8,14 @@
 
 static Error e;
 
-// ---- UTF-8, against the table of RFC 3629 section 4 -----------------------------------------------------------------
+// ---- UTF-8, against an encoder --------------------------------------------------------------------------------------
 
-static bool rfc_valid(const unsigned char *s, size_t n) { // exactly one character of n bytes
-    static const unsigned char rows[][8] = {
-        {0xC2, 0xDF, 0x80, 0xBF},
-        {0xE0, 0xE0, 0xA0, 0xBF, 0x80, 0xBF},
-        {0xE1, 0xEC, 0x80, 0xBF, 0x80, 0xBF},
-        {0xED, 0xED, 0x80, 0x9F, 0x80, 0xBF},
-        {0xEE, 0xEF, 0x80, 0xBF, 0x80, 0xBF},
-        {0xF0, 0xF0, 0x90, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
-        {0xF1, 0xF3, 0x80, 0xBF, 0x80, 0xBF, 0x80, 0xBF},
-        {0xF4, 0xF4, 0x80, 0x8F, 0x80, 0xBF, 0x80, 0xBF},
-    };
-    static const size_t lengths[] = {2, 3, 3, 3, 3, 4, 4, 4};
-    if (n == 1) return s[0] < 0x80;
-    for (size_t row = 0; row < 8; row++) {
-        bool fits = lengths[row] == n;
-        for (size_t i = 0; i < n && fits; i++) fits = s[i] >= rows[row][2 * i] && s[i] <= rows[row][2 * i + 1];
-        if (fits) return true;
-    }
-    return false;
+static bool rfc_valid(const unsigned char *s, size_t n) { // encoding the code point again gives these n bytes
+    static const unsigned char mask[] = {0, 0x7F, 0x1F, 0x0F, 0x07};
+    uint32_t c = s[0] & mask[n];
+    char again[4];
+    for (size_t i = 1; i < n; i++) c = c << 6 | (s[i] & 0x3F);
+    return c < 0x110000 && (c < 0xD800 || c > 0xDFFF) && put_code_point(again, c) == n && memcmp(again, s, n) == 0;
 }
 
 static size_t rfc_invalid_at(const unsigned char *s, size_t bytes) {
