@@ -34,7 +34,6 @@ FAULTS := write pwrite pread fsync renameat mkdir mkdirat openat unlinkat posix_
 $(BUILD)/dev/test/run/test_crash $(BUILD)/dev/test/run/test_best: LDFLAGS += $(call wrap,$(FAULTS))
 $(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(call wrap,$(FAULTS) gethostname)
 $(BUILD)/dev/test/base/test_files: LDFLAGS += $(call wrap,pwrite fsync pread fcntl)
-$(BUILD)/dev/test/model/test_memory: LDFLAGS += $(call wrap,posix_memalign)
 
 BENCHES := $(addprefix $(BUILD)/dev/bench/,bench_cpu bench_engine bench_save bench_step)
 

@@ -1,6 +1,5 @@
-// The CPU engine's memory: its plan says what --recompute saves, and its allocations are the plan's. --recompute,
-// --sample-only and --eval-only must get the smaller engine. The Makefile wraps engine_create and
-// posix_memalign, the source of all memory.
+// The CPU engine's memory: its plan says what --recompute saves; --recompute, --sample-only and --eval-only must get the
+// smaller engine. test_program and test_ranks compare plans with resident memory.
 #include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
 #include "../trainer.h"
@@ -77,51 +76,7 @@ static void test_plans(void) {
     }
 }
 
-// ---- What is taken --------------------------------------------------------------------------------------------------
-
-enum { PIECES = 32 };
-static struct {
-    bool on;
-    int count;
-    size_t bytes[PIECES];
-} taken;
-
-int __real_posix_memalign(void **out, size_t alignment, size_t bytes);
-int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes);
-int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes) {
-    if (taken.on && taken.count < PIECES) taken.bytes[taken.count++] = round_up(bytes, 64);
-    return __real_posix_memalign(out, alignment, bytes);
-}
-
-// Checks that an engine allocates twice: itself, and all that the plan says.
-static void check_taken(const EngineConfig *config, const char *what) {
-    Engine *engine = NULL;
-    MemoryPlan plan;
-    Error e = {0};
-    taken.on = true, taken.count = 0;
-    CHECK_OK(engine_create(&cpu_engine, &engine, config, &e), &e);
-    taken.on = false;
-    cpu_engine.plan_memory(config, &plan);
-    CHECK(taken.count == 2 && taken.bytes[0] == round_up(sizeof(Engine), 64) && taken.bytes[1] == plan.total,
-          "%s: %d pieces, the last of %zu bytes, the plan says %zu", what, taken.count,
-          taken.bytes[taken.count > 0 ? taken.count - 1 : 0], plan.total);
-    engine_destroy(engine);
-}
-
-static void test_taken_as_planned(void) {
-    for (int i = 0; i < SHAPES; i++) {
-        Model model;
-        make_model(i, &model);
-        for (int mode = 0; mode < 12; mode++) {
-            EngineConfig c = config_of(i, &model);
-            c.recompute = (Recompute)(mode % 3), c.gns = mode / 3 % 2 ? GNS_EXACT : GNS_LN, c.inference = mode >= 6;
-            check_taken(&c, path_of("shape %d, mode %d", i, mode));
-        }
-        model_destroy(&model);
-    }
-}
-
-// ---- What the program asks for: its engines print it  ------------------------------------------------------
+// ---- What the program asks for: its engines print it ----------------------------------------------------------------
 
 static int create_and_tell(Engine **out, const EngineConfig *config, Error *e) {
     printf("an engine of %zu bytes\n", planned_in_all(config));
@@ -166,6 +121,6 @@ static void test_asked_for(void) {
 int main(void) {
     trainer_setup();
     trainer.engine.create = create_and_tell;
-    RUN(test_plans, test_taken_as_planned, test_asked_for);
+    RUN(test_plans, test_asked_for);
     return trainer_end();
 }

@@ -1,21 +1,90 @@
-// Compares the CPU engine in fp8 and fp8-dw with itself in fp32. test_math compares the rounding with e4m3's
-// definition; dev/oracle checks losses and gradients.
+// Compares the CPU engine in bf16, fp8 and fp8-dw with itself in fp32. test_math compares e4m3's rounding with its
+// definition; dev/oracle checks losses and gradients of fp32 and fp8.
+#include "base/float16.h"
+#include "cpu/matmul_kernel.h"
 #include "world.h"
 
 enum { ROWS = 6, T = 24, FIRST = 100, SITES = 3 * FP8_SITES };
 static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
 
-static Engine *fp8_engine(const World *w, Dtype dtype, Recompute recompute, double dropout, int threads) {
-    return engine_of(w, (EngineConfig){.micro_batch = ROWS,
-                                       .threads = threads,
-                                       .gns = GNS_EXACT,
-                                       .dtype = dtype,
-                                       .recompute = recompute,
-                                       .document_mask = dropout > 0,
-                                       .separator = 3,
-                                       .dropout = dropout_of(dropout, 11)});
+// Masks documents if anything drops.
+static Engine *typed_engine(const World *w, EngineConfig c) {
+    c.micro_batch = ROWS, c.gns = GNS_EXACT, c.separator = 3;
+    c.document_mask = c.dropout.below > 0;
+    if (!c.threads) c.threads = 1;
+    return engine_of(w, c);
 }
+
+static Engine *engine_in(const World *w, Dtype dtype) { return typed_engine(w, (EngineConfig){.dtype = dtype}); }
+
+// ---- bf16 -----------------------------------------------------------------------------------------------------------
+
+// Makes weights nearer to GPT-2's than small_params does: rounding then matters less. bf16 holds them exactly.
+static World rounded_world(void) {
+    World w = world_of(shape, T, ROWS, 1);
+    for (int k = 0; k < w.model.tensor_count; k++) {
+        const Tensor *t = &w.model.tensors[k];
+        float mean = t->init == INIT_ONE ? 1.0f : 0.0f, share = t->group == GROUP_EMBEDDING ? 0.2f : 0.5f;
+        float *p = w.param + t->offset;
+        for (size_t i = 0; i < t->count; i++) p[i] = bf16_to_f32(f32_to_bf16(mean + share * (p[i] - mean)));
+    }
+    return w;
+}
+
+// Tolerances equal the CUDA engine's for bf16 (dev/test/cuda/test_engine_cuda.cu).
+static void check_bf16(float smoothing, double dropout) {
+    World w = rounded_world();
+    EngineConfig c = {.label_smoothing = smoothing, .dropout = dropout_of(dropout, 11)};
+    Engine *exact = typed_engine(&w, c);
+    c.dtype = DTYPE_BF16, c.threads = 2;
+    Engine *rounded = typed_engine(&w, c);
+    Outcome want = measure(&w, exact, w.tokens, FIRST, ROWS, ROWS, GNS_EXACT),
+            got = measure(&w, rounded, w.tokens, FIRST, ROWS, 4, GNS_EXACT);
+    CHECK(fabs(got.loss - want.loss) < 2e-3 * ROWS, "loss %.6f, want %.6f", got.loss, want.loss);
+    for (int k = 0; k < w.model.tensor_count; k++) {
+        const Tensor *t = &w.model.tensors[k];
+        double error = difference(got.grad + t->offset, want.grad + t->offset, t->count);
+        CHECK(error < 0.02, "gradient of %s: %.4f", t->name, error);
+        CHECK(fabs(got.grad_sq[k] / want.grad_sq[k] - 1) < 0.02, "its norm");
+        CHECK(fabs(got.example_sq[k] / want.example_sq[k] - 1) < 0.02, "examples' norms of %s: %g, want %g", t->name,
+              got.example_sq[k], want.example_sq[k]);
+    }
+    CHECK(difference(got.grad, want.grad, 100) > 0, "nothing was rounded");
+    free(want.grad), free(got.grad);
+    engine_destroy(exact), engine_destroy(rounded);
+    world_close(&w);
+}
+
+static void test_bf16(void) {
+    if (!matmul_kernel(DTYPE_BF16)) SKIP("this machine has no instructions for bf16");
+    check_bf16(0, 0);
+    check_bf16(0.2f, 0);
+    check_bf16(0, 0.2);
+}
+
+// Master weights are fp32: store returns the loaded bits; the kernels read rounded ones.
+static void test_bf16_masters(void) {
+    Error e;
+    uint64_t hash[2];
+    if (!matmul_kernel(DTYPE_BF16)) SKIP("this machine has no instructions for bf16");
+    World w = rounded_world();
+    for (size_t i = 0; i < w.model.flat_count; i++) w.param[i] *= 1 + 1e-5f;
+    Engine *engine = engine_in(&w, DTYPE_BF16);
+    float *back = floats_of(&w);
+    CHECK_OK(engine_store(engine, STATE_PARAM, all_of(&w), back, &e), &e);
+    CHECK(!memcmp(back, w.param, range_float_bytes(all_of(&w))), "other weights came back");
+    CHECK_OK(engine_hash(engine, all_of(&w), &hash[0], &e), &e);
+    w.param[7] *= 1 + 1e-6f; // less than the precision of bf16
+    CHECK_OK(engine_load(engine, STATE_PARAM, all_of(&w), w.param, &e), &e);
+    CHECK_OK(engine_hash(engine, all_of(&w), &hash[1], &e), &e);
+    CHECK(hash[0] != hash[1], "the hash leaves the masters out");
+    free(back);
+    engine_destroy(engine);
+    world_close(&w);
+}
+
+// ---- fp8 ------------------------------------------------------------------------------------------------------------
 
 static Outcome measure_fp8(const World *w, Engine *engine, int micro_batch, const int8_t *k, float *amax) {
     Error e = {0};
@@ -45,12 +114,12 @@ static double cosine(const float *a, const float *b, size_t n) {
 
 // Without exponents a step has fp32's bits. With exponents its gradients are close to fp32's, matrix by matrix;
 // evaluations and logits keep fp32's bits.
-static void check_step(Dtype type) {
+static void check_fp8(Dtype type) {
     Error e;
     int8_t k[SITES];
     float amax[SITES], eval[2][ROWS * T], logits[2][70];
     World w = world_of(shape, T, ROWS, 1);
-    Engine *exact = fp8_engine(&w, DTYPE_FP32, RECOMPUTE_NONE, 0, 1), *fp8 = fp8_engine(&w, type, 0, 0, 2);
+    Engine *exact = engine_in(&w, DTYPE_FP32), *fp8 = engine_in(&w, type);
     Outcome want = measure(&w, exact, w.tokens, FIRST, ROWS, ROWS, GNS_EXACT),
             first = measure_fp8(&w, fp8, ROWS, NULL, amax);
     CHECK(same_outcome(&w, &want, &first), "the first step rounds");
@@ -74,14 +143,14 @@ static void check_step(Dtype type) {
     world_close(&w);
 }
 
-static void test_step(void) { check_step(DTYPE_FP8), check_step(DTYPE_FP8_DW); }
+static void test_fp8(void) { check_fp8(DTYPE_FP8), check_fp8(DTYPE_FP8_DW); }
 
 // amax is the largest |x| of a site's unrounded factors over the step's micro-steps.
 static void test_amax(void) {
     int8_t k[SITES];
     float amax[SITES], again[SITES], parts[2][SITES];
     World w = world_of(shape, T, ROWS, 1);
-    Engine *engine = fp8_engine(&w, DTYPE_FP8, RECOMPUTE_NONE, 0, 1);
+    Engine *engine = engine_in(&w, DTYPE_FP8);
     first_exponents(&w, engine, k, amax);
     for (int i = 0; i < SITES; i++) CHECK(amax[i] > 0, "site %d: %g", i, (double)amax[i]);
     for (int i = 0; i < 3 * 4; i++) {
@@ -107,38 +176,13 @@ static void test_amax(void) {
     world_close(&w);
 }
 
-// Each site's exponent matters: another one changes the gradients. If it is unset, no factor of its product is rounded.
-static void test_each_site(void) {
-    int8_t k[SITES], one[SITES];
-    float amax[SITES];
-    World w = world_of(shape, T, ROWS, 1);
-    Engine *engine = fp8_engine(&w, DTYPE_FP8, RECOMPUTE_NONE, 0, 1);
-    Outcome unrounded = measure_fp8(&w, engine, ROWS, NULL, amax);
-    first_exponents(&w, engine, k, amax);
-    Outcome all = measure_fp8(&w, engine, ROWS, k, amax);
-    for (int s = 0; s < FP8_SITES; s++) {
-        memcpy(one, k, sizeof k);
-        one[FP8_SITES + s] = (int8_t)(k[FP8_SITES + s] - 10); // most values become subnormal or 0
-        Outcome coarse = measure_fp8(&w, engine, ROWS, one, amax);
-        CHECK(!same_outcome(&w, &coarse, &all), "the exponent of %s does nothing", fp8_site_names[s]);
-        memset(one, FP8_UNSET, sizeof one);
-        one[FP8_SITES + s] = k[FP8_SITES + s];
-        Outcome alone = measure_fp8(&w, engine, ROWS, one, amax);
-        CHECK(same_outcome(&w, &alone, &unrounded), "%s rounds alone", fp8_site_names[s]);
-        free(coarse.grad), free(alone.grad);
-    }
-    free(all.grad), free(unrounded.grad);
-    engine_destroy(engine);
-    world_close(&w);
-}
-
 // fp8-dw changes the gradients of the blocks' matrices alone. An unset exponent of x, dy or W leaves both factors of dW
 // alone.
 static void test_dweight(void) {
     int8_t k[SITES], one[SITES];
     float amax[SITES];
     World w = world_of(shape, T, ROWS, 1);
-    Engine *plain = fp8_engine(&w, DTYPE_FP8, RECOMPUTE_NONE, 0, 1), *dw = fp8_engine(&w, DTYPE_FP8_DW, 0, 0, 1);
+    Engine *plain = engine_in(&w, DTYPE_FP8), *dw = engine_in(&w, DTYPE_FP8_DW);
     first_exponents(&w, plain, k, amax);
     for (int s = -1; s < FP8_SITES; s++) { // s is unset in block 1
         const int x = s - FP8_LN1, dy = FP8_DQKV - s, weight = s - FP8_QKV_WEIGHT;
@@ -162,19 +206,21 @@ static void test_dweight(void) {
 }
 
 // The same bits on any number of threads and with any recomputation.
-static void check_same_bits(Dtype type) {
+static void check_same_bits(Dtype type, double dropout) {
     static const Recompute recompute[] = {RECOMPUTE_NONE, RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_BLOCK};
     World w = world_of(shape, T, ROWS, 1);
     Outcome first = {0};
-    int8_t k[4][SITES];
-    float amax[4][SITES];
+    int8_t k[4][SITES] = {0};
+    float amax[4][SITES] = {0};
     for (int i = 0; i < 4; i++) {
-        Engine *engine = fp8_engine(&w, type, recompute[i], 0.25, i == 1 ? 2 : 1);
-        first_exponents(&w, engine, k[i], amax[i]);
-        Outcome o = measure_fp8(&w, engine, 4, k[i], amax[i]);
+        EngineConfig c = {.dtype = type, .threads = 1 + i % 2, .recompute = recompute[i]};
+        c.dropout = dropout_of(dropout, 11);
+        Engine *engine = typed_engine(&w, c);
+        if (dtype_is_fp8(type)) first_exponents(&w, engine, k[i], amax[i]), engine_exponents(engine, k[i]);
+        Outcome o = measure(&w, engine, w.tokens, FIRST, ROWS, 4, GNS_EXACT);
         if (i == 0) first = o;
         const bool same = !memcmp(k[i], k[0], sizeof *k) && !memcmp(amax[i], amax[0], sizeof *amax);
-        CHECK(same && same_outcome(&w, &o, &first), "engine %d", i);
+        CHECK(same && same_outcome(&w, &o, &first), "%s: engine %d", dtype_names[type], i);
         if (i > 0) free(o.grad);
         engine_destroy(engine);
     }
@@ -182,75 +228,44 @@ static void check_same_bits(Dtype type) {
     world_close(&w);
 }
 
-static void test_same_bits(void) { check_same_bits(DTYPE_FP8), check_same_bits(DTYPE_FP8_DW); }
+static void test_same_bits(void) {
+    const Dtype types[] = {DTYPE_FP32, DTYPE_FP8, DTYPE_FP8_DW};
+    for (int i = 0; i < 3; i++) check_same_bits(types[i], 0.25);
+    if (!matmul_kernel(DTYPE_BF16)) return;
+    check_same_bits(DTYPE_BF16, 0.25);
+    check_same_bits(DTYPE_BF16, 0);
+}
 
-// A factor that is not finite shows in amax and, if exponents are set, in the gradient's norm.
-static void test_not_finite(void) {
-    const float bad[] = {INFINITY, NAN};
+// A factor that is not finite or saturates shows in amax and, if exponents are set, makes the gradient's norm infinite.
+static void test_saturation(void) {
+    const float values[] = {1, INFINITY, NAN}; // [0]: the exponent is too high
     Error e;
     int8_t k[SITES];
     float amax[SITES];
     World w = world_of(shape, T, ROWS, 1);
-    Engine *engine = fp8_engine(&w, DTYPE_FP8, RECOMPUTE_NONE, 0, 1);
+    Engine *engine = engine_in(&w, DTYPE_FP8);
+    const size_t site = FP8_SITES + FP8_FC_WEIGHT, element = model_tensor(&w.model, FC_W, 1)->offset + 7;
     first_exponents(&w, engine, k, amax);
-    for (int i = 0; i < 4; i++) {
-        if (i == 2) memset(k, FP8_UNSET, sizeof k);
-        w.param[model_tensor(&w.model, FC_W, 1)->offset + 7] = bad[i % 2];
-        CHECK_OK(engine_load(engine, STATE_PARAM, all_of(&w), w.param, &e), &e);
-        const Outcome o = measure_fp8(&w, engine, ROWS, k, amax);
-        const float at = amax[FP8_SITES + FP8_FC_WEIGHT], before = amax[FP8_SITES + FP8_LN2];
-        CHECK(i % 2 ? isnan(at) : isinf(at), "%g", (double)at);
-        CHECK(isfinite(before), "%g", (double)before);
-        CHECK(i >= 2 || isinf(o.grad_sq[0]), "squared norm %g", o.grad_sq[0]);
-        free(o.grad);
-    }
+    for (int i = 0; i < 3; i++)
+        for (int unset = 0; unset < 2; unset++) {
+            int8_t set[SITES];
+            memcpy(set, k, sizeof k);
+            if (i == 0) set[site] = (int8_t)(k[site] + 6);
+            if (unset) memset(set, FP8_UNSET, sizeof set);
+            w.param[element] = values[i];
+            CHECK_OK(engine_load(engine, STATE_PARAM, all_of(&w), w.param, &e), &e);
+            const Outcome o = measure_fp8(&w, engine, ROWS, set, amax);
+            CHECK(i == 0 || memcmp(&amax[site], &values[i], sizeof *amax) == 0, "%g", (double)amax[site]);
+            CHECK(isfinite(amax[FP8_SITES + FP8_LN2]), "%g", (double)amax[FP8_SITES + FP8_LN2]);
+            CHECK(isinf(o.grad_sq[0]) || unset, "squared norm %g", o.grad_sq[0]);
+            CHECK(i > 0 || isfinite(o.grad_sq[0]) == unset, "squared norm %g", o.grad_sq[0]);
+            free(o.grad);
+        }
     engine_destroy(engine);
     world_close(&w);
 }
 
-// A step whose factor saturates changes no weight; the next step does.
-static void test_saturation(void) {
-    const UpdateConfig update = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.9, .eps = 1e-8, .step = 1, .batch = ROWS};
-    int8_t k[SITES], high[SITES];
-    float amax[SITES];
-    World w = world_of(shape, T, ROWS, 1);
-    const Range all = all_of(&w), *half = (Range[]){{0, 640}, {640, all.end}};
-    float *after = floats_of(&w);
-    for (Optimizer o = 0; o < OPTIMIZERS; o++) {
-        Error e = {0};
-        Engine *engine =
-            engine_of(&w, (EngineConfig){.micro_batch = ROWS, .threads = 1, .dtype = DTYPE_FP8, .optimizer = o});
-        memset(k, FP8_UNSET, sizeof k);
-        for (int step = 0; step < 4; step++) { // unset, exact, one too high, recovered
-            StepResult r = {.amax = amax};
-            double sums[2][64], sq = 0;
-            r.grad_sq = sums[0], r.example_sq = sums[1];
-            memcpy(high, k, sizeof k);
-            if (step == 2) high[SITES - 1] = (int8_t)(k[SITES - 1] + 6);
-            engine_exponents(engine, high);
-            CHECK_OK(small_batch(engine, w.tokens, ROWS, T, ROWS, GNS_OFF, &e), &e);
-            for (int part = 1; part >= 0; part--) CHECK_OK(engine_norms(engine, half[part], &e), &e);
-            if (o == OPTIMIZER_LAMB) CHECK_OK(engine_trust(engine, all, &update, &e), &e);
-            CHECK_OK(engine_update(engine, all, &update, &e), &e);
-            CHECK_OK(engine_result(engine, &r, &e), &e);
-            for (int i = 0; i < w.model.tensor_count; i++) sq += r.grad_sq[i];
-            CHECK(isinf(sq) == (step == 2), "step %d: squared norm %g", step, sq);
-            CHECK(fp8_saturates(high[SITES - 1], amax[SITES - 1]) == (step == 2), "step %d", step);
-            for (int i = 0; i < SITES; i++) k[i] = (int8_t)fp8_next(k[i], amax[i]);
-            float *before = floats_of(&w);
-            memcpy(before, after, range_float_bytes(all));
-            CHECK_OK(engine_store(engine, STATE_PARAM, all, after, &e), &e);
-            CHECK((memcmp(before, after, range_float_bytes(all)) == 0) == (step == 2), "step %d of %s", step,
-                  optimizer_names[o]);
-            free(before);
-        }
-        engine_destroy(engine);
-    }
-    free(after);
-    world_close(&w);
-}
-
 int main(void) {
-    RUN(test_step, test_amax, test_each_site, test_dweight, test_same_bits, test_not_finite, test_saturation);
+    RUN(test_bf16, test_bf16_masters, test_fp8, test_amax, test_dweight, test_same_bits, test_saturation);
     return test_summary();
 }
