@@ -53,16 +53,17 @@ double dot(const float *a, const float *b, size_t n) {
     return sum;
 }
 
-// Returns the sum of |S[k]|^2 over the keys k that occur. S[k] is the sum of dx[t] over the t with key k.
+// Returns the sum of |S[k]|^2 over the keys k that occur. S[k] is the sum of dx[t] over the t with key k. key NULL: each
+// t has its own.
 static double gathered_squares(const void *dx, const uint16_t *key, int T, int C, float *scratch, Dtype type) {
     double squares = 0;
     for (int t = 0; t < T; t++) {
         bool seen = false;
-        for (int s = 0; s < t && !seen; s++) seen = key[s] == key[t];
+        for (int s = 0; s < t && key && !seen; s++) seen = key[s] == key[t];
         if (seen) continue;
         memset(scratch, 0, sizeof(float) * (size_t)C);
-        for (int s = t; s < T; s++)
-            if (key[s] == key[t])
+        for (int s = t; s < (key ? T : t + 1); s++)
+            if (!key || key[s] == key[t])
                 for (int c = 0; c < C; c++) scratch[c] += value_get(dx, (size_t)s * C + c, type);
         squares += dot(scratch, scratch, C);
     }
@@ -71,19 +72,14 @@ static double gathered_squares(const void *dx, const uint16_t *key, int T, int C
 
 EmbeddingNorms embedding_example_norms(const void *dx, const float *head_rows, const uint16_t *tokens,
                                        const uint16_t *position, int T, int C, float *scratch, Dtype type) {
-    EmbeddingNorms norms = {gathered_squares(dx, tokens, T, C, scratch, type), 0, 0};
+    EmbeddingNorms norms = {gathered_squares(dx, tokens, T, C, scratch, type),
+                            gathered_squares(dx, position, T, C, scratch, type), 0};
     for (int t = 0; t < T; t++) {
-        const float *head = head_rows + (size_t)t * C;
-        double square = 0, cross = 0;
-        for (int c = 0; c < C; c++) {
-            double d = value_get(dx, (size_t)t * C + c, type);
-            square += d * d;
-            cross += d * head[c];
-        }
-        norms.position_sq += square;
+        double cross = 0;
+        for (int c = 0; c < C; c++)
+            cross += (double)value_get(dx, (size_t)t * C + c, type) * head_rows[(size_t)t * C + c];
         norms.cross += cross;
     }
-    if (position) norms.position_sq = gathered_squares(dx, position, T, C, scratch, type);
     return norms;
 }
 
@@ -98,21 +94,15 @@ static float lanes_sum(const float *lane) {
     return sum;
 }
 
-VECTOR_INLINE float values_sum(const void *x, int C, const Dtype type) {
-    float lane[LANES] = {0};
-    int c = 0;
-    for (; c + LANES <= C; c += LANES)
-        for (int i = 0; i < LANES; i++) lane[i] += value_get(x, c + i, type);
-    for (; c < C; c++) lane[0] += value_get(x, c, type);
-    return lanes_sum(lane);
-}
+VECTOR_INLINE float add_term(float sum, float x, const bool squares) { return squares ? add_square(sum, x) : sum + x; }
 
-VECTOR_INLINE float row_variance_sum(const void *x, float mean, int C, const Dtype type) {
+// Returns the sum of (x - mean)^2 over a row, or of x - mean.
+VECTOR_INLINE float row_sum(const void *x, float mean, const bool squares, int C, const Dtype type) {
     float lane[LANES] = {0};
     int c = 0;
     for (; c + LANES <= C; c += LANES)
-        for (int i = 0; i < LANES; i++) lane[i] = add_square(lane[i], value_get(x, c + i, type) - mean);
-    for (; c < C; c++) lane[0] = add_square(lane[0], value_get(x, c, type) - mean);
+        for (int i = 0; i < LANES; i++) lane[i] = add_term(lane[i], value_get(x, c + i, type) - mean, squares);
+    for (; c < C; c++) lane[0] = add_term(lane[0], value_get(x, c, type) - mean, squares);
     return lanes_sum(lane);
 }
 
@@ -121,8 +111,8 @@ VECTOR_INLINE void layernorm_row(void *y, float *mean, float *rstd, void *x, con
                                  const void *beta, int C, const Dtype type) {
     if (residual)
         for (int c = 0; c < C; c++) value_set(x, c, value_get(x, c, type) + value_get(residual, c, type), type);
-    float m = values_sum(x, C, type) / (float)C;
-    float s = layernorm_rstd(row_variance_sum(x, m, C, type), C);
+    float m = row_sum(x, 0, false, C, type) / (float)C;
+    float s = layernorm_rstd(row_sum(x, m, true, C, type), C);
     for (int c = 0; c < C; c++) {
         float xhat = layernorm_xhat(value_get(x, c, type), m, s);
         value_set(y, c, layernorm_y(xhat, value_get(gamma, c, type), value_get(beta, c, type)), type);
@@ -286,7 +276,7 @@ VECTOR_INLINE void row_scale(void *row, float max, float scale, float less, int 
 VECTOR_INLINE void cross_entropy_row(float *nll, float *loss, void *row, int target, int V, int stride, float smoothing,
                                      float gradient, const Dtype type) {
     float max = logits_max(row, V, type), at_target = value_get(row, target, type);
-    float mean = loss ? values_sum(row, V, type) / (float)V : 0;
+    float mean = loss ? row_sum(row, 0, false, V, type) / (float)V : 0;
     float sum = row_exp(row, max, V, type);
     *nll = loss_at(loss_logsumexp(max, sum), at_target);
     if (loss) *loss = loss_smoothed(*nll, at_target, mean, smoothing);
