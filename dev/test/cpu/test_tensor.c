@@ -27,12 +27,6 @@ typedef struct Group {
 
 // ---- Exchanges ------------------------------------------------------------------------------------------------------
 
-static RankRows share(int rows, int t, int ranks) { // ranks below rows % ranks own one more
-    int64_t first = 0;
-    for (int s = 0; s < t; s++) first += rows / ranks + (s < rows % ranks);
-    return (RankRows){first, rows / ranks + (t < rows % ranks)};
-}
-
 static void publish(struct Rank *rank, const void *values) {
     rank->group->published[rank->t] = values;
     if (rank->t == 0) rank->group->exchanges++;
@@ -45,7 +39,7 @@ static int gather_rows(void *context, void *values, int rows, size_t width, Dtyp
     (void)e;
     publish(rank, values);
     for (int t = 0; t < rank->group->ranks; t++) {
-        const RankRows of = share(rows, t, rank->group->ranks);
+        const RankRows of = rows_of_rank(rows, t, rank->group->ranks);
         const size_t at = (size_t)of.first * bytes;
         if (t != rank->t)
             memcpy((char *)values + at, (const char *)rank->group->published[t] + at, (size_t)of.count * bytes);
@@ -56,7 +50,7 @@ static int gather_rows(void *context, void *values, int rows, size_t width, Dtyp
 
 static int reduce_rows(void *context, void *own, const void *partial, int rows, size_t width, Dtype type, Error *e) {
     struct Rank *rank = context;
-    const RankRows mine = share(rows, rank->t, rank->group->ranks);
+    const RankRows mine = rows_of_rank(rows, rank->t, rank->group->ranks);
     (void)e;
     CHECK(type == DTYPE_FP32, "type %d", type);
     publish(rank, partial);
@@ -88,10 +82,6 @@ static size_t place_of(const Group *g, int t, int k, size_t i) {
     default: break;
     }
     return whole->offset + row * whole->columns + column;
-}
-
-static bool is_cut(TensorKind kind) {
-    return kind == QKV_W || kind == QKV_B || kind == PROJ_W || kind == FC_W || kind == FC_B || kind == FCPROJ_W;
 }
 
 // ---- Engines --------------------------------------------------------------------------------------------------------
@@ -172,15 +162,16 @@ static void check_numbers(const Group *g, const Outcome *one, const float *loss,
     for (int t = 0; t < g->ranks; t++) loss_sum += g->rank[t].outcome.loss;
     CHECK_CLOSE(loss_sum, one->loss, 1e-6, 0);
     for (int k = 0; k < g->world->model.tensor_count && g->rank[0].config.gns == GNS_EXACT; k++) {
+        const bool cut = tensor_is_cut(&g->rank[0].model.tensors[k]);
         double square = 0;
         sum = 0;
         for (int t = 0; t < g->ranks; t++) {
             const double *grad_sq = g->rank[t].outcome.grad_sq;
             sum += g->rank[t].outcome.example_sq[k];
-            square += is_cut(g->world->model.tensors[k].kind) ? grad_sq[k] : 0;
+            square += cut ? grad_sq[k] : 0;
         }
         CHECK_CLOSE(sum, one->example_sq[k], 1e-5, 0);
-        if (is_cut(g->world->model.tensors[k].kind)) CHECK_CLOSE(square, one->grad_sq[k], 1e-5, 0);
+        if (cut) CHECK_CLOSE(square, one->grad_sq[k], 1e-5, 0);
     }
     for (int b = 0; b < ROWS; b++) {
         RowResult row = {0};
@@ -204,7 +195,7 @@ static void check_sources(const Group *g, const Outcome *one) {
         const double got = g->rank[t].outcome.source_gram[s * (WORLD_SOURCES + 1)];
         int rows = 0, last = 0;
         for (int b = 0; b < ROWS; b += MICRO_BATCH) {
-            const RankRows own = share(ROWS - b < MICRO_BATCH ? ROWS - b : MICRO_BATCH, t, g->ranks);
+            const RankRows own = rows_of_rank(ROWS - b < MICRO_BATCH ? ROWS - b : MICRO_BATCH, t, g->ranks);
             for (int k = b + (int)own.first; k < b + (int)(own.first + own.count); k++)
                 if (world_source(NULL, (uint64_t)(FIRST + k)) == s) rows++, last = k;
         }
