@@ -66,23 +66,3 @@ GNS_HD static inline float fp8_round(float y) {
     memcpy(&power, &bits, sizeof power);
     return (y + 0x1.8p20f * power) - 0x1.8p20f * power;
 }
-
-// Returns the code of the e4m3 number nearest to y.
-GNS_HD static inline uint8_t fp8_encode(float y) {
-    const float rounded = fp8_round(y), size = fabsf(rounded);
-    uint32_t bits;
-    if (size != size) return 0x7f;
-    memcpy(&bits, &y, sizeof bits);
-    const uint8_t sign = (uint8_t)(bits >> 24 & 0x80);
-    if (size < 0x1p-6f) return sign | (uint8_t)(size * 0x1p9f);
-    memcpy(&bits, &size, sizeof bits);
-    return sign | (uint8_t)((bits >> 20) - (120u << 3)); // an exponent of bias 7 instead of 127
-}
-
-// Returns the e4m3 number of a code.
-GNS_HD static inline float fp8_decode(uint8_t code) {
-    const int exponent = code >> 3 & 15, mantissa = code & 7;
-    const float size = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
-    if ((code & 0x7f) == 0x7f) return NAN;
-    return code & 0x80 ? -size : size;
-}

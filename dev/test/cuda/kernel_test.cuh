@@ -8,6 +8,7 @@
 // large shapes, for tools that slow everything down.
 #pragma once
 
+#include "../e4m3.h"
 #include "call_ok.cuh"
 
 #include "cuda/reduce.cuh"

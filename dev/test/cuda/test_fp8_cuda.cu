@@ -11,7 +11,7 @@ static const int exponents[] = {-63, -9, 0, 6, 60, 63};
 
 static std::vector<uint8_t> codes_of(const std::vector<real> &x, int k) {
     std::vector<uint8_t> codes;
-    for (real v : x) codes.push_back(fp8_encode((float)v * ldexpf(1, k)));
+    for (real v : x) codes.push_back(e4m3_code((float)v * ldexpf(1, k)));
     return codes;
 }
 
@@ -236,8 +236,8 @@ static void product_case(int rows, int in, int out, Values values) {
         "product", [&] { CUDA_OK(cudaMemset(l.y, POISON, n * sizeof(real))); }, [&] { CALL_OK(linear_sm90(l, 0, &e)); },
         {{l.y, n * sizeof(real)}});
     std::vector<float> x, w;
-    for (uint8_t code : x8) x.push_back(fp8_decode(code));
-    for (uint8_t code : w8) w.push_back(fp8_decode(code));
+    for (uint8_t code : x8) x.push_back(e4m3_value(code));
+    for (uint8_t code : w8) w.push_back(e4m3_value(code));
     const std::vector<real> y = host_from(l.y, n);
     double worst = 0, signs = 0, all = 0;
     for (int i = 0; i < rows; i++) {

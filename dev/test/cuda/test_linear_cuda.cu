@@ -35,8 +35,8 @@ static uint8_t *e4m3_of(std::vector<real> &v, int row, float *scale) {
     const int k = fp8_next(FP8_UNSET, amax);
     std::vector<uint8_t> codes;
     for (real &x : v) {
-        codes.push_back(fp8_encode(ldexpf((float)x, k)));
-        x = (real)ldexpf(fp8_decode(codes.back()), -k);
+        codes.push_back(e4m3_code(ldexpf((float)x, k)));
+        x = (real)ldexpf(e4m3_value(codes.back()), -k);
     }
     codes.insert(codes.end(), row, 0x7f);
     *scale = ldexpf(*scale, -k);
@@ -152,7 +152,7 @@ static void check_copy(const Linear &l, const std::vector<real> &y) {
     float amax = 0;
     size_t wrong = 0;
     for (size_t i = 0; i < y.size(); i++) {
-        wrong += codes[i] != fp8_encode((float)y[i] * l.copy.scale);
+        wrong += codes[i] != e4m3_code((float)y[i] * l.copy.scale);
         amax = fmaxf(amax, fabsf((float)y[i]));
     }
     CHECK(wrong == 0, "%zu of %zu codes are not those of y", wrong, y.size());
@@ -442,7 +442,7 @@ static void test_unusable_widths(void) {
 
 template <typename X> static X *device_random(size_t n, bool codes) {
     std::vector<X> block(1 << 18);
-    for (X &x : block) x = codes ? (X)fp8_encode((float)random_normal() * 4) : (X)(float)random_normal();
+    for (X &x : block) x = codes ? (X)e4m3_code((float)random_normal() * 4) : (X)(float)random_normal();
     X *p = device_new<X>(n);
     for (size_t i = 0; i < n; i += block.size())
         CUDA_OK(cudaMemcpy(p + i, block.data(), std::min(block.size(), n - i) * sizeof(X), cudaMemcpyHostToDevice));

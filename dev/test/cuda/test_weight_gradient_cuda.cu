@@ -37,8 +37,8 @@ static std::vector<uint8_t> codes_of(std::vector<real> &x, int B, int T, int col
     std::vector<uint8_t> codes(x.size());
     for (size_t row = 0; row < (size_t)B * T; row++)
         for (int c = 0; c < columns; c++) {
-            const uint8_t code = fp8_encode((float)x[row * columns + c]);
-            x[row * columns + c] = (real)fp8_decode(code);
+            const uint8_t code = e4m3_code((float)x[row * columns + c]);
+            x[row * columns + c] = (real)e4m3_value(code);
             codes[(row / T * columns + c) * T + row % T] = code;
         }
     return codes;
