@@ -207,11 +207,9 @@ void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq,
 
 // ---- GELU -----------------------------------------------------------------------------------------------------------
 
-enum { GELU_PARALLEL = 1 << 14 }; // fewer floats run on one thread
-
 VECTOR_INLINE void gelu_forward_of(void *y, const void *x, size_t n, const Dtype type) {
     size_t whole = n / VEC * VEC;
-#pragma omp parallel for schedule(static) if (n >= GELU_PARALLEL)
+#pragma omp parallel for schedule(static) if (n > PARALLEL_FLOATS)
     for (size_t i = 0; i < whole; i += VEC) value_store(y, i, vec_gelu(value_load(x, i, type)), type);
     for (size_t i = whole; i < n; i++) value_set(y, i, vec_gelu(vec_set(value_get(x, i, type)))[0], type);
 }
@@ -220,7 +218,7 @@ void gelu_forward(void *y, const void *x, size_t n, Dtype type) { BY_TYPE(type, 
 
 VECTOR_INLINE void gelu_backward_of(void *dx, const void *dy, const void *x, size_t n, const Dtype type) {
     size_t whole = n / VEC * VEC;
-#pragma omp parallel for schedule(static) if (n >= GELU_PARALLEL)
+#pragma omp parallel for schedule(static) if (n > PARALLEL_FLOATS)
     for (size_t i = 0; i < whole; i += VEC)
         value_store(dx, i, value_load(dy, i, type) * vec_gelu_derivative(value_load(x, i, type)), type);
     for (size_t i = whole; i < n; i++)
