@@ -104,15 +104,6 @@ prints_and_groups() {
     if "$python" -c 'import matplotlib' 2> /dev/null; then
         "$python" scripts/report.py "$work/whole" > /dev/null && says "$work/whole/report.html" zzzzzzzzzzzz || return
     fi
-    if "$python" -c 'import numpy' 2> /dev/null; then
-        "$python" scripts/outliers.py "$work/whole" --repeats "$work"/t_train_*.bin > "$work/text.log" || return
-        grep -A 1 -E '^(run|repeat)' "$work/text.log" | paste -d ' ' - - | awk '
-            /^run/ { runs += $3 >= 64 && $8 == "z"; next }
-            { document += $3 == 150 && length($8) == 64; bytes += length($8) == 32 && $8 ~ /^z+$/ }
-            END { exit !(runs == 3 && document == 1 && bytes == 1) }' || { cat "$work/text.log"; return 1; }
-        refuses 65 "README.md: no shard" "$python" scripts/outliers.py "$work/whole" --repeats README.md || return
-        refuses 65 "gone: No such file" "$python" scripts/outliers.py "$work/whole" --repeats "$work/gone" || return
-    fi
     refuses 65 "no outliers" "$python" scripts/outliers.py "$work/without" && rm "$work"/t_train_*.bin &&
         "$python" scripts/outliers.py "$work/whole" > /dev/null # without the shard
 }
