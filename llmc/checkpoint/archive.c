@@ -14,7 +14,7 @@
 //    older one is used instead.
 // 8. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
 //    (archive_set_aside_after). Those that a rollback renames stay until the next one, or until the disk is full
-//    (archive_roll_back).
+//    (archive_remove_rolled_back).
 #include "checkpoint/archive.h"
 
 #include <errno.h>
@@ -110,8 +110,7 @@ int archive_count(const Archive *archive, int *count, Error *e) {
     Names names;
     TRY(directory_list(archive->dir, archive->path, &names, e));
     *count = 0;
-    for (int i = 0; i < names.count; i++)
-        *count += step_of(names.name[i], FINAL) >= 0 || step_of(names.name[i], ROLLED_BACK) >= 0;
+    for (int i = 0; i < names.count; i++) *count += step_of(names.name[i], FINAL) >= 0;
     names_free(&names);
     return 0;
 }
@@ -268,16 +267,14 @@ int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e) 
     return remove_own(archive, step, FINAL, notes, e);
 }
 
-static int remove_rolled_back(const Archive *archive, FILE *notes, Error *e) {
+int archive_remove_rolled_back(const Archive *archive, FILE *notes, Error *e) {
     int code = 0;
     for (int64_t step = INT64_MAX; next_step(archive, ROLLED_BACK, -1, &step, &code, e);)
         TRY(remove_own(archive, step, ROLLED_BACK, notes, e));
     return code;
 }
 
-static bool is_best(const Spare *spare, int64_t step) {
-    return step > 0 && (step == spare->best || step == spare->best_there);
-}
+static bool is_best(const Spare *spare, int64_t step) { return step > 0 && step == spare->best; }
 
 int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error *e) {
     int64_t complete = 0;
@@ -308,7 +305,7 @@ int archive_make_room(const Archive *archive, uint64_t bytes, const Spare *spare
     int code = 0;
     TRY(disk_free(archive->dir, archive->path, &left, e));
     if (left < bytes && spare->keep > 0) {
-        TRY(remove_rolled_back(archive, notes, e));
+        TRY(archive_remove_rolled_back(archive, notes, e));
         TRY(disk_free(archive->dir, archive->path, &left, e));
     }
     if (left >= bytes) return 0;
@@ -359,8 +356,7 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
                 "%s: all of its %d checkpoints are damaged", archive->path, skipped);
 }
 
-// Renames checkpoints later than `step`. In a rollback, first removes what an earlier one made of the same steps.
-static int set_aside(const Archive *archive, int64_t step, bool rollback, FILE *notes, Error *e) {
+int archive_set_aside_after(const Archive *archive, int64_t step, const char *why, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], aside[ARCHIVE_PATH];
     int code = 0;
     for (int64_t at = INT64_MAX; next_step(archive, FINAL, -1, &at, &code, e) && at > step;) {
@@ -368,18 +364,8 @@ static int set_aside(const Archive *archive, int64_t step, bool rollback, FILE *
         archive_verify(archive, at, VERIFY_SIZES, NULL, &manifest, &(Error){0});
         if (of_another_run(archive, &manifest)) continue;
         step_path(archive, at, FINAL, path);
-        if (rollback) TRY(remove_own(archive, at, ROLLED_BACK, notes, e));
-        TRY(rename_aside(archive, at, path, rollback ? "rolled_back" : "damaged", aside, e));
+        TRY(rename_aside(archive, at, path, why, aside, e));
         fprintf(notes, "%s is now %s\n", path, aside);
     }
     return code;
-}
-
-int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, Error *e) {
-    return set_aside(archive, step, false, notes, e);
-}
-
-int archive_roll_back(const Archive *archive, int64_t step, int64_t keep, FILE *notes, Error *e) {
-    if (keep > 0) TRY(remove_rolled_back(archive, notes, e));
-    return set_aside(archive, step, true, notes, e);
 }

@@ -27,10 +27,9 @@ int64_t archive_step_of(const char *name); // -1 for any name but "step_00000120
 
 // What is not removed. The steps are those of checkpoints.
 typedef struct {
-    int64_t keep;       // the newest complete ones; 0: all
-    int64_t back;       // where a rollback would go back to; INT64_MAX: none
-    int64_t best;       // --keep-best; 0: none
-    int64_t best_there; // the best so far when `back` was saved; 0: none
+    int64_t keep; // the newest complete ones; 0: all
+    int64_t back; // where a rollback would go back to; INT64_MAX: none
+    int64_t best; // --keep-best; 0: none
 } Spare;
 
 // Makes room on the disk for a checkpoint of this many bytes, or returns ERR_WRITE. With keep > 0, removes those that a
@@ -77,14 +76,13 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
                    int (*verify)(void *context, const char *directory, Error *e), void *context, Newest *newest,
                    Error *e);
 
-// Renames the checkpoints of later steps, but not another run's, to "step_00000120.damaged".
-int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, Error *e);
+// Renames the checkpoints of later steps, but not another run's. why: "damaged" makes "step_00000120.damaged";
+// "rolled_back" is the other word.
+int archive_set_aside_after(const Archive *archive, int64_t step, const char *why, FILE *notes, Error *e);
 
-// Renames the checkpoints of later steps to "step_00000120.rolled_back" in a rollback. First removes what earlier
-// rollbacks of this run renamed: all with keep > 0, else those of the same steps.
-int archive_roll_back(const Archive *archive, int64_t step, int64_t keep, FILE *notes, Error *e);
+int archive_remove_rolled_back(const Archive *archive, FILE *notes, Error *e); // this run's
 
-// Counts the checkpoints, damaged or not, and those that a rollback renamed.
+// Counts the checkpoints, damaged or not.
 int archive_count(const Archive *archive, int *count, Error *e);
 
 int archive_tidy(const Archive *archive, FILE *notes, Error *e); // removes the partials of a killed run

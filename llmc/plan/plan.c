@@ -350,9 +350,9 @@ int64_t plan_checkpoints(const Ramp *ramp, const Options *o) {
     int64_t written = 1 + (every > 0 ? steps / every : 0) + (best > 0 ? steps / best : 0);
     int64_t kept = o->keep + 1 + (best > 0); // a new checkpoint is written before the oldest is removed
     if (!o->on_spike) return o->keep > 0 && kept < written ? kept : written;
-    // Keeps all back to the newest one before the window, and its best. Step 0's and abandoned ones come on top.
+    // Keeps all back to the newest one before the window. Step 0's and abandoned ones come on top.
     const int64_t window = 2 * o->spike_steps - 1;
     const int64_t recent = 1 + (window + every - 1) / every + (best ? window / best : 0);
-    kept += (recent > o->keep ? recent - o->keep : 0) + (best > 0);
+    kept += recent > o->keep ? recent - o->keep : 0;
     return recent - 1 + (o->keep > 0 && kept < written + 1 ? kept : written + 1);
 }

@@ -192,8 +192,8 @@ static int setup_directory(Run *r, Error *e) {
     const int64_t step = r->position.at.step, bytes = r->position.at.metrics_bytes;
     if (back && metrics_set_aside(r->output.metrics, step, bytes, &unkept))
         fprintf(stderr, "warning: %s: the undone steps' lines are lost\n", unkept.what);
-    TRY(back ? archive_roll_back(archive, step, r->setup.options.keep, stderr, e)
-             : archive_set_aside_after(archive, step, stderr, e));
+    if (back && r->setup.options.keep > 0) TRY(archive_remove_rolled_back(archive, stderr, e));
+    TRY(archive_set_aside_after(archive, step, back ? "rolled_back" : "damaged", stderr, e));
     return metrics_begin(r->output.metrics, step, bytes, e);
 }
 

@@ -7,7 +7,6 @@
 #include "checkpoint/layout.h"
 #include "run/run.h"
 
-#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
@@ -142,14 +141,11 @@ static Spare spare_now(const Run *r, FILE *notes) {
     const Options *o = &r->setup.options;
     Spare spare = {.keep = o->keep, .back = INT64_MAX};
     Newest back;
-    RunSummary there;
     Error unknown;
     if (!o->on_spike) return spare;
     const int64_t target = rollback_target(o, r->position.at.step + 1);
     const int code = archive_newest(&r->saving.archive, target, notes, NULL, NULL, &back, &unknown);
     spare.back = !code && back.found ? back.step : 0; // 0: archive_thin removes nothing
-    if (o->keep_best && spare.back && run_state_summary(&there, back.directory, &unknown) == 0)
-        spare.best_there = there.at.best.step;
     return spare;
 }
 
@@ -169,15 +165,13 @@ static int begin_save(Run *r, Error *e) {
     const uint64_t bytes = s->size + s->state_bytes + metrics_waiting(r->output.metrics);
     Spare room = s->spare = spare_now(r, s->notes.f);
     if (o->keep_best) room.best = r->saving.best_before.step, s->spare.best = at->best.step;
-    if (s->waits) room.back = INT64_MAX, room.best_there = 0; // the last save matters more than a rollback
+    if (s->waits) room.back = INT64_MAX; // the last save matters more than a rollback
     TRY(archive_make_room(archive, bytes, &room, r->saving.saved_step, s->notes.f, &pulse, e));
     manifest_free(&s->manifest);
     s->manifest.pulse = &s->pulse;
     TRY(archive_begin(archive, at->step, &s->manifest, s->notes.f, e));
     Error unwritten;
     if (o->outliers && row_outliers_write(r, &unwritten)) fprintf(s->notes.f, "warning: %s\n", unwritten.what);
-    if (!o->outliers && unlinkat(archive->dir, "outliers.jsonl", 0) != 0 && errno != ENOENT) // left by an earlier part
-        fprintf(s->notes.f, "warning: %s/outliers.jsonl: cannot remove: %s\n", archive->path, strerror(errno));
     for (int f = 0; f < LAYOUT_FILES; f++) {
         if (manifest_open(&s->manifest, layout_names[f], true, s->layout.bytes[f], &s->fd[f], e) == 0) continue;
         while (f-- > 0) close(s->fd[f]);

@@ -569,7 +569,7 @@ static void test_checkpoints_at_a_time(void) {
         {10, 0, 1, 4, 5},         // --on-spike: the newest, the one before 10 steps, the new one, an abandoned one
         {10, 0, 3, 5, 5},         // the window needs no more than --keep
         {3, 0, 2, 8, 5},          // 9 steps hold three, and a rollback abandons as many
-        {10, 25, 1, 6, 5},        // two best ones
+        {10, 25, 1, 5, 5},        // the best one in addition
         {50, 0, 0, 4, 5},         // steps 0, 50 and 100
     };
     Ramp ramp;

@@ -79,14 +79,10 @@ changes_nothing_else() {
         cmp <(numbers "$work/whole") <(numbers "$work/without") && cmp "$work"/{whole,without}/step_00000300/model.safetensors
 }
 
-# The last step of 33 is the first whose rows are judged.
-leaves_no_file_of_an_earlier_part() {
+judges_from_step_33() {
     local steps=33
-    run part --outliers 20 > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
-    [ "$(grep -c '"step": 33,' "$work/part/outliers.jsonl")" = "$(wc -l < "$work/part/outliers.jsonl")" ] || return
-    steps=34
-    run part > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
-    says "$work/log" "resuming from" && [ ! -e "$work/part/outliers.jsonl" ]
+    run early --outliers 20 > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+    [ "$(grep -c '"step": 33,' "$work/early/outliers.jsonl")" = "$(wc -l < "$work/early/outliers.jsonl")" ]
 }
 
 refuses_bad_values() {
@@ -112,7 +108,7 @@ try finds_what_was_planted
 try resumes_with_the_same_file
 try ranks_keep_the_same_rows
 try changes_nothing_else
-try leaves_no_file_of_an_earlier_part
+try judges_from_step_33
 try refuses_bad_values
 try prints_and_groups
 exit $failed

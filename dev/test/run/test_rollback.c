@@ -194,7 +194,7 @@ static void test_not_finite(void) {
                   0, path_of("step %d, examples %d to %d: loss nan", step, (step - 1) * B, step * B - 1), where[i]);
         check_lines(path_of("nan%d", step), 50);
     }
-    CHECK(count_checkpoints("nan39") == 6 && file_exists("nan39/step_00000036") &&
+    CHECK(count_checkpoints("nan39") == 4 && file_exists("nan39/step_00000036") &&
               file_exists("nan39/step_00000030.rolled_back") && file_exists("nan39/step_00000036.rolled_back"),
           "kept: 50, back to 36, before step 41, and the abandoned ones");
     disturbed.nan_from = disturbed.nan_to = 0;
@@ -234,14 +234,10 @@ static void test_another_runs_checkpoint(void) {
     memory_free(state);
 }
 
-// Keeps the checkpoint that was best before the window, though a later one was better.
-static void test_keeps_the_best_there(void) {
-    disturbed.nan_from = 47, disturbed.nan_to = disturbed.kill_step = 48;
-    CHECK_RUN(trainer_run(SHORT "--keep 1 --keep-best --out best"), 1000 + SIGKILL, ": back to best/step_00000036,");
-    CHECK(file_exists("best/step_00000020") && file_exists("best/step_00000042.rolled_back"), "20 and 42");
-    disturbed.nan_from = disturbed.nan_to = disturbed.kill_step = 0;
-    CHECK_RUN(trainer_run(SHORT "--keep 1 --keep-best --out best"), 0);
-    CHECK(file_exists("best/step_00000040") && !file_exists("best/step_00000020"), "40 is better");
+static void roll_back(const Archive *archive, int64_t step, FILE *notes) {
+    Error e = {0};
+    CHECK_OK(archive_remove_rolled_back(archive, notes, &e), &e);
+    CHECK_OK(archive_set_aside_after(archive, step, "rolled_back", notes, &e), &e);
 }
 
 // A second rollback and a full disk remove what the first one set aside.
@@ -254,26 +250,27 @@ static void test_abandoned(void) {
     for (int step = 1; step <= 5; step++) make_checkpoint("left", step, "made by a test", "x", 1);
     archive = archive_at("left");
     CHECK(rename("left/step_00000005", "elsewhere") == 0 && symlink("../elsewhere", "left/step_00000005") == 0, "link");
-    CHECK_OK(archive_roll_back(&archive, 4, 2, notes, &e), &e);
+    roll_back(&archive, 4, notes);
     CHECK(file_exists("left/step_00000005.rolled_back") && !file_exists("left/step_00000005"), "a link moves");
     CHECK(unlink("left/step_00000005.rolled_back") == 0 && rename("elsewhere", "left/step_00000005") == 0, "back");
     make_checkpoint("left", 6, "made by a test", "x", 1);
     CHECK(truncate("left/step_00000004/MANIFEST.json", 9) == 0 && unlink("left/step_00000006/MANIFEST.json") == 0,
           "damaged");
-    CHECK_OK(archive_roll_back(&archive, 3, 2, notes, &e), &e);
+    roll_back(&archive, 3, notes);
     CHECK(file_exists("left/step_00000005.rolled_back") && file_exists("left/step_00000004.rolled_back"),
           "all of them");
     CHECK(system("rm -r left/*4.rolled_back left/*6*") == 0, "damaged ones moved");
-    CHECK_OK(archive_roll_back(&archive, 2, 2, notes, &e), &e);
-    CHECK(file_exists("left/step_00000003.rolled_back") && count_checkpoints("left") == 3, "of the second");
+    roll_back(&archive, 2, notes);
+    CHECK(file_exists("left/step_00000003.rolled_back") && !file_exists("left/step_00000005.rolled_back"),
+          "of the second");
     make_checkpoint("left", 3, "made by a test", "x", 1);
-    CHECK_OK(archive_roll_back(&archive, 2, 0, notes, &e), &e);
+    roll_back(&archive, 2, notes);
     CHECK(file_exists("left/step_00000003.rolled_back") && !file_exists("left/step_00000003.rolled_back.2"),
           "the older one of the same step goes");
     CHECK(archive_make_room(&archive, UINT64_MAX / 2, &(Spare){.keep = 0}, 2, notes, NULL, &e) == ERR_WRITE, "room");
     CHECK(file_exists("left/step_00000003.rolled_back"), "--keep 0 keeps all");
     CHECK(archive_make_room(&archive, UINT64_MAX / 2, &(Spare){.keep = 2}, 2, notes, NULL, &e) == ERR_WRITE, "room");
-    CHECK(count_checkpoints("left") == 2 && file_exists("left/step_00000001"), "only the abandoned one went");
+    CHECK(count_checkpoints("left") == 2 && !file_exists("left/step_00000003.rolled_back"), "only the abandoned one");
     archive_close(&archive);
     fclose(notes);
 }
@@ -339,7 +336,7 @@ int main(int argc, char **argv) {
     trainer_setup();
     make_shards();
     RUN(test_heals, test_same_bits, test_killed, test_off_and_idle, test_not_finite, test_again_at_once,
-        test_another_runs_checkpoint, test_keeps_the_best_there, test_abandoned, test_everything_else, test_gives_up);
+        test_another_runs_checkpoint, test_abandoned, test_everything_else, test_gives_up);
     RUN(test_ranks);
     return trainer_end();
 }
