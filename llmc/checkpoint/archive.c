@@ -302,6 +302,7 @@ static uint64_t spare_bytes(const Archive *archive, int64_t step, const Spare *s
 int archive_make_room(const Archive *archive, uint64_t bytes, const Spare *spare, int64_t newest, FILE *notes,
                       const Pulse *pulse, Error *e) {
     uint64_t left, in_all;
+    Spare exact = *spare;
     int code = 0;
     TRY(disk_free(archive->dir, archive->path, &left, e));
     if (left < bytes && spare->keep > 0) {
@@ -309,11 +310,13 @@ int archive_make_room(const Archive *archive, uint64_t bytes, const Spare *spare
         TRY(disk_free(archive->dir, archive->path, &left, e));
     }
     if (left >= bytes) return 0;
+    if (exact.back < INT64_MAX) exact.back++, next_step(archive, FINAL, -1, &exact.back, &code, e);
+    if (code) return code;
     in_all = left;
     for (int64_t step = -1; next_step(archive, FINAL, 1, &step, &code, e);)
-        in_all += spare_bytes(archive, step, spare, newest);
+        in_all += spare_bytes(archive, step, &exact, newest);
     for (int64_t step = -1; left < bytes && in_all >= bytes && next_step(archive, FINAL, 1, &step, &code, e);) {
-        if (!spare_bytes(archive, step, spare, newest)) continue;
+        if (!spare_bytes(archive, step, &exact, newest)) continue;
         TRY(archive_remove(archive, step, notes, e));
         fprintf(notes, "note: removed %s/" FINAL " to make room on the disk\n", archive->path, step);
         pulse_beat(pulse);
@@ -340,7 +343,7 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
             step_path(archive, newest->step, FINAL, newest->directory);
             int bad = archive_verify(archive, newest->step, VERIFY_SIZES, NULL, &manifest, e);
             if (of_another_run(archive, &manifest)) continue;
-            if (!bad && verify) bad = verify(context, newest->directory, e);
+            if (!bad) bad = verify(context, newest->directory, e);
             strcpy(newest->run, manifest.run);
             if (bad && e->unreadable)
                 error_hint(e,

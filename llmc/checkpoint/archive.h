@@ -28,7 +28,7 @@ int64_t archive_step_of(const char *name); // -1 for any name but "step_00000120
 // What is not removed. The steps are those of checkpoints.
 typedef struct {
     int64_t keep; // the newest complete ones; 0: all
-    int64_t back; // where a rollback would go back to; INT64_MAX: none
+    int64_t back; // a rollback goes back to the newest of this step or before; INT64_MAX: no rollback
     int64_t best; // --keep-best; 0: none
 } Spare;
 
@@ -58,7 +58,7 @@ int archive_verify(const Archive *archive, int64_t step, Verify what, const Puls
 int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e); // no-op unless it is this run's
 
 // Removes this run's checkpoints, but keeps the newest `keep` complete ones, whose files have the right sizes, and all
-// from step `back` on: as the window moves, a rollback goes back to each of these in turn.
+// from the newest of step `back` or before on: as the window moves, a rollback goes back to each in turn.
 int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error *e);
 
 // A run's newest checkpoint that reads back as it was written.
@@ -70,7 +70,7 @@ typedef struct {
 } Newest;
 
 // Finds the newest checkpoint of step `latest` or earlier; if there is none, the oldest later one. Skips another run's
-// if the archive has an id, and damaged ones (`verify`, unless NULL, returns ERR_INPUT). ERR_INPUT if all are damaged,
+// if the archive has an id, and damaged ones (`verify` returns ERR_INPUT). ERR_INPUT if all are damaged,
 // or if one that is tried cannot be read or has another build's format.
 int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
                    int (*verify)(void *context, const char *directory, Error *e), void *context, Newest *newest,

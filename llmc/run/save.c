@@ -136,19 +136,6 @@ void saver_destroy(Saver *s) {
 
 // ---- Rank 0 begins --------------------------------------------------------------------------------------------------
 
-// Returns what this step's save must not remove, apart from the best checkpoint.
-static Spare spare_now(const Run *r, FILE *notes) {
-    const Options *o = &r->setup.options;
-    Spare spare = {.keep = o->keep, .back = INT64_MAX};
-    Newest back;
-    Error unknown;
-    if (!o->on_spike) return spare;
-    const int64_t target = rollback_target(o, r->position.at.step + 1);
-    const int code = archive_newest(&r->saving.archive, target, notes, NULL, NULL, &back, &unknown);
-    spare.back = !code && back.found ? back.step : 0; // 0: archive_thin removes nothing
-    return spare;
-}
-
 // Makes the text of state.json, makes room on the disk, and creates the files.
 static int begin_save(Run *r, Error *e) {
     Saver *s = r->saving.saver;
@@ -163,7 +150,8 @@ static int begin_save(Run *r, Error *e) {
     TRY(run_state_write(r, &s->state, &s->state_bytes, e));
     TRY(text_begin(&s->notes, e));
     const uint64_t bytes = s->size + s->state_bytes + metrics_waiting(r->output.metrics);
-    Spare room = s->spare = spare_now(r, s->notes.f);
+    s->spare = (Spare){.keep = o->keep, .back = o->on_spike ? rollback_target(o, at->step + 1) : INT64_MAX};
+    Spare room = s->spare;
     if (o->keep_best) room.best = r->saving.best_before.step, s->spare.best = at->best.step;
     if (s->waits) room.back = INT64_MAX; // the last save matters more than a rollback
     TRY(archive_make_room(archive, bytes, &room, r->saving.saved_step, s->notes.f, &pulse, e));
