@@ -81,6 +81,6 @@ int rollback_skip(Run *r, Error *e) {
                     (long long)first, (long long)(first + rows - 1));
     }
     for (int i = 0; i < s->rollbacks; i++)
-        TRY(dataset_exclude(r->data.train, (uint64_t)s->skipped[i].first, (size_t)s->skipped[i].rows, e));
+        TRY(dataset_exclude(r->data.train, (uint64_t)s->skipped[i].first, (uint64_t)s->skipped[i].rows, e));
     return 0;
 }

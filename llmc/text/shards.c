@@ -5,7 +5,6 @@
 
 #include <assert.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -34,9 +33,8 @@ struct Dataset {
     Shard *shards;
     int seq_len, vocab_size;
     uint64_t seed;
-    bool shifts;        // shift windows by epoch
-    uint64_t *excluded; // sorted windows that dataset_window_at skips
-    size_t excluded_count;
+    bool shifts;    // shift windows by epoch
+    bool *excluded; // (windows) those that dataset_window_at skips; NULL: none
     DatasetInfo info;
 };
 
@@ -216,10 +214,6 @@ int dataset_example_source(const Dataset *data, uint64_t example) {
     return data->info.sources > 1 ? mixture_source(data->share_end, data->seed, example) : 0;
 }
 
-static int compare_windows(const void *a, const void *b) {
-    return (*(const uint64_t *)a > *(const uint64_t *)b) - (*(const uint64_t *)a < *(const uint64_t *)b);
-}
-
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift) {
     const int most = 64; // epochs to search for a window that is not excluded; then accept an excluded one
     int s = dataset_example_source(data, example);
@@ -229,21 +223,14 @@ uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shif
         uint64_t key = permutation_key(data->seed + (uint64_t)s, n / N);
         *shift = data->shifts ? permutation_shift((uint64_t)data->seq_len, key) : 0;
         window = source->first_window + permutation_at(N, key, n % N);
-        if (!data->excluded_count || i == most) return window;
-        if (!bsearch(&window, data->excluded, data->excluded_count, sizeof window, compare_windows)) return window;
+        if (!data->excluded || !data->excluded[window] || i == most) return window;
     }
 }
 
-int dataset_exclude(Dataset *data, uint64_t first, size_t count, Error *e) {
-    const size_t before = data->excluded_count;
-    uint64_t *windows, shift;
-    TRY(memory_alloc((void **)&windows, (before + count) * sizeof *windows, "excluded rows", e));
-    if (before) memcpy(windows, data->excluded, before * sizeof *windows);
-    for (size_t i = 0; i < count; i++) windows[before + i] = dataset_window_at(data, first + i, &shift);
-    qsort(windows, before + count, sizeof *windows, compare_windows);
-    memory_free(data->excluded);
-    data->excluded = windows;
-    data->excluded_count = before + count;
+int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e) {
+    uint64_t shift;
+    if (!data->excluded) TRY(memory_alloc_zero((void **)&data->excluded, data->info.windows, "excluded rows", e));
+    for (uint64_t i = 0; i < count; i++) data->excluded[dataset_window_at(data, first + i, &shift)] = true;
     return 0;
 }
 

@@ -43,8 +43,9 @@ void dataset_close(Dataset *data); // NULL is fine
 
 void dataset_shift_windows(Dataset *data); // call it before the first dataset_rows
 
-// Excludes the windows of examples [first, first + count), as the order is before the call, from all later reads.
-int dataset_exclude(Dataset *data, uint64_t first, size_t count, Error *e);
+// Excludes the windows of examples [first, first + count) from all later reads. Where the range enters another epoch,
+// excludes replacements of windows that it has excluded before.
+int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e);
 
 DatasetInfo dataset_describe(const Dataset *data);
 DatasetSource dataset_source(const Dataset *data, int source); // without weights all files are one source
