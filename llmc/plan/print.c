@@ -257,7 +257,7 @@ static void print_advice(FILE *f, const Plan *p) {
     else if (isfinite(times))
         fprintf(f, "  advice: %s; %s takes %.2f times as long\n", mesh(&best[take], p).s, mesh(&best[!take], p).s,
                 times);
-    else fprintf(f, "  advice: %s%s\n", mesh(&best[take], p).s, take ? "; nothing fits without --tensor" : "");
+    else fprintf(f, "  advice: %s%s\n", mesh(&best[take], p).s, take ? "; nothing else fits" : "");
 }
 
 // Prints rows for other numbers of ranks; on the plan's own, other --zero and --tensor; then bounds and collectives.
@@ -290,7 +290,7 @@ static void print_ranks(FILE *f, const Plan *p) {
     for (int k = 1; k <= tensor_most(p); k *= 2)
         if (k != K && p->ranks % k == 0) print_row(f, p, p->ranks, p->sharing.zero, k, rate);
     if (!is_linked(p, p->ranks)) return;
-    print_advice(f, p);
+    if (p->rows * tensor_most(p) >= p->ranks) print_advice(f, p);
     const int most = K * plan_most(p, 0, (int)fmin((double)p->rows, 1 << 20) + 1, is_computing);
     if (most) fprintf(f, "  compute-bound up to %d ranks: at most half of a step's time is exposed\n", most);
     else fprintf(f, "  interconnect-bound on any number of ranks: more than half of a step's time is exposed\n");
