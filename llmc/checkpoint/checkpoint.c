@@ -125,12 +125,6 @@ typedef struct {
     int count;
 } ModelFiles;
 
-// True if the directory's weights are in the file: in model.safetensors, or without one in all safetensors files.
-static bool holds_weights(const char *directory, const char *file) {
-    if (directory_holds(directory, MODEL_FILE)) return strcmp(file, MODEL_FILE) == 0;
-    return path_ends(file, ".safetensors") && strcmp(file, OPTIMIZER_NAME) != 0;
-}
-
 static int files_add(ModelFiles *files, const char *directory, const char *name, Error *e) {
     char path[PATH_MAX];
     TRY(path_join(path, sizeof path, directory, name, e));
@@ -149,17 +143,20 @@ int checkpoint_refuse_pickle(const char *path, Error *e) {
                       path, path);
 }
 
+// Opens model.safetensors, or without one all safetensors files.
 static int files_open(ModelFiles *files, const char *directory, Error *e) {
     Names names;
+    bool one = directory_holds(directory, MODEL_FILE);
     *files = (ModelFiles){0};
     TRY(checkpoint_refuse_pickle(directory, e));
     TRY(directory_list(IN_PATH, directory, &names, e));
     int code = memory_alloc_zero((void **)&files->reader, (size_t)(names.count + 1) * sizeof *files->reader,
                                  "the model's files", e);
-    for (int i = 0; i < names.count && !code; i++)
-        if (holds_weights(directory, names.name[i])) code = files_add(files, directory, names.name[i], e);
+    for (int i = 0; i < names.count && !code && !one; i++)
+        if (path_ends(names.name[i], ".safetensors") && strcmp(names.name[i], OPTIMIZER_NAME) != 0)
+            code = files_add(files, directory, names.name[i], e);
     names_free(&names);
-    return code || files->count ? code : files_add(files, directory, MODEL_FILE, e); // says that it is missing
+    return code || files->count ? code : files_add(files, directory, MODEL_FILE, e); // names it if it is missing
 }
 
 static void files_close(ModelFiles *files) {
@@ -167,32 +164,26 @@ static void files_close(ModelFiles *files) {
     memory_free(files->reader);
 }
 
-// Prefixes of tensor names: _orig_mod. (torch.compile), module. (DistributedDataParallel), transformer.
-// (GPT2LMHeadModel).
-static const char *const prefixes[] = {
-    "transformer.",        "",        "_orig_mod.transformer.",        "_orig_mod.",
-    "module.transformer.", "module.", "module._orig_mod.transformer.", "module._orig_mod.",
-};
-enum { PREFIXES = sizeof prefixes / sizeof *prefixes };
+// Returns a tensor's name without the prefixes of DistributedDataParallel, torch.compile and GPT2LMHeadModel.
+static const char *bare_name(const char *name) {
+    static const char *const prefixes[] = {"module.", "_orig_mod.", "transformer."};
+    for (int i = 0; i < 3; i++)
+        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) name += strlen(prefixes[i]);
+    return name;
+}
 
 // Returns NULL if none of the files has the tensor.
 static const SafetensorsEntry *find_tensor(const ModelFiles *files, const char *name) {
-    char long_name[96];
-    const SafetensorsEntry *entry = NULL;
-    for (int i = 0; i < files->count * PREFIXES && !entry; i++) {
-        snprintf(long_name, sizeof long_name, "%s%s", prefixes[i % PREFIXES], name);
-        entry = safetensors_find(&files->reader[i / PREFIXES], long_name);
-    }
-    return entry;
+    for (int f = 0; f < files->count; f++)
+        for (int i = 0; i < files->reader[f].count; i++)
+            if (strcmp(bare_name(files->reader[f].entries[i].name), name) == 0) return &files->reader[f].entries[i];
+    return NULL;
 }
 
 // True for the model's tensors, and for others that GPT-2's files may hold: masks and the tied head.
 static bool is_known(const Model *model, const char *name) {
-    for (int p = 0; p < PREFIXES; p++) {
-        size_t n = strlen(prefixes[p]);
-        for (int i = 0; i < model->tensor_count && strncmp(name, prefixes[p], n) == 0; i++)
-            if (strcmp(model->tensors[i].name, name + n) == 0) return true;
-    }
+    for (int i = 0; i < model->tensor_count; i++)
+        if (strcmp(model->tensors[i].name, bare_name(name)) == 0) return true;
     return path_ends(name, ".attn.bias") || path_ends(name, ".attn.masked_bias") || path_ends(name, "_head.weight");
 }
 

@@ -76,19 +76,18 @@ static void squeeze(char *out, size_t bytes, const char *text) {
 }
 
 const DeviceSpec *device_spec_find(const char *text) {
-    const DeviceSpec *within = NULL, *around = NULL; // first row whose name is in the text; last that contains it
-    char part[100], name[100], words[100];           // words: the text with dashes as blanks
-    int count = 0;                                   // rows that contain it
+    const DeviceSpec *around = NULL;       // last row whose name contains the text
+    char part[100], name[100], words[100]; // words: the text with dashes as blanks
+    int count = 0;                         // rows whose name contains the text
     squeeze(part, sizeof part, text);
     snprintf(words, sizeof words, "%s", text);
     for (char *dash = words; (dash = strchr(dash, '-'));) *dash = ' ';
     for (int i = 0; i < ROWS && *part; i++) {
+        if (names_device(words, rows[i].name)) return &rows[i];
         squeeze(name, sizeof name, rows[i].name);
-        if (strcmp(name, part) == 0) return &rows[i];
-        if (!within && names_device(words, rows[i].name)) within = &rows[i];
         if (strstr(name, part)) around = &rows[i], count++;
     }
-    return within ? within : count == 1 ? around : NULL;
+    return count == 1 ? around : NULL;
 }
 
 void device_spec_names(char *out, size_t bytes) {
