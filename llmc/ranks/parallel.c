@@ -26,13 +26,13 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
     p->config.tensor = K;
     p->group = comm->rank / K, p->groups = comm->ranks / K;
     if (comm->ranks == 1) return 0;
-    p->uncut = config->optimizer == OPTIMIZER_MUON ? model : NULL;
+    p->division = (Division){comm->rank, comm->ranks, K, config->optimizer == OPTIMIZER_MUON ? model : NULL};
     TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
     TRY(memory_alloc_zero((void **)&p->work, sizeof(int64_t) * buckets, "buckets", e));
     p->buckets = (int)buckets;
     for (int i = 0; i < p->buckets; i++) {
-        const TransportScope scope = transport_scope(comm, K, model_bucket(model, i));
-        p->owned[i] = transport_part_of(p->uncut, model_bucket(model, i), scope.rank, scope.ranks);
+        const Range bucket = model_bucket(model, i);
+        p->owned[i] = division_part(&p->division, bucket, division_rank(&p->division, bucket));
     }
     bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
     p->shard_grads = config->zero >= ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
@@ -206,7 +206,7 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     p->comm->idle_pass = join_pass, p->comm->idle_context = p;
     if (!p->buckets) return 0;
     if (p->config.tensor > 1) TRY(check_groups(p, e));
-    TRY(p->api->create(&p->transport, p->comm, p->config.tensor, wire, model_bucket_largest(p->model), p->uncut,
+    TRY(p->api->create(&p->transport, p->comm, &p->division, wire, model_bucket_largest(p->model),
                        engine_stream(engine), e));
     if (p->config.zero == ZERO_0) return gather_state(p, e);
     engine_watch_weights(engine, &(WeightsWatch){send_weights, await_weights, p});

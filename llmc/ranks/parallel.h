@@ -12,12 +12,12 @@
 //   5. The order of summation depends on --reduce, never on --zero: every stage reduces the same buckets in the same
 //      order and computes the same norms of the same parts. So all stages give the same bits. With --reduce step a rank
 //      adds up its micro-steps, and the last micro-step sums over ranks once.
-//   6. Muon needs whole matrices: its blocks are not cut, and the ranks own them in turn (transport_part_of). LAMB
+//   6. Muon needs whole matrices: its blocks are not cut, and the ranks own them in turn (Division). LAMB
 //      needs norms of whole tensors: at every stage each rank computes the norms of what it owns, and they are summed
 //      over ranks.
 //   7. With --tensor K, rank d K + t is rank t of group d, and `model` is its local model. The group's ranks compute
 //      the same micro-steps together (TensorRanks); each owns other rows of them. Bucket 0 is cut among all ranks, and
-//      the others among the ranks of equal t (transport_scope). So owned parts are disjoint, and norms are sums over
+//      the others among the ranks of equal t (Division). So owned parts are disjoint, and norms are sums over
 //      all ranks. A group without rows counts the exchanges that it does not make, for the watchdog.
 //
 // --zero (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) says which rank keeps what:
@@ -57,10 +57,10 @@ typedef struct {
     int group, groups; // d of D = ranks / K; without --tensor the rank and the ranks
     int exchanges[2];  // of a group: [0] in a pass without gradients, [1] in a micro-step
     bool shard_grads, shard_weights;
-    int buckets;        // 0: one rank
-    Range *owned;       // (buckets) this rank's parts, in ascending order
-    const Model *uncut; // of transport_part_of
-    Engine *engine;     // from parallel_start on
+    int buckets;  // 0: one rank
+    Range *owned; // (buckets) this rank's parts, in ascending order
+    Division division;
+    Engine *engine; // from parallel_start on
     const TransportApi *api;
     Transport *transport; // NULL: one rank
     bool rank_norms;      // argument of parallel_begin_step

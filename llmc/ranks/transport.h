@@ -20,20 +20,31 @@ typedef struct Transport Transport; // each transport defines its own
 
 enum { PART_UNIT = 64 }; // elements: parts, like tensors, begin at multiples of this for aligned vector loads
 
-// The ranks that share a bucket, and this one's number among them: all share bucket 0, which begins at element 0; the
-// ranks of equal t (--tensor) share a block's.
+// Who owns what. The ranks that share a bucket cut it into parts, in their order: all ranks share bucket 0, which begins
+// at element 0; the ranks of equal t (--tensor) share a block's. Parts are equal, except that the last includes the
+// remainder. Muon needs whole matrices: rank l mod `ranks` owns all of block l.
 typedef struct {
-    int rank, ranks;
-} TransportScope;
-static inline TransportScope transport_scope(const Comm *comm, int tensor, Range bucket) {
-    if (bucket.begin == 0) return (TransportScope){comm->rank, comm->ranks};
-    return (TransportScope){comm->rank / tensor, comm->ranks / tensor};
+    int rank, ranks, tensor; // tensor: K; 1: no --tensor
+    const Model *uncut;      // with Muon, the model; NULL: blocks are cut
+} Division;
+
+// Return how many ranks share a bucket, and this rank's number among them.
+static inline int division_ranks(const Division *d, Range bucket) {
+    return bucket.begin == 0 ? d->ranks : d->ranks / d->tensor;
+}
+static inline int division_rank(const Division *d, Range bucket) {
+    return bucket.begin == 0 ? d->rank : d->rank / d->tensor;
 }
 
-// Part r of a bucket cut for `ranks`. All parts are equal, except that the last one includes the remainder.
-static inline Range transport_part(Range bucket, int r, int ranks) {
-    size_t each = range_length(bucket) / (size_t)ranks / PART_UNIT * PART_UNIT;
-    size_t begin = bucket.begin + (size_t)r * each;
+// Returns part r of a bucket.
+static inline Range division_part(const Division *d, Range bucket, int r) {
+    const int ranks = division_ranks(d, bucket);
+    if (d->uncut && bucket.begin > 0) {
+        const int owner = (model_bucket_at(d->uncut, bucket.begin) - 1) % ranks;
+        return (Range){r > owner ? bucket.end : bucket.begin, r < owner ? bucket.begin : bucket.end};
+    }
+    const size_t each = range_length(bucket) / (size_t)ranks / PART_UNIT * PART_UNIT;
+    const size_t begin = bucket.begin + (size_t)r * each;
     return (Range){begin, r + 1 < ranks ? begin + each : bucket.end};
 }
 
@@ -44,26 +55,17 @@ static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
 }
 
-// transport_part, or for Muon, which needs whole matrices, of the model `uncut`: rank l mod `ranks` owns all of block l.
-static inline Range transport_part_of(const Model *uncut, Range bucket, int r, int ranks) {
-    if (!uncut || bucket.begin == 0) return transport_part(bucket, r, ranks);
-    const int owner = (model_bucket_at(uncut, bucket.begin) - 1) % ranks;
-    const size_t begin = r > owner ? bucket.end : bucket.begin;
-    return (Range){begin, r < owner ? begin : bucket.end};
-}
-
 typedef struct {
     // Chooses this rank's device by its number on this machine, before engine_create. All ranks together; errors are
     // settled. ERR_UNAVAILABLE: a rank has no usable GPU, or two ranks have the same. NULL: nothing to choose.
     int (*device)(Comm *comm, Error *e);
 
-    // All ranks together. tensor: K of --tensor; 1: none. largest: elements of the largest bucket, for buffers. uncut: of
-    // transport_part_of. stream: from engine_stream.
-    int (*create)(Transport **out, Comm *comm, int tensor, WireType wire, size_t largest, const Model *uncut,
-                  void *stream, Error *e);
+    // All ranks together. largest: elements of the largest bucket, for buffers. stream: from engine_stream.
+    int (*create)(Transport **out, Comm *comm, const Division *division, WireType wire, size_t largest, void *stream,
+                  Error *e);
     void (*destroy)(Transport *t);
 
-    // values: the bucket's gradients. This rank's part becomes the sum over the scope. *work = the transfer's number.
+    // values: the bucket's gradients. This rank's part becomes the sum over its ranks. *work = the transfer's number.
     int (*reduce_scatter)(Transport *t, float *values, Range bucket, int64_t *work, Error *e);
 
     // own: this rank's part, at its place in `values` or elsewhere. values: becomes the whole bucket.

@@ -20,11 +20,10 @@ typedef struct Pending {
 
 struct Transport {
     Comm *comm;
-    const Model *uncut; // NULL: matrices are cut
-    int tensor;         // K of --tensor
-    MPI_Comm mpi;       // separate from the control messages' communicator
-    MPI_Comm peers;     // the ranks of equal t; without --tensor `mpi`
-    MPI_Comm group;     // with --tensor: the ranks of this rank's d
+    Division division;
+    MPI_Comm mpi;   // separate from the control messages' communicator
+    MPI_Comm peers; // the ranks of equal t; without --tensor `mpi`
+    MPI_Comm group; // with --tensor: the ranks of this rank's d
     MPI_Op add_bf16;
     void *partial; // of reduce_rows: (ranks of the group, own rows, width)
     size_t partial_bytes;
@@ -42,8 +41,9 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
     for (int i = 0; i < *count; i++) y[i] = f32_to_bf16(bf16_to_f32(x[i]) + bf16_to_f32(y[i]));
 }
 
-static int mpi_create(Transport **out, Comm *comm, int tensor, WireType wire, size_t largest, const Model *uncut,
+static int mpi_create(Transport **out, Comm *comm, const Division *division, WireType wire, size_t largest,
                       void *stream, Error *e) {
+    const int tensor = division->tensor;
     (void)stream; // only device memory needs a stream
     if (largest > INT_MAX) {
         comm_settle(comm);
@@ -52,8 +52,7 @@ static int mpi_create(Transport **out, Comm *comm, int tensor, WireType wire, si
     }
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
-    *t = (Transport){
-        .comm = comm, .tensor = tensor, .wire = wire, .uncut = uncut, .end = &t->first, .add_bf16 = MPI_OP_NULL};
+    *t = (Transport){.comm = comm, .division = *division, .wire = wire, .end = &t->first, .add_bf16 = MPI_OP_NULL};
     MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &t->mpi), e); // the copy keeps the error handler
     t->peers = t->mpi;
     if (tensor > 1) {
@@ -73,14 +72,14 @@ static void mpi_destroy(Transport *t) {
 
 // Appends a transfer with the bucket's parts.
 static int pending_add(Transport *t, Range bucket, Pending **out, int64_t *work, Error *e) {
-    const int ranks = transport_scope(t->comm, t->tensor, bucket).ranks;
+    const int ranks = division_ranks(&t->division, bucket);
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     TRY(memory_alloc_zero((void **)out, sizeof(Pending) + 2 * (size_t)ranks * sizeof(int), "transport", e));
     Pending *p = *out;
     p->request = MPI_REQUEST_NULL;
     p->places = p->counts + ranks;
     for (int r = 0; r < ranks; r++) {
-        Range part = transport_part_of(t->uncut, bucket, r, ranks);
+        Range part = division_part(&t->division, bucket, r);
         p->counts[r] = (int)range_length(part);
         p->places[r] = (int)(part.begin - bucket.begin);
     }
@@ -94,14 +93,14 @@ static MPI_Comm comm_of(const Transport *t, Range bucket) { return bucket.begin 
 
 static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
     const size_t all = range_length(bucket);
-    const TransportScope scope = transport_scope(t->comm, t->tensor, bucket);
+    const int rank = division_rank(&t->division, bucket);
     const MPI_Comm mpi = comm_of(t, bucket);
     Pending *p;
     TRY(pending_add(t, bucket, &p, work, e));
     p->request = MPI_REQUEST_NULL;
-    if (scope.ranks == 1) return 0; // the values are their sum
-    p->own = values + p->places[scope.rank];
-    p->count = (size_t)p->counts[scope.rank];
+    if (division_ranks(&t->division, bucket) == 1) return 0; // the values are their sum
+    p->own = values + p->places[rank];
+    p->count = (size_t)p->counts[rank];
     if (t->wire == WIRE_FP32) {
         TRY(memory_alloc(&p->received, sizeof(float) * p->count, "sums of gradients", e));
         MPI_TRY(MPI_Ireduce_scatter(values, p->received, p->counts, MPI_FLOAT, MPI_SUM, mpi, &p->request), e);
@@ -119,7 +118,7 @@ static int mpi_all_gather(Transport *t, const void *own, void *values, size_t el
     MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // copies: only the size counts
     Pending *p;
     TRY(pending_add(t, bucket, &p, work, e));
-    const int rank = transport_scope(t->comm, t->tensor, bucket).rank, count = p->counts[rank];
+    const int rank = division_rank(&t->division, bucket), count = p->counts[rank];
     bool in_place = own == (const char *)values + (size_t)p->places[rank] * element_bytes;
     const void *from = in_place ? MPI_IN_PLACE : own;
     MPI_TRY(MPI_Iallgatherv(from, count, type, values, p->counts, p->places, type, comm_of(t, bucket), &p->request), e);
@@ -131,7 +130,7 @@ static int mpi_all_gather(Transport *t, const void *own, void *values, size_t el
 // Blocks until `sent` rows are exchanged in the group, whose rank r owns rows_of_rank(rows, r, K). received NULL:
 // every rank gets all rows, in place; else rank r gets each rank's copy of its rows, in the order of the ranks.
 static int exchange_rows(Transport *t, void *sent, void *received, int rows, size_t width, Dtype type, Error *e) {
-    const int K = t->tensor, mine = t->comm->rank % K;
+    const int K = t->division.tensor, mine = t->comm->rank % K;
     const double begin = clock_seconds();
     int *counts, result = MPI_SUCCESS;
     MPI_Datatype row;
@@ -160,8 +159,8 @@ static int mpi_gather_rows(Transport *t, void *values, int rows, size_t width, D
 
 static int mpi_reduce_rows(Transport *t, void *own, const void *partial, int rows, size_t width, Dtype type, Error *e) {
     const bool rounded = type == DTYPE_BF16;
-    const size_t K = (size_t)t->tensor,
-                 n = (size_t)rows_of_rank(rows, t->comm->rank % t->tensor, t->tensor).count * width;
+    const size_t K = (size_t)t->division.tensor;
+    const size_t n = (size_t)rows_of_rank(rows, t->comm->rank % (int)K, (int)K).count * width;
     const size_t bytes = K * n * (rounded ? sizeof(uint16_t) : sizeof(float));
     if (t->partial_bytes < bytes) {
         memory_free(t->partial);

@@ -28,7 +28,6 @@ enum { WAITS = 2048 }; // how many of the engine stream's last waits are timed
 
 struct Transport {
     Comm *comm;
-    int tensor; // K of --tensor
     WireType wire;
     ncclComm_t nccl, peers, group; // all ranks; those of equal t; those of equal d. Without --tensor peers is nccl
     cudaStream_t engine, stream;   // `engine` is the engine's and runs kernels
@@ -41,7 +40,7 @@ struct Transport {
     int64_t waits, told;    // waits so far; waits that nccl_waited has reported
     __nv_bfloat16 *rounded; // a bucket's gradients in bf16
     size_t largest;         // elements of the largest bucket
-    const Model *uncut;     // of transport_part_of; NULL: ranks own equal parts
+    Division division;
 };
 
 static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, const char *file, int line, Error *e) {
@@ -129,7 +128,7 @@ static void abort_nccl(void *context) {
 }
 
 static int start_nccl(Transport *t, Error *e) {
-    const int rank = t->comm->rank, K = t->tensor;
+    const int rank = t->comm->rank, K = t->division.tensor;
     ncclUniqueId id;
     // Kernels of two communicators may wait for each other: start them on every rank in the order of the calls.
     if (K > 1) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
@@ -161,16 +160,15 @@ static int reserve_rounded(Transport *t, Error *e) {
     return CUDA_CALL(status, e);
 }
 
-static int nccl_create(Transport **out, Comm *comm, int tensor, WireType wire, size_t largest, const Model *uncut,
+static int nccl_create(Transport **out, Comm *comm, const Division *division, WireType wire, size_t largest,
                        void *stream, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
     int least, most; // priorities: transfers need few multiprocessors, so they precede the engine's kernels
     t->comm = comm;
-    t->tensor = tensor;
+    t->division = *division;
     t->wire = wire;
     t->largest = largest;
-    t->uncut = uncut;
     t->engine = (cudaStream_t)stream;
     TRY(comm_agree(comm, reserve_rounded(t, e), e));
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &most), e);
@@ -243,30 +241,28 @@ static int nccl_finish(Transport *t, Error *e) {
     return CUDA_CALL(cudaStreamSynchronize(t->stream), e);
 }
 
-static TransportScope scope_of(const Transport *t, Range bucket) { return transport_scope(t->comm, t->tensor, bucket); }
 static ncclComm_t nccl_of(const Transport *t, Range bucket) { return bucket.begin == 0 ? t->nccl : t->peers; }
 
 // Elements per rank of the equal part; 0 if parts are unequal.
 static size_t each_elements(const Transport *t, Range bucket) {
-    const bool unequal = t->uncut && model_bucket_at(t->uncut, bucket.begin) > 0;
-    return unequal ? 0 : range_length(transport_part(bucket, 0, scope_of(t, bucket).ranks));
+    const bool unequal = t->division.uncut && bucket.begin > 0;
+    return unequal ? 0 : range_length(division_part(&t->division, bucket, 0));
 }
 
 // The part of rank r beyond its each_elements.
 static Range rest_of(const Transport *t, Range bucket, int r) {
-    Range part = transport_part_of(t->uncut, bucket, r, scope_of(t, bucket).ranks);
+    Range part = division_part(&t->division, bucket, r);
     part.begin += each_elements(t, bucket);
     return part;
 }
 
 static int reduce_scatter_type(Transport *t, void *values, size_t bytes, ncclDataType_t type, Range bucket, Error *e) {
-    const TransportScope scope = scope_of(t, bucket);
     const ncclComm_t nccl = nccl_of(t, bucket);
     const size_t each = each_elements(t, bucket);
-    char *own = (char *)values + each * (size_t)scope.rank * bytes;
+    char *own = (char *)values + each * (size_t)division_rank(&t->division, bucket) * bytes;
     NCCL_TRY(ncclGroupStart(), t, e);
     if (each) NCCL_TRY(ncclReduceScatter(values, own, each, type, ncclSum, nccl, t->stream), t, e);
-    for (int r = 0; r < scope.ranks; r++) {
+    for (int r = 0; r < division_ranks(&t->division, bucket); r++) {
         const Range rest = rest_of(t, bucket, r);
         char *at = (char *)values + (rest.begin - bucket.begin) * bytes;
         if (range_length(rest))
@@ -284,8 +280,7 @@ template <typename To, typename From> __global__ static void convert_kernel(To *
 enum { CONVERT_BLOCKS = 1024, CONVERT_THREADS = 256 };
 
 static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Error *e) {
-    const TransportScope scope = scope_of(t, bucket);
-    Range mine = transport_part_of(t->uncut, bucket, scope.rank, scope.ranks);
+    Range mine = division_part(&t->division, bucket, division_rank(&t->division, bucket));
     size_t all = range_length(bucket), begin = mine.begin - bucket.begin;
     assert(all <= t->largest);
     const Launch l = {CONVERT_BLOCKS, CONVERT_THREADS, t->stream};
@@ -297,7 +292,7 @@ static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Error 
 
 static int nccl_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
     TRY(after_engine(t, e));
-    const bool rounds = t->wire == WIRE_BF16 && scope_of(t, bucket).ranks > 1;
+    const bool rounds = t->wire == WIRE_BF16 && division_ranks(&t->division, bucket) > 1;
     if (rounds) TRY(reduce_scatter_bf16(t, values, bucket, e));
     else TRY(reduce_scatter_type(t, values, sizeof(float), ncclFloat32, bucket, e));
     return work_started(t, work, e);
@@ -310,7 +305,7 @@ static int nccl_all_gather(Transport *t, const void *own, void *values, size_t b
     TRY(after_engine(t, e));
     NCCL_TRY(ncclGroupStart(), t, e);
     if (each) NCCL_TRY(ncclAllGather(own, values, each * bytes, ncclInt8, nccl, t->stream), t, e);
-    for (int r = 0; r < scope_of(t, bucket).ranks; r++) {
+    for (int r = 0; r < division_ranks(&t->division, bucket); r++) {
         const Range rest = rest_of(t, bucket, r);
         char *at = (char *)values + (rest.begin - bucket.begin) * bytes;
         const char *from = (const char *)own + each * bytes; // read on rank r only
@@ -334,15 +329,15 @@ static int nccl_sum(Transport *t, double *values, int count, Error *e) {
 // Exchanges rows of activations with each rank of the group: these may own different numbers of rows. received NULL:
 // every rank gets all rows, in place. Else this rank gets each other rank's copy of its rows, in the order of the ranks.
 static int exchange_rows(Transport *t, real *x, real *received, int rows, size_t width, Dtype type, Error *e) {
-    const int rank = t->comm->rank % t->tensor;
-    const RankRows own = rows_of_rank(rows, rank, t->tensor);
+    const int K = t->division.tensor, rank = t->comm->rank % K;
+    const RankRows own = rows_of_rank(rows, rank, K);
     const size_t n = own.count * width;
     assert(type == REAL_DTYPE), (void)type;
     watchdog_begin(t->comm->watchdog, TRANSPORT_ROWS);
     watchdog_handing(t->comm->watchdog, true);
     NCCL_TRY(ncclGroupStart(), t, e);
-    for (int r = 0, others = 0; r < t->tensor; r++) {
-        const RankRows other = rows_of_rank(rows, r, t->tensor);
+    for (int r = 0, others = 0; r < K; r++) {
+        const RankRows other = rows_of_rank(rows, r, K);
         const size_t m = other.count * width, sent = (received ? m : n) * sizeof(real);
         const size_t got = (received ? n : m) * sizeof(real);
         real *theirs = x + other.first * width;
@@ -377,14 +372,14 @@ __global__ static void parts_kernel(real *out, const real *own, const real *rece
 
 static int nccl_reduce_rows(Transport *t, void *own, const void *partial, int rows, size_t width, Dtype type,
                             Error *e) {
-    const int rank = t->comm->rank % t->tensor;
-    const RankRows mine = rows_of_rank(rows, rank, t->tensor);
+    const int K = t->division.tensor, rank = t->comm->rank % K;
+    const RankRows mine = rows_of_rank(rows, rank, K);
     const size_t n = mine.count * width;
     real *x = (real *)partial, *received = x + rows * width; // the room behind the rows
     TRY(exchange_rows(t, x, received, rows, width, type, e));
     if (n == 0) return 0;
     return launch({CONVERT_BLOCKS, CONVERT_THREADS, t->engine}, e, width % VEC ? parts_kernel<1> : parts_kernel<VEC>,
-                  (real *)own, x + mine.first * width, received, rank, t->tensor, n);
+                  (real *)own, x + mine.first * width, received, rank, K, n);
 }
 
 const TransportApi nccl_transport = {

@@ -3,7 +3,8 @@
 #include <string.h>
 
 static Range part_of(const Whole *w, int bucket, int rank) {
-    return transport_part(model_bucket(w->model, bucket), rank, w->parallel->comm->ranks);
+    const Division all = {.ranks = w->parallel->comm->ranks, .tensor = 1};
+    return division_part(&all, model_bucket(w->model, bucket), rank);
 }
 
 int whole_create(Whole *w, const Parallel *p, const Model *model, Error *e) {
@@ -50,13 +51,13 @@ typedef struct {
 static Range common(const Exchange *x, int owner, int holder, int k) {
     const Whole *w = x->whole;
     const int K = w->parallel->config.tensor;
-    const Comm as_owner = {.rank = owner, .ranks = w->parallel->comm->ranks};
+    const Division as_owner = {.rank = owner, .ranks = w->parallel->comm->ranks, .tensor = K};
     const Model *local = &w->local[owner % K];
     const Range there = range_overlap(tensor_range(&w->model->tensors[k]), part_of(w, x->bucket, holder));
     if (!range_length(there)) return (Range){0, 0};
     const Range bucket = model_bucket(local, model_bucket_at(local, local->tensors[k].offset));
-    const TransportScope scope = transport_scope(&as_owner, K, bucket);
-    return range_overlap(model_local_range(local, w->model, k, there), transport_part(bucket, scope.rank, scope.ranks));
+    return range_overlap(model_local_range(local, w->model, k, there),
+                         division_part(&as_owner, bucket, division_rank(&as_owner, bucket)));
 }
 
 // Copies a range of a local tensor to its places in the part (in), or from there.

@@ -122,14 +122,15 @@ static void test_nccl_lacks_memory(void) {
     Error e = {};
     Transport *t = NULL;
     Comm comm = {};
+    const Division alone = {1, RANKS, 1, NULL};
     comm.rank = 1, comm.ranks = RANKS;
     gpus_are(2);
     gpu.nccl = "Cuda failure 2 'out of memory'";
-    CHECK_ERROR(nccl_transport.create(&t, &comm, 1, WIRE_FP32, 0, NULL, NULL, &e), &e, ERR_MEMORY,
+    CHECK_ERROR(nccl_transport.create(&t, &comm, &alone, WIRE_FP32, 0, NULL, &e), &e, ERR_MEMORY,
                 "out of GPU memory: NCCL");
     CHECK(strstr(e.hint, "--micro-batch"), "%s", e.hint);
     gpu.nccl = "unrecognized";
-    CHECK_ERROR(nccl_transport.create(&t, &comm, 1, WIRE_FP32, 0, NULL, NULL, &e), &e, ERR_RANK, "ncclCommInitRank: ");
+    CHECK_ERROR(nccl_transport.create(&t, &comm, &alone, WIRE_FP32, 0, NULL, &e), &e, ERR_RANK, "ncclCommInitRank: ");
 }
 
 static void test_more_ranks_than_gpus(void) {

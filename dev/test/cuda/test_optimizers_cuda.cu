@@ -214,9 +214,10 @@ static void check_bits(const World *w, Engine *a, Engine *b, const char *what) {
 static void update_in_parts(const World *w, Engine *engine, int number, int ranks) {
     const UpdateConfig u = update_config(w->c, number);
     if (optimizer == OPTIMIZER_LAMB) CALL_OK(gpu.trust(engine, all_of(&w->model), &u, &e));
+    const Division division = {0, ranks, 1, &w->model};
     for (int i = 0; i < model_bucket_count(&w->model); i++)
         for (int r = 0; r < ranks; r++)
-            CALL_OK(gpu.update(engine, transport_part_of(&w->model, model_bucket(&w->model, i), r, ranks), &u, &e));
+            CALL_OK(gpu.update(engine, division_part(&division, model_bucket(&w->model, i), r), &u, &e));
 }
 
 static void compare_bits(const World *w) {

@@ -136,7 +136,7 @@ static void rank_open(World *w, int r, Shared shared, Recompute recompute) {
     *rank = (Rank){.config = config_of(w), .world = w};
     rank->config.recompute = recompute;
     int buckets = model_bucket_count(&w->model);
-    for (int i = 0; i < buckets; i++) rank->owned[i] = transport_part(model_bucket(&w->model, i), r, RANKS);
+    for (int i = 0; i < buckets; i++) rank->owned[i] = division_part(&(Division){.ranks = RANKS, .tensor = 1}, model_bucket(&w->model, i), r);
     rank->config.owned = rank->owned;
     rank->config.owned_count = buckets;
     rank->config.shard_grads = shared >= SHARED_GRADS;

@@ -12,7 +12,7 @@ static void test_too_large_a_bucket(void) {
     Error e = {0};
     const TransportApi *api = TRANSPORT_OR_NULL(mpi_transport);
     if (!api) SKIP("a build without MPI has no transport");
-    int code = api->create(&t, &comm, 1, WIRE_FP32, (size_t)INT_MAX + 1, NULL, NULL, &e);
+    int code = api->create(&t, &comm, &(Division){0, 2, 1, NULL}, WIRE_FP32, (size_t)INT_MAX + 1, NULL, &e);
     CHECK_ERROR(code, &e, ERR_USAGE, "2147483648 elements");
     CHECK(comm.settled, "every rank would tell it");
     if (t) api->destroy(t);
@@ -29,7 +29,7 @@ static void test_whole_matrices(void) {
             const Range bucket = model_bucket(&model, i);
             size_t end = bucket.begin;
             for (int r = 0; r < ranks; r++) {
-                const Range part = transport_part_of(&model, bucket, r, ranks);
+                const Range part = division_part(&(Division){0, ranks, 1, &model}, bucket, r);
                 CHECK(part.begin == end && part.end >= part.begin, "%d ranks, bucket %d: part %d", ranks, i, r);
                 end = part.end;
                 if (i > 0) share[r] += range_length(part);
