@@ -87,7 +87,6 @@ if [[ " $* " == *" --help "* ]]; then
     exit
 fi
 [ -x "$PROGRAM" ] || fail 64 "$PROGRAM: not there" "Build it: make ${top:+-C $root }${PROGRAM##*/}"
-[[ " $* " != *" --config"[\ =]"- "* ]] || fail 64 "--config -: a launcher reads the options more than once" "Write them to a file"
 options=$("${command[@]}" --print-options) || exit # the trainer has printed why
 ! given max-hours || export GNS_END="${GNS_END:-$(awk -v h="$(value max-hours)" -v now="$(date +%s)" 'BEGIN { printf "%.0f", now + h * 3600 }')}"
 

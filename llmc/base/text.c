@@ -12,12 +12,6 @@
 
 const char *pipe_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
 
-bool pipe_is(const char *path) {
-    struct stat st;
-    int failed = strcmp(path, "-") ? stat(path, &st) : fstat(STDIN_FILENO, &st);
-    return !failed && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
-}
-
 int pipe_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e) {
     enum { POLL_MS = 100 };
     const char *name = pipe_name(path);

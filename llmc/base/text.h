@@ -9,9 +9,6 @@
 // A file or a pipe that the user names; "-" is standard input.
 const char *pipe_name(const char *path); // for messages
 
-// True if the path exists and is neither a regular file nor a directory.
-bool pipe_is(const char *path);
-
 // Reads a whole file or pipe of at most max_bytes and adds a NUL (release *out: memory_free). Waits for its end;
 // ERR_STOPPED if a stop is requested meanwhile (signals.h).
 int pipe_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);

@@ -95,10 +95,9 @@ OptionTable options_table(Options *o) {
                          .is_short = is_short};
 }
 
-int options_parse(Options *o, int argc, char **argv, bool alone, Error *e) {
+int options_parse(Options *o, int argc, char **argv, Error *e) {
     options_defaults(o);
     OptionTable t = options_table(o);
-    t.alone = alone;
     int code = rows_read_command_line(&t, argc, argv, e);
     o->help_about = t.about;
     return code;

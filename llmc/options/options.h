@@ -47,8 +47,8 @@ typedef struct {
 } Options;
 
 // Reads the command line up to --help or --version; an option's name may follow --help. ERR_USAGE for a mistake;
-// ERR_INPUT for a config file that cannot be read. alone: this is the only rank, so the config file may be a pipe.
-int options_parse(Options *o, int argc, char **argv, bool alone, Error *e);
+// ERR_INPUT for a config file that cannot be read.
+int options_parse(Options *o, int argc, char **argv, Error *e);
 
 // Sets o->run and checks the options against each other, without files. Adds options without effect to o->notes. Do not
 // call it after --help or --version.

@@ -1,5 +1,6 @@
 #include "options/rows.h"
 
+#include "base/files.h"
 #include "base/text.h"
 
 #include <assert.h>
@@ -415,10 +416,7 @@ static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     const size_t max_bytes = 1 << 20; // far more than all options need
     char *text;
     size_t bytes;
-    if (!t->alone && pipe_is(value))
-        return FAIL(e, ERR_USAGE, "write it to a file", "--config %.200s: no regular file, and every rank reads it",
-                    value);
-    if (pipe_read(value, max_bytes, &text, &bytes, e)) return error_prefix(e, "--config");
+    if (file_read(IN_PATH, value, max_bytes, &text, &bytes, e)) return error_prefix(e, "--config");
     int code = rows_read_config(t, text, bytes, value, e);
     memory_free(text);
     return code;

@@ -54,7 +54,6 @@ struct OptionTable {
     void *values;      // the struct that holds the rows' fields
     uint8_t *given;    // OPTION_GIVEN_* bits of each row
     const char *about; // the option that --help NAME asks for, without dashes; NULL: all
-    bool alone;        // the only rank: a --config file may be a pipe
     void *context;     // for the functions below
 
     // Reads a word that is not --name; moves *i to the last word that it has read.

@@ -31,7 +31,8 @@ static int environment_int(const char *name, int otherwise) {
 }
 
 // Open MPI's mpirun sets the number of ranks. With srun --mpi=pmix assume several; MPI_Init finds the number.
-bool comm_launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
+// True if a launcher started this process as one of several ranks.
+static bool launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
 // Returns the number of cores (hardware threads) that a process may run on; all if there are more than the set holds.
 static int cores_of(pid_t process) {
@@ -147,7 +148,7 @@ int comm_create(Comm *comm, double deadline, Error *e) {
     *comm = (Comm){.ranks = 1, .local_ranks = 1, .cores = cores_of(0), .cores_here = cores_of(getppid())};
     if (getenv("OMPI_COMM_WORLD_RANK") || getenv("PMIX_RANK")) comm->launcher = (int)getppid();
 #ifdef GNS_MPI
-    if (comm_launched()) return join(comm, deadline, e);
+    if (launched()) return join(comm, deadline, e);
 #endif
     (void)deadline, (void)e;
     return 0;
@@ -208,11 +209,11 @@ int comm_check_launch(const Comm *comm, Error *e) {
     static const char *const counts[] = {"SLURM_STEP_NUM_TASKS", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
     if (comm->ranks > 1) return 0;
 #ifdef GNS_NO_NCCL
-    if (comm_launched())
+    if (launched())
         return FAIL(e, ERR_USAGE, "install NCCL (libnccl-dev), or set NCCL_HOME=/path, and run make again",
                     "started as one of several processes, but this program was built without NCCL");
 #elif !defined GNS_MPI
-    if (comm_launched())
+    if (launched())
         return FAIL(e, ERR_USAGE, "install Open MPI (libopenmpi-dev) and run make again",
                     "started as one of several processes, but this program was built without MPI");
 #endif

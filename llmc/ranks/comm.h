@@ -82,9 +82,6 @@ int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what
 
 int comm_same_build(Comm *comm, Error *e); // comm_same for the program's file
 
-// True if a launcher started this process as one of several ranks. Callable before comm_create.
-bool comm_launched(void);
-
 // Returns the default number of this rank's CPU threads, within the CPU quota. 0: one per core, for a single process.
 int comm_threads(const Comm *comm);
 

@@ -103,7 +103,7 @@ static bool evaluates(const Options *o) {
 static int run_program(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     Error usage; // reported after comm_create, which needs the deadline among the options
-    int code = options_parse(&r->setup.options, r->setup.argc, r->setup.argv, !comm_launched(), &usage);
+    int code = options_parse(&r->setup.options, r->setup.argc, r->setup.argv, &usage);
     if (options_train(o)) signals_install(); // a stop may be requested while the ranks still connect
     TRY(comm_create(r->setup.comm, o->deadline, e));
     if (options_train(o)) comm_outlive_launcher();

@@ -21,7 +21,7 @@ static inline int parse(Options *o, const char *words, Error *e) {
     static CommandLine c; // o->help_about points into it
     split(&c, words);
     memset(o, 0xff, sizeof *o); // nothing of an earlier call may remain
-    return options_parse(o, c.argc, c.argv, true, e);
+    return options_parse(o, c.argc, c.argv, e);
 }
 
 static inline int resolve(Options *o, const char *words, Error *e) {

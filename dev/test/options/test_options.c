@@ -192,9 +192,9 @@ static void test_several_words(void) {
           o.val);
     char *argv[] = {"train_gpt2", "-i", "my file", "b", "-x", "5", NULL},
          *one[] = {"train_gpt2", "--train", "my file", NULL};
-    CHECK_OK(options_parse(&o, 6, argv, true, &e), &e);
+    CHECK_OK(options_parse(&o, 6, argv, &e), &e);
     CHECK(strcmp(o.train, "my\\ file b") == 0 && o.steps == 5, "'%s'", o.train);
-    CHECK_OK(options_parse(&o, 3, one, true, &e), &e);
+    CHECK_OK(options_parse(&o, 3, one, &e), &e);
     CHECK(strcmp(o.train, "my file") == 0, "'%s'", o.train);
 
     static char word[OPTION_TEXT]; // gives the longest value, or up to 4 bytes more
@@ -203,7 +203,7 @@ static void test_several_words(void) {
         memset(word, more == 4 ? ' ' : 'x', (size_t)length);
         word[length] = 0;
         char *many[] = {"train_gpt2", "--train", word, "abc", NULL};
-        int code = options_parse(&o, 4, many, true, &e);
+        int code = options_parse(&o, 4, many, &e);
         CHECK(code == (more ? ERR_USAGE : 0), "%d bytes: %d", length + 4, code);
         if (code) CHECK(strstr(e.what, "too long") && strstr(e.hint, "quote the pattern"), "%s (%s)", e.what, e.hint);
     }
@@ -252,16 +252,6 @@ static void test_aliases(void) {
     for (const char *c = o.notes; *c; c++) lines += *c == '\n';
     CHECK(lines == 13 && strstr(o.notes, "-ge") && strstr(o.notes, "-lg "), "%d lines: %s", lines, o.notes);
     CHECK(o.lr == 1, "values of foreign flags are ignored");
-}
-
-// Only a process alone can read a pipe: of several ranks each would get a part.
-static void test_config_of_several_ranks(void) {
-    static Options o;
-    CommandLine c;
-    Error e = {0};
-    split(&c, "--config /dev/null");
-    CHECK_OK(options_parse(&o, c.argc, c.argv, true, &e), &e);
-    CHECK_ERROR(options_parse(&o, c.argc, c.argv, false, &e), &e, ERR_USAGE, "every rank reads it");
 }
 
 static void test_config_lines(void) {
@@ -438,7 +428,7 @@ static void test_json(void) {
 int main(void) {
     scratch_begin();
     RUN(test_table_is_sound, test_choices_match_enums, test_limits_are_the_models, test_numbers,
-        test_command_line_errors, test_several_words, test_aliases, test_config_lines, test_config_of_several_ranks,
-        test_config_precedence, test_help, test_json);
+        test_command_line_errors, test_several_words, test_aliases, test_config_lines, test_config_precedence,
+        test_help, test_json);
     return scratch_end();
 }

@@ -133,7 +133,6 @@ bad prompt_no_tokenizer   $usage --prompt           "${run[@]}" --vocab-size 300
 bad config_huge           $input huge.cfg           --config huge.cfg
 
 bad config_with_a_mark    $usage "marked.cfg line 1: unknown option learning-rate" --config marked.cfg
-bad config_pipe           $usage "line 1: lr 'one'"  --config <(printf 'lr = one\n')
 bad config_device         $input /dev/zero          --config /dev/zero
 
 # Models

@@ -254,9 +254,7 @@ a_conversation() { # --interactive: each line is a prompt, the model is read onc
 config_file_is_the_command_line() {
     tr -s ' \n' '\n' <<< "$small --steps 5 --threads 1 --out i" |
         awk '/^--/ { name = substr($0, 3); next } name { print name " = " $0; name = "" }' > run.cfg
-    "$train" --config run.cfg > i.log 2>&1 && run j --steps 5 --threads 1 && same i j || return 1
-    sed -i 's/out = i/out = i2/' run.cfg
-    cat run.cfg | "$train" --config - > i.log 2>&1 && same i i2
+    "$train" --config run.cfg > i.log 2>&1 && run j --steps 5 --threads 1 && same i j
 }
 a_closed_pipe_does_not_end_it() { # Ctrl-C also ends the tee of `... | tee log`
     # shellcheck disable=SC2086

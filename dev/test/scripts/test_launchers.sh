@@ -44,7 +44,7 @@ real=(TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" TOKENIZER= P
 refusals() {
     local run=(env "${data[@]}" bash "$work/test.sh")
     refuses 64 "not there" env "${data[@]}" PROGRAM=./no_such_cu bash "$work/test.sh" &&
-        refuses 64 "unknown option --bogus" "${run[@]}" --bogus && refuses 64 "Write them to a file" "${run[@]}" --config - &&
+        refuses 64 "unknown option --bogus" "${run[@]}" --bogus &&
         refuses 64 "no mpirun here. Install Open MPI" env PATH="$work/bin" "$BASH" scripts/mpirun.sh -np 2 program &&
         refuses 64 "no Slurm job here" env -u SLURM_JOB_ID bash scripts/slurm/run_gpt2.sbatch 124M
 }
