@@ -30,8 +30,8 @@ static int environment_int(const char *name, int otherwise) {
     return text ? atoi(text) : otherwise;
 }
 
-// Open MPI's mpirun sets the number of ranks. With srun --mpi=pmix assume several; MPI_Init finds the number.
-// True if a launcher started this process as one of several ranks.
+// True if a launcher started this process as one of several ranks. Open MPI's mpirun sets their number; with srun
+// --mpi=pmix assume several: MPI_Init finds the number.
 static bool launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
 // Returns the number of cores (hardware threads) that a process may run on; all if there are more than the set holds.

@@ -1,7 +1,6 @@
 #include "run/metrics.h"
 
 #include "base/files.h"
-#include "text/hellaswag.h"
 #include "gns/noise.h"
 #include "base/text.h"
 
@@ -307,15 +306,10 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
     return log_end_line(m, &m->steps, e);
 }
 
-int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e) {
-    put_number(begin_line(&m->steps, step, tokens), "val_loss", val_loss);
-    return log_end_line(m, &m->steps, e);
-}
-
-int metrics_hellaswag(Metrics *m, int64_t step, int64_t tokens, const HellaSwagScore *s, Error *e) {
+int metrics_test(Metrics *m, int64_t step, int64_t tokens, const char *name, double x, double norm, Error *e) {
     FILE *f = begin_line(&m->steps, step, tokens);
-    put_number(f, "hellaswag", (double)s->correct / s->questions);
-    put_number(f, "hellaswag_norm", (double)s->correct_norm / s->questions);
+    put_number(f, name, x);
+    if (!isnan(norm)) put_field(f, name, "_norm", norm);
     return log_end_line(m, &m->steps, e);
 }
 

@@ -50,8 +50,7 @@ typedef struct {
 // the holder's machine crashes, the lock remains until its lease ends (NFSv4: 90 s).
 
 typedef struct Metrics Metrics;
-typedef struct Noise Noise;                   // noise.h
-typedef struct HellaSwagScore HellaSwagScore; // hellaswag.h
+typedef struct Noise Noise; // noise.h
 
 // Opens or creates DIRECTORY/metrics.jsonl to append to; dir: the directory's descriptor, or IN_PATH (files.h).
 // Locks it without waiting: ERR_USAGE if another process holds the lock.
@@ -76,10 +75,9 @@ size_t metrics_waiting(const Metrics *m); // bytes of lines that wait; 0 for NUL
 int metrics_flush(Metrics *m, Error *e);  // writes the waiting lines; ERR_WRITE if that still fails
 
 // The following fail with ERR_MEMORY only: lines that cannot be written wait. Estimates are null while B was below 2 in
-// all steps so far, or while EMA(G2) <= 0.
+// all steps so far, or while EMA(G2) <= 0. norm: NAME_norm; NaN: none.
 int metrics_step(Metrics *m, const StepMetrics *step, const Noise *noise, Error *e);
-int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e);
-int metrics_hellaswag(Metrics *m, int64_t step, int64_t tokens, const HellaSwagScore *score, Error *e);
+int metrics_test(Metrics *m, int64_t step, int64_t tokens, const char *name, double x, double norm, Error *e);
 int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e);
 
 // Flushes, and frees m in any case. ERR_WRITE also if metrics.jsonl was removed meanwhile. NULL is fine.

@@ -59,7 +59,7 @@ static int validate(Run *r, Error *e) {
     if (!is_rank0(&r->setup)) return 0;
     progress_break(&r->output.progress);
     printf("step %5lld  val loss %.4f\n", (long long)at->step, v.loss);
-    return metrics_val(r->output.metrics, at->step, at->tokens, v.loss, e);
+    return metrics_test(r->output.metrics, at->step, at->tokens, "val_loss", v.loss, NAN, e);
 }
 
 static int test_hellaswag(Run *r, Error *e) {
@@ -67,11 +67,12 @@ static int test_hellaswag(Run *r, Error *e) {
     HellaSwagScore score;
     TRY(evaluate_hellaswag(r, &score, e));
     if (!is_rank0(&r->setup)) return 0;
-    const int n = score.questions, right = score.correct, by_mean = score.correct_norm;
+    const int n = score.questions;
+    const double acc = (double)score.correct / n, norm = (double)score.correct_norm / n;
     progress_break(&r->output.progress);
-    printf("step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n", (long long)at->step, right, n,
-           (double)right / n, by_mean, n, (double)by_mean / n);
-    return metrics_hellaswag(r->output.metrics, at->step, at->tokens, &score, e);
+    printf("step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n", (long long)at->step, score.correct, n,
+           acc, score.correct_norm, n, norm);
+    return metrics_test(r->output.metrics, at->step, at->tokens, "hellaswag", acc, norm, e);
 }
 
 static int sample(Run *r, Error *e) {

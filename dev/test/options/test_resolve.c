@@ -135,6 +135,7 @@ static const struct {
     {REFUSED, TRAIN, "--device H200", {"--device", "--dry-run"}},
     {REFUSED, TRAIN, "--ranks 8", {"--ranks", "--dry-run"}},
     {REFUSED, TRAIN, "--on-spike rollback --checkpoint-every 0", {"--on-spike", "--checkpoint-every above 0"}},
+    {REFUSED, TRAIN, "--gns off --outliers 5", {"--outliers", "--gns ln"}},
     {REFUSED, TRAIN, "--spike-z 5", {"--spike-z", "--on-spike rollback"}},
     {NOTED, TRAIN, "-v 250", {"--val-every", ""}},
     {NOTED, TRAIN, "-s 0 -g 144", {"--sample-tokens", ""}},

@@ -1,6 +1,5 @@
 // metrics.jsonl: every number under its own name; unknown and infinite numbers; skipped steps.
 #include "base/files.h"
-#include "text/hellaswag.h"
 #include "run/metrics.h"
 #include "gns/noise.h"
 #include "../test.h"
@@ -54,14 +53,13 @@ static void read_log(void) {
 
 // Sets `text` to the metrics.jsonl of a run of one step.
 static void log_step(const StepMetrics *s) {
-    const HellaSwagScore score = {.questions = 8, .correct = 3, .correct_norm = 5};
     Metrics *m;
     Error e = {0};
     CHECK_OK(metrics_open(&m, IN_PATH, ".", &e), &e);
     CHECK_OK(metrics_begin(m, 0, 0, &e), &e);
     CHECK_OK(metrics_step(m, s, &noise, &e), &e);
-    CHECK_OK(metrics_val(m, 1, 2, 10.5, &e), &e);
-    CHECK_OK(metrics_hellaswag(m, 1, 2, &score, &e), &e);
+    CHECK_OK(metrics_test(m, 1, 2, "val_loss", 10.5, NAN, &e), &e);
+    CHECK_OK(metrics_test(m, 1, 2, "hellaswag", 3.0 / 8, 5.0 / 8, &e), &e);
     CHECK_OK(metrics_close(m, &e), &e);
     read_log();
 }
