@@ -109,7 +109,7 @@ begin() { # NAME RANKS OPTIONS...
     job=$!
 }
 
-# Processes of the current run: all of them, with mpirun; or those that are rank R.
+# Processes of the current run, with mpirun; or of rank R only.
 run_processes() { # [R]
     local environment
     grep -lzxF "GNS_RANKS_CHECK=$work/$current" /proc/[0-9]*/environ 2> /dev/null | while read -r environment; do

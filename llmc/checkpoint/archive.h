@@ -25,15 +25,15 @@ void archive_step_path(const char *run_dir, int64_t step, char path[ARCHIVE_PATH
 
 int64_t archive_step_of(const char *name); // -1 for any name but "step_00000120"
 
-// What is not removed. The steps are those of checkpoints.
+// What is not removed, by the steps of checkpoints.
 typedef struct {
     int64_t keep; // the newest complete ones; 0: all
     int64_t back; // a rollback goes back to the newest of this step or before; INT64_MAX: no rollback
     int64_t best; // --keep-best; 0: none
 } Spare;
 
-// Makes room on the disk for a checkpoint of this many bytes, or returns ERR_WRITE. With keep > 0, removes those that a
-// rollback renamed, then the oldest checkpoints before step `newest`, but none if removing all would not suffice.
+// Makes room on the disk for a checkpoint of this many bytes, or returns ERR_WRITE. With keep > 0, removes checkpoints
+// that a rollback renamed, then the oldest before step `newest`, but none if removing all would not suffice.
 int archive_make_room(const Archive *archive, uint64_t bytes, const Spare *spare, int64_t newest, FILE *notes,
                       const Pulse *pulse, Error *e);
 

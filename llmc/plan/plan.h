@@ -43,8 +43,8 @@ typedef struct {
     PlanEfficiency efficiency;
 } PlanDevice;
 
-// Finds the device to plan for: `wanted` (--device), or else the engine's device here. own: the user's figures; those
-// above 0 replace the table's. ERR_USAGE if neither the table nor `own` has the peak and bandwidth of `wanted`.
+// Finds the device to plan for: `wanted` (--device), or else the engine's device here. own: the user's figures; one
+// above 0 replaces the table's. ERR_USAGE if neither the table nor `own` has the peak and bandwidth of `wanted`.
 int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e);
 
 // True if the weight gradients' kernel measures exact per-example norms (EngineDevice.exact_is_fused).
@@ -114,8 +114,7 @@ static inline int plan_tensor(const Plan *plan) { return plan->sharing.tensor > 
 // *local. On lack of memory here: shape.model.
 const Model *plan_model(const Plan *plan, Model *local);
 
-// Returns the largest n in [low, over) for which `holds` is true; low if there is none. `holds` must be true up to some
-// n only.
+// Returns the largest n in [low, over) for which `holds` is true, or low. `holds` must be true up to some n only.
 int plan_most(const Plan *plan, int low, int over, bool (*holds)(const Plan *plan, int n));
 
 // Simulates the whole run with the ramp's code. target: the batch, in rows, that --ramp gns aims at in every step. 0

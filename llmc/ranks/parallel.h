@@ -130,9 +130,9 @@ typedef struct {
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 
-// 0 if all ranks have the same weights, to the bit; with --tensor all have the same bucket 0, and those of equal t the
-// same blocks. Only faulty hardware makes them differ. ERR_RANK, settled, names the lowest rank that differs from rank
-// 0, or from the first with its t.
+// 0 if all ranks have the same weights, to the bit; with --tensor, the same bucket 0, and ranks of equal t the same
+// blocks. Only faulty hardware makes weights differ. ERR_RANK, settled, names the lowest rank that differs from rank 0,
+// or from the first with its t.
 int parallel_compare(Parallel *p, Error *e);
 
 bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine has all of a checkpoint

@@ -20,9 +20,9 @@ typedef struct Transport Transport; // each transport defines its own
 
 enum { PART_UNIT = 64 }; // elements: parts, like tensors, begin at multiples of this for aligned vector loads
 
-// Who owns what. The ranks that share a bucket cut it into parts, in their order: all ranks share bucket 0, which begins
-// at element 0; the ranks of equal t (--tensor) share a block's. Parts are equal, except that the last includes the
-// remainder. Muon needs whole matrices: rank l mod `ranks` owns all of block l.
+// Who owns what. A bucket is cut into a part for each rank that shares it, in the order of the ranks. All ranks share
+// bucket 0, which begins at element 0; the ranks of equal t (--tensor) share the others. Parts are equal, except that
+// the last includes the remainder. Muon needs whole matrices: rank l mod `ranks` owns all of block l.
 typedef struct {
     int rank, ranks, tensor; // tensor: K; 1: no --tensor
     const Model *uncut;      // with Muon, the model; NULL: blocks are cut

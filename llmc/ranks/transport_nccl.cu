@@ -29,7 +29,7 @@ enum { WAITS = 2048 }; // how many of the engine stream's last waits are timed
 struct Transport {
     Comm *comm;
     WireType wire;
-    ncclComm_t nccl, peers, group; // all ranks; those of equal t; those of equal d. Without --tensor peers is nccl
+    ncclComm_t nccl, peers, group; // all ranks; ranks of equal t; ranks of equal d. Without --tensor peers is nccl
     cudaStream_t engine, stream;   // `engine` is the engine's and runs kernels
     cudaEvent_t engine_done;       // recorded on `engine` before the last transfer
     cudaEvent_t ended[MARKS];      // ended[(n - 1) mod MARKS]: recorded after transfer n = 1, 2, ...

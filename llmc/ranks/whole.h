@@ -16,7 +16,7 @@ typedef struct {
 int whole_create(Whole *whole, const Parallel *parallel, const Model *model, Error *e);
 void whole_destroy(Whole *whole); // {0} is fine
 
-// Copies values of a range of the whole model to `loaded`, except those of other ranks' parts.
+// Copies values of a range of the whole model to `loaded`. Skips other ranks' parts.
 void whole_put(const Whole *whole, Range range, const float *values);
 
 // All ranks together. to_parts: fills `parts` (elements) with the values of the engines that own them; else loads
