@@ -47,10 +47,23 @@ static int bin_header(Bin *bin, Error *e) {
     return model_check_file(&bin->config, bin->path, 8, 28, e);
 }
 
+static int bin_check_size(const Bin *bin, Error *e) {
+    Model model;
+    TRY(model_create(&model, &bin->config, e));
+    const uint64_t padding = (uint64_t)(bin->vocab_padded - bin->config.vocab) * (uint64_t)bin->config.channels;
+    const uint64_t want = bin->at + (model.parameters + padding) * bin->value_bytes;
+    model_destroy(&model);
+    if (bin->bytes == want) return 0;
+    return FAIL(e, ERR_INPUT, hint, "%s: it ends at byte %llu, but its header makes %llu", bin->path,
+                (unsigned long long)bin->bytes, (unsigned long long)want);
+}
+
+// Checks the header and the file's size: a wrong header could ask for any amount of memory.
 static int bin_open(Bin *bin, const char *path, Error *e) {
     *bin = (Bin){.path = path};
     TRY(file_open_input(IN_PATH, path, &bin->fd, &bin->bytes, e));
     int code = bin_header(bin, e);
+    if (!code) code = bin_check_size(bin, e);
     if (code) close(bin->fd);
     return code;
 }
@@ -65,27 +78,12 @@ bool llmc_bin_is(const char *path) {
     return is;
 }
 
-static int bin_check_size(const Bin *bin, const Model *model, Error *e) {
-    uint64_t padding = (uint64_t)(bin->vocab_padded - bin->config.vocab) * (uint64_t)bin->config.channels;
-    uint64_t want = bin->at + (model->parameters + padding) * bin->value_bytes;
-    if (bin->bytes == want) return 0;
-    return FAIL(e, ERR_INPUT, hint, "%s: it ends at byte %llu, but its header makes %llu", bin->path,
-                (unsigned long long)bin->bytes, (unsigned long long)want);
-}
-
-// Checks the file's size as well: a wrong header could ask for any amount of memory.
 int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e) {
     Bin bin;
-    Model model;
     TRY(bin_open(&bin, path, e));
-    int code = model_create(&model, &bin.config, e);
-    if (!code) {
-        code = bin_check_size(&bin, &model, e);
-        model_destroy(&model);
-    }
     close(bin.fd);
     *config = bin.config;
-    return code;
+    return 0;
 }
 
 // Reads the next tensor and hands it to `load`. Transposes the matrices of transformer blocks. buffer: (2, half)
@@ -108,7 +106,6 @@ int llmc_bin_load(const char *path, const Model *model, StateWriter load, void *
     size_t largest = 0;
     int code = 0;
     TRY(bin_open(&bin, path, e));
-    TRY_GOTO(bin_check_size(&bin, model, e));
     for (int i = 0; i < model->tensor_count; i++) largest = size_max(largest, model->tensors[i].count);
     TRY_GOTO(memory_alloc((void **)&buffer, 2 * largest * sizeof(float), "a tensor of the file", e));
     for (int kind = 0; kind < TENSOR_KINDS; kind++)

@@ -14,5 +14,5 @@ bool llmc_bin_is(const char *path);
 
 int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e);
 
-// Hands every tensor of the model to `load`. Checks the file's size first.
+// Hands every tensor of the model to `load`.
 int llmc_bin_load(const char *path, const Model *model, StateWriter load, void *context, Error *e);
