@@ -699,7 +699,7 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
     const double *losses = stats + stats_of_rows(&engine->config, model->tensor_count);
     for (int b = 0; b < engine->rows && result->row; b++) {
         const double *sq = stats + stats_of_rows(&engine->config, 0) + b;
-        result->row[b] = {0, losses[b] / engine->config.seq_len};
+        result->row[b] = {0, losses[b] / engine->config.seq_len, 0};
         for (; sq < losses; sq += engine->config.step_rows) result->row[b].sq += *sq;
     }
     if (result->source_gram)

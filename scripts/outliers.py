@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Prints the outliers of a run (train_gpt2 --outliers N) as text: outliers.py RUN
 
-Loud rows have the largest gradients of their step, hard rows the largest losses, strange rows a large loss for their gradient,
-as garbage has, uniform rows a small one, as one token again and again has. Rows that share 32 successive tokens are one group,
-printed with the text and the numbers of its farthest row.
+Loud rows have the largest gradients of their step, rare rows tokens that are rare in the text, strange rows a large loss for their
+gradient, as garbage has, uniform rows a small one, as one token again and again has. Rows that share 32 successive tokens are one
+group, printed with the text and the numbers of its farthest row.
 """
 
 import glob

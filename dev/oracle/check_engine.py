@@ -101,7 +101,7 @@ def sources_errors(dump):
         squares[k] = member @ np.diag(products)
         pairs[k] = member @ (products - np.diag(np.diag(products))) @ member.T
         if k == 0:
-            errors["row"] = numbers_error(dump.tensors["row"], np.stack([np.diag(products), dump.losses["nll"]], axis=1))
+            errors["row"] = numbers_error(dump.tensors["row"][:, :2], np.stack([np.diag(products), dump.losses["nll"]], axis=1))
             errors["source_gram"] = tensor_error(dump.tensors["source_gram"], member @ products @ member.T)
         if B == 1 or dump.rows.shape[2] > 100:  # no pairs, or slow
             return errors

@@ -156,8 +156,9 @@ typedef struct {
 
 // The numbers of one row.
 typedef struct RowResult {
-    double sq;  // |g_b|^2 over all LayerNorms
-    double nll; // L_b without label smoothing
+    double sq;     // |g_b|^2 over all LayerNorms
+    double nll;    // L_b without label smoothing
+    double rarity; // 0: the run sets it (row_outliers.h)
 } RowResult;
 
 // The numbers of a step. Arrays have one entry per tensor of the model's table.

@@ -10,7 +10,7 @@
 //      and excludes the window's rows. Soon after another rollback there may be none: then from the oldest checkpoint.
 //   3. The next checkpoint stores the excluded rows. A run killed before that repeats the spike and the rollback.
 //   4. setup_output cuts metrics.jsonl, as on every resume, and keeps the cut lines in metrics.rolled_back.jsonl. After
-//      a kill that file may hold a step twice. Abandoned checkpoints become step_N.rolled_back (archive_roll_back).
+//      a kill that file may hold a step twice. Abandoned checkpoints become step_N.rolled_back.
 //   5. A checkpoint to go back to always exists: one of step 0 begins the run, and --keep spares the newest one before
 //      a window that may still spike (archive_thin).
 //   6. The run directory stays open and locked throughout.

@@ -7,16 +7,40 @@
 
 #include <stdlib.h>
 
-const char *const row_kinds[ROW_KINDS] = {"loud", "hard", "strange", "uniform"};
+const char *const row_kinds[ROW_KINDS] = {"loud", "rare", "strange", "uniform"};
 
-int row_outliers_create(RowOutliers *o, int64_t most, int64_t batch_max, Error *e) {
+int row_outliers_create(RowOutliers *o, int64_t most, int64_t batch_max, int vocab, Error *e) {
     const size_t kept = ROW_KINDS * (size_t)most * sizeof **o->row,
-                 scratch = (ROW_KINDS + 1) * (size_t)batch_max * sizeof *o->scratch;
+                 numbers = (ROW_KINDS + 2) * (size_t)batch_max + (size_t)vocab;
     *o = (RowOutliers){.most = (int)most};
-    TRY(memory_alloc((void **)o->row, kept + scratch, "outliers", e));
+    TRY(memory_alloc((void **)o->row, kept + numbers * sizeof *o->scratch, "outliers", e));
     for (int k = 1; k < ROW_KINDS; k++) o->row[k] = o->row[0] + k * most;
     o->scratch = (double *)(o->row[0] + ROW_KINDS * most);
+    o->rarity = o->scratch + (ROW_KINDS + 1) * batch_max;
+    o->surprise = o->rarity + batch_max;
     return 0;
+}
+
+// Counts 1,024 windows at equal distances: the same ones on every rank and at every resume. A token counts once more.
+int row_outliers_count(Run *r, Error *e) {
+    const uint64_t all = dataset_describe(r->data.train).windows, windows = all < 1024 ? all : 1024;
+    const int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
+    double *surprise = r->position.outliers.surprise;
+    for (int v = 0; v < V; v++) surprise[v] = 1;
+    for (uint64_t i = 0; i < windows; i++) {
+        TRY(dataset_rows_sequential(r->data.train, i * all / windows, 1, r->data.rows, e));
+        for (int t = 0; t < T; t++) surprise[r->data.rows[t]]++;
+    }
+    for (int v = 0; v < V; v++) surprise[v] = log(((double)windows * T + V) / surprise[v]);
+    return 0;
+}
+
+void row_outliers_read(RowOutliers *o, const uint16_t *rows, int n, int64_t first, int T) {
+    for (int i = 0; i < n; i++, rows += T + 1) {
+        double sum = 0;
+        for (int t = 0; t < T; t++) sum += o->surprise[rows[t]];
+        o->rarity[first + i] = sum / T;
+    }
 }
 
 static int compare_numbers(const void *a, const void *b) {
@@ -50,7 +74,7 @@ int row_outliers_observe(Run *r, int64_t B, Error *e) {
         checkpoint_end_of_text(r->setup.model.config.vocab, tokenizer ? tokenizer_eot(tokenizer) : -1);
     for (int64_t b = 0; b < B; b++) {
         const double norm = log(row[b].sq) / 2, loss = row[b].nll;
-        x[ROW_LOUD * B + b] = norm, x[ROW_HARD * B + b] = loss;
+        x[ROW_LOUD * B + b] = norm, x[ROW_RARE * B + b] = row[b].rarity;
         x[ROW_STRANGE * B + b] = loss - norm, x[ROW_UNIFORM * B + b] = norm - log(loss);
     }
     for (int k = 0; k < ROW_KINDS; k++) score(x + k * B, B, &o->spread[k], x + ROW_KINDS * B);

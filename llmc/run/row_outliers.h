@@ -1,7 +1,7 @@
 // row_outliers: the rows of a run that differ most from the others of their step (--outliers N), in OUT/outliers.jsonl:
 //
 //     loud      log norm; the norm is |g_b| over all LayerNorms
-//     hard      loss
+//     rare      mean of -log(a token's share of the text): other languages and alphabets, binary data
 //     strange   loss - log norm: garbage, whose gradient has no direction
 //     uniform   log norm - log loss: one token again and again, whose gradient has one direction
 //
@@ -15,7 +15,7 @@
 #include "math/outliers.h"
 #include "model/engine.h"
 
-typedef enum { ROW_LOUD, ROW_HARD, ROW_STRANGE, ROW_UNIFORM, ROW_KINDS } RowKind;
+typedef enum { ROW_LOUD, ROW_RARE, ROW_STRANGE, ROW_UNIFORM, ROW_KINDS } RowKind;
 extern const char *const row_kinds[ROW_KINDS];
 
 typedef struct {
@@ -30,10 +30,14 @@ typedef struct {
     int count[ROW_KINDS];       // rows kept
     Outliers spread[ROW_KINDS]; // spreads of the last steps
     double *scratch;            // (ROW_KINDS + 1, largest batch)
+    double *rarity;             // (largest batch) means of this rank's rows
+    double *surprise;           // (vocabulary) -log of a token's share of the text
 } RowOutliers;
 
 typedef struct Run Run; // run.h
 
-int row_outliers_create(RowOutliers *o, int64_t most, int64_t batch_max, Error *e);
+int row_outliers_create(RowOutliers *o, int64_t most, int64_t batch_max, int vocab, Error *e);
+int row_outliers_count(Run *r, Error *e);                                                  // sets `surprise`
+void row_outliers_read(RowOutliers *o, const uint16_t *rows, int n, int64_t first, int T); // sets `rarity` of n rows
 int row_outliers_observe(Run *r, int64_t B, Error *e); // on rank 0: judges the B rows of the step
 int row_outliers_write(const Run *r, Error *e);        // on rank 0: writes outliers.jsonl

@@ -476,7 +476,9 @@ int setup_schedule(Run *r, Error *e) {
         .schedule = position->schedule,
     };
     TRY(ramp_create(&position->ramp, &ramp, o->run.ramp_argument, e));
-    if (o->outliers) TRY(row_outliers_create(&position->outliers, o->outliers, ramp_largest(&position->ramp), e));
+    if (o->outliers)
+        TRY(row_outliers_create(&position->outliers, o->outliers, ramp_largest(&position->ramp),
+                                r->setup.model.config.vocab, e));
     return noise_create(&position->noise, &r->setup.model, o->run.gns_half_life_tokens, o->gns_ratio,
                         data.sources > 1 && o->gns != GNS_OFF ? data.sources : 0, e);
 }
@@ -505,7 +507,7 @@ int setup_buffers(Run *r, Error *e) {
     TRY(memory_alloc_zero((void **)&p->source_sums, sums * sizeof(double) + rows * sizeof *p->rows, "rows", e));
     p->rows = (RowResult *)(p->source_sums + sums);
     if (sources) result->source_gram = p->source_sums + 2 * sources;
-    return 0;
+    return r->setup.options.outliers ? row_outliers_count(r, e) : 0;
 }
 
 void run_end_training(Run *r) {

@@ -49,6 +49,8 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
         if (unread.code) rows = n > 0 && p->config.tensor > 1 ? data->rows : NULL;
         progress_next(&r->output.progress, done * groups);
         TRY(parallel_micro_step(&setup->parallel, rows, rows ? (int)n : 0, mode, i == micro_steps - 1, e));
+        if (rows && setup->options.outliers)
+            row_outliers_read(&r->position.outliers, rows, (int)n, done, setup->shape.seq_len);
         comm_progress(setup->comm);
         done += n;
     }
@@ -171,9 +173,12 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     sums->more_count = sizeof r->saving.sums / sizeof(double);
     RowResult *rows = position->rows;
     const Parallel *p = &setup->parallel;
-    if (rows) position->result.row = rows + rows_of_rank(B, p->group, p->groups).first;
+    const RankRows mine = rows_of_rank(B, p->group, p->groups);
+    if (rows) position->result.row = rows + mine.first;
     if (rows) memset(rows, 0, (size_t)B * sizeof *rows);
     TRY(engine_result(setup->engine, &position->result, e));
+    for (int64_t b = 0; b < mine.count && setup->options.outliers; b++) // each rank of a group adds its share
+        position->result.row[b].rarity = position->outliers.rarity[b] / p->config.tensor;
     TRY(parallel_sums(&setup->parallel, sums, e));
     const int n = position->noise.sources, numbers = (int)B * (int)(sizeof *rows / sizeof(double));
     if (rows) TRY(comm_sum(setup->comm, position->source_sums + 2 * n, n * n + numbers, e));

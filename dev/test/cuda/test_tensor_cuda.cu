@@ -149,7 +149,7 @@ static Outcome group_measure(Group *g, const World *w, int rows, int micro_batch
     Outcome sum = {};
     sum.grad.assign(w->model.flat_count, 0);
     sum.example_sq.assign(w->model.tensor_count, 0);
-    sum.row.assign(w->c->batch, RowResult{0, 0});
+    sum.row.assign(w->c->batch, RowResult{0, 0, 0});
     for (const Group::Rank *r : g->rank) {
         const Outcome &o = of[r->t];
         sum.loss += o.loss, sum.nll += o.nll;

@@ -10,7 +10,7 @@
 //     example_sq/NAME      F64 (B), |g_b|^2: single-row steps in GNS_EXACT mode
 //     example_sq_sum/NAME  F64, sum_b |g_b|^2 of one batched step in GNS_EXACT mode
 //     example_sq_ln/NAME   F64, the same in GNS_LN mode: NaN except for LayerNorms
-//     row                  F64 (B, 2), in GNS_LN mode: |g_b|^2 over the LayerNorms, and L_b without label smoothing
+//     row                  F64 (B, 3), in GNS_LN mode: |g_b|^2 over the LayerNorms, L_b without label smoothing, 0
 //     source_gram          F64 (sources, sources) <v_s, v_t> of step 1 (StepResult)
 //     source_numbers       F64 (sources, 3) share of the noise, G2 and S of each source, from all steps at param0
 //     source_cosine        F64, between the sources' mean gradients; NaN if a G2 is not significant

@@ -53,7 +53,7 @@ static int read_state(const char *directory, Error *e) {
     Text changes = {0};
     RunSummary summary;
     TRY(noise_create(&run.position.noise, &model, 60, 0, 0, e));
-    TRY(row_outliers_create(&run.position.outliers, 2, 1, e));
+    TRY(row_outliers_create(&run.position.outliers, 2, 1, 1, e));
     run.setup.model = model;
     run.setup.shape.seq_len = 8;
     run.setup.comm = &(Comm){.ranks = 1};

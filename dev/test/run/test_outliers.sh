@@ -37,14 +37,14 @@ finds_what_was_planted() {
     "$python" - "$work/whole/outliers.jsonl" "$work/plants.json" << 'END'
 import json, math, statistics, sys
 rows, plants = [json.loads(line) for line in open(sys.argv[1])], json.load(open(sys.argv[2]))
-kinds = {kind: [plants.get(str(row["offset"]), "") for row in rows if row["kind"] == kind] for kind in ("loud", "hard", "strange", "uniform")}
-strange = kinds["strange"]
-garbage = [kind in ("binary", "russian") for kind in strange]
-best = max(sum(garbage[:n]) for n in range(1, 21) if sum(garbage[:n]) >= 0.9 * n)
+kinds = {kind: [plants.get(str(row["offset"]), "") for row in rows if row["kind"] == kind] for kind in ("loud", "rare", "strange", "uniform")}
 print(kinds)
-assert best >= 0.8 * 12, f"recall {best / 12:.2f} at a precision of 0.9"
+for kind, least in (("rare", 11), ("strange", 10)):
+    garbage = [planted in ("binary", "russian") for planted in kinds[kind]]
+    best = max(sum(garbage[:n]) for n in range(1, 21) if sum(garbage[:n]) >= 0.9 * n)
+    assert best >= least, f"{kind}: {best} of 12 rows at a precision of 0.9"
 assert "byte" in kinds["loud"] and kinds["loud"].count("copy") >= 8  # in so few steps the model does not learn the copies by heart
-measures = {"hard": lambda row: row["loss"], "strange": lambda row: row["loss"] - math.log(row["norm"]),
+measures = {"strange": lambda row: row["loss"] - math.log(row["norm"]),
             "uniform": lambda row: math.log(row["norm"] / row["loss"])}
 for kind, measure in measures.items():
     means = {other: statistics.mean(measure(row) for row in rows if row["kind"] == other) for other in measures}
