@@ -315,7 +315,8 @@ int archive_make_room(const Archive *archive, uint64_t bytes, const Spare *spare
     in_all = left;
     for (int64_t step = -1; next_step(archive, FINAL, 1, &step, &code, e);)
         in_all += spare_bytes(archive, step, &exact, newest);
-    for (int64_t step = -1; left < bytes && in_all >= bytes && next_step(archive, FINAL, 1, &step, &code, e);) {
+    for (int64_t step = -1;
+         !code && left < bytes && in_all >= bytes && next_step(archive, FINAL, 1, &step, &code, e);) {
         if (!spare_bytes(archive, step, &exact, newest)) continue;
         TRY(archive_remove(archive, step, notes, e));
         fprintf(notes, "note: removed %s/" FINAL " to make room on the disk\n", archive->path, step);
@@ -336,7 +337,7 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
     int skipped = 0, code = 0;
     int64_t step = latest < INT64_MAX ? latest + 1 : latest;
     *newest = (Newest){0};
-    for (int by = -1; by <= 1; by += 2, step = latest)
+    for (int by = -1; by <= 1 && !code; by += 2, step = latest)
         while (!newest->found && next_step(archive, FINAL, by, &step, &code, e)) {
             Manifest manifest;
             newest->step = step;

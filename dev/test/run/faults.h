@@ -48,6 +48,7 @@ typedef struct {
     long readable;       // reads of the file `unreadable` that succeed
     bool hash_fails;     // after those reads the engine's hash fails on the next rank
     char unreadable[80]; // opening a file whose path has this text fails with `error`; EIO: reading fails
+    bool unlisted;       // the first list of a directory fails with `error`
     long flip_step;      // the disk flips one bit of this step's checkpoint; 0: never
 
     struct {
@@ -347,6 +348,17 @@ int __wrap_openat(int directory, const char *name, int flags, ...) {
     if (fd >= 0 && (flags & O_CREAT) && in_child()) disk_created(path);
     if (faults_rank > 0 && writes && strcmp(name, "model.safetensors") == 0) disk_begin();
     return fd;
+}
+
+typedef int (*NamePick)(const struct dirent *);
+typedef int (*NameOrder)(const struct dirent **, const struct dirent **);
+int __real_scandirat(int directory, const char *name, struct dirent ***list, NamePick pick, NameOrder order);
+int __wrap_scandirat(int directory, const char *name, struct dirent ***list, NamePick pick, NameOrder order) {
+    if (!in_child() || !faults->unlisted) return __real_scandirat(directory, name, list, pick, order);
+    faults->unlisted = false;
+    faults->struck++;
+    errno = faults->error;
+    return -1;
 }
 
 int __real_posix_memalign(void **out, size_t alignment, size_t bytes);

@@ -234,6 +234,17 @@ static void test_unreadable_is_not_damaged(void) {
     }
 }
 
+// A directory that cannot be listed once is not one without checkpoints.
+static void test_unlisted_is_not_empty(void) {
+    begin_with_whole();
+    faults_plan(FAULT_NONE, -1, 0, EIO);
+    faults->unlisted = true;
+    CHECK_RUN(trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part"), ERR_INPUT, "part: cannot list");
+    CHECK(newest_step("part") == newest_step("whole") && same_file("whole/metrics.jsonl", "part/metrics.jsonl"),
+          "the run changed");
+    check_resumes("a list that fails");
+}
+
 // ---- Damage ---------------------------------------------------------------------------------------------------------
 
 static void flip_bit(const char *path, uint64_t bit) {
@@ -476,6 +487,7 @@ int main(void) {
     RUN(test_saves_before_unreadable_data);
     RUN(test_the_name_leads_elsewhere);
     RUN(test_unreadable_is_not_damaged);
+    RUN(test_unlisted_is_not_empty);
     RUN(test_falls_back);
     RUN(test_check_of_a_file);
     RUN(test_signals);
