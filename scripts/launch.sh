@@ -20,7 +20,7 @@
 # launcher, or its end by KILL, stops the run: it finishes its step, saves and exits. The same command resumes it.
 set -uo pipefail
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
-    NAME=$(basename "${0#*run_}" .sh) NAME=${NAME//_/-}
+    NAME=$(basename "$0" .sh) NAME=${NAME#run_} NAME=${NAME//_/-}
 fi
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"

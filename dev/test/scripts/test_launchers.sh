@@ -103,10 +103,11 @@ from_elsewhere() { # paths are relative to the caller's directory; defaults are 
     env PATH="$PATH:$work/gpus" RANKS=1 PROGRAM=./program_cu bash "$work/test.sh" > log 2>&1
     grep -qF -- "--train $root/data/fineweb/fineweb_train_*.bin --val $root/data/fineweb/fineweb_val_*.bin" starts || { cat log starts; return 1; }
 }
-helps() { # --help works whatever is missing
+helps() { # --help works whatever is missing, and under any path
     local script
+    ln -sfn "$root" "$work/run_here"
     for script in scripts/run_gpt2_*.sh scripts/lm_eval.sh; do
-        (cd "$work" && env PATH="$work/bin:$PATH" bash "$root/$script" --help) > "$work/log" 2>&1 &&
+        (cd "$work" && env PATH="$work/bin:$PATH" bash "$work/run_here/$script" --help) > "$work/log" 2>&1 &&
             grep -qE "^(GPT-2 [0-9]+M on|Runs EleutherAI)" "$work/log" && grep -q '^ .* OUT\|--tasks' "$work/log" &&
             ! grep -q '^#\|shellcheck' "$work/log" || { echo "$script"; cat "$work/log"; return 1; }
     done
