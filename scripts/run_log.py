@@ -77,8 +77,10 @@ def missing_packages(packages, error):
 
 
 def write_whole(path, text):
-    """Writes the whole file, or none of it."""
+    """Writes the whole file, or none of it. Replaces no link or device, such as /dev/stdout."""
     partial = f"{path}.{os.getpid()}.tmp"
+    if os.path.islink(path) or os.path.exists(path) and not os.path.isfile(path):
+        raise Fault(EXIT_WRITE, f"{path}: not written: not a regular file; move it away, or choose another place")
     try:
         with open(partial, "x", encoding="utf-8", errors="replace") as file:
             file.write(text)

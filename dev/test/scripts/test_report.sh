@@ -134,9 +134,9 @@ bad 64 "arguments are required" report
 echo "step of 100 rows, 1,000 tokens" > "$work/none.txt"
 bad 65 "none.txt: no plan of a step" report "$work/b128" --plan "$work/none.txt"
 bad 65 "nowhere: No such file" report "$work/b128" --plan "$work/nowhere"
-echo precious > "$work/victim" && ln -s victim "$work/link"
-report 0 "$work/b128" -o "$work/link"
-check "written through a link" [ "$(cat "$work/victim")" = precious ]
+echo precious > "$work/victim" && ln -s victim "$work/link" && mkfifo "$work/fifo"
+for name in link fifo; do bad 74 "choose another place" report "$work/b128" -o "$work/$name"; done # /dev/stdout is a link
+check "the link or the FIFO was replaced" [ -L "$work/link" -a -p "$work/fifo" -a "$(cat "$work/victim")" = precious ]
 "$python" scripts/to_wandb.py "$work/b128" --dry-run > /dev/full 2> "$work/log"
 code=$?
 check "on a full disk: $code, $(cat "$work/log")" [ "$code $(cat "$work/log")" = "74 error: standard output: No space left on device" ]
