@@ -31,7 +31,7 @@ struct Engine {
     const EngineApi *api;
     EngineConfig config;
     int threads;
-    void *weight;             // that kernels read: the flat layout, or a few of its buckets (shard_weight_place)
+    void *weight;             // read by kernels: the flat layout, or a few of its buckets (shard_weight_place)
     float *param;             // fp32 masters of the owned ranges; aliases `weight` in unsharded fp32
     float *grad;              // the flat layout, or a few of its buckets (shard_grad_place)
     float *grad_sum;          // the step's sums: with shard_grads the owned ranges'; else aliases grad
@@ -51,7 +51,7 @@ struct Engine {
     void *dx, *dy;                           // (B, T, C)  gradients: dx of the residual stream, dy of a branch; dy also
                                              // (M, T, A)  of attention's output
     void *dwide;                             // (M, T, 3A or F) gradient of qkv or fc
-    float *ln_scratch;                       // (B, row blocks, 2, C)  dgamma, dbeta; an example's sums: in its first
+    float *ln_scratch;                       // (B, row blocks, 2, C)  dgamma, dbeta; block 0: the example's sums
     float *example_grad, *example_bias_grad; // one example's gradient of a matrix and of its bias (exact)
     float *head_at_token;                    // (B, T, C)  each example's head gradient at its own tokens (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2

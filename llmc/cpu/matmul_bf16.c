@@ -120,7 +120,7 @@ static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t
     }
 }
 
-// Writes the `at`-th (from 0) of `of` equal parts of tiles->last.
+// Writes part `at` (from 0) of `of` equal parts of tiles->last.
 static void write_last_tile(MatmulTiles *tiles, size_t at, size_t of) {
     size_t rows = tiles->last.rows;
     if (rows) write_rows(&tiles->last, tiles->sums, rows * at / of, rows * (at + 1) / of);

@@ -1,5 +1,5 @@
-// Compares attention with plain loops in double, on random shapes, with guards and threads. dev/oracle checks the gradient's
-// formula.
+// Compares attention with plain loops in double, on random shapes, with guards and threads. dev/oracle checks the
+// gradient's formula.
 #include "arrays.h"
 #include "cpu/attention.h"
 
@@ -7,12 +7,12 @@ typedef struct {
     size_t B, T, NH, D;
 } Shape;
 
-// Used by attention_create and the references.
+// Set by a test; attention_create and the references read them.
 static Dropout dropout;
 static uint16_t *position; // (B, T) positions in documents, or NULL
 
 static Attention attention_create(int threads, size_t T, size_t D) {
-    return (Attention){threads,    T,       D,       malloc(attention_scratch(threads, T, D) * sizeof(float)),
+    return (Attention){threads,    T,       D,        malloc(attention_scratch(threads, T, D) * sizeof(float)),
                        DTYPE_FP32, dropout, position, 0};
 }
 
@@ -140,7 +140,7 @@ static void test_shapes(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_shape(cases[i].shape, cases[i].size);
 }
 
-// Documents of 1 to `longest` tokens; the first may go on from the row before.
+// Documents of 1 to `longest` tokens; a row opens one.
 static void check_documents(Shape s, int longest) {
     position = malloc(s.B * s.T * sizeof *position);
     for (size_t i = 0, left = 0; i < s.B * s.T; i++) {

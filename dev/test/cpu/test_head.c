@@ -4,7 +4,8 @@
 #include "world.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
-// A chunk of 65536 logits has 256 rows. One micro-step of 450 rows has two chunks; three micro-steps of 150 have one each.
+// A chunk of 65536 logits has 256 rows. One micro-step of 450 rows has two chunks; three micro-steps of 150 have one
+// each.
 
 enum { MANY_T = 150, MANY_ROWS = 3 };
 static const ModelConfig many_words = {1, 1, 8, 65536, MANY_T};
@@ -38,14 +39,14 @@ static double loss_of(const float *x, int n, int target) {
     return log(sum) + top - x[target];
 }
 
-// With label smoothing, in double: the mean over a smoothed target of -log softmax(x).
+// The loss with label smoothing, in double: the mean of loss_of over the smoothed target.
 static double smoothed_loss_of(const float *x, int n, int target, double smoothing) {
     double sum = 0;
     for (int i = 0; i < n; i++) sum += smoothing / n * loss_of(x, n, i);
     return sum + (1 - smoothing) * loss_of(x, n, target);
 }
 
-// The losses follow from engine_logits after any number of tokens.
+// engine_logits has engine_eval's losses after any number of tokens.
 static void test_logits_after_a_prefix(void) {
     enum { T = 13, V = 61 };
     Error e = {0};

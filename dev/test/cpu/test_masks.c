@@ -1,5 +1,5 @@
-// Masks of dropout and of documents. Compares spans of dropout's masks with math/dropout.h. With both masks, the loss and
-// the sums by source do not depend on micro-batches. A packed row equals its documents alone. dev/oracle checks the
+// Masks of dropout and of documents. Compares spans of dropout's masks with math/dropout.h. With both masks, the loss
+// and the sums by source do not depend on micro-batches. A packed row equals its documents alone. dev/oracle checks the
 // masks' bits, gradients, and evaluations without dropout; test_types the bits of threads and recomputation.
 #include "cpu/masks.h"
 #include "world.h"

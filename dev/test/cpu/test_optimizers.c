@@ -1,5 +1,5 @@
-// The CPU engine's updates (--optimizer): the same bits on any number of threads; no change if a gradient is not finite;
-// bf16 close to fp32. dev/oracle checks them against the papers.
+// The CPU engine's updates (--optimizer): the same bits on any number of threads; no change if a gradient is not
+// finite; bf16 close to fp32. dev/oracle checks them against the papers.
 #include "arrays.h"
 #include "base/float16.h"
 #include "cpu/layers.h"
@@ -7,7 +7,8 @@
 #include "world.h"
 
 enum { ROWS = 2, T = 12, STEPS = 3 };
-static const ModelConfig shape = {.layers = 2, .heads = 2, .channels = 96, .vocab = 70, .context = T}; // parallel loops
+static const ModelConfig shape = {
+    .layers = 2, .heads = 2, .channels = 96, .vocab = 70, .context = T}; // long enough for parallel loops
 
 static Engine *optimizing_engine(const World *w, Optimizer optimizer, int threads, Dtype dtype) {
     return engine_of(w,

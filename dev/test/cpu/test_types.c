@@ -176,8 +176,8 @@ static void test_amax(void) {
     world_close(&w);
 }
 
-// fp8-dw changes the gradients of the blocks' matrices alone. An unset exponent of x, dy or W leaves both factors of dW
-// alone.
+// fp8-dw changes the gradients of the blocks' matrices alone. With an unset exponent of x, dy or W no factor of dW is
+// rounded.
 static void test_dweight(void) {
     int8_t k[SITES], one[SITES];
     float amax[SITES];

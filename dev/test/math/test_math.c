@@ -28,19 +28,19 @@ static void test_philox_known_answers(void) {
         RngBlock got = rng_rounds((RngBlock){{k[0], k[1], k[2], k[3]}}, k[4], k[5], 10);
         for (int w = 0; w < 4; w++)
             CHECK(got.word[w] == k[6 + w], "vector %d word %d: %08x, want %08x", i, w, got.word[w], k[6 + w]);
-        // The same through (seed, stream, index): each bit of the three has its place.
+        // rng_block and rng_u32: the seed is the key, stream and block are the counter
         uint64_t block = (uint64_t)k[1] << 32 | k[0], stream = (uint64_t)k[3] << 32 | k[2];
         uint64_t seed = (uint64_t)k[5] << 32 | k[4];
         RngBlock b = rng_block(seed, stream, block);
         for (int w = 0; w < 4; w++) CHECK(b.word[w] == k[6 + w], "block %d word %d", i, w);
-        if (block >> 62) continue; // 4 block does not fit an index
+        if (block >> 62) continue; // 4 block overflows an index
         for (int w = 0; w < 4; w++)
             CHECK(rng_u32(seed, stream, 4 * block + (uint64_t)w) == k[6 + w], "u32 %d word %d", i, w);
     }
 }
 
-// Drawn by a Python program written from the text of rng.h: words in integers, log and cos to 60 digits. Pins the draws: a
-// resumed run must draw what it drew before.
+// Drawn by a Python program written from the text of rng.h: words in integers, log and cos to 60 digits. Pins the
+// draws: a resumed run must draw what it drew before.
 static void test_known_draws(void) {
     static const struct {
         uint64_t seed, stream, index, u64;
@@ -143,7 +143,7 @@ static void test_gelu_codes(void) {
 
 // ---- fp8 ------------------------------------------------------------------------------------------------------------
 
-// The nearest code, of two as near the even one, by trying all.
+// Returns the nearest code, by trying all; a tie goes to the even one.
 static int nearest_e4m3(double y) {
     int best = 0;
     for (int code = 0; code < 0x7f; code++) {

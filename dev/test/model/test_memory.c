@@ -1,5 +1,5 @@
-// The CPU engine's memory: its plan says what --recompute saves; --recompute, --sample-only and --eval-only must get the
-// smaller engine. test_program and test_ranks compare plans with resident memory.
+// The CPU engine's memory: its plan says what --recompute saves; --recompute, --sample-only and --eval-only must get
+// the smaller engine. test_program and test_ranks compare plans with resident memory.
 #include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
 #include "../trainer.h"
@@ -47,8 +47,8 @@ static size_t planned_in_all(const EngineConfig *config) {
 // Every array begins at a multiple of 64 bytes.
 static size_t of_floats(size_t n) { return round_up(4 * n, 64); }
 
-// Blocks share what is recomputed: GELU's output, or all but the block's input (11 C values a token, and statistics). An
-// engine without training needs the weights and one block's memory, whatever the other modes.
+// Blocks share what is recomputed: GELU's output, or all but the block's input (11 C values a token, and statistics).
+// An engine without training needs the weights and one block's memory, whatever the other modes.
 static void test_plans(void) {
     for (int i = 0; i < SHAPES; i++) {
         Model model;

@@ -3,8 +3,8 @@
 
 #include "model/model.h"
 
-// GPT-2: Radford et al. 2019, table 2; parameters as in Hugging Face's models (wte counted once). dN: depths and widths of
-// llm.c's -e, heads of 64.
+// GPT-2: Radford et al. 2019, table 2; parameters as in Hugging Face's models (wte counted once). dN: depths and widths
+// of llm.c's -e, heads of 64.
 static void test_presets(void) {
     static const struct {
         const char *name;
@@ -59,8 +59,8 @@ static bool ends_with(const char *text, const char *end) {
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-// Weights are N(0, 0.02^2); projections into the residual stream are divided by sqrt(2 layers). LayerNorm gains are 1, all
-// else 0 (Radford et al. 2019, section 2.3; Hugging Face's GPT2PreTrainedModel._init_weights).
+// Weights are N(0, 0.02^2); projections into the residual stream are divided by sqrt(2 layers). LayerNorm gains are 1,
+// all else 0 (Radford et al. 2019, section 2.3; Hugging Face's GPT2PreTrainedModel._init_weights).
 static double wanted_deviation(const char *name, int layers) {
     if (ends_with(name, ".bias") || strstr(name, "ln_")) return 0;
     return ends_with(name, "c_proj.weight") ? 0.02 / sqrt(2.0 * layers) : 0.02;
@@ -112,7 +112,7 @@ static void test_initial_weights_in_pieces(void) {
 
 // ---- Local models (--tensor) ----------------------------------------------------------------------------------------
 
-// Checks the maps between a cut tensor and the whole one, element by element. owners (whole elements): counts.
+// Checks the maps between a cut tensor and the whole one, element by element. Adds 1 to each element's owners.
 static void check_maps(const Tensor *t, uint8_t *owners) {
     size_t before = 0, whole_count = t->whole_rows * t->whole_columns;
     for (size_t i = 0, run = 0; i<t->count; i++, run -= run> 0) {

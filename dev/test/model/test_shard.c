@@ -1,6 +1,6 @@
-// Engines that keep only the owned ranges, through engine.h (test_shards_cuda is the CUDA build of this file). The ranks are
-// engines of one process. Each gets the whole batch, so nothing is reduced. Their bits must equal those of an engine that
-// keeps everything, also after ranks have exchanged weights.
+// Engines that keep only the owned ranges, through engine.h (test_shard_cuda is the CUDA build of this file). The ranks
+// are engines of one process. Each gets the whole batch, so nothing is reduced. Their bits must equal those of an
+// engine that keeps everything, also after ranks have exchanged weights.
 #include "../test.h"
 
 #include "ranks/transport.h"
@@ -34,7 +34,7 @@ typedef struct {
     Range owned[8];
     int pending;       // buckets [0, pending) are in memory
     int micro_steps;   // begun in this step
-    int soon, awaited; // the block's bucket that the engine named, and awaited, last
+    int soon, awaited; // the bucket that the engine named last; that it awaited last
 } Rank;
 
 typedef struct World {
@@ -100,8 +100,8 @@ static void copy_from(const Rank *rank, void *to, const Rank *other, const void 
 }
 #endif
 
-// Poisons the block's slot: the engine has read its old content and awaits the new. The engine names the next block only,
-// since ranks without rows start the same transfers in this order.
+// Poisons the block's slot: the engine has read its old content and awaits the new. The engine names the next block
+// only, since ranks without rows start the same transfers in this order.
 static int soon_weights(void *context, Range range, Error *e) {
     Rank *rank = context;
     int i = model_bucket_at(rank->config.model, range.begin);
@@ -247,8 +247,8 @@ static int whole_gradients(World *w, int step, Error *e) {
 
 // ---- What must be equal ---------------------------------------------------------------------------------------------
 
-// Checks that a rank stores the whole engine's bits in its owned ranges, and nothing elsewhere. others: elsewhere it may
-// store the whole engine's bits too.
+// Checks that a rank stores the whole engine's bits in its owned ranges, and nothing elsewhere. others: elsewhere it
+// may store the whole engine's bits too.
 static void check_state(World *w, const Rank *rank, StateKind kind, bool others) {
     Error e = {0};
     size_t wrong = 0;
@@ -425,7 +425,7 @@ int main(int argc, char **argv) {
     Error e = {0};
     Engine *engine = NULL;
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL);
-    printf("test_shards: seed %llu\n", (unsigned long long)seed);
+    printf("test_shard: seed %llu\n", (unsigned long long)seed);
     if (model_create(&w.model, &shapes[0], &e)) return 1;
     w.T = shapes[0].context;
     EngineConfig config = config_of(&w);
