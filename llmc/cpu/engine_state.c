@@ -4,7 +4,6 @@
 #include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
 #include "math/adamw.h"
-#include "math/lamb.h"
 #include "math/muon.h"
 
 #include <assert.h>

@@ -53,8 +53,8 @@ double dot(const float *a, const float *b, size_t n) {
     return sum;
 }
 
-// Returns the sum of |S[k]|^2 over the keys k that occur. S[k] is the sum of dx[t] over the t with key k. key NULL: each
-// t has its own.
+// Returns the sum of |S[k]|^2 over the keys k that occur. S[k] is the sum of dx[t] over the t with key k. key NULL: t
+// is its own key.
 static double gathered_squares(const void *dx, const uint16_t *key, int T, int C, float *scratch, Dtype type) {
     double squares = 0;
     for (int t = 0; t < T; t++) {

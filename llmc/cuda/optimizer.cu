@@ -1,7 +1,6 @@
 // optimizer: see optimizer.cuh.
 #include "cuda/optimizer.cuh"
 #include "cuda/vec.cuh"
-#include "math/lamb.h"
 
 #include <assert.h>
 

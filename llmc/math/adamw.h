@@ -1,5 +1,8 @@
-// adamw: one parameter's step of AdamW. Decoupled decay: Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2.
-// Moments and their bias correction: Kingma and Ba 2015, arXiv 1412.6980, algorithm 1.
+// adamw: one parameter's step of AdamW, and LAMB's trust ratio.
+// AdamW: decoupled decay, Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2; moments and their bias correction,
+// Kingma and Ba 2015, arXiv 1412.6980, algorithm 1.
+// LAMB: You et al. 2020, arXiv 1904.00962, algorithm 2, with phi(x) = x. It has AdamW's direction, weight decay
+// included. Each tensor is one of the paper's layers, with rate lr x |weights| / |direction|.
 #pragma once
 
 #include "base/common.h"
@@ -47,4 +50,9 @@ GNS_HD static inline float adamw_direction(float p, float g, float *m, float *v,
 // Returns the new parameter.
 GNS_HD static inline float adamw_update(float p, float g, float *m, float *v, const AdamWStep *s, bool decay) {
     return p - s->lr * adamw_direction(p, g, m, v, s, decay);
+}
+
+// LAMB: returns a tensor's trust ratio, from squared norms; 1 if one is 0, as in the authors' code: biases begin at 0.
+GNS_HD static inline double lamb_ratio(double weights_sq, double direction_sq) {
+    return weights_sq > 0 && direction_sq > 0 ? sqrt(weights_sq / direction_sq) : 1.0;
 }

@@ -39,8 +39,8 @@ typedef struct Engine Engine;
 // those of all rows.
 // gather_rows: `values` (rows, width) holds this rank's rows at their place; it becomes whole.
 // reduce_rows: own (own rows, width) = sum over the ranks of their `partial` (rows, width), in fp32 in the ranks'
-// order, then rounded. `width` counts values of `type`. With a device both work in the order of the engine's stream, and
-// `partial` has room behind its rows for (ranks - 1) times the own rows.
+// order, then rounded. `width` counts values of `type`. With a device both work in the order of the engine's stream,
+// and `partial` has room behind its rows for (ranks - 1) times the own rows.
 typedef struct {
     int rank, ranks;
     int (*gather_rows)(void *context, void *values, int rows, size_t width, Dtype type, Error *e);

@@ -20,7 +20,7 @@ typedef enum {
 
 static const char *const recompute_names[] = {"none", "gelu", "block"};
 
-// The optimizer (--optimizer): math/adamw.h, lamb.h, muon.h.
+// The optimizer (--optimizer): math/adamw.h, muon.h.
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_LAMB, OPTIMIZER_MUON, OPTIMIZERS } Optimizer;
 
 static const char *const optimizer_names[] = {"AdamW", "LAMB", "Muon"};
