@@ -184,6 +184,7 @@ static void io_window(StateIO *io, const char *name, Outliers *o) {
 static void io_outliers(StateIO *io, RowOutliers *o, const Dataset *data) {
     if (io->writing ? !o->most : !get(io, "outliers")) return;
     for (int k = 0; k < ROW_KINDS; k++) {
+        if (!io->writing && !get(io, AT("outliers.spread.%s", row_kinds[k]))) continue; // a build without this kind
         io_window(io, AT("outliers.spread.%s", row_kinds[k]), &o->spread[k]);
         if (!io->writing) o->count[k] = cJSON_GetArraySize(get(io, AT("outliers.%s", row_kinds[k])));
         for (int i = 0; i < (o->count[k] = (int)fmin(o->count[k], o->most)); i++) {
