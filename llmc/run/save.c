@@ -114,7 +114,8 @@ int saver_prepare(Saver *s, Error *e) {
     const size_t bytes = ARRAYS * s->stride * sizeof(float);
     int code = bytes ? memory_alloc((void **)&s->copy, bytes, "the copy of a checkpoint", e) : 0;
     if (code)
-        error_hint(e, "use more ranks, a machine with more memory, or --checkpoint-every 0 to save only at the end");
+        error_hint(e, "use more ranks or a machine with more memory%s",
+                   s->run->setup.whole.part ? "" : "; a run that saves only at its end needs no copy");
     TRY(comm_agree(s->run->setup.comm, code, e));
     if (s->copy) worker_start(&s->worker, touch_copy, s, "a copy", &(Error){0}); // on failure the save touches it
     return 0;
