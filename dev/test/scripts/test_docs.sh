@@ -189,9 +189,10 @@ container() {
     grep -oE 'make -j[^&]+' Dockerfile > "$work/commands"
     [ "$(wc -l < "$work/commands")" = 3 ] || cat "$work/commands"
     while read -r command; do eval "$command -n" > "$work/log" 2>&1 || tail -n 1 "$work/log"; done < "$work/commands"
-    for package in gcc make libc6-dev $(grep -oE 'lib(cjson|xxhash|openmpi)-dev|openmpi-bin' scripts/deps.sh | sort -u); do
+    for package in make libc6-dev $(grep -oE 'lib(cjson|xxhash|openmpi)-dev|openmpi-bin' scripts/deps.sh | sort -u); do
         [ "$(grep -cw -- "$package" Dockerfile)" -ge 2 ] || echo "Dockerfile: $package"
     done
+    sed '1,/AS cuda/d' Dockerfile | grep -q ' g++ ' || echo "Dockerfile: nvcc needs g++"
     grep -q 'run: sudo make test\b' .github/workflows/*.yml || echo ".github: no make test"
 }
 
