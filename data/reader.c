@@ -3,6 +3,7 @@
 #include "base/hash.h"
 #include "base/signals.h"
 #include "base/text.h"
+#include "jsonl.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,8 +22,7 @@ enum {
 
 #define HINT_INVALID "repair it, or say --invalid bytes to take it as it is, --invalid skip to leave it out"
 #define HINT_JSONL                                                                                                     \
-    "every line must be a JSON object with a text field, and without \\u0000: see --field; --invalid skip leaves "     \
-    "others out"
+    "every line must be a JSON object with a text field: see --field; --invalid skip leaves such lines out"
 
 // ---- Blocks ---------------------------------------------------------------------------------------------------------
 
@@ -72,29 +72,6 @@ static int check_text_kind(const Input *input, const char *text, size_t bytes, E
     return 0;
 }
 
-// Returns the item of a field: the key `a.b`, or b in the object a.
-static const cJSON *find_field(const cJSON *object, const char *field) {
-    char key[OPTION_TEXT];
-    const cJSON *item = json_get(object, field);
-    const char *dot = strchr(field, '.');
-    if (item || !dot) return item;
-    snprintf(key, sizeof key, "%.*s", (int)(dot - field), field);
-    return find_field(json_get(object, key), dot + 1);
-}
-
-// Writes the text of a line of JSON over the beginning of the line. Returns NULL, or what is wrong with the line.
-// line[bytes] is writable.
-static const char *jsonl_decode(char *line, size_t bytes, const char *field, size_t *out_bytes) {
-    const char *end;
-    line[bytes] = 0;
-    cJSON *root = json_parse(line, bytes, &end);
-    const char *text = cJSON_GetStringValue(find_field(root, field));
-    const char *why = cJSON_IsObject(root) ? "has no string in the text field" : "is not a JSON object";
-    if (text) memcpy(line, text, *out_bytes = strlen(text));
-    cJSON_Delete(root);
-    return text ? NULL : why;
-}
-
 // Finds the text of every line. Skips a byte order mark before the first line.
 static void block_parse_jsonl(TextBlock *b, const TokenizeOptions *o) {
     uint64_t line = b->line;
@@ -105,7 +82,7 @@ static void block_parse_jsonl(TextBlock *b, const TokenizeOptions *o) {
         while (first < end && (b->text[first] == ' ' || b->text[first] == '\t' || b->text[first] == '\r')) first++;
         if (first == end) continue; // a blank line
         TextPiece piece = {.at = at, .begins = true, .split = document_split(o, b->input, line)};
-        const char *why = jsonl_decode(b->text + at, end - at, o->field, &piece.bytes);
+        const char *why = jsonl_field(b->text + at, end - at, o->field, &piece.bytes);
         bool invalid = !why && o->invalid != INVALID_BYTES && utf8_invalid_at(b->text + at, piece.bytes) < piece.bytes;
         if (!why && !invalid) block_add_piece(b, piece);
         else if (o->invalid == INVALID_SKIP) b->left_out++;

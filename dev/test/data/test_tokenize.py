@@ -405,26 +405,29 @@ def test_formats():
 
 
 def test_jsonl():
-    strings = ["plain", '"\\/\b\f\n\r\t', "🙂 ä ж 中", "\ud7ff\ue000\uffff", ""]
+    strings = ["plain", "\u0000 nul", '"\\/\b\f\n\r\t', "🙂 ä ж 中", "\ud7ff\ue000\uffff", ""]
     lines, want = [], []
     for s in strings:
         for ascii_only in (True, False):
             lines.append(json.dumps({"a": [1, -2.5e+10, {"text": "no"}, []], "text": s, "z": None}, ensure_ascii=ascii_only))
             want.append(s)
-    lines += [' { "te\\u0078t" : "escaped key" } \r', "", "  \t", '{"x":{},"text":"last"}']
+    lines += ['{"text":"first","text":"second"}', ' { "te\\u0078t" : "escaped key" } \r', "", "  \t", '{"x":{},"text":"last"}']
     write("a.jsonl", "\n".join(lines))  # no newline at the end
-    expect([*want, "escaped key", "last"], [], "a.jsonl", program=len(TOKENIZE) - 1)
+    expect([*want, "second", "escaped key", "last"], [], "a.jsonl", program=len(TOKENIZE) - 1)
     lines = ['{"meta": {"text": "one"}, "text": 3}', '{"text": {"meta": 1}, "meta": {"id": [{"text": "no"}], "a": {"text": "no"}, "text": "two"}}',
              '{"meta.text": "three", "meta": null}']
     write("c.jsonl", "\n".join(lines))
     expect(["one", "two", "three"], [], "--field", "meta.text", "c.jsonl")
+    write("a.jsonl", '{"text": "\\ud83d\\u0041 \\ude42 \\ud83d\\ude42"}')  # halves of pairs, and a whole one
+    expect([b"\xed\xa0\xbdA \xed\xb9\x82 \xf0\x9f\x99\x82"], [], "--invalid", "bytes", "a.jsonl")
     clean()
     write("c.jsonl", '{"meta": [{"text": "no"}], "x": {"meta": {"text": "no"}}, "text": "no"}')
     refuse("has no string in the text field", *BYTES, "--field", "meta.text", "c.jsonl")
     bad = ['{"text": "cut', '{"text": "a"', '{"text" "a"}', '{"text": "a"} x', '["text"]', '"text"', "{}", '{"text": 3}',
-           '{"text": "\\x"}', '{"text": "\\u12g4"}', '{"text": "a\\u0000b"}', '{"text": "a\0b"}', '{"text": "\\ud83d"}', '{"text": "a",}',
-           '{"n": tru, "text": "a"}', '{"n": [1,], "text": "a"}', "{'text': 'a'}", '{"other": "a"}', "[" * 2000 + "]" * 2000,
-           '{"a":' * 600, "\x00", '{"text": "a"}\0', '{"text": "a"}{"text": "b"}', '{"text": null}', '{"text": "\\u12', "{", '{"', '{"text": "\\']
+           '{"text": "\\x"}', '{"text": "\\u12g4"}', '{"text": "tab\there"}', '{"text": "a",}', '{"n": 01, "text": "a"}',
+           '{"n": 1., "text": "a"}', '{"n": .5, "text": "a"}', '{"n": 1e, "text": "a"}', '{"n": tru, "text": "a"}',
+           '{"n": [1,], "text": "a"}', "{'text': 'a'}", '{"other": "a"}', "[" * 600 + "]" * 600, '{"a":' * 600, "\x00",
+           '{"text": "a"}{"text": "b"}', '{"text": null}', '{"text": "\\u12', "{", '{"']
     for line in bad:
         write("a.jsonl", '{"text": "good"}\n\n' + line + "\n")
         refuse("a.jsonl line 3: ", *BYTES, "a.jsonl", program=len(TOKENIZE) - 1)
