@@ -48,10 +48,10 @@ def ours(texts, threads=2, vocabulary=GPT2):
     return [next(filled) if text else [] for text in texts]
 
 
-def compare(name, texts, reference):
+def compare(name, texts, encode, vocabulary=GPT2):
     start, wrong = time.monotonic(), 0
-    got = ours(texts)
-    want = [reference.encode_ordinary(t) for t in texts]
+    got = ours(texts, vocabulary=vocabulary)
+    want = [encode(t) for t in texts]
     for i, text in enumerate(texts):
         if got[i] != want[i]:
             wrong += 1
@@ -83,6 +83,19 @@ def files():
 
 def long_words():
     return [c * n for c in ("a", " ", "\n", "ab", "!", "0", "é", "=-", "the") for n in (63, 64, 65, 100, 1000, 5000)]
+
+
+def added():
+    """Added tokens, also where several match, from the file that tokenizers writes."""
+    t = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(f"{GPT2}/encoder.json", f"{GPT2}/vocab.bpe"))
+    t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    names = {"<|endoftext|>": False, "<|u|>": False, "<|u|>x": False, "b<|": True, "ca<": True, "\u0436\u4e2d": True, " <s>": False, "ab<": True, '"\\': True}
+    t.add_tokens([tokenizers.AddedToken(name, normalized=normalized) for name, normalized in names.items()])
+    pieces = ["<|u|>", "x", "b", "<|", "<s>", " ", "  ", "c", " a", "ab", "\u0436\u4e2d", "\n", '"', "\\", "<"]
+    texts = ["".join(rng.choices(pieces, k=rng.randrange(24))) for _ in range(20000)]
+    with tempfile.TemporaryDirectory() as d:
+        t.save(f"{d}/tokenizer.json")
+        return compare("added", texts, lambda text: t.encode(text).ids, d)
 
 
 def train():
@@ -131,11 +144,11 @@ def train():
 
 def main():
     print(f"  seed {SEED}")
-    reference = openai()
+    reference = openai().encode_ordinary
     wrong = compare("files", files(), reference)
     wrong += compare("random_texts", random_texts(100000), reference)
     wrong += compare("long_words", long_words(), reference)
-    wrong += train()
+    wrong += added() + train()
     return 1 if wrong else 0
 
 
