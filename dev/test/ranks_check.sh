@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# Several GPUs of one machine as ranks: every number of ranks trains the same run, also one that is stopped and resumed
-# with another number; a run whose rank is killed or stopped ends; speed and memory of all together. Prints one table at
-# the end; whole logs are in $OUT.
+# Several GPUs of one machine as ranks: every number of ranks trains the same run; a run whose rank is killed or stopped
+# ends; speed and memory of all together. Prints one table at the end; whole logs are in $OUT. LAUNCH="scripts/mpirun.sh
+# -np 2" dev/test/cuda/gpu_resume.sh stops and resumes ranks.
 #
-#     dev/test/ranks_check.sh [agree] [tensor] [optimizers] [resume] [faults] [scaling] [memory]          (default: all)
+#     dev/test/ranks_check.sh [agree] [tensor] [optimizers] [faults] [scaling] [memory]          (default: all)
 #
 #     BUILD    where the programs are (build): $BUILD/cuda-BF16/train_gpt2cu
 #     TRAINER  the program itself; build/cpu/train_gpt2 with SMALL=1 tries this script without a GPU
 #     MACHINES number of machines, all played by this one (1): each has all GPUs here, and NCCL goes through sockets
 #              between them. Slow, since ranks take turns on a GPU, but the numbers are those of real machines.
 #     RANKS    the largest number of ranks (as many as MACHINES have GPUs)
-#     ZERO     --zero of the runs that are resumed, killed and stopped (1)
+#     ZERO     --zero of the runs that are killed and stopped (1)
 #     OUT      logs and run directories (build/ranks_check)
 #     OPTIMIZERS of the stage optimizers (lamb muon)
-#     LIMIT    seconds for everything (885 x MACHINES)
+#     LIMIT    seconds for everything (795 x MACHINES)
 #
 # Verdicts: PASS and FAIL; SLOW where a figure is below its floor, which does not fail this script; FIGURE for what has no
 # floor; SKIP.
 set -u
 . "$(dirname "$0")/stages.sh"
-stages="agree tensor optimizers resume faults scaling memory"
+stages="agree tensor optimizers faults scaling memory"
 check_stages "$stages" "$@"
 export LC_ALL=C # numbers with a point
 cd "$root" || exit 70
@@ -32,7 +32,7 @@ if [ "$MACHINES" != 1 ]; then
     [[ " $* " != *" scaling "* ]] || fail 64 "scaling measures GPUs that no two ranks share" "Leave MACHINES out, or name other stages"
     [ $# -gt 0 ] || stages=${stages/scaling /}
 fi
-LIMIT=${LIMIT:-$((885 * MACHINES))} RANKS=${RANKS:-$((gpu_count * MACHINES))}
+LIMIT=${LIMIT:-$((795 * MACHINES))} RANKS=${RANKS:-$((gpu_count * MACHINES))}
 [ -x "$TRAINER" ] || fail 64 "$TRAINER: not there" "Build it, or set BUILD or TRAINER"
 [ "$RANKS" -ge 2 ] || fail 69 "$gpu_count GPUs" "Run this where there are two or more, or set MACHINES=2, or RANKS and TRAINER=build/cpu/train_gpt2"
 command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
@@ -57,13 +57,13 @@ fi
 # Shapes: for GPUs, or small enough for a CPU. In d7 not even two ranks' parts have equal length.
 if [ -z "$SMALL" ]; then
     agree_T=512 agree_shape=(--model d7 --seq-len 512) agree_rows=16 agree_batch=62 agree_steps=50 agree_lr=5e-5
-    resume_batch=1024 resume_steps=60 resume_lr=5e-5 resume_tolerance=1e-3 cadence_tolerance=1e-3
+    cadence_tolerance=1e-3
     small_model=(d12 64) large_model=(d48 16) strong_model=d12 strong_rows=64 strong_batch=512 speed_T=1024
     memory_model=d24 memory_rows=8 loss_tolerance=1e-3 gns_tolerance=0.02
     text_tokens=2000000 vocabulary=50257
 else
     agree_T=32 agree_shape=(--model d2 --channels 32 --heads 2 --seq-len 32) agree_rows=4 agree_batch=15 agree_steps=50 agree_lr=1e-3
-    resume_batch=32 resume_steps=6000 resume_lr=1e-4 resume_tolerance=1e-4 cadence_tolerance=1e-5
+    cadence_tolerance=1e-5
     small_model=(d2 2) large_model=(d4 1) strong_model=d2 strong_rows=2 strong_batch=16 speed_T=32
     memory_model=d6 memory_rows=1 loss_tolerance=1e-5 gns_tolerance=1e-4
     text_tokens=100000 vocabulary=256
@@ -271,23 +271,8 @@ optimizers() {
 # ----------------------------------------------------------------------------------------------------------------------
 # faults: a run whose rank is killed or stopped ends soon, and names the rank
 
-strike() { # SIGNAL [RANK]: to that rank, or to the run as a whole
-    struck=$(now)
-    # shellcheck disable=SC2046
-    kill -"$1" $(if [ $# = 2 ]; then run_processes "$2"; else echo "$job"; fi) 2> /dev/null
-}
-
-ends_with() { # WHAT CODE TEXT SECONDS: since `struck`
-    local seconds said verdict=FAIL
-    await_end $(($4 + 10))
-    seconds=$(calculate "$(now) - $struck" %.1f)
-    said=$(grep -hoE "$3" "$(log "$current")" | tail -n 1 | cut -c 1-150)
-    [ $code != "$2" ] || [ -z "$said" ] || [ "${seconds%.*}" -ge "$4" ] || verdict=PASS
-    row $verdict "$1" "exit code $code after $seconds s (wanted $2 within $4 s): ${said:-no line with '$3'}"
-}
-
 faults() {
-    local victim=$((RANKS - 1)) name signal wanted gone
+    local victim=$((RANKS - 1)) name signal wanted gone struck seconds said verdict
     gone="rank $victim \(process [0-9]+\) is stopped or gone"
     while read -r name signal deadline wanted; do # after ten steps, or so many seconds: while MPI starts, and CUDA or NCCL
         begin "$name" "$RANKS" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $((8 * RANKS * agree_T)) \
@@ -299,46 +284,22 @@ faults() {
             ;;
         *) await_steps 10 ;;
         esac
-        strike "$signal" $victim
-        ends_with "rank $victim $name" 78 "$wanted" $((deadline + 20))
+        struck=$(now)
+        # shellcheck disable=SC2046
+        kill -"$signal" $(run_processes $victim) 2> /dev/null
+        await_end $((deadline + 30))
+        seconds=$(calculate "$(now) - $struck" %.1f)
+        said=$(grep -hoE "$wanted" "$(log "$name")" | tail -n 1 | cut -c 1-150)
+        verdict=FAIL
+        [ $code != 78 ] || [ -z "$said" ] || [ "${seconds%.*}" -ge $((deadline + 20)) ] || verdict=PASS
+        row $verdict "rank $victim $name" \
+            "exit code $code after $seconds s (wanted 78 within $((deadline + 20)) s): ${said:-no line with '$wanted'}"
     done << EOF
 killed KILL 5 process rank $victim .* signal 9
 stopped STOP 5 $gone
 stopped-after-0 STOP 2 $gone|rank $victim has not started
 stopped-after-1 STOP 2 $gone|rank $victim has not started
 EOF
-}
-
-# ----------------------------------------------------------------------------------------------------------------------
-# resume: a run that is asked to stop saves and says so, and other ranks resume it as if it had never stopped
-
-resume_begin() { # NAME RANKS OPTIONS...
-    local tokens=$((resume_batch * agree_T))
-    begin "$1" "$2" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $tokens --steps $resume_steps \
-        --lr $resume_lr --warmup-tokens $((resume_steps * tokens / 2)) --zero "$ZERO" --deadline 20 "${@:3}"
-}
-
-resume_stop() { # WHAT STEPS SIGNAL [RANK]: asks the run to stop after this many steps
-    await_steps "$2"
-    strike "${@:3}"
-    ends_with "$1" 75 "^stopped \(rank 0\): .* after step [0-9]+, saved in" 20
-}
-
-resume() {
-    local parts=$((RANKS > 3 ? RANKS / 2 : RANKS)) mesh=$((2 - RANKS % 2)) loss_tolerance=$resume_tolerance quarter=$((resume_steps / 4))
-    resume_begin undisturbed "$RANKS"
-    await_success undisturbed || return
-    resume_begin stopping "$RANKS" --tensor $mesh
-    resume_stop "SIGUSR1 to mpirun.sh, $RANKS ranks, --tensor $mesh" $quarter USR1
-    resume_begin stopping $parts
-    resume_stop "resumed; SIGTERM to rank $((parts - 1)) of $parts" $((2 * quarter)) TERM $((parts - 1))
-    resume_begin stopping 1
-    await_success "the rest with 1 rank" || return
-    row "$(verdict "$(grep -c '^resuming from' "$(log stopping)") == 1")" "the rest with 1 rank" \
-        "$(grep -h '^resuming from' "$(log stopping)" | cut -c 1-150)"
-    cmp -s <(values undisturbed step; values undisturbed examples) <(values stopping step; values stopping examples)
-    row "$(verdict "$? == 0")" "every step once, the examples in order" "$(values stopping loss | grep -c .) steps"
-    same_run stopping undisturbed
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -475,7 +436,7 @@ finish() {
     show_table
 }
 
-declare -A stage_seconds=([agree]=180 [tensor]=60 [optimizers]=50 [resume]=90 [faults]=90 [scaling]=320 [memory]=95) # d48's ranks take 15 s to start
+declare -A stage_seconds=([agree]=180 [tensor]=60 [optimizers]=50 [faults]=90 [scaling]=320 [memory]=95) # d48's ranks take 15 s to start
 # shellcheck disable=SC2086
 [ $# -gt 0 ] || set -- $stages
 begin_table "$OUT"
