@@ -97,13 +97,14 @@ static int exchange_bucket(const Exchange *x, Error *e) {
     float *values[2] = {NULL, NULL}; // sent, received
     int *counts, code = 0;           // (2, ranks)
     TRY(memory_alloc_zero((void **)&counts, 2 * ranks * sizeof *counts, "counts of values", e));
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2 && !code; i++) {
         size_t all = 0;
         pass(x, i, counts + (size_t)i * ranks, NULL, e);
         for (size_t r = 0; r < ranks; r++) all += (size_t)counts[(size_t)i * ranks + r];
-        TRY_GOTO(memory_alloc((void **)&values[i], all * sizeof(float), "values of a checkpoint", e));
+        code = memory_alloc((void **)&values[i], all * sizeof(float), "values of a checkpoint", e);
     }
-    TRY_GOTO(pass(x, false, NULL, values[0], e));
+    if (!code) code = pass(x, false, NULL, values[0], e);
+    TRY_GOTO(comm_agree(comm, code, e)); // a rank that misses an exchange would leave the others waiting
     TRY_GOTO(comm_exchange(comm, values[0], counts, values[1], counts + ranks, e));
     TRY_GOTO(pass(x, true, NULL, values[1], e));
 done:
