@@ -174,7 +174,7 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
 
 int metrics_set_aside(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     char path[PATH_MAX + 16], *lines;
-    off_t keep, end;
+    off_t keep;
     int fd;
     TRY(metrics_flush(m, e));
     TRY(bytes_until(m->fd, m->steps.path, step, bytes, &keep, e));
@@ -186,9 +186,8 @@ int metrics_set_aside(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     int code = file_read_range(m->fd, m->steps.path, (uint64_t)keep, lines, cut, e);
     if (!code) code = file_open_output(m->dir, path, O_RDWR | O_CREAT, &fd, e);
     if (!code) {
-        code = bytes_until(fd, path, INT64_MAX, INT64_MAX, &end, e); // a crash may have torn the last line
-        if (!code && ftruncate(fd, end) != 0) code = cannot_write(path, e);
-        if (!code) code = file_write_range(fd, path, (uint64_t)end, lines, cut, e);
+        const off_t end = lseek(fd, 0, SEEK_END);
+        code = end < 0 ? cannot_write(path, e) : file_write_range(fd, path, (uint64_t)end, lines, cut, e);
         if (!code) code = descriptor_sync(fd, path, e);
         close(fd);
     }

@@ -23,7 +23,6 @@
 typedef struct {
     Spikes spikes;
     int64_t latest; // the last step before the window
-    double begun;   // Position.begun: the time of undone steps counts
     Error why;
 } Rollback;
 
