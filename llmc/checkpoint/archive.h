@@ -76,8 +76,7 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
                    int (*verify)(void *context, const char *directory, Error *e), void *context, Newest *newest,
                    Error *e);
 
-// Renames the checkpoints of later steps, but not another run's. why: "damaged" makes "step_00000120.damaged";
-// "rolled_back" is the other word.
+// Renames checkpoints later than `step`, but not another run's, to "step_00000120.WHY": "damaged" or "rolled_back".
 int archive_set_aside_after(const Archive *archive, int64_t step, const char *why, FILE *notes, Error *e);
 
 int archive_remove_rolled_back(const Archive *archive, FILE *notes, Error *e); // this run's

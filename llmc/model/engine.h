@@ -158,7 +158,7 @@ typedef struct {
 typedef struct RowResult {
     double sq;     // |g_b|^2 over all LayerNorms
     double nll;    // L_b without label smoothing
-    double rarity; // 0: the run sets it (row_outliers.h)
+    double rarity; // engines leave it 0 (run/row_outliers.h)
 } RowResult;
 
 // The numbers of a step. Arrays have one entry per tensor of the model's table.

@@ -21,7 +21,8 @@ int row_outliers_create(RowOutliers *o, int64_t most, int64_t batch_max, int voc
     return 0;
 }
 
-// Counts 1,024 windows at equal distances: the same ones on every rank and at every resume. A token counts once more.
+// Counts the tokens of 1,024 windows at equal distances: the same ones on every rank and at every resume. Every count
+// starts at 1.
 int row_outliers_count(Run *r, Error *e) {
     const uint64_t all = dataset_describe(r->data.train).windows, windows = all < 1024 ? all : 1024;
     const int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
