@@ -36,25 +36,24 @@ echo "== training: the batch (B, in rows of 64 bytes) grows as the gradient nois
 "$root/train_gpt2" "${options[@]}"
 
 # Draw the training loss in characters: the mean of each twentieth of the run.
-awk '
-    /"loss":/ && match($0, /"tokens": [0-9]+/) { x[++n] = substr($0, RSTART + 10, RLENGTH - 10); match($0, /"loss": [0-9.]+/); y[n] = substr($0, RSTART + 8, RLENGTH - 8) }
+sed -nE 's/.*"tokens": ([0-9]+),.* "loss": ([0-9.]+).*/\1 \2/p' run/metrics.jsonl | awk '
+    { x[NR] = $1; y[NR] = $2 }
     END {
         print "\ntraining loss (nats per token)"
-        for (i = 1; i <= n; i++) { k = int((x[i] - 1) / x[n] * 20); sum[k] += y[i]; count[k]++ }
+        for (i = 1; i <= NR; i++) { k = int((x[i] - 1) / x[NR] * 20); sum[k] += y[i]; count[k]++ }
         for (k = 0; k < 20; k++) if (count[k]) {
             bar = sprintf("%*s", 10 * sum[k] / count[k], "")
             gsub(/ /, "*", bar)
-            printf "%5.2f million tokens %7.3f %s\n", x[n] * (k + 1) / 20e6, sum[k] / count[k], bar
+            printf "%5.2f million tokens %7.3f %s\n", x[NR] * (k + 1) / 20e6, sum[k] / count[k], bar
         }
-    }' run/metrics.jsonl
+    }'
 
 # Compress the validation text with gzip. A shard has a header of 1024 bytes, then two bytes per token, the second 0.
 for shard in corpus_val_*.bin; do tail -c +1025 "$shard" | tr -d '\000'; done > validation.txt
 packed=$(gzip -9 -c validation.txt | wc -c)
-awk -v bytes="$(stat -c %s validation.txt)" -v packed="$packed" '
-    { if (match($0, /"val_loss": [0-9.]+/)) loss = substr($0, RSTART + 12, RLENGTH - 12) }
-    END { if (!loss) exit 65
-          printf "\nbits per byte of the validation text: this model %.2f, gzip -9 %.2f\n", loss / log(2), 8 * packed / bytes }
-' run/metrics.jsonl || fail 65 "$PWD/run/metrics.jsonl has no validation loss" "Move the run aside: make demo makes another"
+loss=$(sed -nE 's/.*"val_loss": ([0-9.]+).*/\1/p' run/metrics.jsonl | tail -n 1)
+[ -n "$loss" ] || fail 65 "$PWD/run/metrics.jsonl has no validation loss" "Move the run aside: make demo makes another"
+awk -v loss="$loss" -v bytes="$(stat -c %s validation.txt)" -v packed="$packed" 'BEGIN {
+    printf "\nbits per byte of the validation text: this model %.2f, gzip -9 %.2f\n", loss / log(2), 8 * packed / bytes }'
 echo "the run is in $PWD/run; sample it again with"
 printf "  ./train_gpt2 --sample-only --model %q --prompt '#define '\n" "$(newest_checkpoint "$PWD/run")"
