@@ -97,10 +97,11 @@ static int value_parse(const OptionRow *row, const char *said, const char *text,
         else *(bool *)out = *text == 't';
     }
     if (!why) return 0;
-    FAIL(e, ERR_USAGE, row->cut, SAID " '" SAID "': %s", said, text, why);
+    FAIL(e, ERR_USAGE, NULL, SAID " '" SAID "': %s", said, text, why);
     if (row->type == TYPE_CHOICE) return error_hint(e, "use one of %s", row->names);
     if (row->type == TYPE_FLAG) return error_hint(e, "use true or false");
-    if (row->type == TYPE_TEXT) return row->cut ? e->code : error_hint(e, "use at most %zu bytes", row->bytes - 1);
+    if (row->kind == ROW_WORDS) return error_hint(e, "quote the pattern, which the shell has expanded");
+    if (row->type == TYPE_TEXT) return error_hint(e, "use at most %zu bytes", row->bytes - 1);
     return error_hint(e, "use a %snumber%s%s in %s", row->type == TYPE_INT ? "whole " : "", *unit ? " of " : "", unit,
                       row->range);
 }
@@ -182,8 +183,8 @@ int row_write_config(FILE *f, const OptionRow *row, const void *field, Error *e)
         bool blank_at_end = *text && isspace((unsigned char)text[strlen(text) - 1]);
         if (isspace((unsigned char)*text) || blank_at_end || *text == '"' || strchr(text, '#')) quote = "\"";
         if (strchr(text, '\n') || (*quote && strchr(text, '"')))
-            return FAIL(e, ERR_USAGE, row->cut ? row->cut : "choose another value",
-                        "%s: no line of a --config file can hold this text", flag);
+            return FAIL(e, ERR_USAGE, "choose another value", "%s: no line of a --config file can hold this text",
+                        flag);
         fprintf(f, "%s%s%s", quote, text, quote);
     }
     fputc('\n', f);

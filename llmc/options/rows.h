@@ -39,7 +39,6 @@ typedef struct {
     const char *names;  // words of a choice, in the order of its enum: "first|second"
     const char *unit;   // unit of a number; else the name of the value in --help
     const char *empty;  // remedy for an empty text; NULL: accept it
-    const char *cut;    // remedy for a text that is too long; NULL: say the limit
     int needs[2];       // refuse the option unless all of these conditions hold
     bool off_at_0;      // 0, "" and false turn the option off, and `needs` is ignored
     int group;          // options of one group exclude each other; row_set says which wins. 0: none

@@ -198,7 +198,7 @@ static void draw_step(const Model *model, double tokens, double B, uint64_t seed
     result->grad_sq[other - model->tensors] = B * B * (q - ln_q);
 }
 
-// Sums over the steps of all seeds, from a run's sixth step on: how many, and whose target lies above its bound.
+// Sums over the runs of all seeds. known: steps from the sixth on; covered: those whose target lies above its bound.
 typedef struct {
     double known, covered, steps, exact;
 } Sums;

@@ -1,6 +1,6 @@
 // Checkpoints under attack: processes killed at any call, disks that are full or fail, flipped bits, signals. The
 // previous checkpoint or the new one is always whole, and a run that resumes from it ends with the same bits as an
-// undisturbed run. GNS_LONG=1 (make test-crash): every call instead of some, thousands of rounds instead of a few.
+// undisturbed run. GNS_LONG=1 (make test-crash): every call instead of some, hundreds of signals.
 #define COMMAND "--train-tokens 900 --checkpoint-every 3 "
 #define ENDLESS "--train-tokens 3000000 --checkpoint-every 3 " // runs longer than any test waits
 #define UNSAVED "--train-tokens 3000000 --checkpoint-every 0 "

@@ -1,5 +1,5 @@
 // Compares the training loop, bit for bit, with a plain one on the same engine: each step's rows, batch, learning rate
-// and AdamW step number, and the log. Also gradients that are not finite, and the ramp by the noise scale.
+// and AdamW step number, and the log. Also the loss scale, and the ramp by the noise scale.
 #include "checkpoint/checkpoint.h"
 #include "model/engine.h"
 #include "../trainer.h"
@@ -107,7 +107,8 @@ static void make_step(World *w, int step, int updates, int first, int batch, con
     else CHECK(strstr(line, "\"grad_norm\": null"), "step %d: %s", step, line);
 }
 
-// Runs, and makes every step once more, except the first `overflows`. options: added to the run's, with --out `out`.
+// Runs, then makes every step once more, the first `overflows` without an update. options: added to the run's, with --out
+// `out`.
 static void check_every_step(const char *out, const char *options, int overflows) {
     World w;
     Error e = {0};
