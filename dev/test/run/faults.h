@@ -46,7 +46,6 @@ typedef struct {
     long slow_step_us;   // added to every step, where steps are counted
     long log_needs_kb;   // metrics.jsonl is not written to where less of disk_kb is free
     long readable;       // reads of the file `unreadable` that succeed
-    bool hash_fails;     // after those reads the engine's hash fails on the next rank
     char unreadable[80]; // opening a file whose path has this text fails with `error`; EIO: reading fails
     bool unlisted;       // the first list of a directory fails with `error`
     long flip_step;      // the disk flips one bit of this step's checkpoint; 0: never

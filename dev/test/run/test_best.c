@@ -45,7 +45,7 @@ static bool is_in_the_middle(const Lowest *lowest) { return lowest->step > 7 && 
 static void test_an_example_is_found(void) {
     Lowest lowest = {0};
     while (!is_in_the_middle(&lowest) && seed++ < 50) {
-        CHECK(trainer_run(COMMAND "--val-every 7", seed, TOKENS) == 0, "%s", log_tail());
+        CHECK_RUN(trainer_run(COMMAND "--val-every 7", seed, TOKENS), 0);
         lowest = lowest_of("part/metrics.jsonl");
         remove_tree("part");
     }
@@ -61,7 +61,7 @@ static void check_best(const char *what, int kept) {
 }
 
 static void test_the_best_stays(void) {
-    CHECK(trainer_run(COMMAND "--val-every 7 --keep-best", seed, TOKENS) == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(COMMAND "--val-every 7 --keep-best", seed, TOKENS), 0);
     Lowest lowest = lowest_of("part/metrics.jsonl");
     check_best("a run", 2);
     CHECK(log_mentions(path_of("lowest validation loss %.4f after step %ld, in part/step_%08ld", lowest.loss,
@@ -82,7 +82,7 @@ static void test_the_best_stays(void) {
     CHECK_RUN(trainer_run(EVALUATE "part:1"), 65, "part/step_00000001: no such checkpoint. name another step");
     CHECK_RUN(trainer_run(EVALUATE "part:worst"), 64, "--model part:worst: no preset, and no such file");
 
-    CHECK(trainer_run(COMMAND "--val-every 7 --fresh", seed, TOKENS) == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(COMMAND "--val-every 7 --fresh", seed, TOKENS), 0);
     CHECK_RUN(trainer_run(EVALUATE "part:best"), 65, "--model part:best: the run has no --keep-best. name a step");
     CHECK_RUN(trainer_run(EVALUATE "part"), 0, path_of("note: --model part is part/step_%08ld\n", newest_step("part")));
     CHECK(count_checkpoints("part") == 2, "not asked for, and %d are kept", count_checkpoints("part"));
@@ -94,19 +94,18 @@ static void test_the_best_stays(void) {
 // Runs in five parts: each reads the best from the checkpoint that it resumes.
 static void test_across_stops(void) {
     for (int part = 1; part <= PARTS; part++)
-        CHECK(trainer_run(COMMAND "--val-every 7 --keep-best", seed, TOKENS / PARTS * part) == 0, "%s", log_tail());
+        CHECK_RUN(trainer_run(COMMAND "--val-every 7 --keep-best", seed, TOKENS / PARTS * part), 0);
     check_best("in parts", 2);
 
     // A best checkpoint that the user removed is forgotten. Without the option the best is removed like the others.
     Lowest lowest = lowest_of("part/metrics.jsonl");
     remove_tree(path_of("part/step_%08ld", lowest.step));
-    CHECK(trainer_run(COMMAND "--keep-best --val-every 0", seed, 1000) == 64 && log_mentions("--val-every above 0"),
-          "%s", log_tail());
+    CHECK_RUN(trainer_run(COMMAND "--keep-best --val-every 0", seed, 1000), 64, "--val-every above 0");
     CHECK(trainer_run(COMMAND "--val-every 7", seed, 1000) == 0 && count_checkpoints("part") == 2, "%d are kept: %s",
           count_checkpoints("part"), log_tail());
     long begun = newest_step("part");
     Error e = {0};
-    CHECK(trainer_run(COMMAND "--val-every 7 --keep-best", seed, 1500) == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(COMMAND "--val-every 7 --keep-best", seed, 1500), 0);
     lowest = lowest_after(begun, "part/metrics.jsonl");
     CHECK(lowest.step > begun, "no validation after step %ld", begun);
     CHECK_OK(verify(path_of("part/step_%08ld", lowest.step), &e), &e);
@@ -115,8 +114,7 @@ static void test_across_stops(void) {
 
 // The best between other checkpoints, and without others.
 static void test_alone(void) {
-    CHECK(trainer_run(RUN_COMMAND "--val-every 7 --train-tokens 900 --checkpoint-every 0 --keep-best", seed) == 0, "%s",
-          log_tail());
+    CHECK_RUN(trainer_run(RUN_COMMAND "--val-every 7 --train-tokens 900 --checkpoint-every 0 --keep-best", seed), 0);
     Lowest lowest = lowest_of("part/metrics.jsonl");
     Error e = {0};
     CHECK_OK(verify(path_of("part/step_%08ld", lowest.step), &e), &e);
@@ -147,7 +145,7 @@ static long end_of_patience(const char *metrics, int patience) {
 
 // A run ends after --patience validations without a new lowest loss; a resume counts those before it, too.
 static void test_patience(void) {
-    CHECK(trainer_run(PATIENT, seed, TOKENS) == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(PATIENT, seed, TOKENS), 0);
     long first = end_of_patience("part/metrics.jsonl", 2), second = end_of_patience("part/metrics.jsonl", 3);
     CHECK(first > 0 && (second == 0 || second > first) && first < TOKENS / 16, "ends at %ld and %ld: a bad example",
           first, second);
@@ -157,17 +155,16 @@ static void test_patience(void) {
           "it changes the numbers: %s", log_tail());
     remove_tree("part.1");
 
-    CHECK(trainer_run(PATIENT "--fresh --patience 2", seed, TOKENS) == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(PATIENT "--fresh --patience 2", seed, TOKENS), 0);
     CHECK(newest_step("part") == first && log_mentions(path_of("ended early, after step %ld: 2 validations", first)),
           "%ld, not %ld: %s", newest_step("part"), first, log_tail());
     CHECK(log_mentions("lowest validation loss"), "%s", log_tail());
-    CHECK(trainer_run(PATIENT "--patience 2", seed, TOKENS) == 0 && log_mentions("a larger --patience resumes"), "%s",
-          log_tail());
+    CHECK_RUN(trainer_run(PATIENT "--patience 2", seed, TOKENS), 0, "a larger --patience resumes");
     CHECK(newest_step("part") == first, "it trains on");
     remove_tree(path_of("part/step_%08ld", first));
-    CHECK(trainer_run(PATIENT "--patience 2", seed, TOKENS) == 0 && log_mentions("ended early"), "%s", log_tail());
+    CHECK_RUN(trainer_run(PATIENT "--patience 2", seed, TOKENS), 0, "ended early");
     CHECK(newest_step("part") == first, "%ld: it forgets what it counted", newest_step("part"));
-    CHECK(trainer_run(PATIENT "--patience 3", seed, TOKENS) == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(PATIENT "--patience 3", seed, TOKENS), 0);
     CHECK(newest_step("part") == (second ? second : TOKENS / 16), "%ld with more patience, want %ld",
           newest_step("part"), second);
     CHECK(trainer_run(PATIENT, seed, TOKENS) == 0 && newest_step("part") == whole.last &&
@@ -182,16 +179,16 @@ static void test_patience(void) {
 // Ends at the first validation that is low enough. The same command does nothing; without the option the run goes on.
 static void test_stop_at_loss(void) {
     const char *early = RUN_COMMAND "--train-tokens %d --checkpoint-every 2 --val-every 3 --stop-at-loss %.17g";
-    CHECK(trainer_run(PATIENT, seed, TOKENS) == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(PATIENT, seed, TOKENS), 0);
     Lowest lowest = lowest_of("part/metrics.jsonl");
-    CHECK(trainer_run(path_of("%s --fresh", early), seed, TOKENS, lowest.loss) == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(path_of("%s --fresh", early), seed, TOKENS, lowest.loss), 0);
     CHECK(newest_step("part") == lowest.step && lowest.step < lowest.last, "%ld, not %ld: %s", newest_step("part"),
           lowest.step, log_tail());
     CHECK(log_mentions(path_of("validation loss %.4f, at most --stop-at-loss %g, after %ld steps, %ld tokens, ",
                                lowest.loss, lowest.loss, lowest.step, lowest.step * 16)),
           "%s", log_tail());
     CHECK_RUN(trainer_run(early, seed, TOKENS, lowest.loss), 0, "this run is complete", "A lower --stop-at-loss or ");
-    CHECK(trainer_run(early, seed, TOKENS, 1e-3) == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(early, seed, TOKENS, 1e-3), 0);
     CHECK(same_metrics("part/metrics.jsonl", "part.1/metrics.jsonl"), "it changes the numbers");
     CHECK_RUN(trainer_run(RUN_COMMAND "--train-tokens 96 --val-every 0 --stop-at-loss 1", seed), 64, "--val-every");
     remove_tree("part");
@@ -237,7 +234,7 @@ static int run_with_little_room(Fault fault, long at) {
 // Kills the run, or lets a rename fail, at any rename: of a new checkpoint or of one that is removed.
 static void test_little_room(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
-    CHECK(trainer_run(FALLING) == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(FALLING), 0);
     CHECK(lowest_of("part/metrics.jsonl").step == FALLING_STEPS, "a bad example");
     one_kb = disk_used_kb("part") / 2; // two checkpoints: the last is also the best
     CHECK(run_with_little_room(FAULT_NONE, -1) == 0, "%s", log_tail());
@@ -257,12 +254,12 @@ static void test_little_room(void) {
 static void test_the_best_is_not_saved(void) {
     const char *command = RUN_COMMAND "--train-tokens %ld --val-every 7 --checkpoint-every 1 --keep 2 --keep-best";
     faults_plan(FAULT_NONE, -1, 0, 0);
-    CHECK(trainer_run(command, seed, (long)TOKENS) == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(command, seed, (long)TOKENS), 0);
     long best = lowest_of("part/metrics.jsonl").step;
     remove_tree("part");
     plan_little_room(FAULT_NONE, -1);
     faults->flip_step = best;
-    CHECK(trainer_run(command, seed, (best + 8) * 16) == 0, "%s", log_tail()); // ends before a later one is better
+    CHECK_RUN(trainer_run(command, seed, (best + 8) * 16), 0); // ends before a later one is better
     CHECK(faults->struck == 1 && log_mentions(path_of("step %ld was not saved", best)), "%s", log_tail());
     CHECK(log_mentions("lowest validation loss"), "%s", log_tail());
     check_best_is_there("the best is not saved");

@@ -100,7 +100,7 @@ static void test_a_complete_run_is_tidied(void) {
     begin();
     CHECK(trainer_run(SHORT "600") == 0 && mkdir(partial, 0777) == 0, "%s", log_tail());
     write_text(path_of("%s/config.json", partial), "{}");
-    CHECK(trainer_run(SHORT "600") == 0 && log_mentions("this run is complete"), "%s", log_tail());
+    CHECK_RUN(trainer_run(SHORT "600"), 0, "this run is complete");
     CHECK(!file_exists(partial), "the partial is left");
 }
 
