@@ -34,9 +34,10 @@ run() { # OUT OPTIONS...
 
 finds_what_was_planted() {
     run whole --outliers 20 --checkpoint-every 50 > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
-    "$python" - "$work/whole/outliers.jsonl" "$work/plants.json" << 'END'
-import json, math, statistics, sys
-rows, plants = [json.loads(line) for line in open(sys.argv[1])], json.load(open(sys.argv[2]))
+    "$python" - "$work/whole/outliers.jsonl" "$work/plants.json" "$work/text" << 'END'
+import collections, json, math, statistics, sys
+rows, plants, text = [json.loads(line) for line in open(sys.argv[1])], json.load(open(sys.argv[2])), open(sys.argv[3], "rb").read()
+counts = collections.Counter(text)
 kinds = {kind: [plants.get(str(row["offset"]), "") for row in rows if row["kind"] == kind] for kind in ("loud", "rare", "strange", "uniform")}
 print(kinds)
 for kind, least in (("rare", 11), ("strange", 10)):
@@ -44,7 +45,8 @@ for kind, least in (("rare", 11), ("strange", 10)):
     best = max(sum(garbage[:n]) for n in range(1, 21) if sum(garbage[:n]) >= 0.9 * n)
     assert best >= least, f"{kind}: {best} of 12 rows at a precision of 0.9"
 assert "byte" in kinds["loud"] and kinds["loud"].count("copy") >= 8  # in so few steps the model does not learn the copies by heart
-measures = {"strange": lambda row: row["loss"] - math.log(row["norm"]),
+measures = {"rare": lambda row: -statistics.mean(math.log(counts[byte]) for byte in text[row["offset"]:row["offset"] + 32]),
+            "strange": lambda row: row["loss"] - math.log(row["norm"]),
             "uniform": lambda row: math.log(row["norm"] / row["loss"])}
 for kind, measure in measures.items():
     means = {other: statistics.mean(measure(row) for row in rows if row["kind"] == other) for other in measures}
