@@ -1,4 +1,4 @@
-#define _GNU_SOURCE // FNM_CASEFOLD, strsep
+#define _GNU_SOURCE // FNM_CASEFOLD
 #include "inputs.h"
 #include "base/files.h"
 #include "base/text.h"
@@ -109,19 +109,27 @@ static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
     return inputs_push(in, path, &st, e);
 }
 
+static const char *name_of(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
+
 static int inputs_add_list(Inputs *in, const char *list, Error *e) {
-    char *text;
-    size_t bytes;
+    FILE *f = strcmp(list, "-") ? fopen(list, "re") : stdin;
+    char *line = NULL;
+    size_t room = 0;
     int code = 0, number = 1;
-    if (pipe_read(list, (size_t)1 << 30, &text, &bytes, e)) return error_prefix(e, "--files-from");
-    for (char *rest = text + utf8_mark(text, bytes), *line; (line = strsep(&rest, "\n")) && !code; number++) {
-        char *end = line + strlen(line);
-        if (!rest && end < text + bytes) code = FAIL(e, ERR_INPUT, "write one path per line", "a zero byte");
-        if (end > line && end[-1] == '\r') end[-1] = 0;
-        if (*line && !code) code = inputs_add(in, line, false, e);
-        if (code) error_prefix(e, "%s line %d", pipe_name(list), number);
+    if (!f) return FAIL(e, ERR_INPUT, "check the path", "--files-from: %s: cannot open: %s", list, strerror(errno));
+    for (ssize_t n; !code && (n = getline(&line, &room, f)) > 0; number++) {
+        const char *path = line + (number == 1 ? utf8_mark(line, (size_t)n) : 0);
+        if (strlen(line) < (size_t)n) code = FAIL(e, ERR_INPUT, "write one path per line", "a zero byte");
+        if (line[n - 1] == '\n') line[--n] = 0;
+        if (n > 0 && line[n - 1] == '\r') line[n - 1] = 0;
+        if (*path && !code) code = inputs_add(in, path, false, e);
+        if (code) error_prefix(e, "%s line %d", name_of(list), number);
     }
-    memory_free(text);
+    if (!code && !feof(f))
+        code =
+            FAIL(e, ERR_INPUT, "check the path", "--files-from: %s: cannot read: %s", name_of(list), strerror(errno));
+    free(line);
+    if (f != stdin) fclose(f);
     return code;
 }
 
@@ -131,7 +139,7 @@ int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count,
     if (*o->files_from) TRY(inputs_add_list(in, o->files_from, e));
     if (in->count == 0)
         return FAIL(e, ERR_INPUT, "a directory is searched for .txt, .md, .jsonl, .ndjson, .jl and .json files",
-                    "no text in %s", pipe_name(count ? names[0] : o->files_from));
+                    "no text in %s", name_of(count ? names[0] : o->files_from));
     if (in->passed_over)
         fprintf(stderr, "%d file%s with other endings passed over; --files-from takes any\n", in->passed_over,
                 in->passed_over == 1 ? "" : "s");
@@ -143,7 +151,7 @@ void inputs_free(Inputs *in) {
     free(in->all);
 }
 
-const char *input_name(const Input *input) { return pipe_name(input->path); }
+const char *input_name(const Input *input) { return name_of(input->path); }
 
 bool input_has_tail(const TokenizeOptions *o, const Input *input) {
     return o->val_fraction > 0 && !*o->separator && !input->jsonl;

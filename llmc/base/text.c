@@ -1,48 +1,8 @@
 #include "base/text.h"
 
 #include "base/files.h"
-#include "base/signals.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-const char *pipe_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
-
-int pipe_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e) {
-    enum { POLL_MS = 100 };
-    const char *name = pipe_name(path);
-    char piece[1 << 12];
-    int fd = STDIN_FILENO;
-    Text text;
-    *out = NULL;
-    *out_bytes = 0;
-    // O_NONBLOCK: opening a FIFO must not wait for its writer. A signal interrupts poll, but neither open nor read.
-    if (strcmp(path, "-")) fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    if (fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
-    int code = text_begin(&text, e);
-    for (ssize_t n = 1; !code && n != 0;) {
-        struct pollfd ready = {fd, POLLIN, 0};
-        const char *stop = signals_requested();
-        if (stop) code = FAIL(e, ERR_STOPPED, "start the same command again", "%s: %s", name, stop);
-        if (stop || poll(&ready, 1, POLL_MS) <= 0) continue;
-        n = read(fd, piece, sizeof piece);
-        if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-        if (n < 0) code = FAIL(e, ERR_INPUT, "check the path", "%s: cannot read: %s", name, strerror(errno));
-        else *out_bytes += fwrite(piece, 1, (size_t)n, text.f);
-        if (*out_bytes > max_bytes)
-            code = FAIL(e, ERR_INPUT, "is this the right file?", "%s: more than the %zu bytes it may have", name,
-                        max_bytes);
-    }
-    if (!code) code = text_end(&text, e);
-    if (code) text_free(&text);
-    else *out = text.text;
-    if (fd != STDIN_FILENO) close(fd);
-    return code;
-}
 
 size_t utf8_invalid_at(const char *text, size_t bytes) {
     const uint64_t high_bits = 0x8080808080808080u;

@@ -1,17 +1,10 @@
-// text: files and pipes that the user names; UTF-8; JSON.
+// text: UTF-8 and JSON.
 #pragma once
 
 #include "base/common.h"
 
 #include <cjson/cJSON.h>
 #include <string.h>
-
-// A file or a pipe that the user names; "-" is standard input.
-const char *pipe_name(const char *path); // for messages
-
-// Reads a whole file or pipe of at most max_bytes and adds a NUL (release *out: memory_free). Waits for its end;
-// ERR_STOPPED if a stop is requested meanwhile (signals.h).
-int pipe_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);
 
 // Returns the length of the UTF-8 character (RFC 3629) at `at`, where `bytes` bytes are readable; 0: not valid.
 static inline size_t utf8_character(const void *at, size_t bytes) {

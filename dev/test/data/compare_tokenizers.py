@@ -64,7 +64,7 @@ def compare(name, texts, encode, vocabulary=GPT2):
 
 
 def random_texts(count):
-    assigned = [chr(c) for c in range(1, 0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
+    assigned = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
     common = list(" \n\t'.,!?abcdefghijklmnopqrstuvwxyzABCDEFGHIJ0123456789") + ["'s", "'ll", "'re", " the", "  ", "\n\n"]
     texts = []
     for _ in range(count):
