@@ -139,7 +139,7 @@ def check_eval_only(build, world, T):
 def main(build):
     seed = int(os.environ.get("SEED", time.time_ns() % 10**9))
     with tempfile.TemporaryDirectory() as work:
-        world = World(work, np.random.default_rng(seed), questions=48, layers=2, heads=2, channels=32, context=200)
+        world = World(work, np.random.default_rng(seed), questions=24, layers=2, heads=2, channels=32, context=200)
         for T in (96, 40, 200):  # endings fit in 96, some contexts do not; with 40 some questions cannot be asked
             attempt(f"evaluation/eval_only_T{T}", check_eval_only, build, world, T)
     if harness.failures:
