@@ -3,7 +3,7 @@
 PRECISION ?= BF16
 NVCC := $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)
 CUDA_BUILD := build/cuda-$(PRECISION)
-CUDA_FILES := $(wildcard llmc/cuda/*.cu) # test_cuda_build.sh compiles them as one
+CUDA_FILES := train_gpt2.cu $(wildcard llmc/cuda/*.cu) # test_cuda_build.sh compiles them as one
 CUDA_OBJECTS := $(patsubst %.cu,$(CUDA_BUILD)/%.o,$(CUDA_FILES) $(wildcard llmc/ranks/*.cu))
 ifeq ($(MPI_LIBS),)
 CUDA_OBJECTS := $(filter-out %/transport_nccl.o,$(CUDA_OBJECTS))
@@ -46,7 +46,7 @@ say = $(if $(filter 1,$(V)),,@$(if $(findstring s,$(firstword -$(MAKEFLAGS))),,e
 train_gpt2cu: $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer
 	@ln -sf $< $@
 
-$(CUDA_BUILD)/train_gpt2cu: $(BUILD)/llmc/run/main_cuda.o $(CUDA_BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY) $(CUDA_BUILD)/cflags
+$(CUDA_BUILD)/train_gpt2cu: $(BUILD)/llmc/run/main_cuda.o $(CUDA_OBJECTS) $(LIBRARY) $(CUDA_BUILD)/cflags
 	$(call say,$@)$(NVCC) -o $@ $(filter-out %/cflags,$^) $(CUDA_LINK)
 
 # What CUDA objects are rebuilt for: nvcc, its flags and GPUs; the linked library and its flags.
@@ -76,7 +76,7 @@ $(CUDA_BUILD)/%.o: %.c $(CUDA_BUILD)/cflags | $(BUILD)/headers
 $(CUDA_BUILD)/%_cuda.o: %.c $(CUDA_BUILD)/cflags | $(BUILD)/headers
 	$(CUDA_COMPILE)
 
-$(CUDA_PROGRAMS): %: %.o $(CUDA_BUILD)/train_gpt2.o $(BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY) $(CUDA_BUILD)/cflags
+$(CUDA_PROGRAMS): %: %.o $(BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY) $(CUDA_BUILD)/cflags
 	$(call say,$@)$(NVCC) -o $@ $(filter-out %/cflags,$^) $(CUDA_LINK)
 
 cuda_wrap = $(addprefix -Xlinker --wrap=,$(1))

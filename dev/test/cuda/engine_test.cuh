@@ -5,7 +5,7 @@
 // steps, which still run every kernel, for tools that slow everything down.
 #pragma once
 
-#include "call_ok.cuh"
+#include "cuda_test.cuh"
 
 #include "base/common.h"
 #include "cuda/fp8.cuh"
@@ -17,8 +17,6 @@
 #include <time.h>
 #include <utility>
 #include <vector>
-
-enum { FP32 = REAL_DTYPE == DTYPE_FP32, FP16 = REAL_DTYPE == DTYPE_FP16 };
 
 typedef EngineApi Api;
 static const Api &gpu = cuda_engine, &cpu = cpu_engine;

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "../e4m3.h"
-#include "call_ok.cuh"
+#include "cuda_test.cuh"
 
 #include "cuda/reduce.cuh"
 
@@ -138,10 +138,8 @@ static void check_close(const char *name, const std::vector<X> &got, const std::
 // Rounding to bf16 (8 significant bits) changes a number by at most 2^-8 / (1 + 2^-8) of itself. What is left to 2^-8,
 // and REAL_ABSOLUTE, allow for the fp32 arithmetic before. In fp16 (11 bits) too little is left to 2^-11: add 1e-5.
 // fp32 has the arithmetic's errors only.
-static const bool FP16 = REAL_DTYPE == DTYPE_FP16;
-static const double ROUNDING = FP16 ? 1.0 / 2048 : sizeof(real) == 2 ? 1.0 / 256 : 0.0;
-static const double REAL_RELATIVE = sizeof(real) == 2 ? ROUNDING + (FP16 ? 1e-5 : 0) : 2e-5,
-                    REAL_ABSOLUTE = sizeof(real) == 2 ? 2e-5 : 1e-5;
+static const double ROUNDING = by_type(0, 1.0 / 2048, 1.0 / 256);
+static const double REAL_RELATIVE = by_type(2e-5, ROUNDING + 1e-5, ROUNDING), REAL_ABSOLUTE = FP32 ? 1e-5 : 2e-5;
 static const double SUM_RELATIVE = 2e-5, SUM_ABSOLUTE = 2e-5; // sums in fp32
 
 static inline void *workspace_new(size_t bytes) { return device_new<char>(bytes); }

@@ -117,14 +117,9 @@ static double worst_vector(const std::vector<real> &got, const std::vector<doubl
     return worst;
 }
 
-#ifdef GNS_FP32
-static const double OUT_TOLERANCE = 1e-5, GRADIENT_TOLERANCE = 2e-5, LSE_TOLERANCE = 4e-6;
-#elif defined(GNS_FP16)
-static const double OUT_TOLERANCE = 8e-4, GRADIENT_TOLERANCE = 1.6e-3, LSE_TOLERANCE = 2e-5; // 2^-12; see bf16
-#else
-// bf16: 2^-9 is one rounding; P, dS, out (through delta) and the result itself are rounded.
-static const double OUT_TOLERANCE = 6e-3, GRADIENT_TOLERANCE = 1.2e-2, LSE_TOLERANCE = 2e-5;
-#endif
+// One rounding is 2^-12 in fp16, 2^-9 in bf16; P, dS, out (through delta) and the result itself are rounded.
+static const double OUT_TOLERANCE = by_type(1e-5, 8e-4, 6e-3), GRADIENT_TOLERANCE = by_type(2e-5, 1.6e-3, 1.2e-2);
+static const double LSE_TOLERANCE = by_type(4e-6, 2e-5, 2e-5);
 
 // ---- Running a path -------------------------------------------------------------------------------------------------
 
@@ -325,9 +320,7 @@ static void test_twin_sharp_and_flat(void) {
 
 // Shapes as in training, too large for the twin: the fast path against the simple one.
 static void test_fast_path_at_large_shapes(void) {
-#ifdef GNS_FP32
-    SKIP("fp32 has one path");
-#endif
+    if (FP32) SKIP("fp32 has one path");
     static const struct {
         AttentionShape s;
         Kind kind;

@@ -8,24 +8,25 @@ set -u
 . "$(dirname "$0")/../checks.sh" cuda_build
 case $build in *-san*) skip_suite "the sanitizers are for the CPU trainer" ;; esac
 command -v nvcc > /dev/null || [ -x /usr/local/cuda/bin/nvcc ] || skip_suite "no nvcc"
-nvcc="$(command -v nvcc || echo /usr/local/cuda/bin/nvcc) -std=c++20 -Illmc -diag-suppress 177"
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 export nvcc work
 one=build/cuda-one
-mkdir -p $one
+mkdir -p $one "$work/keep"
 
-# kernels.cu: the files with kernels as one, which compiles in a fraction of their time: they include the same headers. A
+# trainer.cu: the files with kernels as one, which compiles in a fraction of their time: they include the same headers. A
 # file's constants get its number.
 number=0
+cp train_gpt2.cu "$work/trainer.cu"
 for file in llmc/cuda/*.cu; do
     enums=$(grep '^enum ' "$file" | grep -oP '(?<=[{,] )[A-Z_0-9]+' | paste -sd '|')
     printf '#line 1 "%s"\n' "$file"
     sed -E "s/\b(${enums:+$enums|}probe_kernel)\b/&_$((++number))/g" "$file"
-done > "$work/kernels.cu"
-cmp -s "$work/kernels.cu" $one/kernels.cu || cp "$work/kernels.cu" $one
+done >> "$work/trainer.cu"
+cmp -s "$work/trainer.cu" $one/trainer.cu || cp "$work/trainer.cu" $one
 
-compiles() { # without a word
-    make --no-print-directory -s $one/train_gpt2cu PRECISION=BF16 CUDA_ARCH="80 90a" CUDA_BUILD=$one CUDA_FILES=$one/kernels.cu > "$work/log" 2>&1 &&
-        [ ! -s "$work/log" ] || { cat "$work/log"; return 1; }
+compiles() { # without a word; keeps the PTX
+    make --no-print-directory -s $one/train_gpt2cu NVCC="$nvcc --keep --keep-dir $work/keep" PRECISION=BF16 CUDA_ARCH="80 90a" \
+        CUDA_BUILD=$one CUDA_FILES=$one/trainer.cu > "$work/log" 2>&1 && [ ! -s "$work/log" ] || { cat "$work/log"; return 1; }
 }
 
 # tests.cu, engines.cu: the programs that need a GPU as two, each in a namespace.
@@ -34,36 +35,33 @@ as_one() { # FILE...
     for file; do printf 'namespace program_%d {\n#line 1 "%s"\n' $((++number)) "$file" && sed 's/^#include.*//' "$file" && echo "}"; done
 }
 # shellcheck disable=SC2046
-as_one $(grep -l '"engine_test.cuh"' dev/test/*/*.cu) > "$work/engines.cu" && as_one $(grep -L '"engine_test.cuh"' dev/test/*/*.cu) > "$work/tests.cu"
+as_one $(grep -l '"engine_test.cuh"' dev/test/*/*.cu) dev/bench/*.cu > "$work/engines.cu" && as_one $(grep -L '"engine_test.cuh"' dev/test/*/*.cu) > "$work/tests.cu"
 
 # Compiles to PTX, which finds calls that no longer fit a function: each of the trainer's files in fp16; all in fp32, and in
-# bf16 for Blackwell where nvcc knows it (from CUDA 12.8 on); the programs that need a GPU, those that name GNS_FP32 also
-# in fp32.
+# bf16 for Blackwell where nvcc knows it (from CUDA 12.8 on); the programs that need a GPU.
 ptx_compiles() {
-    local blackwell="-gencode arch=compute_100,code=compute_100 -gencode arch=compute_120,code=compute_120 -fatbin"
-    cat train_gpt2.cu "$work/kernels.cu" > "$work/trainer.cu"
     {
-        printf -- '-DGNS_FP16 -arch=compute_75 -ptx %s\n' train_gpt2.cu llmc/cuda/*.cu
-        echo "-DGNS_FP32 -arch=compute_80 -ptx $work/trainer.cu"
-        ! $nvcc --list-gpu-arch | grep -qx compute_120 || echo "-DGNS_BF16 $blackwell $work/trainer.cu"
-        # shellcheck disable=SC2046
-        printf -- '-DGNS_FP32 -arch=compute_80 -ptx %s\n' $(grep -l GNS_FP32 dev/test/*/*.cu dev/bench/*.cu)
-        printf -- '-DGNS_BF16 -arch=compute_80 -ptx %s\n' "$work"/{engines,tests}.cu dev/bench/*.cu
-    } | xargs -L 1 sh -c '$nvcc -Idev/test/cuda -Xcicc -O0 -o "$work/program" "$@"' sh
+        printf -- '-DGNS_FP16 -arch=compute_75 %s\n' train_gpt2.cu llmc/cuda/*.cu
+        echo "-DGNS_FP32 -arch=compute_80 $work/trainer.cu"
+        ! $nvcc --list-gpu-arch | grep -qx compute_120 || echo "-DGNS_BF16 -arch=compute_120 $work/trainer.cu"
+        printf -- '-DGNS_BF16 -arch=compute_80 %s\n' "$work"/{engines,tests}.cu
+    } | xargs -L 1 sh -c '$nvcc -std=c++20 -Illmc -diag-suppress 177 -Idev/test/cuda -Idev/bench -Xcicc -O0 -ptx -o "$work/program" "$@"' sh
 }
 
-# CUDA 12's ptxas made every wgmma of this file wait, up to 12.8.
+# CUDA 12's ptxas made every wgmma of linear_sm90.cu wait, up to 12.8.
 overlaps_with_older_ptxas() {
-    local python release tools source=llmc/cuda/linear_sm90.cu
+    local python release tools
     python=$(find_python pip) || skip "no pip" || return
-    $nvcc -O3 -arch=compute_90a -ptx -o "$work/new.ptx" $source || return 1
+    # Two kernels, of bf16 and of e4m3: these releases serialised all alike.
+    awk '/\.(entry|func) / { wanted = /linear_kernelIL14LinearEpilogue0E/; body = 1 } !body || wanted' "$work"/keep/trainer.compute_90a.ptx > "$work/new.ptx"
+    [ "$(grep -c '\.entry ' "$work/new.ptx")" = 2 ] || { echo "not two kernels of linear_sm90.cu in trainer.compute_90a.ptx"; return 1; }
     for release in 12.4.131:8.4 12.8.93:8.7; do # and the PTX that it reads
         tools=build/ptxas-${release%:*}
         [ -d "$tools" ] || { "$python" -m pip install -q --retries 0 --no-deps --target "$tools.new" "nvidia-cuda-nvcc-cu12==${release%:*}" > "$work/pip.log" 2>&1 &&
             mv -T "$tools.new" "$tools"; } || skip "no network for ${tools#*/}: $(tail -n 1 "$work/pip.log")" || return
         sed "s/^\.version .*/.version ${release#*:}/" "$work/new.ptx" > "$work/old.ptx"
         "$tools/nvidia/cuda_nvcc/bin/ptxas" -v -arch=sm_90a -o "$work/cubin" "$work/old.ptx" 2> "$work/report" &&
-            dev/make/ptxas.sh $source "$work/report" 90a || { tail -n 2 "$work/report"; return 1; }
+            dev/make/ptxas.sh linear_sm90.cu "$work/report" 90a || { tail -n 2 "$work/report"; return 1; }
     done
 }
 try compiles
@@ -81,12 +79,9 @@ engine_memory() { awk '/memory in all/ { sum += $4 } /^  (CUDA|NCCL|rounded) .* 
 libraries() { grep -E '^  (CUDA|NCCL|rounded) .* MiB' "$1"; }
 estimates_what_the_cuda_engine_takes() {
     local options
-    for options in "--model d12" "--model d12 --recompute gelu" "--model d12 --recompute block" "--model d12 --gns ln" \
-        "--model d24 --ranks 2" "--model d24 --recompute gelu" "--model d48" "--model d48 --recompute block" \
+    for options in "--model d12" "--model d12 --recompute gelu" "--model d12 --gns ln" "--model d12 --recompute block --optimizer muon" \
         "--model d12 --ranks 8 --zero 1 --comm-dtype bf16" "--model d12 --ranks 8 --zero 2 --batch-tokens 262144" \
-        "--model d48 --ranks 4 --zero 0" "--model d48 --ranks 4 --zero 1" "--model d48 --ranks 4 --zero 2 --batch-tokens 131072" \
-        "--model d48 --ranks 4 --zero 3 --batch-tokens 131072" "--model d48 --recompute block --dtype fp8" \
-        "--model d12 --dtype fp8-dw" \
+        "--model d48 --ranks 4 --zero 0" "--model d48 --recompute block --dtype fp8" "--model d12 --dtype fp8-dw" \
         "--model d48 --recompute block --ranks 4 --zero 3 --batch-tokens 131072 --dtype fp8"; do
         # shellcheck disable=SC2086
         plan --device H200 --micro-batch 32 $options || return 1

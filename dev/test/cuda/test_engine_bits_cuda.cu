@@ -28,6 +28,7 @@ static void same_bits(Dtype type) {
         const Case *c = &cases[i / 2];
         double losses[2][STEPS];
         masked = i % 2;
+        optimizer = (Optimizer)(i % OPTIMIZERS);
         if (fp8 && !fp8_runs(fp8, c)) continue;
         World w(c, steps);
         Engine *a = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
@@ -40,7 +41,7 @@ static void same_bits(Dtype type) {
             check_same_bits(&w, a, b, others[k].what);
         }
     }
-    masked = false, fp8 = DTYPE_FP32;
+    masked = false, fp8 = DTYPE_FP32, optimizer = OPTIMIZER_ADAMW;
 }
 
 static void test_same_bits(void) { same_bits(DTYPE_FP32); }
@@ -217,11 +218,8 @@ static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMo
     CHECK_CLOSE(parts.loss, whole.loss, tolerance, 0);
     for (int k = 0; k < w->model.tensor_count; k++) {
         const Tensor *t = &w->model.tensors[k];
-        double difference = 0;
-        for (size_t i = t->offset; i < t->offset + t->count; i++)
-            difference += pow((double)parts.grad[i] - whole.grad[i], 2);
-        CHECK(sqrt(difference) <= tolerance * sqrt(whole.grad_sq[k]), "%s, %d rows at a time: %s is %g off of %g",
-              w->c->name, micro_batch, t->name, sqrt(difference), sqrt(whole.grad_sq[k]));
+        const double error = relative_error(parts.grad + t->offset, whole.grad + t->offset, t->count);
+        CHECK(error <= tolerance, "%s, %d rows at a time: %s is %.2e off", w->c->name, micro_batch, t->name, error);
         CHECK_CLOSE(parts.grad_sq[k], whole.grad_sq[k], tolerance, 0);
         if (mode == GNS_EXACT) CHECK_CLOSE(parts.example_sq[k], whole.example_sq[k], tolerance, 0);
     }
@@ -404,25 +402,6 @@ static void test_store_beside_step(void) {
     cudaFreeHost(got);
 }
 
-// A gradient that is not a number changes nothing.
-static void test_nonfinite(void) {
-    World w(&cases[2], 1);
-    const Tensor *gamma = model_tensor(&w.model, LN2_W, 1);
-    w.param[gamma->offset + 5] = NAN;
-    Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
-    UpdateConfig update = update_config(w.c, 1);
-    Outcome o = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_LN);
-    double square = 0;
-    for (int k = 0; k < w.model.tensor_count; k++) square += o.grad_sq[k];
-    CHECK(!isfinite(square) && !isfinite(o.loss), "norm %g, loss %g", square, o.loss);
-    CALL_OK(gpu.update(a, all_of(&w.model), &update, &e));
-    Array<float> after(w.model.flat_count, NAN);
-    CALL_OK(gpu.store(a, STATE_PARAM, all_of(&w.model), after, &e));
-    CHECK(memcmp(after, w.param, w.model.flat_count * sizeof(float)) == 0, "parameters moved");
-    CALL_OK(gpu.store(a, STATE_MOMENT2, all_of(&w.model), after, &e));
-    for (size_t i = 0; i < w.model.flat_count; i++) CHECK(after[i] == 0, "second moment %g", after[i]);
-}
-
 // A gradient that overflows changes nothing, and leaves nothing behind: the next step is that of a fresh engine.
 static void test_overflow(void) {
     if (!FP16) SKIP("only fp16 overflows");
@@ -443,12 +422,6 @@ static void test_overflow(void) {
     CALL_OK(gpu.update(a, all_of(&w.model), &update, &e));
     CALL_OK(gpu.update(b, all_of(&w.model), &update, &e));
     check_same_bits(&w, a, b, "after an overflow");
-}
-
-static double cosine_of(const float *a, const float *b, size_t n) {
-    double aa = 0, bb = 0, ab = 0;
-    for (size_t i = 0; i < n; i++) aa += (double)a[i] * a[i], bb += (double)b[i] * b[i], ab += (double)a[i] * b[i];
-    return ab / sqrt(aa * bb);
 }
 
 // A type of fp8 without exponents has the bits of bf16; with exponents it rounds; a site that saturates changes nothing.
@@ -605,33 +578,13 @@ static void test_fp8_after_update(void) {
     fp8 = DTYPE_FP32;
 }
 
-static size_t planned(const Model *model, int micro_batch, Recompute recompute) {
-    MemoryPlan plan;
-    EngineConfig config = {};
-    config.model = model;
-    config.micro_batch = micro_batch;
-    config.seq_len = 1024;
-    config.recompute = recompute;
-    cuda_engine.plan_memory(&config, &plan);
-    size_t sum = 0;
-    for (int i = 0; i < plan.count; i++) sum += plan.item[i].bytes;
-    CHECK(sum == plan.total, "parts %zu, total %zu", sum, plan.total);
-    return plan.total;
-}
-
+// More than there is: the error names a --micro-batch that fits.
 static void test_memory(void) {
     Error e = {};
     Model model;
     ModelConfig config = {0, 0, 0, 50257, 1024};
     CHECK(model_preset(&config, "gpt2-124M"), "preset");
     CALL_OK(model_create(&model, &config, &e));
-    size_t none = planned(&model, 64, RECOMPUTE_NONE), gelu = planned(&model, 64, RECOMPUTE_GELU);
-    size_t block = planned(&model, 64, RECOMPUTE_BLOCK);
-    const double gib = 1 << 30;
-    printf("  124M, micro-batch 64 x 1024: %.1f GiB; recompute gelu %.1f, block %.1f\n", (double)none / gib,
-           (double)gelu / gib, (double)block / gib);
-    CHECK(none > gelu && gelu > block, "recomputing must save memory");
-    if (!FP32) CHECK((double)none <= 25 * gib, "%.1f GiB", (double)none / gib);
     Engine *engine = NULL;
     EngineConfig huge = {};
     huge.model = &model;
@@ -664,8 +617,7 @@ int main(int argc, char **argv) {
     RUN(test_ranges);
     RUN(test_hash);
     if (!small) RUN(test_store_beside_step); // the tools wait for every kernel
-    RUN(test_nonfinite);
     RUN(test_overflow);
-    if (!small) RUN(test_memory); // asks for more than there is
+    if (!small) RUN(test_memory);
     return test_summary();
 }

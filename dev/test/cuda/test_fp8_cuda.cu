@@ -1,9 +1,8 @@
-// e4m3 copies on the GPU, to the bit against math/fp8.h, and products of them against float64 (kernel_test.cuh).
+// e4m3 copies on the GPU, to the bit against math/fp8.h (kernel_test.cuh).
 #include "kernel_test.cuh"
 
 #include "cuda/fp8.cuh"
 #include "cuda/layernorm.cuh"
-#include "cuda/linear_sm90.cuh"
 #include "cuda/sm90.cuh"
 #include "model/engine.h"
 
@@ -207,67 +206,6 @@ static void test_layernorm(void) {
     if (!small_shapes_only) layernorm_case(3, 1024, 768, false);
 }
 
-// ---- Products -------------------------------------------------------------------------------------------------------
-
-enum Values { NORMAL, HEAVY_TAILED, ONE_SIGN }; // of HEAVY_TAILED 1% are 100 times larger
-
-// Returns the codes of 4 times n random values.
-static std::vector<uint8_t> random_codes(size_t n, Values values) {
-    std::vector<real> x = random_vector<real>(n);
-    for (real &v : x) {
-        if (values == HEAVY_TAILED && random_uniform() < 0.01) v = (real)(100 * (float)v);
-        if (values == ONE_SIGN) v = (real)fabsf((float)v);
-    }
-    return codes_of(x, 2);
-}
-
-// y = 2^-8 x W^T, W (out, in): each row's error, and the mean error away from zero. Hopper truncates each product to a
-// multiple of at most 2^-13 of the sum so far. In a sum of one sign this is half the final sum on average, and half a
-// multiple is lost: a share of in 2^-15 at most.
-static void product_case(int rows, int in, int out, Values values) {
-    static const char *const names[] = {"", ", heavy tails", ", one sign"};
-    const double tolerance = values == ONE_SIGN ? 0.01 + in * 0x1p-15 : 0.01;
-    const size_t n = (size_t)rows * out, x_count = (size_t)rows * in, w_count = (size_t)in * out;
-    const std::vector<uint8_t> x8 = random_codes(x_count, values), w8 = random_codes(w_count, values);
-    Linear l = {.epilogue = LINEAR_BIAS, .rows = rows, .in = in, .out = out};
-    l.x8 = device_from(x8), l.weight8 = device_from(w8), l.scale = 0x1p-8f;
-    l.y = device_new<real>(n), l.ticket = device_from(std::vector<unsigned>{0});
-    run_twice(
-        "product", [&] { CUDA_OK(cudaMemset(l.y, POISON, n * sizeof(real))); }, [&] { CALL_OK(linear_sm90(l, 0, &e)); },
-        {{l.y, n * sizeof(real)}});
-    std::vector<float> x, w;
-    for (uint8_t code : x8) x.push_back(e4m3_value(code));
-    for (uint8_t code : w8) w.push_back(e4m3_value(code));
-    const std::vector<real> y = host_from(l.y, n);
-    double worst = 0, signs = 0, all = 0;
-    for (int i = 0; i < rows; i++) {
-        double off = 0, square = 0;
-        for (int j = 0; j < out; j++) {
-            double want = 0;
-            for (int k = 0; k < in; k++) want += (double)x[(size_t)i * in + k] * w[(size_t)j * in + k] / 256;
-            const double error = value(y[(size_t)i * out + j]) - want;
-            off += error * error, square += want * want;
-            signs += want < 0 ? -error : error, all += fabs(want);
-        }
-        worst = sqrt(off / square) <= worst ? worst : sqrt(off / square);
-    }
-    printf("  (%d, %d) to %d%s: a row is off by %.2e at most, signed mean %+.2e\n", rows, in, out, names[values], worst,
-           signs / all);
-    CHECK(worst <= tolerance && fabs(signs / all) <= (values == ONE_SIGN ? tolerance : 0.002), "(%d, %d) to %d", rows,
-          in, out);
-    case_end();
-}
-
-static void test_products(void) {
-    for (Values values : {NORMAL, HEAVY_TAILED, ONE_SIGN}) {
-        product_case(130, 64, 192, values);
-        product_case(257, 768, 256, values);
-        if (small_shapes_only) continue;
-        product_case(40, 1600, 1600, values);
-        product_case(24, 6400, 1600, values);
-    }
-}
-
 static void test_check(void) {
     const std::vector<int8_t> k = {FP8_UNSET, 0, 8};
     struct Check {
@@ -300,7 +238,6 @@ int main(int argc, char **argv) {
     RUN(test_weights);
     RUN(test_transpose);
     RUN(test_layernorm);
-    RUN(test_products);
     RUN(test_check);
     return test_summary();
 }

@@ -1,6 +1,5 @@
 // A layer's product with what follows it on Hopper (kernel_test.cuh): against float64 on the host in some rows, against
-// cuBLASLt in all, and to the bit against the kernels that it replaces. [seed bench] only times the layers of d48 and
-// d12.
+// cuBLASLt in all, and to the bit against the kernels that it replaces.
 #include "kernel_test.cuh"
 
 #include "cuda/crossentropy.cuh"
@@ -265,7 +264,7 @@ static void test_linear(void) {
 
 static void test_e4m3(void) {
     std::vector<Widths> widths = {{1, 64, 64},     {127, 128, 192},  {300, 192, 320}, {513, 768, 768},
-                                  {70, 1600, 448}, {256, 448, 1600}, {384, 1600, 64}};
+                                  {70, 1600, 448}, {256, 448, 1600}, {384, 1600, 64}, {24, 6400, 1600}};
     for (int i = 0; i < 3; i++) widths.push_back({random_int(1, 2000), 64 * random_int(1, 12), 64 * random_int(1, 12)});
     for (Widths s : widths)
         for (LinearEpilogue epilogue : {LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU, LINEAR_BIAS})
@@ -440,68 +439,6 @@ static void test_unusable_widths(void) {
         CHECK(!linear_sm90_runs(s.in, s.out), "%d to %d is usable", s.in, s.out);
 }
 
-template <typename X> static X *device_random(size_t n, bool codes) {
-    std::vector<X> block(1 << 18);
-    for (X &x : block) x = codes ? (X)e4m3_code((float)random_normal() * 4) : (X)(float)random_normal();
-    X *p = device_new<X>(n);
-    for (size_t i = 0; i < n; i += block.size())
-        CUDA_OK(cudaMemcpy(p + i, block.data(), std::min(block.size(), n - i) * sizeof(X), cudaMemcpyHostToDevice));
-    return p;
-}
-
-// Microseconds and TFLOP/s of a layer: the fastest and the median of 20 measurements of 5 calls.
-static void bench_layer(const char *name, Widths s, LinearEpilogue epilogue, bool e4m3, bool copies = true) {
-    const size_t n = (size_t)s.rows * s.out;
-    Linear l = {.epilogue = epilogue, .rows = s.rows, .in = s.in, .out = s.out};
-    l.x = device_random<real>((size_t)s.rows * s.in, false),
-    l.weight = device_random<real>((size_t)s.in * s.out, false);
-    if (e4m3) l.x8 = device_random<uint8_t>((size_t)s.rows * s.in, true), l.scale = 0x1p-9f;
-    if (e4m3) l.weight8 = device_random<uint8_t>((size_t)s.in * s.out, true);
-    l.bias = device_random<real>(s.out, false), l.y = device_new<real>(n), l.ticket = ticket;
-    if (epilogue == LINEAR_RESIDUAL) l.extra = device_random<real>(n, false);
-    if (epilogue == LINEAR_GELU || epilogue == LINEAR_DGELU) l.slope = device_random<GeluSlope>(n, true);
-    if (copies) l.copy = {device_new<uint8_t>(n), 1, device_from(std::vector<float>{0})};
-    const Columns columns = columns_new(s.rows / 1024, s.out);
-    const ColumnJobs jobs = jobs_new(linear_sm90_column_bytes(s.rows, 1024, s.out));
-    if (epilogue == LINEAR_DGELU) l.columns = columns.device, l.T = 1024;
-    cudaEvent_t begin, end;
-    CUDA_OK(cudaEventCreate(&begin));
-    CUDA_OK(cudaEventCreate(&end));
-    std::vector<float> us;
-    for (int i = 0; i < 23; i++) {
-        CUDA_OK(cudaEventRecord(begin));
-        for (int k = 0; k < 5; k++) {
-            ColumnJobs fresh = jobs;
-            l.jobs = &fresh;
-            CALL_OK(linear_sm90(l, 0, &e));
-        }
-        CUDA_OK(cudaEventRecord(end));
-        CUDA_OK(cudaEventSynchronize(end));
-        float ms;
-        CUDA_OK(cudaEventElapsedTime(&ms, begin, end));
-        if (i >= 3) us.push_back(ms * 200);
-    }
-    std::sort(us.begin(), us.end());
-    printf("%-8s %5d x %4d -> %4d %s%-8s %7.1f us (fastest %7.1f), %6.0f TFLOP/s\n", name, s.rows, s.in, s.out,
-           e4m3 ? "e4m3" : "bf16", e4m3 && copies ? " + copy" : "", us[10], us[0],
-           2.0 * s.rows * s.in * s.out / us[10] * 1e-6);
-    case_end();
-}
-
-static void bench(void) {
-    for (Widths s : {Widths{16384, 1600, 0}, {65536, 768, 0}}) {
-        const int C = s.in;
-        for (bool e4m3 : {false, true}) {
-            bench_layer("GELU", {s.rows, C, 4 * C}, LINEAR_GELU, e4m3);
-            bench_layer("DGELU", {s.rows, C, 4 * C}, LINEAR_DGELU, e4m3);
-            if (e4m3) bench_layer("GELU", {s.rows, C, 4 * C}, LINEAR_GELU, e4m3, false);
-            if (e4m3) bench_layer("DGELU", {s.rows, C, 4 * C}, LINEAR_DGELU, e4m3, false);
-            bench_layer("BIAS", {s.rows, C, 3 * C}, LINEAR_BIAS, e4m3, false);
-            bench_layer("RESIDUAL", {s.rows, C, C}, LINEAR_RESIDUAL, e4m3, false);
-        }
-    }
-}
-
 int main(int argc, char **argv) {
     int code = kernel_test_begin("test_linear_cuda", argc, argv);
     if (code) return code;
@@ -515,10 +452,6 @@ int main(int argc, char **argv) {
     CUDA_OK(cudaMemset(ticket, 0, sizeof *ticket));
     library = (Matmul *)calloc(1, sizeof *library);
     CALL_OK(matmul_create(library, workspace, 0, &e));
-    if (argc > 2 && !strcmp(argv[2], "bench")) {
-        bench();
-        return test_summary();
-    }
     RUN(test_e4m3);
     RUN(test_linear);
     RUN(test_columns);

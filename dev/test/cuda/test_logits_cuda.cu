@@ -44,12 +44,7 @@ static std::vector<float> logits_of(const World *w, const Api *api, Engine *engi
 }
 
 static double difference(const std::vector<float> &got, const std::vector<float> &want) {
-    double off = 0, square = 0;
-    for (size_t v = 0; v < want.size(); v++) {
-        off += pow((double)got[v] - want[v], 2);
-        square += pow((double)want[v], 2);
-    }
-    return sqrt(off / square);
+    return relative_error(got.data(), want.data(), want.size());
 }
 
 // One of the things that may happen between two calls. Returns the length of the text after it.

@@ -59,24 +59,25 @@ static std::vector<double> product_reference(const MatmulShape &s, const Operand
     return out;
 }
 
-// Checks two runs: equal bits, near the reference.
-template <typename X> static void product_case(const MatmulShape &s) {
+// Checks two runs: equal bits, near the reference. addend: out = a b + bias + c, a layer at the end of a branch.
+template <typename X> static void product_case(const MatmulShape &s, bool addend = false) {
     const size_t n = (size_t)s.m * s.n;
-    const float before = 0.5f;
+    const float before = s.accumulate && !addend ? 0.5f : 0.0f;
     const Operand a = operand_new((size_t)s.m * s.k), b = operand_new((size_t)s.k * s.n);
-    const Operand extra = operand_new(s.n);
+    const Operand extra = operand_new(s.n), c = addend ? operand_new(n) : Operand{};
     X *out = device_new<X>(n);
     run_twice(
         "product",
         [&] {
-            if (s.accumulate) device_set(out, std::vector<X>(n, (X)before));
+            if (before != 0) device_set(out, std::vector<X>(n, (X)before));
             else CUDA_OK(cudaMemset(out, POISON, n * sizeof(X)));
         },
         [&] {
-            CALL_OK(matmul_run(mm, s, {out, a.device, b.device, extra.device}, &e));
+            CALL_OK(matmul_run(mm, s, {out, a.device, b.device, extra.device, 1, 1, c.device}, &e));
         },
         {{out, n * sizeof(X)}});
-    const std::vector<double> want = product_reference(s, a, b, extra, s.accumulate ? before : 0.0);
+    std::vector<double> want = product_reference(s, a, b, extra, before);
+    for (size_t i = 0; i < n && addend; i++) want[i] += value(c.host[i]);
     check_close("out", host_from(out, n), want, sizeof(X) == 2 ? 2 * ROUNDING : 1e-5, sizeof(X) == 2 ? 5e-3 : 1e-5);
     case_end();
 }
@@ -101,26 +102,11 @@ static void test_products(void) {
     }
 }
 
-// out = a b + bias + c: a layer at the end of a branch.
 static void test_addend(void) {
     for (int i = 0; i < 8; i++) {
         MatmulShape s = random_shape(i);
         s.accumulate = true, s.epilogue = MATMUL_BIAS;
-        const size_t n = (size_t)s.m * s.n;
-        const Operand a = operand_new((size_t)s.m * s.k), b = operand_new((size_t)s.k * s.n), bias = operand_new(s.n);
-        const Operand c = operand_new(n);
-        real *out = device_new<real>(n);
-        run_twice(
-            "addend", [&] { CUDA_OK(cudaMemset(out, POISON, n * sizeof(real))); },
-            [&] {
-                CALL_OK(matmul_run(mm, s, {out, a.device, b.device, bias.device, 1, 1, c.device}, &e));
-            },
-            {{out, n * sizeof(real)}});
-        std::vector<double> want = product_reference(s, a, b, bias, 0.0);
-        for (size_t k = 0; k < n; k++) want[k] += value(c.host[k]);
-        check_close("out", host_from(out, n), want, sizeof(real) == 2 ? 2 * ROUNDING : 1e-5,
-                    sizeof(real) == 2 ? 5e-3 : 1e-5);
-        case_end();
+        product_case<real>(s, true);
     }
 }
 

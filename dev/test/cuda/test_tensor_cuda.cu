@@ -7,13 +7,8 @@
 #include <mutex>
 #include <thread>
 
-#ifdef GNS_FP32
-static const double LOSS = 2e-6, GRADIENT = 1e-5, NORM = 1e-5, LOGIT = 1e-5;
-#elif defined(GNS_FP16)
-static const double LOSS = 7e-4, GRADIENT = 1.6e-2, NORM = 1.3e-2, LOGIT = 4e-3;
-#else
-static const double LOSS = 5e-3, GRADIENT = 4e-2, NORM = 4e-2, LOGIT = 3e-2;
-#endif
+static const double LOSS = by_type(2e-6, 7e-4, 5e-3), GRADIENT = by_type(1e-5, 1.6e-2, 4e-2);
+static const double NORM = by_type(1e-5, 1.3e-2, 4e-2), LOGIT = by_type(1e-5, 4e-3, 3e-2);
 
 enum { RANKS_MOST = 4 };
 
@@ -178,12 +173,7 @@ static void check_step(const World *w, const Outcome *got, const Outcome *want, 
     CHECK_CLOSE(got->nll, want->nll, LOSS, 0);
     for (int k = 0; k < w->model.tensor_count; k++) {
         const Tensor *t = &w->model.tensors[k];
-        double diff = 0, square = 0;
-        for (size_t i = t->offset; i < t->offset + t->count; i++) {
-            diff += pow((double)got->grad[i] - want->grad[i], 2);
-            square += pow((double)want->grad[i], 2);
-        }
-        const double error = sqrt(diff / square);
+        const double error = relative_error(got->grad + t->offset, want->grad + t->offset, t->count);
         CHECK(error <= GRADIENT, "%s, %d ranks, %d rows, %s: gradient off by %.2e", w->c->name, K, rows, t->name,
               error);
         worst_seen[0] = fmax(worst_seen[0], error);
@@ -213,9 +203,8 @@ static void check_inference(Group *g, Engine *engine, const World *w) {
     }
     CALL_OK(gpu.logits(engine, w->tokens, (int)(T + 1) / 2, want, &e));
     g->run([&](Group::Rank *r) { CALL_OK(gpu.logits(r->engine, w->tokens, (int)(T + 1) / 2, of[r->t], &e)); });
-    double diff = 0, square = 0;
-    for (size_t v = 0; v < V; v++) diff += pow((double)of[0][v] - want[v], 2), square += pow((double)want[v], 2);
-    CHECK(sqrt(diff / square) <= LOGIT, "%s, %d ranks: logits off by %.2e", w->c->name, g->K, sqrt(diff / square));
+    const double error = relative_error(of[0], want, V);
+    CHECK(error <= LOGIT, "%s, %d ranks: logits off by %.2e", w->c->name, g->K, error);
 }
 
 // Checks how often each rank exchanged rows since it had done so `before` times.
