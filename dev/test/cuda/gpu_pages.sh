@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The commands of README.md and dev/docs that need a GPU and no network, as they stand there, on a small text:
 # dev/test/cuda/gpu_pages.sh TRAINER TOKENIZE DATA, where DATA holds tinyshakespeare.txt and gpt2/. Long runs are asked to
-# stop, as their pages say one does, or given fewer tokens. Run by dev/test/gpu_check.sh; with SMALL=1 a CPU can try it.
+# stop, as their pages say one does, or given fewer tokens. Run by dev/test/gpu_check.sh.
 #
 #     OUT     logs ($OUT/NAME.log); a temporary directory
 #     PYTHON  with numpy, scipy and matplotlib; for reading checkpoints with torch and transformers (python3)
@@ -10,9 +10,8 @@
 set -u
 cd "$(dirname "$0")/../../.." || exit 70
 root=$PWD
-trainer=$(realpath "$1") tokenize=$(realpath "$2") data=$(realpath "$3")
+program=$(realpath "$1") tokenize=$(realpath "$2") data=$(realpath "$3")
 PYTHON=${PYTHON:-python3}
-small=${SMALL:-}
 work=$(mktemp -d)
 OUT=${OUT:-$work/logs}
 mkdir -p "$OUT"
@@ -109,7 +108,7 @@ track_gns() {
     page probe "$PYTHON" scripts/critical_batch.py probe "$run" --factors 1,2,4 --tokens 20000 && says probe 'critical batch'
     page wandb "$PYTHON" scripts/to_wandb.py "$run" --dry-run
     printf '%s\n' "a $bytes --batch-tokens 2048 --train-tokens 1e6" "b $bytes --batch-tokens 8192 --train-tokens 1e6" > "$work/queue"
-    [ -n "$small" ] || page ramp_study env TRAINER="$program" "$PYTHON" dev/bench/ramp_study.py "$work/queue" --out "$work/study"
+    page ramp_study env TRAINER="$program" "$PYTHON" dev/bench/ramp_study.py "$work/queue" --out "$work/study"
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -125,7 +124,7 @@ weights() { cksum < "$(some "$1/step_????????")/model.safetensors"; }
 pages_tune() {
     local a=$work/tune b name
     page tune tuned "$a" --tune || return
-    grep -qE '"tuning": ".{20,}"' "$a/run.json" || [ -n "$small" ]
+    grep -qE '"tuning": ".{20,}"' "$a/run.json"
     tell tune-stored $? "no choices in run.json"
     for name in tune-again tune-not-again; do
         b=$work/$name
@@ -153,36 +152,6 @@ track_flags() {
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
-
-# For SMALL a program that takes a size of GPT-2 for one small layer, long rows and large batches for small ones, and does
-# not tune.
-small_trainer() {
-    cat << END
-#!/usr/bin/env bash
-words=() length=(--seq-len 64) before=
-for word; do
-    case \$word in
-    --seq-len | -t | --sample-only | --eval-only | --check) length=() ;;
-    --tune) continue ;;
-    gpt2-124M | d12 | d6) word=d1 ;;
-    524288) word=512 ;; 8192 | 4096) word=128 ;; 64 | 8) word=4 ;; 2048) word=8 ;; 1024) word=64 ;; 1e6 | 3e5) word=50000 ;;
-    256) [ "\$before" != --seq-len ] || word=64 ;;
-    esac
-    before=\$word
-    words+=("\$word")
-done
-exec "$trainer" --threads 1 "\${length[@]}" "\${words[@]}"
-END
-}
-
-if [ -n "$small" ]; then
-    program=$work/train_gpt2
-    small_trainer > "$program"
-    chmod +x "$program"
-else
-    program=$work/train_gpt2cu
-    ln -s "$trainer" "$program"
-fi
 
 for kind in text bytes; do
     vocabulary=$data/gpt2

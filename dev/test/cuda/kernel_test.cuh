@@ -11,6 +11,7 @@
 #include "../e4m3.h"
 #include "cuda_test.cuh"
 
+#include "cuda/fp8.cuh"
 #include "cuda/reduce.cuh"
 
 #include <algorithm>
@@ -229,6 +230,41 @@ static inline void columns_check(const char *name, const Columns &c, const std::
     }
     check_close(name, host_from(c.device.sum, c.C), sum, SUM_RELATIVE, 1e-4);
     CHECK_CLOSE(host_from(c.device.squares, 1)[0] - SQUARES_BEFORE, squares, 1e-4, 1e-6);
+}
+
+// ---- e4m3 copies on the device --------------------------------------------------------------------------------------
+
+static inline std::vector<uint8_t> codes_of(const std::vector<real> &x, float scale) {
+    std::vector<uint8_t> codes;
+    for (real v : x) codes.push_back(e4m3_code((float)v * scale));
+    return codes;
+}
+
+static inline float amax_of(const std::vector<real> &x) {
+    float most = 0;
+    for (real v : x) most = isnan((float)v) || isnan(most) ? NAN : fmaxf(most, fabsf((float)v));
+    return most;
+}
+
+static inline void check_codes(const char *name, const std::vector<uint8_t> &got, const std::vector<uint8_t> &want) {
+    size_t wrong = 0, at = 0;
+    for (size_t i = want.size(); i-- > 0;)
+        if (got[i] != want[i]) wrong++, at = i;
+    CHECK(got.size() == want.size() && wrong == 0, "%s: %zu codes of %zu differ, the first at %zu: %02x, want %02x",
+          name, wrong, want.size(), at, got[at], want[at]);
+}
+
+// Compares a copy with y, which the device has written or read.
+static inline void check_copy(const char *name, const Fp8Copy &copy, const std::vector<real> &y) {
+    const float amax = host_from(copy.amax, 1)[0], want = amax_of(y);
+    check_codes(name, host_from(copy.codes, y.size()), codes_of(y, copy.scale));
+    CHECK(amax == want || (isnan(amax) && isnan(want)), "%s: amax %g, want %g", name, amax, want);
+}
+
+static inline Fp8Copy copy_new(size_t n, int k) {
+    Fp8Copy copy = {device_new<uint8_t>(n), ldexpf(1, k), device_new<float>(1)};
+    CUDA_OK(cudaMemset(copy.amax, 0, sizeof(float)));
+    return copy;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

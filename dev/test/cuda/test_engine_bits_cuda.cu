@@ -106,47 +106,6 @@ static void check_same_inference(const World *w, Engine *a, Engine *b, const cha
         CHECK(isfinite(x[v]) && x[v] == y[v], "%s, %s: logit %zu: %g and %g", w->c->name, what, v, x[v], y[v]);
 }
 
-// Nothing drops but in training, and eval and logits are without label smoothing: dropout changes only micro-steps.
-static void test_only_training_drops(void) {
-    for (int i = 0; i < case_count; i++) {
-        World w(&cases[i], 1);
-        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
-        EngineConfig config = a->config;
-        config.dropout = dropout_of(0.5, seed);
-        config.label_smoothing = 0.2f;
-        Engine *b = world_engine(&gpu, &w, config);
-        check_same_inference(&w, a, b, "dropout");
-        Outcome x = measure(&gpu, a, &w, w.tokens, 1, 1, GNS_OFF), y = measure(&gpu, b, &w, w.tokens, 1, 1, GNS_OFF);
-        CHECK(isfinite(y.nll) && x.nll != y.nll && y.nll != y.loss, "%s: %g, %g, %g", w.c->name, x.nll, y.nll, y.loss);
-        check_same_inference(&w, a, b, "dropout, after a step");
-    }
-}
-
-// A row's losses and logits are those of its documents alone, which an engine without the mask computes.
-static void test_packed(void) {
-    static const int lengths[] = {20, 1, 1, 63, 128, 200, 64, 300, 247};
-    const Case &c = cases[9];
-    const int T = c.seq_len;
-    const double tolerance = FP32 ? 1e-4 : 5e-2;
-    World w(&c, 1);
-    Engine *plain = engine_of(&gpu, &w, 2, RECOMPUTE_NONE);
-    masked = true;
-    Engine *mask = engine_of(&gpu, &w, 2, RECOMPUTE_NONE);
-    masked = false;
-    for (int t = 0; t <= T; t++) w.tokens[t] = w.tokens[t] == SEPARATOR ? 0 : w.tokens[t];
-    for (int i = 0, t = lengths[0]; t < T; t += lengths[++i]) w.tokens[t] = SEPARATOR;
-    std::vector<float> packed(T), alone(T), a(c.config.vocab), b(c.config.vocab);
-    CALL_OK(gpu.eval(mask, w.tokens, 1, T, packed.data(), &e));
-    for (int i = 0, begin = 0; begin < T; begin += lengths[i++]) {
-        const int n = lengths[i];
-        CALL_OK(gpu.eval(plain, w.tokens + begin, 1, n, alone.data(), &e));
-        for (int t = 0; t < n; t++) CHECK_CLOSE(packed[begin + t], alone[t], tolerance, 1);
-        CALL_OK(gpu.logits(mask, w.tokens, begin + n, a.data(), &e));
-        CALL_OK(gpu.logits(plain, w.tokens + begin, n, b.data(), &e));
-        for (int v = 0; v < c.config.vocab; v++) CHECK_CLOSE(a[v], b[v], tolerance, 1);
-    }
-}
-
 // An engine for inference, where all blocks share one block's memory, gives the same results.
 static void test_inference(void) {
     for (int i = 0; i < case_count; i++) {
@@ -609,8 +568,6 @@ int main(int argc, char **argv) {
     if (!small) RUN(test_filled_memory_fp8);
     RUN(test_same_bits);
     RUN(test_inference);
-    RUN(test_only_training_drops);
-    if (!small) RUN(test_packed);
     if (!small) RUN(test_filled_memory); // the tools see for themselves
     if (!small) RUN(test_accumulation);
     if (!small) RUN(test_tuning); // runs cuBLASLt's kernels, not ours

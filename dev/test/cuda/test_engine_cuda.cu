@@ -2,9 +2,9 @@
 // 16 bits the CPU computes in fp32 on the same rounded weights. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
-// In fp16 GRADIENT and NORM are at most the sum of two errors: an eighth of bf16's rounding, which alone allows 3e-3 and
-// 6e-3, and GELU's slopes as codes, up to 6.4e-3 and 7e-3 in the CPU engine on these cases with 100 seeds. 1 - cosine is
-// half the gradient's error squared.
+// In fp16 GRADIENT and NORM are at most the sum of two errors: an eighth of bf16's rounding, which alone allows 3e-3
+// and 6e-3, and GELU's slopes as codes, up to 6.4e-3 and 7e-3 in the CPU engine on these cases with 100 seeds.
+// 1 - cosine is half the gradient's error squared.
 static const double LOSS = by_type(1e-5, 7e-4, 5e-3), GRADIENT = by_type(1e-4, 8e-3, 2e-2);
 static const double NORM = by_type(1e-4, 1.3e-2, 4e-2), COSINE = by_type(0.999999, 0.99996, 0.999);
 static const double TRAINED = by_type(1e-4, 3e-3, 2e-2), LOGIT = by_type(1e-4, 4e-3, 3e-2);

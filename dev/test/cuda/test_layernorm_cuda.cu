@@ -1,7 +1,10 @@
-// LayerNorm, forward and backward, with per-example norms (kernel_test.cuh).
+// LayerNorm, forward and backward, with per-example norms and e4m3 copies (kernel_test.cuh).
 #include "kernel_test.cuh"
 
 #include "cuda/layernorm.cuh"
+#include "cuda/sm90.cuh"
+
+static bool copies(int C) { return FP8_BUILT && sm90_runs() && C % 64 == 0; } // to e4m3
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
@@ -48,16 +51,16 @@ static void layernorm_forward_case(Shape s, bool residual, bool drops = false) {
     real *d_a = device_from(a), *d_b = device_from(b), *d_gamma = device_from(gamma), *d_beta = device_from(beta);
     real *out = device_new<real>(n), *sum = device_new<real>(n);
     float *mean = device_new<float>(N), *rstd = device_new<float>(N);
+    const real *second = residual ? d_b : NULL;
+    LayerNorm k = {sum, out, mean, rstd, d_a, second, d_gamma, d_beta, drop, N, C};
+    if (copies(C)) k.copy = copy_new(n, random_int(-3, 9));
     run_twice(
         "layernorm forward",
         [&] {
             CUDA_OK(cudaMemset(out, POISON, n * sizeof(real)));
             CUDA_OK(cudaMemset(sum, POISON, n * sizeof(real)));
         },
-        [&] {
-            const real *second = residual ? d_b : NULL;
-            CALL_OK(layernorm_forward({sum, out, mean, rstd, d_a, second, d_gamma, d_beta, drop, N, C}, 0, &e));
-        },
+        [&] { CALL_OK(layernorm_forward(k, 0, &e)); },
         {{out, n * sizeof(real)}, {mean, N * sizeof(float)}, {rstd, N * sizeof(float)}});
     std::vector<real> x = a;
     if (residual) {
@@ -71,6 +74,14 @@ static void layernorm_forward_case(Shape s, bool residual, bool drops = false) {
     check_close("out", host_from(out, n), want.out, REAL_RELATIVE, C == 1 ? 1e-3 : REAL_ABSOLUTE);
     check_close("mean", host_from(mean, N), want.mean, 1e-5, 1e-5);
     check_close("rstd", host_from(rstd, N), want.rstd, 1e-5, 1e-5);
+    if (copies(C)) check_copy("copy", k.copy, host_from(out, n));
+    if (copies(C) && C <= LAYERNORM_WARP_COLUMNS) { // a copy alone, in the memory of `out`
+        std::vector<uint8_t> codes = host_from(k.copy.codes, n);
+        k.out = device_new<real>(n), k.copy.codes = (uint8_t *)k.out, k.copy.alone = true;
+        CALL_OK(layernorm_forward(k, 0, &e));
+        codes.resize(n * sizeof(real), (uint8_t)POISON);
+        check_codes("a copy alone", host_from(k.copy.codes, n * sizeof(real)), codes);
+    }
     case_end();
 }
 
@@ -80,6 +91,7 @@ static void test_layernorm_forward(void) {
         layernorm_forward_case(s, true);
         layernorm_forward_case(s, true, true);
     }
+    for (int C : {320, 2048, 2112, 4160}) layernorm_forward_case({2, 9, C}, true, C % 128);
     for (int packs = 1; packs <= 9; packs++)
         layernorm_forward_case({1, 9, 256 * packs - 8 * random_int(0, 20)}, true, packs % 2);
 }
@@ -177,6 +189,7 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
     jobs.sources = {device_from(sources.of), sources.count, 2 * (size_t)C};
     if (sources.count) dgamma.device.by_source = sources.sums, dbeta.device.by_source = sources.sums + C;
     const ColumnGradient none = {};
+    const Fp8Copy copy = bias && copies(C) ? copy_new(n, random_int(-3, 9)) : Fp8Copy{};
     std::vector<Output> outputs = {{dr, n * sizeof(real)}, {sources.sums, sources.before.size() * sizeof(float)}};
     if (drops) outputs.push_back({d_branch, n * sizeof(real)});
     columns_outputs(outputs, dgamma);
@@ -195,7 +208,7 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
         [&] {
             const ColumnGradient gradients[] = {dgamma.device, dbeta.device, bias ? dbias.device : none};
             LayerNormBackward k = {dr, in_place && !drops ? dr : d_dy, d_x, d_mean, d_rstd, d_gamma};
-            k.C = C, k.accumulate = accumulate, k.dbranch = d_branch, k.drop = drop;
+            k.C = C, k.accumulate = accumulate, k.dbranch = d_branch, k.drop = drop, k.copy = copy;
             CALL_OK(layernorm_backward(k, gradients, B, &jobs, 0, &e));
             CALL_OK(column_finish(&jobs, 0, &e));
         },
@@ -215,11 +228,13 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
         for (size_t i = 0; i < n; i++)
             CHECK((value(branch[i]) == 0) == (kept[i] == 0), "element %zu of B %d T %d C %d", i, B, T, C);
     }
+    if (copy.codes) check_copy("copy", copy, branch);
     if (bias) columns_check("dbias", dbias, as_doubles(branch), T); // of what was written, rounding and all
     case_end();
 }
 
 static void test_layernorm_backward(void) {
+    for (int C : {320, 2048, 2112, 4160}) layernorm_backward_case({2, 9, C}, true, true, false, C % 128);
     for (Shape s : random_shapes()) {
         if (s.C == 1) s.C = 2; // one column has no gradient at all
         layernorm_backward_case(s, true, true, false);

@@ -144,20 +144,6 @@ static void check_bits(const Case &c, const std::vector<real> &y) {
     CHECK(host_from(l.slope, n) == host_from(c.l.slope, n), "bits of the slopes");
 }
 
-// The e4m3 copy and the largest |y| are those of the stored y.
-static void check_copy(const Linear &l, const std::vector<real> &y) {
-    if (!l.copy.codes) return;
-    const std::vector<uint8_t> codes = host_from(l.copy.codes, y.size());
-    float amax = 0;
-    size_t wrong = 0;
-    for (size_t i = 0; i < y.size(); i++) {
-        wrong += codes[i] != e4m3_code((float)y[i] * l.copy.scale);
-        amax = fmaxf(amax, fabsf((float)y[i]));
-    }
-    CHECK(wrong == 0, "%zu of %zu codes are not those of y", wrong, y.size());
-    CHECK(host_from(l.copy.amax, 1)[0] == amax, "largest |y| %g, want %g", host_from(l.copy.amax, 1)[0], amax);
-}
-
 // Without a copy y has the same bits.
 static void check_no_copy(const Case &c, const std::vector<real> &y) {
     Linear l = c.l;
@@ -219,7 +205,7 @@ static void check_fewer_rows(const Case &c, const std::vector<real> &y) {
     CALL_OK(linear_sm90(l, 0, &e));
     const std::vector<real> fewer(y.begin(), y.begin() + n);
     CHECK(as_doubles(host_from(l.y, n)) == as_doubles(fewer), "%d of %d rows give other bits", l.rows, c.l.rows);
-    check_copy(l, fewer);
+    if (l.copy.codes) check_copy("fewer rows", l.copy, fewer);
 }
 
 static void linear_case(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
@@ -239,7 +225,7 @@ static void linear_case(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
         check_row(c, y, row);
     check_library(c, y);
     check_bits(c, y);
-    check_copy(c.l, y);
+    if (c.l.copy.codes) check_copy("copy", c.l.copy, y);
     if (e4m3) check_no_copy(c, y);
     check_alone(c);
     check_nan(c, y);
@@ -434,11 +420,6 @@ static void test_exponential_bounds(void) {
     case_end();
 }
 
-static void test_unusable_widths(void) {
-    for (Widths s : {Widths{64, 256, 100}, {64, 200, 64}, {64, 32, 64}})
-        CHECK(!linear_sm90_runs(s.in, s.out), "%d to %d is usable", s.in, s.out);
-}
-
 int main(int argc, char **argv) {
     int code = kernel_test_begin("test_linear_cuda", argc, argv);
     if (code) return code;
@@ -457,7 +438,6 @@ int main(int argc, char **argv) {
     RUN(test_columns);
     if (!FP16) RUN(test_head); // its range is too small
     if (!FP16) RUN(test_exponential_bounds);
-    RUN(test_unusable_widths);
     matmul_destroy(library);
     free(library);
     return test_summary();

@@ -1,12 +1,9 @@
-// Weight gradients with per-example squared norms: against float64, and against the batched products (kernel_test.cuh).
+// Weight gradients with per-example squared norms, against float64 (kernel_test.cuh).
 // e4m3: small integers, whose sums are exact in 14 bits; and values as in training, within what 14 bits lose.
 #include "kernel_test.cuh"
 
 #include "cuda/fp8.cuh"
-#include "cuda/matmul.cuh"
 #include "cuda/weight_gradient.cuh"
-
-#include <memory>
 
 static WeightGradientPairs placed;
 static int pairs_here; // of which the schedules of fewer take the first, in order
@@ -199,6 +196,7 @@ static void test_shapes(void) {
     for (int i = 0; i < (small_shapes_only ? 4 : 24); i++)
         product_case({random_int(1, 12), random_int(1, 200), 8 * random_int(1, 80), 8 * random_int(1, 80)},
                      random_int(1, pairs_here), i % 3 == 0 ? 7 : random_int(0, 3));
+    if (!small_shapes_only) product_case({2, 1024, 768, 768}, pairs_here, SQUARES | BIAS);
 }
 
 // An infinity or NaN in one example stays in its norm, and in the row of dW that it belongs to.
@@ -299,71 +297,6 @@ static void test_e4m3_accuracy(void) {
     }
 }
 
-// ---- Against the batched products -----------------------------------------------------------------------------------
-
-static double element_reference(const Product &p, size_t i, size_t j) {
-    double sum = 0.0;
-    for (size_t row = 0; row < (size_t)p.s.B * p.s.T; row++)
-        sum += value(p.x[row * p.s.in + i]) * value(p.dy[row * p.s.out + j]);
-    return sum;
-}
-
-// Root mean square errors of dW over some places, ours and cuBLASLt's.
-static void compare_accuracy(const Product &p, const std::vector<float> &ours, const std::vector<float> &theirs) {
-    double error[2] = {}, size = 0.0;
-    const int places = 2000;
-    for (int k = 0; k < places; k++) {
-        const size_t i = random_int(0, p.s.in - 1), j = random_int(0, p.s.out - 1);
-        const double want = element_reference(p, i, j);
-        error[0] += pow(ours[i * p.s.out + j] - want, 2);
-        error[1] += pow(theirs[i * p.s.out + j] - want, 2);
-        size += want * want;
-    }
-    printf("  B %d T %d, %d x %d: error of dW %.2e, cuBLASLt's %.2e\n", p.s.B, p.s.T, p.s.in, p.s.out,
-           sqrt(error[0] / size), sqrt(error[1] / size));
-    CHECK(sqrt(error[0]) <= 1.02 * sqrt(error[1]), "%g against %g", sqrt(error[0] / size), sqrt(error[1] / size));
-}
-
-static void batched_case(Matmul *mm, WeightGradientShape s) {
-    Product p = product_new(s, pairs_here, SQUARES | BIAS);
-    p.g.first = true;
-    product_reset(p);
-    product_run(p);
-    const std::vector<float> ours = host_from(p.g.dw, p.count());
-    const double squares = product_squares(p);
-    float *each = device_new<float>(p.count() * s.B), *dw = device_new<float>(p.count());
-    MatmulShape shape = {.m = s.in, .n = s.out, .k = s.T, .transpose_a = true, .out_float = true};
-    shape.batch = s.B, shape.stride_a = (int64_t)s.T * s.in, shape.stride_b = (int64_t)s.T * s.out;
-    shape.stride_out = (int64_t)p.count();
-    CALL_OK(matmul_run(mm, shape, {each, p.d_x, p.d_dy}, &e));
-    device_set(p.g.squares, std::vector<double>(1, SQUARES_BEFORE));
-    CUDA_OK(cudaMemset(dw, 0, p.count() * sizeof(float)));
-    void *scratch = workspace_new(reduce_examples_workspace_bytes(s.B));
-    CALL_OK(reduce_examples(dw, p.g.squares, each, s.B, p.count(), scratch, 0, &e));
-    CHECK_CLOSE(squares, host_from(p.g.squares, 1)[0] - SQUARES_BEFORE, 1e-5, 0);
-    shape = {.m = s.in, .n = s.out, .k = s.B * s.T, .transpose_a = true, .out_float = true};
-    CALL_OK(matmul_run(mm, shape, {dw, p.d_x, p.d_dy}, &e));
-    compare_accuracy(p, ours, host_from(dw, p.count()));
-    columns_check("bias", p.bias, as_doubles(p.dy), s.T);
-    case_end();
-}
-
-static void test_batched(void) {
-    void *workspace;
-    CUDA_OK(cudaMalloc(&workspace, MATMUL_WORKSPACE_BYTES));
-    auto mm = std::make_unique<Matmul>();
-    CALL_OK(matmul_create(mm.get(), workspace, 0, &e));
-    for (WeightGradientShape s : {WeightGradientShape{3, 1024, 768, 768},
-                                  {3, 1000, 768, 2304},
-                                  {2, 1024, 1600, 1600},
-                                  {1, 512, 3072, 768},
-                                  {1, 1024, 1600, 4800},
-                                  {2, 1024, 6400, 1600}})
-        batched_case(mm.get(), s);
-    matmul_destroy(mm.get());
-    CUDA_OK(cudaFree(workspace));
-}
-
 int main(int argc, char **argv) {
     int code = kernel_test_begin("test_weight_gradient_cuda", argc, argv);
     if (code) return code;
@@ -380,6 +313,5 @@ int main(int argc, char **argv) {
         RUN(test_e4m3_nan);
         RUN(test_e4m3_accuracy);
     }
-    if (!small_shapes_only) RUN(test_batched);
     return test_summary();
 }

@@ -222,12 +222,9 @@ signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
 while not asked and time.monotonic() < end: time.sleep(0.05)
 time.sleep(float(os.environ["LONGER"]))
 sys.exit(75 if len(asked) == 1 else 3)'
-code=$?
-echo $code > "$(dirname "$0")/rank"
-exit $code
 END
-asks() { # HOW: mpirun.sh ends with 75, whoever gets TERM; and the ranks do if it is killed
-    local here=$work/asks_$1 job code
+asks() { # HOW: mpirun.sh ends with 75, whoever gets TERM
+    local here=$work/asks_$1 job
     mkdir "$here" && cp "$work/asks/mpirun" "$here"
     # on a busy machine, which takes 3 s to find the ranks
     printf '#!/bin/sh\n[ ! -e %s ] || case $1 in -lszxF) sleep 3;; esac\nexec %s "$@"\n' "$here/busy" "$(command -v grep)" > "$here/grep" && chmod +x "$here/grep"
@@ -239,14 +236,11 @@ asks() { # HOW: mpirun.sh ends with 75, whoever gets TERM; and the ranks do if i
     to-mpirun) kill -TERM "$(cat "$here/started")" ;;
     to-all) kill -TERM $job $(pgrep -P $job) ;; # the end of a service
     two-at-once) sleep 1 && touch "$here/busy" && kill -TERM $job && sleep 0.3 && kill -TERM $job ;; # as `timeout`
-    killed) kill -KILL $job ;;
     esac
     wait $job
-    code=$?
-    [ "$1" != killed ] || { until [ -s "$here/rank" ]; do sleep 0.1; done && code=$(cat "$here/rank"); }
-    echo $code > "$here/code"
+    echo $? > "$here/code"
 }
-for how in to-mpirun to-all two-at-once killed; do asks $how & done 2> /dev/null
+for how in to-mpirun to-all two-at-once; do asks $how & done 2> /dev/null
 mpirun_hears() {
     local how
     for how in "$work"/asks_*; do
