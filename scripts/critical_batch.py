@@ -20,7 +20,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 
 from run_log import (COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, compare, finite, finite_number, read_json,
                      run_main, write_whole)

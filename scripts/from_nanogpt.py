@@ -11,7 +11,6 @@ import json
 import os
 import pickle
 import re
-import sys
 
 from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, run_main, write_whole
 

@@ -8,7 +8,6 @@ group, printed with the text and the numbers of its farthest row.
 
 import glob
 import os
-import sys
 
 from run_log import COUNT, EXIT_INPUT, NUMBER, TEXT, Fault, Parser, Run, check, read_lines, run_main
 

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import sys
 
 from outliers import HEAD, outlier_lines
 from run_log import (EXIT_INPUT, Fault, Parser, Run, command_text, compare, finite, finite_number, run_main,

@@ -11,7 +11,6 @@ import calendar
 import contextlib
 import glob
 import os
-import sys
 import threading
 import time
 

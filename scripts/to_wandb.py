@@ -10,7 +10,6 @@ own and gets the later ones.
 
 import math
 import os
-import sys
 
 from run_log import EXIT_INPUT, Fault, Parser, Sink, add_follow_options, command_text, follow, numbers_of, run_main
 
