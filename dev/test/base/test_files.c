@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
-#include <sys/stat.h>
 
 enum { MIB = 1 << 20, PAGE = 4096, STAGE = 4 * MIB, LARGEST = 3 * STAGE };
 
