@@ -5,18 +5,22 @@
 
 #include <assert.h>
 
-// The row to normalise: a, a + b, or a + dropout(b).
-enum Input { ALONE, SUM, DROPPED };
+// The row to normalise: a, or a + b. ANY: either, or a + dropout(b), as the operands say.
+enum Input { ALONE, SUM, ANY };
+
+template <Input INPUT> __device__ inline bool has_sum(const LayerNorm &n) {
+    return INPUT == ANY ? n.b != NULL : INPUT == SUM;
+}
 
 // Loads columns [c, c + W) of a row to normalise, rounded as stored.
 template <Input INPUT, int W> __device__ inline Pack<W> row_load(const LayerNorm &n, int row, int c) {
     const Pack<W> x = pack_load<W>(n.a + (size_t)row * n.C + c);
-    if constexpr (INPUT == ALONE) return x;
+    if (!has_sum<INPUT>(n)) return x;
     const Pack<W> y = pack_load<W>(n.b + (size_t)row * n.C + c);
     float s[W], t[W];
     pack_get(s, x);
     pack_get(t, y);
-    if constexpr (INPUT == DROPPED) dropout_multiply(t, n.drop, row / n.drop.T, row % n.drop.T, c);
+    if (INPUT == ANY && n.drop.dropout.below) dropout_multiply(t, n.drop, row / n.drop.T, row % n.drop.T, c);
     floats_add(s, t);
     return pack_of<W>(s);
 }
@@ -33,15 +37,15 @@ __device__ inline Pack<W> pack_normalise(const float (&x)[W], float mean, float 
 
 enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = LAYERNORM_WARP_COLUMNS / (WARP * VEC) };
 
-// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. Reads and writes everything once. COPY: also
-// writes n.copy.
+// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. COPY: also writes n.copy, with ANY if wanted.
 template <Input INPUT, int PACKS, bool COPY>
 __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const __grid_constant__ LayerNorm n) {
     __shared__ float amax; // of the block
     const int row = blockIdx.x * FORWARD_WARPS + threadIdx.y, lane = threadIdx.x, C = n.C;
+    const bool copies = COPY && (INPUT != ANY || n.copy.amax);
     unsigned most = 0;
-    if (COPY && lane + threadIdx.y == 0) amax = 0;
-    if (COPY) __syncthreads();
+    if (copies && lane + threadIdx.y == 0) amax = 0;
+    if (copies) __syncthreads();
     if (row >= n.N) return;
     const size_t start = (size_t)row * C;
     Pack<VEC> packs[PACKS];
@@ -52,7 +56,7 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const
     float x[PACKS][VEC], sum = 0.0f;
     UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
-        if (INPUT != ALONE && c < C) pack_store(n.sum + start + c, packs[p]);
+        if (has_sum<INPUT>(n) && c < C) pack_store(n.sum + start + c, packs[p]);
         pack_get(x[p], packs[p]);
         UNROLL_FOR (int j = 0; j < VEC; j++) sum += x[p][j];
     }
@@ -66,33 +70,32 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const
         const int c = (p * WARP + lane) * VEC;
         if (c >= C) continue;
         const Pack<VEC> y = pack_normalise<VEC>(x[p], m, r, n.gamma, n.beta, c);
-        if (!COPY || !n.copy.alone) pack_store(n.out + start + c, y);
-        if constexpr (COPY) fp8_copy(n.copy, start + c, y, most);
+        if (!copies || !n.copy.alone) pack_store(n.out + start + c, y);
+        if (copies) fp8_copy(n.copy, start + c, y, most);
     }
     if (lane == 0) n.mean[row] = m, n.rstd[row] = r;
-    if constexpr (COPY) {
-        fp8_raise(&amax, fp8_most_value(most));
-        __syncthreads();
-        if (lane + threadIdx.y == 0) fp8_raise_to(n.copy.amax, amax);
-    }
+    if (!copies) return;
+    fp8_raise(&amax, fp8_most_value(most));
+    __syncthreads();
+    if (lane + threadIdx.y == 0) fp8_raise_to(n.copy.amax, amax);
 }
 
 enum { ROW_THREADS = 256 };
 
 // Grid: a block per row, any C. Reads the row three times, twice from cache.
-template <Input INPUT, int W>
+template <int W>
 __global__ void __launch_bounds__(ROW_THREADS) forward_block_kernel(const __grid_constant__ LayerNorm n) {
     __shared__ float shared[2][ROW_THREADS / WARP];
     const int C = n.C;
     const size_t start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f, x[W];
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
-        const Pack<W> pack = row_load<INPUT, W>(n, blockIdx.x, c);
-        if (INPUT != ALONE) pack_store(n.sum + start + c, pack);
+        const Pack<W> pack = row_load<ANY, W>(n, blockIdx.x, c);
+        if (n.b) pack_store(n.sum + start + c, pack);
         pack_get(x, pack);
         for (int j = 0; j < W; j++) sum += x[j];
     }
-    const real *row = (INPUT != ALONE ? n.sum : n.a) + start; // a thread re-reads only its own columns
+    const real *row = (n.b ? n.sum : n.a) + start; // a thread re-reads only its own columns
     const float m = block_sum(sum, shared[0]) / C;
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         pack_get(x, pack_load<W>(row + c));
@@ -107,27 +110,22 @@ __global__ void __launch_bounds__(ROW_THREADS) forward_block_kernel(const __grid
 }
 
 template <Input INPUT, bool COPY>
-static int layernorm_forward_launch(const LayerNorm &n, cudaStream_t stream, Error *e) {
-    static constexpr decltype(&forward_warp_kernel<INPUT, 1, COPY>) of_packs[ROW_PACKS_MAX] = {
-        forward_warp_kernel<INPUT, 1, COPY>, forward_warp_kernel<INPUT, 2, COPY>, forward_warp_kernel<INPUT, 3, COPY>,
-        forward_warp_kernel<INPUT, 4, COPY>, forward_warp_kernel<INPUT, 5, COPY>, forward_warp_kernel<INPUT, 6, COPY>,
-        forward_warp_kernel<INPUT, 7, COPY>, forward_warp_kernel<INPUT, 8, COPY>};
-    const auto block_kernel = n.C % VEC ? forward_block_kernel<INPUT, 1> : forward_block_kernel<INPUT, VEC>;
-    const int packs = ceil_div(n.C, WARP * VEC);
-    if (n.C % VEC == 0 && packs <= ROW_PACKS_MAX)
-        return launch({blocks_of(n.N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), stream}, e, of_packs[packs - 1], n);
-    TRY(launch({n.N, ROW_THREADS, stream}, e, block_kernel, n));
-    return COPY ? fp8_cast(n.copy, n.out, (size_t)n.N * n.C, stream, e) : 0;
-}
-
-template <bool COPY> static int layernorm_forward_of(const LayerNorm &n, cudaStream_t stream, Error *e) {
-    if (!n.b) return layernorm_forward_launch<ALONE, COPY>(n, stream, e);
-    if (n.drop.dropout.below) return layernorm_forward_launch<DROPPED, COPY>(n, stream, e);
-    return layernorm_forward_launch<SUM, COPY>(n, stream, e);
-}
+constexpr decltype(&forward_warp_kernel<INPUT, 1, COPY>) of_packs[ROW_PACKS_MAX] = {
+    forward_warp_kernel<INPUT, 1, COPY>, forward_warp_kernel<INPUT, 2, COPY>, forward_warp_kernel<INPUT, 3, COPY>,
+    forward_warp_kernel<INPUT, 4, COPY>, forward_warp_kernel<INPUT, 5, COPY>, forward_warp_kernel<INPUT, 6, COPY>,
+    forward_warp_kernel<INPUT, 7, COPY>, forward_warp_kernel<INPUT, 8, COPY>};
 
 int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e) {
-    return (n.copy.amax ? layernorm_forward_of<FP8_BUILT> : layernorm_forward_of<false>)(n, stream, e);
+    const bool copies = n.copy.amax, any = n.b && (copies || n.drop.dropout.below);
+    const auto kernels = any      ? of_packs<ANY, FP8_BUILT>
+                         : n.b    ? of_packs<SUM, false>
+                         : copies ? of_packs<ALONE, FP8_BUILT>
+                                  : of_packs<ALONE, false>;
+    const int packs = ceil_div(n.C, WARP * VEC);
+    if (n.C % VEC == 0 && packs <= ROW_PACKS_MAX)
+        return launch({blocks_of(n.N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), stream}, e, kernels[packs - 1], n);
+    TRY(launch({n.N, ROW_THREADS, stream}, e, n.C % VEC ? forward_block_kernel<1> : forward_block_kernel<VEC>, n));
+    return fp8_cast(n.copy, n.out, (size_t)n.N * n.C, stream, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -195,11 +193,11 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
     UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = __shfl_sync(0xffffffffu, all, i);
 }
 
-// Second half: writes dresidual, dbranch and, with COPY, k.copy, raising `most`; adds to dbias. means: sums / C.
-template <bool ACCUMULATE, bool DROP, bool COPY, int SETS>
-__device__ inline void tile_write(const LayerNormBackward &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
-                                  const RowTile &t, const Pack<VEC> &gamma_pack, int b, int row, int stop, int c,
-                                  unsigned &most) {
+// Second half: writes dresidual, dbranch and, if `copies`, k.copy, raising `most`; adds to dbias. means: sums / C.
+template <bool ACCUMULATE, bool DROP, int SETS>
+__device__ inline void tile_write(bool copies, const LayerNormBackward &k, float (&grads)[SETS][VEC],
+                                  const float (&means)[2 * TILE], const RowTile &t, const Pack<VEC> &gamma_pack, int b,
+                                  int row, int stop, int c, unsigned &most) {
     float gamma[VEC];
     pack_get(gamma, gamma_pack);
     UNROLL_FOR (int r = 0; r < TILE; r++) {
@@ -212,30 +210,29 @@ __device__ inline void tile_write(const LayerNormBackward &k, float (&grads)[SET
         if (ACCUMULATE) pack_get(dx, t.dresidual[r]);
         UNROLL_FOR (int j = 0; j < VEC; j++)
             dx[j] = fmaf(rstd, dy[j] * gamma[j], fmaf(at_x, x[j] - t.mean[r], dx[j] + alone));
-        const Pack<VEC> written = pack_of<VEC>(dx);
+        Pack<VEC> written = pack_of<VEC>(dx);
         pack_store(k.dresidual + (size_t)(row + r) * k.C + c, written);
         if constexpr (DROP) {
-            Pack<VEC> kept = written;
-            pack_forget(kept);
-            pack_get(dx, kept);
+            pack_forget(written);
+            pack_get(dx, written);
             dropout_multiply(dx, k.drop, b, row + r - b * k.split.T, c);
-            const Pack<VEC> branch = pack_of<VEC>(dx);
-            pack_store(k.dbranch + (size_t)(row + r) * k.C + c, branch);
-            if constexpr (COPY) fp8_copy(k.copy, (size_t)(row + r) * k.C + c, branch, most);
-            pack_get(dx, branch);
-        } else {
-            if constexpr (COPY) fp8_copy(k.copy, (size_t)(row + r) * k.C + c, written, most);
-            if constexpr (SETS == 3) pack_get(dx, written);
+            written = pack_of<VEC>(dx);
+            pack_store(k.dbranch + (size_t)(row + r) * k.C + c, written);
         }
-        if constexpr (SETS == 3) floats_add(grads[2], dx);
+        if (copies) fp8_copy(k.copy, (size_t)(row + r) * k.C + c, written, most);
+        if constexpr (SETS == 3) {
+            pack_get(dx, written);
+            floats_add(grads[2], dx);
+        }
     }
 }
 
-// A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Reads everything once,
-// writes dresidual once. Threads beyond the row only join the barriers.
+// A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Threads beyond the row only
+// join the barriers. COPY: also writes k.copy, with DROP if wanted.
 template <bool ACCUMULATE, bool DBIAS, bool DROP, bool COPY = false>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ LayerNormBackward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
+    const bool copies = COPY && (!DROP || k.copy.amax);
     unsigned most = 0;
     __shared__ float shared[2][BACKWARD_THREADS_MAX / WARP][2 * TILE];
     const int c = threadIdx.x * VEC;
@@ -259,14 +256,14 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
             pack_forget(gamma);
             tile_sums_join(sums, shared[buffer]);
             UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
-            tile_write<ACCUMULATE, DROP, COPY>(k, grads, sums, tile, gamma, b, row, stop, c, most);
+            tile_write<ACCUMULATE, DROP>(copies, k, grads, sums, tile, gamma, b, row, stop, c, most);
         }
         row = stop; // the last tile may pass it
         if (c >= k.C) continue;
         UNROLL_FOR (int set = 0; set < SETS; set++)
             floats_store(k.partials + ((size_t)(blockIdx.x + b) * SETS + set) * k.C + c, grads[set]);
     }
-    if constexpr (COPY) fp8_raise(k.copy.amax, fp8_most_value(most));
+    if (copies) fp8_raise(k.copy.amax, fp8_most_value(most));
 }
 
 // Any C: the block walks along each row and keeps partial sums in their slot.
@@ -325,20 +322,24 @@ size_t layernorm_backward_bytes(int B, int T, int C, int sources) {
 
 int layernorm_backward(LayerNormBackward k, const ColumnGradient (&gradients)[3], int B, ColumnJobs *jobs,
                        cudaStream_t stream, Error *e) {
-    static constexpr decltype(&backward_kernel<true, true, true>) fast[2][3][2] = {
-        // Middle index: 1 with dbias, 2 with dbias and a copy
-        {{backward_kernel<false, false, false>, backward_kernel<false, false, true>},
-         {backward_kernel<false, true, false>, backward_kernel<false, true, true>},
-         {backward_kernel<false, true, false, FP8_BUILT>, backward_kernel<false, true, true, FP8_BUILT>}},
-        {{backward_kernel<true, false, false>, backward_kernel<true, false, true>},
-         {backward_kernel<true, true, false>, backward_kernel<true, true, true>},
-         {backward_kernel<true, true, false, FP8_BUILT>, backward_kernel<true, true, true, FP8_BUILT>}}};
-    const bool drops = k.drop.dropout.below, copies = k.copy.amax, is_fast = backward_is_fast(k.C);
+    // By inputs (accumulate, bias): (false, true), (true, false), (true, true). Then: plain, with a copy, with dropout
+    static constexpr decltype(&backward_kernel<true, true, false>) fast[3][3] = {
+        {backward_kernel<false, true, false>, backward_kernel<false, true, false, FP8_BUILT>,
+         backward_kernel<false, true, true, FP8_BUILT>},
+        {backward_kernel<true, false, false>, NULL, backward_kernel<true, false, true>},
+        {backward_kernel<true, true, false>, backward_kernel<true, true, false, FP8_BUILT>,
+         backward_kernel<true, true, true, FP8_BUILT>}};
+    const bool drops = k.drop.dropout.below, copies = k.copy.amax;
     k.bias = gradients[2].sum;
     assert(k.bias || !copies);
     k.split = backward_split(B, k.drop.T, k.C);
     k.partials = column_begin(jobs, gradients, k.bias ? 3 : 2, k.split, k.C);
-    TRY(launch({.blocks = k.split.blocks, .threads = backward_threads(k.C), .stream = stream, .early = true}, e,
-               is_fast ? fast[k.accumulate][k.bias + copies][drops] : backward_any_kernel, k));
+    const bool is_fast = backward_is_fast(k.C) && (k.accumulate || k.bias);
+    const Launch l = {.blocks = k.split.blocks,
+                      .threads = is_fast ? backward_threads(k.C) : (int)ROW_THREADS,
+                      .stream = stream,
+                      .early = true};
+    const int inputs = !k.accumulate ? 0 : k.bias ? 2 : 1;
+    TRY(launch(l, e, is_fast ? fast[inputs][drops ? 2 : copies] : backward_any_kernel, k));
     return is_fast ? 0 : fp8_cast(k.copy, drops ? k.dbranch : k.dresidual, (size_t)k.split.rows * k.C, stream, e);
 }
