@@ -24,17 +24,14 @@ template <int ROWS, int D> constexpr int TILE_BYTES = ROWS *D *(int)sizeof(real)
 
 // c (64, N) = a b + (accumulate ? c : 0), summed over 16: a in registers, b in shared memory. B_ALONG: the summed
 // dimension runs along the rows of b, else down its columns.
-#    define SM90_WGMMA_LEFT(N, COUNT, A, B, ACCUMULATE, B_DOWN, ...)                                                   \
+#    define SM90_WGMMA_LEFT(N, COUNT, A, B, ACCUMULATE, B_DOWN)                                                        \
         template <bool B_ALONG>                                                                                        \
         __device__ static inline void wgmma(float(&c)[COUNT], const unsigned *a, uint64_t b, int accumulate) {         \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE ", 0;\n"                                       \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." REAL_PTX "." REAL_PTX                       \
-                         " {" SM90_LIST_##COUNT "}, {" A "}, " B ", p, 1, 1, " B_DOWN ";\n}"                           \
-                         : __VA_ARGS__                                                                                 \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(!B_ALONG));        \
+            SM90_ISSUE(N, COUNT, ACCUMULATE, "k16.f32." REAL_PTX "." REAL_PTX, "{" A "}, " B ", p, 1, 1, " B_DOWN,     \
+                       "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(!B_ALONG));            \
         }
-SM90_WGMMA_LEFT(64, 32, "%32, %33, %34, %35", "%36", "%37", "%38", SM90_INOUT_32(c, 0))
-SM90_WGMMA_LEFT(128, 64, "%64, %65, %66, %67", "%68", "%69", "%70", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32))
+SM90_WGMMA_LEFT(64, 32, "%32, %33, %34, %35", "%36", "%37", "%38")
+SM90_WGMMA_LEFT(128, 64, "%64, %65, %66, %67", "%68", "%69", "%70")
 
 // Left operand (64, D) of a product: a tile in shared memory ...
 struct LeftShared {

@@ -218,55 +218,44 @@ template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
 #    define SM90_LIST_64                                                                                               \
         SM90_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "              \
                      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#    define SM90_INOUT_8(d, i)                                                                                         \
-        "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),    \
-            "+f"(d[i + 7])
-#    define SM90_INOUT_32(d, i)                                                                                        \
-        SM90_INOUT_8(d, i), SM90_INOUT_8(d, i + 8), SM90_INOUT_8(d, i + 16), SM90_INOUT_8(d, i + 24)
+#    define SM90_LIST_80  SM90_LIST_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#    define SM90_LIST_96  SM90_LIST_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#    define SM90_LIST_104 SM90_LIST_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#    define SM90_8(i)                                                                                                  \
+        "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]),    \
+            "+f"(c[i + 7])
+#    define SM90_SUMS_32  SM90_8(0), SM90_8(8), SM90_8(16), SM90_8(24)
+#    define SM90_SUMS_64  SM90_SUMS_32, SM90_8(32), SM90_8(40), SM90_8(48), SM90_8(56)
+#    define SM90_SUMS_80  SM90_SUMS_64, SM90_8(64), SM90_8(72)
+#    define SM90_SUMS_96  SM90_SUMS_80, SM90_8(80), SM90_8(88)
+#    define SM90_SUMS_104 SM90_SUMS_96, SM90_8(96)
 
-#    define SM90_LIST_80                                                                                               \
-        SM90_LIST_64                                                                                                   \
-        ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#    define SM90_LIST_96                                                                                               \
-        SM90_LIST_80                                                                                                   \
-        ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#    define SM90_LIST_104       SM90_LIST_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
-#    define SM90_INOUT_16(d, i) SM90_INOUT_8(d, i), SM90_INOUT_8(d, i + 8)
-
-// c (64, N) = op(a) op(b)^T + (accumulate ? c : 0), over 16 of the summed dimension, both operands in shared memory.
-// ALONG: an operand's summed dimension runs along its rows, 64 or N of them; else down its columns.
-#    define SM90_WGMMA(N, COUNT, A, B, ACCUMULATE, A_DOWN, B_DOWN, ...)                                                \
+// c (64, N) = op(a) op(b)^T + (accumulate ? c : 0), both operands in shared memory.
+//   wgmma        over 16 of the summed dimension. ALONG: an operand's summed dimension runs along its rows, 64 or N of
+//                them; else down its columns
+//   wgmma_e4m3   over 32 of the summed dimension, which runs along the rows of both. A row of 128 bytes holds 128 values;
+//                step_along_rows(k) is the offset of the k-th 32
+#    define SM90_ISSUE(N, COUNT, ACCUMULATE, KIND, OPERANDS, ...)                                                      \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N KIND  \
+                     " {" SM90_LIST_##COUNT "}, " OPERANDS ";\n}"                                                      \
+                     : SM90_SUMS_##COUNT                                                                               \
+                     : __VA_ARGS__)
+#    define SM90_WGMMA(N, COUNT, A, B, ACCUMULATE, A_DOWN, B_DOWN)                                                     \
         template <bool A_ALONG, bool B_ALONG>                                                                          \
         __device__ static inline void wgmma(float(&c)[COUNT], uint64_t a, uint64_t b, int accumulate) {                \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE ", 0;\n"                                       \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." REAL_PTX "." REAL_PTX                       \
-                         " {" SM90_LIST_##COUNT "}, " A ", " B ", p, 1, 1, " A_DOWN ", " B_DOWN ";\n}"                 \
-                         : __VA_ARGS__                                                                                 \
-                         : "l"(a), "l"(b), "r"(accumulate), "n"(!A_ALONG), "n"(!B_ALONG));                             \
-        }
-SM90_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36", SM90_INOUT_32(c, 0))
-SM90_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32))
-SM90_WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32), SM90_INOUT_16(c, 64))
-SM90_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32), SM90_INOUT_32(c, 64))
-SM90_WGMMA(208, 104, "%104", "%105", "%106", "%107", "%108", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32),
-           SM90_INOUT_32(c, 64), SM90_INOUT_8(c, 96))
-
-// The product of e4m3 operands, over 32 of the summed dimension, which runs along the rows of both. A row of 128 bytes
-// holds 128 values; step_along_rows(k) is the offset of the k-th 32.
-#    define SM90_WGMMA_E4M3(N, COUNT, A, B, ACCUMULATE, ...)                                                           \
+            SM90_ISSUE(N, COUNT, ACCUMULATE, "k16.f32." REAL_PTX "." REAL_PTX,                                         \
+                       A ", " B ", p, 1, 1, " A_DOWN ", " B_DOWN, "l"(a), "l"(b), "r"(accumulate), "n"(!A_ALONG),      \
+                       "n"(!B_ALONG));                                                                                 \
+        }                                                                                                              \
         __device__ static inline void wgmma_e4m3(float(&c)[COUNT], uint64_t a, uint64_t b, int accumulate) {           \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE ", 0;\n"                                       \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3"                                    \
-                         " {" SM90_LIST_##COUNT "}, " A ", " B ", p, 1, 1;\n}"                                         \
-                         : __VA_ARGS__                                                                                 \
-                         : "l"(a), "l"(b), "r"(accumulate));                                                           \
+            SM90_ISSUE(N, COUNT, ACCUMULATE, "k32.f32.e4m3.e4m3", A ", " B ", p, 1, 1", "l"(a), "l"(b),                \
+                       "r"(accumulate));                                                                               \
         }
-SM90_WGMMA_E4M3(64, 32, "%32", "%33", "%34", SM90_INOUT_32(c, 0))
-SM90_WGMMA_E4M3(128, 64, "%64", "%65", "%66", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32))
-SM90_WGMMA_E4M3(160, 80, "%80", "%81", "%82", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32), SM90_INOUT_16(c, 64))
-SM90_WGMMA_E4M3(192, 96, "%96", "%97", "%98", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32), SM90_INOUT_32(c, 64))
-SM90_WGMMA_E4M3(208, 104, "%104", "%105", "%106", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32), SM90_INOUT_32(c, 64),
-                SM90_INOUT_8(c, 96))
+SM90_WGMMA(64, 32, "%32", "%33", "%34", "%35", "%36")
+SM90_WGMMA(128, 64, "%64", "%65", "%66", "%67", "%68")
+SM90_WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84")
+SM90_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100")
+SM90_WGMMA(208, 104, "%104", "%105", "%106", "%107", "%108")
 
 // Return registers of a warpgroup to the block's pool, or allocate from it; every warp of the group must call.
 // Allocating waits until enough are free: forever if the warpgroups want more than the block got at launch (384
