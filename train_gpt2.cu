@@ -32,28 +32,20 @@
 
 // ---- A pass ---------------------------------------------------------------------------------------------------------
 
-typedef struct {
-    int B, T, N, C;           // rows of this rank, N = B T: all rows unless EngineConfig.tensor shares them out
-    int first, all;           // first of them; tokens of all rows
+struct Pass {
+    int B, T, N, C;           // B own rows, N = B T
+    int first, all;           // number of the first own row; tokens of all rows
     AttentionShape attention; // all rows, own heads
     GnsMode mode;
-    Dropout dropout; // dropout of the first of all rows; the layer is not set
-    bool fp8;        // measures amax, and rounds factors that have exponents
-} Pass;
+    Dropout dropout = {}; // of the first of all rows; the layer is not set
+    bool fp8 = false;     // measures amax, and rounds factors that have exponents
+};
 
 static Pass pass_of(const Engine *engine, int rows, int T, GnsMode mode) {
     const EngineConfig *c = &engine->config;
     const RankRows own = own_rows(c, rows);
-    return {(int)own.count,
-            T,
-            (int)own.count * T,
-            c->model->config.channels,
-            (int)own.first,
-            rows * T,
-            attention_shape(c, rows, T),
-            mode,
-            {},
-            false};
+    const int B = (int)own.count, C = c->model->config.channels;
+    return {B, T, B * T, C, (int)own.first, rows * T, attention_shape(c, rows, T), mode};
 }
 
 static RowDropout dropout_of_rows(const Pass *p, DropoutPlace place, int l) {
@@ -94,7 +86,7 @@ static ColumnGradient column_gradient(Engine *engine, const Pass *p, TensorKind 
             by_source ? engine->source_sum + ln_parameters(engine->config.model, i) : NULL};
 }
 
-// Return this rank's rows of tokens (all rows, T + 1), and of embedding_documents (all rows, T) or NULL.
+// Return own rows of tokens (all rows, T + 1), and of embedding_documents (all rows, T) or NULL.
 static const uint16_t *own_tokens(const Pass *p, const uint16_t *tokens) {
     return tokens + (size_t)p->first * (p->T + 1);
 }
@@ -102,9 +94,8 @@ static const uint16_t *own_documents(const Pass *p, const uint16_t *first) {
     return first ? first + (size_t)p->first * p->T : NULL;
 }
 
-// Copies tokens to the device through a pinned staging buffer; the caller may reuse its memory at once. Waits until the
-// buffer's last copy, TOKEN_SLOTS calls ago, is done. B: rows to search for documents; 0: all tokens are one document.
-// Also sends the sources of the next B examples.
+// Copies tokens to the device through a staging buffer, whose last copy it awaits; the caller may reuse `tokens`. B: rows
+// to search for documents, and whose sources it also copies; 0: all tokens are one document.
 static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, int B, Error *e) {
     const size_t N = B && engine->config.document_mask ? count - B : 0;
     const EngineConfig *c = &engine->config;
@@ -126,7 +117,7 @@ static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, int
 
 static bool is_cut(const Engine *engine) { return tensor_ranks(&engine->config) > 1; }
 
-// Returns this rank's rows of x (all, C).
+// Returns own rows of x (all, C).
 static real *own_part(const Pass *p, real *x) { return x + (size_t)p->first * p->T * p->C; }
 
 // Gathers all ranks' rows of x (all, C).
@@ -157,10 +148,8 @@ static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, 
     return l;
 }
 
-// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt and gelu.cuh.
-// fcproj with its residual runs on cuBLASLt, which is faster there in total over d12, d24 and d48 (H200, us,
-// linear_sm90 / cuBLASLt: 503/502, 470/419, 547/549; proj 149/151, 131/128, 148/160). e4m3 factors always run on
-// linear_sm90: d48's qkv, proj and fcproj take 618 us, with e4m3 on cuBLASLt 621.
+// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt and gelu.cuh. cuBLASLt
+// also runs fcproj with its residual: 502, 419, 549 us for linear_sm90's 503, 470, 547 (d12, d24, d48; H200).
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU;
     if (l.x8 || (engine->fused_linear && !(residual && l.in > l.out))) return linear_sm90(l, engine->stream, e);
@@ -179,13 +168,12 @@ static int linear_copy(Engine *engine, const Pass *p, Linear l, Fp8Site s, int l
     return l.x8 ? 0 : fp8_cast(copy, l.y, (size_t)l.rows * l.out, engine->stream, e);
 }
 
-// True if the product that ends a branch also adds the residual. With dropout it cannot: the branch is masked first.
-// Nor can it where ranks add up their products.
+// True if the product that ends a branch also adds the residual: the branch is neither masked nor summed over ranks.
 static bool adds_residual(const Engine *engine, const Pass *p) {
     return engine->fused_linear && !p->dropout.below && !is_cut(engine);
 }
 
-// Ends a branch: sum = residual + x W + b if adds_residual; else delta = x W + b. Call ln_residual next: it adds delta.
+// Ends a branch: sum = residual + x W + b if adds_residual; else delta = x W + b, which ln_residual adds.
 static int linear_residual(Engine *engine, const Pass *p, real *sum, const real *residual, const real *x, TensorKind w,
                            int layer, Error *e) {
     const bool adds = adds_residual(engine, p);
@@ -216,26 +204,24 @@ static int linear_dinput_own(Engine *engine, const Pass *p, real *dx, const real
     return rows_reduce(engine, p, dx, e);
 }
 
-// True if the kernel that writes the gradient of w's output also sums its columns, the gradient of w's bias. Else
-// weight_gradient does, or bias_backward.
+// True if the kernel that writes the gradient of w's output also sums its columns, the gradient of w's bias.
 static bool bias_is_summed(const Engine *engine, const Pass *p, TensorKind w) {
     if (w == QKV_W) return engine->fused_linear && attention_sums(p->attention);
     if (w == FC_W) return !engine->fused_linear || linear_sm90_sums(p->T);
     return true;
 }
 
-// True if weight_gradient computes the gradient of w, and of its bias unless bias_is_summed. With per-example norms:
-// wherever it can run. Without: only where it saves a pass over dy for the bias and dW's rows are whole tiles. (H200:
-// cuBLASLt with bias sums takes 1.18 and 1.09 times as long at d12's qkv and fc. At d48's qkv, whose 1,600 rows are
-// 12.5 tiles, it takes 0.87 times as long.)
+// True if weight_gradient computes the gradient of w, and of its bias unless bias_is_summed. Without per-example norms
+// only where it saves a pass over dy for the bias and dW's rows are whole tiles: cuBLASLt with bias sums takes 1.18 times
+// as long at d12's qkv, and 0.87 times at d48's, whose 1,600 rows are 12.5 tiles (H200).
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
     return engine_fuses(engine) &&
            (p->mode == GNS_EXACT || (!bias_is_summed(engine, p, w) && t->rows % WEIGHT_GRADIENT_TILE == 0));
 }
 
-// g.dw += x^T dy; with GNS_EXACT also fills g.squares and g.rows. Exact norms without weight_gradient need every
-// x_b^T dy_b: computes as many at once as example_grad holds, or one if g.rows is wanted.
+// g.dw += x^T dy; with GNS_EXACT also fills g.squares and g.rows. Without weight_gradient exact norms compute every
+// x_b^T dy_b: as many at once as example_grad holds, or one if g.rows is wanted.
 static int matrix_gradient(Engine *engine, const Pass *p, TensorKind w, const WeightGradient &g, const real *x,
                            const real *dy, WeightGradientShape s, Error *e) {
     const size_t count = (size_t)s.in * s.out;
@@ -274,18 +260,14 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 
 // ---- Transfers between ranks ----------------------------------------------------------------------------------------
 
-// When transfers of buckets start, in parallel with this rank's kernels.
-//
-// NCCL holds 24 multiprocessors during a transfer (a third of a millisecond). A kernel whose blocks fetch tiles one by
-// one (attention, linear_sm90, cuBLASLt's persistent products) loses only those 24. A kernel whose tiles are assigned
-// at launch (weight gradients on Hopper) takes 1.5 times as long. So:
+// When transfers of buckets start, beside this rank's kernels. NCCL holds 24 multiprocessors during a transfer. A kernel
+// whose blocks draw their tiles (attention, linear_sm90, cuBLASLt's persistent products) loses only those. A kernel with
+// tiles assigned at launch (weight gradients on Hopper) takes 1.5 times as long. So:
 // 1. Send block l + 1's gradients right before attention_backward of block l.
 // 2. Request block l + 1's weights right after attention_forward of block l, before persistent products.
 // 3. With shard_grads, send gradients at their block's end: the next block needs their memory.
 // 4. With shard_weights, request block l - 1's weights right before attention_backward of block l. They overwrite block
 //    l + 1's weights; the last kernel that reads those is queued by then.
-// (d48 on two H200: 308.8 ms per step. With gradients sent after attention or dGELU: 314.5; at their block's end:
-// 314.0. With weights requested before attention: 309.1 to 310.2.)
 
 static int weights_await(Engine *engine, int bucket, Error *e) {
     return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
@@ -304,7 +286,7 @@ static int weights_soon(Engine *engine, int bucket, Error *e) {
     return watch_soon(&engine->weights_watch, model_bucket(model, bucket), e);
 }
 
-// True if rule 1 sends block l's gradients. Else they are sent at the block's end (rule 3; block 0). l = L: false.
+// True if rule 1 sends block l's gradients; else they are sent at the block's end. l = L: false.
 static bool final_comes_later(const Engine *engine, int l) {
     return l > 0 && l < engine->config.model->config.layers && !engine->config.shard_grads;
 }
@@ -420,7 +402,7 @@ static int head_exponentials(Engine *engine, const LogitRows &k, Error *e) {
     return k.scale > 0 ? linear_sm90(d, engine->stream, e) : 0;
 }
 
-// Computes the losses of k's rows. In training also turns logits into their gradient, and writes dy.
+// Computes the losses of k's rows; in training also the gradients of logits, in place, and of lnf (dy).
 static int head_logits_loss(Engine *engine, const LogitRows &k, Error *e) {
     const int C = engine->config.model->config.channels;
     TRY(head_logits(engine, k.row0, k.R, false, e));
@@ -451,8 +433,8 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Returns the gradient of the branch (or embedding) that forward added last to the residual stream. Without dropout
-// that is dx. With dropout it is dx masked, in dy; valid until dy is overwritten.
+// Returns the gradient of the branch (or embedding) that forward added last to the residual stream: dx, or with dropout
+// dy, which holds it until it is overwritten.
 static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
 
 // *all = branch_gradient of all rows; valid until the next exchange.
@@ -466,9 +448,9 @@ static int branch_gather(Engine *engine, const Pass *p, real **all, Error *e) {
     return rows_gather(engine, p, *all, e);
 }
 
-// Backpropagates dy through y = LN(x) into dx (`first` overwrites it), gamma and beta. Also sums branch_gradient's
-// columns. The sums are the gradient of `bias` in block bias_layer, the bias of the product that forward added last to
-// x. bias_layer < 0: none, x is the embedding.
+// Backpropagates dy through y = LN(x) into dx (`first` overwrites it), gamma and beta. Also sums branch_gradient's columns:
+// the gradient of `bias` in block bias_layer, of the product that forward added last to x. bias_layer < 0: x is the
+// embedding.
 static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
                        TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
     ColumnGradient gradients[] = {column_gradient(engine, p, w, l), column_gradient(engine, p, bias_of(w), l), {}};
@@ -495,8 +477,7 @@ static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, int co
 static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     real *dy = engine->dy, *dwide = engine->dwide, *branch;
     const int A = p->attention.C(), F = (int)engine->config.model->mlp_width;
-    // Put dattention in dy; with dropout dy still holds branch_gradient, and cut it holds own rows only, so put it
-    // behind dqkv (all, 3A) in dwide.
+    // dattention lies in dy, unless dy holds branch_gradient or own rows only: then behind dqkv (all, 3A) in dwide.
     const bool behind = p->dropout.below || is_cut(engine);
     real *dattention = behind ? dwide + round_up((size_t)p->all * 3 * A, ARENA_ALIGNMENT) : dy;
     // MLP
@@ -507,7 +488,6 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     if (bias_is_summed(engine, p, FC_W)) wide.columns = column_gradient(engine, p, FC_B, l);
     wide.T = p->T, wide.jobs = &engine->columns;
     fp8_factors(engine, p->fp8, &wide, FP8_DFCPROJ, l);
-    // dwide = (branch fcproj^T) slope: the slope in the product saves two passes
     TRY(linear_copy(engine, p, wide, FP8_DFC, l, e));
     TRY(bias_dwide(engine, p, FC_W, l, F, e));
     TRY(linear_dweight(engine, p, k->ln2, dwide, FC_W, l, e));
@@ -579,8 +559,7 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
     TRY(column_finish(&engine->columns, engine->stream, e));
     for (int l = L - 1; l >= 0; l--) {
         const Block *k = &engine->block[l];
-        const Recompute recompute =
-            l < L - 1 ? engine->config.recompute : RECOMPUTE_NONE; // the last block is in memory
+        const Recompute recompute = l < L - 1 ? engine->config.recompute : RECOMPUTE_NONE;
         TRY(block_await(engine, p, l, e));
         if (recompute == RECOMPUTE_GELU)
             TRY(gelu_forward(k->gelu, k->slope, k->fc, p->all * engine->config.model->mlp_width, engine->stream, e));
@@ -655,7 +634,7 @@ static int cuda_tune(Engine *engine, Error *e) {
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
     for (size_t i = 0; i < count; i++) tokens[i] = (uint16_t)(i * stride % c->model->config.vocab);
     matmul_tune(engine->matmul, true);
-    // With shard_weights no block's weights are in memory yet: copy embeddings there. Zeros would leave a GPU cool.
+    // With shard_weights no block's weights are in memory: copy embeddings there, since zeros would leave a GPU cool.
     const size_t first = model_bucket(c->model, 0).end, n = shard_weight_elements(c) - first;
     if (c->shard_weights)
         code = CUDA_CALL(cudaMemcpyAsync(engine->weight + first, engine->weight, size_min(first, n) * sizeof(real),

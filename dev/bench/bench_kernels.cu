@@ -441,7 +441,7 @@ static void embeddings(Bench *b, int B, int C, int V, int Vp) {
         uint32_t *d_sorted = zeros<uint32_t>(sorted.size());
         embedding_sort(sorted.data(), host.data(), NULL, B, T);
         cudaMemcpy(d_sorted, sorted.data(), sorted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice);
-        void *workspace = zeros<char>(embedding_backward_workspace_bytes(B, T, C));
+        void *workspace = zeros<char>(embedding_workspace_bytes(B, T, C));
         if (!backward)
             run_case(b, "embedding forward", 1, 0, tensor + (double)distinct * C * sizeof(real), [&](int i) {
                 bench_check(embedding_forward(dx + i % SETS * n, tokens, NULL, wte, wpe,

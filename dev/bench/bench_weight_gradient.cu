@@ -112,8 +112,12 @@ static void bench(Matmul *mm, const Problem &p, const WeightGradientPairs &pairs
     uint8_t *x8 = device_new<uint8_t>(rows * s.in), *dy8 = device_new<uint8_t>(rows * s.out);
     encode_kernel<<<1056, 256>>>(x8, x, rows * s.in, 4);
     encode_kernel<<<1056, 256>>>(dy8, dy, rows * s.out, 4 / 0.02f);
-    void *workspace = device_new<char>(
-        size_max(weight_gradient_workspace_bytes(s, pairs.count, true), bias_backward_bytes(s.B, s.T, s.out)));
+    WeightGradientShape s8 = s;
+    s8.e4m3 = true;
+    size_t bytes = bias_backward_bytes(s.B, s.T, s.out);
+    for (const WeightGradientShape &of : {s, s8})
+        bytes = size_max(bytes, weight_gradient_workspace_bytes(of, pairs.count));
+    void *workspace = device_new<char>(bytes);
     auto library = [=](bool add, bool exact) {
         Error e = {};
         MatmulShape shape = {
@@ -134,8 +138,8 @@ static void bench(Matmul *mm, const Problem &p, const WeightGradientPairs &pairs
     auto e4m3 = [=](bool add, bool exact) {
         Error e = {};
         WeightGradient g = {};
-        g.dw = dw, g.first = !add, g.squares = exact ? squares : NULL;
-        must(weight_gradient_fp8(g, x8, dy8, 0x1p-8f, s, pairs, workspace, 0, &e), &e);
+        g.dw = dw, g.first = !add, g.scale = 0x1p-8f, g.squares = exact ? squares : NULL;
+        must(weight_gradient(g, x8, dy8, s8, pairs, workspace, 0, &e), &e);
     };
     std::vector<Candidate> all = {{"cuBLASLt", true, [=] { library(false, false); }, {}},
                                   {"ours, no norms", false, [=] { ours(false, false); }, {}},

@@ -171,10 +171,6 @@ template <int W> __global__ void position_kernel(float *dwpe, const real *dx, si
     row_add(dwpe + i * W, sum);
 }
 
-size_t embedding_backward_workspace_bytes(int B, int T, int C) {
-    return (size_t)ceil_div(B * T, TILE) * 2 * C * sizeof(float);
-}
-
 template <int W>
 static int embedding_backward_launch(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T,
                                      int C, float *partials, cudaStream_t stream, Error *e) {
@@ -238,8 +234,9 @@ __global__ void __launch_bounds__(EXAMPLE_THREADS, 2)
     UNROLL_FOR (int s = 0; s < 3; s++) partials[(size_t)s * gridDim.x + blockIdx.x] = sums[s];
 }
 
-size_t embedding_example_squares_workspace_bytes(int B, int C) {
-    return (size_t)3 * B * ceil_div(C, GROUP_COLUMNS) * sizeof(double);
+size_t embedding_workspace_bytes(int B, int T, int C) {
+    const size_t partials = (size_t)ceil_div(B * T, TILE) * 2 * C * sizeof(float);
+    return size_max(partials, (size_t)3 * B * ceil_div(C, GROUP_COLUMNS) * sizeof(double));
 }
 
 int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,

@@ -30,7 +30,6 @@ void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *fi
 
 // dwte (V, C) fp32 += rows of dx by token; dwpe (T, C) fp32 += sum over b of dx. dx (B, T, C). order: not by example.
 // With documents call twice, with dwpe NULL: sorted by token, for wte; then by position, with wpe's gradient as dwte.
-size_t embedding_backward_workspace_bytes(int B, int T, int C);
 int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
                        void *workspace, cudaStream_t stream, Error *e);
 
@@ -42,10 +41,12 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 // UG (B, T, C) fp32: rows of U_b at the example's tokens (embedding_gather, WeightGradient.rows), read at a token's
 // last occurrence; NULL: no cross term. NULL sums are skipped. order: by example.
 // With documents call twice: sorted by token, for wte; then sorted by position, with wpe's sum as `token`.
-size_t embedding_example_squares_workspace_bytes(int B, int C);
 int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,
                               EmbeddingOrder order, int B, int T, int C, void *workspace, cudaStream_t stream,
                               Error *e);
+
+// Bytes of the workspace of either function.
+size_t embedding_workspace_bytes(int B, int T, int C);
 
 // UG[t] = U[v] where row_at[v] = t + 1, for one example: rows of the head's gradient U (V, C); UG (T, C), both fp32.
 int embedding_gather(float *UG, const float *U, const int *row_at, int V, int C, cudaStream_t stream, Error *e);

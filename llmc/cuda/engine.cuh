@@ -2,12 +2,8 @@
 //
 // Shapes: B rows of T tokens, N = B T, C channels, NH heads of D = C / NH, L layers, V vocabulary (Vp: padded).
 //
-// EngineConfig.tensor shares out a model to the ranks of a group. A rank then computes all rows of a block's products
-// and attention, with own heads (A = own heads x D columns instead of C) and own columns of the MLP (F instead of 4C).
-// What else has B rows (the residual stream, LayerNorms, embeddings, head, losses) has own rows only:
-//
-//     forward    ln1 -> gather -> qkv, attention, proj -> reduce -> ln2 -> gather -> fc, GELU, fcproj -> reduce
-//     backward   dx -> gather -> fcproj, dfc, dln2 -> reduce -> ln2 -> gather -> proj, attention, dln1 -> reduce -> ln1
+// With EngineConfig.tensor (model/engine.h) B and N count own rows, `all` counts all rows. Attention has A = own heads x D
+// columns instead of C, the MLP F own columns instead of 4C.
 //
 // Streams. The host queues; each stream runs its own queue in order; events make one wait for another.
 //
@@ -37,14 +33,12 @@
 //     copy_branch  (N, C)   gradient of the MLP branch -> dfc, of the attention branch -> dattention
 //     copy_weight           fp8_weights, before a block's first use in a step; with shard_weights, in a pass
 //
-// --dtype fp8-dw. weight_gradient_fp8 reads transposed copies. The products that compute gelu and dfc write theirs; others
-// are made right before the weight gradient, in copy_transposed. Where nothing reads ln1, ln2, gelu or dfc in bf16
-// (is_alone in engine_fp8.cu), only their codes are stored, those of x in the memory of their bf16.
+// --dtype fp8-dw. weight_gradient then reads transposed copies. The products that compute gelu and dfc write theirs; others
+// are made right before the weight gradient. Where nothing reads ln1, ln2, gelu or dfc in bf16, only their codes are
+// stored (is_alone in engine_fp8.cu).
 //
-// Words of this room:
+// Words of this room, besides those of dev/docs/code.md:
 //     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)
-//     bucket       elements transferred at once: 0 the embeddings, 1 + l block l, the last one with ln_f (model_bucket)
-//     owned        ranges whose master weights and moments a rank keeps (model/shard.h)
 //     slope        GELU's derivative as forward keeps it: a byte, in fp32 a float (gelu.cuh)
 //     pack         W neighbouring values of a row, loaded at once (vec.cuh)
 //     tile         rows x columns of a matrix that a block holds in shared memory or registers at once
@@ -71,7 +65,6 @@
 #include "cuda/weight_gradient.cuh"
 
 // Activations of a block. With --recompute and for inference, blocks share some: each_activation (engine_life.cu).
-// all: all rows of a tensor group; B: own rows.
 typedef struct {
     real *x;              // (B, T, C)  input of the block
     real *ln1;            // (all, T, C)
@@ -178,10 +171,9 @@ static inline AttentionShape attention_shape(const EngineConfig *c, int rows, in
     return {rows, T, c->model->heads, c->model->config.channels / c->model->config.heads};
 }
 
-// Numbers of a step, summed on the device: loss, smoothed loss, <E, U> (embedding.cuh), then rows of one number per
-// tensor: |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients; |g|^2 in the order of `segment`. Then (LayerNorm
-// tensors + 1, step_rows): each row's |g_b|^2 by LayerNorm tensor, and its sum of losses. Then (sources, sources):
-// StepResult.source_gram. Last, for fp8, amax (L, FP8_SITES) in fp32.
+// Engine.stats: loss, smoothed loss, <E, U> (embedding.cuh); then StatsRow by tensor: |g|^2 and |g|^2 of this rank's own
+// gradients in the order of `segment`, sum_b |g_b|^2; (LayerNorm tensors + 1, step_rows): each row's |g_b|^2 by tensor,
+// and its sum of losses; (sources, sources): StepResult.source_gram; for fp8 amax (L, FP8_SITES) in fp32.
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
@@ -226,8 +218,7 @@ size_t engine_muon_bytes(const EngineConfig *config);
 // Examples per chunk of the head.
 int engine_head_examples(const EngineConfig *config);
 
-// e4m3 factors of a pass, for block l (engine_fp8.cu). fp8: the pass measures amax, and rounds factors that have exponents;
-// else these functions do nothing.
+// e4m3 factors of a pass, for block l (engine_fp8.cu). Without `fp8` (Pass.fp8) these functions do nothing.
 Fp8Site fp8_x_site(TensorKind w), fp8_dy_site(TensorKind w); // of a weight's x and dy
 // Returns the copy of a site of activations. Its codes are NULL unless the product is in e4m3.
 Fp8Copy fp8_copy_of(const Engine *engine, bool fp8, Fp8Site s, int l);
@@ -240,8 +231,7 @@ bool fp8_dweight_rounds(const Engine *engine, bool fp8, TensorKind w, int l);
 // Copies dqkv (B, T, 3C) for fp8_dweight and the product dln1, and sums its columns.
 int fp8_copy_dqkv(Engine *engine, const real *dqkv, const ColumnGradient &bias, int l, int B, int T, Error *e);
 // Computes g, the gradient of w, if fp8_dweight_rounds. Reads x only if it was stored.
-int fp8_dweight(Engine *engine, const WeightGradient &g, const real *x, TensorKind w, int l,
-                const WeightGradientShape &s, Error *e);
+int fp8_dweight(Engine *engine, WeightGradient g, const real *x, TensorKind w, int l, WeightGradientShape s, Error *e);
 
 // Functions of EngineApi outside train_gpt2.cu (engine_life.cu, engine_state.cu).
 int cuda_check_dtype(Dtype dtype, Error *e);

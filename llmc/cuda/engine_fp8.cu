@@ -111,8 +111,7 @@ int fp8_copy_dqkv(Engine *engine, const real *dqkv, const ColumnGradient &bias, 
                                3 * engine->config.model->config.channels, bias, &engine->columns, engine->stream, e);
 }
 
-int fp8_dweight(Engine *engine, const WeightGradient &g, const real *x, TensorKind w, int l,
-                const WeightGradientShape &s, Error *e) {
+int fp8_dweight(Engine *engine, WeightGradient g, const real *x, TensorKind w, int l, WeightGradientShape s, Error *e) {
     const Fp8Site x_site = fp8_x_site(w), dy_site = fp8_dy_site(w);
     const int k = exponent_of(engine, x_site, l);
     uint8_t *x8 = x_transposed(engine, w, l), *dy8 = dy_transposed(engine, w);
@@ -122,6 +121,6 @@ int fp8_dweight(Engine *engine, const WeightGradient &g, const real *x, TensorKi
     else if (!x_done)
         TRY(fp8_cast_transposed(x8, {NULL, ldexpf(1, k)}, x, s.B, s.T, s.in, {}, NULL, engine->stream, e));
     if (!dy_done) TRY(fp8_transpose(dy8, site_codes(engine, dy_site, l), s.B, s.T, s.out, engine->stream, e));
-    return weight_gradient_fp8(g, x8, dy8, ldexpf(1, -k - exponent_of(engine, dy_site, l)), s, engine->pairs,
-                               engine->scratch, engine->stream, e);
+    g.scale = ldexpf(1, -k - exponent_of(engine, dy_site, l)), s.e4m3 = true;
+    return weight_gradient(g, x8, dy8, s, engine->pairs, engine->scratch, engine->stream, e);
 }

@@ -1,6 +1,5 @@
-// engine_life: creates and destroys the CUDA engine: its memory, streams, events, host buffers, tables; describes the
-// device. Device memory is one allocation; buffers needed in different phases of a step share memory. One layout serves
-// --dry-run and allocation, so the plan is exact.
+// engine_life: creates and destroys the CUDA engine; describes the device. Device memory is one allocation, in which
+// buffers of different phases of a step overlap. One layout serves --dry-run and allocation, so the plan is exact.
 #include "model/shard.h"
 #include "model/arena.h"
 #include "cuda/attention.cuh"
@@ -41,15 +40,16 @@ bool engine_fuses(const Engine *engine) {
 
 // Largest workspace of weight_gradient for B examples.
 static size_t weight_gradient_bytes(const Engine *engine, int B) {
-    const EngineConfig *config = &engine->config;
-    const int T = config->seq_len, C = config->model->config.channels, Vp = (int)config->model->vocab_padded;
-    const int of_head = (int)size_min(B, engine_head_examples(config));
-    const int A = attention_shape(config, B, T).C(), F = (int)config->model->mlp_width;
-    const bool e4m3 = config->dtype == DTYPE_FP8_DW;
+    const EngineConfig *c = &engine->config;
+    const int T = c->seq_len, C = c->model->config.channels, A = attention_shape(c, B, T).C();
+    const int F = (int)c->model->mlp_width, Vp = (int)c->model->vocab_padded, head = min(B, engine_head_examples(c));
     size_t most = 0;
-    for (const WeightGradientShape &s :
-         {WeightGradientShape{B, T, A, C}, {B, T, C, 3 * A}, {B, T, C, F}, {B, T, F, C}, {of_head, T, Vp, C}})
-        most = size_max(most, weight_gradient_workspace_bytes(s, engine->pairs.count, e4m3));
+    for (WeightGradientShape s :
+         {WeightGradientShape{B, T, A, C}, {B, T, C, 3 * A}, {B, T, C, F}, {B, T, F, C}, {head, T, Vp, C}})
+        for (bool e4m3 : {false, c->dtype == DTYPE_FP8_DW}) {
+            s.e4m3 = e4m3;
+            most = size_max(most, weight_gradient_workspace_bytes(s, engine->pairs.count));
+        }
     return most;
 }
 
@@ -75,11 +75,9 @@ static size_t scratch_bytes(const Engine *engine) {
         most = size_max(most, optimizer_trust_workspace_bytes(config->model->tensor_count));
     for (int B = 1; B <= config->micro_batch; B++) {
         most = size_max(most, attention_workspace_bytes(attention_shape(config, B, T)));
-        if (B <= own) most = size_max(most, embedding_backward_workspace_bytes(B, T, C));
+        if (B <= own) most = size_max(most, embedding_workspace_bytes(B, T, C));
         if (engine_fuses(engine)) most = size_max(most, weight_gradient_bytes(engine, B));
-        if (config->gns != GNS_EXACT) continue;
-        if (B <= own) most = size_max(most, embedding_example_squares_workspace_bytes(B, C));
-        most = size_max(most, reduce_examples_workspace_bytes(B));
+        if (config->gns == GNS_EXACT) most = size_max(most, reduce_examples_workspace_bytes(B));
     }
     return most;
 }
@@ -94,7 +92,7 @@ static size_t columns_bytes(const Engine *engine) {
         const size_t fc = size_max(bias_backward_bytes(B, T, F), linear_sm90_column_bytes(B * T, T, F));
         const size_t qkv = size_max(bias_backward_bytes(B, T, 3 * s.C()), attention_column_bytes(s));
         const size_t rounded = config->dtype == DTYPE_FP8_DW ? fp8_column_bytes(B, T, 3 * C) : 0;
-        const int own = (int)size_min(B, own_rows_most(config));
+        const int own = min(B, own_rows_most(config));
         most = size_max(most, 2 * layernorm_backward_bytes(own, T, C, config->sources) + fc + size_max(qkv, rounded));
     }
     return most;
@@ -249,7 +247,7 @@ void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     plan->item[plan->count++].bytes = plan->total - own;
 }
 
-// Writes a hint of what fits into `available` bytes: the largest micro-batch, with the least recomputation.
+// Writes what fits into `available` bytes: the largest micro-batch, with the least recomputation.
 static void suggest_fit(const EngineConfig *config, size_t available, char *out, size_t bytes) {
     MemoryPlan plan;
     for (int B = config->micro_batch; B >= 1; B = B / 2)
@@ -267,7 +265,7 @@ static void suggest_fit(const EngineConfig *config, size_t available, char *out,
     snprintf(out, bytes, "not even one row fits: choose a smaller model or a shorter --seq-len");
 }
 
-// Allocates the device memory and sets its pointers. ERR_MEMORY: too little is free; the hint says what fits.
+// Allocates the device memory and sets its pointers.
 static int memory_take(Engine *engine, Error *e) {
     Arena arena = {};
     size_t bytes = engine_layout(engine, &arena), available = 0, all = 0;
@@ -334,7 +332,6 @@ int cuda_check_dtype(Dtype dtype, Error *e) {
     return error_hint(e, "leave --dtype out, or build another: make train_gpt2cu PRECISION=%s", other);
 }
 
-// Attention limits the head size; fp8 needs channels and tokens in multiples.
 int cuda_check(const EngineConfig *config, Error *e) {
     const ModelConfig *m = &config->model->config;
     TRY(fp8_check(config->dtype, m->channels, config->seq_len, e));
@@ -420,10 +417,11 @@ int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
 void cuda_describe(const Engine *engine, char *out, size_t bytes) {
     const cudaDeviceProp *d = &engine->device.properties;
     const Dtype type = engine->config.dtype;
-    const char *rounded =
-        type == DTYPE_FP8_DW ? " with products and weight gradients in e4m3" : " with products in e4m3";
-    snprintf(out, bytes, "%s, %s%s, %d multiprocessors, %.0f GiB, %s kernels", d->name, REAL_NAME,
-             dtype_is_fp8(type) ? rounded : "", d->multiProcessorCount, (double)d->totalGlobalMem / (1 << 30),
+    const char *e4m3 = type == DTYPE_FP8_DW ? " with products and weight gradients in e4m3"
+                       : dtype_is_fp8(type) ? " with products in e4m3"
+                                            : "";
+    snprintf(out, bytes, "%s, %s%s, %d multiprocessors, %.0f GiB, %s kernels", d->name, REAL_NAME, e4m3,
+             d->multiProcessorCount, (double)d->totalGlobalMem / (1 << 30),
              engine->pairs.count ? "Hopper's" : "general");
 }
 

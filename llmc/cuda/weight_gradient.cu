@@ -581,7 +581,7 @@ __global__ void __launch_bounds__(FINISH_THREADS, 3) gradient_finish_kernel(cons
 
 // Outputs that the choice of tiles depends on.
 struct Wants {
-    bool squares, columns, e4m3 = false;
+    bool squares, columns;
 };
 
 typedef int ProductLaunch(const GradientMaps &maps, const GradientJob &job, cudaStream_t stream, Error *e);
@@ -637,7 +637,7 @@ static GradientPlan plan_of(WeightGradientShape s, Wants wants, int clusters) {
     GradientPlan p = {};
     double best = INFINITY;
     for (const Tiling &t : tilings) {
-        if (t.e4m3 != wants.e4m3 || !t.launch[wants.squares] || (t.n == 208 && wants.columns)) continue; // not compiled
+        if (t.e4m3 != s.e4m3 || !t.launch[wants.squares] || (t.n == 208 && wants.columns)) continue; // not compiled
         const int tiles_m = ceil_div(s.in, t.pair_m()), tiles_n = ceil_div(s.out, t.pair_n());
         const TileSchedule schedule = schedule_of(tiles_m * tiles_n, s.B, clusters);
         const double cost = schedule.steps * t.step_clocks(s.T, wants) + schedule.parts * t.part_clocks();
@@ -655,12 +655,10 @@ static GradientPlan plan_of(WeightGradientShape s, Wants wants, int clusters) {
     return p;
 }
 
-size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters, bool e4m3) {
+size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters) {
     size_t most = 0;
-    for (Wants wants : {Wants{false, false}, {false, true}, {true, false}, {true, true}})
-        most = size_max(most, plan_of(s, wants, clusters).bytes);
-    for (Wants wants : {Wants{false, false, true}, {true, false, true}})
-        if (e4m3) most = size_max(most, plan_of(s, wants, clusters).bytes);
+    for (Wants wants : {Wants{false, false}, {true, false}, {false, true}, {true, true}})
+        if (!s.e4m3 || !wants.columns) most = size_max(most, plan_of(s, wants, clusters).bytes);
     return most;
 }
 
@@ -763,10 +761,10 @@ int weight_gradient_pairs(WeightGradientPairs *pairs, Error *e) {
     return CUDA_CALL(cudaFree(room), e);
 }
 
-// scale: of e4m3 products.
-static int gradient_run(const WeightGradient &g, const void *x, const void *dy, float scale, WeightGradientShape s,
-                        const GradientPlan &p, const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream,
-                        Error *e) {
+int weight_gradient(const WeightGradient &g, const void *x, const void *dy, WeightGradientShape s,
+                    const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream, Error *e) {
+    assert(!s.e4m3 || (s.T % FP8_TOKENS_MULTIPLE == 0 && !g.bias.sum && !g.row_at));
+    const GradientPlan p = plan_of(s, {g.squares != NULL, g.bias.sum != NULL}, pairs.count);
     const Tiling &t = p.tile;
     const int cut = p.job.schedule.parts;
     char *memory = (char *)workspace;
@@ -774,7 +772,7 @@ static int gradient_run(const WeightGradient &g, const void *x, const void *dy, 
     double *numbers = (double *)(memory + p.numbers);
     GradientMaps maps = {};
     GradientJob job = p.job;
-    job.add = !g.first, job.scale = scale;
+    job.add = !g.first, job.scale = g.scale;
     job.squares = g.squares ? (float *)(memory + p.squares) : NULL;
     job.arrived = (unsigned *)(numbers + s.B + p.groups);
     job.columns = g.bias.sum ? (float *)(memory + p.columns) : NULL;
@@ -785,7 +783,7 @@ static int gradient_run(const WeightGradient &g, const void *x, const void *dy, 
 
     GradientFinish f = {};
     f.job = job, f.parts = parts, f.dw = g.dw, f.squares = g.squares, f.bias = g.bias;
-    f.norms = g.norms ? g.norms : numbers, f.bias_squares = numbers + s.B, f.scale = (double)scale * scale;
+    f.norms = g.norms ? g.norms : numbers, f.bias_squares = numbers + s.B, f.scale = (double)g.scale * g.scale;
     f.examples = g.squares ? s.B : 0, f.groups = g.bias.sum ? p.groups : 0;
     f.n = t.n, f.tile_blocks = TILE_M * t.n / 4 / FINISH_THREADS;
     f.pair_m = t.pair_m(), f.pair_n = t.pair_n();
@@ -795,32 +793,14 @@ static int gradient_run(const WeightGradient &g, const void *x, const void *dy, 
                   gradient_finish_kernel, f);
 }
 
-int weight_gradient(const WeightGradient &g, const real *x, const real *dy, WeightGradientShape s,
-                    const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream, Error *e) {
-    const Wants wants = {g.squares != NULL, g.bias.sum != NULL, false};
-    return gradient_run(g, x, dy, 1, s, plan_of(s, wants, pairs.count), pairs, workspace, stream, e);
-}
-
-int weight_gradient_fp8(const WeightGradient &g, const uint8_t *x, const uint8_t *dy, float scale,
-                        WeightGradientShape s, const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream,
-                        Error *e) {
-    assert(s.T % FP8_TOKENS_MULTIPLE == 0 && !g.bias.sum && !g.row_at);
-    const Wants wants = {g.squares != NULL, false, true};
-    return gradient_run(g, x, dy, scale, s, plan_of(s, wants, pairs.count), pairs, workspace, stream, e);
-}
-
 #else
 
 int weight_gradient_clusters(void) { return 0; }
 int weight_gradient_pairs(WeightGradientPairs *pairs, Error *) { return pairs->count = 0; }
-size_t weight_gradient_workspace_bytes(WeightGradientShape, int, bool) { return 0; }
-int weight_gradient(const WeightGradient &, const real *, const real *, WeightGradientShape,
+size_t weight_gradient_workspace_bytes(WeightGradientShape, int) { return 0; }
+int weight_gradient(const WeightGradient &, const void *, const void *, WeightGradientShape,
                     const WeightGradientPairs &, void *, cudaStream_t, Error *e) {
     return FAIL(e, ERR_INTERNAL, NULL, "weight_gradient: not in this build");
-}
-int weight_gradient_fp8(const WeightGradient &, const uint8_t *, const uint8_t *, float, WeightGradientShape,
-                        const WeightGradientPairs &, void *, cudaStream_t, Error *e) {
-    return FAIL(e, ERR_INTERNAL, NULL, "weight_gradient_fp8: not in this build");
 }
 
 #endif

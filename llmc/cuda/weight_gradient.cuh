@@ -1,10 +1,9 @@
 // weight_gradient: in one pass the gradient of a matrix, the squared norms of its per-example gradients, and the bias
 // gradient. Hopper in 16 bits only; elsewhere weight_gradient_clusters returns 0 pairs.
 //
-//   dW (in, out) = sum over b of X_b^T dY_b        |X_b^T dY_b|^2 for every b        dbias (out) = column sums of dY
+//   dW (in, out) = scale sum over b of X_b^T dY_b      scale^2 |X_b^T dY_b|^2 for every b      dbias (out) = column sums
 //
-// X (B, T, in) and dY (B, T, out) are in 16 bits, or e4m3 codes, transposed; sums are fp32 in a fixed order: two runs
-// give the same bits.
+// Sums are fp32 in a fixed order: two runs give the same bits.
 #pragma once
 
 #include "cuda/reduce.cuh"
@@ -15,12 +14,14 @@ enum { WEIGHT_GRADIENT_PAIRS_MOST = 128 };
 
 struct WeightGradientShape {
     int B, T, in, out; // in and out: multiples of WEIGHT_GRADIENT_MULTIPLE
+    bool e4m3 = false; // X (B, in, T), dY (B, out, T) are codes; else X (B, T, in), dY (B, T, out) in 16 bits
 };
 
-// Outputs.
+// Outputs. e4m3: no bias, no rows.
 struct WeightGradient {
     float *dw; // (in, out) += dW; `first` overwrites it. Aligned to 16 bytes, as X and dY
     bool first;
+    float scale = 1;          // a power of two; for e4m3
     double *squares = NULL;   // (1) += sum over b of |g_b|^2; NULL: not wanted
     double *norms = NULL;     // (B) = |g_b|^2, needs squares; or NULL
     ColumnGradient bias = {}; // sum NULL: not wanted
@@ -41,19 +42,13 @@ struct WeightGradientPairs {
 };
 int weight_gradient_pairs(WeightGradientPairs *pairs, Error *e);
 
-// e4m3: enough for weight_gradient_fp8 too.
-size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters, bool e4m3 = false);
+size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters);
 
-int weight_gradient(const WeightGradient &g, const real *x, const real *dy, WeightGradientShape s,
-                    const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream, Error *e);
-
-// dW of e4m3 codes x (B, in, T) and dy (B, out, T), times `scale`, a power of two; squares are of the scaled g_b. No
-// bias, no rows. Microseconds in bf16 / e4m3, with squares (H200, bench_weight_gradient): d48 qkv 441/231, proj 151/84,
-// fc 564/310, fcproj 567/307; d12 395/208, 137/78, 504/268, 497/266. In bf16 qkv also sums its bias.
+// Microseconds in bf16 / e4m3, with squares (H200, bench_weight_gradient): d48 qkv 441/231, proj 151/84, fc 564/310,
+// fcproj 567/307; d12 395/208, 137/78, 504/268, 497/266. In bf16 qkv also sums its bias.
 //
-// Hopper sums an example's T products in 14 bits, and truncates each to them; examples are added in fp32. Sums of mixed
-// signs err by 0.05% of dW's norm at T = 1024 and by 0.08% at 2048; sums of one sign lose 1.5% and 3.4% (H200,
+// Hopper sums an example's T e4m3 products in 14 bits, and truncates each to them; examples are added in fp32. Sums of
+// mixed signs err by 0.05% of dW's norm at T = 1024 and by 0.08% at 2048; sums of one sign lose 1.5% and 3.4% (H200,
 // test_weight_gradient_cuda).
-int weight_gradient_fp8(const WeightGradient &g, const uint8_t *x, const uint8_t *dy, float scale,
-                        WeightGradientShape s, const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream,
-                        Error *e);
+int weight_gradient(const WeightGradient &g, const void *x, const void *dy, WeightGradientShape s,
+                    const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream, Error *e);

@@ -12,7 +12,7 @@ enum {
     ATTENTION_HEAD_SIZE_MAX = 128,     // elements
     WEIGHT_GRADIENT_MULTIPLE = 8,      // weight_gradient needs channels that are a multiple of this
     LINEAR_SM90_MULTIPLE = 64,         // linear_sm90 needs channels that are a multiple of this
-    FP8_TOKENS_MULTIPLE = 16,          // weight_gradient_fp8 needs tokens of a row that are a multiple of this
+    FP8_TOKENS_MULTIPLE = 16,          // weight_gradient of e4m3 needs tokens of a row that are a multiple of this
     HOPPER_MULTIPROCESSORS = 132       // of an H100 or H200 SXM
 };
 

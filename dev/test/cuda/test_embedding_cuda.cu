@@ -60,7 +60,7 @@ static void check_backward(const Case &k) {
     const size_t C = k.C;
     const std::vector<float> dwte = random_vector<float>(k.V * C), dwpe = random_vector<float>(k.T * C);
     float *d_dwte = device_new<float>(dwte.size()), *d_dwpe = device_new<float>(dwpe.size());
-    void *workspace = workspace_new(embedding_backward_workspace_bytes(k.B, k.T, k.C));
+    void *workspace = workspace_new(embedding_workspace_bytes(k.B, k.T, k.C));
     run_twice(
         "embedding backward", [&] { device_set(d_dwte, dwte), device_set(d_dwpe, dwpe); },
         [&] { CALL_OK(embedding_backward(d_dwte, d_dwpe, k.d_dx, k.order, k.B, k.T, k.C, workspace, 0, &e)); },
@@ -112,7 +112,7 @@ static void check_example_squares(const Case &k) {
     const std::vector<float> U = random_vector<float>((size_t)k.B * k.V * k.C);
     float *UG = gathered(k, device_from(U));
     double *sums = device_new<double>(3), magnitude = 0.0;
-    void *workspace = workspace_new(embedding_example_squares_workspace_bytes(k.B, k.C));
+    void *workspace = workspace_new(embedding_workspace_bytes(k.B, k.T, k.C));
     run_twice(
         "embedding squares", [&] { device_set(sums, std::vector<double>(3, SQUARES_BEFORE)); },
         [&] {
@@ -150,8 +150,7 @@ static void check_positions(const Case &k, const std::vector<uint16_t> &first) {
     const std::vector<float> before = random_vector<float>(k.T * C);
     float *dwpe = device_from(before);
     double *sum = device_from(std::vector<double>(1, SQUARES_BEFORE)), squares = 0.0;
-    void *workspace = workspace_new(std::max(embedding_backward_workspace_bytes(k.B, k.T, k.C),
-                                             embedding_example_squares_workspace_bytes(k.B, k.C)));
+    void *workspace = workspace_new(embedding_workspace_bytes(k.B, k.T, k.C));
     std::vector<uint32_t> sorted(4 * (size_t)k.rows());
     embedding_sort(sorted.data(), k.tokens.data(), first.data(), k.B, k.T);
     uint32_t *d_sorted = device_from(sorted);

@@ -13,11 +13,9 @@ struct Product {
     WeightGradientShape s;
     int clusters;
     std::vector<real> x, dy;
-    std::vector<float> before; // dW / scale
+    std::vector<float> before; // dW / g.scale
     std::vector<int> row_at;   // (B, in)
-    real *d_x, *d_dy;
-    uint8_t *codes_x, *codes_dy; // e4m3, transposed; NULL: none
-    float scale;                 // of products
+    void *d_x, *d_dy;
     WeightGradient g;
     Columns bias;
     void *workspace;
@@ -44,7 +42,7 @@ static std::vector<uint8_t> codes_of(std::vector<real> &x, int B, int T, int col
 static Product product_new(WeightGradientShape s, int clusters, int wanted) {
     if (wanted & ROWS_OF_EXAMPLES) wanted |= SQUARES;
     Product p = {};
-    p.s = s, p.clusters = clusters, p.scale = 1;
+    p.s = s, p.clusters = clusters;
     const double deviation = wanted & E4M3 && !(wanted & INTEGERS) ? 4 : 1;
     for (auto *v : {&p.x, &p.dy}) {
         *v = random_vector<real>((size_t)s.B * s.T * (v == &p.x ? s.in : s.out), 0, deviation);
@@ -53,10 +51,11 @@ static Product product_new(WeightGradientShape s, int clusters, int wanted) {
             if (wanted & ONE_SIGN) x = (real)fabsf((float)x);
         }
     }
-    if (wanted & E4M3) {
-        p.codes_x = device_from(codes_of(p.x, s.B, s.T, s.in));
-        p.codes_dy = device_from(codes_of(p.dy, s.B, s.T, s.out));
-        p.scale = ldexpf(1, random_int(-80, 40)); // 2^-80 has no square in fp32
+    p.s.e4m3 = wanted & E4M3;
+    if (p.s.e4m3) {
+        p.d_x = device_from(codes_of(p.x, s.B, s.T, s.in));
+        p.d_dy = device_from(codes_of(p.dy, s.B, s.T, s.out));
+        p.g.scale = ldexpf(1, random_int(-80, 40)); // 2^-80 has no square in fp32
     } else p.d_x = device_from(p.x), p.d_dy = device_from(p.dy);
     p.g.dw = device_new<float>(p.count());
     p.g.first = random_uniform() < 0.5;
@@ -72,7 +71,7 @@ static Product product_new(WeightGradientShape s, int clusters, int wanted) {
         p.g.row_at = device_from(p.row_at);
         p.g.rows = device_new<float>(p.rows_count());
     }
-    p.workspace_bytes = weight_gradient_workspace_bytes(s, clusters, wanted & E4M3);
+    p.workspace_bytes = weight_gradient_workspace_bytes(p.s, clusters);
     p.workspace = workspace_new(p.workspace_bytes);
     return p;
 }
@@ -84,9 +83,9 @@ template <typename X> static std::vector<X> times(std::vector<X> v, double facto
 
 static void product_reset(const Product &p) {
     CUDA_OK(cudaMemset(p.workspace, POISON, p.workspace_bytes));
-    device_set(p.g.dw, times(p.before, p.scale));
+    device_set(p.g.dw, times(p.before, p.g.scale));
     if (p.g.squares) {
-        device_set(p.g.squares, std::vector<double>(1, SQUARES_BEFORE * p.scale * p.scale));
+        device_set(p.g.squares, std::vector<double>(1, SQUARES_BEFORE * p.g.scale * p.g.scale));
         CUDA_OK(cudaMemset(p.g.norms, POISON, p.s.B * sizeof(double)));
     }
     if (p.g.bias.sum) columns_reset(p.bias);
@@ -96,8 +95,7 @@ static void product_run(const Product &p) {
     WeightGradientPairs pairs = placed;
     for (int i = 0; p.clusters < pairs_here && i < p.clusters; i++) pairs.place[i] = (unsigned char)i;
     pairs.count = p.clusters;
-    if (p.codes_x) CALL_OK(weight_gradient_fp8(p.g, p.codes_x, p.codes_dy, p.scale, p.s, pairs, p.workspace, 0, &e));
-    else CALL_OK(weight_gradient(p.g, p.d_x, p.d_dy, p.s, pairs, p.workspace, 0, &e));
+    CALL_OK(weight_gradient(p.g, p.d_x, p.d_dy, p.s, pairs, p.workspace, 0, &e));
 }
 
 static std::vector<Output> product_outputs(const Product &p) {
@@ -109,12 +107,12 @@ static std::vector<Output> product_outputs(const Product &p) {
 }
 
 // Results / scale or scale^2.
-static std::vector<float> product_dw(const Product &p) { return times(host_from(p.g.dw, p.count()), 1 / p.scale); }
+static std::vector<float> product_dw(const Product &p) { return times(host_from(p.g.dw, p.count()), 1 / p.g.scale); }
 static std::vector<double> product_norms(const Product &p) {
-    return times(host_from(p.g.norms, p.s.B), pow(p.scale, -2));
+    return times(host_from(p.g.norms, p.s.B), pow(p.g.scale, -2));
 }
 static double product_squares(const Product &p) {
-    return host_from(p.g.squares, 1)[0] / pow(p.scale, 2) - SQUARES_BEFORE;
+    return host_from(p.g.squares, 1)[0] / pow(p.g.scale, 2) - SQUARES_BEFORE;
 }
 
 // g_b / scale of one example in float64, (in, out).
@@ -206,7 +204,7 @@ static void test_not_finite(void) {
             Product p = product_new({4, 70, 264, 400}, clusters, SQUARES);
             const int b = random_int(0, 3), t = random_int(0, 69), i = random_int(0, 263);
             p.x[((size_t)b * p.s.T + t) * p.s.in + i] = (real)bad;
-            device_set(p.d_x, p.x);
+            device_set((real *)p.d_x, p.x);
             product_reset(p);
             product_run(p);
             const std::vector<double> norms = host_from(p.g.norms, p.s.B);
@@ -241,8 +239,8 @@ static void test_e4m3_nan(void) {
     for (int clusters : {1, 2, pairs_here}) {
         Product p = product_new({4, 144, 264, 400}, clusters, E4M3 | INTEGERS | SQUARES);
         const int bad = random_int(0, p.s.B - 1);
-        CUDA_OK(cudaMemset(p.codes_x + (size_t)bad * p.s.T * p.s.in, 0x7f, (size_t)p.s.T * p.s.in));
-        CUDA_OK(cudaMemset(p.codes_dy + (size_t)bad * p.s.T * p.s.out, 0x7f, (size_t)p.s.T * p.s.out));
+        CUDA_OK(cudaMemset((uint8_t *)p.d_x + (size_t)bad * p.s.T * p.s.in, 0x7f, (size_t)p.s.T * p.s.in));
+        CUDA_OK(cudaMemset((uint8_t *)p.d_dy + (size_t)bad * p.s.T * p.s.out, 0x7f, (size_t)p.s.T * p.s.out));
         product_reset(p);
         product_run(p);
         const std::vector<double> norms = product_norms(p);
