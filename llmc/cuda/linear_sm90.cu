@@ -3,12 +3,11 @@
 // Blocks are persistent, one per multiprocessor, in pairs. A pair computes 256 rows x 192 columns, each block 128 rows;
 // each block fetches half of the weight tile for both. A block consists of
 // - a producer thread, which copies stages (64 of the summed dimension, or 128 e4m3 values) to shared memory, and
-// - two warpgroups that alternate between tiles: while one multiplies, the other finishes its tile: it adds the bias,
-//   rounds, applies the epilogue and stores, 16 rows per warp at a time through the warp's slot of shared memory. (GELU
-//   occupies the special function units for 3,000 cycles per tile; a product over 768 takes 9,000.)
+// - two warpgroups that alternate between tiles: while one multiplies, the other applies the epilogue to its tile and
+//   stores it, 16 rows per warp at a time through the warp's slot of shared memory.
 // Turn t is a block's t-th tile; warpgroup t mod 2 computes it. A warpgroup waits for the stages of its turn only after
 // the other has seen all stages of the turn before (Shared.order): an mbarrier has one parity bit, so waiting two
-// phases ahead returns at once. A row's result does not depend on other rows.
+// phases ahead returns at once.
 #include "cuda/linear_sm90.cuh"
 
 #include "cuda/gelu.cuh"
@@ -26,9 +25,9 @@ enum { THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGIS
 
 enum { COLUMNS = LINEAR_SM90_COLUMNS, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
 enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES };
-// A warp's slot holds SLOT_ROWS rows of all panels of y. by_panel: it holds two panels of y, which alternate, then the
-// slopes of all panels. With e4m3 factors LINEAR_GELU's slot holds two panels of slopes in turn and one of codes.
-// LINEAR_DGELU overwrites slopes with codes.
+// A warp's slot holds SLOT_ROWS rows of all panels of y; by_panel: of two panels of y in turn, and slopes of all panels.
+// With e4m3 factors LINEAR_GELU's slot holds two panels of slopes in turn and one of codes. LINEAR_DGELU overwrites slopes
+// with codes.
 enum { PANEL_BYTES = SLOT_ROWS * PANEL_ROW_BYTES, SLOPES_BYTES = SLOT_ROWS * PANEL, SLOPES_AT = 2 * PANEL_BYTES };
 enum { ROWS_BYTES = PANELS * PANEL_BYTES, SLOT_BYTES = SLOPES_AT + PANELS * SLOPES_BYTES };
 static_assert(PANELS % 2 == 1 && SLOT_BYTES >= ROWS_BYTES, "panels in turn, across the halves of a tile");
@@ -74,8 +73,8 @@ struct TilePlace {
     int row, column;
 };
 
-// Returns the place of a block's half of a tile. Tiles are drawn in bands of BAND tiles across, top to bottom, so that
-// the band's columns of W stay in L2. Narrow tiles come last, so that all pairs end at about the same time.
+// Returns the place of a block's half of a tile. Tiles are drawn in bands of BAND tiles across, top to bottom: the band's
+// columns of W stay in L2. Narrow tiles come last: pairs end at about the same time.
 __device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
     const int wide = job.down * job.across;
     if (tile >= wide) return {((tile - wide) * PAIR + rank) * ROWS, job.across * COLUMNS};
@@ -86,7 +85,7 @@ __device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
 
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Draws a tile for a pair, or -1 (as work_draw). The producer of the first block calls it and sends it to both blocks.
+// Draws a tile for a pair, or -1 (as work_draw, attention_sm90.cuh).
 __device__ int tile_draw(const LinearJob &job) {
     const int tile = (int)atomicInc(job.ticket, job.tiles() + gridDim.x / PAIR - 1);
     return tile < job.tiles() ? tile : -1;
@@ -310,9 +309,9 @@ __device__ void panel_transpose(uint8_t *to, size_t T, const char *codes) {
     *(uint4 *)(to + T) = make_uint4(right[0], right[1], right[2], right[3]);
 }
 
-// Applies an epilogue that is by_panel to 16 rows of half h of a tile and stores them. LINEAR_DGELU: the slot holds
-// their slopes on entry; half 0 fetches half 1's slopes, whose arrival completes `full`. sums: column sums of y, or
-// NULL. E4M3: also stores job.copy, and raises `most` (panel_encode).
+// Applies an epilogue that is by_panel to 16 rows of half h of a tile and stores them. LINEAR_DGELU: on entry the slot
+// holds their slopes; half 0 fetches those of half 1, which complete `full`. sums: column sums of y, or NULL. E4M3: also
+// stores job.copy, and raises `most` (panel_encode).
 template <LinearEpilogue EPILOGUE, bool E4M3>
 __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, const CUtensorMap *y,
                              const CUtensorMap *slope, const CUtensorMap *codes, const LinearJob &job, uint64_t *full,
@@ -324,7 +323,7 @@ __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const re
         const int buffer = (h + p) % 2;
         char *values = slot + buffer * PANEL_BYTES;
         char *slopes = slot + SLOPES_AT + (FORWARD && E4M3 ? buffer : p) * SLOPES_BYTES;
-        if (!E4M3) slot_wait<FORWARD ? 2 : 1>(); // the copies of the panel before this one may be in flight
+        if (!E4M3) slot_wait<FORWARD ? 2 : 1>(); // copies of the last panel may be in flight
         UNROLL_FOR (int j = 0; j < PANEL / 16; j++) {
             unsigned r[4], pair[4]; // pair: slopes of two columns
             UNROLL_FOR (int q = 0; q < 4; q++) {
@@ -579,9 +578,9 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     if (e4m3 && l.copy.codes)
         TRY(panels_map(&codes, l.copy.codes, l.rows, l.out, SLOT_ROWS, 1, e, CU_TENSOR_MAP_DATA_TYPE_UINT8));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    const int depth = e4m3 ? 2 * DEPTH : DEPTH;
-    LinearJob job = {l.rows, l.out, ceil_div(l.in, depth), down,       across,    narrow,  l.bias, l.ticket,
-                     NULL,   0,     l.row_values,          l.row_sums, l.counted, l.scale, l.copy};
+    LinearJob job = {l.rows, l.out, ceil_div(l.in, e4m3 ? 2 * DEPTH : DEPTH), down, across, narrow, l.bias, l.ticket};
+    job.row_values = l.row_values, job.row_sums = l.row_sums, job.counted = l.counted;
+    job.scale = l.scale, job.copy = l.copy;
     if (l.columns.sum) {
         job.columns = column_begin(l.jobs, &l.columns, 1, linear_split(l.rows, l.T), l.out);
         job.per_example = l.T / ROWS;

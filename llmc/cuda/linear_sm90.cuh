@@ -1,7 +1,6 @@
-// linear_sm90: products on Hopper with fused epilogues; each epilogue saves a pass over memory. Elsewhere cuBLASLt
-// multiplies and separate kernels follow (matmul.cuh, gelu.cuh, layernorm.cuh), with the same roundings, except that a
-// product is rounded before GELU's slope multiplies it. crossentropy.cuh uses LINEAR_SCALED and LINEAR_SOFTMAX; the
-// other four also multiply e4m3 factors (fp8.cuh).
+// linear_sm90: products on Hopper with fused epilogues; each saves a pass over memory. Elsewhere cuBLASLt multiplies and
+// other kernels follow, with the same roundings, except that a product is rounded before GELU's slope multiplies it.
+// All epilogues but LINEAR_SCALED and LINEAR_SOFTMAX (crossentropy.cuh) also take products of e4m3 factors (fp8.cuh).
 // Microseconds in bf16 / e4m3, epilogue included (H200; test_linear_cuda 0 bench): d48 qkv 317/184, proj 126/81, fc
 // with GELU 445/320, DGELU 448/300; d12 304/181, 123/84, 493/418, 453/365.
 //

@@ -7,8 +7,7 @@
 
 enum { SUM_THREADS = 1024, SUM_WARPS = SUM_THREADS / WARP };
 
-// *to += sum of partials (B, G), unless to is NULL; rows (B) = its sums over G, unless rows is NULL. By one block, a
-// warp per example.
+// *to += sum of partials (B, G), unless to is NULL; rows (B) = its sums over G, unless rows is NULL. By one block.
 __device__ static void example_partials_sum(double *to, double *rows, const double *partials, int B, int G) {
     __shared__ double shared[SUM_WARPS];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -67,9 +66,9 @@ typedef struct {
     double *squares;            // (sets, B, column_groups)
 } ColumnFinish;
 
-typedef struct {
+struct ColumnFinishes {
     ColumnFinish of[COLUMN_JOBS_MAX];
-} ColumnFinishes;
+};
 
 // Lays out a job's memory, *bytes in all: partial sums (slots, sets, C), sums of batches, squares.
 static ColumnFinish finish_of(const ColumnJob &job, size_t *bytes) {
@@ -92,8 +91,7 @@ static ColumnFinish finish_of(const ColumnJob &job, size_t *bytes) {
 
 size_t column_bytes(ColumnSplit split, int sets, int C, int sources) {
     size_t bytes;
-    ColumnJob job = {{}, split, sets, C, NULL, {NULL, sources}};
-    finish_of(job, &bytes);
+    finish_of({{}, split, sets, C, NULL, {NULL, sources}}, &bytes);
     return bytes;
 }
 

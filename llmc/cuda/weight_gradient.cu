@@ -6,14 +6,12 @@
 //
 // A step is one tile for one example: all T rows of X and dY. TileSchedule deals steps to pairs.
 // 1. A warpgroup sums a step in `e`. At its end it adds e to `total`, and each warp writes the sum of its squares to a
-//    slot. (In bf16 without squares there is no total: e sums all of a pair's steps in a tile, and is stored at once.)
+//    slot. In bf16 without squares e sums all of a pair's steps in a tile, and is stored at once.
 // 2. After a pair's last step in a tile, `total` is stored, 32 columns during each 64 rows of the next step: to dW if
 //    the pair had all examples of the tile, else to a part. gradient_finish_kernel adds parts in a fixed order.
 // 3. The feeder's idle warps sum the columns of dY from shared memory. The block in tile row s sums rows r of a stage
-//    with r mod `shares` = s: each row is read once, and all stages take equal time. (Whole stages by turns made the
-//    kernel a third longer.)
-// e4m3: tokens run along the rows of a stage, 128 per row, so a tile has no panels. Hopper sums products of e4m3 in 14
-// bits: `total` sums examples in fp32.
+//    with r mod `shares` = s: each row is read once, and all stages take equal time.
+// e4m3: tokens run along the rows of a stage, 128 per row, so a tile has no panels.
 #include "cuda/weight_gradient.cuh"
 #include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
@@ -35,8 +33,7 @@ enum { TILE_M = WEIGHT_GRADIENT_TILE, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 
 // 1. Whole rounds: each pair gets `whole` tiles, with all B examples.
 // 2. The `rest` tiles, fewer than pairs, get `full` pairs each, with `run` examples per pair.
 // 3. Examples that remain go to pairs that remain, by the same rules: the next level.
-// So all pairs end at about the same time, and read few places of X and dY at a time, which stay in L2. The cuts depend
-// on the shape and number of pairs only.
+// So all pairs end at about the same time, and read few places of X and dY at a time, which stay in L2.
 struct Level {
     int first, pairs, tile, b, B, whole, rest, run, full; // first, tile, b: first pair, tile and example
     int whole_part, rest_part;                            // first part; < 0: tiles are not cut
@@ -44,7 +41,7 @@ struct Level {
 
 enum { LEVELS_MAX = 8 }; // 5 suffice up to 66 pairs, 400 tiles and 130 examples; the last is not balanced
 
-struct TileSchedule {
+struct TileSchedule { // depends on the shape and number of pairs only
     Level level[LEVELS_MAX];
     int levels, parts, steps; // steps: of the busiest pair
 };
@@ -122,9 +119,8 @@ struct GradientJob {
     WeightGradientPairs pairs;
     float scale; // of e4m3 products
 
-    __device__ int m(int tile) const {
-        return tiles_m <= tiles_n ? tile % tiles_m : tile / tiles_n;
-    } // along the shorter side first
+    // Tiles are numbered along the shorter side first.
+    __device__ int m(int tile) const { return tiles_m <= tiles_n ? tile % tiles_m : tile / tiles_n; }
     __device__ int n(int tile) const { return tiles_m <= tiles_n ? tile / tiles_m : tile % tiles_n; }
 };
 
@@ -234,7 +230,7 @@ __device__ void operands_feed(typename L::Shared &s, const GradientMaps &maps, c
     }
 }
 
-// Sums the columns of dY, panels `first`, first + COLUMN_WARPS, ..., over the block's share of rows. A lane sums 8
+// Sums the columns of dY's panels `first`, first + COLUMN_WARPS, ..., over the block's share of rows. A lane sums 8
 // columns of every fourth of these rows.
 template <class L>
 __device__ void dy_columns_sum(typename L::Shared &s, const GradientJob &job, int cluster, int rank, int first) {
@@ -293,7 +289,7 @@ struct Out {
 };
 
 // Stores columns [32 C, 32 C + 32) of a warp's rows, or the fewer that are left; zeroes them in c. place: shared memory
-// of the warp. Each address is written or added to once per launch, so the order of additions does not matter.
+// of the warp. Adds to each address once per launch.
 template <int C, int COUNT>
 __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, const GradientMaps &maps, bool add) {
     constexpr int LEFT = 2 * COUNT - OUT_COLUMNS * C;
@@ -374,7 +370,7 @@ __device__ inline int row_at(const GradientJob &job, int b, int row) {
     return is ? job.row_at[(size_t)b * job.shape.in + row + lane] : 0;
 }
 
-// A warpgroup's steps. With SQUARES or in e4m3 each step is a separate sum, else all of a pair's steps in a tile are one.
+// A warpgroup's steps.
 template <class L, bool SQUARES>
 __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, const GradientJob &job, int cluster,
                               int rank) {
@@ -586,8 +582,7 @@ struct Wants {
 
 typedef int ProductLaunch(const GradientMaps &maps, const GradientJob &job, cudaStream_t stream, Error *e);
 
-// A tile shape and its costs in clocks, measured on an H200. A step: 4 n + about 80 per 64 rows, plus squares. A part
-// is written and read again.
+// A tile shape and its costs in clocks, measured on an H200. A part is written and read again.
 struct Tiling {
     int n;
     bool along_m, e4m3;
@@ -692,7 +687,7 @@ static int maps_of(GradientMaps *maps, const Tiling &t, WeightGradientShape s, c
     return map_out(&maps->parts_narrow, parts, part_rows, t.n, out);
 }
 
-// Writes each block's multiprocessor. Blocks wait for each other: one that ended early would free its own for another.
+// Writes each block's multiprocessor. Blocks wait for each other, so that each keeps its own.
 __global__ static void where_kernel(int *block_at, int *blocks_begun) {
     if (threadIdx.x > 0) return;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(block_at[blockIdx.x]));
@@ -701,8 +696,8 @@ __global__ static void where_kernel(int *block_at, int *blocks_begun) {
     }
 }
 
-// Finds the multiprocessors of all blocks that run at once, one per multiprocessor, in clusters of `size`. *blocks = 0:
-// none. room: (BLOCKS_MOST + 1) on the device.
+// Finds the multiprocessors of the blocks that run at once in clusters of `size`. *blocks = 0: there are no such clusters.
+// room: (BLOCKS_MOST + 1) on the device.
 static int blocks_where(int *at, int *blocks, int size, int *room, Error *e) {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -720,7 +715,7 @@ static int blocks_where(int *at, int *blocks, int size, int *room, Error *e) {
     return CUDA_CALL(cudaMemcpy(at, room, *blocks * sizeof *at, cudaMemcpyDeviceToHost), e);
 }
 
-// Places the pairs by GPC. A cluster's blocks lie in one GPC; overlapping clusters of several sizes reveal a whole GPC.
+// Places the pairs by GPC. A cluster's blocks lie in one GPC: overlapping clusters of several sizes reveal it.
 static int pairs_place(WeightGradientPairs *pairs, int *room, Error *e) {
     int at[BLOCKS_MOST], blocks, group[BLOCKS_MOST], by_group[PAIRS_MOST];
     for (int i = 0; i < BLOCKS_MOST; i++) group[i] = i;
