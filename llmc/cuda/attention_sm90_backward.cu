@@ -52,23 +52,7 @@ namespace {
 
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <class F> __device__ void barriers_init(typename F::Shared &shared) {
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < F::OWN_STAGES; i++) {
-            barrier_init(&shared.own_full[i], 1);
-            barrier_init(&shared.own_empty[i], WARPGROUP * GROUPS);
-        }
-        for (int i = 0; i < F::STAGES; i++) {
-            barrier_init(&shared.full[i], 1);
-            barrier_init(&shared.empty[i], F::RELEASES);
-        }
-        barriers_publish();
-    }
-    __syncthreads();
-}
-
-// Releases a stage. (One arrival per warp after __syncwarp would always suffice, but racecheck follows only the
-// arriving thread.)
+// Releases a stage. One arrival per warp after __syncwarp would suffice, but racecheck follows only the arriving thread.
 template <class F> __device__ void stage_release(uint64_t *empty) {
     if (F::RELEASES == WARPGROUP * GROUPS) barrier_arrive(empty);
     else warp_arrive(empty);
@@ -91,12 +75,6 @@ __device__ void pair_in(char *first, char *second, const BackwardMaps &maps, uin
     tile_in<ROWS, D>(first, &maps.qkv, full, (QUERIES ? 0 : s.C()) + work.column, row, work.b);
     tile_in<ROWS, D>(second, QUERIES ? &maps.dout : &maps.qkv, full, (QUERIES ? 0 : 2 * s.C()) + work.column, row,
                      work.b);
-}
-
-template <class F>
-__device__ void statistics_in(typename F::Shared &shared, int stage, AttentionRows rows, size_t first, uint64_t *full) {
-    copy_run_in(shared.lse2[stage], rows.lse2 + first, F::STATISTICS_BYTES, full);
-    copy_run_in(shared.delta[stage], rows.delta + first, F::STATISTICS_BYTES, full);
 }
 
 template <class F, Masks M>
@@ -127,10 +105,9 @@ __device__ void backward_feed(typename F::Shared &shared, const BackwardMaps &ma
         size_t first = (size_t)work.head * s.padded_T();
         own.advance();
         int n = F::DQ ? key_tiles<F::OTHERS>(row + ROWS - 1, s.T) - 1 : row; // dQ: tile of keys; else first query
-        int end = F::DQ ? 0 : s.T;                                           // dQ: last tile; else end of queries
-        if (M != CAUSAL)
-            end =
-                F::DQ ? first_key(masks, s, work.b, row) / F::OTHERS : last_query(masks, s, work.b, row + ROWS - 1) + 1;
+        int end = F::DQ ? first_key(masks, s, work.b, row) / F::OTHERS       // dQ: last tile; else end of queries
+                        : last_query(masks, s, work.b, row + ROWS - 1) + 1;
+        if (M == CAUSAL) end = F::DQ ? 0 : s.T;
 #        pragma unroll 1
         for (; F::DQ ? n >= end : n < end; n += F::DQ ? -1 : F::OTHERS) {
             uint64_t *full = &shared.full[ring.stage];
@@ -139,7 +116,8 @@ __device__ void backward_feed(typename F::Shared &shared, const BackwardMaps &ma
             barrier_expect(full, other_bytes);
             pair_in<!F::DQ, F::OTHERS, F::D>(shared.other[0][ring.stage], shared.other[1][ring.stage], maps, full, work,
                                              F::DQ ? n * F::OTHERS : n, s);
-            if (!F::DQ) statistics_in<F>(shared, ring.stage, rows, first + n, full);
+            if (!F::DQ) copy_run_in(shared.lse2[ring.stage], rows.lse2 + first + n, F::STATISTICS_BYTES, full);
+            if (!F::DQ) copy_run_in(shared.delta[ring.stage], rows.delta + first + n, F::STATISTICS_BYTES, full);
             ring.advance();
         }
     }
@@ -394,7 +372,18 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
                          const __grid_constant__ AttentionMasks masks) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typename F::Shared &shared = *(typename F::Shared *)shared_memory();
-    barriers_init<F>(shared);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < F::OWN_STAGES; i++) {
+            barrier_init(&shared.own_full[i], 1);
+            barrier_init(&shared.own_empty[i], WARPGROUP * GROUPS);
+        }
+        for (int i = 0; i < F::STAGES; i++) {
+            barrier_init(&shared.full[i], 1);
+            barrier_init(&shared.empty[i], F::RELEASES);
+        }
+        barriers_publish();
+    }
+    __syncthreads();
     if (threadIdx.x >= FEEDER) {
         registers_give<FEEDER_REGISTERS>();
         if (threadIdx.x == FEEDER) backward_feed<F, M>(shared, maps, rows, ticket, s, masks);

@@ -4,8 +4,6 @@
 
 enum { FLAT_THREADS = 256, FLAT_PACKS = 4 }; // packs in flight per thread
 
-template <int W> struct alignas(W == 1 ? sizeof(GeluSlope) : 8) Slopes { GeluSlope x[W]; };
-
 // y = gelu(x) and slope = gelu'(x), `packs` packs of W. Grid: a thread per FLAT_PACKS packs.
 template <int W>
 __global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(real *y, GeluSlope *slope, const real *x, size_t packs) {
@@ -19,14 +17,14 @@ __global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(real *y, GeluSlope *
         const size_t i = first + p * FLAT_THREADS;
         if (i >= packs) continue;
         float f[W];
-        Slopes<W> slopes;
+        Values<GeluSlope, W> slopes;
         pack_get(f, v[p]);
         UNROLL_FOR (int j = 0; j < W; j++) {
             const Gelu g = gelu_with_slope(f[j]);
             f[j] = g.y, slopes.x[j] = g.slope;
         }
         pack_store(y + i * W, pack_of<W>(f));
-        *(Slopes<W> *)(slope + i * W) = slopes;
+        *(Values<GeluSlope, W> *)(slope + i * W) = slopes;
     }
 }
 
@@ -56,11 +54,12 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
         float sums[W] = {};
         for (; row < stop; row += ROWS) {
             Pack<W> d[ROWS];
-            Slopes<W> slopes[ROWS];
+            Values<GeluSlope, W> slopes[ROWS];
             UNROLL_FOR (int r = 0; r < ROWS; r++) {
                 const size_t i = (size_t)(row + r) * C + c;
                 d[r] = row + r < stop ? pack_load<W>(dy + i) : Pack<W>{};
-                if (GELU) slopes[r] = row + r < stop ? *(const Slopes<W> *)(slope + i) : Slopes<W>{};
+                if (GELU)
+                    slopes[r] = row + r < stop ? *(const Values<GeluSlope, W> *)(slope + i) : Values<GeluSlope, W>{};
             }
             UNROLL_FOR (int r = 0; r < ROWS; r++) {
                 float f[W];

@@ -106,9 +106,9 @@ template <bool ALONG, bool E4M3>
 __device__ void weight_send(char *to, const CUtensorMap *w, uint64_t *full, const TilePlace &place, int k, int rank) {
     to += rank * (W_BYTES / PAIR);
     const int row = place.column + rank * (COLUMNS / PAIR);
-    if (E4M3) copy_box_in_all(to, w, full, k * 2 * DEPTH, row, 0, (1 << PAIR) - 1);
-    else if (ALONG) copy_box_in_all(to, w, full, 0, row, k, (1 << PAIR) - 1);
-    else copy_box_in_all(to, w, full, 0, k * DEPTH + rank * HALF_DEPTH, place.column / PANEL, (1 << PAIR) - 1);
+    if (E4M3) copy_box_in_pair(to, w, full, k * 2 * DEPTH, row, 0);
+    else if (ALONG) copy_box_in_pair(to, w, full, 0, row, k);
+    else copy_box_in_pair(to, w, full, 0, k * DEPTH + rank * HALF_DEPTH, place.column / PANEL);
 }
 
 template <bool ALONG, bool E4M3>

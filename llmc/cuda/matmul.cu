@@ -20,6 +20,7 @@ int matmul_create(Matmul *mm, void *workspace, cudaStream_t stream, Error *e) {
              properties.multiProcessorCount, REAL_NAME, sums, cublasLtGetVersion());
     CUDA_TRY(cudaEventCreate(&mm->start), e);
     CUDA_TRY(cudaEventCreate(&mm->stop), e);
+    TRY(CUBLAS_CALL(cublasLtMatmulPreferenceCreate(&mm->preference), e));
     return CUBLAS_CALL(cublasLtCreate(&mm->handle), e);
 }
 
@@ -39,6 +40,7 @@ static void plans_forget(Matmul *mm) {
 void matmul_destroy(Matmul *mm) {
     plans_forget(mm);
     if (mm->handle) cublasLtDestroy(mm->handle);
+    if (mm->preference) cublasLtMatmulPreferenceDestroy(mm->preference);
     if (mm->stop) cudaEventDestroy(mm->stop);
     if (mm->start) cudaEventDestroy(mm->start);
 }
@@ -85,33 +87,20 @@ static int plan_point(MatmulPlan *plan, const void *extra, Error *e) {
 static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmulHeuristicResult_t *found, int *count,
                     Error *e) {
     const MatmulShape *s = &plan->shape;
-    cublasLtMatmulPreference_t preference;
-    TRY(CUBLAS_CALL(cublasLtMatmulPreferenceCreate(&preference), e));
-    size_t workspace_bytes = MATMUL_WORKSPACE_BYTES;
-    uint32_t align = (uint32_t)plan->align;
+    const size_t workspace_bytes = MATMUL_WORKSPACE_BYTES;
     const bool wide = s->out_float || sizeof(real) == 4; // else demand split-K sums in fp32
-    uint32_t reductions = wide ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const struct {
-        cublasLtMatmulPreferenceAttributes_t name;
-        const void *value;
-        size_t bytes;
-    } attributes[] = {
-        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof workspace_bytes},
-        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align, sizeof align},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align, sizeof align},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align, sizeof align},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align, sizeof align},
+    const uint32_t sums = wide ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, auto value) {
+        return CUBLAS_CALL(cublasLtMatmulPreferenceSetAttribute(mm->preference, name, &value, sizeof value), e);
     };
-    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    for (const auto &a : attributes)
-        if (status == CUBLAS_STATUS_SUCCESS)
-            status = cublasLtMatmulPreferenceSetAttribute(preference, a.name, a.value, a.bytes);
+    TRY(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes));
+    TRY(prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums));
+    for (auto side : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        TRY(prefer(side, (uint32_t)plan->align));
     *count = 0;
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmulAlgoGetHeuristic(mm->handle, plan->operation, plan->a, plan->b, plan->out, plan->out,
-                                                preference, most, found, count);
-    cublasLtMatmulPreferenceDestroy(preference);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        mm->handle, plan->operation, plan->a, plan->b, plan->out, plan->out, mm->preference, most, found, count);
     if (status != CUBLAS_STATUS_SUCCESS || *count < 1)
         return FAIL(e, ERR_INTERNAL, NULL, "cuBLASLt has no algorithm for a (%d, %d, %d) product, epilogue %d: %s",
                     s->m, s->n, s->k, (int)s->epilogue, cublasLtGetStatusString(status));

@@ -44,9 +44,10 @@ enum { MATMUL_PLANS_MAX = 512, MATMUL_ANSWERS_MAX = 16, MATMUL_CHOICES_BYTES = 1
 
 typedef struct {
     cublasLtHandle_t handle;
-    cudaStream_t stream; // runs all products
-    void *workspace;     // MATMUL_WORKSPACE_BYTES on the device, owned by the caller
-    int count;           // number of plans
+    cublasLtMatmulPreference_t preference; // for the heuristic
+    cudaStream_t stream;                   // runs all products
+    void *workspace;                       // MATMUL_WORKSPACE_BYTES on the device, owned by the caller
+    int count;                             // number of plans
     MatmulPlan plan[MATMUL_PLANS_MAX];
     cudaEvent_t start, stop;            // around a timed product
     bool tuning;                        // time the answers for every new shape

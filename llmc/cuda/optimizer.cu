@@ -18,8 +18,6 @@ int optimizer_scale(float *scale, const double *grad_sq, int count, double batch
     return launch({1, 1, stream}, e, scale_kernel, scale, grad_sq, count, batch, grad_clip);
 }
 
-__device__ static Reals<4> round4(float4 p) { return {{(real)p.x, (real)p.y, (real)p.z, (real)p.w}}; }
-
 __global__ static void round_kernel(real *out, const float *x, size_t n) {
     size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     if (i < n) out[i] = (real)x[i];
@@ -49,7 +47,7 @@ __global__ static void update_kernel(OptimizerArrays a, size_t fours, AdamWStep 
     ((float4 *)a.param)[i] = p;
     ((float4 *)a.moment1)[i] = m;
     ((float4 *)a.moment2)[i] = v;
-    if (a.weight) ((Reals<4> *)a.weight)[i] = round4(p);
+    if (a.weight) ((Values<real, 4> *)a.weight)[i] = {{(real)p.x, (real)p.y, (real)p.z, (real)p.w}};
 }
 
 int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, const float *scale, cudaStream_t stream,

@@ -123,12 +123,12 @@ __device__ static inline void copy_box_in(void *to, const CUtensorMap *map, uint
                  : "memory");
 }
 
-// copy_box_in into every block of the cluster whose bit is in `mask`: same address, same barrier.
-__device__ static inline void copy_box_in_all(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
-                                              int b, uint16_t mask) {
+// copy_box_in into both blocks of a pair: same address, same barrier.
+__device__ static inline void copy_box_in_pair(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
+                                               int b) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
-                 "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(b), "h"(mask)
+                 "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(b), "h"((uint16_t)3)
                  : "memory");
 }
 

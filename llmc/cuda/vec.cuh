@@ -62,20 +62,18 @@ template <int N> __device__ static inline void fetch_wait(void) {
 #endif
 }
 
-// W floats as stored, accessed 16 bytes at a time where W allows.
-template <int W> struct alignas(W == 1 ? 4 : 16) Floats { float x[W]; };
+// W values as stored, accessed at most 16 bytes at a time.
+template <typename X, int W> struct alignas(W * sizeof(X) < 16 ? W * sizeof(X) : 16) Values { X x[W]; };
+
 template <int W> __device__ inline void floats_load(float (&x)[W], const float *p) {
-    const Floats<W> v = *reinterpret_cast<const Floats<W> *>(p);
+    const auto v = *reinterpret_cast<const Values<float, W> *>(p);
     UNROLL_FOR (int j = 0; j < W; j++) x[j] = v.x[j];
 }
 template <int W> __device__ inline void floats_store(float *p, const float (&x)[W]) {
-    Floats<W> v;
+    Values<float, W> v;
     UNROLL_FOR (int j = 0; j < W; j++) v.x[j] = x[j];
-    *reinterpret_cast<Floats<W> *>(p) = v;
+    *reinterpret_cast<Values<float, W> *>(p) = v;
 }
-
-// W values as stored, for any W.
-template <int W> struct alignas(W * sizeof(real)) Reals { real x[W]; };
 
 template <int W> __device__ inline void floats_add(float (&sum)[W], const float (&x)[W]) {
     UNROLL_FOR (int j = 0; j < W; j++) sum[j] += x[j];

@@ -148,8 +148,8 @@ template <int COLUMNS, bool SHARED> struct Operand {
         UNROLL_FOR (int p = 0; p < PANELS; p++) {
             const CUtensorMap *of_panel = p < WHOLE ? map : narrow;
             if (SHARED)
-                copy_box_in_all(tile + half * BOX_BYTES + p * PANEL_BYTES, of_panel, full, column + p * PANEL,
-                                row + half * BOX_ROWS, b, (1 << PAIR) - 1);
+                copy_box_in_pair(tile + half * BOX_BYTES + p * PANEL_BYTES, of_panel, full, column + p * PANEL,
+                                 row + half * BOX_ROWS, b);
             else copy_box_in(tile + p * PANEL_BYTES, of_panel, full, column + p * PANEL, row, b);
         }
     }
@@ -166,7 +166,7 @@ template <int COLUMNS, bool SHARED> struct OperandE4m3 {
                                 int column, int b, int half) {
         const int first = SHARED ? half * BOX_COLUMNS : 0;
         tile += first * PANEL_ROW_BYTES, column += first;
-        if (SHARED) copy_box_in_all(tile, map, full, token, column, b, (1 << PAIR) - 1);
+        if (SHARED) copy_box_in_pair(tile, map, full, token, column, b);
         else copy_box_in(tile, map, full, token, column, b);
     }
 };
