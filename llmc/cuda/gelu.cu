@@ -17,14 +17,14 @@ __global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(real *y, GeluSlope *
         const size_t i = first + p * FLAT_THREADS;
         if (i >= packs) continue;
         float f[W];
-        Values<GeluSlope, W> slopes;
+        Bundle<GeluSlope, W> slopes;
         pack_get(f, v[p]);
         UNROLL_FOR (int j = 0; j < W; j++) {
             const Gelu g = gelu_with_slope(f[j]);
             f[j] = g.y, slopes.x[j] = g.slope;
         }
         pack_store(y + i * W, pack_of<W>(f));
-        *(Values<GeluSlope, W> *)(slope + i * W) = slopes;
+        *(Bundle<GeluSlope, W> *)(slope + i * W) = slopes;
     }
 }
 
@@ -54,12 +54,12 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
         float sums[W] = {};
         for (; row < stop; row += ROWS) {
             Pack<W> d[ROWS];
-            Values<GeluSlope, W> slopes[ROWS];
+            Bundle<GeluSlope, W> slopes[ROWS];
             UNROLL_FOR (int r = 0; r < ROWS; r++) {
                 const size_t i = (size_t)(row + r) * C + c;
                 d[r] = row + r < stop ? pack_load<W>(dy + i) : Pack<W>{};
                 if (GELU)
-                    slopes[r] = row + r < stop ? *(const Values<GeluSlope, W> *)(slope + i) : Values<GeluSlope, W>{};
+                    slopes[r] = row + r < stop ? *(const Bundle<GeluSlope, W> *)(slope + i) : Bundle<GeluSlope, W>{};
             }
             UNROLL_FOR (int r = 0; r < ROWS; r++) {
                 float f[W];

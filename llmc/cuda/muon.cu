@@ -73,11 +73,11 @@ __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
     each_of_matrix<W>(all.rows, all.columns, [&](int r, int c) {
         const size_t at = r * m.stride + c;
         float g[W], moment[W];
-        Values<real, W> x;
+        Bundle<real, W> x;
         floats_load(g, m.grad + at);
         floats_load(moment, m.moment + at);
         UNROLL_FOR (int j = 0; j < W; j++) x.x[j] = (real)(norm * muon_nesterov(g[j] * scale, moment[j], mu));
-        *(Values<real, W> *)(out + (size_t)r * all.columns + c) = x;
+        *(Bundle<real, W> *)(out + (size_t)r * all.columns + c) = x;
     });
 }
 
@@ -91,16 +91,16 @@ __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
     o += (size_t)blockIdx.y * all.rows * all.columns;
     each_of_matrix<W>(all.rows, all.columns, [&](int r, int c) {
         const size_t at = r * m.stride + c;
-        const Values<real, W> x = *(const Values<real, W> *)(o + (size_t)r * all.columns + c);
+        const Bundle<real, W> x = *(const Bundle<real, W> *)(o + (size_t)r * all.columns + c);
         float p[W];
-        Values<real, W> rounded;
+        Bundle<real, W> rounded;
         floats_load(p, m.param + at);
         UNROLL_FOR (int j = 0; j < W; j++) {
             p[j] = muon_update(p[j], real_to_float(x.x[j]), step.lr, scale, step.weight_decay);
             rounded.x[j] = (real)p[j];
         }
         floats_store(m.param + at, p);
-        if (m.weight) *(Values<real, W> *)(m.weight + at) = rounded;
+        if (m.weight) *(Bundle<real, W> *)(m.weight + at) = rounded;
     });
 }
 

@@ -47,7 +47,7 @@ __global__ static void update_kernel(OptimizerArrays a, size_t fours, AdamWStep 
     ((float4 *)a.param)[i] = p;
     ((float4 *)a.moment1)[i] = m;
     ((float4 *)a.moment2)[i] = v;
-    if (a.weight) ((Values<real, 4> *)a.weight)[i] = {{(real)p.x, (real)p.y, (real)p.z, (real)p.w}};
+    if (a.weight) ((Bundle<real, 4> *)a.weight)[i] = {{(real)p.x, (real)p.y, (real)p.z, (real)p.w}};
 }
 
 int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, const float *scale, cudaStream_t stream,

@@ -109,13 +109,13 @@ float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets,
 
 // Kernel 1, block (x, set, z) of a job. W 4: C is a multiple of 4.
 template <int W> __device__ static void examples_sum(const ColumnFinish &f, int x, int set, int z) {
-    __shared__ Values<float, W> parts[FINISH_WARPS][WARP];
-    __shared__ Values<float, W> examples[FINISH_WARPS][WARP];
+    __shared__ Bundle<float, W> parts[FINISH_WARPS][WARP];
+    __shared__ Bundle<float, W> examples[FINISH_WARPS][WARP];
     const int C = f.job.C, T = f.job.split.T, rows_per_block = f.job.split.rows_per_block, b0 = z * f.batch;
     const int lane = threadIdx.x, warp = threadIdx.y, c = (x * WARP + lane) * W, b = b0 + warp / f.warps_per_example;
     const int first = b * T / rows_per_block, last = ((b + 1) * T - 1) / rows_per_block;
     const int source = lane < f.batch && b0 + lane < f.B && f.sums > 1 ? f.job.sources.of[b0 + lane] : -1;
-    Values<float, W> part = {};
+    Bundle<float, W> part = {};
     if (b < f.B && c < C) {
         for (int k0 = first + warp % f.warps_per_example; k0 <= last; k0 += f.warps_per_example * SLOTS_IN_FLIGHT) {
             float v[SLOTS_IN_FLIGHT][W] = {};
@@ -129,7 +129,7 @@ template <int W> __device__ static void examples_sum(const ColumnFinish &f, int 
     parts[warp][lane] = part;
     __syncthreads();
     if (warp < f.batch) {
-        Values<float, W> g = {};
+        Bundle<float, W> g = {};
         float square[W];
         for (int w = 0; w < f.warps_per_example; w++) floats_add(g.x, parts[warp * f.warps_per_example + w][lane].x);
         examples[warp][lane] = g;

@@ -63,16 +63,16 @@ template <int N> __device__ static inline void fetch_wait(void) {
 }
 
 // W values as stored, accessed at most 16 bytes at a time.
-template <typename X, int W> struct alignas(W * sizeof(X) < 16 ? W * sizeof(X) : 16) Values { X x[W]; };
+template <typename X, int W> struct alignas(W * sizeof(X) < 16 ? W * sizeof(X) : 16) Bundle { X x[W]; };
 
 template <int W> __device__ inline void floats_load(float (&x)[W], const float *p) {
-    const auto v = *reinterpret_cast<const Values<float, W> *>(p);
+    const auto v = *reinterpret_cast<const Bundle<float, W> *>(p);
     UNROLL_FOR (int j = 0; j < W; j++) x[j] = v.x[j];
 }
 template <int W> __device__ inline void floats_store(float *p, const float (&x)[W]) {
-    Values<float, W> v;
+    Bundle<float, W> v;
     UNROLL_FOR (int j = 0; j < W; j++) v.x[j] = x[j];
-    *reinterpret_cast<Values<float, W> *>(p) = v;
+    *reinterpret_cast<Bundle<float, W> *>(p) = v;
 }
 
 template <int W> __device__ inline void floats_add(float (&sum)[W], const float (&x)[W]) {
