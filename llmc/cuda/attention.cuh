@@ -11,10 +11,8 @@
 //
 //     O = (P * M) V     dV = (P * M)^T dO     dS = P * (M * dO V^T - delta)
 //
-// With documents a query sees no key before its document's first; kernels skip tiles without a visible key.
-//
-// Each result is written once, by one block, in a fixed order: two runs give the same bits. Hopper's blocks draw tiles
-// from `ticket`, a counter in device memory, 0 before and after the call. Calls that may overlap need one each.
+// With documents a query sees no key before its document's first. Each result is written once, by one block, in a fixed
+// order: two runs give the same bits.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -43,7 +41,7 @@ struct AttentionMasks {
 struct Attention {
     AttentionShape shape;
     AttentionMasks masks = {};
-    unsigned *ticket = NULL; // (1)
+    unsigned *ticket = NULL; // (1) draws of tiles, 0 before and after. Calls that may overlap need one each
     const real *qkv = NULL;  // (B, T, 3C): q, k, v, each (NH, D)
     real *out = NULL;        // (B, T, C)
     float *lse = NULL;       // (B, NH, T), natural log
@@ -55,8 +53,8 @@ struct Attention {
 // Writes out and lse.
 int attention_forward(const Attention &a, cudaStream_t stream, Error *e);
 
-// True if attention_backward should sum the columns of dqkv, the gradient of qkv's bias, on a GPU with linear_sm90. The
-// sums cost it 7%. Where C is a multiple of WEIGHT_GRADIENT_TILE, they cost weight_gradient less.
+// True if attention_backward should sum the columns of dqkv, the gradient of qkv's bias, on a GPU with linear_sm90. That
+// takes 7% of its time. Where C is a multiple of WEIGHT_GRADIENT_TILE, weight_gradient sums them in less.
 bool attention_sums(AttentionShape s);
 
 // Writes dqkv. Unless bias.sum is NULL (see attention_sums), adds a job for its column sums (3C) to jobs.

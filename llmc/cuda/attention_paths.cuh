@@ -5,7 +5,7 @@
 #include <float.h>
 #include <math.h>
 
-// Softmax runs in base 2: exp(x) = exp2(x log2 e) takes one multiply-add and one ex2 instruction.
+// Softmax runs in base 2: exp(x) = exp2(x log2 e).
 constexpr float LN2 = 0.6931471805599453f;
 
 // Workspace of the backward, filled by its first kernel. Rows from T on are padding: lse2 is infinite, so P = exp2(S -
@@ -50,8 +50,8 @@ struct HeadDropout {
           blocks(masks.constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head, 0, 0)) {}
 };
 
-// Returns the bit of a lane's element i in a mask of kept elements: bit i / 2 of the mask's half i % 2. movmatrix moves
-// whole halves, so it transposes one 8 x 8 matrix per bit: bit k of all lanes' halves.
+// Returns the bit of a lane's element i in a mask of kept elements: bit i / 2 of the mask's half i % 2. Bit k of all lanes'
+// halves is an 8 x 8 matrix; movmatrix transposes all of them at once.
 __device__ static inline unsigned kept_bit(int i) { return 1u << (i % 2 * 16 + i / 2); }
 
 constexpr int VECTOR = 16 / sizeof(real); // elements of a 16-byte access
@@ -72,7 +72,7 @@ template <int N> __device__ static inline void clear(float (&c)[N]) {
 #ifndef GNS_FP32
 // ---------------------------------------------------------------------------------------------------------------------
 // Accumulators of mma.m16n8k16 and of wgmma: a warp owns a matrix (16, N). A lane's element i lies in row
-// lane / 4 + fragment_row(i) and column fragment_column(i): a lane holds parts of two rows, 8 apart.
+// lane / 4 + fragment_row(i) and column fragment_column(i).
 
 __device__ static inline int fragment_row(int i) { return i / 2 % 2 * 8; }
 __device__ static inline int fragment_column(int i) { return i / 4 * 8 + (int)threadIdx.x % 4 * 2 + i % 2; }
@@ -87,7 +87,7 @@ __device__ static inline RngBlock lane_block(const HeadDropout &h, unsigned quer
 }
 
 // Returns the mask (kept_bit) of a lane's E elements in a tile of 16 rows and 2 E columns at (row, column). Rows are
-// queries. TRANSPOSED: rows are keys; one movmatrix then transposes the mask of queries.
+// queries or, TRANSPOSED, keys.
 template <int E, bool TRANSPOSED>
 __device__ static inline unsigned lane_kept(const HeadDropout &h, int row, int column) {
     unsigned kept = 0, transposed;

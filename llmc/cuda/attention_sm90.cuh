@@ -33,15 +33,13 @@ template <int ROWS, int D> constexpr int TILE_BYTES = ROWS *D *(int)sizeof(real)
 SM90_WGMMA_LEFT(64, 32, "%32, %33, %34, %35", "%36", "%37", "%38")
 SM90_WGMMA_LEFT(128, 64, "%64, %65, %66, %67", "%68", "%69", "%70")
 
-// Left operand (64, D) of a product: a tile in shared memory ...
+// Left operand (64, D) of a product, in shared memory or, for D = 64, in registers: two operands of a product (64, 64)
+// would use all of shared memory's bandwidth, 128 bytes per clock.
 struct LeftShared {
     const char *tile;
 
     __device__ void load(const char *own_tile) { tile = own_tile; }
 };
-
-// ... or registers, for D = 64: a product (64, 64) of two operands in shared memory would use all of its bandwidth,
-// 128 bytes per clock.
 struct LeftRegisters {
     unsigned r[16]; // 4 per 16 columns
 
@@ -120,8 +118,8 @@ template <int HALF, int N> __device__ static inline void exchange(float (&v)[N],
 }
 
 // Writes the column sums of the 64 rows from `row` that a warpgroup's warp_rows_out stored: one head (D = 64) of
-// example b, all rows below T (attention_sums). columns: AttentionRows.columns; sums: one row per warp. A lane starts
-// with 16 columns, two neighbours in every 8; each exchange halves them.
+// example b. columns: AttentionRows.columns; sums: one row per warp. A lane starts with 16 columns, two neighbours in
+// every 8; each exchange halves them.
 __device__ static inline void head_columns_out(float *columns, float (&sums)[4][64], const float (&c)[32], float factor,
                                                int column, int row, int b, AttentionShape s, int barrier) {
     const int lane = threadIdx.x % 32, thread = threadIdx.x % WARPGROUP;
@@ -149,13 +147,11 @@ struct HeadTile {
     int tile, head, b, column; // column of the head in (NH, D)
 };
 
-// Draws the next tile. `workers` threads draw until none is left.
-// - Tiles are not assigned at launch: a block that starts late, because NCCL holds its multiprocessor, leaves its tiles
-//   to others. (Assigned tiles made such kernels up to 1.8 times as long.) Results do not depend on the block.
-// - *ticket counts draws. Each worker's last draw finds nothing; the last of these wraps the count to 0 for the next
-//   kernel.
-// - Heads are drawn in lots of at most `at_once`, one per multiprocessor, so that a head's keys and values stay in L2
-//   until its tiles are done. Lots are about equal, so that the last one keeps all blocks busy.
+// Draws the next tile. `workers` threads draw until none is left: a block that starts late, because NCCL holds its
+// multiprocessor, leaves its tiles to others.
+// - *ticket counts draws. Each worker's last draw finds nothing; the last of these wraps the count to 0.
+// - Heads are drawn in about equal lots of at most `at_once`, one per multiprocessor, so that a head's keys and values stay
+//   in L2 until its tiles are done.
 // - Within a lot the last tiles come first: the longest ones, for queries under the causal mask.
 __device__ static inline HeadTile work_draw(unsigned *ticket, int workers, int at_once, int tiles, AttentionShape s) {
     int lots = (s.heads() + at_once - 1) / at_once, lot_heads = (s.heads() + lots - 1) / lots;

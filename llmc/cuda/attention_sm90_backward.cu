@@ -1,16 +1,13 @@
 // attention_sm90_backward: the backward on Hopper, in two kernels.
 //
 // dQ sums over keys; dK and dV sum over queries. One kernel for all three needs 5 products, but must add dQ across
-// blocks. Two kernels need 7, but keep each sum in one warpgroup's registers: no atomics, no order to enforce, no fp32
-// dQ. P and dS go from product to product in registers: dK and dV are computed transposed, S^T = K Q^T, so that layouts
-// agree. At B 64, NH 12, T 1024, D 64: 258 GFLOP as usually counted, 361 computed.
+// blocks. Two kernels need 7, but keep each sum in one warpgroup's registers, in a fixed order. P and dS go from product
+// to product in registers: dK and dV are computed transposed, S^T = K Q^T, so that layouts agree.
 //
-// The dQ kernel runs first. Its blocks own queries: they compute delta = rowsum(dO * O) from tiles of dO and O, and
-// store it and lse2 for the other kernel.
+// The dQ kernel runs first. It also computes delta = rowsum(dO * O), and stores it and lse2 for the other kernel.
 //
-// Both kernels run persistent blocks, one per multiprocessor: a feeder warp, and two warpgroups of 64 rows each, which
-// keep the tensor cores busy in turn. A block's own rows have OWN_STAGES stages: at D = 64 the next rows arrive while
-// the block works; at D = 128 shared memory has no room for that.
+// Blocks are persistent, one per multiprocessor: a feeder warp, and two warpgroups of 64 rows each. At D = 64 a block's
+// next own rows arrive while it works (OWN_STAGES); at D = 128 shared memory has no room for that.
 #include "cuda/attention_sm90.cuh"
 #include <type_traits>
 #ifndef GNS_FP32

@@ -2,11 +2,10 @@
 //
 // A block of 4 warps owns ROWS rows (queries in the forward and for dQ, keys for dK and dV) and walks over tiles of the
 // other side. A warp owns WARP_ROWS rows; a few lanes hold a row's scores, so its softmax needs no shared memory. dQ
-// has a separate kernel: 7 products instead of 5, but no sum over blocks, hence no atomics and no order to enforce.
+// has a separate kernel, as in attention_sm90_backward.cu.
 //
-// All precisions share the kernels. Two things differ: how a warp multiplies, and which elements of an accumulator
-// (WARP_ROWS, N) a lane holds. A lane holds parts of two rows: element i lies in row own_row() + element_row(i) and
-// column element_column(i); element(r, k) is the k-th element in row r = 0 or 1.
+// Types differ in how a warp multiplies, and in which elements of an accumulator (WARP_ROWS, N) a lane holds: element i
+// lies in row own_row() + element_row(i) and column element_column(i); element(r, k) is the k-th in row r = 0 or 1.
 #include "cuda/attention_paths.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/vec.cuh"
