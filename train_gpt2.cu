@@ -94,8 +94,8 @@ static const uint16_t *own_documents(const Pass *p, const uint16_t *first) {
     return first ? first + (size_t)p->first * p->T : NULL;
 }
 
-// Copies tokens to the device through a staging buffer, whose last copy it awaits; the caller may reuse `tokens`. B: rows
-// to search for documents, and whose sources it also copies; 0: all tokens are one document.
+// Copies tokens to the device through a staging buffer, whose last copy it awaits; the caller may reuse `tokens`. B:
+// rows to search for documents, and whose sources it also copies; 0: all tokens are one document.
 static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, int B, Error *e) {
     const size_t N = B && engine->config.document_mask ? count - B : 0;
     const EngineConfig *c = &engine->config;
@@ -148,8 +148,8 @@ static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, 
     return l;
 }
 
-// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt and gelu.cuh. cuBLASLt
-// also runs fcproj with its residual: 502, 419, 549 us for linear_sm90's 503, 470, 547 (d12, d24, d48; H200).
+// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt and gelu.cuh.
+// cuBLASLt also runs fcproj with its residual: 502, 419, 549 us for linear_sm90's 503, 470, 547 (d12, d24, d48; H200).
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU;
     if (l.x8 || (engine->fused_linear && !(residual && l.in > l.out))) return linear_sm90(l, engine->stream, e);
@@ -212,8 +212,8 @@ static bool bias_is_summed(const Engine *engine, const Pass *p, TensorKind w) {
 }
 
 // True if weight_gradient computes the gradient of w, and of its bias unless bias_is_summed. Without per-example norms
-// only where it saves a pass over dy for the bias and dW's rows are whole tiles: cuBLASLt with bias sums takes 1.18 times
-// as long at d12's qkv, and 0.87 times at d48's, whose 1,600 rows are 12.5 tiles (H200).
+// only where it saves a pass over dy for the bias and dW's rows are whole tiles: cuBLASLt with bias sums takes 1.18
+// times as long at d12's qkv, and 0.87 times at d48's, whose 1,600 rows are 12.5 tiles (H200).
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
     return engine_fuses(engine) &&
@@ -260,9 +260,9 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 
 // ---- Transfers between ranks ----------------------------------------------------------------------------------------
 
-// When transfers of buckets start, beside this rank's kernels. NCCL holds 24 multiprocessors during a transfer. A kernel
-// whose blocks draw their tiles (attention, linear_sm90, cuBLASLt's persistent products) loses only those. A kernel with
-// tiles assigned at launch (weight gradients on Hopper) takes 1.5 times as long. So:
+// When transfers of buckets start, beside this rank's kernels. NCCL holds 24 multiprocessors during a transfer. A
+// kernel whose blocks draw their tiles (attention, linear_sm90, cuBLASLt's persistent products) loses only those. A
+// kernel with tiles assigned at launch (weight gradients on Hopper) takes 1.5 times as long. So:
 // 1. Send block l + 1's gradients right before attention_backward of block l.
 // 2. Request block l + 1's weights right after attention_forward of block l, before persistent products.
 // 3. With shard_grads, send gradients at their block's end: the next block needs their memory.
@@ -448,9 +448,9 @@ static int branch_gather(Engine *engine, const Pass *p, real **all, Error *e) {
     return rows_gather(engine, p, *all, e);
 }
 
-// Backpropagates dy through y = LN(x) into dx (`first` overwrites it), gamma and beta. Also sums branch_gradient's columns:
-// the gradient of `bias` in block bias_layer, of the product that forward added last to x. bias_layer < 0: x is the
-// embedding.
+// Backpropagates dy through y = LN(x) into dx (`first` overwrites it), gamma and beta. Also sums branch_gradient's
+// columns: the gradient of `bias` in block bias_layer, of the product that forward added last to x. bias_layer < 0: x
+// is the embedding.
 static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
                        TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
     ColumnGradient gradients[] = {column_gradient(engine, p, w, l), column_gradient(engine, p, bias_of(w), l), {}};

@@ -50,8 +50,8 @@ struct HeadDropout {
           blocks(masks.constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head, 0, 0)) {}
 };
 
-// Returns the bit of a lane's element i in a mask of kept elements: bit i / 2 of the mask's half i % 2. Bit k of all lanes'
-// halves is an 8 x 8 matrix; movmatrix transposes all of them at once.
+// Returns the bit of a lane's element i in a mask of kept elements: bit i / 2 of the mask's half i % 2. Bit k of all
+// lanes' halves is an 8 x 8 matrix; movmatrix transposes all of them at once.
 __device__ static inline unsigned kept_bit(int i) { return 1u << (i % 2 * 16 + i / 2); }
 
 constexpr int VECTOR = 16 / sizeof(real); // elements of a 16-byte access

@@ -150,8 +150,8 @@ struct HeadTile {
 // Draws the next tile. `workers` threads draw until none is left: a block that starts late, because NCCL holds its
 // multiprocessor, leaves its tiles to others.
 // - *ticket counts draws. Each worker's last draw finds nothing; the last of these wraps the count to 0.
-// - Heads are drawn in about equal lots of at most `at_once`, one per multiprocessor, so that a head's keys and values stay
-//   in L2 until its tiles are done.
+// - Heads are drawn in about equal lots of at most `at_once`, one per multiprocessor, so that a head's keys and values
+//   stay in L2 until its tiles are done.
 // - Within a lot the last tiles come first: the longest ones, for queries under the causal mask.
 __device__ static inline HeadTile work_draw(unsigned *ticket, int workers, int at_once, int tiles, AttentionShape s) {
     int lots = (s.heads() + at_once - 1) / at_once, lot_heads = (s.heads() + lots - 1) / lots;

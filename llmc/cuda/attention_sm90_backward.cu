@@ -1,8 +1,8 @@
 // attention_sm90_backward: the backward on Hopper, in two kernels.
 //
 // dQ sums over keys; dK and dV sum over queries. One kernel for all three needs 5 products, but must add dQ across
-// blocks. Two kernels need 7, but keep each sum in one warpgroup's registers, in a fixed order. P and dS go from product
-// to product in registers: dK and dV are computed transposed, S^T = K Q^T, so that layouts agree.
+// blocks. Two kernels need 7, but keep each sum in one warpgroup's registers, in a fixed order. P and dS go from
+// product to product in registers: dK and dV are computed transposed, S^T = K Q^T, so that layouts agree.
 //
 // The dQ kernel runs first. It also computes delta = rowsum(dO * O), and stores it and lse2 for the other kernel.
 //
@@ -49,7 +49,7 @@ namespace {
 
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Releases a stage. One arrival per warp after __syncwarp would suffice, but racecheck follows only the arriving thread.
+// Releases a stage. One arrival per warp would suffice, but racecheck follows only the arriving thread.
 template <class F> __device__ void stage_release(uint64_t *empty) {
     if (F::RELEASES == WARPGROUP * GROUPS) barrier_arrive(empty);
     else warp_arrive(empty);

@@ -3,7 +3,7 @@
 // A first pass over a row finds its maximum and its sum of exponentials (online softmax: Milakov, Gimelshein 2018,
 // arXiv 1805.02867); a second writes the gradient. Where a multiprocessor has room for two rows (50304 logits of 16
 // bits fit), a block keeps its row in shared memory for the second pass, and fetches its next row into each place that
-// the gradient frees: memory is never idle. Longer rows get a block each and are read twice, mostly from L2.
+// the gradient frees. Longer rows get a block each and are read twice.
 #include "cuda/crossentropy.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/vec.cuh"
@@ -34,8 +34,7 @@ typedef struct {
     float max, sum;
 } Partial;
 
-// Joins the lanes' partials; returns the result in every lane. Does not scale a partial whose maximum is the largest:
-// if all are empty, -inf - -inf would be NaN.
+// Joins the lanes' partials; returns the result in every lane. Scales none of the largest maximum: it may be -inf.
 __device__ static inline Partial partial_join_warp(Partial p) {
     float max = p.max;
     UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2)
@@ -132,7 +131,7 @@ template <bool FETCHED, bool SMOOTH> __device__ inline Partial row_partial(const
     return mine;
 }
 
-// What a row's gradient needs: exp(x - shift) = softmax scale / T; onehot as in LogitRows.
+// For a row's gradient: exp(x - shift) = softmax scale / T; onehot as in LogitRows.
 typedef struct {
     int target;
     float shift, onehot;
@@ -261,8 +260,7 @@ int crossentropy_targets(float *target_logits, const real *x, const real *weight
                   k.tokens, k.row0, k.R, k.T, C);
 }
 
-// Grid: a block per 32 rows. Warp w first adds the sums of every eighth tile, a row per lane; then it scales
-// every eighth row of x.
+// Grid: a block per 32 rows. A warp adds the sums of every eighth tile, a row per lane, then scales every eighth row.
 __global__ static void __launch_bounds__(PRODUCT_THREADS) loss_finish_kernel(const __grid_constant__ LossFinish f) {
     __shared__ float part[PRODUCT_WARPS][WARP], factors[WARP];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, first = blockIdx.x * WARP, r = first + lane;

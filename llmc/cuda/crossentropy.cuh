@@ -18,8 +18,8 @@ struct LogitRows {
 //   logits[r] = (softmax(logits[r]) - onehot(target)) scale / T for columns < V, 0 for V <= column < Vp
 int crossentropy(LogitRows rows, cudaStream_t stream, Error *e);
 
-// Two calls around a product that stores exponentials instead of logits (LINEAR_SOFTMAX) save a pass: exponentials =
-// exp(logit - target's logit), sum = their sum over a row, softmax = exponentials / sum, and
+// Two calls around a product that stores exponentials = exp(logit - target's logit) instead of logits (LINEAR_SOFTMAX)
+// save a pass. With sum = their sum over a row, softmax = exponentials / sum, and
 //   dlogits = factor (exponentials - sum onehot(target)),  factor = scale / T / sum
 // The next products apply the factor: the input gradient per row (LINEAR_SCALED), the weight gradient through scaled x.
 

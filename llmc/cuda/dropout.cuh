@@ -23,8 +23,8 @@ __device__ static inline RngBlock dropout_block(const DropoutConstants &c, RngBl
     return counter;
 }
 
-// Random blocks whose counters differ in the first word only. A round is linear in its products, so the terms of the
-// other words are computed once for the first two rounds: 12 products per block, not 14.
+// Random blocks whose counters differ in the first word only. The other words' terms of the first two rounds are
+// computed once: 12 products per block, not 14.
 struct DropoutBlocks {
     const DropoutConstants &c;
     uint32_t first, second[3];
@@ -54,8 +54,7 @@ static inline RowDropout row_dropout(Dropout dropout, DropoutPlace place, int T)
     return {dropout, place, T, dropout_constants(dropout)};
 }
 
-// Returns a mask: all ones in the half of a kept element. Compares bits 0 to 14 of each half as fp16: these numbers
-// order as their bits do, and NaN counts as not less.
+// Returns a mask: all ones in the half of a kept element. Compares bits 0 to 14 of each half as fp16: same order.
 __device__ static inline unsigned dropout_kept(const DropoutConstants &c, unsigned word) {
     unsigned kept;
     asm("{\n.reg .b32 bits;\nabs.f16x2 bits, %1;\nset.geu.u32.f16x2 %0, bits, %2;\n}"

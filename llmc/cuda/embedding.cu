@@ -70,8 +70,7 @@ void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *fi
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward of wte. Sorted positions are cut into tiles of TILE; equal tokens form a run. Kernel 1 sums a tile's runs: a
 // run within the tile is added to dwte, a run across tiles leaves a partial sum in each. Kernel 2 adds these in a fixed
-// order. So a frequent token does not hold one block for thousands of rows. partials (tiles, 2, C): [0] of the run
-// that continues from the tile before, [1] of the run that starts here and continues.
+// order. partials (tiles, 2, C): [0] of the run that continues from the tile before, [1] of the one that starts here.
 
 enum { TILE = 32, ROWS_IN_FLIGHT = 8, COLUMN_THREADS_MAX = 256 };
 
@@ -191,8 +190,8 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Per-example norms. Grid: a block per example and GROUP_COLUMNS columns, all along x (y and z allow only 65535). A
-// thread sums a column over one of SHARES pieces of the example's sorted rows, about equal, cut between runs.
+// Per-example norms. Grid: a block per example and GROUP_COLUMNS columns. A thread sums a column over one of SHARES
+// pieces of the example's sorted rows, about equal, cut between runs.
 
 enum { GROUP_COLUMNS = 64, SHARES = 8, EXAMPLE_THREADS = GROUP_COLUMNS * SHARES };
 

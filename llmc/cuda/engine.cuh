@@ -2,8 +2,8 @@
 //
 // Shapes: B rows of T tokens, N = B T, C channels, NH heads of D = C / NH, L layers, V vocabulary (Vp: padded).
 //
-// With EngineConfig.tensor (model/engine.h) B and N count own rows, `all` counts all rows. Attention has A = own heads x D
-// columns instead of C, the MLP F own columns instead of 4C.
+// With EngineConfig.tensor (model/engine.h) B and N count own rows, `all` counts all rows. Attention has A = own heads
+// x D columns instead of C, the MLP F own columns instead of 4C.
 //
 // Streams. The host queues; each stream runs its own queue in order; events make one wait for another.
 //
@@ -33,9 +33,9 @@
 //     copy_branch  (N, C)   gradient of the MLP branch -> dfc, of the attention branch -> dattention
 //     copy_weight           fp8_weights, before a block's first use in a step; with shard_weights, in a pass
 //
-// --dtype fp8-dw. weight_gradient then reads transposed copies. The products that compute gelu and dfc write theirs; others
-// are made right before the weight gradient. Where nothing reads ln1, ln2, gelu or dfc in bf16, only their codes are
-// stored (is_alone in engine_fp8.cu).
+// --dtype fp8-dw. weight_gradient then reads transposed copies. The products that compute gelu and dfc write theirs;
+// others are made right before the weight gradient. Where nothing reads ln1, ln2, gelu or dfc in bf16, only their codes
+// are stored (is_alone in engine_fp8.cu).
 //
 // Words of this room, besides those of dev/docs/code.md:
 //     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)
@@ -171,9 +171,9 @@ static inline AttentionShape attention_shape(const EngineConfig *c, int rows, in
     return {rows, T, c->model->heads, c->model->config.channels / c->model->config.heads};
 }
 
-// Engine.stats: loss, smoothed loss, <E, U> (embedding.cuh); then StatsRow by tensor: |g|^2 and |g|^2 of this rank's own
-// gradients in the order of `segment`, sum_b |g_b|^2; (LayerNorm tensors + 1, step_rows): each row's |g_b|^2 by tensor,
-// and its sum of losses; (sources, sources): StepResult.source_gram; for fp8 amax (L, FP8_SITES) in fp32.
+// Engine.stats: loss, smoothed loss, <E, U> (embedding.cuh); then StatsRow by tensor: |g|^2 and |g|^2 of this rank's
+// own gradients in the order of `segment`, sum_b |g_b|^2; (LayerNorm tensors + 1, step_rows): each row's |g_b|^2 by
+// tensor, and its sum of losses; (sources, sources): StepResult.source_gram; for fp8 amax (L, FP8_SITES) in fp32.
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
@@ -226,7 +226,7 @@ Fp8Copy fp8_copy_of(const Engine *engine, bool fp8, Fp8Site s, int l);
 void fp8_factors(const Engine *engine, bool fp8, Linear *linear, Fp8Site s, int l);
 // Copies the weights. No-op if this step has already copied them; sharded: if they are still in memory.
 int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e);
-// True if the gradient of w rounds both factors: DTYPE_FP8_DW, and the forward product and the input gradient round theirs.
+// True if the gradient of w rounds both factors: DTYPE_FP8_DW, and both other products of w round theirs.
 bool fp8_dweight_rounds(const Engine *engine, bool fp8, TensorKind w, int l);
 // Copies dqkv (B, T, 3C) for fp8_dweight and the product dln1, and sums its columns.
 int fp8_copy_dqkv(Engine *engine, const real *dqkv, const ColumnGradient &bias, int l, int B, int T, Error *e);

@@ -36,8 +36,8 @@ int fp8_cast(const Fp8Copy &copy, const real *y, size_t n, cudaStream_t stream, 
 
 // ---- Transposed copies ----------------------------------------------------------------------------------------------
 
-// A tile of codes in shared memory: 64 columns of at most TILE_ROWS rows. Every eighth row lies 8 bytes further: no bank
-// conflicts in tile_transpose.
+// A tile of codes in shared memory: 64 columns of at most TILE_ROWS rows. Every eighth row lies 8 bytes further: no
+// bank conflicts in tile_transpose.
 enum { TILE = 64, TILE_PACKS = TILE / VEC, TILE_ROWS = 128, TILE_BYTES = TILE_ROWS * TILE + TILE_ROWS / 8 * 8 };
 __device__ static uint2 *tile_at(uint8_t *tile, int r, int c) { return (uint2 *)(tile + r * TILE + r / 8 * 8 + c); }
 

@@ -1,5 +1,4 @@
-// fp8: e4m3 copies of bf16 tensors for products (math/fp8.h), on the device. Kernels that write a tensor may write its
-// copy beside it (Fp8Copy); the kernels of fp8.cu read the tensor again.
+// fp8: e4m3 copies of bf16 tensors for products (math/fp8.h), written with the tensor (Fp8Copy) or read from it.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -9,13 +8,12 @@
 
 constexpr bool FP8_BUILT = REAL_DTYPE == DTYPE_BF16; // other builds make no copies
 
-// An e4m3 copy that a kernel writes beside its output y. The copy is of the stored, rounded y.
+// An e4m3 copy of the rounded output y of a kernel.
 struct Fp8Copy {
     uint8_t *codes = NULL; // like y; NULL: no copy
     float scale = 1;       // 2^k: codes are of y scale
     float *amax = NULL;    // in device memory. Raised to the largest |y|; NaN counts as the largest. NULL: not wanted
-    // layernorm_forward and linear_sm90: y itself is not stored; codes may lie in its memory.
-    bool alone = false;
+    bool alone = false; // y itself is not stored; codes may lie in its memory. layernorm_forward and linear_sm90 only
     // linear_sm90: also the codes of y (B, T, C) as (B, C, T), T a multiple of 16; NULL: not wanted.
     uint8_t *transposed = NULL;
     int T = 0;
@@ -30,8 +28,7 @@ __device__ static inline uint16_t fp8_pack(float low, float high) {
     return codes;
 }
 
-// fp8_raise_to raises *amax to x >= 0 or NaN; bits of such floats sort like integers. fp8_raise raises it to a warp's
-// largest x: all lanes must call.
+// fp8_raise_to raises *amax to x >= 0 or NaN, whose bits sort like integers; fp8_raise to the largest x of all lanes.
 __device__ static inline void fp8_raise_to(float *amax, float x) {
     if (x != 0) atomicMax((unsigned *)amax, __float_as_uint(x));
 }
@@ -68,8 +65,9 @@ __device__ static inline void fp8_copy(const Fp8Copy &copy, size_t i, const Pack
 // Writes the copy of y (n values, n a multiple of 8). No-op if copy.amax is NULL.
 int fp8_cast(const Fp8Copy &copy, const real *y, size_t n, cudaStream_t stream, Error *e);
 
-// transposed (B, C, T) = codes of y (B, T, C); C is a multiple of 64, T of 16. fp8_cast_transposed also writes the copy,
-// if it has codes or amax, and adds y's column sums to jobs as one job (fp8_column_bytes), unless columns.sum is NULL.
+// transposed (B, C, T) = codes of y (B, T, C); C is a multiple of 64, T of 16. fp8_cast_transposed also writes the
+// copy, if it has codes or amax, and adds y's column sums to jobs as one job (fp8_column_bytes), unless columns.sum is
+// NULL.
 size_t fp8_column_bytes(int B, int T, int C);
 int fp8_cast_transposed(uint8_t *transposed, const Fp8Copy &copy, const real *y, int B, int T, int C,
                         const ColumnGradient &columns, ColumnJobs *jobs, cudaStream_t stream, Error *e);

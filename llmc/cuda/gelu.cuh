@@ -17,7 +17,7 @@ __device__ static inline float gelu_sigmoid(float x) {
 #endif
 }
 
-// What the forward pass keeps of GELU's derivative: its code (math/gelu.h); in fp32 the derivative itself.
+// GELU's derivative as the forward pass keeps it: a code (math/gelu.h); in fp32 the derivative itself.
 #ifdef GNS_FP32
 typedef float GeluSlope;
 __device__ static inline float slope_value(GeluSlope slope) { return slope; }

@@ -227,8 +227,8 @@ __device__ inline void tile_write(bool copies, const LayerNormBackward &k, float
     }
 }
 
-// A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Threads beyond the row only
-// join the barriers. COPY: also writes k.copy, with DROP if wanted.
+// A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Threads beyond the row
+// only join the barriers. COPY: also writes k.copy, with DROP if wanted.
 template <bool ACCUMULATE, bool DBIAS, bool DROP, bool COPY = false>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ LayerNormBackward k) {
     constexpr int SETS = DBIAS ? 3 : 2;

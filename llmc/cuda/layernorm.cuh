@@ -32,8 +32,7 @@ struct LayerNormBackward {
     float *partials = NULL;   // (slots, sets, C). layernorm_backward sets it, and split
     ColumnSplit split = {};
     int C = 0;
-    real *dbranch = NULL; // (B, T, C) the stored dresidual with dropout: the gradient of the branch that was added
-                          // last to the residual stream. May be dy
+    real *dbranch = NULL; // (B, T, C) dropout(dresidual): the gradient of the branch that was added last. May be dy
     RowDropout drop = {}; // of this branch; T must be set without dropout, too
     bool accumulate = false, bias = false; // bias: set by layernorm_backward
     Fp8Copy copy = {};                     // of dbranch; without dropout, of dresidual. Needs dbias

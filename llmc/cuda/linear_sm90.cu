@@ -25,9 +25,9 @@ enum { THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGIS
 
 enum { COLUMNS = LINEAR_SM90_COLUMNS, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
 enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES };
-// A warp's slot holds SLOT_ROWS rows of all panels of y; by_panel: of two panels of y in turn, and slopes of all panels.
-// With e4m3 factors LINEAR_GELU's slot holds two panels of slopes in turn and one of codes. LINEAR_DGELU overwrites slopes
-// with codes.
+// A warp's slot holds SLOT_ROWS rows of all panels of y; by_panel: of two panels of y in turn, and slopes of all
+// panels. With e4m3 factors LINEAR_GELU's slot holds two panels of slopes in turn and one of codes. LINEAR_DGELU
+// overwrites slopes with codes.
 enum { PANEL_BYTES = SLOT_ROWS * PANEL_ROW_BYTES, SLOPES_BYTES = SLOT_ROWS * PANEL, SLOPES_AT = 2 * PANEL_BYTES };
 enum { ROWS_BYTES = PANELS * PANEL_BYTES, SLOT_BYTES = SLOPES_AT + PANELS * SLOPES_BYTES };
 static_assert(PANELS % 2 == 1 && SLOT_BYTES >= ROWS_BYTES, "panels in turn, across the halves of a tile");
@@ -73,8 +73,8 @@ struct TilePlace {
     int row, column;
 };
 
-// Returns the place of a block's half of a tile. Tiles are drawn in bands of BAND tiles across, top to bottom: the band's
-// columns of W stay in L2. Narrow tiles come last: pairs end at about the same time.
+// Returns the place of a block's half of a tile. Tiles are drawn in bands of BAND tiles across, top to bottom: the
+// band's columns of W stay in L2. Narrow tiles come last: pairs end at about the same time.
 __device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
     const int wide = job.down * job.across;
     if (tile >= wide) return {((tile - wide) * PAIR + rank) * ROWS, job.across * COLUMNS};
@@ -310,8 +310,8 @@ __device__ void panel_transpose(uint8_t *to, size_t T, const char *codes) {
 }
 
 // Applies an epilogue that is by_panel to 16 rows of half h of a tile and stores them. LINEAR_DGELU: on entry the slot
-// holds their slopes; half 0 fetches those of half 1, which complete `full`. sums: column sums of y, or NULL. E4M3: also
-// stores job.copy, and raises `most` (panel_encode).
+// holds their slopes; half 0 fetches those of half 1, which complete `full`. sums: column sums of y, or NULL. E4M3:
+// also stores job.copy, and raises `most` (panel_encode).
 template <LinearEpilogue EPILOGUE, bool E4M3>
 __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, const CUtensorMap *y,
                              const CUtensorMap *slope, const CUtensorMap *codes, const LinearJob &job, uint64_t *full,

@@ -115,7 +115,7 @@ static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cubl
 
 // ---- Tuning ---------------------------------------------------------------------------------------------------------
 // Training runs at the card's power limit: a product that needs less energy gets a higher clock, 50 to 100 ms later. So
-// a quick look drops slow candidates; then the finalists take turns on a hot card, each long enough for its own clock.
+// finalists of a quick look take turns on a hot card, each long enough for its own clock.
 
 enum { TUNE_FINALISTS = 4, TUNE_ROUNDS = 2, TUNE_RUNS_MAX = 1000 };
 static const float TUNE_HEAT_MS = 200, TUNE_SETTLE_MS = 80, TUNE_TIMED_MS = 70;
@@ -176,8 +176,7 @@ static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmul
 
 enum { SHAPE_KEY_BYTES = 128, ALGORITHM_WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t) };
 
-// Appends a choice: the algorithm's words in hexadecimal, separated by dots. (cublasLt.h allows storing them for one
-// version of the library, but promises no order of its answers.) False: the text is full, the choice dropped.
+// Appends a choice: the algorithm's words in hexadecimal, separated by dots. False: the text is full.
 static bool choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t *algorithm) {
     char text[SHAPE_KEY_BYTES + 17 * ALGORITHM_WORDS];
     size_t n = (size_t)snprintf(text, sizeof text, "%s", key), used = strlen(mm->choices);

@@ -2,9 +2,9 @@
 //
 // Column gradients (biases, gamma, beta) are sums over the rows of a (B, T, C) tensor, in two passes:
 // 1. The kernel that reads the tensor cuts its rows into equal runs, one per block. It writes the sum of the rows that
-//    run k and example b share to slot k + b. (From row to row k or b or both grow, so slots never collide.)
+//    run k and example b share to slot k + b: from row to row k or b or both grow, so slots never collide.
 // 2. column_finish adds an example's slots, squares the sum, and adds up the examples.
-// So per-example norms need no second read of the tensor, and the gradient has the same bits with and without them.
+// The gradient has the same bits with and without norms.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -26,7 +26,7 @@ typedef struct {
     size_t stride = 0; // elements from a source's sums to the next one's
 } ColumnSources;
 
-// Cut of the rows into runs. It depends on the shape only: bits do not depend on the GPU.
+// Cut of the rows into runs. Depends on the shape only, not on the GPU.
 typedef struct {
     int rows;           // B * T
     int T;              // rows per example
@@ -39,8 +39,8 @@ enum { COLUMN_SETS_MAX = 3, COLUMN_JOBS_MAX = 4 };
 ColumnSplit column_split(int B, int T, int target_blocks);
 
 // Column gradients that await pass two. A job holds the sets of one kernel, all of one C. column_begin adds a job and
-// returns memory for its partial sums, (slots, sets, C) fp32. column_finish runs pass two of all jobs, in two launches,
-// and empties the list.
+// returns memory for its partial sums, (slots, sets, C) fp32. column_finish runs pass two of all jobs and empties the
+// list.
 typedef struct {
     ColumnGradient of[COLUMN_SETS_MAX];
     ColumnSplit split;
@@ -82,8 +82,7 @@ int reduce_gram(double *gram, const float *x, int rows, size_t n, cudaStream_t s
 // sum (n) += x (n); `first` overwrites it.
 int reduce_add(float *sum, const float *x, size_t n, bool first, cudaStream_t stream, Error *e);
 
-// *sum += hash (base/hash.h) of n values of 2 or 4 bytes. place: the first value's place in the hash. Sums of integers:
-// the order of blocks does not matter.
+// *sum += hash (base/hash.h) of n values of 2 or 4 bytes. place: the first value's place in the hash.
 int reduce_hash(uint64_t *sum, const void *x, size_t value_bytes, size_t n, uint64_t place, cudaStream_t stream,
                 Error *e);
 

@@ -158,8 +158,8 @@ template <int PENDING = 0> __device__ static inline void copy_out_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 __device__ static inline void copy_out_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// Orders the thread's reads and writes of shared memory before later copies out of or into it. Even reads need it: only
-// a proxy fence orders accesses of two proxies (PTX ISA, "Causality order").
+// Orders the thread's reads and writes of shared memory before later copies out of or into it (PTX ISA, "Causality
+// order").
 __device__ static inline void fence_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Copies `bytes` in. They and both addresses must be multiples of 16.
@@ -218,12 +218,12 @@ template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
 #    define SM90_LIST_64                                                                                               \
         SM90_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "              \
                      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#    define SM90_LIST_80  SM90_LIST_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#    define SM90_LIST_96  SM90_LIST_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#    define SM90_LIST_104 SM90_LIST_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#    define SM90_LIST_80 SM90_LIST_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#    define SM90_LIST_96 SM90_LIST_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #    define SM90_8(i)                                                                                                  \
         "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]),    \
             "+f"(c[i + 7])
+#    define SM90_LIST_104 SM90_LIST_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
 #    define SM90_SUMS_32  SM90_8(0), SM90_8(8), SM90_8(16), SM90_8(24)
 #    define SM90_SUMS_64  SM90_SUMS_32, SM90_8(32), SM90_8(40), SM90_8(48), SM90_8(56)
 #    define SM90_SUMS_80  SM90_SUMS_64, SM90_8(64), SM90_8(72)
@@ -233,7 +233,7 @@ template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
 // c (64, N) = op(a) op(b)^T + (accumulate ? c : 0), both operands in shared memory.
 //   wgmma        over 16 of the summed dimension. ALONG: an operand's summed dimension runs along its rows, 64 or N of
 //                them; else down its columns
-//   wgmma_e4m3   over 32 of the summed dimension, which runs along the rows of both. A row of 128 bytes holds 128 values;
+//   wgmma_e4m3   over 32 of the summed dimension, which runs along the rows of both, 128 in a row of 128 bytes;
 //                step_along_rows(k) is the offset of the k-th 32
 #    define SM90_ISSUE(N, COUNT, ACCUMULATE, KIND, OPERANDS, ...)                                                      \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N KIND  \

@@ -696,8 +696,8 @@ __global__ static void where_kernel(int *block_at, int *blocks_begun) {
     }
 }
 
-// Finds the multiprocessors of the blocks that run at once in clusters of `size`. *blocks = 0: there are no such clusters.
-// room: (BLOCKS_MOST + 1) on the device.
+// Finds the multiprocessors of the blocks that run at once in clusters of `size`. *blocks = 0: there are no such
+// clusters. room: (BLOCKS_MOST + 1) on the device.
 static int blocks_where(int *at, int *blocks, int size, int *room, Error *e) {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;

@@ -1,7 +1,7 @@
 // weight_gradient: in one pass the gradient of a matrix, the squared norms of its per-example gradients, and the bias
 // gradient. Hopper in 16 bits only; elsewhere weight_gradient_clusters returns 0 pairs.
 //
-//   dW (in, out) = scale sum over b of X_b^T dY_b      scale^2 |X_b^T dY_b|^2 for every b      dbias (out) = column sums
+//   dW (in, out) = sum over b of g_b, g_b = scale X_b^T dY_b    |g_b|^2 for every b    dbias (out) = column sums of dY
 //
 // Sums are fp32 in a fixed order: two runs give the same bits.
 #pragma once
