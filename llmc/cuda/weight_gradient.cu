@@ -106,7 +106,9 @@ template <typename F> __device__ static inline void each_part(const TileSchedule
 
 // A launch. `tile` numbers tiles of pairs: two blocks' tiles side by side.
 struct GradientJob {
-    WeightGradientShape shape;
+    struct {
+        int B, T, in, out;
+    } shape;
     TileSchedule schedule;
     int tiles_m, tiles_n, row_blocks, slots; // row_blocks: stages per step; slots: squares per example, one per warp
     bool add;
@@ -639,7 +641,7 @@ static GradientPlan plan_of(WeightGradientShape s, Wants wants, int clusters) {
         if (cost >= best) continue;
         best = cost, p.tile = t, p.job.schedule = schedule, p.job.tiles_m = tiles_m, p.job.tiles_n = tiles_n;
     }
-    p.job.shape = s, p.job.row_blocks = ceil_div(s.T, p.tile.depth());
+    p.job.shape = {s.B, s.T, s.in, s.out}, p.job.row_blocks = ceil_div(s.T, p.tile.depth());
     p.job.slots = p.job.tiles_m * p.job.tiles_n * PAIR * WARPS;
     p.job.shares = std::min(ceil_div(s.in, TILE_M), (int)ROWS);
     p.groups = ceil_div(s.out, (int)WARP);
