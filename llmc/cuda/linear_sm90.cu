@@ -578,9 +578,9 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     if (e4m3 && l.copy.codes)
         TRY(panels_map(&codes, l.copy.codes, l.rows, l.out, SLOT_ROWS, 1, e, CU_TENSOR_MAP_DATA_TYPE_UINT8));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    LinearJob job = {l.rows, l.out, ceil_div(l.in, e4m3 ? 2 * DEPTH : DEPTH), down, across, narrow, l.bias, l.ticket};
-    job.row_values = l.row_values, job.row_sums = l.row_sums, job.counted = l.counted;
-    job.scale = l.scale, job.copy = l.copy;
+    const int depth = e4m3 ? 2 * DEPTH : DEPTH;
+    LinearJob job = {l.rows, l.out, ceil_div(l.in, depth), down,       across,    narrow,  l.bias, l.ticket,
+                     NULL,   0,     l.row_values,          l.row_sums, l.counted, l.scale, l.copy};
     if (l.columns.sum) {
         job.columns = column_begin(l.jobs, &l.columns, 1, linear_split(l.rows, l.T), l.out);
         job.per_example = l.T / ROWS;
