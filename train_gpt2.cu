@@ -94,8 +94,8 @@ static const uint16_t *own_documents(const Pass *p, const uint16_t *first) {
     return first ? first + (size_t)p->first * p->T : NULL;
 }
 
-// Copies tokens to the device through a staging buffer, whose last copy it awaits; the caller may reuse `tokens`. B:
-// rows to search for documents, and whose sources it also copies; 0: all tokens are one document.
+// Copies tokens to the device; the caller may reuse its memory at once. Waits until the staging buffer's last copy is
+// done. B > 0: also copies the documents and sources of B rows; 0: all tokens are one document.
 static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, int B, Error *e) {
     const size_t N = B && engine->config.document_mask ? count - B : 0;
     const EngineConfig *c = &engine->config;
@@ -448,9 +448,8 @@ static int branch_gather(Engine *engine, const Pass *p, real **all, Error *e) {
     return rows_gather(engine, p, *all, e);
 }
 
-// Backpropagates dy through y = LN(x) into dx (`first` overwrites it), gamma and beta. Also sums branch_gradient's
-// columns: the gradient of `bias` in block bias_layer, of the product that forward added last to x. bias_layer < 0: x
-// is the embedding.
+// Backpropagates dy through y = LN(x) into dx (`first` overwrites it), gamma and beta. Also sums the columns of
+// branch_gradient for `bias` of block bias_layer, which forward added last to x. bias_layer < 0: x is the embedding.
 static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
                        TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
     ColumnGradient gradients[] = {column_gradient(engine, p, w, l), column_gradient(engine, p, bias_of(w), l), {}};
