@@ -22,6 +22,7 @@
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/sm90.cuh"
 #include "cuda/weight_gradient.cuh"
 #include "math/rng.h"
 #include "model/model.h"
@@ -540,7 +541,7 @@ static void bench_model(Bench *b, const char *name) {
     const int examples = head_examples(B, model.vocab_padded), chunks = (B + examples - 1) / examples;
     const AttentionShape s = {B, T, m.heads, m.channels / m.heads};
     b->step_seconds = b->step_joules = 0;
-    b->fused = linear_sm90_runs(m.channels, m.channels);
+    b->fused = sm90_runs() && m.channels % LINEAR_SM90_MULTIPLE == 0;
     bench_check(weight_gradient_pairs(&b->pairs, &e), &e);
     printf("%s, micro-batch %d x %d\n", name, B, T);
     products(b, &m, B);

@@ -1,8 +1,7 @@
-// attention: checks the shape and chooses the code path.
+// attention: chooses the code path.
 #include "cuda/attention_paths.cuh"
 #include "cuda/sm90.cuh"
 #include "cuda/weight_gradient.cuh"
-#include "model/cuda_sizes.h"
 
 static ColumnSplit attention_split(AttentionShape s) {
     const int rows = s.B * s.T, blocks = rows / ATTENTION_SUM_ROWS;
@@ -24,7 +23,6 @@ static bool is_fast(AttentionShape s) { return (s.D == 64 || s.D == 128) && sm90
 #endif
 
 int attention_forward(const Attention &a, cudaStream_t stream, Error *e) {
-    TRY(attention_check(a.shape.D, e));
 #ifndef GNS_FP32
     if (is_fast(a.shape)) return attention_sm90_forward(a, stream, e);
 #endif
@@ -35,7 +33,6 @@ int attention_backward(const Attention &a, ColumnGradient bias, ColumnJobs *jobs
     const AttentionShape s = a.shape;
     float *lse2 = (float *)a.workspace, *delta = lse2 + (size_t)s.heads() * s.padded_T();
     float *columns = bias.sum ? column_begin(jobs, &bias, 1, attention_split(s), 3 * s.C()) : NULL;
-    TRY(attention_check(s.D, e));
 #ifndef GNS_FP32
     if (is_fast(s)) return attention_sm90_backward(a, {lse2, delta, columns}, stream, e);
 #endif

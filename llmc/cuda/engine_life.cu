@@ -10,6 +10,7 @@
 #include "cuda/layernorm.cuh"
 #include "cuda/linear_sm90.cuh"
 #include "cuda/muon.cuh"
+#include "cuda/sm90.cuh"
 #include "model/cuda_sizes.h"
 
 #include <assert.h>
@@ -324,7 +325,7 @@ static int engine_open(Engine *engine, Error *e) {
     const EngineConfig *c = &engine->config;
     TRY(cuda_check(c, e));
     TRY(device_open(&engine->device, e));
-    if (dtype_is_fp8(c->dtype) && !linear_sm90_runs(c->model->config.channels, c->model->config.channels))
+    if (dtype_is_fp8(c->dtype) && !sm90_runs())
         return FAIL(e, ERR_USAGE, "use --dtype bf16; on Hopper, build with CUDA_ARCH=90a",
                     "--dtype %s needs a Hopper GPU (H100, H200): this is a %s", dtype_names[c->dtype],
                     engine->device.properties.name);
@@ -352,8 +353,7 @@ static int engine_open(Engine *engine, Error *e) {
         TRY(copy_in(engine, engine->exponent_there, engine->exponent, engine_sites(c), e));
         engine->measures = true;
     }
-    const int C = c->model->config.channels;
-    engine->fused_linear = linear_sm90_runs(C, C) && widths_are(c, LINEAR_SM90_MULTIPLE);
+    engine->fused_linear = sm90_runs() && widths_are(c, LINEAR_SM90_MULTIPLE);
     CUDA_TRY(cudaMemsetAsync(engine->ticket, 0, sizeof *engine->ticket, engine->stream), e);
     TRY(tables_load(engine, e));
     TRY(engine_state_clear(engine, e));

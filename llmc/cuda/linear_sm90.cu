@@ -24,6 +24,7 @@ enum { TURNS = 4 }; // tiles in flight: one fetched, one multiplied, one finishe
 enum { THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGISTERS = 240 };
 
 enum { COLUMNS = LINEAR_SM90_COLUMNS, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
+static_assert(LINEAR_SM90_MULTIPLE % PANEL == 0 && LINEAR_SM90_MULTIPLE % DEPTH == 0, "whole panels and stages");
 enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES };
 // A warp's slot holds SLOT_ROWS rows of all panels of y; by_panel: of two panels of y in turn, and slopes of all
 // panels. With e4m3 factors LINEAR_GELU's slot holds two panels of slopes in turn and one of codes. LINEAR_DGELU
@@ -548,12 +549,6 @@ decltype(&linear_kernel<LINEAR_GELU, false>) const kernels[2][LINEAR_SOFTMAX + 1
 
 } // namespace
 
-bool linear_sm90_runs(int in, int out) {
-    const int multiple = LINEAR_SM90_MULTIPLE;
-    static_assert(multiple % PANEL == 0 && multiple % DEPTH == 0, "whole panels and stages");
-    return sm90_runs() && out % multiple == 0 && in % multiple == 0;
-}
-
 bool linear_sm90_sums(int T) { return T % ROWS == 0; }
 
 static ColumnSplit linear_split(int rows, int T) { return {rows, T, ROWS, rows / ROWS, rows / ROWS + rows / T}; }
@@ -591,7 +586,6 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
 
 #else
 
-bool linear_sm90_runs(int, int) { return false; }
 bool linear_sm90_sums(int) { return false; }
 size_t linear_sm90_column_bytes(int, int, int) { return 0; }
 int linear_sm90(const Linear &, cudaStream_t, Error *e) {

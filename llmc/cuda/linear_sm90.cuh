@@ -26,7 +26,7 @@ typedef enum {
 } LinearEpilogue;
 
 // Row-major: x (rows, in); W (in, out), for LINEAR_DGELU and LINEAR_SOFTMAX (out, in); b (out); y, slope, extra
-// (rows, out). y must not be extra.
+// (rows, out). y must not be extra. in, out: multiples of LINEAR_SM90_MULTIPLE. Only where sm90_runs.
 struct Linear {
     LinearEpilogue epilogue = LINEAR_GELU;
     int rows = 0, in = 0, out = 0;
@@ -45,9 +45,6 @@ struct Linear {
     int T = 0;                   // with columns: rows of an example (linear_sm90_sums)
     ColumnJobs *jobs = NULL;     // with columns: the list to join
 };
-
-// True if GPU and build have linear_sm90, and in, out are multiples of 64.
-bool linear_sm90_runs(int in, int out);
 
 // True if LINEAR_DGELU can sum columns of examples of T rows.
 bool linear_sm90_sums(int T);

@@ -10,6 +10,7 @@
 #include "base/common.h"
 #include "cuda/fp8.cuh"
 #include "cuda/linear_sm90.cuh"
+#include "cuda/sm90.cuh"
 #include "model/cuda_sizes.h"
 #include "model/engine.h"
 #include "../small_model.h"
@@ -113,8 +114,7 @@ inline World::World(const Case *c_, int steps) : c(c_) {
 // True if this build and GPU run this type of fp8 for this case.
 static inline bool fp8_runs(Dtype type, const Case *c) {
     Error ignored;
-    return FP8_BUILT && linear_sm90_runs(c->config.channels, c->config.channels) &&
-           !fp8_check(type, c->config.channels, c->seq_len, &ignored);
+    return FP8_BUILT && sm90_runs() && !fp8_check(type, c->config.channels, c->seq_len, &ignored);
 }
 static const Dtype fp8_types[] = {DTYPE_FP8, DTYPE_FP8_DW};
 static const Case *const case_for_dw = &cases[4];
