@@ -210,26 +210,22 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) cached_rows_kernel(const __gri
     }
 }
 
-template <bool SMOOTH> static int logit_rows_launch(const LogitRows &rows, cudaStream_t stream, Error *e) {
+int crossentropy(LogitRows rows, cudaStream_t stream, Error *e) {
     const size_t row_bytes = rows.Vp * sizeof(real), sums = 2 * ROW_WARPS * (sizeof(Partial) + sizeof(float));
+    const bool smooth = rows.smoothed;
     int most, of_two, reserved, processors;
+    rows.onehot = (1.0f - rows.smoothing) * rows.scale / rows.T;
+    rows.everywhere = loss_gradient_everywhere(rows.scale / rows.T, rows.smoothing, rows.V);
+    assert(rows.Vp % VEC == 0); // the model pads it so
     TRY(device_attribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
     TRY(device_attribute(&of_two, cudaDevAttrMaxSharedMemoryPerMultiprocessor, e));
     TRY(device_attribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, e));
     most = min(most, of_two / 2 - reserved); // two blocks per multiprocessor
     TRY(device_attribute(&processors, cudaDevAttrMultiProcessorCount, e));
-    const bool cached = rows.scale > 0 && row_bytes <= CACHE_BYTES_MAX && row_bytes + sums <= (size_t)most;
-    if (cached)
-        return launch({min(rows.R, 2 * processors), ROW_THREADS, stream, row_bytes}, e, cached_rows_kernel<SMOOTH>,
-                      rows);
-    return launch({rows.R, ROW_THREADS, stream}, e, row_kernel<SMOOTH>, rows);
-}
-
-int crossentropy(LogitRows rows, cudaStream_t stream, Error *e) {
-    rows.onehot = (1.0f - rows.smoothing) * rows.scale / rows.T;
-    rows.everywhere = loss_gradient_everywhere(rows.scale / rows.T, rows.smoothing, rows.V);
-    assert(rows.Vp % VEC == 0); // the model pads it so
-    return (rows.smoothed ? logit_rows_launch<true> : logit_rows_launch<false>)(rows, stream, e);
+    if (rows.scale > 0 && row_bytes <= CACHE_BYTES_MAX && row_bytes + sums <= (size_t)most)
+        return launch({min(rows.R, 2 * processors), ROW_THREADS, stream, row_bytes}, e,
+                      smooth ? cached_rows_kernel<true> : cached_rows_kernel<false>, rows);
+    return launch({rows.R, ROW_THREADS, stream}, e, smooth ? row_kernel<true> : row_kernel<false>, rows);
 }
 
 // ---- Around a product that stores exponentials ----------------------------------------------------------------------

@@ -170,23 +170,19 @@ template <int W> __global__ void position_kernel(float *dwpe, const real *dx, si
     row_add(dwpe + i * W, sum);
 }
 
-template <int W>
-static int embedding_backward_launch(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T,
-                                     int C, float *partials, cudaStream_t stream, Error *e) {
-    const int packs = C / W, columns = ceil_div(packs, COLUMN_THREADS_MAX);
+int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
+                       void *workspace, cudaStream_t stream, Error *e) {
+    const int W = C % VEC ? 1 : VEC, packs = C / W, columns = ceil_div(packs, COLUMN_THREADS_MAX);
     const int threads = (int)round_up((size_t)ceil_div(packs, columns), WARP);
     const dim3 blocks(ceil_div(B * T, TILE), columns);
     const size_t shares_bytes = threads * RUN_SHARES * W * sizeof(float), all = (size_t)T * packs;
-    if (dwpe) TRY(launch({blocks_of(all, THREADS), THREADS, stream}, e, position_kernel<W>, dwpe, dx, all, B));
-    TRY(launch({blocks, threads, stream}, e, token_tile_kernel<W>, dwte, partials, dx, order, B * T, C));
-    return launch({blocks, dim3(threads, RUN_SHARES), stream, shares_bytes}, e, token_run_kernel<W>, dwte, partials,
-                  order, B * T, C);
-}
-
-int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
-                       void *workspace, cudaStream_t stream, Error *e) {
-    return (C % VEC ? embedding_backward_launch<1> : embedding_backward_launch<VEC>)(dwte, dwpe, dx, order, B, T, C,
-                                                                                     (float *)workspace, stream, e);
+    const auto position = W == 1 ? position_kernel<1> : position_kernel<VEC>;
+    const auto tile = W == 1 ? token_tile_kernel<1> : token_tile_kernel<VEC>;
+    const auto run = W == 1 ? token_run_kernel<1> : token_run_kernel<VEC>;
+    float *partials = (float *)workspace;
+    if (dwpe) TRY(launch({blocks_of(all, THREADS), THREADS, stream}, e, position, dwpe, dx, all, B));
+    TRY(launch({blocks, threads, stream}, e, tile, dwte, partials, dx, order, B * T, C));
+    return launch({blocks, dim3(threads, RUN_SHARES), stream, shares_bytes}, e, run, dwte, partials, order, B * T, C);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -3,19 +3,15 @@
 #include "cuda/vec.cuh"
 #include "math/muon.h"
 
+#include <utility>
+
 enum { MATRIX_BLOCKS = 64, MATRIX_WARPS = 8 };
 enum { LIKE_MATRICES = 24 }; // MatmulShape.like_batch: same bits, however many matrices a rank owns
 
-// Scratch of `count` matrices: x and y (rows, columns), gram and poly (side, side), partial sums of |x|^2.
-typedef struct {
-    real *x, *y, *gram, *poly;
-    double *squares; // (count, MATRIX_BLOCKS)
-} MuonScratch;
-
-static size_t side_of(int rows, int columns) { return rows < columns ? rows : columns; }
-
+// Scratch: partial sums of |x|^2 (count, MATRIX_BLOCKS); x and y (count, rows, columns); gram and poly (count, side,
+// side).
 size_t muon_scratch_bytes(int count, int rows, int columns) {
-    const size_t side = side_of(rows, columns), reals = 2 * ((size_t)rows * columns + side * side);
+    const size_t side = min(rows, columns), reals = 2 * ((size_t)rows * columns + side * side);
     return count * (reals * sizeof(real) + MATRIX_BLOCKS * sizeof(double));
 }
 
@@ -107,7 +103,7 @@ __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
 // ---- Newton-Schulz --------------------------------------------------------------------------------------------------
 
 // y = a x + (b G + c G^2) x, G = x x^T. For a tall x the same y is a x + x (b G + c G^2) with the smaller G = x^T x.
-static int iterate(Matmul *mm, real *y, const real *x, const MuonScratch *s, int count, int rows, int columns,
+static int iterate(Matmul *mm, real *y, const real *x, real *gram_x, real *poly_x, int count, int rows, int columns,
                    Error *e) {
     const bool wide = rows <= columns;
     const int side = wide ? rows : columns, longer = wide ? columns : rows;
@@ -119,35 +115,26 @@ static int iterate(Matmul *mm, real *y, const real *x, const MuonScratch *s, int
     poly.stride_a = poly.stride_b = poly.stride_out = square;
     gram.like_batch = poly.like_batch = next.like_batch = LIKE_MATRICES;
     next.stride_a = wide ? square : all, next.stride_b = wide ? all : square, next.stride_out = all;
-    TRY(matmul_run(mm, gram, {s->gram, x, x}, e));
-    TRY(matmul_run(mm, poly, {s->poly, s->gram, s->gram, NULL, MUON_C, MUON_B, s->gram}, e));
-    return matmul_run(mm, next, {y, wide ? s->poly : x, wide ? x : s->poly, NULL, 1, MUON_A, x}, e);
-}
-
-template <int W>
-static int muon_launch(Matmul *mm, const MuonMatrices &all, MuonStep step, const float *grad_scale, MuonScratch s,
-                       cudaStream_t stream, Error *e) {
-    const Launch l = {dim3(MATRIX_BLOCKS, all.count), MATRIX_WARPS * WARP, stream};
-    const float scale = (float)muon_scale(all.rows, all.columns);
-    TRY(launch(l, e, momentum_kernel<W>, s.squares, all, step.momentum, grad_scale));
-    TRY(launch(l, e, normalize_kernel<W>, s.x, s.squares, all, step.momentum, grad_scale));
-    for (int i = 0; i < MUON_STEPS; i++) {
-        TRY(iterate(mm, s.y, s.x, &s, all.count, all.rows, all.columns, e));
-        real *x = s.x;
-        s.x = s.y;
-        s.y = x;
-    }
-    return launch(l, e, apply_kernel<W>, s.x, all, step, scale, grad_scale);
+    TRY(matmul_run(mm, gram, {gram_x, x, x}, e));
+    TRY(matmul_run(mm, poly, {poly_x, gram_x, gram_x, NULL, MUON_C, MUON_B, gram_x}, e));
+    return matmul_run(mm, next, {y, wide ? poly_x : x, wide ? x : poly_x, NULL, 1, MUON_A, x}, e);
 }
 
 int muon_run(Matmul *mm, const MuonMatrices *matrices, MuonStep step, const float *grad_scale, void *scratch,
              cudaStream_t stream, Error *e) {
-    if (matrices->count == 0) return 0;
-    const size_t count = matrices->count, side = side_of(matrices->rows, matrices->columns);
-    const size_t elements = count * matrices->rows * matrices->columns;
+    const MuonMatrices &all = *matrices;
+    if (all.count == 0) return 0;
+    const size_t elements = (size_t)all.count * all.rows * all.columns, side = min(all.rows, all.columns);
+    const bool by_four = all.columns % 4 == 0;
+    const Launch l = {dim3(MATRIX_BLOCKS, all.count), MATRIX_WARPS * WARP, stream};
     double *squares = (double *)scratch;
-    real *x = (real *)(squares + count * MATRIX_BLOCKS), *gram = x + 2 * elements;
-    const MuonScratch s = {x, x + elements, gram, gram + count * side * side, squares};
-    const auto of_width = matrices->columns % 4 ? muon_launch<1> : muon_launch<4>;
-    return of_width(mm, *matrices, step, grad_scale, s, stream, e);
+    real *x = (real *)(squares + all.count * MATRIX_BLOCKS), *y = x + elements, *gram = y + elements;
+    TRY(launch(l, e, by_four ? momentum_kernel<4> : momentum_kernel<1>, squares, all, step.momentum, grad_scale));
+    TRY(launch(l, e, by_four ? normalize_kernel<4> : normalize_kernel<1>, x, squares, all, step.momentum, grad_scale));
+    for (int i = 0; i < MUON_STEPS; i++) {
+        TRY(iterate(mm, y, x, gram, gram + all.count * side * side, all.count, all.rows, all.columns, e));
+        std::swap(x, y);
+    }
+    const float scale = (float)muon_scale(all.rows, all.columns);
+    return launch(l, e, by_four ? apply_kernel<4> : apply_kernel<1>, x, all, step, scale, grad_scale);
 }
