@@ -577,50 +577,35 @@ __global__ void __launch_bounds__(FINISH_THREADS, 3) gradient_finish_kernel(cons
 
 // ---- Host -----------------------------------------------------------------------------------------------------------
 
-// Outputs that the choice of tiles depends on.
-struct Wants {
-    bool squares, columns;
-};
-
-typedef int ProductLaunch(const GradientMaps &maps, const GradientJob &job, cudaStream_t stream, Error *e);
-
 // A tile shape and its costs in clocks, measured on an H200. A part is written and read again.
 struct Tiling {
     int n;
     bool along_m, e4m3;
-    ProductLaunch *launch[2]; // without squares, with
+    size_t shared_bytes;
+    void (*kernel[2])(GradientMaps, GradientJob); // without squares, with; or NULL
     int pair_m() const { return along_m ? PAIR * TILE_M : TILE_M; }
     int pair_n() const { return along_m ? n : PAIR * n; }
     int depth() const { return e4m3 ? 2 * ROWS : ROWS; }
-    double step_clocks(int T, Wants wants) const {
-        const double more = (n % PANEL == 0 ? 75 : wants.columns ? 145 : 85) + (along_m ? 0 : 5);
-        return ceil_div(T, depth()) * (4.0 * n + more) + (wants.squares ? 540 : 0);
+    double step_clocks(int T, bool squares, bool columns) const {
+        const double more = (n % PANEL == 0 ? 75 : columns ? 145 : 85) + (along_m ? 0 : 5);
+        return ceil_div(T, depth()) * (4.0 * n + more) + (squares ? 540 : 0);
     }
     double part_clocks() const { return PAIR * TILE_M * n * sizeof(float) * 2 / 2600.0; }
 };
 
-} // namespace
-
-template <int N, bool ALONG_M, bool E4M3, bool SQUARES>
-static int product_launch(const GradientMaps &maps, const GradientJob &job, cudaStream_t stream, Error *e) {
+template <int N, bool ALONG_M, bool E4M3, bool PLAIN = true> constexpr Tiling tiling() {
     typedef GradientLayout<N, ALONG_M, E4M3> L;
-    return launch({job.schedule.level[0].pairs * PAIR, THREADS, stream, sizeof(typename L::Shared), PAIR}, e,
-                  product_kernel<L, SQUARES>, maps, job);
-}
-
-template <int N, bool ALONG_M, bool E4M3> static constexpr Tiling tiling() {
-    return {N, ALONG_M, E4M3, {product_launch<N, ALONG_M, E4M3, false>, product_launch<N, ALONG_M, E4M3, true>}};
+    Tiling t = {N, ALONG_M, E4M3, sizeof(typename L::Shared), {NULL, product_kernel<L, true>}};
+    if constexpr (PLAIN) t.kernel[0] = product_kernel<L, false>;
+    return t;
 }
 
 // No other tile (160 along the rows, 208 along the columns) won by 1% on any model, in e4m3 on d12 and d48.
-static const Tiling tilings[] = {tiling<192, true, false>(),
-                                 tiling<192, false, false>(),
-                                 {208, true, false, {NULL, product_launch<208, true, false, true>}},
-                                 tiling<160, false, false>(),
-                                 tiling<192, true, true>(),
-                                 tiling<192, false, true>(),
-                                 tiling<208, true, true>(),
-                                 tiling<160, false, true>()};
+const Tiling tilings[] = {tiling<192, true, false>(),  tiling<192, false, false>(), tiling<208, true, false, false>(),
+                          tiling<160, false, false>(), tiling<192, true, true>(),   tiling<192, false, true>(),
+                          tiling<208, true, true>(),   tiling<160, false, true>()};
+
+} // namespace
 
 // A call: its tiles, and its workspace: parts, squares, numbers, column sums by share.
 struct GradientPlan {
@@ -630,14 +615,15 @@ struct GradientPlan {
     size_t squares, numbers, columns, bytes; // numbers: norms, squares of the bias by groups, arrivals
 };
 
-static GradientPlan plan_of(WeightGradientShape s, Wants wants, int clusters) {
+// squares, columns: wanted.
+static GradientPlan plan_of(WeightGradientShape s, bool squares, bool columns, int clusters) {
     GradientPlan p = {};
     double best = INFINITY;
     for (const Tiling &t : tilings) {
-        if (t.e4m3 != s.e4m3 || !t.launch[wants.squares] || (t.n == 208 && wants.columns)) continue; // not compiled
+        if (t.e4m3 != s.e4m3 || !t.kernel[squares] || (t.n == 208 && columns)) continue; // not compiled
         const int tiles_m = ceil_div(s.in, t.pair_m()), tiles_n = ceil_div(s.out, t.pair_n());
         const TileSchedule schedule = schedule_of(tiles_m * tiles_n, s.B, clusters);
-        const double cost = schedule.steps * t.step_clocks(s.T, wants) + schedule.parts * t.part_clocks();
+        const double cost = schedule.steps * t.step_clocks(s.T, squares, columns) + schedule.parts * t.part_clocks();
         if (cost >= best) continue;
         best = cost, p.tile = t, p.job.schedule = schedule, p.job.tiles_m = tiles_m, p.job.tiles_n = tiles_n;
     }
@@ -654,8 +640,8 @@ static GradientPlan plan_of(WeightGradientShape s, Wants wants, int clusters) {
 
 size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters) {
     size_t most = 0;
-    for (Wants wants : {Wants{false, false}, {true, false}, {false, true}, {true, true}})
-        if (!s.e4m3 || !wants.columns) most = size_max(most, plan_of(s, wants, clusters).bytes);
+    for (bool squares : {false, true})
+        for (bool columns : {false, !s.e4m3}) most = size_max(most, plan_of(s, squares, columns, clusters).bytes);
     return most;
 }
 
@@ -761,7 +747,7 @@ int weight_gradient_pairs(WeightGradientPairs *pairs, Error *e) {
 int weight_gradient(const WeightGradient &g, const void *x, const void *dy, WeightGradientShape s,
                     const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream, Error *e) {
     assert(!s.e4m3 || (s.T % FP8_TOKENS_MULTIPLE == 0 && !g.bias.sum && !g.row_at));
-    const GradientPlan p = plan_of(s, {g.squares != NULL, g.bias.sum != NULL}, pairs.count);
+    const GradientPlan p = plan_of(s, g.squares, g.bias.sum, pairs.count);
     const Tiling &t = p.tile;
     const int cut = p.job.schedule.parts;
     char *memory = (char *)workspace;
@@ -776,7 +762,8 @@ int weight_gradient(const WeightGradient &g, const void *x, const void *dy, Weig
     job.row_at = g.row_at, job.rows = g.rows;
     job.pairs = pairs;
     TRY(maps_of(&maps, t, s, x, dy, g.dw, parts, std::max(cut * PAIR * TILE_M, 1), e));
-    TRY(t.launch[g.squares != NULL](maps, job, stream, e));
+    TRY(launch({job.schedule.level[0].pairs * PAIR, THREADS, stream, t.shared_bytes, PAIR}, e,
+               t.kernel[g.squares != NULL], maps, job));
 
     GradientFinish f = {};
     f.job = job, f.parts = parts, f.dw = g.dw, f.squares = g.squares, f.bias = g.bias;
