@@ -173,7 +173,7 @@ static bool adds_residual(const Engine *engine, const Pass *p) {
     return engine->fused_linear && !p->dropout.below && !is_cut(engine);
 }
 
-// Ends a branch: sum = residual + x W + b if adds_residual; else delta = x W + b, which ln_residual adds.
+// Ends a branch: sum = residual + x W + b if adds_residual; else delta = x W + b, which ln_forward adds.
 static int linear_residual(Engine *engine, const Pass *p, real *sum, const real *residual, const real *x, TensorKind w,
                            int layer, Error *e) {
     const bool adds = adds_residual(engine, p);
@@ -293,26 +293,30 @@ static bool final_comes_later(const Engine *engine, int l) {
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// out = LN(x): x = a if b is NULL, else x = sum = a + dropout(b). place, b_layer: the branch that computed b.
-static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd, const real *a,
-                      const real *b, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
-    const real *gamma = weight(engine, w, l), *beta = weight(engine, bias_of(w), l);
-    const RowDropout drop = dropout_of_rows(p, place, b_layer);
-    const Fp8Copy copy = w == LNF_W ? Fp8Copy{} : fp8_copy_of(engine, p->fp8, w == LN1_W ? FP8_LN1 : FP8_LN2, l);
-    if (!p->B) return 0;
-    return layernorm_forward({sum, out, mean, rstd, a, b, gamma, beta, drop, p->N, p->C, copy}, engine->stream, e);
+// Returns the layer of the branch that was added last to the input of LayerNorm w of block l; -1: none, the embedding.
+static int branch_before(const Engine *engine, TensorKind w, int l) {
+    return w == LNF_W ? engine->config.model->config.layers - 1 : w == LN2_W ? l : l - 1;
 }
 
-// Call after linear_residual: out = LN(sum). place, b_layer: the branch that linear_residual ended.
-static int ln_residual(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd,
-                       const real *residual, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
-    const real *delta = adds_residual(engine, p) ? NULL : engine->delta;
-    return ln_forward(engine, p, sum, out, mean, rstd, delta ? residual : sum, delta, place, b_layer, w, l, e);
+// Returns the operands of LayerNorm w of block l, given its whole input.
+static LayerNorm norm_of(Engine *engine, const Pass *p, TensorKind w, int l) {
+    const Block *k = &engine->block[l];
+    const int layer = branch_before(engine, w, l);
+    const DropoutPlace place = w == LN2_W ? DROPOUT_ATTENTION : layer < 0 ? DROPOUT_EMBEDDING : DROPOUT_MLP;
+    LayerNorm n = {k->x, own_part(p, k->ln1), k->mean1, k->rstd1};
+    if (w == LN2_W) n.sum = k->x_mid, n.out = own_part(p, k->ln2), n.mean = k->mean2, n.rstd = k->rstd2;
+    if (w == LNF_W) n.sum = engine->x_final, n.out = engine->lnf, n.mean = engine->meanf, n.rstd = engine->rstdf;
+    n.a = n.sum, n.gamma = weight(engine, w, l), n.beta = weight(engine, bias_of(w), l);
+    n.drop = dropout_of_rows(p, place, max(layer, 0)), n.N = p->N, n.C = p->C;
+    return n;
 }
 
-static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
-    return ln_forward(engine, p, NULL, own_part(p, k->ln1), k->mean1, k->rstd1, k->x, NULL, DROPOUT_EMBEDDING, 0, LN1_W,
-                      l, e);
+// residual: of the linear_residual before, whose delta is added if it has left one; NULL: the input is whole.
+static int ln_forward(Engine *engine, const Pass *p, TensorKind w, int l, const real *residual, Error *e) {
+    LayerNorm n = norm_of(engine, p, w, l);
+    if (residual && !adds_residual(engine, p)) n.a = residual, n.b = engine->delta;
+    if (w != LNF_W) n.copy = fp8_copy_of(engine, p->fp8, w == LN1_W ? FP8_LN1 : FP8_LN2, l);
+    return p->B ? layernorm_forward(n, engine->stream, e) : 0;
 }
 
 // Computes k->gelu from k->x and own rows of k->ln1. soon: bucket whose weights to request; 0: none.
@@ -324,8 +328,7 @@ static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, i
     TRY(fp8_cast(fp8_copy_of(engine, p->fp8, FP8_ATTENTION, l), k->attention, n, engine->stream, e));
     TRY(weights_soon(engine, soon, e));
     TRY(linear_residual(engine, p, k->x_mid, k->x, k->attention, PROJ_W, l, e));
-    TRY(ln_residual(engine, p, k->x_mid, own_part(p, k->ln2), k->mean2, k->rstd2, k->x, DROPOUT_ATTENTION, l, LN2_W, l,
-                    e));
+    TRY(ln_forward(engine, p, LN2_W, l, k->x, e));
     TRY(rows_gather(engine, p, k->ln2, e));
     Linear fc = linear_of(engine, p, k->fc ? LINEAR_BIAS : LINEAR_GELU, k->fc ? k->fc : k->gelu, k->ln2, FC_W, l);
     fc.slope = k->slope;
@@ -346,19 +349,17 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
                               own_documents(p, engine->document_first), weight(engine, WTE, 0), weight(engine, WPE, 0),
                               dropout_of_rows(p, DROPOUT_EMBEDDING, 0), p->B, p->C, engine->stream, e));
     TRY(block_await(engine, p, 0, e));
-    TRY(block_ln1(engine, p, &engine->block[0], 0, e));
+    TRY(ln_forward(engine, p, LN1_W, 0, NULL, e));
     for (int l = 0; l < L; l++) {
-        const Block *k = &engine->block[l], *next = k + 1;
-        real *sum = l == L - 1 ? engine->x_final : next->x;
+        const Block *k = &engine->block[l];
+        real *sum = l == L - 1 ? engine->x_final : k[1].x;
         TRY(block_forward(engine, p, k, l, l + 2, e));
         TRY(linear_residual(engine, p, sum, k->x_mid, k->gelu, FCPROJ_W, l, e));
         if (l == L - 1) break;
         TRY(block_await(engine, p, l + 1, e));
-        TRY(ln_residual(engine, p, sum, own_part(p, next->ln1), next->mean1, next->rstd1, k->x_mid, DROPOUT_MLP, l,
-                        LN1_W, l + 1, e));
+        TRY(ln_forward(engine, p, LN1_W, l + 1, k->x_mid, e));
     }
-    return ln_residual(engine, p, engine->x_final, engine->lnf, engine->meanf, engine->rstdf,
-                       engine->block[L - 1].x_mid, DROPOUT_MLP, L - 1, LNF_W, 0, e);
+    return ln_forward(engine, p, LNF_W, 0, engine->block[L - 1].x_mid, e);
 }
 
 // ---- The head: logits, loss and, in training, its gradient, chunk by chunk ------------------------------------------
@@ -448,18 +449,18 @@ static int branch_gather(Engine *engine, const Pass *p, real **all, Error *e) {
     return rows_gather(engine, p, *all, e);
 }
 
-// Backpropagates dy through y = LN(x) into dx (`first` overwrites it), gamma and beta. Also sums the columns of
-// branch_gradient for `bias` of block bias_layer, which forward added last to x. bias_layer < 0: x is the embedding.
-static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
-                       TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
+// Backpropagates dy through y = LN(x) into dx, which ln_f's overwrites, gamma and beta. Also sums branch_gradient's
+// columns for the bias of the branch before.
+static int ln_backward(Engine *engine, const Pass *p, TensorKind w, int l, Error *e) {
+    const LayerNorm n = norm_of(engine, p, w, l);
+    const int layer = branch_before(engine, w, l);
     ColumnGradient gradients[] = {column_gradient(engine, p, w, l), column_gradient(engine, p, bias_of(w), l), {}};
-    LayerNormBackward k = {engine->dx, engine->dy, x, mean, rstd, weight(engine, w, l)};
+    LayerNormBackward k = {engine->dx, engine->dy, n.sum, n.mean, n.rstd, n.gamma};
     if (!p->B) return 0;
-    k.C = p->C, k.accumulate = !first, k.dbranch = engine->dy, k.drop = dropout_of_rows(p, DROPOUT_EMBEDDING, 0);
-    if (bias_layer >= 0) {
-        gradients[2] = column_gradient(engine, p, bias, bias_layer);
-        k.drop = dropout_of_rows(p, bias == PROJ_B ? DROPOUT_ATTENTION : DROPOUT_MLP, bias_layer);
-        k.copy = fp8_copy_of(engine, p->fp8, bias == PROJ_B ? FP8_DPROJ : FP8_DFCPROJ, bias_layer);
+    k.C = p->C, k.accumulate = w != LNF_W, k.dbranch = engine->dy, k.drop = n.drop;
+    if (layer >= 0) {
+        gradients[2] = column_gradient(engine, p, w == LN2_W ? PROJ_B : FCPROJ_B, layer);
+        k.copy = fp8_copy_of(engine, p->fp8, w == LN2_W ? FP8_DPROJ : FP8_DFCPROJ, layer);
     }
     return layernorm_backward(k, gradients, p->B, &engine->columns, engine->stream, e);
 }
@@ -491,7 +492,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     TRY(bias_dwide(engine, p, FC_W, l, F, e));
     TRY(linear_dweight(engine, p, k->ln2, dwide, FC_W, l, e));
     TRY(linear_dinput_own(engine, p, dy, dwide, FC_W, l, e));
-    TRY(ln_backward(engine, p, false, k->x_mid, k->mean2, k->rstd2, LN2_W, l, PROJ_B, l, e));
+    TRY(ln_backward(engine, p, LN2_W, l, e));
     // attention
     TRY(branch_gather(engine, p, &branch, e));
     TRY(linear_dweight(engine, p, k->attention, branch, PROJ_W, l, e));
@@ -514,7 +515,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     TRY(linear_dinput_own(engine, p, dy, dwide, QKV_W, l, e));
     // ln_backward writes block l - 1's first gradient, fcproj's bias.
     if (l > 0) TRY(watch_begins(&engine->watch, engine->config.model, l, e));
-    TRY(ln_backward(engine, p, false, k->x, k->mean1, k->rstd1, LN1_W, l, FCPROJ_B, l - 1, e));
+    TRY(ln_backward(engine, p, LN1_W, l, e));
     return column_finish(&engine->columns, engine->stream, e);
 }
 
@@ -554,7 +555,7 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
     const int L = model->config.layers;
     TRY(watch_begins(&engine->watch, model, L, e));
     TRY(block_await(engine, p, L - 1, e)); // its bucket also holds ln_f
-    TRY(ln_backward(engine, p, true, engine->x_final, engine->meanf, engine->rstdf, LNF_W, 0, FCPROJ_B, L - 1, e));
+    TRY(ln_backward(engine, p, LNF_W, 0, e));
     TRY(column_finish(&engine->columns, engine->stream, e));
     for (int l = L - 1; l >= 0; l--) {
         const Block *k = &engine->block[l];
@@ -562,7 +563,7 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
         TRY(block_await(engine, p, l, e));
         if (recompute == RECOMPUTE_GELU)
             TRY(gelu_forward(k->gelu, k->slope, k->fc, p->all * engine->config.model->mlp_width, engine->stream, e));
-        if (recompute == RECOMPUTE_BLOCK) TRY(block_ln1(engine, p, k, l, e));
+        if (recompute == RECOMPUTE_BLOCK) TRY(ln_forward(engine, p, LN1_W, l, NULL, e));
         if (recompute == RECOMPUTE_BLOCK) TRY(block_forward(engine, p, k, l, 0, e));
         TRY(block_backward(engine, p, k, l, e));
         if (!final_comes_later(engine, l)) TRY(watch_final(&engine->watch, model, 1 + l, e));
@@ -717,7 +718,7 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
     const Pass p = pass_of(engine, 1, 1, GNS_OFF);
     const int L = engine->config.model->config.layers, row = n - 1;
     const AttentionShape *a = &p.attention;
-    real *x = engine->block->x, *attention = engine->block->attention, *wide = engine->block->gelu;
+    real *x = engine->x_final, *attention = engine->block->attention, *wide = engine->block->gelu;
     TRY(watch_await(&engine->weights_watch, {0, engine->config.model->flat_count}, e));
     TRY(tokens_send(engine, tokens + row, 1, 0, e));
     TRY(embedding_forward(x, engine->tokens, NULL, weight(engine, WTE, 0), weight(engine, WPE, 0) + (size_t)row * p.C,
@@ -730,8 +731,7 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
         TRY(row_product(engine, LINEAR_GELU, wide, x, FC_W, l, e));
         TRY(row_product(engine, LINEAR_RESIDUAL, x, wide, FCPROJ_W, l, e));
     }
-    TRY(ln_forward(engine, &p, NULL, engine->lnf, engine->meanf, engine->rstdf, x, NULL, DROPOUT_MLP, L - 1, LNF_W, 0,
-                   e));
+    TRY(ln_forward(engine, &p, LNF_W, 0, NULL, e));
     return head_logits(engine, 0, 1, true, e);
 }
 
