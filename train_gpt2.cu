@@ -136,15 +136,15 @@ static int rows_reduce(Engine *engine, const Pass *p, real *own, Error *e) {
 
 // ---- Linear layers: y (all, out) = x (all, in) W (in, out) + b ------------------------------------------------------
 
+// back: y (all, in) = x (all, out) W^T instead, without the bias.
 static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, real *y, const real *x, TensorKind w,
-                        int layer) {
+                        int layer, bool back = false) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
-    Linear l;
-    l.epilogue = epilogue;
-    l.rows = p->all, l.in = (int)t->rows, l.out = (int)t->columns;
-    l.x = x, l.weight = weight(engine, w, layer), l.bias = weight(engine, bias_of(w), layer), l.y = y;
-    l.ticket = engine->ticket;
-    fp8_factors(engine, p->fp8, &l, fp8_x_site(w), layer);
+    const int in = (int)t->rows, out = (int)t->columns;
+    Linear l = {.epilogue = epilogue, .rows = p->all, .in = back ? out : in, .out = back ? in : out, .x = x};
+    l.weight = weight(engine, w, layer), l.bias = back ? NULL : weight(engine, bias_of(w), layer);
+    l.y = y, l.ticket = engine->ticket;
+    fp8_factors(engine, p->fp8, &l, back ? fp8_dy_site(w) : fp8_x_site(w), layer);
     return l;
 }
 
@@ -188,13 +188,10 @@ static int linear_residual(Engine *engine, const Pass *p, real *sum, const real 
 
 // dx (all, in) = dy (all, out) W^T
 static int linear_dinput(Engine *engine, const Pass *p, real *dx, const real *dy, TensorKind w, int layer, Error *e) {
-    const Tensor *t = model_tensor(engine->config.model, w, layer);
-    const MatmulShape shape = {.m = p->all, .n = (int)t->rows, .k = (int)t->columns, .transpose_b = true};
-    Linear l = {.epilogue = LINEAR_BIAS, .rows = shape.m, .in = shape.k, .out = shape.n};
-    l.y = dx, l.ticket = engine->ticket;
-    fp8_factors(engine, p->fp8, &l, fp8_dy_site(w), layer);
+    const Linear l = linear_of(engine, p, LINEAR_BIAS, dx, dy, w, layer, true);
+    const MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = true};
     if (l.x8) return linear_sm90(l, engine->stream, e);
-    return matmul_run(engine->matmul, shape, {dx, dy, weight(engine, w, layer)}, e);
+    return matmul_run(engine->matmul, shape, {dx, dy, l.weight}, e);
 }
 
 // dx (N, in) = own rows of dy W^T, summed over the group.
@@ -483,11 +480,9 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     // MLP
     TRY(branch_gather(engine, p, &branch, e));
     TRY(linear_dweight(engine, p, k->gelu, branch, FCPROJ_W, l, e));
-    Linear wide = {.epilogue = LINEAR_DGELU, .rows = p->all, .in = p->C, .out = F, .x = branch};
-    wide.weight = weight(engine, FCPROJ_W, l), wide.slope = k->slope, wide.y = dwide, wide.ticket = engine->ticket;
+    Linear wide = linear_of(engine, p, LINEAR_DGELU, dwide, branch, FCPROJ_W, l, true);
+    wide.slope = k->slope, wide.T = p->T, wide.jobs = &engine->columns;
     if (bias_is_summed(engine, p, FC_W)) wide.columns = column_gradient(engine, p, FC_B, l);
-    wide.T = p->T, wide.jobs = &engine->columns;
-    fp8_factors(engine, p->fp8, &wide, FP8_DFCPROJ, l);
     TRY(linear_copy(engine, p, wide, FP8_DFC, l, e));
     TRY(bias_dwide(engine, p, FC_W, l, F, e));
     TRY(linear_dweight(engine, p, k->ln2, dwide, FC_W, l, e));
@@ -519,35 +514,34 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     return column_finish(&engine->columns, engine->stream, e);
 }
 
-// Adds branch_gradient to the gradient of w: WTE sums its rows by token, WPE by position in the document. The host
-// sorts while the device computes what is queued. dwpe, cross, position, UG: see embedding.cuh.
-static int rows_backward(Engine *engine, const Pass *p, TensorKind w, float *dwpe, double *cross, double *position,
-                         const float *UG, Error *e) {
+// Adds branch_gradient to the gradient of w: WTE sums its rows by token, and by position for wpe unless wpe needs an order
+// of its own; WPE sums them by position in the document. The host sorts while the device computes what is queued.
+static int rows_backward(Engine *engine, const Pass *p, TensorKind w, Error *e) {
     const int slot = engine->slot, B = p->B, T = p->T, C = p->C, N = p->N;
     const uint16_t *staged = engine->staged[slot], *tokens = own_tokens(p, staged);
     const uint16_t *first = own_documents(p, staged + p->all + p->attention.B);
     const real *dx = branch_gradient(engine, p);
+    const bool both = w == WTE && !engine->document_first;
     uint32_t *sorted = engine->staged_sorted[slot] + (w == WPE ? 4 * (size_t)N : 0);
     embedding_sort(sorted, tokens, w == WPE ? first : NULL, B, T);
     TRY(copy_in(engine, engine->sorted, sorted, 4 * (size_t)N * sizeof *sorted, e));
     CUDA_TRY(cudaEventRecord(engine->sent[slot], engine->stream), e);
-    TRY(embedding_backward(grad(engine, w, 0), dwpe, dx, embedding_order(engine->sorted, false, N), B, T, C,
-                           engine->scratch, engine->stream, e));
+    TRY(embedding_backward(grad(engine, w, 0), both ? grad(engine, WPE, 0) : NULL, dx,
+                           embedding_order(engine->sorted, false, N), B, T, C, engine->scratch, engine->stream, e));
     if (p->mode != GNS_EXACT) return 0;
-    return embedding_example_squares(example_sq(engine, w, 0), cross, position, dx, UG,
-                                     embedding_order(engine->sorted, true, N), B, T, C, engine->scratch, engine->stream,
-                                     e);
+    return embedding_example_squares(example_sq(engine, w, 0), w == WTE ? engine->stats + STAT_CROSS : NULL,
+                                     both ? example_sq(engine, WPE, 0) : NULL, dx,
+                                     w == WTE ? engine->head_at_token : NULL, embedding_order(engine->sorted, true, N),
+                                     B, T, C, engine->scratch, engine->stream, e);
 }
 
 // Adds the gradients of wte and wpe. The head has already added U to wte's gradient and |U|^2 to its squares
 // (embedding.cuh). cuda_result adds 2 <E, U>.
 static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
-    const bool apart = engine->document_first; // wpe needs an order of its own
     if (!p->B) return 0;
     if (engine->first) TRY(cuda_clear(engine, tensor_range(model_tensor(engine->config.model, WPE, 0)), e));
-    if (apart) TRY(rows_backward(engine, p, WPE, NULL, NULL, NULL, NULL, e));
-    return rows_backward(engine, p, WTE, apart ? NULL : grad(engine, WPE, 0), engine->stats + STAT_CROSS,
-                         apart ? NULL : example_sq(engine, WPE, 0), engine->head_at_token, e);
+    if (engine->document_first) TRY(rows_backward(engine, p, WPE, e));
+    return rows_backward(engine, p, WTE, e);
 }
 
 static int backward(Engine *engine, const Pass *p, Error *e) {
