@@ -514,8 +514,8 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     return column_finish(&engine->columns, engine->stream, e);
 }
 
-// Adds branch_gradient to the gradient of w: WTE sums its rows by token, and by position for wpe unless wpe needs an order
-// of its own; WPE sums them by position in the document. The host sorts while the device computes what is queued.
+// Adds branch_gradient to the gradient of w: WTE sums its rows by token, and by position for wpe unless wpe needs an
+// order of its own; WPE sums them by position in the document. The host sorts while the device computes what is queued.
 static int rows_backward(Engine *engine, const Pass *p, TensorKind w, Error *e) {
     const int slot = engine->slot, B = p->B, T = p->T, C = p->C, N = p->N;
     const uint16_t *staged = engine->staged[slot], *tokens = own_tokens(p, staged);

@@ -108,6 +108,7 @@ static_assert(sizeof moments_of / sizeof *moments_of == OPTIMIZERS, "a name for 
 static void layout_state(Engine *engine, Arena *a) {
     const Model *model = engine->config.model;
     const bool rounded = sizeof(real) < sizeof(float), inference = engine->config.inference;
+    const bool lamb = engine->config.optimizer == OPTIMIZER_LAMB;
     const bool apart = rounded || engine->config.shard_weights; // master weights are a separate array
     const char *working = "working weights, " REAL_NAME;
     size_t n = model->flat_count, owned = shard_elements(&engine->config);
@@ -120,11 +121,9 @@ static void layout_state(Engine *engine, Arena *a) {
     ADD("small tables", engine->ticket, 1, FORWARD, UPDATE);
     ADD("small tables", engine->segment, model->tensor_count, FORWARD, UPDATE);
     ADD("small tables", engine->rule, n / DECAY_GRANULE, FORWARD, UPDATE);
-    if (engine->config.optimizer == OPTIMIZER_LAMB) {
-        ADD("small tables", engine->tensor, n / DECAY_GRANULE, FORWARD, UPDATE);
-        ADD("small tables", engine->trust, 2 * model->tensor_count, FORWARD, UPDATE);
-        ADD("small tables", engine->rate, model->tensor_count, FORWARD, UPDATE);
-    }
+    ADD("small tables", engine->tensor, lamb ? n / DECAY_GRANULE : 0, FORWARD, UPDATE);
+    ADD("small tables", engine->trust, lamb ? 2 * model->tensor_count : 0, FORWARD, UPDATE);
+    ADD("small tables", engine->rate, lamb ? model->tensor_count : 0, FORWARD, UPDATE);
     ADD("small tables", engine->exponent_there, engine_sites(&engine->config), FORWARD, UPDATE);
     arena_add(a, "matmul workspace", &engine->matmul_scratch, MATMUL_WORKSPACE_BYTES, FORWARD, UPDATE);
     if (inference) return;
@@ -177,6 +176,7 @@ static void layout_activations(Engine *engine, Arena *a) {
     const size_t sources = c->sources ? c->micro_batch : 0;
     ADD(what, engine->tokens, c->micro_batch + (c->document_mask ? 3 : 1) * all + sources, FORWARD, BACKWARD);
     ADD(what, engine->loss, N, HEAD, BACKWARD);
+    ADD(what, engine->smoothed, c->label_smoothing > 0 && !c->inference ? N : 0, HEAD, BACKWARD);
     if (engine_sites(c)) {
         const size_t blocks = c->shard_weights ? 1 : c->model->config.layers;
         ADD("copies in e4m3", engine->copy_weight, blocks * 24 * C * C, FORWARD, BACKWARD);
@@ -185,8 +185,6 @@ static void layout_activations(Engine *engine, Arena *a) {
         ADD("copies in e4m3", engine->copy_branch, N * C, BACKWARD, BACKWARD);
         if (c->dtype == DTYPE_FP8_DW) ADD("copies in e4m3", engine->copy_transposed, N * 5 * C, BACKWARD, BACKWARD);
     }
-    if (c->label_smoothing == 0 || c->inference) return;
-    ADD(what, engine->smoothed, N, HEAD, BACKWARD);
 }
 
 static void layout_scratch(Engine *engine, Arena *a) {
