@@ -300,7 +300,8 @@ static LayerNorm norm_of(Engine *engine, const Pass *p, TensorKind w, int l) {
     const Block *k = &engine->block[l];
     const int layer = branch_before(engine, w, l);
     const DropoutPlace place = w == LN2_W ? DROPOUT_ATTENTION : layer < 0 ? DROPOUT_EMBEDDING : DROPOUT_MLP;
-    LayerNorm n = {k->x, own_part(p, k->ln1), k->mean1, k->rstd1};
+    LayerNorm n = {};
+    n.sum = k->x, n.out = own_part(p, k->ln1), n.mean = k->mean1, n.rstd = k->rstd1;
     if (w == LN2_W) n.sum = k->x_mid, n.out = own_part(p, k->ln2), n.mean = k->mean2, n.rstd = k->rstd2;
     if (w == LNF_W) n.sum = engine->x_final, n.out = engine->lnf, n.mean = engine->meanf, n.rstd = engine->rstdf;
     n.a = n.sum, n.gamma = weight(engine, w, l), n.beta = weight(engine, bias_of(w), l);

@@ -18,6 +18,10 @@ static inline DropoutConstants dropout_constants(Dropout d) {
     }
     return c;
 }
+__device__ static inline RngBlock dropout_block(const DropoutConstants &c, RngBlock counter) {
+    UNROLL_FOR (int i = 0; i < DROPOUT_ROUNDS; i++) counter = rng_round(counter, c.key[i][0], c.key[i][1]);
+    return counter;
+}
 
 // Random blocks whose counters differ in the first word only. The other words' terms of the first two rounds are
 // computed once: 12 products per block, not 14.
@@ -82,9 +86,7 @@ __device__ static inline void dropout_multiply(float (&x)[W], const RowDropout &
     if constexpr (W == 1) x[0] *= dropout_factor(d, r.place, 0, t, c);
     else {
         static_assert(W == 8, "a block");
-        RngBlock block = dropout_counter(d, r.place, 0, t, c / 8);
-        UNROLL_FOR (int i = 0; i < DROPOUT_ROUNDS; i++)
-            block = rng_round(block, r.constants.key[i][0], r.constants.key[i][1]);
+        const RngBlock block = dropout_block(r.constants, dropout_counter(d, r.place, 0, t, c / 8));
         UNROLL_FOR (int i = 0; i < 4; i++) {
             dropout_clear(r.constants, x[2 * i], x[2 * i + 1], block.word[i]);
             x[2 * i] *= r.constants.scale, x[2 * i + 1] *= r.constants.scale;

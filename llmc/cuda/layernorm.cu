@@ -5,22 +5,18 @@
 
 #include <assert.h>
 
-// The row to normalise: a, or a + b. ANY: either, or a + dropout(b), as the operands say.
-enum Input { ALONE, SUM, ANY };
-
-template <Input INPUT> __device__ inline bool has_sum(const LayerNorm &n) {
-    return INPUT == ANY ? n.b != NULL : INPUT == SUM;
-}
+// The row to normalise: a, a + b, or a + dropout(b).
+enum Input { ALONE, SUM, DROPPED };
 
 // Loads columns [c, c + W) of a row to normalise, rounded as stored.
 template <Input INPUT, int W> __device__ inline Pack<W> row_load(const LayerNorm &n, int row, int c) {
     const Pack<W> x = pack_load<W>(n.a + (size_t)row * n.C + c);
-    if (!has_sum<INPUT>(n)) return x;
+    if constexpr (INPUT == ALONE) return x;
     const Pack<W> y = pack_load<W>(n.b + (size_t)row * n.C + c);
     float s[W], t[W];
     pack_get(s, x);
     pack_get(t, y);
-    if (INPUT == ANY && n.drop.dropout.below) dropout_multiply(t, n.drop, row / n.drop.T, row % n.drop.T, c);
+    if constexpr (INPUT == DROPPED) dropout_multiply(t, n.drop, row / n.drop.T, row % n.drop.T, c);
     floats_add(s, t);
     return pack_of<W>(s);
 }
@@ -37,12 +33,12 @@ __device__ inline Pack<W> pack_normalise(const float (&x)[W], float mean, float 
 
 enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = LAYERNORM_WARP_COLUMNS / (WARP * VEC) };
 
-// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. COPY: also writes n.copy, with ANY if wanted.
+// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. COPY: also writes n.copy, with DROPPED if wanted.
 template <Input INPUT, int PACKS, bool COPY>
 __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const __grid_constant__ LayerNorm n) {
     __shared__ float amax; // of the block
     const int row = blockIdx.x * FORWARD_WARPS + threadIdx.y, lane = threadIdx.x, C = n.C;
-    const bool copies = COPY && (INPUT != ANY || n.copy.amax);
+    const bool copies = COPY && (INPUT != DROPPED || n.copy.amax);
     unsigned most = 0;
     if (copies && lane + threadIdx.y == 0) amax = 0;
     if (copies) __syncthreads();
@@ -56,7 +52,7 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const
     float x[PACKS][VEC], sum = 0.0f;
     UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
-        if (has_sum<INPUT>(n) && c < C) pack_store(n.sum + start + c, packs[p]);
+        if (INPUT != ALONE && c < C) pack_store(n.sum + start + c, packs[p]);
         pack_get(x[p], packs[p]);
         UNROLL_FOR (int j = 0; j < VEC; j++) sum += x[p][j];
     }
@@ -83,14 +79,15 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const
 enum { ROW_THREADS = 256 };
 
 // Grid: a block per row, any C. Reads the row three times, twice from cache.
-template <int W>
+template <bool DROPS, int W>
 __global__ void __launch_bounds__(ROW_THREADS) forward_block_kernel(const __grid_constant__ LayerNorm n) {
     __shared__ float shared[2][ROW_THREADS / WARP];
     const int C = n.C;
     const size_t start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f, x[W];
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
-        const Pack<W> pack = row_load<ANY, W>(n, blockIdx.x, c);
+        const Pack<W> pack = n.b             ? row_load < DROPS ? DROPPED : SUM,
+                      W > (n, blockIdx.x, c) : row_load<ALONE, W>(n, blockIdx.x, c);
         if (n.b) pack_store(n.sum + start + c, pack);
         pack_get(x, pack);
         for (int j = 0; j < W; j++) sum += x[j];
@@ -109,22 +106,26 @@ __global__ void __launch_bounds__(ROW_THREADS) forward_block_kernel(const __grid
     if (threadIdx.x == 0) n.mean[blockIdx.x] = m, n.rstd[blockIdx.x] = r;
 }
 
+// DROPPED has kernels of even numbers of packs only.
+template <Input INPUT, int PACKS, bool COPY>
+constexpr auto of = forward_warp_kernel<INPUT, INPUT == DROPPED ? (PACKS + 1) / 2 * 2 : PACKS, COPY>;
 template <Input INPUT, bool COPY>
-constexpr decltype(&forward_warp_kernel<INPUT, 1, COPY>) of_packs[ROW_PACKS_MAX] = {
-    forward_warp_kernel<INPUT, 1, COPY>, forward_warp_kernel<INPUT, 2, COPY>, forward_warp_kernel<INPUT, 3, COPY>,
-    forward_warp_kernel<INPUT, 4, COPY>, forward_warp_kernel<INPUT, 5, COPY>, forward_warp_kernel<INPUT, 6, COPY>,
-    forward_warp_kernel<INPUT, 7, COPY>, forward_warp_kernel<INPUT, 8, COPY>};
+constexpr decltype(&forward_warp_kernel<INPUT, 8, COPY>) of_packs[ROW_PACKS_MAX] = {
+    of<INPUT, 1, COPY>, of<INPUT, 2, COPY>, of<INPUT, 3, COPY>, of<INPUT, 4, COPY>,
+    of<INPUT, 5, COPY>, of<INPUT, 6, COPY>, of<INPUT, 7, COPY>, of<INPUT, 8, COPY>};
 
 int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e) {
-    const bool copies = n.copy.amax, any = n.b && (copies || n.drop.dropout.below);
-    const auto kernels = any      ? of_packs<ANY, FP8_BUILT>
-                         : n.b    ? of_packs<SUM, false>
-                         : copies ? of_packs<ALONE, FP8_BUILT>
-                                  : of_packs<ALONE, false>;
+    const bool copies = n.copy.amax, drops = n.b && n.drop.dropout.below;
+    const auto kernels = n.b && (drops || copies) ? of_packs<DROPPED, FP8_BUILT> // of a rate that may be 0
+                         : n.b                    ? of_packs<SUM, false>
+                         : copies                 ? of_packs<ALONE, FP8_BUILT>
+                                                  : of_packs<ALONE, false>;
+    const auto by_pack = drops ? forward_block_kernel<true, VEC> : forward_block_kernel<false, VEC>;
+    const auto by_one = drops ? forward_block_kernel<true, 1> : forward_block_kernel<false, 1>;
     const int packs = ceil_div(n.C, WARP * VEC);
     if (n.C % VEC == 0 && packs <= ROW_PACKS_MAX)
         return launch({blocks_of(n.N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), stream}, e, kernels[packs - 1], n);
-    TRY(launch({n.N, ROW_THREADS, stream}, e, n.C % VEC ? forward_block_kernel<1> : forward_block_kernel<VEC>, n));
+    TRY(launch({n.N, ROW_THREADS, stream}, e, n.C % VEC ? by_one : by_pack, n));
     return fp8_cast(n.copy, n.out, (size_t)n.N * n.C, stream, e);
 }
 
