@@ -33,7 +33,7 @@ __device__ inline Pack<W> pack_normalise(const float (&x)[W], float mean, float 
 
 enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = LAYERNORM_WARP_COLUMNS / (WARP * VEC) };
 
-// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. COPY: also writes n.copy, with DROPPED if wanted.
+// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. COPY: writes n.copy, too; DROPPED: if wanted.
 template <Input INPUT, int PACKS, bool COPY>
 __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const __grid_constant__ LayerNorm n) {
     __shared__ float amax; // of the block
@@ -81,13 +81,13 @@ enum { ROW_THREADS = 256 };
 // Grid: a block per row, any C. Reads the row three times, twice from cache.
 template <bool DROPS, int W>
 __global__ void __launch_bounds__(ROW_THREADS) forward_block_kernel(const __grid_constant__ LayerNorm n) {
+    constexpr Input SUMMED = DROPS ? DROPPED : SUM;
     __shared__ float shared[2][ROW_THREADS / WARP];
     const int C = n.C;
     const size_t start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f, x[W];
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
-        const Pack<W> pack = n.b             ? row_load < DROPS ? DROPPED : SUM,
-                      W > (n, blockIdx.x, c) : row_load<ALONE, W>(n, blockIdx.x, c);
+        const Pack<W> pack = n.b ? row_load<SUMMED, W>(n, blockIdx.x, c) : row_load<ALONE, W>(n, blockIdx.x, c);
         if (n.b) pack_store(n.sum + start + c, pack);
         pack_get(x, pack);
         for (int j = 0; j < W; j++) sum += x[j];
@@ -229,7 +229,7 @@ __device__ inline void tile_write(bool copies, const LayerNormBackward &k, float
 }
 
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Threads beyond the row
-// only join the barriers. COPY: also writes k.copy, with DROP if wanted.
+// only join the barriers. COPY: also writes k.copy; DROP: if it is wanted.
 template <bool ACCUMULATE, bool DBIAS, bool DROP, bool COPY = false>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ LayerNormBackward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
