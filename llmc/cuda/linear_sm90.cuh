@@ -1,8 +1,8 @@
 // linear_sm90: products on Hopper with fused epilogues; each saves a pass over memory. Elsewhere cuBLASLt multiplies
 // and other kernels follow, with the same roundings, except that a product is rounded before GELU's slope multiplies
 // it. All epilogues but LINEAR_SCALED and LINEAR_SOFTMAX (crossentropy.cuh) also take products of e4m3 factors
-// (fp8.cuh). Microseconds in bf16 / e4m3, epilogue included (H200; test_linear_cuda 0 bench): d48 qkv 317/184, proj
-// 126/81, fc with GELU 445/320, DGELU 448/300; d12 304/181, 123/84, 493/418, 453/365.
+// (fp8.cuh). Microseconds in bf16 / e4m3, epilogue included (H200): d48 qkv 317/184, proj 126/81, fc with GELU 445/320,
+// DGELU 448/300; d12 304/181, 123/84, 493/418, 453/365.
 //
 // Hopper sums e4m3 products in 14 bits, and truncates each product to them. No partial sum is promoted to fp32: sums of
 // mixed signs, as in a block, err by 0.25% of a row's norm at in = 6400, of which bf16's rounding is 0.17%. Sums of
