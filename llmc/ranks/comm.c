@@ -192,14 +192,13 @@ int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e)
     return 0;
 }
 
-int comm_exchange(Comm *comm, const float *sent, const int *send, float *received, const int *receive, Error *e) {
-    int *place; // (2, ranks)
+int comm_exchange(Comm *comm, const float *sent, float *received, int *counts, Error *e) {
+    int *receive = counts + comm->ranks;
+    int *to = receive + comm->ranks, *from = to + comm->ranks; // places of the first values
+    to[0] = from[0] = 0;
+    for (int r = 1; r < comm->ranks; r++) to[r] = to[r - 1] + counts[r - 1], from[r] = from[r - 1] + receive[r - 1];
     watchdog_begin(comm->watchdog, "exchange of values");
-    TRY(memory_alloc_zero((void **)&place, 2 * (size_t)comm->ranks * sizeof *place, "places", e));
-    int *from = place + comm->ranks;
-    for (int r = 1; r < comm->ranks; r++) place[r] = place[r - 1] + send[r - 1], from[r] = from[r - 1] + receive[r - 1];
-    MPI_TRY(MPI_Alltoallv(sent, send, place, MPI_FLOAT, received, receive, from, MPI_FLOAT, MPI_COMM_WORLD), e);
-    memory_free(place);
+    MPI_TRY(MPI_Alltoallv(sent, counts, to, MPI_FLOAT, received, receive, from, MPI_FLOAT, MPI_COMM_WORLD), e);
     return 0;
 }
 

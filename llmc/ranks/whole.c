@@ -95,8 +95,8 @@ static int exchange_bucket(const Exchange *x, Error *e) {
     Comm *comm = x->whole->parallel->comm;
     const size_t ranks = (size_t)comm->ranks;
     float *values[2] = {NULL, NULL}; // sent, received
-    int *counts, code = 0;           // (2, ranks)
-    TRY(memory_alloc_zero((void **)&counts, 2 * ranks * sizeof *counts, "counts of values", e));
+    int *counts;                     // of comm_exchange
+    int code = memory_alloc_zero((void **)&counts, 4 * ranks * sizeof *counts, "counts of values", e);
     for (int i = 0; i < 2 && !code; i++) {
         size_t all = 0;
         pass(x, i, counts + (size_t)i * ranks, NULL, e);
@@ -105,7 +105,7 @@ static int exchange_bucket(const Exchange *x, Error *e) {
     }
     if (!code) code = pass(x, false, NULL, values[0], e);
     TRY_GOTO(comm_agree(comm, code, e)); // a rank that misses an exchange would leave the others waiting
-    TRY_GOTO(comm_exchange(comm, values[0], counts, values[1], counts + ranks, e));
+    TRY_GOTO(comm_exchange(comm, values[0], values[1], counts, e));
     TRY_GOTO(pass(x, true, NULL, values[1], e));
 done:
     memory_free(values[1]);
