@@ -1,5 +1,5 @@
 // The batch ramp: scripted aims, simulated gradient noise in a closed loop, open-loop modes, and replay.
-#include "../test.h"
+#include "../scratch.h"
 
 #include "gns/noise.h"
 #include "gns/ramp.h"
@@ -387,13 +387,7 @@ static void test_settle(void) {
 
 // ---- replay ---------------------------------------------------------------------------------------------------------
 
-static char directory[256], file[300];
-
-static void file_put(const char *text, size_t bytes) {
-    FILE *f = fopen(file, "wb");
-    CHECK(f && fwrite(text, 1, bytes, f) == bytes, "cannot write %s", file);
-    if (f) fclose(f);
-}
+static const char *const file = "metrics.jsonl";
 
 static void replay_make(Ramp *r, double train_tokens, const int64_t *rows, int steps) {
     char text[1024];
@@ -404,7 +398,7 @@ static void replay_make(Ramp *r, double train_tokens, const int64_t *rows, int s
     for (int i = 0; i < steps; i++)
         length += snprintf(text + length, sizeof text - (size_t)length, "{\"step\": %d, \"batch\": %lld}\n", i + 1,
                            (long long)rows[i]);
-    file_put(text, (size_t)length);
+    write_bytes(file, text, (size_t)length);
     CHECK_OK(ramp_create(r, &c, file, &e), &e);
 }
 
@@ -483,13 +477,13 @@ static void test_replay_bad_files(void) {
     Ramp r;
     Error e = {0};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        file_put(cases[i].text, strlen(cases[i].text));
+        write_text(file, cases[i].text);
         CHECK_ERROR(ramp_create(&r, &c, file, &e), &e, ERR_INPUT, cases[i].says);
         CHECK(strstr(e.what, file) == e.what && e.hint[0], "'%s' (%s)", e.what, e.hint);
     }
-    file_put(GOOD "{\"st\0p\":2}\n", sizeof GOOD "{\"st\0p\":2}\n" - 1);
+    write_bytes(file, GOOD "{\"st\0p\":2}\n", sizeof GOOD "{\"st\0p\":2}\n" - 1);
     CHECK_ERROR(ramp_create(&r, &c, file, &e), &e, ERR_INPUT, "line 2: not a JSON object");
-    file_put(GOOD "{\"step\":2,\"batch\":1}", strlen(GOOD "{\"step\":2,\"batch\":1}")); // no newline at the end: fine
+    write_text(file, GOOD "{\"step\":2,\"batch\":1}"); // no newline at the end: fine
     CHECK_OK(ramp_create(&r, &c, file, &e), &e);
     CHECK(ramp_batch(&r, 0, 0) == 4 && ramp_batch(&r, 1, 400) == 1, "batches");
     ramp_destroy(&r);
@@ -498,13 +492,8 @@ static void test_replay_bad_files(void) {
 }
 
 int main(void) {
-    const char *base = getenv("TMPDIR");
-    snprintf(directory, sizeof directory, "%s/test_ramp_XXXXXX", base ? base : "/tmp");
-    if (!mkdtemp(directory)) return ERR_INTERNAL;
-    snprintf(file, sizeof file, "%s/metrics.jsonl", directory);
+    scratch_begin();
     RUN(test_follows, test_target, test_law, test_step_rows, test_study, test_linear, test_seesaw, test_lr, test_parse,
         test_steps, test_settle, test_replay_resumed, test_replay_smallest, test_replay_bad_files);
-    unlink(file);
-    rmdir(directory);
-    return test_summary();
+    return scratch_end();
 }

@@ -4,33 +4,18 @@
 
 #include "checkpoint/archive.h"
 #include "faults.h"
+#include "../scratch.h"
 #include "../trainer.h"
 
 #include <time.h>
 
-// Random draws, different in every run; GNS_SEED=N repeats those of a run that printed N.
-static struct { uint64_t seed, count; } draws;
-static inline void draw_begin(void) {
-    const char *seed = getenv("GNS_SEED");
-    draws.seed = seed ? strtoull(seed, NULL, 10) : (uint64_t)time(NULL);
-    printf("  seed %llu\n", (unsigned long long)draws.seed);
-}
-static inline uint32_t draw(uint32_t below) { return rng_u32(draws.seed, 5, draws.count++) % below; }
-
-// The calls that a test strikes: first, first + stride, ... from a random `first`. GNS_LONG=1: all; with GNS_SHARE=K/N
-// each N-th from the K-th, so that N processes together strike all.
+// The calls that a test strikes: first, first + stride, ... from a random `first`. GNS_LONG=1: all.
 typedef struct {
     long first, stride;
 } Some;
 static inline Some some_calls(long stride) {
-    const char *share = getenv("GNS_SHARE");
-    long k = 1, n = 1;
-    if (!trainer.thorough) return (Some){1 + (stride > 0 ? (long)draw((uint32_t)stride) : 0), stride};
-    if (share && (sscanf(share, "%ld/%ld", &k, &n) != 2 || k < 1 || k > n)) {
-        printf("FAIL GNS_SHARE=%s: set it to 1/4, 2/4, ...\n", share);
-        exit(64);
-    }
-    return (Some){k, n};
+    if (trainer.thorough) return (Some){1, 1};
+    return (Some){1 + (stride > 0 ? (long)draw((uint32_t)stride) : 0), stride};
 }
 
 static inline void sleep_us(long us) { usleep((useconds_t)us); }

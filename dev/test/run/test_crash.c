@@ -453,7 +453,7 @@ static void test_retention(void) {
 int main(void) {
     trainer_setup();
     faults_setup();
-    draw_begin();
+    random_begin();
     RUN(test_undisturbed);
     RUN(test_killed_at_every_call);
     RUN(test_calls_that_fail);

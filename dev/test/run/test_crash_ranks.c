@@ -1,6 +1,6 @@
 // Checkpoints under attack, with several ranks: kills and failures at any call of any rank, signals at random moments, and a
-// flipped bit in a rank's weights. GNS_LONG=1 (make test-crash): every call, hundreds of signals; GNS_SHARE=1/4 and so on: a
-// share of the calls (crash.h). Every run is an mpirun of this program itself:
+// flipped bit in a rank's weights. GNS_LONG=1 (make test-crash): every call, hundreds of signals. Every run is an mpirun of
+// this program itself:
 //
 //     test_crash_ranks rank train_gpt2 ...     one rank
 #define COMMAND "--train-tokens 640 --checkpoint-every 3 --deadline 60 "
@@ -254,7 +254,7 @@ int main(int argc, char **argv) {
     }
     trainer_setup();
     faults_setup();
-    draw_begin();
+    random_begin();
     trainer.ranks = trainer.batch_min = RANKS;
     if (system("command -v mpirun > /dev/null") != 0 ||
         (trainer_run("train_gpt2 --version") != 0 && log_mentions("built without MPI"))) {

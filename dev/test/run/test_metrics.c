@@ -2,11 +2,7 @@
 #include "base/files.h"
 #include "run/metrics.h"
 #include "gns/noise.h"
-#include "../test.h"
-#include "../tree.h"
-
-#include <limits.h>
-#include <unistd.h>
+#include "../scratch.h"
 
 static char text[1 << 16]; // the text of metrics.jsonl
 static Noise noise;
@@ -176,15 +172,12 @@ static void test_resumed(void) {
 }
 
 int main(void) {
-    const char *tmp = getenv("TMPDIR");
     const ModelConfig config = {3, 1, 8, 16, 8};
-    char scratch[PATH_MAX];
     Error e;
-    snprintf(scratch, sizeof scratch, "%s/gns_metrics_XXXXXX", tmp ? tmp : "/tmp");
-    if (!mkdtemp(scratch) || chdir(scratch) != 0 || model_create(&model, &config, &e)) return ERR_INTERNAL;
+    scratch_begin();
+    CHECK_OK(model_create(&model, &config, &e), &e);
     RUN(test_names, test_unknown_and_infinite, test_sampled_numbers, test_resumed);
     noise_destroy(&noise);
     model_destroy(&model);
-    if (chdir("/") == 0) remove_tree(scratch);
-    return test_summary();
+    return scratch_end();
 }
