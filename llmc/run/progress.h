@@ -47,7 +47,7 @@ void progress_run(Progress *p, int seq_len, int64_t step, int64_t done_tokens, i
 
 // Begins work of `total` units; 0: unknown. what: its name in the line; NULL: the next step, of `total` rows.
 void progress_begin(Progress *p, const char *what, int64_t total);
-void progress_next(Progress *p, int64_t done); // begins a piece of it
+void progress_next(Progress *p, int64_t done); // sets the units that are done
 void progress_end(Progress *p);                // ends the work
 
 // Adds a step and shows its line; in a log, at most one line per log_interval, unless `force`.

@@ -29,7 +29,6 @@ struct Saver {
     float *copy; // (ARRAYS, stride): the owned ranges one after the other; NULL: the thread reads the engine
     size_t elements, stride;
     Pulse pulse;   // counts in `done`
-    uint64_t size; // bytes of a checkpoint without state.json
     Manifest same; // keeps the files that every checkpoint repeats: configuration and tokenizer. On rank 0
     Worker worker;
     atomic_bool copying; // the thread still copies from the engine
@@ -95,7 +94,6 @@ int saver_create(Saver **out, const Run *r, Error *e) {
     const ModelConfig *config = &setup->model.config;
     const int eot = checkpoint_end_of_text(config->vocab, setup->tokenizer ? tokenizer_eot(setup->tokenizer) : -1);
     s->run = r;
-    s->size = saver_checkpoint_bytes(&setup->model, setup->tokenizer);
     s->same.dir = -1;
     if (is_first) TRY(checkpoint_save_config(&s->same, config, eot, setup->options.dropout, e));
     if (is_first && setup->tokenizer) TRY(tokenizer_save(setup->tokenizer, config->context, &s->same, e));
@@ -150,7 +148,8 @@ static int begin_save(Run *r, Error *e) {
     free(s->state);
     TRY(run_state_write(r, &s->state, &s->state_bytes, e));
     TRY(text_begin(&s->notes, e));
-    const uint64_t bytes = s->size + s->state_bytes + metrics_waiting(r->output.metrics);
+    const uint64_t bytes = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer) + s->state_bytes +
+                           metrics_waiting(r->output.metrics);
     s->spare = (Spare){.keep = o->keep, .back = o->on_spike ? rollback_target(o, at->step + 1) : INT64_MAX};
     Spare room = s->spare;
     if (o->keep_best) room.best = r->saving.best_before.step, s->spare.best = at->best.step;
