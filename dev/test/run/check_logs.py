@@ -186,10 +186,12 @@ def tensorboard():
     shutil.copytree("whole", "shown")
     open("shown/events.out.tfevents.0.notes", "w").close()
     open_events("shown")  # may raise Skip
+    viewer = None
     for _ in range(2):
         check("60 steps" in to_tensorboard("shown"), "not 60 steps")
         sizes = sorted(map(os.path.getsize, glob.glob("shown/events.*.gns")))
         check(len(sizes) <= 2 and sizes[-1] > 0 and sizes[:-1] == [0] * (len(sizes) - 1), f"event files of {sizes} bytes")
+        viewer = viewer or open_events("shown")  # a live one, which reads again after four calls
     check(os.path.exists("shown/events.out.tfevents.0.notes"), "another program's file was removed")
     check_events("shown", [1])
     with open("shown/metrics.jsonl", "a") as file:
@@ -198,6 +200,8 @@ def tensorboard():
     with open("shown/metrics.jsonl", "a") as file:
         file.write("}\n")
     to_tensorboard("shown")
+    viewer.Reload()
+    check(viewer.Scalars("loss")[-1].step == 61, f"the viewer stays at step {viewer.Scalars('loss')[-1].step}")
     scalars, _ = read_events("shown")
     check(scalars["gns/ln_lower"][61] == float("inf"), "an infinite bound is not infinite")
     check(scalars["hellaswag"] == {61: 0.5}, f"{scalars.get('hellaswag')}")
