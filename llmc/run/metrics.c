@@ -276,7 +276,7 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
     put_number(f, "examples", (double)s->examples);
     put_number(f, "batch", (double)s->batch);
     put_number(f, "loss", s->loss);
-    if (s->smoothed) put_number(f, "loss_nll", s->nll);
+    if (!isnan(s->nll)) put_number(f, "loss_nll", s->nll);
     put_number(f, "lr", s->lr);
     put_number(f, "grad_norm", isfinite(s->grad_norm) ? s->grad_norm : NAN);
     put_number(f, "tok_per_s", s->tok_per_s);

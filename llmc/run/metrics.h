@@ -27,7 +27,7 @@ typedef struct {
     int64_t step, tokens, examples; // done, this step included
     int64_t batch;                  // rows of this step
     double loss;                    // nats per token, mean over the batch, before the update
-    double nll;                     // loss without label smoothing: loss_nll
+    double nll;                     // loss without label smoothing: loss_nll; NaN: the same
     double lr;
     double grad_norm;  // norm of the mean gradient, before clipping; null if not finite
     double tok_per_s;  // over the time until the step's numbers arrive; a GPU's update counts in the next step
@@ -35,7 +35,6 @@ typedef struct {
     double wait_share; // mean over ranks of the time waited beyond the slowest rank's, as a fraction of the step
     double mfu;        // fraction of the peak FLOP/s of all ranks' devices; NaN: peak unknown
     GnsMode mode;      // what this step measured
-    bool smoothed;     // with label smoothing: loss and nll differ
     bool skipped;      // an outlier, or an overflow: no update was made
     bool clipped;      // the gradient's norm was above --grad-clip
     bool has_target;   // --ramp gns: `target` is set

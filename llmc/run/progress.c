@@ -68,7 +68,7 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise, d
     line_add(line, 95, " %3.0f%%", floor(100.0 * (double)s->tokens / (double)p->horizon));
     line_add(line, 90, "%s", write_eta(p, now, eta));
     line_add(line, 80, "  loss %.4f", s->loss);
-    if (s->smoothed) line_add(line, 75, "  nll %.4f", s->nll);
+    if (!isnan(s->nll)) line_add(line, 75, "  nll %.4f", s->nll);
     line_add(line, 70, "  B %lld", (long long)s->batch);
     if (s->has_target && !isnan(s->target.aim)) line_add(line, 48, ", aim %.3g", s->target.aim);
     if (has_gns && g.significant) {

@@ -12,7 +12,7 @@ static const char redraw[] = "\r\033[K";
 enum { T = 10, HORIZON = 10000 };
 
 static const StepMetrics metrics = {
-    .step = 299, .tokens = 7000, .batch = 8, .loss = 2.34975, .tok_per_s = 25823.4, .mfu = 0.51249};
+    .step = 299, .tokens = 7000, .batch = 8, .loss = 2.34975, .nll = NAN, .tok_per_s = 25823.4, .mfu = 0.51249};
 static const Noise noise = {0};
 static Progress p;
 static FILE *f; // where p writes
