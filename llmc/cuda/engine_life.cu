@@ -259,7 +259,7 @@ static int memory_take(Engine *engine, Error *e) {
         return FAIL(e, ERR_MEMORY,
                     c->micro_batch > 1
                         ? "lower --micro-batch, or choose --recompute gelu or block: --dry-run says what fits"
-                        : "choose --recompute block, a shorter --seq-len or a smaller model",
+                        : "choose a shorter --seq-len or a smaller model, or for training --recompute block",
                     "out of GPU memory: --micro-batch %d of %d tokens needs %.1f GiB, %.1f of the %s's %.1f are free%s",
                     c->micro_batch, c->seq_len, (double)bytes / (1 << 30), (double)room / (1 << 30),
                     engine->device.properties.name, (double)all / (1 << 30), c->leave ? ", NCCL's share apart" : "");
