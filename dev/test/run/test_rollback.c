@@ -209,6 +209,7 @@ static void test_again_at_once(void) {
               "step 25, examples 384 to 399: loss nan", ": back to soon1/step_00000024, without examples 240 to 399\n");
     disturbed.locked = NULL;
     check_lines("soon1", 50);
+    CHECK(!file_exists("soon1/step_00000036.rolled_back"), "the second rollback removes what the first set aside");
     CHECK_RUN(trainer_run(SHORT "--keep 2 --out soon2"), 0, ": back to soon2/step_00000024, without examples 240 to");
     check_same_end("soon1", "soon2", "another --keep");
     disturbed.nan_from = disturbed.nan_to = 0;
