@@ -10,15 +10,19 @@ int noise_create(Noise *noise, const Model *model, double half_life, double rati
     TRY(memory_alloc_zero((void **)&noise->layer, sizeof(GnsTracker) * trackers, "noise trackers", e));
     noise->source = noise->layer + noise->layers;
     gns_calibration_init(&noise->calibration, half_life);
+    noise_set_half_life(noise, half_life);
     noise->fixed_ratio = ratio;
+    return 0;
+}
+
+void noise_set_half_life(Noise *noise, double half_life) {
     // Only a few steps are sampled, so these averages have the calibration's longer half-life.
     double sampled = GNS_CALIBRATION_HALF_LIVES * half_life;
     noise->ln.half_life = noise->total.half_life = half_life;
-    noise->ranks.half_life = sampled; // ranks: one step in NOISE_RANKS_EVERY
+    noise->calibration.half_life = noise->ranks.half_life = sampled; // ranks: one step in NOISE_RANKS_EVERY
     for (int i = 0; i < GROUP_COUNT; i++) noise->type[i].half_life = sampled;
     for (int l = 0; l < noise->layers; l++) noise->layer[l].half_life = sampled;
     for (int i = 0; i < noise->source_trackers; i++) noise->source[i].half_life = half_life;
-    return 0;
 }
 
 void noise_destroy(Noise *noise) {

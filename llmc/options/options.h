@@ -54,6 +54,8 @@ int options_parse(Options *o, int argc, char **argv, Error *e);
 // call it after --help or --version.
 int options_resolve(Options *o, Error *e);
 
+#define HORIZON_UNDECIDED ((int64_t)1e15) // tokens: a --train-hours run's horizon before its length is decided
+
 // With --epochs: sets the horizon and the values that depend on it. windows: the rows in --train.
 int options_resolve_epochs(Options *o, int64_t windows, Error *e);
 

@@ -88,6 +88,9 @@ static int resolve_ramp(Options *o, Error *e) {
     if (o->given[OPTION_steps])
         return FAIL(e, ERR_USAGE, "use --train-tokens", "--steps does not give the length of a run with --ramp " SAID,
                     o->ramp);
+    if (o->run.ramp_mode == RAMP_REPLAY && o->train_hours)
+        return FAIL(e, ERR_USAGE, "use --train-tokens", "--train-hours with --ramp " SAID ", whose steps are given",
+                    o->ramp);
     if (o->run.ramp_mode == RAMP_GNS && o->with_optimizer && o->ramp_step_rows == 0)
         return FAIL(e, ERR_USAGE, "add --ramp-step-rows X, from the other run's run.json",
                     "--ramp gns measures what a step costs before there are moments, and --with-optimizer has some");
@@ -124,10 +127,13 @@ static int resolve_aliases(Options *o, Error *e) {
 // Sets the horizon. With --epochs it depends on the data: options_resolve_epochs sets it.
 static int resolve_horizon(Options *o, Error *e) {
     o->run.horizon_tokens = 0;
-    if (o->epochs) return 0;
+    if (o->epochs || (o->train_hours && o->dry_run)) return 0;
+    if (o->train_hours)
+        return o->run.horizon_tokens = HORIZON_UNDECIDED / o->seq_len * o->seq_len, 0; // until run_set_horizon decides
     if (!o->steps && !o->train_tokens) {
         if (!options_train(o)) return 0;
-        return FAIL(e, ERR_USAGE, "give one of them", "neither --train-tokens nor --steps nor --epochs is given");
+        return FAIL(e, ERR_USAGE, "give one of them",
+                    "neither --train-tokens nor --steps nor --epochs nor --train-hours is given");
     }
     int64_t tokens = o->train_tokens;
     if (o->steps && __builtin_mul_overflow(o->steps, o->run.batch_ref_rows * o->seq_len, &tokens))

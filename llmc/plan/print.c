@@ -336,7 +336,9 @@ static void print_suggestions(FILE *f, const Plan *p) {
     const ModelConfig *c = &p->shape.model->config;
     const bool wants_batch = !o->given[OPTION_batch_tokens] && !o->steps, wants_rate = !o->given[OPTION_lr];
     const double N = 12.0 * c->layers * c->channels * c->channels, T = p->shape.seq_len;
-    const double D = p->ramp ? p->ramp->config.train_tokens : 20.0 * (double)p->shape.model->parameters;
+    double D = p->ramp ? p->ramp->config.train_tokens : 20.0 * (double)p->shape.model->parameters;
+    if (o->train_hours && p->device.peak > 0)
+        D = 3600 * o->train_hours * (double)p->rows * T / plan_step(p, p->rows).seconds;
     const double rows = wants_batch ? fmax(round(0.58 * pow(D, 0.571) / T), 1) : (double)o->run.batch_ref_rows;
     if (o->optimizer != OPTIMIZER_ADAMW || !(wants_batch || wants_rate) || !model_preset(&(ModelConfig){0}, o->model))
         return;
@@ -346,7 +348,7 @@ static void print_suggestions(FILE *f, const Plan *p) {
     if (!o->given[OPTION_warmup_tokens])
         fprintf(f, " --warmup-tokens %.0f", fmin(ceil(2 / (1 - o->beta2)) * rows * T, 0.1 * D));
     fprintf(f, "\n            (Step Law, arXiv 2503.04715: AdamW on web text; %stry half the rate, too)\n",
-            p->ramp ? "" : "20 tokens per parameter; ");
+            p->ramp || o->train_hours ? "" : "20 tokens per parameter; ");
 }
 
 static void print_checkpoints(FILE *f, const Plan *p) {

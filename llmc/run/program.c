@@ -58,7 +58,7 @@ static int run_training(Run *r, Error *e) {
 static int train(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
     Options *o = &r->setup.options;
-    const Options resolved = *o; // training decides some: --gns, --ramp-step-rows
+    const Options resolved = *o; // training decides some: --gns, --train-hours
     const Position start = r->position;
     for (;;) {
         const int64_t before = r->rollback.spikes.rollbacks;

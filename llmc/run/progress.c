@@ -36,6 +36,7 @@ static double fraction_done(const Progress *p) {
 
 double progress_left(const Progress *p, double now) {
     const double enough = 0.002; // fraction of the first step
+    if (p->ends > 0) return p->ends - now;
     double begun = p->now.runs && !p->now.what ? fraction_done(p) * (double)p->batch_tokens : 0; // tokens
     double done = (double)(p->tokens - p->first_tokens) + begun, left = (double)(p->horizon - p->tokens) - begun;
     if (p->tokens >= p->horizon) return 0;

@@ -21,6 +21,7 @@ typedef struct {
     bool answered;         // a signal was acknowledged
     double started;        // when the run started, in seconds of the clock
     double shown, stepped; // when the last line and the last step's line were shown; 0: never
+    double ends;           // when a run without a horizon yet will end; 0: the horizon is decided
     int64_t horizon;       // tokens of the whole run; 0: no run
     int64_t step, tokens;  // done
     int64_t first_tokens;  // tokens done at `started`

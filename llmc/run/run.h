@@ -82,6 +82,8 @@ typedef struct {
     double longest_save;        // seconds; 0 before the first
     double longest_step;        // seconds, including the work after the step
     double step_began;          // seconds of the clock; 0 before the first
+    double timed_tokens;        // tokens of the timed steps (--train-hours)
+    double timed_seconds;       // seconds of the timed steps
     bool out_of_time;           // --max-hours stops the run
     bool last;                  // the save before the run's end was made, or failed
     bool log_waits;             // lines of the log wait, as a warning has said
@@ -137,6 +139,9 @@ int setup_model(Run *r, Error *e);                // (all) setup_source, then sh
 int setup_sampling(const Setup *setup, Error *e); // ERR_USAGE if samples are wanted without a tokenizer
 int setup_data(Run *r, Error *e);                 // training data, and with it the horizon; validation data, questions
 int setup_schedule(Run *r, Error *e);             // learning rate, ramp, noise scale of a new run
+
+// Sets the length that --train-hours means, and all that depends on it.
+int run_set_horizon(Run *r, int64_t tokens, Error *e);
 
 // (all) ERR_INPUT if the ranks have different models or data.
 int setup_same_data(const Run *r, Error *e);

@@ -483,6 +483,17 @@ int setup_schedule(Run *r, Error *e) {
                         data.sources > 1 && o->gns != GNS_OFF ? data.sources : 0, e);
 }
 
+int run_set_horizon(Run *r, int64_t tokens, Error *e) {
+    Options *o = &r->setup.options;
+    Position *p = &r->position;
+    p->at.horizon = o->run.horizon_tokens = tokens;
+    TRY(options_resolve_gns(o, (GnsMode)o->gns, e)); // the half-life
+    p->schedule.train_tokens = p->ramp.config.schedule.train_tokens = p->ramp.config.train_tokens = (double)tokens;
+    p->ramp.config.half_life_tokens = o->run.gns_half_life_tokens;
+    noise_set_half_life(&p->noise, o->run.gns_half_life_tokens);
+    return 0;
+}
+
 int setup_rows(const Setup *setup, const RunData *data, Error *e) {
     size_t rows = (size_t)setup->shape.micro_batch, T = (size_t)setup->shape.seq_len;
     TRY(memory_alloc_zero((void **)&data->rows, rows * (T + 1) * sizeof(uint16_t), "token rows", e));

@@ -224,6 +224,7 @@ static void io_point(StateIO *io, RunPoint *at) {
     count(io, "batch", &at->batch);
     count(io, "metrics_bytes", &at->metrics_bytes);
     count_unless_0(io, "moment_steps", &at->moment_steps);
+    count_unless_0(io, "horizon", &at->horizon);
     if (io->writing || get(io, "seconds")) real(io, "seconds", &at->seconds);
     real(io, "val_loss", &at->val_loss);
     count(io, "best_step", &at->best.step);
@@ -414,6 +415,18 @@ static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) 
     return error_hint(e, "add --batch-tokens %.0f to keep the batch", rows * (double)now->seq_len);
 }
 
+// Keeps the length that --train-hours has decided.
+static int keep_hours(StateIO *io, Run *r, Error *e) {
+    const double was = number(io, "options.train_hours");
+    const int64_t horizon = r->position.at.horizon, T = r->setup.shape.seq_len;
+    const Options *o = &r->setup.options;
+    if (!o->train_hours || !horizon) return r->position.at.horizon = 0;
+    if (horizon % T || horizon > HORIZON_UNDECIDED) return malformed(io, "horizon", "a length in whole rows");
+    if (was == o->train_hours) return run_set_horizon(r, horizon, e);
+    FAIL(e, ERR_USAGE, NULL, "--train-hours %g: this run has %g, and its length is decided", o->train_hours, was);
+    return error_hint(e, "use --train-tokens; its length is %" PRId64, horizon);
+}
+
 // ---- The file -------------------------------------------------------------------------------------------------------
 
 int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
@@ -471,6 +484,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     int code = io.code;
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
     if (!code) code = keep_gns(&io, &r->setup.options, e);
+    if (!code) code = keep_hours(&io, r, e);
     if (!code) code = keep_step_rows(&io, r, e);
     if (!code) code = list_changes(&io, r, changes, e);
     json_free(&io.json);

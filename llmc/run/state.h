@@ -49,6 +49,7 @@ typedef struct {
     int64_t batch;                  // rows of the last step
     int64_t metrics_bytes;          // bytes of metrics.jsonl after this step
     int64_t moment_steps;           // updates of the moments before the run (--with-optimizer)
+    int64_t horizon;                // tokens that --train-hours means; 0: not decided
     double seconds;                 // seconds of the run, up to the save
     double val_loss;                // the latest; NaN before the first
     BestPoint best;

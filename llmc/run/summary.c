@@ -7,7 +7,8 @@ static void print_data(const Setup *setup, const RunData *data) {
     DatasetInfo info = dataset_describe(data->train);
     double examples = (double)setup->options.run.horizon_tokens / setup->shape.seq_len;
     printf("data    %llu tokens, %llu windows of T", (unsigned long long)info.tokens, (unsigned long long)info.windows);
-    if (!info.weighted) printf("; the run is %.3g epochs", examples / (double)info.windows);
+    bool decided = setup->options.run.horizon_tokens < HORIZON_UNDECIDED / 2;
+    if (!info.weighted && decided) printf("; the run is %.3g epochs", examples / (double)info.windows);
     printf("\n");
     for (int s = 0; info.weighted && s < info.sources; s++) {
         DatasetSource source = dataset_source(data->train, s);
@@ -27,6 +28,10 @@ static void print_data(const Setup *setup, const RunData *data) {
 static void print_length(const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
     int64_t T = setup->shape.seq_len, horizon = o->run.horizon_tokens;
+    if (o->train_hours && !position->at.horizon) {
+        printf("run     %g hours; the speed will tell how many tokens\n", o->train_hours);
+        return;
+    }
     if (o->run.ramp_mode != RAMP_FIXED) {
         printf("run     %lld tokens in steps of %lld to %lld rows of %lld tokens\n", (long long)horizon,
                (long long)ramp_smallest(&position->ramp), (long long)ramp_largest(&position->ramp), (long long)T);

@@ -6,6 +6,7 @@
 
 // The parts of an iteration, in the loop's order; save.h declares the others.
 static int stop_and_save(Run *r, Error *e); // ERR_STOPPED
+static int decide_length(Run *r, const StepMetrics *m, Error *e);
 static int validate(Run *r, Error *e);
 static int test_hellaswag(Run *r, Error *e);
 static int sample(Run *r, Error *e);
@@ -23,6 +24,7 @@ static int train_loop(Run *r, Error *e) {
             r->position.stop = true; // several ranks agree in train_step
         if (r->position.stop) return stop_and_save(r, e);
         TRY(train_step(r, &m, e));
+        if (o->train_hours && !at->horizon) TRY(decide_length(r, &m, e));
         last = at->tokens >= o->run.horizon_tokens; // then finish_run samples and saves
         const bool validates = r->data.val && o->val_every > 0 && (last || is_due(at->step, o->val_every));
         const bool saves = is_due(at->step, o->checkpoint_every), samples = is_due(at->step, o->sample_every);
@@ -41,6 +43,44 @@ static int train_loop(Run *r, Error *e) {
         if ((saves || r->saving.is_best) && !last) TRY(save_in_background(r, e));
     }
     return finish_run(r, e);
+}
+
+// ---- --train-hours --------------------------------------------------------------------------------------------------
+
+// On rank 0: returns the tokens that fill the time, cut to three digits; 0: unknown yet. Ignores the first, slow steps.
+static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
+    enum { WARM = 5, STEPS = 50 };
+    const Options *o = &r->setup.options;
+    const double time = 3600 * o->train_hours, left = time - run_seconds(r) - save_seconds(r);
+    const int64_t T = r->setup.shape.seq_len;
+    const double batch = (double)(m->batch * T);
+    if (m->step < r->saving.first_step + WARM) return 0;
+    r->saving.timed_tokens += batch;
+    r->saving.timed_seconds += batch / m->tok_per_s;
+    if (left > 0.9 * time && (m->step < STEPS || left > 0.98 * time)) return 0;
+    const double a_token = r->saving.timed_seconds / r->saving.timed_tokens;
+    double validation = 0; // seconds per step: one pass, where training takes three
+    if (r->data.val && o->val_every > 0)
+        validation = fmin((double)o->val_tokens, (double)dataset_describe(r->data.val).tokens) * a_token / 3 /
+                     (double)o->val_every;
+    const double steps = fmax(0, left) / (batch * a_token + validation);
+    const double all = fmin((double)m->tokens + steps * batch, (double)HORIZON_UNDECIDED);
+    const double unit = pow(10, floor(log10(all)) - 2);
+    const int64_t tokens = (int64_t)(floor(all / unit) * unit) / T * T;
+    return tokens > m->tokens ? tokens : m->tokens;
+}
+
+static int decide_length(Run *r, const StepMetrics *m, Error *e) {
+    int64_t tokens = is_rank0(&r->setup) ? tokens_for_hours(r, m) : 0;
+    TRY(comm_broadcast(r->setup.comm, &tokens, sizeof tokens, e));
+    if (!tokens) return 0;
+    TRY(run_set_horizon(r, tokens, e));
+    if (!is_rank0(&r->setup)) return 0;
+    progress_break(&r->output.progress);
+    r->output.progress.ends = 0;
+    r->output.progress.horizon = tokens;
+    printf("length  %lld tokens fill --train-hours %g\n", (long long)tokens, r->setup.options.train_hours);
+    return write_run_json(r, e);
 }
 
 // ---- Validation, samples --------------------------------------------------------------------------------------------
@@ -139,6 +179,7 @@ int train_run(Run *r, Error *e) {
     r->saving.limit = !o->max_hours ? INFINITY
                       : end         ? clock_seconds() + strtod(end, NULL) - (double)time(NULL)
                                     : r->setup.started + 3600 * o->max_hours;
+    if (o->train_hours && !r->position.at.horizon) r->output.progress.ends = r->position.begun + 3600 * o->train_hours;
     double *scale = &r->position.at.loss_scale.scale; // 0: the run begins, or had another type than fp16
     if (!r->setup.engine_api->needs_loss_scale) *scale = 0;
     else if (*scale == 0) *scale = o->loss_scale > 0 ? o->loss_scale : LOSS_SCALE_START;

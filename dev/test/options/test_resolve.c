@@ -99,6 +99,7 @@ static void test_contradictions(void) {
         {"--train a --steps 5 --hellaswag-every 5 --hellaswag=", "--hellaswag is empty"},
         {"--train a --steps 5 --check=", "--check is empty"}, // of a script's "$UNSET"
         {"--check dir --sample-only --model dir", "--sample-only and --check"},
+        {"--train a --steps 5 --train-hours 1", "--steps and --train-hours"},
         {"--train a --steps 5 --zero 1 --reduce micro-step", "--reduce micro-step is only useful with --zero 2 or 3"},
         {"--dry-run --micro-batch 65536 --seq-len 65536", "--micro-batch 65536 x --seq-len 65536"},
         {"--train a --train-tokens 1e4 --ramp seesaw --batch-min 2 --batch-max 4 --lr 0", "and --lr is 0"},

@@ -158,6 +158,18 @@ goes_on_from_the_moments() { # --with-optimizer: all rows are alike, so the bits
     printf x | dd of=on_adamw/step_00000010/training/optimizer.safetensors bs=1 seek=2000 conv=notrunc status=none
     refuses 65 'optimizer.safetensors' on_adamw/step_00000010 --out refused
 }
+fills_its_hours() { # --train-hours: a run decides its length and step_rows once; a resumed run keeps both
+    local begun took tokens base="--ramp gns --batch-min 5 --batch-max 40 --ramp-kappa 128 --checkpoint-every 5 --keep 0"
+    begun=$(date +%s%N)
+    run 2 t2 $base --train-hours 0.001 && took=$((($(date +%s%N) - begun) / 1000000)) || return 1
+    [ $took -gt 1000 ] && [ $took -lt 40000 ] || { echo "$took ms of 3600"; tail -n 3 t2.log; return 1; }
+    tokens=$(grep -oE '"tokens": [0-9]+' t2/metrics.jsonl | tail -n 1 | grep -oE '[0-9]+')
+    [ "$(grep -c "^length  $tokens tokens fill" t2.log)" = 1 ] && grep -q "\"horizon_tokens\": $tokens," t2/run.json &&
+        [ "$(grep -c first_step t2/run.json)" = 1 ] || { echo "$tokens"; grep horizon t2/run.json; return 1; }
+    cp -r t2 u2 && forget_newest u2 && resumes 2 u2 $base --train-hours 0.001 && ! grep '^length' u2.log && same_run t2 u2 || { tail -n 3 u2.log; return 1; }
+    wanted=64 run 2 t2 $base --train-hours 0.002 &&
+        grep -q "this run has 0.001, and its length is decided. use --train-tokens; its length is" t2.log
+}
 reduced_at_every_micro_step() { # another order of summation: equal up to rounding
     run 3 m3 $ramp_run --zero 2 --reduce micro-step && agree r1 m3 &&
         run 3 m_weights $ramp_run --zero 3 --reduce micro-step --recompute block && same_weights m3 m_weights || return 1
@@ -350,6 +362,7 @@ optimizer_agrees lamb 3
 optimizer_agrees muon 5
 another_optimizer_resumes
 goes_on_from_the_moments
+fills_its_hours
 zero_agrees
 masks_agree
 reduced_at_every_micro_step

@@ -228,6 +228,10 @@ static void test_another_runs_checkpoint(void) {
     disturbed.nan_from = disturbed.nan_to = 0, disturbed.command = NULL;
     CHECK(file_exists("mine/step_00000025"), "another run's");
     CHECK(file_mentions("mine/metrics.rolled_back.jsonl", "{\"step\": 7}\n{\"step\": 25,"), "lines are appended");
+    size_t bytes;
+    char *state = read_text("mine/step_00000050/training/state.json", &bytes);
+    CHECK(state && number_in(state, "seconds") > 1, "the time of undone steps counts (--train-hours)");
+    memory_free(state);
 }
 
 static void roll_back(const Archive *archive, int64_t step, FILE *notes) {
