@@ -1,5 +1,5 @@
-// The trainer's options: its table, its command line with llm.c's short flags, and the options as text: --help,
-// --print-options and run.json.
+// The trainer's options: its table, its command line with llm.c's short flags and hints for other trainers' names, and
+// the options as text: --help, --print-options and run.json.
 #include "options/options.h"
 
 #include "base/files.h"
@@ -38,6 +38,51 @@ void option_note(Options *o, const char *format, ...) {
 }
 
 // ---- The command line -----------------------------------------------------------------------------------------------
+
+// Names in nanoGPT, Hugging Face and others that differ from ours: dev/docs/coming-from.md.
+static const ForeignName foreign_names[] = {
+    {"adam-beta1", "beta1", NULL},
+    {"adam-beta2", "beta2", "default 0.95 here, 0.999 there"},
+    {"adam-epsilon", "eps", NULL},
+    {"attn-pdrop embd-pdrop resid-pdrop", "dropout", "one for all three kinds"},
+    {"always-save-checkpoint", "checkpoint-every", "N steps; False is 0, with keep-best"},
+    {"batch batch-size per-device-train-batch-size per-device-eval-batch-size", "micro-batch", "rows of a device"},
+    {"block-size n-positions", "seq-len", NULL},
+    {"config-name init-from model-name-or-path", "model", "a preset starts from scratch; the same command resumes"},
+    {"config-overrides n-layer", "layers", NULL},
+    {"decay-lr lr-scheduler-type", "lr-schedule", "constant is decay_lr = False"},
+    {"deepspeed", "zero", "its stage"},
+    {"eval-interval eval-steps", "val-every", NULL},
+    {"eval-iters", "val-tokens", "times batch_size times block_size"},
+    {"gpus num-gpus nproc nproc-per-node", "ranks", "to plan for with dry-run; mpirun -np starts as many"},
+    {"gradient-accumulation-steps", "batch-tokens", "times rows of a device, devices and the length of a row"},
+    {"gradient-checkpointing", "recompute", "block"},
+    {"label-smoothing-factor", "label-smoothing", NULL},
+    {"learning-rate lr-rate", "lr", NULL},
+    {"load-best-model-at-end", "keep-best", NULL},
+    {"lr-decay-iters max-iters max-steps", "steps", "or train-tokens; the schedule ends where the run ends"},
+    {"max-grad-norm", "grad-clip", NULL},
+    {"max-new-tokens", "sample-tokens", NULL},
+    {"min-lr", "final-lr-frac", "as a share of the learning rate"},
+    {"n-embd", "channels", NULL},
+    {"n-head", "heads", NULL},
+    {"num-samples", "samples", NULL},
+    {"num-train-epochs", "epochs", NULL},
+    {"optim", "optimizer", "adamw, lamb or muon"},
+    {"out-dir output-dir", "out", NULL},
+    {"overwrite-output-dir", "fresh", "the earlier run is moved aside"},
+    {"save-steps", "checkpoint-every", NULL},
+    {"save-total-limit", "keep", NULL},
+    {"start", "prompt", NULL},
+    {"train-file", "train", "token shards, made by data/tokenize"},
+    {"validation-file", "val", "token shards, made by data/tokenize"},
+    {"warmup-iters warmup-steps", "warmup-tokens", "times the tokens of a step"},
+    {"warmup-ratio", "warmup-tokens", "times the tokens of the run"},
+    {"report-to wandb-log", NULL, "run scripts/to_tensorboard.py RUN --follow, or to_wandb.py, beside the run"},
+    {"bias compile resume-from-checkpoint compare-every", NULL, "leave it out: dev/docs/coming-from.md"},
+    {"deadline-setup deadline-step deadline-checkpoint", "deadline", "that of a step"},
+    {NULL, NULL, NULL},
+};
 
 // llm.c's flags without a counterpart here. Each has a value; the parser ignores it.
 static const char *const foreign_flags[] = {"-nm", "-f",  "-w",  "-ge", "-a",  "-lg", "-pi",
@@ -91,7 +136,8 @@ static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Erro
 }
 
 OptionTable options_table(Options *o) {
-    return (OptionTable){option_rows,         OPTION_COUNT, .values = o, .given = o->given, .read_word = parse_short,
+    return (OptionTable){option_rows,         OPTION_COUNT,      foreign_names,
+                         .values = o,         .given = o->given, .read_word = parse_short,
                          .is_short = is_short};
 }
 
@@ -117,7 +163,7 @@ void options_print_help(FILE *f, const Options *o, const char *program) {
     fprintf(f, "\nExit codes: 0 done; 64 usage; 65 bad input; 69 no usable GPU or instructions; 70 internal;\n"
                "71 out of memory; 74 writing failed; 75 stopped by a signal, run the same command again;\n"
                "76 the loss or gradient is not finite; 78 a rank was lost, a deadline passed, or the ranks'\n"
-               "weights differ.\n\nNames in llm.c, nanoGPT and Hugging Face: dev/docs/coming-from.md\n");
+               "weights differ.\n");
 }
 
 int options_print(FILE *f, const Options *o, Error *e) {

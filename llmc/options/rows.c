@@ -246,9 +246,19 @@ static int edit_distance(const char *a, const char *b) {
 }
 
 int rows_unknown(const OptionTable *t, const char *said, const char *name, const char *dashes, Error *e) {
-    char flag[FLAG_BYTES], nearest[FLAG_BYTES] = "";
-    int best = 1 + (int)size_min(2, (strlen(name) + 1) / 3); // more edits make another name
+    char names[120], flag[FLAG_BYTES], nearest[FLAG_BYTES] = "", wanted[FLAG_BYTES + 2];
     FAIL(e, ERR_USAGE, "--help lists the options", "unknown option " SAID, said);
+    snprintf(wanted, sizeof wanted, " %.*s ", FLAG_BYTES - 1, name);
+    for (char *c = wanted; *c; c++)
+        if (*c == '_') *c = '-';
+    for (const ForeignName *f = t->foreign; f && f->names; f++) {
+        snprintf(names, sizeof names, " %s ", f->names);
+        if (!strstr(names, wanted)) continue;
+        if (!f->ours) return error_hint(e, "%s", f->note);
+        return error_hint(e, "the option here is %s%s%s%s", dashes, f->ours, f->note ? ": " : "",
+                          f->note ? f->note : "");
+    }
+    int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // more edits make another name
     for (int id = 0; id < t->count && strlen(name) < FLAG_BYTES; id++) {
         row_flag(flag, &t->rows[id]);
         int distance = edit_distance(name, flag + 2);

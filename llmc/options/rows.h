@@ -46,14 +46,20 @@ typedef struct {
     bool of_invocation; // not part of a run: --config RUN/run.json ignores it
 } OptionRow;
 
+// Another program's option. names: its names there, separated by blanks; ours: our name or NULL; note: a hint or NULL.
+typedef struct {
+    const char *names, *ours, *note;
+} ForeignName;
+
 typedef struct OptionTable OptionTable;
 struct OptionTable {
     const OptionRow *rows;
     int count;
-    void *values;      // the struct that holds the rows' fields
-    uint8_t *given;    // OPTION_GIVEN_* bits of each row
-    const char *about; // the option that --help NAME asks for, without dashes; NULL: all
-    void *context;     // for the functions below
+    const ForeignName *foreign; // ends with a row of NULLs; may be NULL
+    void *values;               // the struct that holds the rows' fields
+    uint8_t *given;             // OPTION_GIVEN_* bits of each row
+    const char *about;          // the option that --help NAME asks for, without dashes; NULL: all
+    void *context;              // for the functions below
 
     // Reads a word that is not --name; moves *i to the last word that it has read.
     int (*read_word)(const OptionTable *t, int argc, char **argv, int *i, Error *e);
@@ -112,5 +118,6 @@ int rows_read_config(const OptionTable *t, char *text, size_t bytes, const char 
 int rows_next_value(const OptionTable *t, const OptionRow *row, int argc, char **argv, int *i,
                     char joined[OPTION_TEXT + 2], const char **value, Error *e);
 
-// Returns ERR_USAGE and names the nearest option. name: without dashes; dashes: "--" for a flag, "" for a line of a file.
+// Returns ERR_USAGE and names the nearest option, or our name of another program's option. name: without dashes;
+// dashes: "--" for a flag, "" for a line of a file.
 int rows_unknown(const OptionTable *t, const char *said, const char *name, const char *dashes, Error *e);

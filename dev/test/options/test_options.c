@@ -147,8 +147,13 @@ static void test_command_line_errors(void) {
     static const struct {
         const char *words, *says, *hint;
     } cases[] = {
-        {"--micro-bach 4", "--micro-bach", "did you mean --micro-batch?"}, {"--batch-sise 4", "unknown option", "--help lists"},
-        {"--frobnicate", "unknown option", "--help lists"}, {"--", "unknown option", ""}, {"-", "'-'", ""},
+        {"--micro-bach 4", "--micro-bach", "--micro-batch"}, {"--batch-sise 4", "unknown option", ""},
+        {"--frobnicate", "unknown option", "--help"}, {"--gpus 8", "unknown option", "--ranks"},
+        {"--batch_size=8", "unknown option", "--micro-batch"}, {"--learning_rate 1", "unknown option", "the option here is --lr"},
+        {"--n-layer 4", "unknown option", "--layers"},
+        {"--warmup_steps 4", "unknown option", "--warmup-tokens: times the tokens of a step"},
+        {"--gradient_accumulation_steps 4", "unknown option", "--batch-tokens: times rows"},
+        {"--resume_from_checkpoint x", "unknown option", "leave it out"}, {"--", "unknown option", ""}, {"-", "'-'", ""},
         {"-Q 4", "-Q", ""}, {"train.bin", "train.bin", ""}, {"--lr 1 2", "'2' is no option", ""},
         {"--lr 1 --lr 1", "--lr is given twice", ""}, {"--lr 1 -l 1", "twice", ""}, {"-u 5 --warmup-tokens 1", "twice", ""},
         {"--dry-run --dry-run", "twice", ""}, {"--lr", "--lr has no value", ""}, {"--train --val x", "--train has no value", ""},

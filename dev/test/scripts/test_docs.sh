@@ -38,6 +38,19 @@ tables() {
     ' dev/docs/coming-from.md
 }
 
+# The trainer answers the other trainers' names as the tables do.
+foreign() {
+    local name ours said
+    sed -n '/^## From nanoGPT/,/^A GPT-2 of your own/p' dev/docs/coming-from.md | grep -E '^[|] `[^|]*[|] `--' | while IFS='|' read -r _ name ours _; do
+        ours=$(grep -oE -- '--[a-z0-9-]+' <<< "$ours" | head -n 1)
+        for name in $(grep -oE '`(--)?[a-z0-9_]+[` ]' <<< "${name%% (*}" | tr -d '` ' | tr _ -); do
+            [ "--${name#--}" != "$ours" ] && [ "$name" != get-batch ] || continue
+            said=$("$train" "--${name#--}" 1 2>&1)
+            [ $? = 64 ] && [[ $said == *"the option here is $ours"* ]] || echo "$name, $ours: $said"
+        done
+    done
+}
+
 # The flags of llm.c that the page calls skipped are skipped.
 passed_over() {
     local flag flags said
@@ -202,7 +215,7 @@ results() { # dev/RESULTS.md is what results.py draws
     "$python" dev/bench/results.py draw dev/results "$work/page.md" && cmp dev/RESULTS.md "$work/page.md"
 }
 
-for test in tables passed_over options files tree evening decided arrows readme size container results; do
+for test in tables foreign passed_over options files tree evening decided arrows readme size container results; do
     begin
     complaints=$($test 2>&1)
     check "$(head -n 5 <<< "$complaints")" [ -z "$complaints" ]
