@@ -278,3 +278,19 @@ def draw_roofline(plan, runs):
     run_key(figure, [], kind_of_line("planned kernels", color=FAINT, lw=0, marker="o"),
             *(kind_of_line(label, color=colour, lw=0, marker="s") for label, colour, _ in steps))
     return figure
+
+
+def draw_knee(batch, steps, s_min, e_min):
+    """Draws examples against steps to one loss: the runs, and the fit E = E_min S / (S - S_min) with its knee at B_crit."""
+    figure, axes = plt.subplots(figsize=(7, 5))
+    sizes = np.geomspace(min(batch.min(), e_min / s_min) / 4, 4 * max(batch.max(), e_min / s_min), 201)
+    axes.plot(s_min + e_min / sizes, sizes * s_min + e_min, color=FAINT, lw=1.5, label="fit")
+    axes.plot(2 * s_min, 2 * e_min, "s", color=COLOURS[1], label=f"B_crit = {e_min / s_min:.4g} rows")
+    axes.plot(steps, batch * steps, "o", color=COLOURS[0], label="runs")
+    for b, s in zip(batch, steps):
+        axes.annotate(f" {b:g}", (s, b * s))
+    axes.axvline(s_min, color=FAINT, **DASHED)
+    axes.axhline(e_min, color=FAINT, **DASHED)
+    axes.set(xscale="log", yscale="log", xlabel="steps S", ylabel="examples E")
+    axes.legend()
+    return figure
