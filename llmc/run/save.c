@@ -28,6 +28,7 @@ struct Saver {
     int pieces;
     float *copy; // (ARRAYS, stride): the owned ranges one after the other; NULL: the thread reads the engine
     size_t elements, stride;
+    bool copies;   // every rank has memory for its copy
     Pulse pulse;   // counts in `done`
     Manifest same; // keeps the files that every checkpoint repeats: configuration and tokenizer. On rank 0
     Worker worker;
@@ -109,14 +110,16 @@ int saver_create(Saver **out, const Run *r, Error *e) {
 }
 
 int saver_prepare(Saver *s, Error *e) {
-    const size_t bytes = ARRAYS * s->stride * sizeof(float);
-    int code = bytes ? memory_alloc((void **)&s->copy, bytes, "the copy of a checkpoint", e) : 0;
-    if (code)
-        error_hint(e, "use more ranks or a machine with more memory%s",
-                   s->run->setup.whole.part ? "" : "; a run that saves only at its end needs no copy");
-    TRY(comm_agree(s->run->setup.comm, code, e));
-    if (s->copy) worker_start(&s->worker, touch_copy, s, "a copy", &(Error){0}); // on failure the save touches it
-    return 0;
+    double missing = 0;
+    if (s->elements)
+        missing = memory_alloc((void **)&s->copy, ARRAYS * s->stride * sizeof(float), "a copy", &(Error){0}) != 0;
+    if (s->copy) worker_start(&s->worker, touch_copy, s, "a copy", &(Error){0}); // else the save touches it
+    TRY(comm_sum(s->run->setup.comm, &missing, 1, e));
+    s->copies = missing == 0;
+    if (s->copies || !s->run->setup.whole.part) return 0;
+    comm_settle(s->run->setup.comm);
+    return FAIL(e, ERR_MEMORY, "use more ranks, or a machine with more memory",
+                "a rank has no memory for its copy of a checkpoint, which --tensor needs");
 }
 
 void saver_destroy(Saver *s) {
@@ -432,7 +435,7 @@ static int save(Run *r, bool waits, int *unsaved, Error *e) {
             TRY(await_save(r, e));
             begun = s->error.code;
             TRY(comm_broadcast(comm, &begun, sizeof begun, e));
-        }
+        } else if (!s->copies) TRY(await_written(s, e));
         s->paused = clock_seconds() - s->started;
     }
     progress_end(&r->output.progress);

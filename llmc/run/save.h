@@ -25,10 +25,10 @@
 //   1. At most one save is running. All main threads start it together, and leave `writing` together: the sums of
 //      saver_counts over the ranks tell them that no rank writes any more.
 //   2. A checkpoint is the state after one step. Each rank's thread first copies what the rank owns; the main thread
-//      awaits the copy before the next update (await_copy). In a run that saves only at its end the thread reads the
-//      engine instead. compare_ranks, called before, has awaited all weights: a thread's store waits for no transfer.
-//      With --tensor each rank writes a part of the whole model: the main threads exchange its values into the copy
-//      first, while training waits.
+//      awaits the copy before the next update (await_copy). Where a rank has no memory for the copy, its thread reads
+//      the engine, and all ranks wait until everything is written. compare_ranks, called before, has awaited all
+//      weights: a thread's store waits for no transfer. With --tensor each rank writes a part of the whole model: the
+//      main threads exchange its values into the copy first, while training waits.
 //   3. Rank 0 creates the files. Each rank opens them once and writes only through these descriptors, only its pieces.
 //   4. While writing or finishing, the thread owns the copy, the pieces, the text of state.json, the manifest, the
 //      notes and the error. The main thread reads only the atomics `copying`, `ended` and `done`.
