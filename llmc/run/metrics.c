@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -66,20 +67,36 @@ int metrics_flush(Metrics *m, Error *e) {
 
 enum { HOST_BYTES = 256 };
 
+// Reads the holder of the lock: a line "HOST PROCESS". False if it is unknown.
+static bool read_holder(int dir, const char *directory, char host[HOST_BYTES], long *process) {
+    char path[PATH_MAX], *text;
+    size_t bytes;
+    Error e;
+    if (path_join(path, sizeof path, directory, "written_by", &e) ||
+        file_read(dir, path, 2 * HOST_BYTES, &text, &bytes, &e))
+        return false;
+    bool known = sscanf(text, "%255s %ld", host, process) == 2;
+    memory_free(text);
+    return known;
+}
+
 // Locks metrics.jsonl, open as `fd`.
 static int take_lock(int fd, int dir, const char *directory, Error *e) {
-    char path[PATH_MAX], host[HOST_BYTES], who[HOST_BYTES + 64] = "", *text;
-    size_t bytes;
+    char host[HOST_BYTES], who[HOST_BYTES + 64] = "";
     long process;
     if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
-    TRY(path_join(path, sizeof path, directory, "written_by", e));
-    if (file_read(dir, path, 2 * HOST_BYTES, &text, &bytes, e) == 0) {
-        if (sscanf(text, "%255s %ld", host, &process) == 2)
-            snprintf(who, sizeof who, "; the last known one is process %ld on %s", process, host);
-        memory_free(text);
-    }
+    if (read_holder(dir, directory, host, &process))
+        snprintf(who, sizeof who, "; the last known one is process %ld on %s", process, host);
     return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out",
                 "%s/metrics.jsonl: another run is writing to it%s", directory, who);
+}
+
+bool run_lock_is_here(int dir, const char *directory) {
+    char host[HOST_BYTES], here[HOST_BYTES] = "unknown";
+    long process;
+    gethostname(here, HOST_BYTES - 1);
+    return read_holder(dir, directory, host, &process) && strcmp(host, here) == 0 &&
+           (kill((pid_t)process, 0) == 0 || errno == EPERM);
 }
 
 int run_lock_sign(int dir, const char *directory, Error *e) {

@@ -58,6 +58,9 @@ int metrics_open(Metrics **out, int dir, const char *directory, Error *e);
 // Writes this process into written_by. Until then the holder of the lock is unknown.
 int run_lock_sign(int dir, const char *directory, Error *e);
 
+// True if the process in written_by runs on this machine.
+bool run_lock_is_here(int dir, const char *directory);
+
 // Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. Call with no line waiting.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
