@@ -148,11 +148,19 @@ static int move_old_run(const char *out, Error *e) {
     return directory_create(place, e);
 }
 
+static bool saves_before_the_end(const Setup *setup, const Position *position) {
+    const Options *o = &setup->options;
+    if (o->run.horizon_tokens == 0) return false; // --dry-run without a run's length
+    int64_t steps = (o->run.horizon_tokens - 1) / (ramp_smallest(&position->ramp) * o->seq_len);
+    return o->on_spike || (o->checkpoint_every > 0 && steps >= o->checkpoint_every) ||
+           (best_every(o) > 0 && steps >= best_every(o));
+}
+
 // Fails unless the disk has room for the next checkpoint beside the old one. present: checkpoints in the directory.
 static int check_room(const Run *r, int present, Error *e) {
     const Archive *archive = &r->saving.archive;
     uint64_t left, one = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);
-    int needed = present || saves_in_background(&r->setup, &r->position) ? 2 : 1;
+    int needed = present || saves_before_the_end(&r->setup, &r->position) ? 2 : 1;
     TRY(disk_free(archive->dir, archive->path, &left, e));
     if (left + (uint64_t)present * one >= (uint64_t)needed * one) return 0;
     return FAIL(e, ERR_WRITE, "free some space, or choose another --out",
@@ -198,12 +206,7 @@ static int setup_directory(Run *r, Error *e) {
 }
 
 bool saves_in_background(const Setup *setup, const Position *position) {
-    const Options *o = &setup->options;
-    if (o->tensor > 1) return true;               // every save has a copy
-    if (o->run.horizon_tokens == 0) return false; // --dry-run without a run's length
-    int64_t steps = (o->run.horizon_tokens - 1) / (ramp_smallest(&position->ramp) * o->seq_len);
-    return o->on_spike || (o->checkpoint_every > 0 && steps >= o->checkpoint_every) ||
-           (best_every(o) > 0 && steps >= best_every(o));
+    return setup->options.tensor > 1 || saves_before_the_end(setup, position); // --tensor: every save has a copy
 }
 
 // (all) Every rank that writes its own state must see the run directory. Detects a mere copy of it by run.json, which
