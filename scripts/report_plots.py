@@ -65,7 +65,7 @@ def svg_of(figure, title):
 
 
 def token_axis(axes, **labels):
-    """Sets the titles, and numbers with k, M and B along the axis of tokens."""
+    """Labels the axes. Numbers along the axis of tokens end in k, M or G."""
     axes.set(**{"xlabel": "tokens", **labels})
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
@@ -89,8 +89,8 @@ def run_key(figure, runs, *more):
 
 
 def loss_limits(runs):
-    """Limits the axis to losses from the lowest to the highest smoothed one after 5% of the tokens. The fall from the
-    random start would flatten the rest."""
+    """Returns limits of the loss axis: they hold all validation losses, and the smoothed losses after 5% of the tokens.
+    The fall from the random start would flatten the rest."""
     losses = []
     for run in runs:
         losses += [x for x, row in zip(smooth_column(run, "loss"), run.rows)

@@ -86,8 +86,8 @@ VECTOR_INLINE Vec vec_exp(Vec x) {
     p = p * r + 0x1.55548ep-3f;
     p = p * r + 0x1.fffff8p-2f;
     Vec exp_r = (p * r) * r + r + 1.0f;
-    // Multiply by 2^n in two halves: 2^128 alone would overflow. n is unsigned: far outside the range it is any
-    // integer, and the selects below discard the result.
+    // Multiply by 2^n in two halves: 2^128 alone would overflow. n_bits is unsigned, so it may wrap: for x far outside
+    // the range it is any integer, and the selects below discard the result.
     VecBits n_bits = (VecBits)biased - (VecBits)vec_set(shift), half = (VecBits)((VecInt)n_bits >> 1);
     Vec result = exp_r * (Vec)((half + 127) << 23) * (Vec)((n_bits - half + 127) << 23);
     result = vec_select(x < -87.33654f, (Vec){0}, result);

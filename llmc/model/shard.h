@@ -5,7 +5,7 @@
 
 GNS_C_BEGIN
 
-// Returns the elements of an owned array: it holds the owned ranges (EngineConfig.owned) one after the other.
+// Returns the number of elements of an owned array: the owned ranges (EngineConfig.owned), one after the other.
 size_t shard_elements(const EngineConfig *config);
 
 // A piece of a range that this rank stores, and its offset in the stored array.

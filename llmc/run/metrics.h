@@ -27,7 +27,7 @@ typedef struct {
     int64_t step, tokens, examples; // done, this step included
     int64_t batch;                  // rows of this step
     double loss;                    // nats per token, mean over the batch, before the update
-    double nll;                     // loss without label smoothing: loss_nll; NaN: the same
+    double nll;                     // field loss_nll: loss without label smoothing; NaN: --label-smoothing is 0
     double lr;
     double grad_norm;  // norm of the mean gradient, before clipping; null if not finite
     double tok_per_s;  // over the time until the step's numbers arrive; a GPU's update counts in the next step
@@ -64,8 +64,8 @@ bool run_lock_is_here(int dir, const char *directory);
 // Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. Call with no line waiting.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
-// Call before metrics_begin, in a rollback: writes the waiting lines, and appends those that metrics_begin will cut to
-// metrics.rolled_back.jsonl.
+// Call before metrics_begin, in a rollback: writes the waiting lines, then appends to metrics.rolled_back.jsonl the
+// lines that metrics_begin will cut.
 int metrics_set_aside(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
 int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, with the lines that wait
@@ -77,7 +77,8 @@ size_t metrics_waiting(const Metrics *m); // bytes of lines that wait; 0 for NUL
 int metrics_flush(Metrics *m, Error *e);  // writes the waiting lines; ERR_WRITE if that still fails
 
 // The following fail with ERR_MEMORY only: lines that cannot be written wait. Estimates are null while B was below 2 in
-// all steps so far, or while EMA(G2) <= 0. norm: NAME_norm; NaN: none.
+// all steps so far, or while EMA(G2) <= 0. metrics_test writes x as the field `name`, and norm as NAME_norm; a
+// norm that is NaN is left out.
 int metrics_step(Metrics *m, const StepMetrics *step, const Noise *noise, Error *e);
 int metrics_test(Metrics *m, int64_t step, int64_t tokens, const char *name, double x, double norm, Error *e);
 int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e);

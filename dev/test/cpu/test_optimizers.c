@@ -101,7 +101,7 @@ static void test_nonfinite_gradient(void) {
 static void check_adamw(size_t n, bool decay) {
     enum { PARAM, GRAD, MOMENT1, MOMENT2, ARRAYS };
     const AdamWStep step = adamw_step(1e-2, 0.9, 0.95, 1e-8, 0.1, 3, 0.5);
-    float *x[ARRAYS], *was[ARRAYS], *rounded = guarded_array(n); // rounded: uses two bytes of four
+    float *x[ARRAYS], *was[ARRAYS], *rounded = guarded_array(n); // rounded: n bf16 values in its first half
     for (int k = 0; k < ARRAYS; k++) {
         x[k] = guarded_array(n), was[k] = guarded_array(n);
         for (size_t i = 0; i < n; i++) x[k][i] = was[k][i] = k == MOMENT2 ? fabsf(random_float()) : random_float();

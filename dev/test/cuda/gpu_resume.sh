@@ -15,7 +15,7 @@ end_all() {
 trap end_all EXIT
 failed=0
 
-verdict() { # NAME CONDITION'S EXIT CODE WHY
+verdict() { # NAME CODE WHY: FAIL, and WHY, unless CODE is 0
     if [ "$2" = 0 ]; then echo "PASS gpu_resume/$1"; else echo "FAIL gpu_resume/$1: $3" && failed=1; fi
 }
 
@@ -41,11 +41,11 @@ stop_after() { # RUN STEPS SIGNAL OPTIONS...
     echo $?
 }
 
-# All but what a run's directory and clock decide.
+# Print state.json and metrics.jsonl without the fields that depend on the run's directory or on time.
 state() { grep -vE '"(out|metrics_bytes|seconds)"' "$work/$1/$2/training/state.json"; } # RUN CHECKPOINT
 without_clock() { sed -E 's/"(tok_per_s|slowest_rank|wait_share|mfu|memory[a-z_]*)": [^,}]*,? ?//g' "$work/$1/metrics.jsonl"; }
 
-# PARTS is WHOLE: weights, moments and state of the last checkpoint, and metrics.
+# Checks that run PARTS ended like run WHOLE: the last checkpoint's weights, moments and state, and the metrics.
 verdict_same() { # NAME WHOLE PARTS
     local last file
     last=$(basename "$(newest_checkpoint "$work/$2")")
@@ -94,10 +94,10 @@ verdict resumed $? "$(grep -c '^resuming' "$work/parts.log") times"
 verdict_same parts whole parts
 last=$(basename "$(newest_checkpoint "$work/whole")")
 
-# Side by side. Each line is a document: a newline is the token that opens one.
+# A vocabulary whose newline is <|endoftext|>: each line is a document.
 mkdir "$work/lines" && cp "$work/whole/$last/merges.txt" "$work/lines" &&
     sed 's/"\xc4\x8a": 10/"<|endoftext|>": 10/' "$work/whole/$last/vocab.json" > "$work/lines/vocab.json"
-set -m # each a group of processes, which the trap ends
+set -m # side by side, each in a process group that the trap ends
 resumes muon --optimizer muon > "$work/muon.verdicts" &
 resumes lamb --optimizer lamb > "$work/lamb.verdicts" &
 resumes masks --dropout 0.1 --label-smoothing 0.1 --document-mask --tokenizer "$work/lines" > "$work/masks.verdicts" &

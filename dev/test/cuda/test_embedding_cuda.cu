@@ -17,7 +17,7 @@ struct Case {
     uint16_t token(int row) const { return tokens[(size_t)(row / T) * (T + 1) + row % T]; }
 };
 
-// d_first NULL: without documents and dropout, whose results are exact.
+// d_first NULL: no documents, no dropout; the result must then be exact.
 static void check_forward(const Case &k, const uint16_t *d_first, const std::vector<uint16_t> &first) {
     const bool masked = d_first != NULL;
     const std::vector<real> wte = random_vector<real>((size_t)k.V * k.C), wpe = random_vector<real>((size_t)k.T * k.C);
@@ -94,7 +94,8 @@ static double squares_reference(double squares[3], const Case &k, int b, const f
     return magnitude;
 }
 
-// Gathers the head's rows. Each token of an example has its last position, all others 0.
+// Checks row_at: 1 + a token's last position in an example; 0 if it does not occur. Returns the head's rows, gathered
+// by row_at.
 static float *gathered(const Case &k, const float *U) {
     const size_t VC = (size_t)k.V * k.C, TC = (size_t)k.T * k.C;
     float *UG = device_new<float>(k.count());
@@ -144,7 +145,7 @@ static std::vector<uint16_t> check_documents(const Case &k, int separator) {
     return first;
 }
 
-// The gradient of wpe, and its per-example squares, by position.
+// Checks wpe's gradient and its per-example squares. Positions count from the document's start.
 static void check_positions(const Case &k, const std::vector<uint16_t> &first) {
     const size_t C = k.C;
     const std::vector<float> before = random_vector<float>(k.T * C);
@@ -170,7 +171,7 @@ static void check_positions(const Case &k, const std::vector<uint16_t> &first) {
 }
 
 static void check_masks(const Case &k) {
-    const int separator = k.token(random_int(0, k.rows() - 1)); // occurs; often where it is a frequent word
+    const int separator = k.token(random_int(0, k.rows() - 1)); // a random row's token: it occurs at least once
     const std::vector<uint16_t> first = check_documents(k, separator);
     check_forward(k, device_from(first), first);
     check_positions(k, first);
@@ -193,7 +194,7 @@ static void embedding_case(Shape s, int V) {
 static void test_embedding(void) {
     for (Shape s : random_shapes()) embedding_case(s, random_int(1, 90));
     embedding_case({3, 500, 24}, 5000);
-    embedding_case({2, 700, 9}, 1); // one run through everything
+    embedding_case({2, 700, 9}, 1); // all tokens are equal: one run across all tiles
     embedding_case({2, 40, 3}, 65536);
     if (!small_shapes_only) embedding_case({MICRO_BATCH_MAX, 1, 3}, 5);
 }

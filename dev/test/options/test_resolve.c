@@ -97,7 +97,7 @@ static void test_contradictions(void) {
         {"--eval-only --model dir --val b --sample-only", "--sample-only and --eval-only"},
         {"--eval-only --model dir --val b --check c", "--eval-only and --check"},
         {"--train a --steps 5 --hellaswag-every 5 --hellaswag=", "--hellaswag is empty"},
-        {"--train a --steps 5 --check=", "--check is empty"}, // of a script's "$UNSET"
+        {"--train a --steps 5 --check=", "--check is empty"}, // a script's --check="$UNSET"
         {"--check dir --sample-only --model dir", "--sample-only and --check"},
         {"--train a --steps 5 --train-hours 1", "--steps and --train-hours"},
         {"--train a --steps 5 --zero 1 --reduce micro-step", "--reduce micro-step is only useful with --zero 2 or 3"},
@@ -113,7 +113,8 @@ static void test_contradictions(void) {
 }
 
 // Options without effect. REFUSED: the error names the option and what it needs. NOTED: llm.c's scripts give it,
-// another option's value decides, or nothing is trained. SILENT: the option has an effect.
+// another option's value decides, or nothing is trained. SILENT: the option has an effect, or its value (0, empty) asks
+// for none.
 typedef enum { REFUSED, NOTED, SILENT } Effect;
 // clang-format off
 static const struct {
@@ -239,7 +240,7 @@ static void test_the_command_line_wins(void) {
         CHECK_ERROR(resolve_with_file(&o, bad[i][0], bad[i][1], &e), &e, ERR_USAGE, bad[i][2]);
 }
 
-// --gns without a value counts as ln until the device is known.
+// If --gns is not given, it counts as ln until the device is known.
 static void test_gns_default(void) {
     static const char ramp[] = "--train a --train-tokens 1e6 --ramp gns --batch-min 2 --batch-max 32";
     static const struct {

@@ -61,7 +61,8 @@ reports_ranks_that_wait() {
     plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said '^  compute-bound up to 8 ranks: ' # the batch has 8 rows
 }
 rows() { grep -oE '^[> ] +8 +1 .*' plan.txt | cut -c2- | sort; }
-compares_cuts() { # of 8 ranks: the same rows and bounds whatever --tensor the plan has
+# The table's lines for 8 ranks do not depend on the plan's --tensor. A copy's size does not depend on --zero.
+compares_cuts() {
     local cut d24="--model d24 --device H200 --ranks 8 --batch-tokens 524288 --micro-batch 16"
     plan $d24 && rows > rows.txt && said '^  compute-bound up to 118 ranks' || return 1
     for cut in 2 4 8; do plan $d24 --tensor $cut && cmp <(rows) rows.txt || { cat plan.txt; return 1; }; done
@@ -69,7 +70,7 @@ compares_cuts() { # of 8 ranks: the same rows and bounds whatever --tensor the p
     plan --model d2 --ranks 4 --tensor 2 --zero 0 --batch-tokens 8192 && cp plan.txt plan0.txt && plan --model d2 --ranks 4 --tensor 2 --zero 1 --batch-tokens 8192 &&
         cmp <(grep copy plan0.txt) <(grep copy plan.txt)
 }
-step_of() { # MESH, its blanks as @: prints the step's ms of `options`
+step_of() { # MESH (@ for blanks): prints a step's milliseconds with `options` and MESH
     local mesh=${1//@/ }
     # shellcheck disable=SC2086
     [[ $mesh == *micro-batch* ]] || mesh+=" --micro-batch $rows"
@@ -91,8 +92,9 @@ compares_the_modes() { # for a model too large for one card
     plan --device H200 --model d84 --micro-batch 4 && said '^  ranks from which it fits, at this micro-batch: none with --zero 0, 4 with 1, 3 with 2, 3 with 3' &&
         plan --model d2 --ranks 4 --batch-tokens 8192 && said '^> +4 +1 .* unknown '
 }
-# Compares with "How to scale your model" (Austin et al. 2025): its example (a pod, by its figures), then switches.
-# twin.py knows only the transfers of one MLP, in float64, and searches splits and batches.
+# Compares with "How to scale your model" (Austin et al. 2025): first the book's example, a TPU pod with the
+# book's figures; then GPUs behind switches. twin.py knows only the transfers of one MLP, in float64, and searches
+# splits and batches.
 agrees_with_the_textbook() {
     local python
     python=$(find_python) || skip "no Python" || return
@@ -127,8 +129,9 @@ agrees_with_the_textbook() {
     plan --device pod --device-flops 459 --device-bandwidth 2765 --device-link 180 --device-axes 3 --device-count 8960 --ranks 8960 \
         --layers 80 --heads 56 --channels 7168 --vocab-size 50257 --seq-len 128 --batch-tokens 4194304 --micro-batch 1 --zero 3 &&
         ! grep -q '^ *16384 ' plan.txt && "$python" twin.py 459e12 180e9 3 8960 4194304 7168 80 50257 > twin.txt || return 1
-    grep -q '^468 850 34 113 1619 ' twin.txt || { cat twin.txt; return 1; } # the textbook's
-    said '^  advice: --zero 1 --tensor 4; --zero 1 takes 1\.' || return 1 # its best split: 8960 / 1619 = 5.5
+    grep -q '^468 850 34 113 1619 ' twin.txt || { cat twin.txt; return 1; } # the textbook's numbers
+    # The book's best split is 8960 / 1619 = 5.5 ranks for tensors. The advice tries only powers of two.
+    said '^  advice: --zero 1 --tensor 4; --zero 1 takes 1\.' || return 1
     plan --device H200 --ranks 8 --layers 4 --heads 64 --channels 8192 --vocab-size 1000 --seq-len 64 --batch-tokens 16384 &&
         "$python" twin.py 989e12 450e9 0 8 16384 8192 4 1000 > twin.txt || return 1
     plan --device H200 --ranks 64 --layers 4 --heads 64 --channels 8192 --batch-tokens 65536 && # network: 400 GB/s per node
