@@ -69,7 +69,7 @@ ALL_CFLAGS := -std=gnu11 -Illmc $(if $(MPI_LIBS),-DGNS_MPI) -Wall -Wextra -fopen
 LDLIBS := -lcjson -lm -lpthread
 ifeq ($(SAN),1)
 ALL_CFLAGS += -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
-$(BUILD)/llmc/cpu/%.o $(BUILD)/train_gpt2.o: ALL_CFLAGS += -O1 # compute; the others compile in half the time
+$(BUILD)/llmc/cpu/%.o $(BUILD)/train_gpt2.o: ALL_CFLAGS += -O1 # these compute; -O0 compiles in half the time
 endif
 
 # Writes a file of one line if the line has changed: what depends on the file is then rebuilt.

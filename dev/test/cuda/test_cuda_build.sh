@@ -13,7 +13,7 @@ export nvcc work
 one=build/cuda-one
 mkdir -p $one "$work/keep"
 
-# trainer.cu: the files with kernels as one, which compiles in a fraction of their time: they include the same headers. A
+# trainer.cu: the trainer's files as one, which compiles in a fraction of their time: they include the same headers. A
 # file's constants get its number.
 number=0
 cp train_gpt2.cu "$work/trainer.cu"
@@ -52,7 +52,7 @@ ptx_compiles() {
 overlaps_with_older_ptxas() {
     local python release tools
     python=$(find_python pip) || skip "no pip" || return
-    # Two kernels, of bf16 and of e4m3: these releases serialised all alike.
+    # Two kernels, one of bf16 and one of e4m3: these releases serialised all kernels of the file.
     awk '/\.(entry|func) / { wanted = /linear_kernelIL14LinearEpilogue0E/; body = 1 } !body || wanted' "$work"/keep/trainer.compute_90a.ptx > "$work/new.ptx"
     [ "$(grep -c '\.entry ' "$work/new.ptx")" = 2 ] || { echo "not two kernels of linear_sm90.cu in trainer.compute_90a.ptx"; return 1; }
     for release in 12.4.131:8.4 12.8.93:8.7; do # and the PTX that it reads

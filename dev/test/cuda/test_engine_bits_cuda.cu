@@ -537,7 +537,7 @@ static void test_fp8_after_update(void) {
     fp8 = DTYPE_FP32;
 }
 
-// More than there is: the error names a --micro-batch that fits.
+// A micro-batch that does not fit: the error says what helps.
 static void test_memory(void) {
     Error e = {};
     Model model;
