@@ -21,8 +21,8 @@ typedef struct { // an option without a default is 0 or empty; max_bytes is INT6
 enum { FORMAT_AUTO, FORMAT_TEXT, FORMAT_JSONL };
 enum { INVALID_ERROR, INVALID_BYTES, INVALID_SKIP };
 
-// Notes about a file. JSONL, JSON: its first line decided the format. MARK: it begins with a byte order mark. EOT: its
-// text holds <|endoftext|>.
+// Notes about a file. JSONL: its beginning, not its name, showed JSON Lines. JSON: a .json file that is read as text, as
+// its beginning is no JSON Lines. MARK: it begins with a byte order mark. EOT: its text holds <|endoftext|>.
 enum { NOTE_JSONL, NOTE_JSON, NOTE_MARK, NOTE_EOT, NOTES };
 
 typedef struct {
@@ -54,5 +54,6 @@ int input_decide(Input *input, const TokenizeOptions *o, const char *text, size_
 
 const char *input_name(const Input *input); // for messages
 
-// True if the input's end becomes validation (--val-fraction of one plain text).
+// True if --val-fraction makes the end of this input validation: a plain text, without --separator. Other inputs are
+// split by document.
 bool input_has_tail(const TokenizeOptions *o, const Input *input);

@@ -19,7 +19,7 @@ static struct {
     int total_failures;
 } test_state;
 
-// On failure prints where and why; the test continues, so that one run shows every fault.
+// On failure prints where and why, at most ten times per test. The test continues, so one run shows several faults.
 #define CHECK(condition, ...)                                                                                          \
     do {                                                                                                               \
         test_state.checks++;                                                                                           \

@@ -26,9 +26,9 @@ enum { THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGIS
 enum { COLUMNS = LINEAR_SM90_COLUMNS, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
 static_assert(LINEAR_SM90_MULTIPLE % PANEL == 0 && LINEAR_SM90_MULTIPLE % DEPTH == 0, "whole panels and stages");
 enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES };
-// A warp's slot holds SLOT_ROWS rows of all panels of y; by_panel: of two panels of y in turn, and slopes of all
-// panels. With e4m3 factors LINEAR_GELU's slot holds two panels of slopes in turn and one of codes. LINEAR_DGELU
-// overwrites slopes with codes.
+// A warp's slot holds SLOT_ROWS rows: of all panels of y; if by_panel, two buffers for panels of y, then the slopes of
+// all panels. With e4m3 factors LINEAR_GELU has two buffers for panels of slopes and one for codes instead of all
+// slopes. LINEAR_DGELU overwrites slopes with codes.
 enum { PANEL_BYTES = SLOT_ROWS * PANEL_ROW_BYTES, SLOPES_BYTES = SLOT_ROWS * PANEL, SLOPES_AT = 2 * PANEL_BYTES };
 enum { ROWS_BYTES = PANELS * PANEL_BYTES, SLOT_BYTES = SLOPES_AT + PANELS * SLOPES_BYTES };
 static_assert(PANELS % 2 == 1 && SLOT_BYTES >= ROWS_BYTES, "panels in turn, across the halves of a tile");
@@ -215,7 +215,8 @@ __device__ float exponential(float x, float offset, bool counts, float &sum) {
     return y;
 }
 
-// Applies the epilogue (not by_panel) to a warp's 16 rows and writes them to its slot, which holds `extra` on entry.
+// Applies the epilogue (not by_panel) to a warp's 16 rows and writes them to its slot. LINEAR_RESIDUAL: on entry the
+// slot holds `extra`.
 template <LinearEpilogue EPILOGUE, bool E4M3>
 __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, RowPair &rows,
                            const LinearJob &job, int counted) {
@@ -271,8 +272,9 @@ __device__ void slopes_in(char *slot, int p, const CUtensorMap *slope, uint64_t 
     copy_box_in(slot + SLOPES_AT + p * SLOPES_BYTES, slope, full, 0, row, panel + p);
 }
 
-// codes = the e4m3 copy of a panel, in the layout of slopes_at. Raises both halves of `most` to the largest |y| of the
-// first `rows` rows, as bits. Lane l copies 16 columns of rows l / 4 and l / 4 + 8: no bank conflicts.
+// codes = the e4m3 copy of a panel, in the layout of slopes_at. Raises the low and high half of `most` to the largest
+// |y| of the lane's even and odd columns in the first `rows` rows, as bits. Lane l copies 16 columns of rows l / 4 and
+// l / 4 + 8: no bank conflicts.
 __device__ void panel_encode(char *codes, const char *panel, float scale, int rows, unsigned &most) {
     const int lane = threadIdx.x % WARP;
     UNROLL_FOR (int r = lane / 4, i = 0; i < 2; i++, r += 8) {
@@ -311,8 +313,8 @@ __device__ void panel_transpose(uint8_t *to, size_t T, const char *codes) {
 }
 
 // Applies an epilogue that is by_panel to 16 rows of half h of a tile and stores them. LINEAR_DGELU: on entry the slot
-// holds their slopes; half 0 fetches those of half 1, which complete `full`. sums: column sums of y, or NULL. E4M3:
-// also stores job.copy, and raises `most` (panel_encode).
+// holds their slopes; half 0 starts the copies of half 1's slopes, and these copies complete `full`. sums: column sums
+// of y, or NULL. E4M3: also stores job.copy, and raises `most` (panel_encode).
 template <LinearEpilogue EPILOGUE, bool E4M3>
 __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, const CUtensorMap *y,
                              const CUtensorMap *slope, const CUtensorMap *codes, const LinearJob &job, uint64_t *full,
@@ -342,7 +344,7 @@ __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const re
                 }
             }
             matrices_store(values, j, r);
-            // Last: the next reads of the bias cannot move above these stores.
+            // Stores the slopes last, so that the compiler keeps the next reads of the bias below.
             UNROLL_FOR (int q = 0; FORWARD && q < 4; q++) *slopes_at(slopes, 2 * j + q / 2, q) = (uint16_t)pair[q];
         }
         if (FORWARD) slot_out(slope, slopes, row, panel + p);
@@ -455,7 +457,7 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
         const int panel = place.column / PANEL;
         if (lane == 0) operands_in<EPILOGUE, E4M3>(slot, bias, other, own_full, job, place);
         const int width = job.out - place.column; // less than COLUMNS for narrow tiles
-        // Zeros end the life of the last tile's sums, so that its epilogue may use their registers.
+        // Without these zeros the compiler keeps the previous tile's sums to here; their epilogue needs the registers.
         UNROLL_FOR (int i = 0; E4M3 && by_panel(EPILOGUE) && i < COLUMNS; i++)
             c[i / (COLUMNS / 2)][i % (COLUMNS / 2)] = 0;
         if (width >= COLUMNS) tile_multiply<COLUMNS, ALONG, E4M3>(c, s, turn, job.depths, rank);

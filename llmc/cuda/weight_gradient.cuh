@@ -1,5 +1,5 @@
 // weight_gradient: in one pass the gradient of a matrix, the squared norms of its per-example gradients, and the bias
-// gradient. Hopper in 16 bits only; elsewhere weight_gradient_clusters returns 0 pairs.
+// gradient. Needs Hopper and a 16-bit build; elsewhere weight_gradient_clusters returns 0 pairs.
 //
 //   dW (in, out) = sum over b of g_b, g_b = scale X_b^T dY_b    |g_b|^2 for every b    dbias (out) = column sums of dY
 //
@@ -47,8 +47,8 @@ size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters);
 // Microseconds in bf16 / e4m3, with squares (H200, bench_weight_gradient): d48 qkv 441/231, proj 151/84, fc 564/310,
 // fcproj 567/307; d12 395/208, 137/78, 504/268, 497/266. In bf16 qkv also sums its bias.
 //
-// Hopper sums an example's T e4m3 products in 14 bits, and truncates each to them; examples are added in fp32. Sums of
-// mixed signs err by 0.05% of dW's norm at T = 1024 and by 0.08% at 2048; sums of one sign lose 1.5% and 3.4% (H200,
-// test_weight_gradient_cuda).
+// Hopper sums an example's T e4m3 products in 14 bits, to which it truncates each product. Examples are added in fp32.
+// Sums of mixed signs err by 0.05% of dW's norm at T = 1024 and by 0.08% at 2048; sums of one sign lose 1.5% and 3.4%
+// (H200, test_weight_gradient_cuda).
 int weight_gradient(const WeightGradient &g, const void *x, const void *dy, WeightGradientShape s,
                     const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream, Error *e);

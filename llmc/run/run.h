@@ -34,7 +34,7 @@ typedef struct {
     const TransportApi *transport_api; // NULL: a build for one process
     Comm *comm;
     Model model;
-    Model local;               // with --tensor: this rank's part of the model, shape.model
+    Model local;               // with --tensor: this rank's local model; shape.model points to it
     char model_name[256];      // the last part of --model as given
     char source[ARCHIVE_PATH]; // where the model is read from; "": a preset
     EngineConfig shape;
@@ -63,7 +63,7 @@ typedef struct {
     Noise noise;
     RowOutliers outliers; // --outliers
     double *source_sums;  // of this step's sources: (n) shares, (n) sums of |g_b|^2, (n, n) StepResult.source_gram
-    RowResult *rows;      // (largest batch) of this step, from all ranks; follows source_sums in memory; NULL: unneeded
+    RowResult *rows;      // this step's rows, all ranks; size: largest batch; lies behind source_sums; NULL: unneeded
     StepResult result;    // numbers of this step
     bool stop;            // the run stops (same on all ranks); why: stop_cause in save.h
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown
@@ -137,7 +137,7 @@ static inline bool is_rank0(const Setup *setup) { return setup->comm->rank == 0;
 int setup_source(Run *r, Error *e);               // (all) finds the files of --model: setup.source
 int setup_model(Run *r, Error *e);                // (all) setup_source, then shape, model and tokenizer
 int setup_sampling(const Setup *setup, Error *e); // ERR_USAGE if samples are wanted without a tokenizer
-int setup_data(Run *r, Error *e);                 // training data, and with it the horizon; validation data, questions
+int setup_data(Run *r, Error *e);                 // data: training (sets --epochs' horizon), validation, HellaSwag
 int setup_schedule(Run *r, Error *e);             // learning rate, ramp, noise scale of a new run
 
 // Sets the length that --train-hours means, and all that depends on it.

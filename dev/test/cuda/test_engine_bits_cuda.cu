@@ -1,5 +1,6 @@
-// Promises of the CUDA engine: the same bits whatever is recomputed, kept, left in its memory, tuned or run twice;
-// ranges add up to the whole; a gradient that is not a number changes nothing. Arguments: engine_test.cuh.
+// Promises of the CUDA engine. Two runs give the same bits, whatever they recompute and whatever their memory held; so
+// do two engines with one tuning. Ranges add up to the whole. A gradient that is not finite changes nothing. Arguments:
+// engine_test.cuh.
 #include "engine_test.cuh"
 
 #include "cuda/engine.cuh"
@@ -49,8 +50,8 @@ static void test_same_bits_fp8(void) {
     for (Dtype type : fp8_types) same_bits(type);
 }
 
-// Finds memory that is read before it is written: an engine whose whole memory is filled with a byte after it is
-// created, except for its tables, its ticket and the state that is loaded.
+// Returns an engine whose memory is filled with a byte after creation, except for its tables, its ticket and the state
+// loaded here. Results that depend on the byte show a read of unwritten memory.
 static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     const size_t n = w->model.flat_count;
     std::vector<UpdateRule> rule(n / DECAY_GRANULE);
@@ -184,7 +185,8 @@ static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMo
     }
 }
 
-// 8 rows at once, one at a time, and in unequal pieces; and enough for the head to take them in chunks.
+// Compares one micro-step with micro-steps of 1, 3, 5 and 7 rows. in_chunks has so many tokens and words that the head
+// runs in chunks of rows.
 static void test_accumulation(void) {
     static const Case in_chunks = {"a head in chunks", {1, 1, 32, 50257, 1024}, 1024, 17, 17};
     for (const Case *c : {&cases[CASES - 1], &in_chunks}) {
@@ -201,8 +203,8 @@ static void test_accumulation(void) {
     masked = false;
 }
 
-// A tuning of one engine gives the same bits in another; one from another machine is refused and changes nothing.
-// Tuning itself trains nothing.
+// A tuning gives the same bits in another engine. A tuning from another machine is refused, and leaves an untuned
+// engine. Tuning itself does not change the weights.
 static void test_tuning(void) {
     Error e = {};
     double losses[3][STEPS];
@@ -257,8 +259,7 @@ static void test_ranges(void) {
     for (int k = 0; k < w.model.tensor_count; k++) CHECK_CLOSE(sum[k], whole.grad_sq[k], 1e-6, 0);
 }
 
-// The hash that replicas compare, against a loop over the stored weights: the working weights, then the fp32 masters
-// where they are not the same.
+// Returns what engine_hash must return: the hash of the working weights, and in a 16-bit build of the fp32 masters too.
 static uint64_t hash_of(const float *param, Range range) {
     uint64_t sum = 0;
     for (size_t i = range.begin; i < range.end; i++) {
@@ -333,7 +334,7 @@ static void test_store_beside_step(void) {
     World w(&cases[3], 1);
     Engine *a = engine_of(&gpu, &w, w.c->batch, RECOMPUTE_NONE), *b = engine_of(&gpu, &w, w.c->batch, RECOMPUTE_NONE);
     UpdateConfig update = update_config(w.c, 1);
-    Array<float> want[4]; // by StateKind: what b keeps, which nobody holds up
+    Array<float> want[4]; // by StateKind: the arrays of b, whose stream is not held
     float *got;
     Hold hold;
     CHECK(cudaMallocHost(&got, w.model.flat_count * sizeof(float)) == cudaSuccess, "no pinned memory");
@@ -383,7 +384,8 @@ static void test_overflow(void) {
     check_same_bits(&w, a, b, "after an overflow");
 }
 
-// A type of fp8 without exponents has the bits of bf16; with exponents it rounds; a site that saturates changes nothing.
+// Without exponents, or without those of weights, fp8 has the bits of bf16. With all exponents it rounds. After a step
+// in which a site saturates, an update changes nothing.
 static void fp8_bits(Dtype type, const Case *c) {
     World w(c, 1);
     Engine *plain = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
@@ -407,7 +409,7 @@ static void fp8_bits(Dtype type, const Case *c) {
     Array<float> after(w.model.flat_count, NAN);
     for (size_t i = 0; i < exponents.size(); i++) {
         CHECK(exponents[i] != FP8_UNSET, "site %zu has no exponent", i);
-        exponents[i] += 6; // beyond [14, 28): to 896 at least
+        exponents[i] += 6; // the largest value, in [14, 28), becomes 896 or more, above FP8_MAX
         o = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
         CHECK(isfinite(o.loss) && o.grad_sq[0] == INFINITY, "site %zu: loss %g, norm %g", i, o.loss, o.grad_sq[0]);
         CALL_OK(gpu.update(a, all_of(&w.model), &update, &e));
@@ -429,8 +431,8 @@ static void test_fp8(void) {
     fp8_bits(DTYPE_FP8_DW, case_for_dw);
 }
 
-// Each exponent matters. A dy site's exponent changes the gradients of earlier layers, but neither the loss nor the
-// gradient of its own weight, unless that is rounded. An exponent alone, without the other factor's, rounds nothing.
+// Each exponent matters. A dy site's exponent changes the gradients of earlier layers but not the loss; it changes the
+// gradient of its own weight in fp8-dw only. An exponent alone, without the other factor's, rounds nothing.
 static void each_site(Dtype type, const Case *c) {
     static const TensorKind behind[] = {FC_W, LN2_W, QKV_W, LN1_W}, own[] = {FCPROJ_W, FC_W, PROJ_W, QKV_W};
     World w(c, 1);
@@ -473,12 +475,12 @@ static void test_fp8_each_site(void) {
     each_site(DTYPE_FP8_DW, case_for_dw);
 }
 
-// fp8-dw has fp8's loss, amax and gradients, but for the weight gradients that it rounds: in one engine, with each site
-// of the last block unset in turn. Batches alternate, so that stale copies show.
+// fp8-dw has fp8's loss and amax, and fp8's gradients except for the weight gradients that it rounds. Each site of the
+// last block is unset in turn. Each engine runs all of it on two batches in turn, so stale copies show.
 static void test_fp8_dw_unset(void) {
     static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
     if (!fp8_runs(DTYPE_FP8_DW, case_for_dw)) SKIP("only Hopper has fp8, and only in bf16");
-    for (const Case *c : {case_for_dw, &cases[9]}) { // 144 and 1024 tokens: with and without bf16 of dfc
+    for (const Case *c : {case_for_dw, &cases[9]}) { // 144 tokens: dfc is stored in bf16 too; 1024: only as codes
         World w(c, 2);
         Engine *engine[2];
         for (int i = 0; i < 2; i++) fp8 = fp8_types[i], engine[i] = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
@@ -568,12 +570,12 @@ int main(int argc, char **argv) {
     if (!small) RUN(test_filled_memory_fp8);
     RUN(test_same_bits);
     RUN(test_inference);
-    if (!small) RUN(test_filled_memory); // the tools see for themselves
+    if (!small) RUN(test_filled_memory); // not under compute-sanitizer: see gpu_check.sh
     if (!small) RUN(test_accumulation);
     if (!small) RUN(test_tuning); // runs cuBLASLt's kernels, not ours
     RUN(test_ranges);
     RUN(test_hash);
-    if (!small) RUN(test_store_beside_step); // the tools wait for every kernel
+    if (!small) RUN(test_store_beside_step); // compute-sanitizer waits for every kernel
     RUN(test_overflow);
     if (!small) RUN(test_memory);
     return test_summary();

@@ -1,6 +1,6 @@
-// cuda_logits reuses keys and values of earlier calls: whatever happened in between, its logits are those of a new engine
-// but for the order of sums, and the CPU's; where each block has its own keys and values, the last token alone is computed;
-// the same calls give the same bits. Arguments: engine_test.cuh.
+// cuda_logits reuses keys and values of earlier calls. Whatever happens between calls, its logits equal those of a new
+// engine and of the CPU's, up to rounding. Where each block has its own keys and values, it computes only the last
+// token. The same calls give the same bits. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
 #include "cuda/engine.cuh"
@@ -24,7 +24,7 @@ enum { TRAINING, RECOMPUTING = 2, INFERENCE, KINDS = sizeof kinds / sizeof *kind
 static uint64_t draws;
 static int draw(int n) { return (int)(rng_u32(seed, 1 << 20, draws++) % (uint32_t)n); }
 
-static bool documents; // are kept apart: token 0 opens one
+static bool documents; // new engines mask other documents; token 0 opens a document
 
 static Engine *engine_with(const Api *api, const World *w, int kind) {
     EngineConfig config = {};
@@ -61,8 +61,8 @@ static int disturb(const World *w, Engine *engine, std::vector<uint16_t> &text, 
     }
 }
 
-// A key in memory that is not a number spoils the logits of a longer text where keys are read again: where a head has whole
-// packs of 8 elements.
+// Sets one stored key to NaN. This spoils the logits of a longer text exactly if keys are reused: if each block has its
+// own keys, and heads are whole packs of 8 elements.
 static void check_spoilt(const World *w, Engine *engine, int kind, const uint16_t *text, int n) {
     const size_t C = w->c->config.channels;
     const bool apart = kinds[kind].reuses || w->c->config.layers == 1,
@@ -131,7 +131,7 @@ static void test_reuse_within_documents(void) {
     documents = false;
 }
 
-// An update is seen, whether the text goes on or not.
+// After an update a longer text's logits use no keys of the old weights.
 static void test_update(void) {
     World w(&cases[2], 1);
     Engine *a = engine_with(&gpu, &w, TRAINING), *fresh = engine_with(&gpu, &w, TRAINING);

@@ -1,6 +1,6 @@
-// The updates of the CUDA engine (--optimizer): against the CPU engine; the same bits twice, over any scratch, in any
-// pieces and beside any other matrices; nothing from a gradient that is not finite. Gradients are random. Arguments:
-// engine_test.cuh.
+// Tests the updates of the CUDA engine (--optimizer). They equal the CPU engine's up to rounding. Their bits depend
+// neither on what scratch memory held nor on how calls divide the parameters. A gradient that is not finite changes
+// nothing. Gradients are random. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
 #include "cuda/engine.cuh"
@@ -10,7 +10,7 @@
 static const Case many = {"more matrices than a call takes", {17, 1, 16, 31, 8}, 8, 2, 2};
 
 static const double ROUNDING = 1e-4;               // of a step: weights are fp32
-static const double STEP = FP32 ? ROUNDING : 0.05; // of Muon's, against the CPU's, which multiplies in fp32
+static const double STEP = FP32 ? ROUNDING : 0.05; // of a step of Muon: the CPU multiplies in fp32
 
 struct Random {
     uint64_t draws;
@@ -34,7 +34,7 @@ static std::vector<float> state_of(const World *w, const Api *api, Engine *engin
     return x;
 }
 
-// Muon's scratch lies in memory of activations: whatever they left there.
+// Fills Muon's scratch. It shares memory with activations, so it may hold anything before an update.
 static void poison(Engine *engine, int byte) {
     if (engine->muon) cudaMemset(engine->muon, byte, engine_muon_bytes(&engine->config));
 }
@@ -52,7 +52,7 @@ static void step(const World *w, const Api *api, Engine *engine, const std::vect
     CALL_OK(api->update(engine, all_of(&w->model), &u, &e));
 }
 
-// |got - want| of a tensor, of |want - before|.
+// Returns |got - want| / |want - before| of a tensor.
 static double tensor_error(const Tensor *t, const std::vector<float> &got, const std::vector<float> &want,
                            const std::vector<float> &before) {
     double off = 0, moved = 0;
@@ -70,7 +70,7 @@ static void compare_engines(const World *w) {
     Engine *b = engine_of(&cpu, w, w->c->micro_batch, RECOMPUTE_NONE);
     for (int number = 1; number <= (small ? 1 : 2); number++) {
         const std::vector<float> grad = random_gradient(w, random), before = state_of(w, &cpu, b, STATE_PARAM);
-        CALL_OK(gpu.load(a, STATE_PARAM, all_of(&w->model), before.data(), &e)); // each step for itself
+        CALL_OK(gpu.load(a, STATE_PARAM, all_of(&w->model), before.data(), &e)); // errors do not add up over steps
         poison(a, 0xff);
         step(w, &gpu, a, grad, number);
         step(w, &cpu, b, grad, number);
@@ -121,7 +121,8 @@ static void check_bits(const World *w, Engine *a, Engine *b, const char *what) {
     }
 }
 
-// Cut into buckets, and these into the parts of ranks that keep matrices whole. LAMB's norms are of whole tensors.
+// Updates the parts of all ranks, bucket by bucket; parts hold whole matrices. LAMB first computes the norms of whole
+// tensors.
 static void update_in_parts(const World *w, Engine *engine, int number, int ranks) {
     const UpdateConfig u = update_config(w->c, number);
     if (optimizer == OPTIMIZER_LAMB) CALL_OK(gpu.trust(engine, all_of(&w->model), &u, &e));

@@ -1,5 +1,6 @@
 // crash: shared by the tests of checkpoints under attack, test_crash.c (one process) and test_crash_ranks.c. COMMAND
-// has the options of their runs. The run "whole" is undisturbed; "part" is attacked, and must end with its checkpoint.
+// has the options of their runs. The run "whole" is undisturbed; "part" is attacked, and must end with the same last
+// checkpoint.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -87,8 +88,8 @@ static inline int count_good(const char *out) {
     return good;
 }
 
-// Kills runs at some_calls(stride). Checks that a checkpoint has its name only while it is whole: it loses the name
-// before its first file. killed: the exit code.
+// Kills runs of "part" at some_calls(stride). Checks that every checkpoint with a name is whole: a removal takes the
+// name before the first file. killed: the exit code of a killed run.
 static inline void killed_at_every_call(int rank, long calls, long stride, int killed) {
     Some some = some_calls(stride);
     for (long n = some.first; n <= calls; n += some.stride) {
@@ -135,7 +136,8 @@ static inline void check_failure(Fault fault, int rank, Call call, long n, int e
     int code = trainer_run(COMMAND "--out part");
     bool fits = call == CALL_ALLOC ? code == ERR_MEMORY : code == ERR_WRITE || code == ERR_INPUT;
     CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
-    // Quiet: out of memory; one failed write, which the log repeats; a failed open of the watchdogs' board (comm.c).
+    // A run that goes on need not mention: lack of memory; one failed write, since the log tries again; a failed open
+    // of the watchdogs' board (comm.c).
     bool quiet = call == CALL_ALLOC || (call == CALL_WRITE && fault == FAULT_ONCE) || (call == CALL_OPEN && n == 1);
     bool said = code ? log_mentions("error: ") || log_mentions("error (rank ") : quiet || log_mentions("warning: ");
     CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());

@@ -62,7 +62,8 @@ passed_over() {
     done
 }
 
-# Every option in the docs exists: in the trainer's commands in ```sh blocks, and in the text, of either program.
+# Every option in the docs exists: in the trainer's commands in ```sh blocks the trainer's, in the text the trainer's or
+# data/tokenize's.
 options() {
     local page option
     for page in "${pages[@]}"; do
@@ -135,13 +136,13 @@ commands() { # PAGE HEADING
         code { sub(/^ +/, ""); line = line $0; if (!sub(/ *\\$/, " ", line)) { print line; line = "" } }' "$1"
 }
 
-# Make a tree with a trainer for a few steps, and stand-ins for downloads: a vocabulary of bytes, and a small model of it as
-# models/gpt2.
+# Make a tree with a trainer that stops after a few steps, and stand-ins for downloads: data/gpt2 is a vocabulary of
+# bytes, models/gpt2 a small model with this vocabulary.
 make_tree() {
     local entry
     mkdir -p "$work/tree/data/gpt2" "$work/tree/models" "$work/tree/llmc" "$work/bin" && cd "$work/tree" || return
     for entry in "$root"/{README.md,scripts,dev}; do ln -s "$entry" .; done
-    ln -s "$root/llmc/math" llmc # a short text
+    ln -s "$root/llmc/math" llmc # the README trains on llmc/*/*.[ch]; one folder is enough
     for entry in "$root"/data/*.*; do ln -s "$entry" data; done
     ln -s "$tokenize" data/tokenize
     cat > train_gpt2 << END
@@ -169,7 +170,7 @@ END
 }
 
 # All commands that need no GPU and no network.
-walk() { # PAGE HEADING
+walk() { # PAGE HEADING LEAST_COMMANDS
     commands "$root/$1" "$2" | grep -vE '# (GPU|network)' > "$work/commands"
     [ "$(grep -c . "$work/commands")" -ge "$3" ] || echo "$1: $(grep -c . "$work/commands") commands, not $3"
     (cd "$work/tree" && PATH=$work/bin:$PATH bash -eux "$work/commands" > "$work/log" 2>&1) || tail -n 4 "$work/log"
