@@ -69,7 +69,6 @@ static int train(Run *r, Error *e) {
         comm->settled = false;
         comm_phase(comm, PHASE_SETUP, 0);
         *o = resolved, r->position = start;
-        r->position.begun = clock_seconds(); // the time of undone steps does not count
     }
 }
 

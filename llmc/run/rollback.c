@@ -62,7 +62,7 @@ int rollback_plan(Run *r, int64_t step, int64_t end, Error *e) {
     s->skipped[s->rollbacks].first = first;
     s->skipped[s->rollbacks++].rows = end - first;
     add_rows(r, step - steps, e->what, sizeof e->what);
-    r->rollback = (Rollback){.spikes = *s, .latest = step - steps, .why = *e};
+    r->rollback = (Rollback){.spikes = *s, .latest = step - steps, .begun = r->position.begun, .why = *e};
     return e->code;
 }
 
@@ -72,6 +72,7 @@ int rollback_skip(Run *r, Error *e) {
     Spikes *s = &r->position.at.spikes;
     const Rollback *back = &r->rollback;
     if (rollback_under_way(back)) {
+        r->position.begun = back->begun;
         s->rollbacks = back->spikes.rollbacks;
         memcpy(s->skipped, back->spikes.skipped, sizeof s->skipped);
         const int64_t first = s->skipped[s->rollbacks - 1].first, rows = s->skipped[s->rollbacks - 1].rows;
