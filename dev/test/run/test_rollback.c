@@ -218,7 +218,8 @@ static void test_again_at_once(void) {
 static void test_another_runs_checkpoint(void) {
     CHECK_RUN(trainer_run(HERE "--train clean.bin --micro-batch 16 --steps 25 --out other"), 0);
     disturbed.nan_from = 39, disturbed.nan_to = 40;
-    disturbed.command = "cp -r other/step_00000025 mine && printf '{\"step\": 7}\\n' > mine/metrics.rolled_back.jsonl";
+    disturbed.command =
+        "sleep 1 && cp -r other/step_00000025 mine && printf '{\"step\": 7}\\n' > mine/metrics.rolled_back.jsonl";
     CHECK_RUN(trainer_run(SHORT "--out mine"), 0, ": back to mine/step_00000024, without");
     disturbed.command =
         "rm -rf mine2/step_0000000* mine2/step_0000001* mine2/step_00000024 && cp -r other/step_00000025 mine2 && "
