@@ -1,6 +1,8 @@
 // matmul: see matmul.cuh. Plans, tuning, and the choices of a tuning as text.
 #include "cuda/matmul.cuh"
 
+#include "cuda/vec.cuh"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,12 +76,13 @@ static int operation_create(MatmulPlan *plan, Error *e) {
     TRY(CUBLAS_CALL(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), e));
     TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, op_a, e));
     TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, op_b, e));
-    return s->epilogue == MATMUL_PLAIN ? 0
-                                       : operation_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS, e);
+    const bool bias = s->epilogue == MATMUL_BIAS && !plan->apart;
+    return operation_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT,
+                         e);
 }
 
 static int plan_point(MatmulPlan *plan, const void *extra, Error *e) {
-    if (plan->shape.epilogue == MATMUL_PLAIN) return 0;
+    if (plan->apart || plan->shape.epilogue == MATMUL_PLAIN) return 0;
     return operation_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, extra, e);
 }
 
@@ -114,6 +117,7 @@ static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cubl
 }
 
 // ---- Tuning ---------------------------------------------------------------------------------------------------------
+//
 // Training runs at the card's power limit: a product that needs less energy gets a higher clock, 50 to 100 ms later. So
 // finalists of a quick look take turns on a hot card, each long enough for its own clock.
 
@@ -242,15 +246,28 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     TRY(matrix_layout(&plan->b, false, a_rows, s->transpose_a ? s->m : s->k, batch, s->stride_a, e));
     TRY(matrix_layout(&plan->out, s->out_float, s->m, s->n, batch, s->stride_out, e));
     TRY(plan_point(plan, o->extra, e));
+    cublasLtMatmulHeuristicResult_t found;
+    Error none;
+    int count;
+    plan->apart = s->epilogue != MATMUL_PLAIN && plan_ask(mm, plan, 1, &found, &count, &none);
+    if (plan->apart) { // create anew: cublasLtMatmul refuses a bias without its epilogue
+        TRY(CUBLAS_CALL(cublasLtMatmulDescDestroy(plan->operation), e));
+        plan->operation = NULL;
+        TRY(operation_create(plan, e));
+    }
     TRY(plan_choose(mm, plan, o, e));
     if (!s->like_batch) return 0;
     for (cublasLtMatrixLayout_t layout : {plan->a, plan->b, plan->out}) TRY(layout_count(layout, s->batch, e));
     if (plan_runs(mm, plan, &plan->algorithm)) return 0;
-    cublasLtMatmulHeuristicResult_t found;
-    int count;
     TRY(plan_ask(mm, plan, 1, &found, &count, e)); // bits may differ from other batches
     plan->algorithm = found.algo;
     return 0;
+}
+
+// Adds a bias (n) to a stored product. Grid: any.
+__global__ static void bias_kernel(real *out, const real *bias, size_t count, int n) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
+        out[i] = (real)(real_to_float(out[i]) + real_to_float(bias[i % n]));
 }
 
 static_assert(std::has_unique_object_representations_v<MatmulShape>, "shapes are compared byte by byte");
@@ -262,11 +279,16 @@ static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int 
             *out = &mm->plan[i];
             return 0;
         }
+    MatmulPlan plan = {};
+    int code = plan_create(mm, &plan, shape, align, o, e);
+    if (code) {
+        plan_destroy(&plan);
+        return code;
+    }
     if (mm->count == MATMUL_PLANS_MAX) plans_forget(mm);
-    *out = &mm->plan[mm->count++]; // all zero
-    const int code = plan_create(mm, *out, shape, align, o, e);
-    if (code) plan_destroy(&mm->plan[--mm->count]);
-    return code;
+    *out = &mm->plan[mm->count++];
+    **out = plan;
+    return 0;
 }
 
 int matmul_run(Matmul *mm, const MatmulShape &s, const MatmulOperands &operands, Error *e) {
@@ -282,7 +304,10 @@ int matmul_run(Matmul *mm, const MatmulShape &s, const MatmulOperands &operands,
     MatmulPlan *plan;
     TRY(plan_get(mm, &plan, &s, (int)(bits & (~bits + 1)), &o, e));
     TRY(plan_point(plan, o.extra, e));
-    return CUBLAS_CALL(plan_launch(mm, plan, &plan->algorithm, &o), e);
+    TRY(CUBLAS_CALL(plan_launch(mm, plan, &plan->algorithm, &o), e));
+    if (!plan->apart) return 0;
+    return launch({1024, 256, mm->stream}, e, bias_kernel, (real *)o.out, (const real *)o.extra, (size_t)s.m * s.n,
+                  s.n);
 }
 
 void matmul_tune(Matmul *mm, bool on) {

@@ -37,6 +37,7 @@ typedef struct {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, out;
     cublasLtMatmulAlgo_t algorithm;
+    bool apart; // cuBLASLt has no algorithm with this epilogue: bias_kernel follows
 } MatmulPlan;
 
 // Plans kept (a run needs about 20 per number of rows); heuristic answers to time; longest text of choices.

@@ -6,9 +6,9 @@
 
 static Matmul *mm;
 
-// cuBLASLt's functions, wrapped by the Makefile.
-static bool no_algorithm_fits;
-static int asked; // calls of the heuristic
+// Make cuBLASLt answer as on other GPUs (the Makefile wraps its functions).
+static bool no_epilogues, no_algorithm_fits;
+static int asked;
 #define LAYOUTS                                                                                                        \
     cublasLtHandle_t h, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,                 \
         cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d
@@ -17,8 +17,14 @@ decltype(cublasLtMatmulAlgoGetHeuristic) __real_cublasLtMatmulAlgoGetHeuristic;
 decltype(cublasLtMatmulAlgoCheck) __real_cublasLtMatmulAlgoCheck;
 cublasStatus_t __wrap_cublasLtMatmulAlgoGetHeuristic(LAYOUTS, cublasLtMatmulPreference_t preference, int most,
                                                      cublasLtMatmulHeuristicResult_t *found, int *count) {
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    size_t bytes;
+    cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, &bytes);
     asked++;
-    return __real_cublasLtMatmulAlgoGetHeuristic(h, desc, a, b, c, d, preference, most, found, count);
+    const cublasStatus_t status =
+        __real_cublasLtMatmulAlgoGetHeuristic(h, desc, a, b, c, d, preference, most, found, count);
+    if (no_epilogues && epilogue != CUBLASLT_EPILOGUE_DEFAULT) *count = 0;
+    return status;
 }
 cublasStatus_t __wrap_cublasLtMatmulAlgoCheck(LAYOUTS, const cublasLtMatmulAlgo_t *x,
                                               cublasLtMatmulHeuristicResult_t *needs) {
@@ -104,8 +110,14 @@ static void test_addend(void) {
     }
 }
 
-// The algorithm for a larger batch does not fit this one.
-static void test_like_batch(void) {
+// A GPU without cuBLASLt's epilogues; and an algorithm of a larger batch that does not fit this one.
+static void test_other_answers(void) {
+    no_epilogues = true;
+    matmul_tune(mm, false); // forgets the plans
+    test_products();
+    test_addend();
+    CHECK(mm->plan[mm->count - 1].apart, "test_addend's products have their epilogue");
+    no_epilogues = false;
     no_algorithm_fits = true, asked = 0;
     product_case<real>({.m = 64,
                         .n = 64,
@@ -163,7 +175,7 @@ int main(int argc, char **argv) {
     CALL_OK(matmul_create(mm, workspace, 0, &e));
     RUN(test_products);
     RUN(test_addend);
-    RUN(test_like_batch);
+    RUN(test_other_answers);
     if (!small_shapes_only) RUN(test_tuning);
     matmul_destroy(mm);
     memory_free(mm);
