@@ -11,8 +11,8 @@
 //
 //     O = (P * M) V     dV = (P * M)^T dO     dS = P * (M * dO V^T - delta)
 //
-// With documents a query sees no key of another document. Each result is written once, by one block, in a fixed order:
-// two runs give the same bits.
+// With documents a query sees no key before its document's first. Each result is written once, by one block, in a fixed
+// order: two runs give the same bits.
 #pragma once
 
 #include "cuda/cuda_common.cuh"

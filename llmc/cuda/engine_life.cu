@@ -246,30 +246,48 @@ void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     plan->item[plan->count++].bytes = plan->total - own;
 }
 
+// Writes what fits into `available` bytes: the largest micro-batch, with the least recomputation.
+static void suggest_fit(const EngineConfig *config, size_t available, char *out, size_t bytes) {
+    MemoryPlan plan;
+    for (int B = config->micro_batch; B >= 1; B = B / 2)
+        for (int r = config->recompute; r <= (config->inference ? config->recompute : RECOMPUTE_BLOCK); r++) {
+            EngineConfig smaller = *config;
+            smaller.micro_batch = B;
+            smaller.recompute = (Recompute)r;
+            cuda_plan_memory(&smaller, &plan);
+            if (plan.total > available) continue;
+            int n = snprintf(out, bytes, "--micro-batch %d", B);
+            if (r != config->recompute) snprintf(out + n, bytes - n, " --recompute %s", recompute_names[r]);
+            snprintf(out + strlen(out), bytes - strlen(out), " would fit (%.1f GiB)", (double)plan.total / (1 << 30));
+            return;
+        }
+    snprintf(out, bytes, "not even one row fits: choose a smaller model or a shorter --seq-len");
+}
+
 // Allocates the device memory and sets its pointers.
 static int memory_take(Engine *engine, Error *e) {
     Arena arena = {};
     size_t bytes = engine_layout(engine, &arena), available = 0, all = 0;
     CUDA_TRY(cudaMemGetInfo(&available, &all), e);
     size_t leave = engine->config.leave + CUDA_LATER_BYTES, room = available > leave ? available - leave : 0;
-    const EngineConfig *c = &engine->config;
     cudaError_t status = bytes > room ? cudaErrorMemoryAllocation : cudaMalloc(&engine->memory, bytes);
     if (status == cudaErrorMemoryAllocation) {
+        char fit[128];
         (void)cudaGetLastError(); // else the next launch reports this failure
-        return FAIL(e, ERR_MEMORY,
-                    c->micro_batch > 1
-                        ? "lower --micro-batch, or choose --recompute gelu or block: --dry-run says what fits"
-                        : "choose a shorter --seq-len or a smaller model, or for training --recompute block",
-                    "out of GPU memory: --micro-batch %d of %d tokens needs %.1f GiB, %.1f of the %s's %.1f are free%s",
-                    c->micro_batch, c->seq_len, (double)bytes / (1 << 30), (double)room / (1 << 30),
-                    engine->device.properties.name, (double)all / (1 << 30), c->leave ? ", NCCL's share apart" : "");
+        suggest_fit(&engine->config, room, fit, sizeof fit);
+        FAIL(e, ERR_MEMORY, NULL,
+             "out of GPU memory: --micro-batch %d of %d tokens needs %.1f GiB, %.1f of the %s's %.1f are free%s",
+             engine->config.micro_batch, engine->config.seq_len, (double)bytes / (1 << 30), (double)room / (1 << 30),
+             engine->device.properties.name, (double)all / (1 << 30),
+             engine->config.leave ? ", NCCL's share apart" : "");
+        return error_hint(e, "%s", fit);
     }
     CUDA_TRY(status, e);
     arena_place(&arena, engine->memory);
     if (!engine->weight) engine->weight = (real *)engine->param;
     if (!engine->grad_sum) engine->grad_sum = engine->grad;
-    each_activation(c, [&](auto member, size_t kept, size_t count) { // kept 1: shared; 0: NULL
-        for (int l = 0; l < c->model->config.layers; l++)
+    each_activation(&engine->config, [&](auto member, size_t kept, size_t count) { // kept 1: shared; 0: NULL
+        for (int l = 0; l < engine->config.model->config.layers; l++)
             engine->block[l].*member = engine->base.*member + (kept > 1 ? l * slice_stride(count) : 0);
     });
     return 0;
