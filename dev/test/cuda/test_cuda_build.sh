@@ -43,7 +43,7 @@ ptx_compiles() {
     {
         printf -- '-DGNS_FP16 -arch=compute_75 %s\n' train_gpt2.cu llmc/cuda/*.cu
         echo "-DGNS_FP32 -arch=compute_80 $work/trainer.cu"
-        ! $nvcc --list-gpu-arch | grep -qx compute_120 || echo "-DGNS_BF16 -arch=compute_120 $work/trainer.cu"
+        $nvcc --list-gpu-arch | grep -xE 'compute_1[02]0' | sed "s|.*|-DGNS_BF16 -arch=& $work/trainer.cu|"
         printf -- '-DGNS_BF16 -arch=compute_80 %s\n' "$work"/{engines,tests}.cu
     } | xargs -L 1 sh -c '$nvcc -std=c++20 -Illmc -diag-suppress 177 -Idev/test/cuda -Idev/bench -Xcicc -O0 -ptx -o "$work/program" "$@"' sh
 }
