@@ -21,8 +21,8 @@ typedef struct { // an option without a default is 0 or empty; max_bytes is INT6
 enum { FORMAT_AUTO, FORMAT_TEXT, FORMAT_JSONL };
 enum { INVALID_ERROR, INVALID_BYTES, INVALID_SKIP };
 
-// Notes about a file. JSONL: its beginning, not its name, showed JSON Lines. JSON: a .json file that is read as text, as
-// its beginning is no JSON Lines. MARK: it begins with a byte order mark. EOT: its text holds <|endoftext|>.
+// Notes about a file. JSONL: its beginning, not its name, showed JSON Lines. JSON: a .json file that is read as text,
+// as its beginning is no JSON Lines. MARK: it begins with a byte order mark. EOT: its text holds <|endoftext|>.
 enum { NOTE_JSONL, NOTE_JSON, NOTE_MARK, NOTE_EOT, NOTES };
 
 typedef struct {

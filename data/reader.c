@@ -166,7 +166,8 @@ static bool file_is_invalid(const Input *input, int fd) {
     return invalid;
 }
 
-// Opens the input at its beginning. Leaves out an invalid file with --invalid skip: written tokens are not removed again.
+// Opens the input at its beginning. Leaves out an invalid file with --invalid skip: written tokens are not removed
+// again.
 static int reader_open(Reader *r, Error *e) {
     Input *input = reader_input(r);
     char next[3]; // at most three continuation bytes precede the next character

@@ -90,8 +90,8 @@ static int64_t step_of(const char *name, const char *format) {
 
 int64_t archive_step_of(const char *name) { return step_of(name, FINAL); }
 
-// Sets *step to the next older one in the directory (by -1), or the next newer one (by 1). False after the last, or with
-// an error in *code.
+// Sets *step to the next older one in the directory (by -1), or the next newer one (by 1). False after the last, or
+// with an error in *code.
 static bool next_step(const Archive *archive, const char *format, int by, int64_t *step, int *code, Error *e) {
     Names names;
     int64_t next = -1;

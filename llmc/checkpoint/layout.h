@@ -1,5 +1,5 @@
-// layout: where each value of a run's state lies in a checkpoint's files. It follows from the model alone, so every rank
-// writes its own values at their places.
+// layout: where each value of a run's state lies in a checkpoint's files. It follows from the model alone, so every
+// rank writes its own values at their places.
 //
 //     model.safetensors                 the fp32 master weights in the layout of the tensor table, vocabulary unpadded
 //     training/optimizer.safetensors    "moment1.0-COUNT" and "moment2.0-COUNT": the model's flat arrays, with padding

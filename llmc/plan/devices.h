@@ -17,9 +17,9 @@ typedef struct {
     bool hopper;           // compute capability 9.0: 16-bit builds fuse --gns exact
 } DeviceSpec;
 
-// Finds a device by the driver's name ("NVIDIA H200") or a user's text, ignoring case: the first row whose name is whole
-// words of the text (dashes count as blanks), else the only row whose name contains the text without its blanks and
-// dashes ("4090", "a100sxm4"). NULL if none matches.
+// Finds a device by the driver's name ("NVIDIA H200") or a user's text, ignoring case: the first row whose name is
+// whole words of the text (dashes count as blanks), else the only row whose name contains the text without its blanks
+// and dashes ("4090", "a100sxm4"). NULL if none matches.
 const DeviceSpec *device_spec_find(const char *text);
 
 // Writes the names, for messages: "GB200, B200, ...".

@@ -63,8 +63,9 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
                  (dweight ? 11 : 6) * n + (shape.shard_weights ? 1 : model->config.layers) * weights);
 }
 
-// Adds a GPU's memory outside the engine, measured on H200s (driver 580, CUDA 13.0, NCCL 2.28): 526 MiB for the context,
-// 6 for cuBLASLt, 860 for NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), the same on 2 and 4 ranks of a machine.
+// Adds a GPU's memory outside the engine, measured on H200s (driver 580, CUDA 13.0, NCCL 2.28): 526 MiB for the
+// context, 6 for cuBLASLt, 860 for NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), the same on 2 and 4 ranks of a
+// machine.
 double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     const double mib = 1 << 20, context = 532 * mib;
     Model local;

@@ -106,7 +106,8 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 // Makes the transfers of a forward pass without its computation, for a group that has fewer passes than others.
 int parallel_idle_pass(Parallel *p, Error *e);
 
-// Call on rank 0 before it computes the logits of tokens (n). The others, in comm_wait_first, compute or gather with it.
+// Call on rank 0 before it computes the logits of tokens (n). The others, in comm_wait_first, compute or gather with
+// it.
 int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e);
 
 // Starts to gather all new weights now, not in the next forward pass. All ranks call this before any work outside the

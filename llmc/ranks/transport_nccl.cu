@@ -327,7 +327,8 @@ static int nccl_sum(Transport *t, double *values, int count, Error *e) {
 // ---- Rows of activations, on the engine's stream --------------------------------------------------------------------
 
 // Exchanges rows of activations with each rank of the group: these may own different numbers of rows. received NULL:
-// every rank gets all rows, in place. Else this rank gets each other rank's copy of its rows, in the order of the ranks.
+// every rank gets all rows, in place. Else this rank gets each other rank's copy of its rows, in the order of the
+// ranks.
 static int exchange_rows(Transport *t, real *x, real *received, int rows, size_t width, Dtype type, Error *e) {
     const int K = t->division.tensor, rank = t->comm->rank % K;
     const RankRows own = rows_of_rank(rows, rank, K);

@@ -90,7 +90,8 @@ static int share_newest(Run *r, int code, Newest *newest, Error *e) {
     return comm_broadcast(comm, newest, sizeof *newest, e);
 }
 
-// Opens and locks an existing run (1). Waits for the lock: a killed process takes seconds to end, a lease 90 s (metrics.h).
+// Opens and locks an existing run (1). Waits for the lock: a killed process takes seconds to end, a lease 90 s
+// (metrics.h).
 static int lock_run(const Setup *setup, const Archive *archive, Metrics **metrics, Error *e) {
     const struct timespec moment = {0, 20000000};
     const double begin = clock_seconds();

@@ -15,7 +15,8 @@ static void test_known_answers(void) {
     CHECK(hash_element(3, 1) != hash_element(3, 0) && hash_element(3, 1) != hash_element(4, 1), "no hash");
 }
 
-// FNV-1a, 64 bits, of texts in Noll's list of test vectors (isthe.com/chongo/src/fnv/test_fnv.c), whole and in two pieces.
+// FNV-1a, 64 bits, of texts in Noll's list of test vectors (isthe.com/chongo/src/fnv/test_fnv.c), whole and in two
+// pieces.
 static void test_known_answers_of_bytes(void) {
     static const struct {
         const char *text;

@@ -35,9 +35,9 @@ static void test_half_every_value(void) {
     }
 }
 
-// To bf16: bf16's own values keep their bits and NaNs stay NaNs. The middle between two neighbours rounds to the even one;
-// one fp32 step off the middle rounds to the nearer one. Above the largest finite value infinity begins half a step away
-// (IEEE 754-2019, section 4.3.1).
+// To bf16: bf16's own values keep their bits and NaNs stay NaNs. The middle between two neighbours rounds to the even
+// one; one fp32 step off the middle rounds to the nearer one. Above the largest finite value infinity begins half a
+// step away (IEEE 754-2019, section 4.3.1).
 static void test_half_rounding(void) {
     unsigned infinity = f32_to_bf16(INFINITY);
     CHECK(isinf(half_value(infinity, 7, 127)), "infinity is %04x", infinity);

@@ -153,8 +153,8 @@ static void check_no_copy(const Case &c, const std::vector<real> &y) {
     CHECK(as_doubles(host_from(l.y, y.size())) == as_doubles(y), "without a copy y has other bits");
 }
 
-// A copy alone, in the memory of y, has the same codes; nothing after them is written. Where rows are whole examples of 16
-// tokens, transposed codes are those of the copy.
+// A copy alone, in the memory of y, has the same codes; nothing after them is written. Where rows are whole examples of
+// 16 tokens, transposed codes are those of the copy.
 static void check_alone(const Case &c) {
     const size_t n = (size_t)c.l.rows * c.l.out;
     Linear l = c.l;

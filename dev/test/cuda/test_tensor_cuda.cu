@@ -1,5 +1,5 @@
-// A model cut over the ranks of a tensor group against the whole model, both on the CUDA engine: K engines as threads on
-// one GPU. This program exchanges their rows by copies, and sums on the host. Arguments: engine_test.cuh.
+// A model cut over the ranks of a tensor group against the whole model, both on the CUDA engine: K engines as threads
+// on one GPU. This program exchanges their rows by copies, and sums on the host. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
 #include <barrier>

@@ -83,8 +83,8 @@ static void test_identities(void) {
 
 // ---- the averages ---------------------------------------------------------------------------------------------------
 
-// Compares averages, squared weights and errors with sums over the whole history. Steps vary in size. Steps of one example
-// must change nothing. diff_sq: a difference has the square of its step's weight.
+// Compares averages, squared weights and errors with sums over the whole history. Steps vary in size. Steps of one
+// example must change nothing. diff_sq: a difference has the square of its step's weight.
 static void check_tracker(bool diff_sq) {
     enum { STEPS = 60 };
     const double half_life = 700;
@@ -149,8 +149,8 @@ static void test_tracker(void) {
     check_tracker(true);
 }
 
-// gns_lower solves its equation. If S is exact, the bound is S / (G2 + k SE), also for G2 <= 0. The 95% in gns.h rest on
-// this equation and its constants (test_scaled_lower).
+// gns_lower solves its equation. If S is exact, the bound is S / (G2 + k SE), also for G2 <= 0. The 95% in gns.h rest
+// on this equation and its constants (test_scaled_lower).
 static void test_lower_formula(void) {
     for (int i = -3; i <= 20; i++) {
         double g2 = 0.1 * i;
@@ -186,8 +186,8 @@ static void calibration_observe(GnsCalibration *c, Source *total, Source *ln, in
     gns_calibration_update(c, B, a.n, a.q, b.n, b.q, 1, done);
 }
 
-// total has 2.5 times the scale of ln. The ratio is 1 until both scales are significant, then right; it stays when they no
-// longer are.
+// total has 2.5 times the scale of ln. The ratio is 1 until both scales are significant, then right; it stays when they
+// no longer are.
 static void test_calibration(void) {
     GnsCalibration c;
     gns_calibration_init(&c, 20);
@@ -457,9 +457,9 @@ static void observe_single_rows(Noise *noise, int B, Norms norms) {
     noise_observe_ranks(noise, B, B, B * norms.n, B * B * norms.q);
 }
 
-// Every step updates the LayerNorms. The other groups and the ranks' estimate have five times their half-life; a measurement
-// counts for all tokens since the one before. At first the calibration's half-life is a tenth of the tokens done. `total`
-// has the LayerNorms' half-life, and begins with the first step at which a ramp follows it.
+// Every step updates the LayerNorms. The other groups and the ranks' estimate have five times their half-life; a
+// measurement counts for all tokens since the one before. At first the calibration's half-life is a tenth of the tokens
+// done. `total` has the LayerNorms' half-life, and begins with the first step at which a ramp follows it.
 static void test_groups(void) {
     enum { HALF_LIFE = 900, STEPS = 60, FOLLOWED_FROM = 9, FOLLOWED_TO = 30 };
     enum { LN, SAMPLED_LN, TOTAL, TYPE, LAYER = TYPE + 4, FOLLOWED = LAYER + 2, AVERAGES };

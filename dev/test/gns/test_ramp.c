@@ -61,8 +61,8 @@ static void test_follows(void) {
     CHECK(ramp_batch(&fixed, 100, 80000) == 8 && fixed.rows == 0, "a fixed batch listened");
 }
 
-// The critical batch is kappa x c times the scale. If step_rows is huge, the target is waste times that; otherwise it is the
-// root of x times that. aim and lower use the scale one standard error below, and its 95% bound.
+// The critical batch is kappa x c times the scale. If step_rows is huge, the target is waste times that; otherwise it
+// is the root of x times that. aim and lower use the scale one standard error below, and its 95% bound.
 static void test_target(void) {
     RampConfig c = config_make(RAMP_GNS);
     c.kappa = 4;
@@ -104,8 +104,8 @@ static RampTarget target_at(double x, double kappa, double waste, double rows, d
 // Seconds for one piece of progress if a step takes a + b B seconds.
 static double seconds_at(double B, double a, double b, double critical) { return (a + b * B) * (1 / B + 1 / critical); }
 
-// Up to the waste's limit the target must be the batch of the fewest seconds, found by trying all. f times the best batch
-// costs (1 + y^2 + (f + 1 / f) y) / (1 + y)^2 times as much, y = sqrt(x / critical).
+// Up to the waste's limit the target must be the batch of the fewest seconds, found by trying all. f times the best
+// batch costs (1 + y^2 + (f + 1 / f) y) / (1 + y)^2 times as much, y = sqrt(x / critical).
 static void test_law(void) {
     static const double prices[][2] = {{0.003, 0.002}, {0.06, 0.01}, {1, 0.02}, {5, 0.005}}; // a, b
     for (size_t i = 0; i < sizeof prices / sizeof *prices; i++) {
@@ -149,11 +149,12 @@ static void test_step_rows(void) {
     }
 }
 
-// ---- The closed loop: simulated gradients; the program's averages, calibration and ramp ------------------------------
+// ---- The closed loop: simulated gradients; the program's averages, calibration and ramp
+// ------------------------------
 
-// Simulates what models of 0.2M parameters showed at 16 and 64 rows. The whole model's noise has more effective directions
-// than the LayerNorms', but is as large a share of a step's |G|^2, because its scale is larger. Most of the noise is common:
-// the two estimates of |G|^2 correlate at 0.9.
+// Simulates what models of 0.2M parameters showed at 16 and 64 rows. The whole model's noise has more effective
+// directions than the LayerNorms', but is as large a share of a step's |G|^2, because its scale is larger. Most of the
+// noise is common: the two estimates of |G|^2 correlate at 0.9.
 enum { WHOLE = 36, NORMS = 16, SEQ_LEN = 512, SEEDS = 60 };
 static const double common_noise = 0.97, run_tokens = 80e6, million = 1e6;
 
@@ -169,8 +170,8 @@ static double true_g2(double tokens) { // falls by 10^4 in the first tenth
     return 2e-5 + pow(fmax(tokens / million, 0.08) / 0.08, -2);
 }
 
-// Draws a group's norms of one step from normals, in their exact distribution: the mean gradient's noise, and the sum of
-// squares around the mean.
+// Draws a group's norms of one step from normals, in their exact distribution: the mean gradient's noise, and the sum
+// of squares around the mean.
 static void group_draw(const double *normal, int directions, double g2, double trace, double B, double around,
                        double *n, double *q) {
     *q = 0;

@@ -134,8 +134,8 @@ static void test_recomputing_and_exact_norms_cost(void) {
     CHECK_CLOSE(sum_work(&gelu, FAMILY_GELU, false) - sum_work(&none, FAMILY_GELU, false), 11 * N * 4 * C * 4, 1e-9, 0);
     CHECK_CLOSE(sum_work(&block, FAMILY_BLOCK_MATMUL, true) - sum_work(&none, FAMILY_BLOCK_MATMUL, true),
                 11 * 2 * N * 8 * C * C, 1e-9, 0); // qkv, proj and fc of eleven blocks
-    // Reads every example's gradient of every matrix, in fp32; reads and writes the sum once. The head does so in each of
-    // its 4 chunks of 16 examples.
+    // Reads every example's gradient of every matrix, in fp32; reads and writes the sum once. The head does so in each
+    // of its 4 chunks of 16 examples.
     double blocks = 12 * 12 * C * C, head = 50304 * C;
     CHECK_CLOSE(sum_work(&exact, FAMILY_EXACT_NORMS, false), 4 * (blocks * (64 + 2) + head * (64 + 4 * 2)), 1e-9, 0);
     // Fused into the products: reads and writes only rows of the head's dwte.
@@ -175,7 +175,8 @@ static void test_fused_exact_norms(void) {
     }
 }
 
-// ---- Measured on an H200 SXM, bf16 -----------------------------------------------------------------------------------
+// ---- Measured on an H200 SXM, bf16
+// -----------------------------------------------------------------------------------
 
 static double planned_speed(const Plan *p) {
     int rows = p->shape.micro_batch;
@@ -285,8 +286,8 @@ static void test_memory_estimate(void) {
     CHECK_CLOSE(mib_of(&exact) - mib_of(&ln), (4.0 * 64 * 1024 * 768 + 4.0 * 16 * 50304) / (1 << 20), 1e-3, 0);
 }
 
-// Several ranks need NCCL's measured memory. Gradients in bf16 need a buffer of the largest bucket: the embeddings, or with
-// a small vocabulary the last block with ln_f.
+// Several ranks need NCCL's measured memory. Gradients in bf16 need a buffer of the largest bucket: the embeddings, or
+// with a small vocabulary the last block with ln_f.
 static void test_library_memory(void) {
     Plan large = plan_of("d12", "H200", 64), small = make_plan(model_of("d2", 256, 64), "H200", 1, 64);
     const double bucket[] = {768 * (50304 + 1024), 12 * 128 * 128 + 13 * 128 + 2 * 128};

@@ -1,7 +1,7 @@
-// file_fault: a library to preload (LD_PRELOAD) into data/tokenize. Counts calls of renameat, unlink and fsync. Call number
-// FAULT_AT, from 1, fails with EIO; with FAULT_ACTION=kill it kills the program. With FAULT_NAME only calls count whose
-// path, or new name, contains this text (fsync has none). Other calls of fsync return at once: the program fails in these
-// tests, not the machine. For test_tokenize.py and test_recipes.sh.
+// file_fault: a library to preload (LD_PRELOAD) into data/tokenize. Counts calls of renameat, unlink and fsync. Call
+// number FAULT_AT, from 1, fails with EIO; with FAULT_ACTION=kill it kills the program. With FAULT_NAME only calls
+// count whose path, or new name, contains this text (fsync has none). Other calls of fsync return at once: the program
+// fails in these tests, not the machine. For test_tokenize.py and test_recipes.sh.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

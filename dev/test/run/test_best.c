@@ -1,5 +1,5 @@
-// --keep-best keeps the checkpoint with the lowest validation loss in metrics.jsonl: for all intervals of validation and
-// checkpoints, across stops and failures, with any --keep, and on a full disk.
+// --keep-best keeps the checkpoint with the lowest validation loss in metrics.jsonl: for all intervals of validation
+// and checkpoints, across stops and failures, with any --keep, and on a full disk.
 #include "run/state.h"
 #include "faults.h"
 #include "../trainer.h"
@@ -174,7 +174,8 @@ static void test_patience(void) {
     remove_tree("part.1");
 }
 
-// ---- --stop-at-loss --------------------------------------------------------------------------------------------------
+// ---- --stop-at-loss
+// --------------------------------------------------------------------------------------------------
 
 // Ends at the first validation that is low enough. The same command does nothing; without the option the run goes on.
 static void test_stop_at_loss(void) {

@@ -141,7 +141,8 @@ static void begin_with_whole(void) {
 
 // ---- Nothing good is lost -------------------------------------------------------------------------------------------
 
-// A disk that something else fills: older checkpoints give way for a save and the lines that wait, and training continues.
+// A disk that something else fills: older checkpoints give way for a save and the lines that wait, and training
+// continues.
 static void test_log_waits_for_room(void) {
     begin_part();
     CHECK_RUN(trainer_run(COMMAND "--keep 0 --out kept"), 0);
@@ -163,8 +164,8 @@ static void test_saves_before_unreadable_data(void) {
     check_unreadable_data(0, "/val.bin", 50, "--train-tokens 900 --checkpoint-every 0");
 }
 
-// The run directory is moved or removed, or another run takes its place: the run writes nothing there. It saves where its
-// directory is now, and says so at its end.
+// The run directory is moved or removed, or another run takes its place: the run writes nothing there. It saves where
+// its directory is now, and says so at its end.
 static void test_the_name_leads_elsewhere(void) {
     for (int how = 0; how < 3; how++) {
         remove_part();
@@ -283,7 +284,8 @@ static void test_falls_back(void) {
     CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_INPUT, "all of its 2 checkpoints");
 }
 
-// --check of a file: a checkpoint's, which stands for the checkpoint, a shard, weights alone; whole and with a flipped bit.
+// --check of a file: a checkpoint's, which stands for the checkpoint, a shard, weights alone; whole and with a flipped
+// bit.
 static void test_check_of_a_file(void) {
     static const char *const files[] = {"part/step_00000001/model.safetensors",
                                         "part/step_00000001/training/state.json", "shard.bin", "alone.safetensors"};

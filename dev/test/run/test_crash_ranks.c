@@ -1,6 +1,6 @@
-// Checkpoints under attack, with several ranks: kills and failures at any call of any rank, signals at random moments, and a
-// flipped bit in a rank's weights. GNS_LONG=1 (make test-crash): every call, hundreds of signals. Every run is an mpirun of
-// this program itself:
+// Checkpoints under attack, with several ranks: kills and failures at any call of any rank, signals at random moments,
+// and a flipped bit in a rank's weights. GNS_LONG=1 (make test-crash): every call, hundreds of signals. Every run is an
+// mpirun of this program itself:
 //
 //     test_crash_ranks rank train_gpt2 ...     one rank
 #define COMMAND "--train-tokens 640 --checkpoint-every 3 --deadline 60 "
@@ -125,8 +125,8 @@ static void test_no_memory_for_a_copy(void) {
 
 // ---- Signals --------------------------------------------------------------------------------------------------------
 
-// One rank gets the signal, or all do at different moments; all stop after the same step, which is saved. Returns whether
-// it came in time.
+// One rank gets the signal, or all do at different moments; all stop after the same step, which is saved. Returns
+// whether it came in time.
 static bool check_signal(int signal_number, const char *name, bool to_all) {
     pid_t child = start_and_wait();
     for (int k = 0, first = (int)draw(RANKS); k < (to_all ? RANKS : 1); k++) {
@@ -186,7 +186,8 @@ static void test_rank_0_finds_the_checkpoint(void) {
 // ---- Weights that differ between ranks ------------------------------------------------------------------------------
 
 // One bit of one rank flips before step 5: the run ends at the next comparison, at the checkpoint of step 6 or without
-// checkpoints at step 100. It names the rank that differs, saves nothing after it, and resumes from the checkpoint before.
+// checkpoints at step 100. It names the rank that differs, saves nothing after it, and resumes from the checkpoint
+// before.
 static void check_stray(const Model *model, int ranks, bool apart, const char *who, bool saves, int zero) {
     const Tensor *t = &model->tensors[draw((uint32_t)model->tensor_count)];
     trainer.ranks = ranks;

@@ -107,8 +107,8 @@ static void make_step(World *w, int step, int updates, int first, int batch, con
     else CHECK(strstr(line, "\"grad_norm\": null"), "step %d: %s", step, line);
 }
 
-// Runs, then makes every step once more, the first `overflows` without an update. options: added to the run's, with --out
-// `out`.
+// Runs, then makes every step once more, the first `overflows` without an update. options: added to the run's, with
+// --out `out`.
 static void check_every_step(const char *out, const char *options, int overflows) {
     World w;
     Error e = {0};
@@ -206,8 +206,8 @@ static EngineApi overflowing_engine(float amax) {
     return engine;
 }
 
-// Scaled by a power of two, fp32 gives the same bits. A step that overflows makes no update, and AdamW does not count it;
-// its rows are consumed. A resumed run continues with its scale.
+// Scaled by a power of two, fp32 gives the same bits. A step that overflows makes no update, and AdamW does not count
+// it; its rows are consumed. A resumed run continues with its scale.
 static void test_loss_scale(void) {
     trainer.engine = overflowing_engine(0);
     check_every_step("scaled", "", 0);
@@ -328,7 +328,8 @@ static void test_overflow_of_one_rank(void) {
     trainer.ranks = 1;
 }
 
-// ---- The ramp by the noise scale -------------------------------------------------------------------------------------
+// ---- The ramp by the noise scale
+// -------------------------------------------------------------------------------------
 
 // Checks that batches move towards ramp_aim by at most a factor of 2 in a half-life. The target is kappa times
 // gns_ratio times the LayerNorms' scale, or (`total`) kappa times the whole model's scale; the aim is at most that.

@@ -1,4 +1,5 @@
-// Progress: the line of a step (numbers, width on a terminal), long work, the remaining time, and the answer to a signal.
+// Progress: the line of a step (numbers, width on a terminal), long work, the remaining time, and the answer to a
+// signal.
 #include "base/signals.h"
 #include "gns/noise.h"
 #include "run/progress.h"

@@ -1,5 +1,5 @@
-// A run removes only its own checkpoints, and writes through no link, device or FIFO. All files at risk are in the scratch
-// directory.
+// A run removes only its own checkpoints, and writes through no link, device or FIFO. All files at risk are in the
+// scratch directory.
 #include "../trainer.h"
 
 #include <sys/stat.h>

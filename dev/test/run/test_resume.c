@@ -261,8 +261,8 @@ static void read_step(const char *run, int step, double *loss, double *norm) {
     memory_free(log);
 }
 
-// A part of fp8 goes on with its exponents in fp8-dw: the first step has fp8's loss, but other gradients. After a part in
-// fp32 the first step of fp8 has fp32's bits; the second differs.
+// A part of fp8 goes on with its exponents in fp8-dw: the first step has fp8's loss, but other gradients. After a part
+// in fp32 the first step of fp8 has fp32's bits; the second differs.
 static void test_dtype_changes(void) {
     double loss[2], norm[2];
     make_part("fp8", 3);

@@ -53,7 +53,8 @@ static void test_utf8(void) {
 
 // ---- Words, against PCRE2 -------------------------------------------------------------------------------------------
 
-// GPT-2's published pattern with \s written out: PCRE2's \s includes U+180E, which stopped being a space in Unicode 6.3.
+// GPT-2's published pattern with \s written out: PCRE2's \s includes U+180E, which stopped being a space in Unicode
+// 6.3.
 #define SPACES                                                                                                         \
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 static const char PATTERN[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" SPACES "\\p{L}\\p{N}]+|[" SPACES
