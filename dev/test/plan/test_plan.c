@@ -175,8 +175,7 @@ static void test_fused_exact_norms(void) {
     }
 }
 
-// ---- Measured on an H200 SXM, bf16
-// -----------------------------------------------------------------------------------
+// ---- Measured on an H200 SXM, bf16 ----------------------------------------------------------------------------------
 
 static double planned_speed(const Plan *p) {
     int rows = p->shape.micro_batch;

@@ -163,8 +163,7 @@ static int read_questions(const char *path, Error *e) {
     return 0;
 }
 
-// ---- Well-formed samples that are not files of a run
-// ------------------------------------------------------------------
+// ---- Well-formed samples that are not files of a run ----------------------------------------------------------------
 
 static void put(const void *bytes, size_t count) {
     memcpy(sample.bytes + sample.count, bytes, count);

@@ -174,8 +174,7 @@ static void test_patience(void) {
     remove_tree("part.1");
 }
 
-// ---- --stop-at-loss
-// --------------------------------------------------------------------------------------------------
+// ---- --stop-at-loss -------------------------------------------------------------------------------------------------
 
 // Ends at the first validation that is low enough. The same command does nothing; without the option the run goes on.
 static void test_stop_at_loss(void) {

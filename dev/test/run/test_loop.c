@@ -328,8 +328,7 @@ static void test_overflow_of_one_rank(void) {
     trainer.ranks = 1;
 }
 
-// ---- The ramp by the noise scale
-// -------------------------------------------------------------------------------------
+// ---- The ramp by the noise scale ------------------------------------------------------------------------------------
 
 // Checks that batches move towards ramp_aim by at most a factor of 2 in a half-life. The target is kappa times
 // gns_ratio times the LayerNorms' scale, or (`total`) kappa times the whole model's scale; the aim is at most that.
