@@ -8,6 +8,8 @@
 #     it starts the ranks it loses the signal or kills them.) A signal to mpirun itself stays pending, and counts as a
 #     request to this script.
 #   - If a rank was killed, mpirun returns 128 plus the signal's number; this script returns 78.
+#   - With --continuous or --enable-recovery mpirun returns 0, whatever the ranks return. A run cannot go on without a
+#     lost rank, so both are left out here.
 #   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize.
 #     Here mpirun is killed 10 s after the end of its ranks: 78.
 #   - If this script is killed with KILL, the ranks are asked to stop. If mpirun is, they notice it (llmc/ranks/comm.c),
@@ -15,12 +17,16 @@
 #   - If nothing reads its output, mpirun kills its ranks after about ten lines; and Ctrl-C of `... | tee log` ends the
 #     tee first. Here mpirun writes to a process that outlives the reader.
 #   - mpirun refuses to run as root, the user of most containers. Here it runs.
+#   - If the disk of TMPDIR is full or not writable, mpirun prints pages, and may hang. Here it is not started: 74.
 # shellcheck disable=SC2006
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 trap_stop_requests
 trap '[ $asked -gt 0 ] || on_stop_request' USR2 # return_mpirun_signal
+arguments=()
+for word; do [[ $word == @(-|--)@(continuous|enable-recovery) ]] || arguments+=("$word"); done
+set -- "${arguments[@]}"
 export GNS_MPIRUN=$$ # marks the ranks
 timeout=10 # seconds
 
@@ -89,6 +95,12 @@ copy_output() {
 }
 
 command -v mpirun > /dev/null || fail 64 "no mpirun here" "Install Open MPI (openmpi-bin libopenmpi-dev) and build again; one process needs none"
+temporary=${OMPI_MCA_orte_tmpdir_base:-${TMPDIR:-/tmp}}
+mkdir -p "$temporary" 2> /dev/null && [ -w "$temporary" ] || # mpirun would make it, too
+    fail 74 "$temporary: cannot write there, where Open MPI keeps its files" "Set TMPDIR to another directory"
+free=`df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }'` # 12 MiB are enough for four ranks
+[ "${free:-16384}" -ge 16384 ] ||
+    fail 74 "$temporary: $free KiB are free, and Open MPI needs 16 MiB" "Free some space, or set TMPDIR to another directory"
 
 # Unbind the ranks. An option that binds overrides this variable, except options that give a rank several cores.
 [[ "$*" =~ [:,][Pp][Ee]=|-cpus-per- ]] ||
@@ -124,7 +136,7 @@ if [ $code = 137 ]; then
     while [ -n "`ranks`" ]; do sleep 0.2; done
     # Remove what it leaves: its ranks' shared memory (named by user and job), and its directory.
     [[ $name != +([0-9]) ]] || rm -f /dev/shm/vader_segment.*."$UID.$(printf %x "$name")".*
-    rm -rf "${OMPI_MCA_orte_tmpdir_base:-${TMPDIR:-/tmp}}"/ompi.*."$UID/pid.$job"
+    rm -rf "$temporary"/ompi.*."$UID/pid.$job"
 fi
 # shellcheck disable=SC2086
 for ((i = 0; i < 50; i++)); do # await the last lines, 1 s at most: a process that outlives mpirun may hold the pipe

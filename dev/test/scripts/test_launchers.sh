@@ -248,7 +248,7 @@ mpirun_hears() {
         [ "$(cat "$how/code")" = 75 ] || { echo "$how: exit code $(cat "$how/code")"; cat "$how/log"; return 1; }
     done
 }
-mpirun_words() { # its output apart, its binding as asked and else none
+mpirun_words() { # its output apart, its binding as asked and else none, and room for its files
     stand_in speaks <<< 'echo "${OMPI_MCA_hwloc_base_binding_policy:-} $*"; echo err >&2; exit 3'
     speaks() { # WORDS VARIABLES -- ARGUMENTS
         PATH="$work/speaks:$PATH" scripts/mpirun.sh "${@:2}" > "$work/words" 2> "$work/errors"
@@ -261,6 +261,9 @@ mpirun_words() { # its output apart, its binding as asked and else none
         # shellcheck disable=SC2086
         speaks "" -np 2 $binding program || return 1
     done
+    mkdir -p "$work/crammed" && printf '#!/bin/sh\necho head\necho "none 20000 19000 1000 95%% /"\n' > "$work/crammed/df" && chmod +x "$work/crammed/df"
+    refuses 74 "$work: 1000 KiB are free, " env TMPDIR="$work" PATH="$work/crammed:$work/speaks:$PATH" scripts/mpirun.sh -np 1 program &&
+        refuses 74 "$work/crammed/df/none: cannot write" env TMPDIR="$work/crammed/df/none" PATH="$work/speaks:$PATH" scripts/mpirun.sh -np 1 program
 }
 
 # ---- With Open MPI and the real trainer ------------------------------------------------------------------------------------
@@ -278,13 +281,16 @@ mpirun_that_cannot_start() { # a program, an option, no command; but not where a
     mpirun false > "$work/log" 2>&1
     [ $? = 1 ] || { cat "$work/log"; return 1; }
 }
-mpirun_returns_the_code() {
+mpirun_returns_the_code() { # also with the arguments for which Open MPI's returns 0
     needs_mpi || return
+    local how
+    for how in "" --continuous -enable-recovery; do
+        # shellcheck disable=SC2086,SC2016
+        mpirun $how sh -c '[ $OMPI_COMM_WORLD_RANK = 0 ] || exit 76; sleep 20' > "$work/log" 2>&1
+        [ $? = 76 ] || { echo "$how"; cat "$work/log"; return 1; }
+    done
     # shellcheck disable=SC2016
-    mpirun sh -c '[ $OMPI_COMM_WORLD_RANK = 0 ] || exit 76; sleep 20' > "$work/log" 2>&1
-    [ $? = 76 ] || { cat "$work/log"; return 1; }
-    # shellcheck disable=SC2016
-    mpirun sh -c '[ $OMPI_COMM_WORLD_RANK = 0 ] || kill -9 $$; sleep 20' > "$work/log" 2>&1
+    mpirun --continuous sh -c '[ $OMPI_COMM_WORLD_RANK = 0 ] || kill -9 $$; sleep 20' > "$work/log" 2>&1
     [ $? = 78 ] || { cat "$work/log"; return 1; }
 }
 mpirun_outlives_its_reader() { # Ctrl-C of `... | tee log` ends the tee as well; mpirun alone ends after ten lines that nobody reads
