@@ -8,21 +8,20 @@
 #include "../small_model.h"
 #include "../scratch.h"
 
+static Error e;
 static Model model;
 static float *values;   // (flat_count), written
 static float *received; // (flat_count), read back
 
 static int receive(void *context, StateKind kind, Range range, const float *from, Error *e) {
-    (void)context, (void)kind;
-    (void)e;
+    (void)context, (void)kind, (void)e;
     CHECK(range.begin < range.end && range.end <= model.flat_count, "%zu to %zu", range.begin, range.end);
     memcpy(received + range.begin, from, range_length(range) * sizeof *from);
     return 0;
 }
 
 static int give(void *context, StateKind kind, Range range, float *to, Error *e) { // moment 2 is -2 moment 1
-    (void)context;
-    (void)e;
+    (void)context, (void)e;
     for (size_t i = range.begin; i < range.end; i++)
         to[i - range.begin] = kind == STATE_MOMENT2 ? -2 * values[i] : values[i];
     return 0;
@@ -37,7 +36,6 @@ static void make_values(uint64_t seed) {
 }
 
 static void check_received(const char *path) {
-    Error e = {0};
     ModelConfig config;
     for (size_t i = 0; i < model.flat_count; i++) received[i] = NAN;
     CHECK(checkpoint_is_model(path), "%s is no model", path);
@@ -54,7 +52,6 @@ static void check_received(const char *path) {
 
 // Writes config.json and all weights.
 static void save_all(const char *directory) {
-    Error e = {0};
     CHECK_OK(directory_create(directory, &e), &e);
     Manifest manifest = {.dir = open(directory, O_RDONLY)};
     CHECK_OK(checkpoint_save_config(&manifest, &model.config, -1, 0, &e), &e);
@@ -81,7 +78,6 @@ static void test_beyond_a_chunk(void) {
     const ModelConfig shape = {1, 1, 64, 20000, 8};
     const Model small = model;
     float *const small_values = values, *const small_received = received;
-    Error e = {0};
     size_t wrong = 0;
     CHECK_OK(model_create(&model, &shape, &e), &e);
     CHECK(model.tensors[0].count > 1 << 20, "%zu", model.tensors[0].count);
@@ -111,7 +107,6 @@ static void test_beyond_a_chunk(void) {
 }
 
 static void write_tensor(SafetensorsWriter *writer, const Tensor *t, const char *type) {
-    Error e = {0};
     for (size_t i = 0; i < t->count; i++) {
         float x = values[t->offset + i];
         uint16_t half = strcmp(type, "F16") == 0 ? f16_of(x) : f32_to_bf16(x);
@@ -122,7 +117,6 @@ static void write_tensor(SafetensorsWriter *writer, const Tensor *t, const char 
 // Writes the tensors whose index is `part` modulo `parts`.
 static void write_part(const char *path, const char *type, int part, int parts, const char *prefix) {
     SafetensorsWriter *writer;
-    Error e = {0};
     CHECK_OK(writer_create(&writer, path, &e), &e);
     for (int k = part; k < model.tensor_count; k += parts) {
         const Tensor *t = &model.tensors[k];
@@ -135,7 +129,6 @@ static void write_part(const char *path, const char *type, int part, int parts, 
 }
 
 static void check_note(const char *path, const char *want) {
-    Error e = {0};
     Text note;
     CHECK_OK(text_begin(&note, &e), &e);
     CHECK_OK(checkpoint_note_unknown(path, &model, note.f, &e), &e);
@@ -150,7 +143,6 @@ static void test_unknown_tensors(void) {
                                         "h.0.attn.bias2",    "score.weight",
                                         "wte.weight.lora_A", "lm_head.weight"};
     SafetensorsWriter *writer;
-    Error e = {0};
     const uint64_t none = 0;
     CHECK_OK(directory_create("more", &e), &e);
     CHECK_OK(writer_create(&writer, "more/model.safetensors", &e), &e);
@@ -199,7 +191,6 @@ static void test_other_models(void) {
                                          "\"n_layer\": 2"};
     char *text, *changed;
     size_t bytes;
-    Error e = {0};
     make_values(1);
     save_all("other");
     CHECK_OK(file_read(IN_PATH, "other/config.json", 1 << 16, &text, &bytes, &e), &e);
@@ -241,7 +232,6 @@ static void test_moments_of_another_kind(void) {
         {"F32", 1, "moment2.0-%zu", "does not hold its range in F32"},
         {"F32", 0, "moment2.0-%zu.", "no tensor moment2.0-"},
     };
-    Error e = {0};
     CHECK_OK(directory_create("kind", &e), &e);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         SafetensorsWriter *writer;
@@ -263,7 +253,6 @@ static void test_moments_of_another_kind(void) {
 }
 
 static void test_several_files(void) {
-    Error e = {0};
     save_all("many");
     unlink("many/model.safetensors");
     make_values(10);
@@ -380,7 +369,6 @@ static void test_bad_bin(void) {
                  {6, 1 << 10, "makes"},
                  {7, 12, "padded to 12 at byte 28"},
                  {7, 256, "its header makes"}};
-    Error e = {0};
     ModelConfig config;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_bin("bad.bin", 3);
@@ -397,7 +385,6 @@ static void test_bad_bin(void) {
 }
 
 int main(void) {
-    Error e = {0};
     const ModelConfig config = {3, 2, 24, 101, 19};
     scratch_begin();
     if (model_create(&model, &config, &e)) return 1;

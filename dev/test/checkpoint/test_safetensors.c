@@ -64,6 +64,8 @@ static void test_half_rounding(void) {
     CHECK(f32_to_bf16(3.4028235e38f) == infinity, "huge values");
 }
 
+static Error e;
+
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
 // Three types are read as floats; others have names and sizes only. A scalar and an empty tensor, beside metadata.
@@ -75,7 +77,6 @@ static void test_types(void) {
     const float half = 0.5f;
     SafetensorsWriter *writer;
     SafetensorsReader reader;
-    Error e = {0};
     CHECK_OK(writer_create(&writer, "sample.safetensors", &e), &e);
     safetensors_add_metadata(&writer->header, "quo\"ted\\\n", "\x01\t\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82");
     for (int k = 0; k < TYPES; k++) safetensors_add(&writer->header, types[k], types[k], 2, shape);
@@ -163,7 +164,6 @@ static void test_bad_headers(void) {
     SafetensorsReader reader;
     const char *path = "bad.safetensors";
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        Error e = {0};
         size_t bytes = strlen(cases[i].header);
         file_of(path, bytes, cases[i].header, bytes, cases[i].data);
         CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, cases[i].mention);
@@ -174,7 +174,6 @@ static void test_bad_headers(void) {
 
 static void test_bad_files(void) {
     SafetensorsReader reader;
-    Error e = {0};
     CHECK_ERROR(safetensors_open(&reader, "absent", &e), &e, ERR_INPUT, "cannot open");
     CHECK_ERROR(safetensors_open(&reader, ".", &e), &e, ERR_INPUT, "not a regular file");
     const char *path = "fifo";
@@ -197,7 +196,6 @@ static void test_unusual_but_right(void) {
     static const char header[] =
         "{" TENSOR("late", "F32", "[1]", "[4,8]") "," TENSOR("early", "F32", "[1,1,1]", "[0,4]") "} \n\t ";
     SafetensorsReader reader;
-    Error e = {0};
     const char *path = "unusual.safetensors";
     file_of(path, strlen(header), header, strlen(header), 8);
     CHECK_OK(safetensors_open(&reader, path, &e), &e);

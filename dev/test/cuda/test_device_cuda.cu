@@ -79,6 +79,9 @@ int __wrap_comm_agree(Comm *, int code, Error *) {
 }
 }
 
+static Error e;
+static Device device;
+
 static void gpus_are(int count) {
     memset(&gpu, 0, sizeof gpu);
     memset(&talk, 0, sizeof talk);
@@ -88,38 +91,35 @@ static void gpus_are(int count) {
 }
 
 // Rank `rank` of two on one machine chooses; its GPU is at `bus`.
-static int take(int rank, const char *bus, Error *e) {
+static int take(int rank, const char *bus) {
     Comm comm = {};
     comm.rank = comm.local_rank = rank;
     comm.ranks = comm.local_ranks = RANKS;
     gpu.bus = bus;
-    return nccl_transport.device(&comm, e);
+    return nccl_transport.device(&comm, &e);
 }
 
 static void test_every_rank_has_its_own(void) {
-    Error e = {};
     gpus_are(2);
-    CHECK_OK(take(0, "0000:1B:00.0", &e), &e);
-    CHECK_OK(take(1, "0000:2A:00.0", &e), &e);
+    CHECK_OK(take(0, "0000:1B:00.0"), &e);
+    CHECK_OK(take(1, "0000:2A:00.0"), &e);
     CHECK(gpu.current == 1, "rank 1 took GPU %d", gpu.current);
     gpus_are(1); // a batch system shows each rank one
-    CHECK_OK(take(0, "0000:1B:00.0", &e), &e);
-    CHECK_OK(take(1, "0000:2A:00.0", &e), &e);
+    CHECK_OK(take(0, "0000:1B:00.0"), &e);
+    CHECK_OK(take(1, "0000:2A:00.0"), &e);
 }
 
 static void test_two_ranks_on_one(void) {
-    Error e = {};
     gpus_are(1);
-    CHECK_OK(take(0, "0000:1B:00.0", &e), &e);
-    CHECK_ERROR(take(1, "0000:1B:00.0", &e), &e, ERR_UNAVAILABLE, "ranks 1 and 0 have the same GPU (0000:1B:00.0)");
+    CHECK_OK(take(0, "0000:1B:00.0"), &e);
+    CHECK_ERROR(take(1, "0000:1B:00.0"), &e, ERR_UNAVAILABLE, "ranks 1 and 0 have the same GPU (0000:1B:00.0)");
     CHECK(talk.settled, "the other rank does not know");
     setenv("NCCL_HOSTID", "another machine", 1); // NCCL takes sockets then
-    CHECK_OK(take(1, "0000:1B:00.0", &e), &e);
+    CHECK_OK(take(1, "0000:1B:00.0"), &e);
     unsetenv("NCCL_HOSTID");
 }
 
 static void test_nccl_lacks_memory(void) {
-    Error e = {};
     Transport *t = NULL;
     Comm comm = {};
     const Division alone = {1, RANKS, 1, NULL};
@@ -134,7 +134,6 @@ static void test_nccl_lacks_memory(void) {
 }
 
 static void test_more_ranks_than_gpus(void) {
-    Error e = {};
     gpus_are(3);
     Comm comm = {};
     comm.rank = 3, comm.ranks = 4, comm.local_rank = 3, comm.local_ranks = 4;
@@ -143,11 +142,9 @@ static void test_more_ranks_than_gpus(void) {
 }
 
 static void test_no_gpu(void) {
-    Error e = {};
-    Device device;
     gpus_are(0);
     CHECK_ERROR(device_open(&device, &e), &e, ERR_UNAVAILABLE, "no NVIDIA GPU");
-    CHECK_ERROR(take(0, "", &e), &e, ERR_UNAVAILABLE, "no NVIDIA GPU");
+    CHECK_ERROR(take(0, ""), &e, ERR_UNAVAILABLE, "no NVIDIA GPU");
     CHECK(talk.settled, "the other rank does not know");
     gpu.counted = cudaErrorInsufficientDriver;
     CHECK_ERROR(device_open(&device, &e), &e, ERR_UNAVAILABLE, "driver");
@@ -156,33 +153,29 @@ static void test_no_gpu(void) {
     CHECK_ERROR(device_open(&device, &e), &e, ERR_UNAVAILABLE, "driver");
     CHECK(strncmp(e.hint, "update the driver", 17) == 0, "%s", e.hint);
     gpu.count = 0;
-    CHECK_ERROR(take(0, "", &e), &e, ERR_UNAVAILABLE, "driver");
+    CHECK_ERROR(take(0, ""), &e, ERR_UNAVAILABLE, "driver");
 }
 
 // A GPU that is there but not usable, or without memory for a context.
 static void test_busy(void) {
     const cudaError_t busy[] = {cudaErrorDevicesUnavailable, cudaErrorInitializationError, cudaErrorECCUncorrectable,
                                 cudaErrorSystemNotReady, cudaErrorMpsServerNotReady};
-    Error e = {};
-    Device device;
     for (cudaError_t status : busy) {
         gpus_are(2);
         gpu.opened = gpu.taken = status;
         CHECK_ERROR(device_open(&device, &e), &e, ERR_UNAVAILABLE, "GPU 0 (Fake 1) cannot be used: ");
-        CHECK_ERROR(take(1, "0000:2A:00.0", &e), &e, ERR_UNAVAILABLE, "GPU 1 (Fake 1) cannot be used: ");
+        CHECK_ERROR(take(1, "0000:2A:00.0"), &e, ERR_UNAVAILABLE, "GPU 1 (Fake 1) cannot be used: ");
         CHECK(strstr(e.what, cudaGetErrorString(status)) && strstr(e.hint, "CUDA_VISIBLE_DEVICES"), "%s", e.what);
         CHECK(talk.settled, "the other rank does not know");
     }
     gpus_are(2);
     gpu.opened = gpu.taken = cudaErrorMemoryAllocation;
     CHECK_ERROR(device_open(&device, &e), &e, ERR_MEMORY, "out of GPU memory: GPU 0 (Fake 1)");
-    CHECK_ERROR(take(1, "0000:2A:00.0", &e), &e, ERR_MEMORY, "out of GPU memory: GPU 1 (Fake 1)");
+    CHECK_ERROR(take(1, "0000:2A:00.0"), &e, ERR_MEMORY, "out of GPU memory: GPU 1 (Fake 1)");
     CHECK(strstr(e.hint, "nvidia-smi"), "%s", e.hint);
 }
 
 static void test_wrong_kind(void) {
-    Error e = {};
-    Device device;
     gpus_are(1);
     CHECK_OK(device_open(&device, &e), &e);
     CHECK(strcmp(device.properties.name, "Fake 1") == 0 && device.ordinal == 0, "%s", device.properties.name);
@@ -193,16 +186,10 @@ static void test_wrong_kind(void) {
 }
 
 int main(void) {
-    Error e;
     gpus_are(0);
-    take(0, "", &e);
+    take(0, "");
     if (!gpu.asked) return printf("SKIP test_device_cuda: built without NCCL, for one process\n"), ERR_SKIPPED;
-    RUN(test_every_rank_has_its_own);
-    RUN(test_two_ranks_on_one);
-    RUN(test_nccl_lacks_memory);
-    RUN(test_more_ranks_than_gpus);
-    RUN(test_no_gpu);
-    RUN(test_busy);
-    RUN(test_wrong_kind);
+    RUN(test_every_rank_has_its_own, test_two_ranks_on_one, test_nccl_lacks_memory, test_more_ranks_than_gpus,
+        test_no_gpu, test_busy, test_wrong_kind);
     return test_summary();
 }

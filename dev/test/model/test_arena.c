@@ -1,13 +1,9 @@
 // arena: buffers that are live at the same time never share memory; others share nearly all they can.
 #include "model/arena.c"
 
-#include "../test.h"
-
-#include <time.h>
+#include "../scratch.h"
 
 enum { PHASES = 3 };
-
-static uint64_t seed;
 
 // Bytes live in the fullest phase: no plan needs less.
 static size_t fullest_phase(const Arena *arena) {
@@ -38,14 +34,13 @@ static void check_apart(const Arena *arena, size_t total) {
 static void test_random_lives(void) {
     enum { ROUNDS = 300 };
     double ratios = 0;
-    srand((unsigned)seed);
     for (int round = 0; round < ROUNDS; round++) {
         Arena arena = {0};
         void *where[ARENA_BUFFERS_MAX];
-        int count = 1 + rand() % ARENA_BUFFERS_MAX;
+        int count = 1 + (int)draw(ARENA_BUFFERS_MAX);
         for (int i = 0; i < count; i++) {
-            int from = rand() % PHASES, to = from + rand() % (PHASES - from);
-            arena_add(&arena, "test", &where[i], rand() % 8 ? (size_t)(rand() % 50000) : 0, from, to);
+            int from = (int)draw(PHASES), to = from + (int)draw((uint32_t)(PHASES - from));
+            arena_add(&arena, "test", &where[i], draw(8) ? draw(50000) : 0, from, to);
         }
         size_t total = arena_plan(&arena), least = fullest_phase(&arena);
         CHECK(total >= least, "%zu bytes, and %zu are alive at a time", total, least);
@@ -61,9 +56,8 @@ static void test_random_lives(void) {
     CHECK(ratios <= 1.05 * ROUNDS, "%.2f times what is alive at a time, on average", ratios / ROUNDS);
 }
 
-int main(int argc, char **argv) {
-    seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL);
-    printf("test_arena: seed %llu\n", (unsigned long long)seed);
+int main(void) {
+    random_begin();
     RUN(test_random_lives);
     return test_summary();
 }

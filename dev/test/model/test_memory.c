@@ -4,6 +4,8 @@
 #include "cpu/layers.h"
 #include "../trainer.h"
 
+static Error e;
+
 // Odd and even shapes; one block; one row; and a head in chunks of 256 rows (64 MiB of 65536 logits a row).
 static const struct {
     ModelConfig model; // L, NH, C, V, context
@@ -18,11 +20,6 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 static EngineConfig config_of(int shape, const Model *model) {
     return (EngineConfig){
         .model = model, .micro_batch = shapes[shape].rows, .seq_len = shapes[shape].seq_len, .threads = 2};
-}
-
-static void make_model(int shape, Model *model) {
-    Error e = {0};
-    CHECK_OK(model_create(model, &shapes[shape].model, &e), &e);
 }
 
 // Returns the bytes of the plan's line `what`; 0: no such line. Checks that the lines add up.
@@ -52,7 +49,7 @@ static size_t of_floats(size_t n) { return round_up(4 * n, 64); }
 static void test_plans(void) {
     for (int i = 0; i < SHAPES; i++) {
         Model model;
-        make_model(i, &model);
+        CHECK_OK(model_create(&model, &shapes[i].model, &e), &e);
         EngineConfig c = config_of(i, &model);
         size_t N = (size_t)c.micro_batch * (size_t)c.seq_len, C = (size_t)model.config.channels;
         size_t others = (size_t)model.config.layers - 1, flat = of_floats(model.flat_count), all[3], inference[2];
@@ -97,7 +94,6 @@ static void check_asked(const EngineConfig *config, int rows, const char *what) 
 static void test_asked_for(void) {
     const ModelConfig shape = {3, 2, 32, 256, 16};
     Model model;
-    Error e = {0};
     CHECK_OK(model_create(&model, &shape, &e), &e);
     EngineConfig c = {.model = &model, .seq_len = 16, .threads = 2, .gns = GNS_LN};
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {

@@ -3,6 +3,8 @@
 
 #include "model/model.h"
 
+static Error e;
+
 // GPT-2: Radford et al. 2019, table 2; parameters as in Hugging Face's models (wte counted once). dN: depths and widths
 // of llm.c's -e, heads of 64.
 static void test_presets(void) {
@@ -27,7 +29,6 @@ static void test_presets(void) {
     };
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         Model model;
-        Error e = {0};
         ModelConfig c = {.vocab = 50257, .context = 1024};
         CHECK(model_preset(&c, want[i].name), "%s: no such preset", want[i].name);
         CHECK(c.layers == want[i].layers && c.heads == want[i].heads && c.channels == want[i].channels,
@@ -68,7 +69,6 @@ static double wanted_deviation(const char *name, int layers) {
 
 static void test_initial_weights(void) {
     Model model;
-    Error e = {0};
     ModelConfig c = {.layers = 3, .heads = 2, .channels = 64, .vocab = 1000, .context = 64};
     CHECK_OK(model_create(&model, &c, &e), &e);
     float *x = malloc(sizeof(float) * (size_t)(model.vocab_padded * c.channels)), first[3] = {0};
@@ -96,7 +96,6 @@ static void test_initial_weights(void) {
 static void test_initial_weights_in_pieces(void) {
     enum { ALL = 3000, FIRST = 1000, PIECE = 500 };
     Model model;
-    Error e = {0};
     ModelConfig c = {.layers = 1, .heads = 2, .channels = 64, .vocab = 256, .context = 64};
     float all[ALL], piece[PIECE], other[PIECE];
     CHECK_OK(model_create(&model, &c, &e), &e);
@@ -135,7 +134,6 @@ static bool is_cut_by_rule(TensorKind kind) {
 
 // Every element of a cut tensor belongs to one rank, every other element to all. Bucket 0 holds what is whole.
 static void check_ranks(const ModelConfig *c, int ranks) {
-    Error e = {0};
     Model whole, local[8];
     CHECK_OK(model_create(&whole, c, &e), &e);
     for (int t = 0; t < ranks; t++) CHECK_OK(model_create_local(&local[t], c, t, ranks, &e), &e);
@@ -168,7 +166,6 @@ static void test_local_models(void) {
     const ModelConfig small = {.layers = 2, .heads = 5, .channels = 20, .vocab = 30, .context = 7};
     for (int ranks = 1; ranks <= 5; ranks++) check_ranks(&small, ranks);
     Model model;
-    Error e = {0};
     CHECK_ERROR(model_create_local(&model, &small, 0, 6, &e), &e, ERR_USAGE, "--tensor 6: the model has 5 heads");
     // Shares of gpt2-1558M: 25 heads of 64; the MLP's 6400 columns in units of 64.
     static const size_t attention[] = {13 * 64, 12 * 64}, mlp[] = {34 * 64, 33 * 64, 33 * 64};

@@ -22,6 +22,7 @@ static const ModelConfig shapes[] = {
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 static uint64_t seed;
+static Error e;
 static const float POISON = -7.25f;
 
 // What a rank shards, besides the moments.
@@ -50,7 +51,6 @@ typedef struct World {
 
 static void *take(size_t bytes) {
     void *p;
-    Error e;
     if (memory_alloc(&p, bytes, "test", &e)) abort();
     memset(p, 0xff, bytes); // NaN where nothing is written
     return p;
@@ -132,7 +132,6 @@ static int await_weights(void *context, Range range, Error *e) {
 static void rank_open(World *w, int r, Shared shared, Recompute recompute) {
     Rank *rank = &w->rank[r];
     const WeightsWatch watch = {soon_weights, await_weights, rank};
-    Error e = {0};
     *rank = (Rank){.config = config_of(w), .world = w};
     rank->config.recompute = recompute;
     int buckets = model_bucket_count(&w->model);
@@ -149,7 +148,6 @@ static void rank_open(World *w, int r, Shared shared, Recompute recompute) {
 
 // The whole engine recomputes nothing.
 static void world_open(World *w, const ModelConfig *shape, Shared shared, Recompute recompute) {
-    Error e = {0};
     size_t tokens = (size_t)STEPS * ROWS * ((size_t)shape->context + 1);
     CHECK_OK(model_create(&w->model, shape, &e), &e);
     size_t n = w->model.flat_count, tensors = (size_t)w->model.tensor_count;
@@ -250,7 +248,6 @@ static int whole_gradients(World *w, int step, Error *e) {
 // Checks that a rank stores the whole engine's bits in its owned ranges, and nothing elsewhere. others: elsewhere it
 // may store the whole engine's bits too.
 static void check_state(World *w, const Rank *rank, StateKind kind, bool others) {
-    Error e = {0};
     size_t wrong = 0;
     for (size_t i = 0; i < w->model.flat_count; i++) w->y[i] = POISON;
     CHECK_OK(engine_store(w->whole, kind, all_of(w), w->x, &e), &e);
@@ -265,7 +262,6 @@ static void check_state(World *w, const Rank *rank, StateKind kind, bool others)
 }
 
 static void check_norms(World *w) {
-    Error e = {0};
     size_t tensors = (size_t)w->model.tensor_count;
     double sum[200] = {0}, whole_gram[SOURCES * SOURCES], gram[SOURCES * SOURCES];
     StepResult want = {.grad_sq = w->grad_sq, .example_sq = w->example_sq, .rank_sq = w->rank_sq};
@@ -290,7 +286,6 @@ static void check_norms(World *w) {
 
 // Compares losses, since engine.h does not store the weights that passes read.
 static void check_losses(World *w, int step) {
-    Error e = {0};
     size_t n = ROWS * (size_t)w->T;
     float *want = take(n * sizeof(float)), *got = take(n * sizeof(float));
     CHECK_OK(engine_eval(w->whole, rows_of(w, step, 0), ROWS, w->T, want, &e), &e);
@@ -304,7 +299,6 @@ static void check_losses(World *w, int step) {
 
 // Loads every rank's weights into the others.
 static void exchange(World *w) {
-    Error e = {0};
     for (int r = 0; r < RANKS; r++)
         for (int i = 0; i < w->rank[r].config.owned_count; i++) {
             Range range = w->rank[r].owned[i];
@@ -316,7 +310,6 @@ static void exchange(World *w) {
 
 static void train(const ModelConfig *shape, Shared shared, Recompute recompute) {
     World w;
-    Error e = {0};
     world_open(&w, shape, shared, recompute);
     for (int step = 0; step < STEPS; step++) {
         UpdateConfig update = update_config(step + 1);
@@ -369,7 +362,6 @@ static int arrive(void *context, Range range, Error *e) {
 
 // Poisons all weights; none has arrived.
 static void depart(Arrivals *a) {
-    Error e = {0};
     World *w = a->w;
     for (size_t i = 0; i < w->model.flat_count; i++) w->x[i] = POISON;
     CHECK_OK(engine_load(w->whole, STATE_PARAM, all_of(w), w->x, &e), &e);
@@ -379,7 +371,6 @@ static void depart(Arrivals *a) {
 // Calls every function that reads weights, and keeps its result.
 enum { READERS = 5 };
 static void read_weights(World *w, Arrivals *a, float *out[READERS]) {
-    Error e = {0};
     StepResult r = {.grad_sq = w->grad_sq, .example_sq = w->example_sq, .rank_sq = w->rank_sq};
     uint64_t hash = 0;
     for (int i = 0; i < READERS; i++) {
@@ -422,7 +413,6 @@ static void test_awaited_weights(void) {
 
 int main(int argc, char **argv) {
     World w = {0};
-    Error e = {0};
     Engine *engine = NULL;
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL);
     printf("test_shard: seed %llu\n", (unsigned long long)seed);
