@@ -22,7 +22,7 @@ static void test_several_chunks(void) {
     CHECK_CLOSE(o[1].loss, o[0].loss, 1e-6, 1.0);
     for (int k = 0; k < w.model.tensor_count; k++) {
         const Tensor *t = &w.model.tensors[k];
-        double apart = difference(o[1].grad + t->offset, o[0].grad + t->offset, t->count);
+        double apart = relative_error(o[1].grad + t->offset, o[0].grad + t->offset, t->count);
         CHECK(apart <= 1e-5, "%s: gradients %.2g apart", t->name, apart);
     }
     free(o[0].grad), free(o[1].grad);
@@ -49,7 +49,6 @@ static double smoothed_loss_of(const float *x, int n, int target, double smoothi
 // engine_logits has engine_eval's losses after any number of tokens.
 static void test_logits_after_a_prefix(void) {
     enum { T = 13, V = 61 };
-    Error e = {0};
     float loss[T], logits[V];
     World w = world_of((ModelConfig){2, 2, 32, V, T}, T, 1, 3);
     Engine *engine = engine_of(&w, (EngineConfig){.micro_batch = 1, .threads = 2});

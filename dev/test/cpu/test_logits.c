@@ -1,9 +1,8 @@
 // engine_logits reuses keys and values of earlier calls. Other calls in between change no bit of the logits. If
 // each block has its own keys and values, only the new tokens are computed.
 #include "cpu/engine_cpu.h"
+#include "../scratch.h"
 #include "world.h"
-
-#include <time.h>
 
 enum { T = 40, V = 50, C = 24, ROUNDS = 300 };
 
@@ -22,9 +21,6 @@ static const struct {
 };
 
 static int kind_count = sizeof kinds / sizeof *kinds;
-static uint64_t seed; // differs from run to run
-static uint64_t draws;
-static int draw(int n) { return (int)(rng_u32(seed, 0, draws++) % (uint32_t)n); }
 
 typedef struct {
     World w; // the engine's weights, and the text so far
@@ -35,7 +31,7 @@ typedef struct {
 } Sequence;
 
 static void text_open(Sequence *x, int kind) {
-    *x = (Sequence){.w = world_of(shape, T, 1, seed), .config = kinds[kind].config};
+    *x = (Sequence){.w = world_of(shape, T, 1, random_state), .config = kinds[kind].config};
     x->config.threads = 2;
     x->engine = engine_of(&x->w, x->config);
 }
@@ -48,7 +44,6 @@ static void text_close(Sequence *x) {
 // Checks that the logits have the bits of a new engine's.
 static void check_logits(Sequence *x, const char *kind, const char *after) {
     float got[V], want[V];
-    Error e = {0};
     Engine *fresh = engine_of(&x->w, x->config);
     CHECK_OK(engine_logits(fresh, x->w.tokens, x->n, want, &e), &e);
     CHECK_OK(engine_logits(x->engine, x->w.tokens, x->n, got, &e), &e);
@@ -57,7 +52,6 @@ static void check_logits(Sequence *x, const char *kind, const char *after) {
 }
 
 static void train_a_step(Sequence *x) {
-    Error e = {0};
     UpdateConfig update = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .step = 1, .batch = 1};
     Range all = {0, x->w.model.flat_count};
     CHECK_OK(small_batch(x->engine, x->row, 1, T, 1, GNS_OFF, &e), &e);
@@ -70,20 +64,19 @@ static void train_a_step(Sequence *x) {
 
 // Makes one of the events that may come between two tokens; returns its name.
 static const char *something(Sequence *x) {
-    Error e = {0};
     float losses[T];
-    small_tokens(V, seed + draws++, T + 1, x->row);
+    small_tokens(V, draw(UINT32_MAX), T + 1, x->row);
     switch (draw(x->config.inference ? 6 : 7)) {
     case 0: return "nothing";
-    case 1: x->w.tokens[draw(x->n)] ^= 1; return "another token";
-    case 2: x->n = 1 + draw(x->n); return "fewer tokens";
+    case 1: x->w.tokens[draw((uint32_t)x->n)] ^= 1; return "another token";
+    case 2: x->n = 1 + (int)draw((uint32_t)x->n); return "fewer tokens";
     case 3:
         memmove(x->w.tokens, x->w.tokens + 1, sizeof(uint16_t) * (size_t)(x->n - 1));
         x->n = x->n > 1 ? x->n - 1 : 1;
         return "a window that slides";
-    case 4: CHECK_OK(engine_eval(x->engine, x->row, 1, 1 + draw(T), losses, &e), &e); return "an evaluation";
+    case 4: CHECK_OK(engine_eval(x->engine, x->row, 1, 1 + (int)draw(T), losses, &e), &e); return "an evaluation";
     case 5:
-        small_params(&x->w.model, seed + draws++, x->w.param);
+        small_params(&x->w.model, draw(UINT32_MAX), x->w.param);
         CHECK_OK(engine_load(x->engine, STATE_PARAM, (Range){0, x->w.model.flat_count}, x->w.param, &e), &e);
         return "other weights";
     default: train_a_step(x); return "a step";
@@ -96,7 +89,8 @@ static void test_any_order(void) {
         text_open(&x, kind);
         for (int round = 0; round < ROUNDS; round++) {
             const char *after = x.n > 0 && draw(3) == 0 ? something(&x) : "more tokens";
-            for (int more = draw(3); (more > 0 || x.n == 0) && x.n < T; more--) x.w.tokens[x.n++] = (uint16_t)draw(V);
+            for (int more = (int)draw(3); (more > 0 || x.n == 0) && x.n < T; more--)
+                x.w.tokens[x.n++] = (uint16_t)draw(V);
             check_logits(&x, kinds[kind].name, after);
         }
         text_close(&x);
@@ -108,7 +102,6 @@ static void test_computes_what_is_new(void) {
     for (int kind = 0; kind < kind_count; kind++) {
         Sequence x;
         float logits[V];
-        Error e = {0};
         text_open(&x, kind);
         CHECK_OK(engine_logits(x.engine, x.w.tokens, 10, logits, &e), &e);
         const Dtype type = x.config.dtype;
@@ -125,8 +118,7 @@ static void test_computes_what_is_new(void) {
 }
 
 int main(void) {
-    seed = (uint64_t)time(NULL);
-    printf("  seed %llu\n", (unsigned long long)seed);
+    random_begin();
     if (!matmul_kernel(DTYPE_BF16)) kind_count--;
     RUN(test_any_order, test_computes_what_is_new);
     return test_summary();

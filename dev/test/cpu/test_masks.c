@@ -107,7 +107,6 @@ static void test_micro_batches(void) {
 // Compares a row of documents with each document alone in an engine without the mask: losses and logits. The row begins
 // within a document.
 static void check_packed(World *w, const int *lengths) {
-    Error e;
     float packed[T], alone[T], logits[2][50];
     Engine *mask = masked_engine(w, 0, true), *plain = masked_engine(w, 0, false);
     for (int t = 0; t <= T; t++) w->tokens[t] = (uint16_t)(w->tokens[t] == SEPARATOR ? 0 : w->tokens[t]);

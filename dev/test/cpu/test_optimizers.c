@@ -16,7 +16,6 @@ static Engine *optimizing_engine(const World *w, Optimizer optimizer, int thread
 }
 
 static void make_step(World *w, Engine *engine, Optimizer optimizer, int step) {
-    Error e = {0};
     UpdateConfig u = {.lr = 1e-2,
                       .muon_lr = 2e-2,
                       .beta1 = 0.9,
@@ -35,7 +34,6 @@ static void make_step(World *w, Engine *engine, Optimizer optimizer, int step) {
 }
 
 static float *state_of(World *w, Engine *engine, StateKind kind) {
-    Error e = {0};
     float *x = floats_of(w);
     CHECK_OK(engine_store(engine, kind, all_of(w), x, &e), &e);
     return x;
@@ -43,7 +41,6 @@ static float *state_of(World *w, Engine *engine, StateKind kind) {
 
 // Checks that the passes read the new weights, rounded in bf16.
 static void check_weights(World *w, Engine *engine, const float *param, Dtype dtype) {
-    Error e = {0};
     float loss[2][ROWS * T];
     Engine *other = optimizing_engine(w, OPTIMIZER_ADAMW, 1, dtype);
     CHECK_OK(engine_load(other, STATE_PARAM, all_of(w), param, &e), &e);

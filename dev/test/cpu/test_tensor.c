@@ -87,7 +87,6 @@ static size_t place_of(const Group *g, int t, int k, size_t i) {
 // ---- Engines --------------------------------------------------------------------------------------------------------
 
 static void group_open(Group *g, const World *w, EngineConfig config, int ranks) {
-    Error e = {0};
     *g = (Group){.world = w, .ranks = ranks};
     pthread_barrier_init(&g->barrier, NULL, (unsigned)ranks);
     for (int t = 0; t < ranks; t++) CHECK_OK(model_create_local(&g->rank[t].model, &w->model.config, t, ranks, &e), &e);
@@ -151,7 +150,7 @@ static void check_gradients(const Group *g, const float *want) {
                 sum[place_of(g, t, k, i)] += g->rank[t].outcome.grad[g->rank[t].model.tensors[k].offset + i];
     for (int k = 0; k < g->world->model.tensor_count; k++) {
         const Tensor *t = &g->world->model.tensors[k];
-        const double error = difference(sum + t->offset, want + t->offset, t->count);
+        const double error = relative_error(sum + t->offset, want + t->offset, t->count);
         CHECK(error < 2e-6, "%d ranks: gradient of %s differs by %.2g", g->ranks, t->name, error);
     }
     free(sum);
@@ -207,7 +206,6 @@ static void check_sources(const Group *g, const Outcome *one) {
 // Compares `ranks` engines with one.
 static void check_group(const World *w, EngineConfig config, int ranks) {
     Group g;
-    Error e;
     float loss[ROWS * T], logits[64];
     config.threads = 1, config.micro_batch = MICRO_BATCH, config.seq_len = T, config.separator = SEPARATOR;
     config.step_rows = WORLD_ROWS, config.sources = WORLD_SOURCES, config.source = world_source;

@@ -44,13 +44,13 @@ static void check_bf16(float smoothing, double dropout) {
     CHECK(fabs(got.loss - want.loss) < 2e-3 * ROWS, "loss %.6f, want %.6f", got.loss, want.loss);
     for (int k = 0; k < w.model.tensor_count; k++) {
         const Tensor *t = &w.model.tensors[k];
-        double error = difference(got.grad + t->offset, want.grad + t->offset, t->count);
+        double error = relative_error(got.grad + t->offset, want.grad + t->offset, t->count);
         CHECK(error < 0.02, "gradient of %s: %.4f", t->name, error);
         CHECK(fabs(got.grad_sq[k] / want.grad_sq[k] - 1) < 0.02, "its norm");
         CHECK(fabs(got.example_sq[k] / want.example_sq[k] - 1) < 0.02, "examples' norms of %s: %g, want %g", t->name,
               got.example_sq[k], want.example_sq[k]);
     }
-    CHECK(difference(got.grad, want.grad, 100) > 0, "nothing was rounded");
+    CHECK(relative_error(got.grad, want.grad, 100) > 0, "nothing was rounded");
     free(want.grad), free(got.grad);
     engine_destroy(exact), engine_destroy(rounded);
     world_close(&w);
@@ -65,7 +65,6 @@ static void test_bf16(void) {
 
 // Master weights are fp32: store returns the loaded bits; the kernels read rounded ones.
 static void test_bf16_masters(void) {
-    Error e;
     uint64_t hash[2];
     if (!matmul_kernel(DTYPE_BF16)) SKIP("this machine has no instructions for bf16");
     World w = rounded_world();
@@ -87,7 +86,6 @@ static void test_bf16_masters(void) {
 // ---- fp8 ------------------------------------------------------------------------------------------------------------
 
 static Outcome measure_fp8(const World *w, Engine *engine, int micro_batch, const int8_t *k, float *amax) {
-    Error e = {0};
     double unused[2][64];
     StepResult r = {.grad_sq = unused[0], .example_sq = unused[1], .amax = amax};
     if (k) engine_exponents(engine, k);
@@ -106,16 +104,9 @@ static bool same_outcome(const World *w, const Outcome *a, const Outcome *b) {
     return a->loss == b->loss && !memcmp(a->grad, b->grad, range_float_bytes(all_of(w)));
 }
 
-static double cosine(const float *a, const float *b, size_t n) {
-    double ab = 0, aa = 0, bb = 0;
-    for (size_t i = 0; i < n; i++) ab += (double)a[i] * b[i], aa += (double)a[i] * a[i], bb += (double)b[i] * b[i];
-    return ab / sqrt(aa * bb);
-}
-
 // Without exponents a step has fp32's bits. With exponents its gradients are close to fp32's, matrix by matrix;
 // evaluations and logits keep fp32's bits.
 static void check_fp8(Dtype type) {
-    Error e;
     int8_t k[SITES];
     float amax[SITES], eval[2][ROWS * T], logits[2][70];
     World w = world_of(shape, T, ROWS, 1);
@@ -128,7 +119,7 @@ static void check_fp8(Dtype type) {
     CHECK(fabs(got.loss - want.loss) < 0.1 * ROWS, "loss %.6f, want %.6f", got.loss, want.loss);
     for (int i = 0; i < w.model.tensor_count; i++) {
         const Tensor *t = &w.model.tensors[i];
-        const double same = cosine(got.grad + t->offset, want.grad + t->offset, t->count);
+        const double same = cosine_of(got.grad + t->offset, want.grad + t->offset, t->count);
         CHECK(same > (t->dimensions == 2 ? 0.99 : 0.98) && same < 1 - 1e-6, "gradient of %s: cosine %.6f", t->name,
               same);
         CHECK(fabs(got.example_sq[i] / want.example_sq[i] - 1) < 0.2, "examples' norms of %s", t->name);
@@ -162,7 +153,6 @@ static void test_amax(void) {
     for (int half = 0; half < 2; half++) {
         World part = w;
         part.tokens += half * 3 * (T + 1);
-        Error e;
         double unused[2][64];
         StepResult r = {.grad_sq = unused[0], .example_sq = unused[1], .amax = parts[half]};
         free(measure(&part, engine, part.tokens, FIRST, 3, 3, GNS_LN).grad);
@@ -239,7 +229,6 @@ static void test_same_bits(void) {
 // A factor that is not finite or saturates shows in amax and, if exponents are set, makes the gradient's norm infinite.
 static void test_saturation(void) {
     const float values[] = {1, INFINITY, NAN}; // [0]: the exponent is too high
-    Error e;
     int8_t k[SITES];
     float amax[SITES];
     World w = world_of(shape, T, ROWS, 1);

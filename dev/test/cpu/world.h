@@ -4,6 +4,8 @@
 #include "../small_model.h"
 #include "../test.h"
 
+static Error e;
+
 enum { WORLD_ROWS = 64, WORLD_SOURCES = 3 }; // most rows of a step; sources, if an engine has any
 static int world_source(const void *data, uint64_t example) { return (void)data, (int)(example % WORLD_SOURCES); }
 
@@ -25,7 +27,6 @@ static inline float *floats_of(const World *w) {
 // Makes `rows` rows of seq_len + 1 tokens.
 static inline World world_of(ModelConfig shape, int seq_len, int rows, uint64_t seed) {
     World w = {.seq_len = seq_len};
-    Error e = {0};
     size_t count = (size_t)rows * (size_t)(seq_len + 1);
     CHECK_OK(model_create(&w.model, &shape, &e), &e);
     w.param = floats_of(&w);
@@ -42,7 +43,6 @@ static inline void world_close(World *w) {
 
 // Returns an engine with the world's weights. Sets config's model, seq_len, step_rows and source.
 static inline Engine *engine_of(const World *w, EngineConfig config) {
-    Error e = {0};
     Engine *engine = NULL;
     config.model = &w->model;
     config.seq_len = w->seq_len;
@@ -63,7 +63,7 @@ typedef struct {
 // Measures a step of `rows` rows without update: examples first, first + 1, ...
 static inline Outcome measure(const World *w, Engine *engine, const uint16_t *tokens, int first, int rows,
                               int micro_batch, GnsMode mode) {
-    Error e = {0};
+    Error e = {0}; // test_tensor measures in several threads
     Outcome o = {.grad = floats_of(w)};
     StepResult r = {.loss_sum = NAN, .grad_sq = o.grad_sq, .example_sq = o.example_sq, .row = o.row};
     r.source_gram = o.source_gram;
@@ -74,11 +74,4 @@ static inline Outcome measure(const World *w, Engine *engine, const uint16_t *to
     CHECK_OK(engine_store(engine, STATE_GRAD, all_of(w), o.grad, &e), &e);
     o.loss = r.loss_sum;
     return o;
-}
-
-// |a - b| / |b|
-static inline double difference(const float *a, const float *b, size_t n) {
-    double error = 0, square = 0;
-    for (size_t i = 0; i < n; i++) error += pow((double)a[i] - b[i], 2), square += pow((double)b[i], 2);
-    return sqrt(error / square);
 }

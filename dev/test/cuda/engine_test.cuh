@@ -143,7 +143,7 @@ static inline EngineConfig config_of(const World *w, int micro_batch, Recompute 
     config.source = [](const void *, uint64_t example) { return (int)(example % SOURCES); };
     config.recompute = recompute;
     config.optimizer = optimizer;
-    if (fp8) config.dtype = fp8;
+    config.dtype = fp8;
     if (masked) {
         config.dropout = dropout_of(0.2, seed);
         config.document_mask = true;
@@ -153,8 +153,10 @@ static inline EngineConfig config_of(const World *w, int micro_batch, Recompute 
     return config;
 }
 
-static inline Engine *engine_of(const Api *api, const World *w, int micro_batch, Recompute recompute) {
-    Engine *engine = world_engine(api, w, config_of(w, micro_batch, recompute));
+// Uses the case's micro-batch if micro_batch is 0.
+static inline Engine *engine_of(const Api *api, const World *w, Recompute recompute = RECOMPUTE_NONE,
+                                int micro_batch = 0) {
+    Engine *engine = world_engine(api, w, config_of(w, micro_batch ? micro_batch : w->c->micro_batch, recompute));
     if (engine) api->scale_loss(engine, loss_scale(w));
     return engine;
 }
@@ -206,6 +208,11 @@ static Outcome measure(const Api *api, Engine *engine, const World *w, const uin
     return o;
 }
 
+// Measures the rows of the first step.
+static inline Outcome measure_batch(const Api *api, Engine *engine, const World *w, GnsMode mode) {
+    return measure(api, engine, w, w->tokens, rows_of(w->c), w->c->micro_batch, mode);
+}
+
 static inline UpdateConfig update_config(const Case *c, int step) {
     UpdateConfig u = {};
     u.lr = 1e-3, u.beta1 = 0.9, u.beta2 = 0.95, u.eps = 1e-8, u.weight_decay = 0.1;
@@ -232,12 +239,12 @@ static inline void train(const Api *api, Engine *engine, const World *w, double 
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// main calls it first, and exits with its result unless that is 0.
-static inline int engine_test_begin(const char *name, int argc, char **argv) {
+// main calls it first. Exits if no GPU can run this build.
+static inline void engine_test_begin(const char *name, int argc, char **argv) {
     Error e = {};
     Model model;
     Engine *engine = NULL;
-    EngineConfig config = {};
+    EngineConfig config = {.model = &model, .micro_batch = 1, .seq_len = cases[1].seq_len};
     char line[256];
     small = argc > 2 && strcmp(argv[2], "small") == 0;
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 0;
@@ -245,18 +252,14 @@ static inline int engine_test_begin(const char *name, int argc, char **argv) {
     if (small) case_count = SMALL_CASES, steps = 2; // fp8 rounds from the second step on
     setvbuf(stdout, NULL, _IOLBF, 0);
     printf("%s %s, seed %llu\n", name, REAL_NAME, (unsigned long long)seed);
-    if (model_create(&model, &cases[1].config, &e)) return 1;
-    config.model = &model;
-    config.micro_batch = 1;
-    config.seq_len = cases[1].seq_len;
+    if (model_create(&model, &cases[1].config, &e)) exit(1);
     int code = engine_create(&cuda_engine, &engine, &config, &e);
     if (code) error_print(&e);
-    if (code == ERR_UNAVAILABLE) return ERR_SKIPPED;
+    if (code == ERR_UNAVAILABLE) exit(ERR_SKIPPED);
     if (engine) {
         engine_describe(engine, line, sizeof line);
         puts(line);
     }
     engine_destroy(engine);
     model_destroy(&model);
-    return 0;
 }

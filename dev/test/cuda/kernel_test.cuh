@@ -107,6 +107,8 @@ template <typename X> static std::vector<X> random_vector(size_t n, double mean 
     return v;
 }
 
+static double gelu_tanh(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
+
 // ---- Comparing ------------------------------------------------------------------------------------------------------
 
 // Checks |got - want| <= tolerance, element by element. NaN fails.
@@ -269,17 +271,18 @@ static inline Fp8Copy copy_new(size_t n, int k) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// main calls it first, and exits with its result unless that is 0.
-static inline int kernel_test_begin(const char *name, int argc, char **argv) {
+[[noreturn]] static inline void skip_program(const char *name, const char *why) {
+    printf("SKIP %s: %s\n", name, why);
+    exit(ERR_SKIPPED);
+}
+
+// main calls it first. Exits if there is no GPU.
+static inline void kernel_test_begin(const char *name, int argc, char **argv) {
     int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-        printf("SKIP %s: no GPU here\n", name);
-        return ERR_SKIPPED;
-    }
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) skip_program(name, "no GPU here");
     random_state = argc > 1 ? strtoull(argv[1], NULL, 10) : 0;
     if (!random_state) random_state = (uint64_t)(clock_seconds() * 1e6);
     small_shapes_only = argc > 2 && strcmp(argv[2], "small") == 0;
     printf("%s %s, seed %llu%s\n", name, REAL_NAME, (unsigned long long)random_state,
            small_shapes_only ? ", small shapes" : "");
-    return 0;
 }

@@ -386,14 +386,9 @@ static void test_overlapping_calls(void) {
 }
 
 int main(int argc, char **argv) {
-    int code = kernel_test_begin("test_attention_cuda", argc, argv);
-    if (code) return code;
-    RUN(test_twin_small_shapes);
-    RUN(test_twin_sharp_and_flat);
-    RUN(test_twin_masks);
-    if (!small_shapes_only) RUN(test_twin_unequal_lots);
-    if (!small_shapes_only) RUN(test_fast_path_at_large_shapes);
-    if (!small_shapes_only) RUN(test_repeats_bit_for_bit);
-    if (!small_shapes_only) RUN(test_overlapping_calls);
+    kernel_test_begin("test_attention_cuda", argc, argv);
+    RUN(test_twin_small_shapes, test_twin_sharp_and_flat, test_twin_masks);
+    if (!small_shapes_only)
+        RUN(test_twin_unequal_lots, test_fast_path_at_large_shapes, test_repeats_bit_for_bit, test_overlapping_calls);
     return test_summary();
 }

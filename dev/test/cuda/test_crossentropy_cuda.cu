@@ -93,9 +93,7 @@ static void test_crossentropy_nan(void) {
 }
 
 int main(int argc, char **argv) {
-    int code = kernel_test_begin("test_crossentropy_cuda", argc, argv);
-    if (code) return code;
-    RUN(test_crossentropy);
-    RUN(test_crossentropy_nan);
+    kernel_test_begin("test_crossentropy_cuda", argc, argv);
+    RUN(test_crossentropy, test_crossentropy_nan);
     return test_summary();
 }

@@ -219,9 +219,7 @@ static void test_many_elements(void) {
 }
 
 int main(int argc, char **argv) {
-    int code = kernel_test_begin("test_embedding_cuda", argc, argv);
-    if (code) return code;
-    RUN(test_embedding);
-    RUN(test_many_elements);
+    kernel_test_begin("test_embedding_cuda", argc, argv);
+    RUN(test_embedding, test_many_elements);
     return test_summary();
 }

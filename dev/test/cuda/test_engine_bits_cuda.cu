@@ -32,10 +32,10 @@ static void same_bits(Dtype type) {
         optimizer = (Optimizer)(i % OPTIMIZERS);
         if (fp8 && !fp8_runs(fp8, c)) continue;
         World w(c, steps);
-        Engine *a = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
+        Engine *a = engine_of(&gpu, &w);
         train(&gpu, a, &w, losses[0]);
         for (int k = 0; k < (small ? 2 : 3); k++) {
-            Engine *b = engine_of(&gpu, &w, c->micro_batch, others[k].recompute);
+            Engine *b = engine_of(&gpu, &w, others[k].recompute);
             train(&gpu, b, &w, losses[1]);
             CHECK(memcmp(losses[0], losses[1], steps * sizeof(double)) == 0, "%s: %s, losses differ", c->name,
                   others[k].what);
@@ -58,7 +58,7 @@ static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     std::vector<Range> segment(w->model.tensor_count);
     std::vector<float> zero(n);
     MemoryPlan plan;
-    Engine *engine = engine_of(&gpu, w, w->c->micro_batch, recompute);
+    Engine *engine = engine_of(&gpu, w, recompute);
     if (!engine) return NULL;
     cuda_engine.plan_memory(&engine->config, &plan);
     cudaMemcpy(rule.data(), engine->rule, rule.size(), cudaMemcpyDeviceToHost);
@@ -112,12 +112,9 @@ static void test_inference(void) {
     for (int i = 0; i < case_count; i++) {
         MemoryPlan training, plan;
         World w(&cases[i], 1);
-        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
-        EngineConfig config = {};
-        config.model = &w.model;
-        config.micro_batch = w.c->micro_batch;
-        config.seq_len = w.c->seq_len;
-        config.inference = true;
+        Engine *a = engine_of(&gpu, &w);
+        const EngineConfig config = {
+            .model = &w.model, .micro_batch = w.c->micro_batch, .seq_len = w.c->seq_len, .inference = true};
         Engine *b = world_engine(&gpu, &w, config);
         if (a && b) {
             check_same_inference(&w, a, b, "inference");
@@ -134,16 +131,16 @@ static void test_inference(void) {
 static void compare_filled(const World *w, Recompute recompute, const char *what) {
     if (fp8) {
         exponents_begin(w);
-        Engine *engine = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_NONE);
-        exponents_next(measure(&gpu, engine, w, w->tokens, rows_of(w->c), w->c->micro_batch, GNS_OFF).amax);
+        Engine *engine = engine_of(&gpu, w);
+        exponents_next(measure_batch(&gpu, engine, w, GNS_OFF).amax);
     }
     Engine *a = engine_filled(w, 0xff, recompute), *b = engine_filled(w, 0, recompute);
     if (a && b) {
         check_same_inference(w, a, b, what);
         for (GnsMode mode : {GNS_EXACT, GNS_LN, GNS_OFF}) {
             UpdateConfig update = update_config(w->c, mode == GNS_EXACT ? 1 : mode == GNS_LN ? 2 : 3);
-            Outcome x = measure(&gpu, a, w, w->tokens, rows_of(w->c), w->c->micro_batch, mode);
-            Outcome y = measure(&gpu, b, w, w->tokens, rows_of(w->c), w->c->micro_batch, mode);
+            Outcome x = measure_batch(&gpu, a, w, mode);
+            Outcome y = measure_batch(&gpu, b, w, mode);
             check_same_outcome(w, &x, &y, what);
             CALL_OK(gpu.update(a, all_of(&w->model), &update, &e));
             CALL_OK(gpu.update(b, all_of(&w->model), &update, &e));
@@ -192,7 +189,7 @@ static void test_accumulation(void) {
     for (const Case *c : {&cases[CASES - 1], &in_chunks}) {
         masked = c == &cases[CASES - 1]; // an example's masks do not depend on the rows beside it
         World w(c, 1);
-        Engine *engine = engine_of(&gpu, &w, c->batch, RECOMPUTE_NONE);
+        Engine *engine = engine_of(&gpu, &w, RECOMPUTE_NONE, c->batch);
         if (engine) {
             CHECK((engine_head_examples(&engine->config) < c->batch) == (c == &in_chunks), "%s: the head's chunks",
                   c->name);
@@ -210,8 +207,7 @@ static void test_tuning(void) {
     double losses[3][STEPS];
     char elsewhere[TUNING_BYTES];
     World w(&cases[CASES - 1], steps);
-    Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
-    Engine *b = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    Engine *a = engine_of(&gpu, &w), *b = engine_of(&gpu, &w);
     CHECK(engine_tuning(a)[0] == 0, "tuned unasked: %s", engine_tuning(a));
     CALL_OK(engine_tune(a, &e));
     printf("  %.400s...\n", engine_tuning(a));
@@ -225,10 +221,10 @@ static void test_tuning(void) {
     snprintf(elsewhere, sizeof elsewhere, "x%s", engine_tuning(a));
     CHECK_ERROR(engine_set_tuning(b, elsewhere, &e), &e, ERR_INPUT, "tuned for x");
     CHECK(engine_tuning(b)[0] == 0, "'%s' is left", engine_tuning(b));
-    a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    a = engine_of(&gpu, &w);
     CALL_OK(gpu.load(b, STATE_PARAM, all_of(&w.model), w.param, &e));
-    Outcome untuned = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_OFF);
-    Outcome refused = measure(&gpu, b, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_OFF);
+    Outcome untuned = measure_batch(&gpu, a, &w, GNS_OFF);
+    Outcome refused = measure_batch(&gpu, b, &w, GNS_OFF);
     CHECK(!memcmp(untuned.grad, refused.grad, w.model.flat_count * sizeof(float)),
           "a refused tuning changed something");
 }
@@ -236,12 +232,11 @@ static void test_tuning(void) {
 // Norms add up over ranges, and an update in pieces is the update.
 static void test_ranges(void) {
     World w(&cases[2], 1);
-    Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
-    Engine *b = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    Engine *a = engine_of(&gpu, &w), *b = engine_of(&gpu, &w);
     UpdateConfig update = update_config(w.c, 1);
     size_t cut[] = {0, 64 * 7, w.model.flat_count / 3 / 64 * 64, w.model.flat_count};
-    Outcome whole = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_OFF);
-    Outcome other = measure(&gpu, b, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_OFF);
+    Outcome whole = measure_batch(&gpu, a, &w, GNS_OFF);
+    Outcome other = measure_batch(&gpu, b, &w, GNS_OFF);
     CALL_OK(gpu.update(a, all_of(&w.model), &update, &e));
     for (int i = 0; i < 3; i++) CALL_OK(gpu.update(b, Range{cut[i], cut[i + 1]}, &update, &e));
     check_same_bits(&w, a, b, "update in pieces");
@@ -279,7 +274,7 @@ static uint64_t hash_of(const float *param, Range range) {
 static void test_hash(void) {
     World w(&cases[2], 1);
     size_t n = w.model.flat_count;
-    Engine *engine = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    Engine *engine = engine_of(&gpu, &w);
     Array<float> param(n, NAN);
     uint64_t hash, again;
     CALL_OK(gpu.store(engine, STATE_PARAM, all_of(&w.model), param, &e));
@@ -332,7 +327,7 @@ static void check_stored(Engine *engine, const World *w, StateKind kind, float *
 static void test_store_beside_step(void) {
     static const StateKind kinds[] = {STATE_MOMENT1, STATE_PARAM, STATE_MOMENT2, STATE_GRAD};
     World w(&cases[3], 1);
-    Engine *a = engine_of(&gpu, &w, w.c->batch, RECOMPUTE_NONE), *b = engine_of(&gpu, &w, w.c->batch, RECOMPUTE_NONE);
+    Engine *a = engine_of(&gpu, &w, RECOMPUTE_NONE, w.c->batch), *b = engine_of(&gpu, &w, RECOMPUTE_NONE, w.c->batch);
     UpdateConfig update = update_config(w.c, 1);
     Array<float> want[4]; // by StateKind: the arrays of b, whose stream is not held
     float *got;
@@ -366,18 +361,17 @@ static void test_store_beside_step(void) {
 static void test_overflow(void) {
     if (!FP16) SKIP("only fp16 overflows");
     World w(&cases[2], 1);
-    Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
-    Engine *b = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    Engine *a = engine_of(&gpu, &w), *b = engine_of(&gpu, &w);
     UpdateConfig update = update_config(w.c, 1);
     gpu.scale_loss(a, 0x1p30);
-    Outcome over = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_EXACT);
+    Outcome over = measure_batch(&gpu, a, &w, GNS_EXACT);
     double square = 0;
     for (int k = 0; k < w.model.tensor_count; k++) square += over.grad_sq[k];
     CHECK(isfinite(over.loss) && !isfinite(square), "loss %g, norm %g", over.loss, square);
     CALL_OK(gpu.update(a, all_of(&w.model), &update, &e));
     gpu.scale_loss(a, loss_scale(&w));
-    Outcome x = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_EXACT);
-    Outcome y = measure(&gpu, b, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_EXACT);
+    Outcome x = measure_batch(&gpu, a, &w, GNS_EXACT);
+    Outcome y = measure_batch(&gpu, b, &w, GNS_EXACT);
     check_same_outcome(&w, &x, &y, "after an overflow");
     CALL_OK(gpu.update(a, all_of(&w.model), &update, &e));
     CALL_OK(gpu.update(b, all_of(&w.model), &update, &e));
@@ -388,15 +382,15 @@ static void test_overflow(void) {
 // in which a site saturates, an update changes nothing.
 static void fp8_bits(Dtype type, const Case *c) {
     World w(c, 1);
-    Engine *plain = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
-    const Outcome want = measure(&gpu, plain, &w, w.tokens, rows_of(c), c->micro_batch, GNS_EXACT);
+    Engine *plain = engine_of(&gpu, &w);
+    const Outcome want = measure_batch(&gpu, plain, &w, GNS_EXACT);
     fp8 = type;
     exponents_begin(&w);
-    Engine *a = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
-    const Outcome first = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_EXACT);
+    Engine *a = engine_of(&gpu, &w);
+    const Outcome first = measure_batch(&gpu, a, &w, GNS_EXACT);
     check_same_outcome(&w, &want, &first, "fp8 without exponents");
     exponents_next(first.amax);
-    Outcome o = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_EXACT);
+    Outcome o = measure_batch(&gpu, a, &w, GNS_EXACT);
     CHECK(o.loss != first.loss, "loss %g equals bf16's", o.loss);
     CHECK_CLOSE(o.loss, first.loss, 2e-2, 0);
     double least = 1;
@@ -410,7 +404,7 @@ static void fp8_bits(Dtype type, const Case *c) {
     for (size_t i = 0; i < exponents.size(); i++) {
         CHECK(exponents[i] != FP8_UNSET, "site %zu has no exponent", i);
         exponents[i] += 6; // the largest value, in [14, 28), becomes 896 or more, above FP8_MAX
-        o = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
+        o = measure_batch(&gpu, a, &w, GNS_LN);
         CHECK(isfinite(o.loss) && o.grad_sq[0] == INFINITY, "site %zu: loss %g, norm %g", i, o.loss, o.grad_sq[0]);
         CALL_OK(gpu.update(a, all_of(&w.model), &update, &e));
         exponents[i] -= 6;
@@ -420,7 +414,7 @@ static void fp8_bits(Dtype type, const Case *c) {
 
     for (size_t i = 0; i < exponents.size(); i++)
         if (i % FP8_SITES >= FP8_QKV_WEIGHT) exponents[i] = FP8_UNSET;
-    o = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_EXACT);
+    o = measure_batch(&gpu, a, &w, GNS_EXACT);
     check_same_outcome(&w, &want, &o, "fp8 without weights' exponents");
     fp8 = DTYPE_FP32;
 }
@@ -439,18 +433,18 @@ static void each_site(Dtype type, const Case *c) {
     const size_t bytes = w.model.flat_count * sizeof(float);
     fp8 = type;
     exponents_begin(&w);
-    Engine *a = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
-    const Outcome unrounded = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
+    Engine *a = engine_of(&gpu, &w);
+    const Outcome unrounded = measure_batch(&gpu, a, &w, GNS_LN);
     exponents_next(unrounded.amax);
     const Array<int8_t> k = exponents;
-    const Outcome all = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
+    const Outcome all = measure_batch(&gpu, a, &w, GNS_LN);
     for (int s = 0; s < FP8_SITES; s++) {
         const int i = s - FP8_DFCPROJ;
         const bool of_gradient = i >= 0 && s <= FP8_DQKV;
         const size_t at = FP8_SITES + s; // in block 1
         exponents = k;
         exponents[at] -= 10; // most values become subnormal or 0
-        const Outcome coarse = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
+        const Outcome coarse = measure_batch(&gpu, a, &w, GNS_LN);
         const auto same = [&](TensorKind kind) {
             const Tensor *t = model_tensor(&w.model, kind, 1);
             return memcmp(coarse.grad + t->offset, all.grad + t->offset, t->count * sizeof(float)) == 0;
@@ -462,7 +456,7 @@ static void each_site(Dtype type, const Case *c) {
             CHECK(!same(behind[i]) && same(own[i]) == (type == DTYPE_FP8), "the exponent of %s", fp8_site_names[s]);
         exponents_begin(&w);
         exponents[at] = k[at];
-        const Outcome alone = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
+        const Outcome alone = measure_batch(&gpu, a, &w, GNS_LN);
         CHECK(memcmp(alone.grad, unrounded.grad, bytes) == 0 && alone.loss == unrounded.loss, "%s rounds alone",
               fp8_site_names[s]);
     }
@@ -483,7 +477,7 @@ static void test_fp8_dw_unset(void) {
     for (const Case *c : {case_for_dw, &cases[9]}) { // 144 tokens: dfc is stored in bf16 too; 1024: only as codes
         World w(c, 2);
         Engine *engine[2];
-        for (int i = 0; i < 2; i++) fp8 = fp8_types[i], engine[i] = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
+        for (int i = 0; i < 2; i++) fp8 = fp8_types[i], engine[i] = engine_of(&gpu, &w);
         const auto measured = [&](int i, int batch) {
             const uint16_t *tokens = w.tokens + (size_t)batch * rows_of(c) * (c->seq_len + 1);
             return measure(&gpu, engine[i], &w, tokens, rows_of(c), c->micro_batch, GNS_EXACT);
@@ -526,14 +520,14 @@ static void test_fp8_after_update(void) {
     update.lr = 4e-3; // a tenth of most weights, and e4m3's numbers are 6 to 12% apart
     fp8 = DTYPE_FP8;
     exponents_begin(&w);
-    Engine *a = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
-    exponents_next(measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN).amax);
-    measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN); // copies the old weights
+    Engine *a = engine_of(&gpu, &w);
+    exponents_next(measure_batch(&gpu, a, &w, GNS_LN).amax);
+    measure_batch(&gpu, a, &w, GNS_LN); // copies the old weights
     CALL_OK(gpu.update(a, all_of(&w.model), &update, &e));
-    const Outcome x = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
+    const Outcome x = measure_batch(&gpu, a, &w, GNS_LN);
     CALL_OK(gpu.store(a, STATE_PARAM, all_of(&w.model), w.param, &e));
-    Engine *b = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
-    const Outcome y = measure(&gpu, b, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
+    Engine *b = engine_of(&gpu, &w);
+    const Outcome y = measure_batch(&gpu, b, &w, GNS_LN);
     check_same_outcome(&w, &x, &y, "fp8 after an update");
     CHECK(memcmp(x.amax, y.amax, x.amax.size() * sizeof(float)) == 0, "other amax");
     fp8 = DTYPE_FP32;
@@ -547,10 +541,7 @@ static void test_memory(void) {
     CHECK(model_preset(&config, "gpt2-124M"), "preset");
     CALL_OK(model_create(&model, &config, &e));
     Engine *engine = NULL;
-    EngineConfig huge = {};
-    huge.model = &model;
-    huge.micro_batch = 4096;
-    huge.seq_len = 1024;
+    const EngineConfig huge = {.model = &model, .micro_batch = 4096, .seq_len = 1024};
     CHECK_ERROR(engine_create(&cuda_engine, &engine, &huge, &e), &e, ERR_MEMORY, "--micro-batch 4096");
     CHECK(engine == NULL, "no engine");
     CHECK(strstr(e.hint, "--micro-batch ") && strstr(e.hint, "would fit"), "hint: %s", e.hint);
@@ -559,22 +550,15 @@ static void test_memory(void) {
 }
 
 int main(int argc, char **argv) {
-    int code = engine_test_begin("test_engine_bits_cuda", argc, argv);
-    if (code) return code;
+    engine_test_begin("test_engine_bits_cuda", argc, argv);
     if (!small) steps = 5; // bits that differ do so at once
-    RUN(test_fp8);
-    RUN(test_fp8_each_site);
-    RUN(test_fp8_after_update);
-    RUN(test_same_bits_fp8);
-    if (!small) RUN(test_fp8_dw_unset);
-    if (!small) RUN(test_filled_memory_fp8);
-    RUN(test_same_bits);
-    RUN(test_inference);
+    RUN(test_fp8, test_fp8_each_site, test_fp8_after_update, test_same_bits_fp8);
+    if (!small) RUN(test_fp8_dw_unset, test_filled_memory_fp8);
+    RUN(test_same_bits, test_inference);
     if (!small) RUN(test_filled_memory); // not under compute-sanitizer: see gpu_check.sh
     if (!small) RUN(test_accumulation);
     if (!small) RUN(test_tuning); // runs cuBLASLt's kernels, not ours
-    RUN(test_ranges);
-    RUN(test_hash);
+    RUN(test_ranges, test_hash);
     if (!small) RUN(test_store_beside_step); // compute-sanitizer waits for every kernel
     RUN(test_overflow);
     if (!small) RUN(test_memory);

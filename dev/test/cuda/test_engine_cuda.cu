@@ -67,8 +67,8 @@ static void check_rows(const World *w, const Outcome *got, const Outcome *want) 
 
 // Without sources every other number has the same bits; a second step has the same sums by source.
 static void check_sources(const World *w, Engine *a, Engine *without, const Outcome *got, GnsMode mode) {
-    Outcome again = measure(&gpu, a, w, w->tokens, rows_of(w->c), w->c->micro_batch, mode);
-    Outcome off = measure(&gpu, without, w, w->tokens, rows_of(w->c), w->c->micro_batch, mode);
+    Outcome again = measure_batch(&gpu, a, w, mode);
+    Outcome off = measure_batch(&gpu, without, w, mode);
     const size_t rows = rows_of(w->c) * sizeof(RowResult);
     CHECK(memcmp(again.source_gram, got->source_gram, sizeof again.source_gram) == 0, "%s: sums differ", w->c->name);
     CHECK(memcmp(off.grad, got->grad, w->model.flat_count * sizeof(float)) == 0, "%s: another gradient", w->c->name);
@@ -79,9 +79,8 @@ static void check_sources(const World *w, Engine *a, Engine *without, const Outc
 // ---- Against the CPU ------------------------------------------------------------------------------------------------
 
 static void compare_batch(const World *w, Engine *a, Engine *b, Engine *without) {
-    int batch = rows_of(w->c), micro = w->c->micro_batch;
-    Outcome got = measure(&gpu, a, w, w->tokens, batch, micro, GNS_EXACT);
-    Outcome want = measure(&cpu, b, w, w->tokens, batch, micro, GNS_EXACT);
+    Outcome got = measure_batch(&gpu, a, w, GNS_EXACT);
+    Outcome want = measure_batch(&cpu, b, w, GNS_EXACT);
     CHECK_CLOSE(got.loss, want.loss, LOSS, 0);
     CHECK_CLOSE(got.nll, want.nll, LOSS, 0);
     check_gradients(w, &got, &want);
@@ -90,8 +89,8 @@ static void compare_batch(const World *w, Engine *a, Engine *b, Engine *without)
     check_rows(w, &got, &want);
     check_sources(w, a, without, &got, GNS_EXACT);
     // the same without the exact norms takes other paths to the same gradient
-    got = measure(&gpu, a, w, w->tokens, batch, micro, GNS_LN);
-    want = measure(&cpu, b, w, w->tokens, batch, micro, GNS_LN);
+    got = measure_batch(&gpu, a, w, GNS_LN);
+    want = measure_batch(&cpu, b, w, GNS_LN);
     check_gradients(w, &got, &want);
     check_rows(w, &got, &want);
     check_sources(w, a, without, &got, GNS_LN);
@@ -146,10 +145,9 @@ static void test_against_cpu(void) {
     for (int i = 0; i < case_count; i++) {
         World w(&cases[i], 1);
         printf("  %s\n", w.c->name);
-        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
-        Engine *b = engine_of(&cpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        Engine *a = engine_of(&gpu, &w), *b = engine_of(&cpu, &w);
         sources = 0;
-        Engine *without = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        Engine *without = engine_of(&gpu, &w);
         sources = SOURCES;
         if (a && b && without) {
             compare_batch(&w, a, b, without);
@@ -170,15 +168,14 @@ static void fp8_against_cpu(Dtype type) {
         if (!fp8_runs(type, &cases[i / 2])) continue;
         fp8 = type;
         World w(&cases[i / 2], 1);
-        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
-        Engine *b = engine_of(&cpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        Engine *a = engine_of(&gpu, &w), *b = engine_of(&cpu, &w);
         exponents_begin(&w);
-        Outcome got = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_OFF);
-        Outcome want = measure(&cpu, b, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_OFF);
+        Outcome got = measure_batch(&gpu, a, &w, GNS_OFF);
+        Outcome want = measure_batch(&cpu, b, &w, GNS_OFF);
         for (size_t s = 0; s < exponents.size(); s++) CHECK_CLOSE(got.amax[s], want.amax[s], 5e-2, 0);
         exponents_next(want.amax);
-        got = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_EXACT);
-        want = measure(&cpu, b, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_EXACT);
+        got = measure_batch(&gpu, a, &w, GNS_EXACT);
+        want = measure_batch(&cpu, b, &w, GNS_EXACT);
         CHECK_CLOSE(got.loss, want.loss, LOSS, 0);
         check_gradients(&w, &got, &want);
         check_norms(&w, got.grad_sq, want.grad_sq, "|g|^2");
@@ -206,8 +203,7 @@ static void train_against_cpu(Optimizer o, double tolerance) {
         if (o != OPTIMIZER_ADAMW && i != 1 && i != 2 && i != 6) continue;
         optimizer = o;
         World w(&cases[i], steps);
-        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
-        Engine *b = engine_of(&cpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        Engine *a = engine_of(&gpu, &w), *b = engine_of(&cpu, &w);
         if (a && b) {
             train(&gpu, a, &w, got);
             train(&cpu, b, &w, want);
@@ -223,12 +219,8 @@ static void test_training_against_cpu(void) {
 }
 
 int main(int argc, char **argv) {
-    int code = engine_test_begin("test_engine_cuda", argc, argv);
-    if (code) return code;
-    RUN(test_against_cpu);
-    RUN(test_masks_against_cpu);
-    RUN(test_fp8_against_cpu);
-    RUN(test_fp8_dw_against_cpu);
+    engine_test_begin("test_engine_cuda", argc, argv);
+    RUN(test_against_cpu, test_masks_against_cpu, test_fp8_against_cpu, test_fp8_dw_against_cpu);
     if (!small) RUN(test_training_against_cpu);
     return test_summary();
 }

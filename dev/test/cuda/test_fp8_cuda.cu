@@ -144,16 +144,10 @@ static void test_check(void) {
 }
 
 int main(int argc, char **argv) {
-    int code = kernel_test_begin("test_fp8_cuda", argc, argv);
-    if (code) return code;
+    kernel_test_begin("test_fp8_cuda", argc, argv);
     Error e = {};
-    if (cuda_engine.check_dtype(DTYPE_FP8, &e) || !sm90_runs()) {
-        printf("SKIP test_fp8_cuda: only Hopper, and only in bf16\n");
-        return ERR_SKIPPED;
-    }
-    RUN(test_cast);
-    RUN(test_weights);
-    RUN(test_transpose);
-    RUN(test_check);
+    if (cuda_engine.check_dtype(DTYPE_FP8, &e) || !sm90_runs())
+        skip_program("test_fp8_cuda", "only Hopper, and only in bf16");
+    RUN(test_cast, test_weights, test_transpose, test_check);
     return test_summary();
 }

@@ -3,7 +3,6 @@
 
 #include "cuda/gelu.cuh"
 
-static double gelu_tanh(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
 static double gelu_slope(double x) { // by a central difference: independent of the derivative's formula
     const double h = 1e-5;
     return (gelu_tanh(x + h) - gelu_tanh(x - h)) / (2.0 * h);
@@ -105,10 +104,7 @@ static void test_bias_backward(void) {
 }
 
 int main(int argc, char **argv) {
-    int code = kernel_test_begin("test_gelu_cuda", argc, argv);
-    if (code) return code;
-    RUN(test_gelu);
-    RUN(test_every_value);
-    RUN(test_bias_backward);
+    kernel_test_begin("test_gelu_cuda", argc, argv);
+    RUN(test_gelu, test_every_value, test_bias_backward);
     return test_summary();
 }

@@ -247,9 +247,7 @@ static void test_layernorm_backward(void) {
 }
 
 int main(int argc, char **argv) {
-    int code = kernel_test_begin("test_layernorm_cuda", argc, argv);
-    if (code) return code;
-    RUN(test_layernorm_forward);
-    RUN(test_layernorm_backward);
+    kernel_test_begin("test_layernorm_cuda", argc, argv);
+    RUN(test_layernorm_forward, test_layernorm_backward);
     return test_summary();
 }

@@ -67,7 +67,6 @@ static Case case_new(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
     return c;
 }
 
-static double gelu_tanh(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
 static double slope_of_code(GeluSlope code) { return (code - GELU_CODE_ZERO) / 202.0; }
 
 // GELU of x, which errs by *tolerance and is rounded before; GELU's slope is at most 1.13.
@@ -421,21 +420,15 @@ static void test_exponential_bounds(void) {
 }
 
 int main(int argc, char **argv) {
-    int code = kernel_test_begin("test_linear_cuda", argc, argv);
-    if (code) return code;
-    if (!sm90_runs()) {
-        printf("SKIP test_linear_cuda: not for this GPU or precision\n");
-        return ERR_SKIPPED;
-    }
+    kernel_test_begin("test_linear_cuda", argc, argv);
+    if (!sm90_runs()) skip_program("test_linear_cuda", "not for this GPU or precision");
     void *workspace;
     CUDA_OK(cudaMalloc(&workspace, MATMUL_WORKSPACE_BYTES));
     CUDA_OK(cudaMalloc(&ticket, sizeof *ticket));
     CUDA_OK(cudaMemset(ticket, 0, sizeof *ticket));
     library = (Matmul *)calloc(1, sizeof *library);
     CALL_OK(matmul_create(library, workspace, 0, &e));
-    RUN(test_e4m3);
-    RUN(test_linear);
-    RUN(test_columns);
+    RUN(test_e4m3, test_linear, test_columns);
     if (!FP16) RUN(test_head); // its range is too small
     if (!FP16) RUN(test_exponential_bounds);
     matmul_destroy(library);

@@ -151,10 +151,7 @@ static void test_update(void) {
 }
 
 int main(int argc, char **argv) {
-    int code = engine_test_begin("test_logits_cuda", argc, argv);
-    if (code) return code;
-    RUN(test_reuse);
-    RUN(test_reuse_within_documents);
-    RUN(test_update);
+    engine_test_begin("test_logits_cuda", argc, argv);
+    RUN(test_reuse, test_reuse_within_documents, test_update);
     return test_summary();
 }

@@ -66,8 +66,7 @@ static double tensor_error(const Tensor *t, const std::vector<float> &got, const
 static void compare_engines(const World *w) {
     Random random = {};
     double worst = 0;
-    Engine *a = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_NONE);
-    Engine *b = engine_of(&cpu, w, w->c->micro_batch, RECOMPUTE_NONE);
+    Engine *a = engine_of(&gpu, w), *b = engine_of(&cpu, w);
     for (int number = 1; number <= (small ? 1 : 2); number++) {
         const std::vector<float> grad = random_gradient(w, random), before = state_of(w, &cpu, b, STATE_PARAM);
         CALL_OK(gpu.load(a, STATE_PARAM, all_of(&w->model), before.data(), &e)); // errors do not add up over steps
@@ -135,7 +134,7 @@ static void update_in_parts(const World *w, Engine *engine, int number, int rank
 static void compare_bits(const World *w) {
     Random random = {2 << 20};
     Engine *engine[4];
-    for (Engine *&one : engine) one = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_NONE);
+    for (Engine *&one : engine) one = engine_of(&gpu, w);
     for (int number = 1; number <= 2; number++) {
         const std::vector<float> grad = random_gradient(w, random);
         for (int i = 0; i < 4; i++) {
@@ -164,7 +163,7 @@ static void test_trust_in_parts(void) {
     const size_t n = 2 * (size_t)w.model.tensor_count,
                  cut[] = {0, 64 * 7, w.model.flat_count / 3 / 64 * 64, w.model.flat_count};
     const UpdateConfig u = update_config(w.c, 1);
-    Engine *engine = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    Engine *engine = engine_of(&gpu, &w);
     std::vector<double> whole(n), part(n), sum(n, 0);
     const auto squares = [&](Range range, std::vector<double> &out) {
         cudaMemset(engine_buffer(engine, BUFFER_TRUST, 0), 0, n * sizeof(double));
@@ -189,8 +188,7 @@ static void test_nonfinite(void) {
     World w(&cases[2], 1);
     for (Optimizer o : {OPTIMIZER_ADAMW, OPTIMIZER_LAMB, OPTIMIZER_MUON}) {
         optimizer = o;
-        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
-        Engine *b = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        Engine *a = engine_of(&gpu, &w), *b = engine_of(&gpu, &w);
         std::vector<float> grad = random_gradient(&w, random);
         step(&w, &gpu, a, grad, 1);
         step(&w, &gpu, b, grad, 1);
@@ -201,11 +199,7 @@ static void test_nonfinite(void) {
 }
 
 int main(int argc, char **argv) {
-    int code = engine_test_begin("test_optimizers_cuda", argc, argv);
-    if (code) return code;
-    RUN(test_against_cpu);
-    RUN(test_bits);
-    RUN(test_trust_in_parts);
-    RUN(test_nonfinite);
+    engine_test_begin("test_optimizers_cuda", argc, argv);
+    RUN(test_against_cpu, test_bits, test_trust_in_parts, test_nonfinite);
     return test_summary();
 }

@@ -95,10 +95,7 @@ static void test_reduce_sum(void) {
 }
 
 int main(int argc, char **argv) {
-    int code = kernel_test_begin("test_reduce_cuda", argc, argv);
-    if (code) return code;
-    RUN(test_reduce_squares);
-    RUN(test_reduce_examples);
-    RUN(test_reduce_sum);
+    kernel_test_begin("test_reduce_cuda", argc, argv);
+    RUN(test_reduce_squares, test_reduce_examples, test_reduce_sum);
     return test_summary();
 }

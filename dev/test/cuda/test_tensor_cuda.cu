@@ -131,7 +131,7 @@ void Group::run(const std::function<void(Rank *)> &f) {
 static void poison(Engine *engine, const World *w) {
     Array<float> nan(w->model.flat_count, NAN);
     CALL_OK(gpu.load(engine, STATE_PARAM, all_of(&w->model), nan, &e));
-    measure(&gpu, engine, w, w->tokens, rows_of(w->c), w->c->micro_batch, GNS_EXACT);
+    measure_batch(&gpu, engine, w, GNS_EXACT);
     CALL_OK(gpu.load(engine, STATE_PARAM, all_of(&w->model), w->param, &e));
 }
 
@@ -249,7 +249,7 @@ static void check_group(const World *w, Engine *engine, int K) {
 
 static void check_case(const Case *c) {
     World w(c, 1);
-    Engine *engine = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
+    Engine *engine = engine_of(&gpu, &w);
     for (int K = 2; engine && K <= RANKS_MOST && K <= c->config.heads; K++) check_group(&w, engine, K);
 }
 
@@ -267,8 +267,7 @@ static void test_cut_models_with_masks(void) {
 }
 
 int main(int argc, char **argv) {
-    int code = engine_test_begin("test_tensor_cuda", argc, argv);
-    if (code) return code;
+    engine_test_begin("test_tensor_cuda", argc, argv);
     RUN(test_cut_models, test_cut_models_with_masks);
     return test_summary();
 }

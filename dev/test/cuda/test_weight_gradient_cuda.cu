@@ -296,20 +296,13 @@ static void test_e4m3_accuracy(void) {
 }
 
 int main(int argc, char **argv) {
-    int code = kernel_test_begin("test_weight_gradient_cuda", argc, argv);
-    if (code) return code;
+    kernel_test_begin("test_weight_gradient_cuda", argc, argv);
     pairs_here = weight_gradient_clusters();
     CALL_OK(weight_gradient_pairs(&placed, &e));
-    if (pairs_here == 0) {
-        printf("SKIP test_weight_gradient_cuda: not in this build, or not on this GPU\n");
-        return ERR_SKIPPED;
-    }
-    RUN(test_shapes);
-    RUN(test_not_finite);
+    if (pairs_here == 0) skip_program("test_weight_gradient_cuda", "not in this build, or not on this GPU");
+    RUN(test_shapes, test_not_finite);
     if (FP8_BUILT) {
-        RUN(test_e4m3_shapes);
-        RUN(test_e4m3_nan);
-        RUN(test_e4m3_accuracy);
+        RUN(test_e4m3_shapes, test_e4m3_nan, test_e4m3_accuracy);
     }
     return test_summary();
 }
