@@ -7,6 +7,8 @@
 #include "math/rng.h"
 #include <unistd.h>
 
+static Error e; // set by the last call that failed
+
 static RampConfig config_make(RampMode mode) {
     return (RampConfig){.mode = mode,
                         .batch_min = 2,
@@ -24,7 +26,6 @@ static RampConfig config_make(RampMode mode) {
 
 static Ramp ramp_make(const RampConfig *c) {
     Ramp r;
-    Error e = {0};
     CHECK_OK(ramp_create(&r, c, NULL, &e), &e);
     return r;
 }
@@ -212,7 +213,6 @@ static double simulate(bool total, uint64_t seed, Sums *sums) {
     StepResult result = {.example_sq = example_sq, .grad_sq = grad_sq};
     Model model;
     Noise noise;
-    Error e = {0};
     int64_t tokens = 0, step = 0, B;
     c.batch_min = c.batch_ref = 32, c.batch_max = 512, c.seq_len = SEQ_LEN;
     c.train_tokens = run_tokens, c.half_life_tokens = 0.005 * run_tokens;
@@ -330,7 +330,6 @@ static void test_lr(void) {
 static void test_parse(void) {
     RampMode mode;
     const char *path;
-    Error e = {0};
     for (int m = 0; m < RAMP_MODES; m++) {
         if (m == RAMP_REPLAY || m == RAMP_STEPS) continue;
         CHECK_OK(ramp_parse(ramp_mode_names[m], &mode, &path, &e), &e);
@@ -347,7 +346,6 @@ static void test_parse(void) {
 
 static void test_steps(void) {
     int64_t fewest, most;
-    Error e = {0};
     RampConfig c = config_make(RAMP_STEPS);
     const char *list = "0:8,1000:4,1e5:4096";
     CHECK_OK(ramp_check_list(list, &fewest, &most, &e), &e);
@@ -371,7 +369,6 @@ static void test_steps(void) {
 // The present options limit a checkpoint's batch, and the most rows of a step.
 static void test_settle(void) {
     RampConfig c = config_make(RAMP_GNS);
-    Error e = {0};
     Ramp r = ramp_make(&c);
     static const double cases[][2] = {{0, 2}, {1, 2},   {2.25, 2.25},
                                       {8, 8}, {16, 16}, {64, 16}}; // 2 to 16 rows are allowed
@@ -394,7 +391,6 @@ static void replay_make(Ramp *r, double train_tokens, const int64_t *rows, int s
     char text[1024];
     int length = 0;
     RampConfig c = config_make(RAMP_REPLAY);
-    Error e = {0};
     c.train_tokens = train_tokens;
     for (int i = 0; i < steps; i++)
         length += snprintf(text + length, sizeof text - (size_t)length, "{\"step\": %d, \"batch\": %lld}\n", i + 1,
@@ -419,7 +415,6 @@ static void test_replay_resumed(void) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Ramp r;
-        Error e = {0};
         replay_make(&r, cases[i].horizon, rows, 6);
         int code = ramp_settle(&r, cases[i].step, cases[i].tokens, &e);
         CHECK(code == (cases[i].next ? 0 : ERR_INPUT), "case %d: exit code %d", (int)i, code);
@@ -429,7 +424,6 @@ static void test_replay_resumed(void) {
         ramp_destroy(&r);
     }
     Ramp r;
-    Error e = {0};
     replay_make(&r, 2000, (const int64_t[]){5, 3, 4, 8}, 4);
     CHECK(ramp_largest(&r) == 8, "at most %lld rows", (long long)ramp_largest(&r));
     CHECK_ERROR(ramp_settle(&r, 9, 900, &e), &e, ERR_INPUT, "the file has 2000 tokens up to step 4");
@@ -476,7 +470,6 @@ static void test_replay_bad_files(void) {
     RampConfig c = config_make(RAMP_REPLAY);
     c.train_tokens = 500; // 5 rows: one more than GOOD has
     Ramp r;
-    Error e = {0};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_text(file, cases[i].text);
         CHECK_ERROR(ramp_create(&r, &c, file, &e), &e, ERR_INPUT, cases[i].says);

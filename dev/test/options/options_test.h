@@ -4,6 +4,9 @@
 #include "options/options.h"
 #include "../scratch.h"
 
+static Options o; // set by the last parse
+static Error e;   // set by the last call that failed
+
 // A command line: the program's name, then words split at blanks.
 typedef struct {
     char text[8192];

@@ -10,8 +10,6 @@
 // ---------------------------------------------------------------------------------------------------------------------
 
 static void test_table_is_sound(void) {
-    Options o;
-    Error e;
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionRow *row = &option_rows[i];
         char open, close, flag[FLAG_BYTES], words[256];
@@ -59,8 +57,6 @@ static const struct {
 
 // The table has each choice's names in the order of its enum; the list above has all of them.
 static void test_choices_match_enums(void) {
-    Options o;
-    Error e;
     int told[OPTION_COUNT] = {0};
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
         char flag[FLAG_BYTES];
@@ -110,8 +106,6 @@ static void test_limits_are_the_models(void) {
 }
 
 static void test_numbers(void) {
-    Options o;
-    Error e;
     CHECK_OK(parse(&o, "--train-tokens 10e9 --lr=.5 --seed 9007199254740993 --eps 1E-5 --vocab-size +256", &e), &e);
     CHECK(o.train_tokens == 10000000000 && o.lr == 0.5 && o.eps == 1e-5 && o.vocab_size == 256, "values");
     CHECK(o.seed == 9007199254740993, "2^53 + 1 exactly, got %lld", (long long)o.seed);
@@ -141,8 +135,6 @@ static void test_numbers(void) {
 }
 
 static void test_command_line_errors(void) {
-    Options o;
-    Error e;
     // clang-format off
     static const struct {
         const char *words, *says, *hint;
@@ -190,8 +182,6 @@ static void test_command_line_errors(void) {
 
 // --train and --val take all words up to the next option: a shell may have expanded a pattern.
 static void test_several_words(void) {
-    Options o;
-    Error e;
     CHECK_OK(parse(&o, "--train a:0.7 b:0.3 --lr 1 -j c d --steps 5", &e), &e);
     CHECK(strcmp(o.train, "a:0.7 b:0.3") == 0 && strcmp(o.val, "c d") == 0 && o.steps == 5, "'%s' '%s'", o.train,
           o.val);
@@ -216,8 +206,6 @@ static void test_several_words(void) {
 
 // llm.c's flags mean the same as in llm.c.
 static void test_aliases(void) {
-    static Options o;
-    Error e;
     static const char *const cases[][2] = {
         {"-i a -j b -o c -e d12 -b 8 -t 64 -d 2048 -x 10 -l 6e-4 -k linear -u 7 -q 0.25 -c 0.2 -v 5 -m 3 -s 9 -g 12 -z "
          "2 -r 2",
@@ -260,8 +248,6 @@ static void test_aliases(void) {
 }
 
 static void test_config_lines(void) {
-    Options o;
-    Error e;
     const char *good = "# a comment\n"
                        "\n"
                        "  lr = 0.5   # the rate\r\n"
@@ -292,8 +278,6 @@ static void test_config_lines(void) {
 }
 
 static void test_config_precedence(void) {
-    Options o;
-    Error e;
     write_text("a", "lr = 0.5\nbeta1 = 0.5\nwarmup_tokens = 5\nfresh = true\nsteps = 7\n");
     CHECK_OK(parse(&o, "--lr 0.25 --config a -u 3", &e), &e);
     CHECK(o.lr == 0.25 && o.beta1 == 0.5 && o.warmup_tokens == 3 && o.fresh, "lr %g beta1 %g", o.lr, o.beta1);
@@ -359,7 +343,6 @@ static void test_config_precedence(void) {
 
 static void test_help(void) {
     static char flat[1 << 16]; // each run of blanks and newlines is one blank
-    Options o;
     char *text = NULL;
     size_t bytes, used = 0;
     FILE *f = open_memstream(&text, &bytes);
@@ -391,8 +374,6 @@ static void test_help(void) {
 }
 
 static void test_json(void) {
-    Options o;
-    Error e;
     CHECK_OK(resolve(&o, "--train a --steps 3 --lr 0.1 --beta2 0.98765432109876543 --seq-len 64", &e), &e);
     strcpy(o.prompt, "\"quote\" \\ tab\t newline\n \x01 caf\xc3\xa9 bad\xe9 \xf0\x9f\x98\x80 \xed\xa0\x80");
     char *text = NULL;

@@ -5,8 +5,6 @@
 #define TRAIN "--train a --train-tokens 1e6 "
 
 static void test_horizon_and_batch(void) {
-    static Options o;
-    Error e;
 #define GNS "--ramp gns --batch-min 2 --batch-max 32 "
     static const char *const cases[][2] = {
         {"--train a --steps 10 --batch-tokens 512 --seq-len 64",
@@ -38,8 +36,6 @@ static void test_horizon_and_batch(void) {
 
 // A length in passes is known once the rows are counted.
 static void test_epochs(void) {
-    Options o;
-    Error e;
     CHECK_OK(resolve(&o, "--train a --epochs 1.5 --seq-len 64", &e), &e);
     CHECK(o.run.horizon_tokens == 0, "known before the data");
     CHECK_OK(options_resolve_epochs(&o, 101, &e), &e);
@@ -65,8 +61,6 @@ static void test_epochs(void) {
 }
 
 static void test_contradictions(void) {
-    Options o;
-    Error e;
     static const struct {
         const char *words, *mention;
     } cases[] = {
@@ -169,8 +163,6 @@ static bool one_note(const Options *o) {
 }
 
 static void test_effects(void) {
-    static Options o;
-    Error e;
     for (size_t i = 0; i < sizeof effects / sizeof *effects; i++) {
         char words[300], config[300], *c = config;
         const char *const *says = effects[i].says;
@@ -210,8 +202,6 @@ static int resolve_with_file(Options *o, const char *lines, const char *words, E
 
 // The command line overrules a config file's option of the same group; a model from files has its own shape.
 static void test_the_command_line_wins(void) {
-    static Options o;
-    Error e;
 #define SHAPE "model = d4\nlayers = 2\nheads = 2\nchannels = 64\nvocab-size = 256\n"
     static const char *const cases[][3] = {
         {"steps = 50\n", "--train a --train-tokens 20000 --seq-len 10", "horizon_tokens 20000, steps 0"},
@@ -258,8 +248,6 @@ static void test_gns_default(void) {
         {"--gns-ratio 2", GNS_EXACT, 1, false, false},
         {"--gns-ratio 2", GNS_LN, 0, false, false},
     };
-    Options o;
-    Error e;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *words = path_of("%s %s", ramp, cases[i].more);
         CHECK_OK(resolve(&o, words, &e), &e);

@@ -4,6 +4,8 @@
 
 #include "../test.h"
 
+static Error e; // set by the last call that failed
+
 // ---- Work and time of kernels ---------------------------------------------------------------------------------------
 
 // A machine with round numbers: 100 FLOP/s, 10 B/s, everything reached in full.
@@ -48,7 +50,6 @@ static void test_kernel_seconds(void) {
 // A preset's model, made once.
 static const Model *model_of(const char *preset, int vocab, int seq_len) {
     static Model made[12];
-    Error e;
     ModelConfig config = {.vocab = vocab, .context = seq_len};
     int i = 0;
     CHECK(model_preset(&config, preset), "%s", preset);
@@ -60,7 +61,6 @@ static const Model *model_of(const char *preset, int vocab, int seq_len) {
 static Options options; // of the plan that make_plan made last
 
 static Plan make_plan(const Model *model, const char *device, int micro_batch, int seq_len) {
-    Error e;
     EngineDevice cpu = {.is_cpu = true, .value_bytes = 4, .head_bytes = 64 << 20, .flops = 1e11, .bandwidth = 1e10};
     Plan p = {.options = &options, .engine = &cpu_engine, .ranks = 1, .estimate_memory = true};
     p.sharing = (ParallelConfig){.micro_batch = micro_batch, .batch_max = micro_batch};
@@ -154,7 +154,6 @@ static void test_fused_exact_norms(void) {
     } devices[] = {{"H100", true},      {"H200", true},  {"GH200", true},
                    {"H100 PCIe", true}, {"B200", false}, {"A100", false}};
     const ModelConfig odd = {1, 1, 1026, 256, 64}, *d12 = &model_of("d12", 50257, 1024)->config;
-    Error e;
     for (size_t i = 0; i < sizeof devices / sizeof *devices; i++) {
         Plan p = plan_of("d12", devices[i].device, 64);
         CHECK(plan_fuses_exact(&p.device, d12) == devices[i].fuses, "%s", devices[i].device);
@@ -224,7 +223,6 @@ static void test_measured_steps(void) {
 // Two cores of an EPYC, 233.6 GFLOP/s of multiply-adds: 124M, B4 T64, 243 tok/s. Their bandwidth was not
 // measured; such a pair of cores copies 25 GB/s.
 static void test_measured_cpu(void) {
-    Error e;
     Plan p = make_plan(model_of("d12", 50257, 64), "H200", 4, 64);
     EngineDevice cpu = {"CPU", true, .value_bytes = 4, .head_bytes = 64 << 20, .flops = 233.6e9, .bandwidth = 25e9};
     CHECK_OK(plan_device(&p.device, "", &cpu, &(DeviceSpec){0}, &e), &e);
@@ -414,7 +412,6 @@ static void test_exposed(void) {
 // ZeRO-3 with test_exposed's link and rows, and five layers. Two blocks stay in their slots between passes, so a pass
 // gathers 3/5 of the blocks again.
 static void test_exposed_weights(void) {
-    Error e;
     Model model;
     ModelConfig config = {.layers = 5, .heads = 2, .channels = 128, .vocab = 256, .context = 64};
     CHECK_OK(model_create(&model, &config, &e), &e);
@@ -502,7 +499,6 @@ static void test_steps_are_cut(void) {
 // ---- Runs -----------------------------------------------------------------------------------------------------------
 
 static PlanRun run_of(RampMode mode, int64_t low, int64_t high, double tokens, double half_life, double target) {
-    Error e;
     Ramp ramp;
     RampConfig c = {.mode = mode,
                     .batch_min = low,
@@ -537,7 +533,6 @@ static void test_runs(void) {
 }
 
 static void test_seconds_of_a_run(void) {
-    Error e;
     Ramp ramp;
     Plan p = plan_of("d12", "H200", 4);
     RampConfig c = {.mode = RAMP_FIXED, .batch_ref = 3, .seq_len = 1024, .train_tokens = 1024 * 100};
@@ -573,7 +568,6 @@ static void test_checkpoints_at_a_time(void) {
         {50, 0, 0, 4, 5},         // steps 0, 50 and 100
     };
     Ramp ramp;
-    Error e;
     RampConfig c = {.mode = RAMP_FIXED, .batch_ref = 3, .seq_len = 8, .train_tokens = 8 * 3 * 100};
     CHECK_OK(ramp_create(&ramp, &c, NULL, &e), &e);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -618,7 +612,6 @@ static void test_names(void) {
 }
 
 static void test_devices_here_and_elsewhere(void) {
-    Error e;
     PlanDevice d;
     EngineDevice cpu = {"CPU, 2 threads", true, .value_bytes = 4, .flops = 2e11, .bandwidth = 2e10};
     EngineDevice gpu = {.name = "NVIDIA H100 80GB HBM3", .value_bytes = 2, .memory_bytes = 85e9};
@@ -649,8 +642,8 @@ static void test_devices_here_and_elsewhere(void) {
 int main(void) {
     RUN(test_kernel_seconds, test_work_is_the_formula, test_recomputing_and_exact_norms_cost, test_fused_exact_norms,
         test_measured_steps, test_measured_cpu, test_memory_estimate, test_library_memory, test_state_bytes,
-        test_largest_micro_batch, test_ring, test_exposed, test_exposed_weights, test_tensor,
-        test_muon_ranks, test_steps_are_cut, test_runs, test_seconds_of_a_run, test_checkpoints_at_a_time, test_names,
+        test_largest_micro_batch, test_ring, test_exposed, test_exposed_weights, test_tensor, test_muon_ranks,
+        test_steps_are_cut, test_runs, test_seconds_of_a_run, test_checkpoints_at_a_time, test_names,
         test_devices_here_and_elsewhere);
     return test_summary();
 }

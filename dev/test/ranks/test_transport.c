@@ -67,8 +67,6 @@ static void test_rows_of_a_rank(void) {
 }
 
 int main(void) {
-    RUN(test_whole_matrices);
-    RUN(test_too_large_a_bucket);
-    RUN(test_rows_of_a_rank);
+    RUN(test_whole_matrices, test_too_large_a_bucket, test_rows_of_a_rank);
     return test_summary();
 }

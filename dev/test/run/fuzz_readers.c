@@ -25,6 +25,7 @@ static Sample sample; // being read
 static Model model;
 static Run run; // state.json is read into it
 static Tokenizer *byte_tokenizer;
+static Error e; // set by the last call that failed
 static uint64_t random_state;
 
 // Returns a random number below n (splitmix64: Steele et al. 2014); 0 for n 0.
@@ -196,7 +197,6 @@ static void make_safetensors(void) {
     static const char *const names[] = {"a", "wte.weight", "h.0.attn.c_attn.bias", "\xc3\xa9\"\\"};
     static const unsigned char zeros[1024];
     SafetensorsHeader header;
-    Error e;
     CHECK_OK(safetensors_begin(&header, &e), &e);
     if (draw(2)) safetensors_add_metadata(&header, "format", "pt");
     data_bytes = 0;
@@ -332,7 +332,6 @@ static void save_sample(const char *path) {
 // Runs the reader on the sample and checks its error. Returns the reader's code.
 static int try_sample(void) {
     const Target *t = target;
-    Error e = {0};
     save_sample(t->file);
     int code = t->reader(t->path, &e);
     const bool of_options = strstr(e.what, "this run has --"); // the state and the command differ
@@ -377,14 +376,12 @@ static void fuzz(void) {
 // ---- The files ------------------------------------------------------------------------------------------------------
 
 static void save_text(const char *path, const char *text) {
-    Error e = {0};
     CHECK_OK(file_replace(IN_PATH, path, text, strlen(text), &e), &e);
 }
 
 static void make_models(void) {
     int32_t header[256] = {20240326, 3, 8, 64, LAYERS, 1, 8, 64};
     float zero = 0;
-    Error e = {0};
     FILE *f = fopen("model.bin", "wb");
     fwrite(header, sizeof header, 1, f);
     for (size_t i = 0; i < model.parameters; i++) fwrite(&zero, 4, 1, f);
@@ -394,7 +391,6 @@ static void make_models(void) {
 
 // Writes small files like GPT-2's: all bytes, and "he", "the".
 static void make_tokenizers(void) {
-    Error e = {0};
     Tokenizer *bytes;
     size_t length;
     CHECK_OK(directory_create("words", &e), &e);
@@ -432,7 +428,6 @@ static void make_tokenizers(void) {
 static void check_refuses(const char *place, const char *field) {
     const char *path = "step/training/state.json";
     size_t bytes;
-    Error e = {0};
     char *text = read_text(path, &bytes), *spikes = text ? strstr(text, "\"spikes\"") : NULL;
     char *first = spikes ? strstr(spikes, "\"first\"") : NULL, *digit = first ? strstr(first, place) : NULL;
     CHECK(digit, "no %s", place);
@@ -448,7 +443,6 @@ static void check_refuses(const char *place, const char *field) {
 static void check_reads_another_kind(void) {
     const char *path = "step/training/state.json";
     size_t bytes;
-    Error e = {0};
     char *text = read_text(path, &bytes), *changed = text ? strdup(text) : NULL;
     int kinds = 0;
     for (char *at = changed; at && (at = strstr(at, "\"rare\"")); kinds++) memcpy(at, "\"hard\"", 6);
@@ -462,7 +456,6 @@ static void check_reads_another_kind(void) {
 
 // Makes a run whose state has every field.
 static void test_files_are_made(void) {
-    Error e = {0};
     const ModelConfig config = {LAYERS, 1, 8, 64, 8};
     CHECK_RUN(
         trainer_run("train_gpt2 --train train.bin --vocab-size 64 --model d1 --layers 2 --heads 1 --channels 8 "

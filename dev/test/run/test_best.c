@@ -6,6 +6,8 @@
 
 #include <math.h>
 
+static Error e; // set by the last call that failed
+
 #define SMALL_COMMAND                                                                                                  \
     "train_gpt2 --train train.bin --val val.bin --vocab-size 256 --model d1 --layers 1 --heads 1 --channels 16 "       \
     "--seq-len 8 --threads 1 --micro-batch 2 --val-tokens 128 --gns off --lr-schedule constant --out part "
@@ -53,7 +55,6 @@ static void test_an_example_is_found(void) {
 }
 
 static void check_best(const char *what, int kept) {
-    Error e = {0};
     Lowest lowest = lowest_of("part/metrics.jsonl");
     CHECK(is_in_the_middle(&lowest), "%s: step %ld of %ld: a bad example", what, lowest.step, lowest.last);
     CHECK_OK(verify(path_of("part/step_%08ld", lowest.step), &e), &e);
@@ -104,7 +105,6 @@ static void test_across_stops(void) {
     CHECK(trainer_run(COMMAND "--val-every 7", seed, 1000) == 0 && count_checkpoints("part") == 2, "%d are kept: %s",
           count_checkpoints("part"), log_tail());
     long begun = newest_step("part");
-    Error e = {0};
     CHECK_RUN(trainer_run(COMMAND "--val-every 7 --keep-best", seed, 1500), 0);
     lowest = lowest_after(begun, "part/metrics.jsonl");
     CHECK(lowest.step > begun, "no validation after step %ld", begun);
@@ -116,7 +116,6 @@ static void test_across_stops(void) {
 static void test_alone(void) {
     CHECK_RUN(trainer_run(RUN_COMMAND "--val-every 7 --train-tokens 900 --checkpoint-every 0 --keep-best", seed), 0);
     Lowest lowest = lowest_of("part/metrics.jsonl");
-    Error e = {0};
     CHECK_OK(verify(path_of("part/step_%08ld", lowest.step), &e), &e);
     remove_tree("part");
 }
@@ -205,7 +204,6 @@ static long one_kb; // size of a checkpoint of FALLING
 // Checks that the newest whole checkpoint's best is undamaged, and that the one named at the end of the log exists.
 static void check_best_is_there(const char *what) {
     char directory[ARCHIVE_PATH];
-    Error e = {0};
     RunSummary summary = {0};
     bool found = newest_whole_step("part", directory, &e) >= 0;
     CHECK(found || newest_step("part") < 0, "%s: %s", what, e.what);
@@ -269,13 +267,7 @@ static void test_the_best_is_not_saved(void) {
 int main(void) {
     trainer_setup();
     faults_setup();
-    RUN(test_an_example_is_found);
-    RUN(test_the_best_stays);
-    RUN(test_across_stops);
-    RUN(test_alone);
-    RUN(test_patience);
-    RUN(test_stop_at_loss);
-    RUN(test_little_room);
-    RUN(test_the_best_is_not_saved);
+    RUN(test_an_example_is_found, test_the_best_stays, test_across_stops, test_alone, test_patience, test_stop_at_loss,
+        test_little_room, test_the_best_is_not_saved);
     return trainer_end();
 }

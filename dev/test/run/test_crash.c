@@ -458,25 +458,10 @@ int main(void) {
     trainer_setup();
     faults_setup();
     random_begin();
-    RUN(test_undisturbed);
-    RUN(test_killed_at_every_call);
-    RUN(test_calls_that_fail);
-    RUN(test_no_room);
-    RUN(test_little_room);
-    RUN(test_little_room_under_attack);
-    RUN(test_disk_that_lies);
-    RUN(test_log_waits_for_room);
-    RUN(test_saves_before_unreadable_data);
-    RUN(test_the_name_leads_elsewhere);
-    RUN(test_unreadable_is_not_damaged);
-    RUN(test_unlisted_is_not_empty);
-    RUN(test_falls_back);
-    RUN(test_check_of_a_file);
-    RUN(test_signals);
-    RUN(test_second_signal_ends_at_once);
-    RUN(test_hangups);
-    RUN(test_one_run_at_a_time);
-    RUN(test_waits_for_a_lock);
-    RUN(test_retention);
+    RUN(test_undisturbed, test_killed_at_every_call, test_calls_that_fail, test_no_room, test_little_room,
+        test_little_room_under_attack, test_disk_that_lies, test_log_waits_for_room, test_saves_before_unreadable_data,
+        test_the_name_leads_elsewhere, test_unreadable_is_not_damaged, test_unlisted_is_not_empty, test_falls_back,
+        test_check_of_a_file, test_signals, test_second_signal_ends_at_once, test_hangups, test_one_run_at_a_time,
+        test_waits_for_a_lock, test_retention);
     return trainer_end();
 }

@@ -263,15 +263,8 @@ int main(int argc, char **argv) {
         printf("SKIP test_crash_ranks: no Open MPI here, or a build without it\n");
         return trainer_end();
     }
-    RUN(test_undisturbed);
-    RUN(test_killed_at_every_call);
-    RUN(test_calls_that_fail);
-    RUN(test_allocations_that_fail);
-    RUN(test_saves_before_unreadable_data);
-    RUN(test_no_memory_for_a_copy);
-    RUN(test_signals);
-    RUN(test_rank_0_finds_the_checkpoint);
-    RUN(test_stray_weights);
-    RUN(test_a_cut_model);
+    RUN(test_undisturbed, test_killed_at_every_call, test_calls_that_fail, test_allocations_that_fail,
+        test_saves_before_unreadable_data, test_no_memory_for_a_copy, test_signals, test_rank_0_finds_the_checkpoint,
+        test_stray_weights, test_a_cut_model);
     return trainer_end();
 }

@@ -6,6 +6,8 @@
 
 #include <signal.h>
 
+static Error e; // set by the last call that failed
+
 enum { T = 8, V = 256, MICRO_BATCH = 4, LOW = 3, HIGH = 11, REFERENCE = 6, TOKENS = 1600, WARMUP = 200, SEED = 31 };
 enum { RAMP_LOW = 2, RAMP_HIGH = 32, RAMP_TOKENS = 6000, HALF_LIFE = 60 }; // of the ramp by the noise scale
 static const double peak = 1e-2, final_frac = 0.1, grad_clip = 1;
@@ -41,7 +43,6 @@ typedef struct {
 
 static void world_open(World *w, bool fp8) {
     const ModelConfig shape = {.layers = 1, .heads = 1, .channels = 16, .vocab = V, .context = T};
-    Error e = {0};
     *w = (World){.fp8 = fp8};
     memset(w->exponents, FP8_UNSET, sizeof w->exponents);
     CHECK_OK(model_create(&w->model, &shape, &e), &e);
@@ -75,7 +76,6 @@ static void make_step(World *w, int step, int updates, int first, int batch, con
     const Range all = {0, w->model.flat_count};
     const int tokens = (first + batch) * T;
     StepResult result = {.grad_sq = w->grad_sq, .example_sq = w->example_sq, .amax = w->fp8 ? w->amax : NULL};
-    Error e = {0};
     double sq = 0;
     UpdateConfig update = {.lr = wanted_lr(tokens, batch),
                            .beta1 = 0.8,
@@ -111,7 +111,6 @@ static void make_step(World *w, int step, int updates, int first, int batch, con
 // --out `out`.
 static void check_every_step(const char *out, const char *options, int overflows) {
     World w;
-    Error e = {0};
     size_t bytes;
     int step = 0, examples = 0, clipped = 0;
     CHECK_RUN(trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
@@ -432,8 +431,8 @@ int main(int argc, char **argv) {
         return trainer_rank(argc, argv);
     }
     trainer_setup();
-    RUN(test_every_step, test_slow_copy, test_loss_scale, test_overflow_measures_nothing, test_loss_scale_errors);
-    RUN(test_overflow_of_one_rank, test_ramp_target, test_ramp_of_the_whole_model);
-    RUN(test_ramp_measures, test_stop_while_measuring);
+    RUN(test_every_step, test_slow_copy, test_loss_scale, test_overflow_measures_nothing, test_loss_scale_errors,
+        test_overflow_of_one_rank, test_ramp_target, test_ramp_of_the_whole_model, test_ramp_measures,
+        test_stop_while_measuring);
     return trainer_end();
 }

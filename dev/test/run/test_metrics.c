@@ -5,6 +5,7 @@
 #include "../scratch.h"
 
 static char text[1 << 16]; // the text of metrics.jsonl
+static Error e;            // set by the last call that failed
 static Noise noise;
 static Model model;
 
@@ -30,7 +31,6 @@ static void learn(GnsTracker *t) {
 }
 
 static void make_noise(double fixed_ratio) {
-    Error e = {0};
     noise_destroy(&noise);
     trackers = 0;
     CHECK_OK(noise_create(&noise, &model, 1e4, fixed_ratio, 0, &e), &e);
@@ -50,7 +50,6 @@ static void read_log(void) {
 // Sets `text` to the metrics.jsonl of a run of one step.
 static void log_step(const StepMetrics *s) {
     Metrics *m;
-    Error e = {0};
     CHECK_OK(metrics_open(&m, IN_PATH, ".", &e), &e);
     CHECK_OK(metrics_begin(m, 0, 0, &e), &e);
     CHECK_OK(metrics_step(m, s, &noise, &e), &e);
@@ -157,7 +156,6 @@ static void test_resumed(void) {
         {saved, {one, two, ""}}, {saved - 3, {one, two, val}}, {saved + 999, {one, two, val}}, {0, {"", "", ""}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Metrics *m;
-        Error e;
         FILE *f = fopen("metrics.jsonl", "w");
         fprintf(f, "%s%s%s%s", one, two, val, three);
         fclose(f);
@@ -172,7 +170,6 @@ static void test_resumed(void) {
 
 int main(void) {
     const ModelConfig config = {3, 1, 8, 16, 8};
-    Error e;
     scratch_begin();
     CHECK_OK(model_create(&model, &config, &e), &e);
     RUN(test_names, test_unknown_and_infinite, test_sampled_numbers, test_resumed);

@@ -222,7 +222,7 @@ static void test_signal(void) {
 }
 
 int main(void) {
-    RUN(test_line, test_gns, test_width_of_a_terminal, test_other_lines);
-    RUN(test_step, test_work, test_log, test_left, test_signal);
+    RUN(test_line, test_gns, test_width_of_a_terminal, test_other_lines, test_step, test_work, test_log, test_left,
+        test_signal);
     return test_summary();
 }

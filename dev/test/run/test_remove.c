@@ -5,17 +5,17 @@
 #include <sys/stat.h>
 #include <time.h>
 
+static Error e; // set by the last call that failed
+
 #define SHORT "--checkpoint-every 3 --out out --train-tokens "
 
 static const char *const partial = "out/.step_00000001.partial", *const first = "out/step_00000001";
 
 static void write_text(const char *path, const char *text) {
-    Error e = {0};
     CHECK_OK(file_replace(IN_PATH, path, text, strlen(text), &e), &e);
 }
 
 static void begin(void) {
-    Error e = {0};
     for (int i = 0; i < 4; i++) remove_tree(path_of(i ? "out.%d" : "out", i));
     remove_tree("victim");
     CHECK_OK(directory_create("out", &e), &e);
@@ -30,7 +30,6 @@ static void check_victim(const char *what) {
 // Thins to `keep`, and tidies up; returns the notes, from memory_alloc.
 static char *thin(int64_t keep) {
     size_t bytes;
-    Error e = {0};
     FILE *notes = fopen("notes", "w");
     Archive archive = archive_at("out");
     CHECK_OK(archive_thin(&archive, &(Spare){.keep = keep, .back = INT64_MAX}, notes, &e), &e);
@@ -139,12 +138,7 @@ static void test_no_output_through_a_link(void) {
 
 int main(void) {
     trainer_setup();
-    RUN(test_only_own_checkpoints_go);
-    RUN(test_other_files_stay);
-    RUN(test_links_are_not_entered);
-    RUN(test_nothing_of_ours_is_left);
-    RUN(test_a_complete_run_is_tidied);
-    RUN(test_check_of_a_running_run);
-    RUN(test_no_output_through_a_link);
+    RUN(test_only_own_checkpoints_go, test_other_files_stay, test_links_are_not_entered, test_nothing_of_ours_is_left,
+        test_a_complete_run_is_tidied, test_check_of_a_running_run, test_no_output_through_a_link);
     return trainer_end();
 }

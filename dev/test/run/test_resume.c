@@ -4,6 +4,8 @@
 #include "base/manifest.h"
 #include "../trainer.h"
 
+static Error e; // set by the last call that failed
+
 // Command of a run of one small model, to which tests append options.
 #define HERE                                                                                                           \
     "train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 "                \
@@ -87,7 +89,6 @@ static void test_another_micro_batch(void) {
 // Replaces state.json, and its hash in the manifest.
 static void put_state(const char *checkpoint, const char *text) {
     Manifest manifest, changed = {.dir = open(checkpoint, O_RDONLY)};
-    Error e = {0};
     CHECK_OK(file_replace(IN_PATH, path_of("%s/training/state.json", checkpoint), text, strlen(text), &e), &e);
     CHECK_OK(manifest_read(&manifest, IN_PATH, checkpoint, &e), &e);
     for (int i = 0; i < manifest.count; i++) {
@@ -104,7 +105,6 @@ static void put_state(const char *checkpoint, const char *text) {
 
 // --out ignores a trailing slash. If --out is a link, runs are moved aside in the directory of its target.
 static void test_places(void) {
-    Error e;
     CHECK_OK(directory_create("far/run", &e), &e);
     CHECK(symlink("far/run", "near") == 0, "a link");
     CHECK_RUN(trainer_run(HERE "--steps 3 --out near/"), 0);
@@ -349,7 +349,6 @@ static char *changed(const char *path, const char *from, const char *to) {
 }
 
 static void put_format(const char *checkpoint, const char *format) {
-    Error e = {0};
     const char *path = path_of("%s/MANIFEST.json", checkpoint);
     char *text = changed(path, "\"format\": 2,", path_of("\"format\": %s,", format)),
          *end = strstr(text, "  \"xxh3_128_above");
@@ -456,11 +455,9 @@ static void test_cut_step_is_no_outlier(void) {
 
 int main(void) {
     trainer_setup();
-    RUN(test_from_every_step, test_complete, test_what_may_change, test_another_micro_batch);
-    RUN(test_places, test_what_may_not_change, test_options_of_a_run, test_missing_fields);
-    RUN(test_noise_of_sources);
-    RUN(test_ramp_of_the_whole_model, test_format_1, test_manifest_of_another_format, test_state_of_another_format);
-    RUN(test_fp8, test_dtype_changes);
-    RUN(test_outliers_are_skipped, test_cut_step_is_no_outlier);
+    RUN(test_from_every_step, test_complete, test_what_may_change, test_another_micro_batch, test_places,
+        test_what_may_not_change, test_options_of_a_run, test_missing_fields, test_noise_of_sources,
+        test_ramp_of_the_whole_model, test_format_1, test_manifest_of_another_format, test_state_of_another_format,
+        test_fp8, test_dtype_changes, test_outliers_are_skipped, test_cut_step_is_no_outlier);
     return trainer_end();
 }

@@ -8,6 +8,8 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+static Error e; // set by the last call that failed
+
 enum { T = 8, V = 64, B = 16, WINDOWS = 3200, SEED = 5, FIRST = 171, LAST = 182, STEPS = 260 };
 
 #define HERE                                                                                                           \
@@ -19,7 +21,6 @@ enum { T = 8, V = 64, B = 16, WINDOWS = 3200, SEED = 5, FIRST = 171, LAST = 182,
 // "planted.bin": "clean.bin", with random tokens in the rows of steps FIRST to LAST.
 static void make_shards(void) {
     const size_t count = WINDOWS * T + 1;
-    Error e = {0};
     Dataset *data;
     uint16_t *tokens = malloc(count * sizeof *tokens);
     uint64_t ignored;
@@ -110,7 +111,6 @@ static int skipped_of(const char *run, int64_t first[ROLLBACKS_MAX], int64_t row
 // Checks that no excluded row is computed again, in the next epoch either; of the random rows, since others may recur.
 static void check_rows(int64_t first, int64_t rows) {
     size_t bytes, row = (T + 1) * sizeof(uint16_t), again = 0;
-    Error e = {0};
     Dataset *data;
     uint16_t *gone = malloc((size_t)rows * row);
     CHECK_OK(dataset_open(&data, "planted.bin", T, V, SEED, &e), &e);
@@ -236,14 +236,12 @@ static void test_another_runs_checkpoint(void) {
 }
 
 static void roll_back(const Archive *archive, int64_t step, FILE *notes) {
-    Error e = {0};
     CHECK_OK(archive_remove_rolled_back(archive, notes, &e), &e);
     CHECK_OK(archive_set_aside_after(archive, step, "rolled_back", notes, &e), &e);
 }
 
 // A second rollback and a full disk remove what the first one set aside.
 static void test_abandoned(void) {
-    Error e = {0};
     FILE *notes = fopen("/dev/null", "w");
     Archive archive = {0};
     remove_tree("left");
@@ -337,7 +335,6 @@ int main(int argc, char **argv) {
     trainer_setup();
     make_shards();
     RUN(test_heals, test_same_bits, test_killed, test_off_and_idle, test_not_finite, test_again_at_once,
-        test_another_runs_checkpoint, test_abandoned, test_everything_else, test_gives_up);
-    RUN(test_ranks);
+        test_another_runs_checkpoint, test_abandoned, test_everything_else, test_gives_up, test_ranks);
     return trainer_end();
 }
