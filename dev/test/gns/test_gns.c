@@ -452,11 +452,6 @@ static void check_average(const char *what, int step, const GnsTracker *t, const
     CHECK(fabs(got - want) <= 1e-9 * fabs(want), "%s after step %d: %g, want %g", what, step, got, want);
 }
 
-// Adds a step of ranks with one row each: they give the estimate of the examples' norms.
-static void observe_single_rows(Noise *noise, int B, Norms norms) {
-    noise_observe_ranks(noise, B, B, B * norms.n, B * B * norms.q);
-}
-
 // Every step updates the LayerNorms. The other groups and the ranks' estimate have five times their half-life; a
 // measurement counts for all tokens since the one before. At first the calibration's half-life is a tenth of the tokens
 // done. `total` has the LayerNorms' half-life, and begins with the first step at which a ramp follows it.
@@ -496,7 +491,7 @@ static void test_groups(void) {
         tokens_since_ranks += tokens;
         if (step % 8 == 0) {
             Norms all = group_norms(&model, &result, B, "");
-            observe_single_rows(&noise, (int)B, all);
+            noise_observe_ranks(&noise, B, B, B * all.n, B * B * all.q); // one row per rank
             average_add(&want_ranks, B, all, tokens_since_ranks);
             tokens_since_ranks = 0;
         }

@@ -88,14 +88,12 @@ static void test_choices_match_enums(void) {
 
 // The ranges of the options are the limits of the model.
 static void test_limits_are_the_models(void) {
-    const ModelConfig most = {MODEL_LAYERS_MAX, MODEL_HEADS_MAX, MODEL_CHANNELS_MAX, MODEL_VOCAB_MAX,
-                              MODEL_CONTEXT_MAX};
     const struct {
         OptionId id;
         int least, most;
-    } limits[] = {{OPTION_layers, 1, most.layers},     {OPTION_heads, 1, most.heads},
-                  {OPTION_channels, 1, most.channels}, {OPTION_vocab_size, 2, most.vocab},
-                  {OPTION_seq_len, 1, most.context},   {OPTION_micro_batch, 1, MICRO_BATCH_MAX}};
+    } limits[] = {{OPTION_layers, 1, MODEL_LAYERS_MAX},     {OPTION_heads, 1, MODEL_HEADS_MAX},
+                  {OPTION_channels, 1, MODEL_CHANNELS_MAX}, {OPTION_vocab_size, 2, MODEL_VOCAB_MAX},
+                  {OPTION_seq_len, 1, MODEL_CONTEXT_MAX},   {OPTION_micro_batch, 1, MICRO_BATCH_MAX}};
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
         const OptionRow *row = &option_rows[limits[i].id];
         CHECK(option_range_contains(row, limits[i].least) && !option_range_contains(row, limits[i].least - 1),

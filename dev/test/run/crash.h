@@ -19,13 +19,9 @@ static inline Some some_calls(long stride) {
     return (Some){1 + (stride > 0 ? (long)draw((uint32_t)stride) : 0), stride};
 }
 
-static inline void sleep_us(long us) { usleep((useconds_t)us); }
-
-#define start trainer_begin
-
 // Waits until a running program has written `text`, at most a minute: the machine may be busy.
 static inline void wait_for(const char *path, const char *text) {
-    for (double begun = clock_seconds(); !file_mentions(path, text) && clock_seconds() - begun < 60;) sleep_us(1000);
+    for (double begun = clock_seconds(); !file_mentions(path, text) && clock_seconds() - begun < 60;) usleep(1000);
 }
 
 // Calls of each kind that rank 0 makes in the whole run.
@@ -67,12 +63,8 @@ static inline void check_resumes(const char *what) {
 }
 
 static inline void remove_part(void) {
-    char path[32];
     remove_tree("part");
-    for (int i = 1; i < 4; i++) {
-        snprintf(path, sizeof path, "part.%d", i);
-        remove_tree(path);
-    }
+    for (int i = 1; i < 4; i++) remove_tree(path_of("part.%d", i));
 }
 
 // Removes the attacked run, and plans no fault.

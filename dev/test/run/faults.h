@@ -367,32 +367,24 @@ int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes) {
     return refused || strikes(CALL_ALLOC) ? ENOMEM : __real_posix_memalign(out, alignment, bytes);
 }
 
-static long blocks_of(const char *path) { // of 512 bytes, in all files
+// Returns the 512-byte blocks of all files below a directory. Skips its entries whose names lack `having`.
+static long blocks_of(const char *path, const char *having) {
     long blocks = 0;
     DIR *directory = opendir(path);
     for (struct dirent *entry; directory && (entry = readdir(directory));) {
         char inner[PATH_MAX];
         struct stat st;
-        if (entry->d_name[0] == '.' || fstatat(dirfd(directory), entry->d_name, &st, 0) != 0) continue;
+        if (strspn(entry->d_name, ".") == strlen(entry->d_name) || !strstr(entry->d_name, having)) continue;
+        if (fstatat(dirfd(directory), entry->d_name, &st, 0) != 0) continue;
         if (snprintf(inner, sizeof inner, "%s/%s", path, entry->d_name) >= PATH_MAX) continue;
-        blocks += S_ISDIR(st.st_mode) ? blocks_of(inner) : st.st_blocks;
+        blocks += S_ISDIR(st.st_mode) ? blocks_of(inner, "") : st.st_blocks;
     }
     if (directory) closedir(directory);
     return blocks;
 }
 
 // Returns the space that a run directory's checkpoints occupy, complete or not.
-static long disk_used_kb(const char *run) {
-    long blocks = 0;
-    DIR *directory = opendir(run);
-    for (struct dirent *entry; directory && (entry = readdir(directory));) {
-        char path[PATH_MAX];
-        if (snprintf(path, sizeof path, "%s/%s", run, entry->d_name) >= PATH_MAX) continue;
-        if (strstr(entry->d_name, "step_")) blocks += blocks_of(path);
-    }
-    if (directory) closedir(directory);
-    return blocks / 2;
-}
+static long disk_used_kb(const char *run) { return blocks_of(run, "step_") / 2; }
 
 int __real_fstatvfs(int fd, struct statvfs *st);
 int __wrap_fstatvfs(int fd, struct statvfs *st) {

@@ -42,14 +42,6 @@ static int ignore_values(void *context, StateKind kind, Range range, const float
     return 0;
 }
 
-static int read_manifest(const char *directory, Error *e) {
-    Manifest manifest;
-    int code = manifest_read(&manifest, IN_PATH, directory, e);
-    if (!code) code = manifest_verify(&manifest, NULL, VERIFY_BYTES, e);
-    manifest_free(&manifest);
-    return code;
-}
-
 static int read_state(const char *directory, Error *e) {
     Text changes = {0};
     RunSummary summary;
@@ -302,7 +294,7 @@ typedef struct {
 
 // clang-format off
 static const Target targets[] = {
-    {"step/MANIFEST.json", "step/", "step", read_manifest, NULL, settle_manifest, 1, 0, 0},
+    {"step/MANIFEST.json", "step/", "step", verify, NULL, settle_manifest, 1, 0, 0},
     {"step/training/state.json", "step/training/state.json", "step", read_state, NULL, NULL, 1, 0, 0},
     {"step/config.json", "step/config.json", "step", read_config, NULL, NULL, 1, 0, 0},
     {"step/model.safetensors", "step/model.safetensors", "step", read_weights, NULL, NULL, 1, 0, 0},
@@ -468,7 +460,7 @@ static void test_files_are_made(void) {
     CHECK_OK(dataset_open(&run.data.train, "train.bin", 8, 64, 1337, &e), &e);
     CHECK_OK(shard_list_create(&run.data.shards, run.data.train, &e), &e);
     options_defaults(&run.setup.options);
-    CHECK_OK(read_manifest("step", &e), &e);
+    CHECK_OK(verify("step", &e), &e);
     CHECK_OK(read_state("step", &e), &e);
     check_refuses("\"count\"", "spikes.first.count");
     check_refuses("\"ring\"", "spikes.first.ring[0]");

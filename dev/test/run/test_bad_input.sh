@@ -76,7 +76,6 @@ damaged lfs && cp lfs.bin lfs/model.safetensors
 damaged of_words && sed -i 's/"vocab_size": *[0-9]*/"vocab_size": 50257/' of_words/config.json
 printf 'not a directory' > out_file
 
-
 # ----------------------------------------------------------------------------------------------------------------------
 
 inventory() { find . -printf '%y %m %p\n' | sort; find . -type f -print0 | sort -z | xargs -0 cksum; }

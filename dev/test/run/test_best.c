@@ -65,12 +65,9 @@ static void test_the_best_stays(void) {
     CHECK_RUN(trainer_run(COMMAND "--val-every 7 --keep-best", seed, TOKENS), 0);
     Lowest lowest = lowest_of("part/metrics.jsonl");
     check_best("a run", 2);
-    CHECK(log_mentions(path_of("lowest validation loss %.4f after step %ld, in part/step_%08ld", lowest.loss,
-                               lowest.step, lowest.step)),
-          "%s", log_tail());
-    int code = trainer_run("train_gpt2 --check part");
-    CHECK(code == 0 && log_mentions(path_of("lowest validation loss %.4f after step %ld", lowest.loss, lowest.step)),
-          "%s", log_tail());
+    const char *said = path_of("lowest validation loss %.4f after step %ld", lowest.loss, lowest.step);
+    CHECK_RUN(0, 0, path_of("%s, in part/step_%08ld", said, lowest.step));
+    CHECK_RUN(trainer_run("train_gpt2 --check part"), 0, said);
 
     const char *best = path_of("part/step_%08ld, the lowest validation loss: %.4f\n", lowest.step, lowest.loss);
     CHECK_RUN(trainer_run(EVALUATE "part"), 0, path_of("note: --model part is %s", best));
@@ -155,9 +152,8 @@ static void test_patience(void) {
     remove_tree("part.1");
 
     CHECK_RUN(trainer_run(PATIENT "--fresh --patience 2", seed, TOKENS), 0);
-    CHECK(newest_step("part") == first && log_mentions(path_of("ended early, after step %ld: 2 validations", first)),
-          "%ld, not %ld: %s", newest_step("part"), first, log_tail());
-    CHECK(log_mentions("lowest validation loss"), "%s", log_tail());
+    CHECK(newest_step("part") == first, "%ld, not %ld", newest_step("part"), first);
+    CHECK_RUN(0, 0, path_of("ended early, after step %ld: 2 validations", first), "lowest validation loss");
     CHECK_RUN(trainer_run(PATIENT "--patience 2", seed, TOKENS), 0, "a larger --patience resumes");
     CHECK(newest_step("part") == first, "it trains on");
     remove_tree(path_of("part/step_%08ld", first));
@@ -181,11 +177,11 @@ static void test_stop_at_loss(void) {
     CHECK_RUN(trainer_run(PATIENT, seed, TOKENS), 0);
     Lowest lowest = lowest_of("part/metrics.jsonl");
     CHECK_RUN(trainer_run(path_of("%s --fresh", early), seed, TOKENS, lowest.loss), 0);
-    CHECK(newest_step("part") == lowest.step && lowest.step < lowest.last, "%ld, not %ld: %s", newest_step("part"),
-          lowest.step, log_tail());
-    CHECK(log_mentions(path_of("validation loss %.4f, at most --stop-at-loss %g, after %ld steps, %ld tokens, ",
-                               lowest.loss, lowest.loss, lowest.step, lowest.step * 16)),
-          "%s", log_tail());
+    CHECK(newest_step("part") == lowest.step && lowest.step < lowest.last, "%ld, not %ld", newest_step("part"),
+          lowest.step);
+    CHECK_RUN(0, 0,
+              path_of("validation loss %.4f, at most --stop-at-loss %g, after %ld steps, %ld tokens, ", lowest.loss,
+                      lowest.loss, lowest.step, lowest.step * 16));
     CHECK_RUN(trainer_run(early, seed, TOKENS, lowest.loss), 0, "this run is complete", "A lower --stop-at-loss or ");
     CHECK_RUN(trainer_run(early, seed, TOKENS, 1e-3), 0);
     CHECK(same_metrics("part/metrics.jsonl", "part.1/metrics.jsonl"), "it changes the numbers");
@@ -235,8 +231,7 @@ static void test_little_room(void) {
     CHECK_RUN(trainer_run(FALLING), 0);
     CHECK(lowest_of("part/metrics.jsonl").step == FALLING_STEPS, "a bad example");
     one_kb = disk_used_kb("part") / 2; // two checkpoints: the last is also the best
-    CHECK(run_with_little_room(FAULT_NONE, -1) == 0, "%s", log_tail());
-    CHECK(log_mentions("note: removed part/step_00000006 to make room on the disk\n"), "it had room");
+    CHECK_RUN(run_with_little_room(FAULT_NONE, -1), 0, "note: removed part/step_00000006 to make room on the disk\n");
     long renames = faults->of[0].count[CALL_RENAME];
     check_best_is_there("little room");
     for (long n = 1; n <= renames; n++) {
@@ -257,9 +252,9 @@ static void test_the_best_is_not_saved(void) {
     remove_tree("part");
     plan_little_room(FAULT_NONE, -1);
     faults->flip_step = best;
-    CHECK_RUN(trainer_run(command, seed, (best + 8) * 16), 0); // ends before a later one is better
-    CHECK(faults->struck == 1 && log_mentions(path_of("step %ld was not saved", best)), "%s", log_tail());
-    CHECK(log_mentions("lowest validation loss"), "%s", log_tail());
+    CHECK_RUN(trainer_run(command, seed, (best + 8) * 16), 0, // ends before a later one is better
+              path_of("step %ld was not saved", best), "lowest validation loss");
+    CHECK(faults->struck == 1, "%ld calls failed", (long)faults->struck);
     check_best_is_there("the best is not saved");
     remove_tree("part");
 }

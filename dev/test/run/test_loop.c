@@ -12,6 +12,11 @@ enum { T = 8, V = 256, MICRO_BATCH = 4, LOW = 3, HIGH = 11, REFERENCE = 6, TOKEN
 enum { RAMP_LOW = 2, RAMP_HIGH = 32, RAMP_TOKENS = 6000, HALF_LIFE = 60 }; // of the ramp by the noise scale
 static const double peak = 1e-2, final_frac = 0.1, grad_clip = 1;
 
+// V, T and MICRO_BATCH as options.
+#define HERE                                                                                                           \
+    "train_gpt2 --train train.bin --vocab-size 256 --model d1 --layers 1 --heads 1 --channels 16 --seq-len 8 "         \
+    "--threads 1 --micro-batch 4 "
+
 // Warm-up, then linear decay, times sqrt(batch / reference batch). tokens: after the step.
 static double wanted_lr(double tokens, double batch) {
     double down = 1 - (1 - final_frac) * (tokens - WARMUP) / (TOKENS - WARMUP);
@@ -113,13 +118,11 @@ static void check_every_step(const char *out, const char *options, int overflows
     World w;
     size_t bytes;
     int step = 0, examples = 0, clipped = 0;
-    CHECK_RUN(trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
-                          "--seq-len %d --threads 1 --micro-batch %d --ramp linear --batch-min %d --batch-max %d "
-                          "--batch-tokens %d --train-tokens %d --warmup-tokens %d --lr %g --lr-schedule linear "
-                          "--final-lr-frac %g --beta1 0.8 --beta2 0.9 --eps 1e-7 --weight-decay 0.3 --grad-clip %g "
-                          "--gns off --seed %d --out %s %s",
-                          V, T, MICRO_BATCH, LOW, HIGH, REFERENCE * T, TOKENS, WARMUP, peak, final_frac, grad_clip,
-                          SEED, out, options),
+    CHECK_RUN(trainer_run(HERE
+                          "--ramp linear --batch-min %d --batch-max %d --batch-tokens %d --train-tokens %d "
+                          "--warmup-tokens %d --lr %g --lr-schedule linear --final-lr-frac %g --beta1 0.8 --beta2 0.9 "
+                          "--eps 1e-7 --weight-decay 0.3 --grad-clip %g --gns off --seed %d --out %s %s",
+                          LOW, HIGH, REFERENCE * T, TOKENS, WARMUP, peak, final_frac, grad_clip, SEED, out, options),
               0);
     char *log = read_text(path_of("%s/metrics.jsonl", out), &bytes);
     world_open(&w, strstr(options, "--dtype fp8"));
@@ -236,11 +239,7 @@ static int slow_store(Engine *engine, StateKind kind, Range range, float *values
 static void test_slow_copy(void) {
     for (int slow = 0; slow < 2; slow++) {
         if (slow) trainer.engine.store = slow_store;
-        CHECK_RUN(
-            trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
-                        "--seq-len %d --threads 1 --micro-batch %d --steps 4 --checkpoint-every 1 --keep 0 --out %s",
-                        V, T, MICRO_BATCH, slow ? "slow" : "quick"),
-            0);
+        CHECK_RUN(trainer_run(HERE "--steps 4 --checkpoint-every 1 --keep 0 --out %s", slow ? "slow" : "quick"), 0);
     }
     trainer.engine = cpu_engine;
     for (int step = 1; step <= 4; step++)
@@ -251,10 +250,7 @@ static void test_slow_copy(void) {
 static char *run_exact(const char *out, EngineApi engine) {
     size_t bytes;
     trainer.engine = engine;
-    CHECK_RUN(trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
-                          "--seq-len %d --threads 1 --micro-batch %d --steps 32 --gns exact --skip-grad-z 1e6 --out %s",
-                          V, T, MICRO_BATCH, out),
-              0);
+    CHECK_RUN(trainer_run(HERE "--steps 32 --gns exact --skip-grad-z 1e6 --out %s", out), 0);
     trainer.engine = cpu_engine;
     return read_text(path_of("%s/metrics.jsonl", out), &bytes);
 }
@@ -317,8 +313,8 @@ static void test_overflow_of_one_rank(void) {
     if (getenv("GNS_RUNNER") || system("command -v mpirun > /dev/null") != 0) SKIP("no Open MPI for this program");
     trainer.ranks = trainer.batch_min = 2;
     for (int zero = 0; zero < 3; zero++)
-        CHECK_RUN(trainer_run("--train-tokens 900 --out ranks%d --zero %d", zero, zero), 0);
-    CHECK(log_mentions("step 2: the gradient overflows at loss scale 65536"), "%s", log_tail());
+        CHECK_RUN(trainer_run("--train-tokens 900 --out ranks%d --zero %d", zero, zero), 0,
+                  "step 2: the gradient overflows at loss scale 65536");
     CHECK_RUN(trainer_run("--train-tokens 900 --out ranks3 --dtype fp8"), 0,
               " of block 0's dfc: update skipped, now -16");
     CHECK(file_mentions("ranks0/metrics.jsonl", "\"loss_scale\": 32768, \"overflows\": 1,"), "the log");
@@ -360,10 +356,9 @@ static void check_ramp(const char *path, double kappa, bool total) {
 
 static int run_ramp(double kappa, const char *options) {
     return trainer_run(
-        "train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
-        "--seq-len %d --threads 1 --micro-batch %d --ramp gns --batch-min %d --batch-max %d "
-        "--train-tokens %d --gns-half-life %d --lr %g --ramp-kappa %g --ramp-waste 1 --checkpoint-every 0 %s",
-        V, T, MICRO_BATCH, RAMP_LOW, RAMP_HIGH, RAMP_TOKENS, HALF_LIFE, peak, kappa, options);
+        HERE "--ramp gns --batch-min %d --batch-max %d "
+             "--train-tokens %d --gns-half-life %d --lr %g --ramp-kappa %g --ramp-waste 1 --checkpoint-every 0 %s",
+        RAMP_LOW, RAMP_HIGH, RAMP_TOKENS, HALF_LIFE, peak, kappa, options);
 }
 
 // Where only steps cost, the target is kappa x ratio x scale: runs with the same product are the same.
@@ -371,9 +366,8 @@ static int run_ramp(double kappa, const char *options) {
 static void test_ramp_target(void) {
     static const double factors[][2] = {{8, 0.5}, {1, 4}}; // kappa, ratio
     for (int i = 0; i < 2; i++)
-        CHECK(run_ramp(factors[i][0], path_of(STEPS_COST "--gns ln --gns-ratio %g --out target%d", factors[i][1], i)) ==
-                  0,
-              "%s", log_tail());
+        CHECK_RUN(
+            run_ramp(factors[i][0], path_of(STEPS_COST "--gns ln --gns-ratio %g --out target%d", factors[i][1], i)), 0);
     for (int i = 0; i < 2; i++) check_ramp(path_of("target%d/metrics.jsonl", i), factors[i][0], false);
     long step = newest_step("target0");
     CHECK(newest_step("target1") == step, "kappa 8 x ratio 0.5 is not 1 x 4");

@@ -1,5 +1,6 @@
 // A run removes only its own checkpoints, and writes through no link, device or FIFO. All files at risk are in the
 // scratch directory.
+#include "../scratch.h"
 #include "../trainer.h"
 
 #include <sys/stat.h>
@@ -10,10 +11,6 @@ static Error e; // set by the last call that failed
 #define SHORT "--checkpoint-every 3 --out out --train-tokens "
 
 static const char *const partial = "out/.step_00000001.partial", *const first = "out/step_00000001";
-
-static void write_text(const char *path, const char *text) {
-    CHECK_OK(file_replace(IN_PATH, path, text, strlen(text), &e), &e);
-}
 
 static void begin(void) {
     for (int i = 0; i < 4; i++) remove_tree(path_of(i ? "out.%d" : "out", i));
