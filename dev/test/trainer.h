@@ -91,13 +91,16 @@ static void trainer_exec_ranks(int argc, char **argv) {
 
 // Starts the program with options added to trainer_command, or with `format` alone if that begins with "train_gpt2".
 // Its output goes to the file "log".
-static pid_t trainer_start(const char *format, va_list args) {
+__attribute__((format(printf, 1, 2))) static inline pid_t trainer_begin(const char *format, ...) {
+    va_list args;
     char line[4096], *argv[TRAINER_ARGUMENTS + 1] = {0};
     int argc = 0;
     bool whole = strncmp(format, "train_gpt2", 10) == 0;
     size_t used = 0;
     if (!whole) used = (size_t)snprintf(line, sizeof line, "%s --batch-min %d ", trainer_command, trainer.batch_min);
+    va_start(args, format);
     vsnprintf(line + used, sizeof line - used, format, args);
+    va_end(args);
     for (char *word = strtok(line, " "); word && argc < TRAINER_ARGUMENTS; word = strtok(NULL, " "))
         argv[argc++] = word;
     fflush(stdout);
@@ -112,14 +115,6 @@ static pid_t trainer_start(const char *format, va_list args) {
     _exit(code);
 }
 
-__attribute__((format(printf, 1, 2))) static inline pid_t trainer_begin(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    pid_t child = trainer_start(format, args);
-    va_end(args);
-    return child;
-}
-
 // Returns the exit code, or 1000 + the signal that ended the process.
 static int trainer_wait(pid_t child) {
     int status = 0;
@@ -127,13 +122,7 @@ static int trainer_wait(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
-__attribute__((format(printf, 1, 2))) static inline int trainer_run(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    pid_t child = trainer_start(format, args);
-    va_end(args);
-    return trainer_wait(child);
-}
+#define trainer_run(...) trainer_wait(trainer_begin(__VA_ARGS__))
 
 static inline int trainer_rank(int argc, char **argv) { // PROGRAM rank COMMAND...
     return program_main(argc - 2, argv + 2, &trainer.engine, TRANSPORT_OR_NULL(mpi_transport));
