@@ -213,6 +213,10 @@ static void test_stray_weights(void) {
 
 // ---- A model cut over ranks (--tensor) ------------------------------------------------------------------------------
 
+#define CUT                                                                                                            \
+    "train_gpt2 --train train.bin --vocab-size 256 --model d1 --layers 1 --heads 2 --channels 16 --seq-len 8 "         \
+    "--threads 1 --micro-batch 4 --batch-tokens 128 --steps 9 --deadline 60 --zero 0 --tensor 2 "
+
 // A bit of a rank's weights flips before step 2. Ranks with equal parts compare all; ranks of a group, what both hold.
 static void check_cut_stray(int ranks, int stray, TensorKind kind, const char *who) {
     const ModelConfig config = {.layers = 1, .heads = 2, .channels = 16, .vocab = 256, .context = 8};
@@ -225,15 +229,23 @@ static void check_cut_stray(int ranks, int stray, TensorKind kind, const char *w
     faults->stray_element = model_tensor(&model, kind, 0)->offset + 3;
     const char *line = path_of("step 3: this rank has other weights than rank %s", who);
     trainer.ranks = ranks;
-    CHECK_RUN(trainer_run("train_gpt2 --train train.bin --vocab-size 256 --model d1 --layers 1 --heads 2 --channels 16 "
-                          "--seq-len 8 --threads 1 --micro-batch 4 --batch-tokens 128 --steps 9 --checkpoint-every 3 "
-                          "--deadline 60 --zero 0 --tensor 2 --out part"),
-              ERR_RANK, line);
+    CHECK_RUN(trainer_run(CUT "--checkpoint-every 3 --out part"), ERR_RANK, line);
     trainer.ranks = RANKS;
     model_destroy(&model);
 }
 
+// A run that saves only at its end needs room for one checkpoint.
+static void check_cut_room(void) {
+    CHECK_RUN(trainer_run(CUT "--checkpoint-every 0 --out cut"), 0);
+    begin_part();
+    faults->free_kb = disk_used_kb("cut") * 3 / 2;
+    CHECK_RUN(trainer_run(CUT "--checkpoint-every 0 --out part"), 0);
+    CHECK_RUN(trainer_run(CUT "--checkpoint-every 3 --fresh --out part"), ERR_WRITE, "needs room for 2 checkpoints");
+    no_faults();
+}
+
 static void test_a_cut_model(void) {
+    check_cut_room();
     check_cut_stray(4, 1, QKV_W, "1");
     check_cut_stray(2, 1, PROJ_B, "0");
 }
