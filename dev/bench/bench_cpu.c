@@ -213,7 +213,7 @@ static int select_cases(Case *cases, int n, const char *text) {
 }
 
 // Allocates on huge pages, as engine_memory.c does: on small ones an AVX2 core loses 4% of the head.
-static int take(void **out, size_t bytes, Error *e) {
+static int allocate_huge(void **out, size_t bytes, Error *e) {
     const size_t page = 2 << 20;
     if (posix_memalign(out, page, round_up(bytes, page))) return FAIL(e, ERR_MEMORY, NULL, "out of memory");
     madvise(*out, bytes, MADV_HUGEPAGE);
@@ -227,11 +227,11 @@ static int bench_create(Bench *bench, int threads, Dtype type, Error *e) {
     bench->matmul = (Matmul){threads, matmul_kernel(type), matmul_a_block(), NULL};
     bench->attention = (Attention){.threads = threads, .max_T = 1024, .max_D = 64, .type = type};
     if (!bench->matmul.kernel) return FAIL(e, ERR_UNAVAILABLE, NULL, "this machine has no instructions for bf16");
-    TRY(take((void **)&bench->matmul.scratch, matmul_scratch(type, 1024), e));
-    TRY(take((void **)&bench->attention.scratch, attention_scratch(threads, 1024, 64) * sizeof(float), e));
-    TRY(take((void **)&bench->x, activations * sizeof(float), e));
-    TRY(take((void **)&bench->y, activations * sizeof(float), e));
-    TRY(take((void **)&bench->w, weights * sizeof(float), e));
+    TRY(allocate_huge((void **)&bench->matmul.scratch, matmul_scratch(type, 1024), e));
+    TRY(allocate_huge((void **)&bench->attention.scratch, attention_scratch(threads, 1024, 64) * sizeof(float), e));
+    TRY(allocate_huge((void **)&bench->x, activations * sizeof(float), e));
+    TRY(allocate_huge((void **)&bench->y, activations * sizeof(float), e));
+    TRY(allocate_huge((void **)&bench->w, weights * sizeof(float), e));
     TRY(memory_alloc_zero((void **)&bench->g, 50304 * sizeof(float), "g", e));
     size_t rows = 2 * 256 + 2 * 768 + layernorm_scratch(EXAMPLES, 256 / EXAMPLES, 768);
     TRY(memory_alloc_zero((void **)&bench->rows, rows * sizeof(float), "rows", e));

@@ -1,6 +1,6 @@
 // A model cut over the ranks of a group (--tensor): engines as threads of this process, which exchange rows through
-// memory. Summed over engines, gradients, per-example norms, losses and logits equal those of the whole model. The
-// test finds the places of a cut tensor's elements from the widths of the local models alone.
+// memory. The engines' gradients, per-example norms, losses and logits add up to the whole model's. The test derives
+// the place of each element of a cut tensor from the widths of the local models alone.
 #include "world.h"
 
 #include <pthread.h>

@@ -182,8 +182,8 @@ static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMo
     }
 }
 
-// Compares one micro-step with micro-steps of 1, 3, 5 and 7 rows. in_chunks has so many tokens and words that the head
-// runs in chunks of rows.
+// Compares one micro-step with micro-steps of 1, 3, 5 and 7 rows. in_chunks is large enough that the head runs in
+// chunks of rows.
 static void test_accumulation(void) {
     static const Case in_chunks = {"a head in chunks", {1, 1, 32, 50257, 1024}, 1024, 17, 17};
     for (const Case *c : {&cases[CASES - 1], &in_chunks}) {
@@ -378,8 +378,8 @@ static void test_overflow(void) {
     check_same_bits(&w, a, b, "after an overflow");
 }
 
-// Without exponents, or without those of weights, fp8 has the bits of bf16. With all exponents it rounds. After a step
-// in which a site saturates, an update changes nothing.
+// fp8 has the bits of bf16 while it has no exponents, or none for weights. With all exponents it rounds. An update
+// changes nothing after a step in which a site saturates.
 static void fp8_bits(Dtype type, const Case *c) {
     World w(c, 1);
     Engine *plain = engine_of(&gpu, &w);

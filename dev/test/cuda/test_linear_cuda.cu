@@ -153,7 +153,7 @@ static void check_no_copy(const Case &c, const std::vector<real> &y) {
 }
 
 // A copy alone, in the memory of y, has the same codes; nothing after them is written. Where rows are whole examples of
-// 16 tokens, transposed codes are those of the copy.
+// 16 tokens, the transposed codes equal the copy's.
 static void check_alone(const Case &c) {
     const size_t n = (size_t)c.l.rows * c.l.out;
     Linear l = c.l;

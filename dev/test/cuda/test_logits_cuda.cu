@@ -1,5 +1,5 @@
-// cuda_logits reuses keys and values of earlier calls. Whatever happens between calls, its logits equal those of a new
-// engine and of the CPU's, up to rounding. Where each block has its own keys and values, it computes only the last
+// cuda_logits reuses keys and values of earlier calls. Its logits must equal a new engine's and the CPU engine's, up to
+// rounding, whatever happens between calls. Where each block has its own keys and values, it computes only the last
 // token. The same calls give the same bits. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 

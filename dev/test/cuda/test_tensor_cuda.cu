@@ -83,14 +83,14 @@ static int group_reduce(void *context, void *out, const void *partial, int rows,
     }
     for (size_t i = 0; i < n; i++) part[i] = (real)sum[i];
     code |= cudaMemcpy(out, part.data(), n * sizeof(real), cudaMemcpyHostToDevice);
-    std::fill(part.begin(), part.end(), (real)NAN); // the room behind the rows is the exchange's
+    std::fill(part.begin(), part.end(), (real)NAN); // the exchange may overwrite what lies behind the rows
     real *room = (real *)partial + rows * width;
     for (int k = 1; k < r->group->K; k++, room += n)
         code |= cudaMemcpy(room, part.data(), n * sizeof(real), cudaMemcpyHostToDevice);
     return group_leave(r, code, e);
 }
 
-// Sets a rank's parameters from those of the whole model.
+// Sets a rank's parameters to its part of the whole model's.
 static void cut_params(World *local, const World *whole) {
     local->param.assign(local->model.flat_count, 0);
     for (int k = 0; k < whole->model.tensor_count; k++) {
@@ -135,7 +135,7 @@ static void poison(Engine *engine, const World *w) {
     CALL_OK(gpu.load(engine, STATE_PARAM, all_of(&w->model), w->param, &e));
 }
 
-// The sum over the ranks of a step, as of the whole model. A rank's own |g|^2 must be that of its gradient.
+// Sums a step's outcome over the ranks. Checks that each rank's own |g|^2 is that of its gradient.
 static Outcome group_measure(Group *g, const World *w, int rows, int micro_batch, GnsMode mode) {
     std::vector<Outcome> of(g->K);
     g->run([&](Group::Rank *r) {

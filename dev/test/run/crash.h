@@ -19,9 +19,10 @@ static inline Some some_calls(long stride) {
     return (Some){1 + (stride > 0 ? (long)draw((uint32_t)stride) : 0), stride};
 }
 
-// Waits until a running program has written `text`, at most a minute: the machine may be busy.
+// Waits until a running program has written `text`. Fails after a minute: the machine may be busy.
 static inline void wait_for(const char *path, const char *text) {
     for (double begun = clock_seconds(); !file_mentions(path, text) && clock_seconds() - begun < 60;) usleep(1000);
+    CHECK(file_mentions(path, text), "%s has no '%s' after a minute", path, text);
 }
 
 // Calls of each kind that rank 0 makes in the whole run.
