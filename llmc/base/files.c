@@ -1,6 +1,7 @@
 // These functions keep four promises together:
 // 1. Nothing is written through a link, a device or a FIFO, nor into a file with a second name (a hard link): it may be
-//    somebody else's. file_open_output refuses these; with O_TRUNC, and in file_replace, a new file gets the name.
+//    somebody else's. file_open_output refuses these; with O_TRUNC it creates a new file under the name, as
+//    file_replace does.
 // 2. A written file is on the disk when file_close or file_replace returns 0. file_replace leaves the old file or the
 //    whole new one at `path`.
 // 3. A new name is on the disk after descriptor_sync of the directory that holds it. path_rename does this sync.
@@ -48,9 +49,9 @@ bool digest_equal(const FileDigest *a, const FileDigest *b) {
 
 // ---- O_DIRECT: past the page cache ----------------------------------------------------------------------------------
 
-// Gigabytes that are written once and read back once gain nothing from the page cache. It costs a copy and free pages,
-// and a fault per page on a virtual machine whose host reclaims free memory. Measured for 1.5 GB: 1 to 6 s through the
-// cache; the disk alone needs 0.6 s.
+// Gigabytes that are written once and read back once gain nothing from the page cache. The cache costs a copy and
+// memory. On a virtual machine whose host reclaims free memory it also costs a fault per page. Measured for 1.5 GB: 1
+// to 6 s through the cache; the disk alone needs 0.6 s.
 
 #ifndef O_DIRECT
 #    define O_DIRECT 0 // not Linux: through the cache

@@ -93,5 +93,5 @@ typedef struct {
 int directory_list(int dir, const char *path, Names *out, Error *e); // IN_PATH lists `path`; else `dir` itself
 void names_free(Names *names);
 
-// Sets *bytes to the free space of the file system that holds `dir`, an open directory, or with IN_PATH `path`.
+// Sets *bytes to the free space of the file system that holds the open directory `dir`; with IN_PATH, of `path`.
 int disk_free(int dir, const char *path, uint64_t *bytes, Error *e);

@@ -22,8 +22,8 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count
 }
 
 // Hashes one element of an array. An array's hash is the sum of its elements' hashes mod 2^64, in any order, on host or
-// device. Arrays with equal bits have equal hashes. One different element always changes the hash; several cancel out
-// once in 2^64. HASH_GOLDEN spreads neighbouring places.
+// device. Arrays with equal bits have equal hashes. One different element always changes the hash; several keep it with
+// probability 2^-64. HASH_GOLDEN spreads neighbouring places.
 GNS_HD static inline uint64_t hash_element(uint64_t place, uint32_t bits) {
     return hash_finish((place + 1) * HASH_GOLDEN + bits);
 }

@@ -1,7 +1,8 @@
 // A manifest keeps these promises:
 // 1. It is written last, when all its files are on the disk. A directory whose files pass manifest_verify is complete.
-// 2. A digest hashes the bytes handed to the writer, not bytes read back. So VERIFY_DISK finds a wrong bit on the disk,
-//    or in the page cache for files under 4 MiB. The rank that writes a piece hashes it; any process can verify it.
+// 2. A digest hashes the bytes handed to the writer, not bytes read back. So VERIFY_DISK finds a wrong bit on the disk;
+//    it reads files under 4 MiB through the page cache. The rank that writes a piece hashes it; any process can verify
+//    it.
 // 3. Its last line hashes all bytes above: manifest_read refuses a manifest with a wrong bit.
 // 4. A manifest of another format (`foreign`) is not reported as damaged: another build can read it.
 #include "base/manifest.h"

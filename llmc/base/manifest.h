@@ -36,8 +36,8 @@ typedef struct {
     char *data; // the content; NULL: not kept
 } ManifestFile;
 
-// The pieces that one of several processes verifies: those that begin in block first, first + every, ... of their file,
-// in blocks of 4 MiB. every 0: all.
+// A process's share of the pieces to verify: those that begin in block first, first + every, first + 2 every, ... of
+// their file. Blocks are 4 MiB. every 0: all pieces.
 typedef struct {
     int first, every;
 } Share;
@@ -77,7 +77,7 @@ int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e);
 typedef enum {
     VERIFY_SIZES,
     VERIFY_BYTES, // all bytes, through the page cache: they are used next
-    VERIFY_DISK,  // all bytes; of files of 4 MiB and more as the disk holds them, not the page cache
+    VERIFY_DISK,  // all bytes; in files of 4 MiB and more from the disk, past the page cache
 } Verify;
 
 // Compares the file `name` with the manifest; NULL: all files. ERR_INPUT names the first one that is missing or

@@ -6,7 +6,7 @@
 // Returns the columns of f's terminal. If f is not a terminal: $COLUMNS, or 80.
 int terminal_columns(FILE *f);
 
-// True if f is a terminal that can draw a line again: not TERM=dumb.
+// True if f is a terminal that can redraw a line: not TERM=dumb.
 bool terminal_redraws(FILE *f);
 
 // A line of parts, in the order of display, each with its leading blanks.

@@ -27,7 +27,7 @@ size_t utf8_boundary(const char *text, size_t bytes) {
 }
 
 cJSON *json_parse(const char *text, size_t bytes, const char **end) {
-    // cJSON ends a string at \u0000, and reads malformed escapes as that.
+    // cJSON ends a string at \u0000, and reads malformed escapes as \u0000.
     for (*end = text; (*end = strchr(*end, '\\')) && (*end)[1]; *end += 2)
         if (strncmp(*end, "\\u0000", 6) == 0 || ((*end)[1] == 'u' && strspn(*end + 2, "0123456789abcdefABCDEF") < 4))
             return NULL;

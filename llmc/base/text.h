@@ -43,7 +43,7 @@ int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hi
 // *end is then the place of the fault.
 cJSON *json_parse(const char *text, size_t bytes, const char **end);
 
-// Parses a text: `bytes` bytes and a NUL. The text begins at byte `offset` of its file. Takes over `text` (from
+// Parses a text: `bytes` bytes and a NUL. The text begins at byte `offset` of its file. Takes ownership of `text` (from
 // memory_alloc): frees it on failure; otherwise json_free does.
 int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
                     Error *e);
