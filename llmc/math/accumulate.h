@@ -1,5 +1,6 @@
 // accumulate: one step of an fp32 sum of products, the same in both engines: a fused multiply-add does not round the
-// product. Compilers fuse sum + a * b (-ffp-contract=fast, nvcc's default). Not fmaf: without FMA it is a library call.
+// product. Compilers fuse sum + a * b (-ffp-contract=fast, nvcc's default). fmaf would be a library call on machines
+// without FMA.
 #pragma once
 
 #include "base/common.h"

@@ -15,8 +15,8 @@ typedef struct {
     float grad_scale;   // (1 / B) x clip factor: turns the summed gradient into the clipped mean
 } AdamWStep;
 
-// t counts steps from 1. The corrections use the betas rounded to float, as the moments do. In double the first steps
-// would be wrong by the mismatch: 1 - 0.999f is a relative 1.3e-5 below 0.001.
+// t counts steps from 1. The corrections use the betas rounded to float, as the moments do. With betas in double they
+// would not match the moments: 1 - 0.999f is less than 0.001 by a relative 1.3e-5.
 static inline AdamWStep adamw_step(double lr, double beta1, double beta2, double eps, double weight_decay, int64_t t,
                                    double grad_scale) {
     AdamWStep s = {(float)lr, (float)beta1, (float)beta2, (float)eps, (float)weight_decay, 0, 0, (float)grad_scale};
@@ -52,7 +52,8 @@ GNS_HD static inline float adamw_update(float p, float g, float *m, float *v, co
     return p - s->lr * adamw_direction(p, g, m, v, s, decay);
 }
 
-// LAMB: returns a tensor's trust ratio, from squared norms; 1 if one is 0, as in the authors' code: biases begin at 0.
+// LAMB: returns a tensor's trust ratio, from squared norms; 1 if one is 0, as in the authors' code, since biases begin
+// at 0.
 GNS_HD static inline double lamb_ratio(double weights_sq, double direction_sq) {
     return weights_sq > 0 && direction_sq > 0 ? sqrt(weights_sq / direction_sq) : 1.0;
 }

@@ -3,8 +3,8 @@
 // becomes 448, NaN stays. e4m3: 1 sign, 4 exponent and 3 mantissa bits, bias 7; normal from 2^-6, subnormal from 2^-9;
 // 0x7f is NaN. Every e4m3 number times a power of two is exactly a bf16 number.
 //
-// The exponent k belongs to one site of one block. It changes rarely: over nine binades of a tensor's largest |x| 2^k
-// the relative rounding error is the same. fp8_next keeps k if the largest is in [3.5, 112], else moves it to [14, 28).
+// The exponent k belongs to one site of one block. It changes rarely: the relative rounding error is the same for any
+// largest |x| 2^k within nine binades. fp8_next keeps k if the largest is in [3.5, 112], else moves it to [14, 28).
 #pragma once
 
 #include "base/common.h"

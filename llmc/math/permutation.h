@@ -3,7 +3,8 @@
 //
 // It is a Feistel network on the smallest power of two that holds n, with cycle walking back into [0, n) (Black and
 // Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, section 3): under two evaluations on average. The
-// halves may differ in width by one bit. Each round XORs a keyed hash of one half into the other: its own inverse.
+// halves may differ in width by one bit. Each round XORs a keyed hash of one half into the other, so a round is its own
+// inverse.
 #pragma once
 
 #include "base/hash.h"

@@ -1,4 +1,5 @@
-// schedule: the learning rate as a function of the tokens done. Not of steps: a changing batch must not bend it.
+// schedule: the learning rate as a function of the tokens done, not of steps, so that a changing batch does not bend
+// it.
 //
 // Every kind warms up linearly from 0 to lr over warmup_tokens (Goyal et al. 2017, arXiv 1706.02677), then:
 //   constant      lr
