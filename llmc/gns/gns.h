@@ -155,8 +155,8 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 // Over such a long average, |G|^2 falls by orders of magnitude, and a step's variance with it. So each step has its own
 // variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A
 // heteroskedasticity-consistent covariance matrix estimator"). This error forgets as fast as the average, but rests on
-// half as many steps: the calibration demands 10 / m more standard errors. The LayerNorms' own tracker keeps the mean
-// square of differences: White's bound would hold in only 93% of runs.
+// half as many steps, so the calibration demands 10 / m more standard errors. The LayerNorms' own tracker keeps the
+// mean square of differences, since with White's the bound would hold in only 93% of runs.
 //
 // To first order, the relative error of c is the error of log((S_t / G2_t) (G2_l / S_l)), t: total, l: ln. It includes
 // all covariances: a step's two estimates of |G|^2 share most of their noise, and that cancels in c.
@@ -179,7 +179,7 @@ static inline void gns_calibration_init(GnsCalibration *c, double half_life_toke
     gns_init(&c->total, c->half_life);
     gns_init(&c->ln, c->half_life);
     c->total.diff_sq = c->ln.diff_sq = true;
-    c->ratio = 1; // too small rather than too large: the ratio settles above 1 in the runs we know
+    c->ratio = 1; // errs low: the ratio settles above 1 in the runs we know
 }
 
 // The half-life after `done` tokens.

@@ -18,7 +18,7 @@ typedef struct Noise {
     GnsTracker *layer;            // (L), sampled steps
     GnsTracker ranks;             // some steps: the whole model, from the ranks' gradients; a cross-check of the others
     GnsTracker *source;           // (source_trackers) every step, LayerNorms: see noise_observe_sources
-    int layers, sources;          // sources: of a --train with weights; 0: fewer than 2
+    int layers, sources;          // sources: of a weighted --train; 0 if fewer than 2
     int source_trackers;
     double tokens_since_sample, tokens_since_ranks; // since the last exact step; since the last update of `ranks`
     double fixed_ratio;                             // --gns-ratio; 0: measured
@@ -46,10 +46,10 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
 //   batch_sq  |sum_r s_r|^2
 void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq, double batch_sq);
 
-// Adds a step of B examples to the estimates by source. Source s of n has the tracker
-//   source[s]          g2: mean |g_b|^2 of all examples; s: the source's part of it
-// and with n >= 2, where G_s is its mean gradient and S_s the noise of its examples,
-//   source[n + s]      g2: |G_s|^2; s: S_s
+// Adds a step of B examples to the estimates by source. A tracker averages a pair of values, its fields g2 and s. The
+// trackers of source s of n, with G_s its mean gradient and S_s the noise of its examples:
+//   source[s]          mean |g_b|^2 of all examples; source s's part of it
+//   source[n + s]      |G_s|^2; S_s                                                              (n >= 2)
 //   source[2 n + ...]  for s < t (|G_s|^2, <G_s, G_t>), (|G_t|^2, <G_s, G_t>), (|G_s|^2, |G_t|^2): noise_cosine
 // Let rank r compute m_r examples, each of source s with probability p_s; let v_s be the sum of its g_b of source s:
 //   E sum_r <v_s, v_t> = p_s p_t <G_s, G_t> sum_r m_r (m_r - 1)   for s != t

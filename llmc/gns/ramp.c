@@ -167,7 +167,8 @@ int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
         r->argument, replayed, (long long)known, (long long)tokens, (long long)step);
 }
 
-// Returns the best batch for a critical batch of `critical` rows. It rises with `critical`: a bound stays a bound.
+// Returns the best batch for a critical batch of `critical` rows. It rises with `critical`, so a bound of `critical`
+// gives a bound of the result.
 static double ramp_best(const Ramp *r, double critical) {
     return fmin(sqrt(r->config.step_rows * critical), r->config.waste * critical);
 }

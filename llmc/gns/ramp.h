@@ -100,7 +100,8 @@ int64_t ramp_smallest(const Ramp *r);
 RampTarget ramp_target(const Ramp *r, const GnsTracker *tracker, GnsFactor c);
 
 // Fits seconds = a + b rows to `count` measurements, by least squares of relative errors, and returns a / b: x. Ignores
-// infinite seconds. Rounds to two digits, from RAMP_LEAST_STEP_ROWS to RAMP_MOST_STEP_ROWS (rows cost nothing).
+// infinite seconds. Rounds to two digits, and limits to [RAMP_LEAST_STEP_ROWS, RAMP_MOST_STEP_ROWS]; the most means
+// that rows cost nothing.
 #define RAMP_LEAST_STEP_ROWS 0.1
 #define RAMP_MOST_STEP_ROWS  1e9
 double ramp_step_rows(const int64_t *rows, const double *seconds, int count);
