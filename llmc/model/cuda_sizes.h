@@ -12,11 +12,11 @@ enum {
     ATTENTION_HEAD_SIZE_MAX = 128,     // elements
     WEIGHT_GRADIENT_MULTIPLE = 8,      // weight_gradient needs channels that are a multiple of this
     LINEAR_SM90_MULTIPLE = 64,         // linear_sm90 needs channels that are a multiple of this
-    FP8_TOKENS_MULTIPLE = 16,          // weight_gradient of e4m3 needs tokens of a row that are a multiple of this
+    FP8_TOKENS_MULTIPLE = 16,          // weight_gradient of e4m3 needs a row length that is a multiple of this
     HOPPER_MULTIPROCESSORS = 132       // of an H100 or H200 SXM
 };
 
-// ERR_USAGE if fp8 is asked for, but has no products for this many channels and tokens of a row.
+// ERR_USAGE if the type is fp8, but no fp8 product supports these channels and this row length.
 static inline int fp8_check(Dtype type, int channels, int seq_len, Error *e) {
     const char *name = dtype_names[type];
     if (dtype_is_fp8(type) && channels % LINEAR_SM90_MULTIPLE)

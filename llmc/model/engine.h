@@ -25,17 +25,17 @@ GNS_C_BEGIN
 typedef struct Engine Engine;
 
 // The ranks that hold one model together (--tensor, model_create_local), as rank `rank` of `ranks`. ranks 0 or 1: one
-// rank holds it. They compute the same rows: calls of micro_step, eval and logits get the same tokens on all of them.
-//   own rows      rows_of_rank(n, rank, ranks) of a call's n rows; may be none. Embeddings, LayerNorms, the residual
-//                 stream, the head and the losses are computed of own rows only
-//   all rows      attention (this model's heads) and MLP (this model's columns) are computed of all n rows
+// rank holds it. Calls of micro_step, eval and logits get the same tokens on every rank.
+//   own rows      rows_of_rank(n, rank, ranks) of a call's n rows; may be none. Each rank computes embeddings,
+//                 LayerNorms, the residual stream, the head and the losses for these only
+//   all rows      the n rows. Each rank computes attention (its model's heads) and MLP (its columns) for all of them
 // A block's forward pass, on every rank of the group in the same order:
 //     ln_1 (own) | gather | qkv, attention, proj (all) | reduce | residual, ln_2 (own) | gather | fc, GELU, fcproj
 //     (all) | reduce
-// and its backward pass, which with RECOMPUTE_BLOCK first runs the forward pass to GELU again, except the last block's:
+// A block's backward pass. With RECOMPUTE_BLOCK all but the last block first rerun the forward pass up to GELU:
 //     gather | fcproj, GELU, fc (all) | reduce | ln_2 (own) | gather | proj, attention, qkv (all) | reduce | ln_1 (own)
 // Outputs of proj and fcproj, and gradients of the outputs of ln_1 and ln_2, are partial sums until reduced. Exactly
-// one rank adds proj's and fcproj's biases; the gradients of whole tensors, biases included, add up over the ranks to
+// one rank adds proj's and fcproj's biases. Summed over the ranks, the gradients of whole tensors, biases included, are
 // those of all rows.
 // gather_rows: `values` (rows, width) holds this rank's rows at their place; it becomes whole.
 // reduce_rows: own (own rows, width) = sum over the ranks of their `partial` (rows, width), in fp32 in the ranks'
@@ -67,10 +67,10 @@ typedef struct {
     int owned_count;       // only these. 0: the whole model
     bool shard_grads;      // shard gradients (`collect`); each owned range then lies within one of the model's buckets
     bool shard_weights;    // shard weights (`own_weights`); needs owned ranges, each within one of the model's buckets
-    int step_rows;   // most rows of this engine's micro-steps in a step, if `result` hands out numbers of each; else 0
-    int sources;     // if `result` hands out source_gram: the number of sources, at least 2; else 0
-    size_t leave;    // bytes of the device's memory to leave free, for transfers between ranks
-    bool plan_fused; // plan_memory only: plan for a device with exact_is_fused
+    int step_rows;         // most rows of this engine in a step, if `result` returns StepResult.row; else 0
+    int sources;           // number of sources, at least 2, if `result` returns source_gram; else 0
+    size_t leave;          // bytes of the device's memory to leave free, for transfers between ranks
+    bool plan_fused;       // plan_memory only: plan for a device with exact_is_fused
     // Returns the source of a row, by its number (`examples`).
     int (*source)(const void *source_data, uint64_t example);
     const void *source_data;
@@ -225,8 +225,8 @@ struct EngineApi {
     int (*load)(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 
     // Stores the values of the last update; does not wait for work queued since. May run in another thread until the
-    // next update or load; of owned ranges also while weights are in transfer, which only reads them (watch_weights).
-    // The engine does not use `values` after store or load has returned, even with an error.
+    // next update or load. For owned ranges it may run while weights are in transfer: transfers only read those
+    // (watch_weights). The engine does not use `values` after store or load has returned, even with an error.
     int (*store)(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 
     // Pins (page-locks) host memory that store will fill, until unpin: a device copies directly only to pinned pages.
@@ -251,9 +251,9 @@ struct EngineApi {
     // Sets the loss scale of the following steps; 1 until then.
     void (*scale_loss)(Engine *engine, double scale);
 
-    // Sets the exponents k (L, FP8_SITES) of the following steps (math/fp8.h); copies them. FP8_UNSET until then. A
-    // product's factors are rounded if both have an exponent; DTYPE_FP8_DW rounds a weight gradient's factors if the
-    // weight has one, too. If a site saturates, `norms` makes the norm of the first tensor infinite, so that no rank
+    // Sets the exponents k (L, FP8_SITES) of the following steps (math/fp8.h); copies them. FP8_UNSET until then.
+    // Rounds a product's factors if both have an exponent. DTYPE_FP8_DW rounds a weight gradient's factors if the
+    // weight, too, has one. If a site saturates, `norms` makes the norm of the first tensor infinite, so that no rank
     // updates. k NULL: steps of bf16, for benchmarks of the CUDA engine. Call only for types of fp8.
     void (*exponents)(Engine *engine, const int8_t *k);
 

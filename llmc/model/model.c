@@ -123,7 +123,7 @@ int model_check_file(const ModelConfig *config, const char *path, size_t begin, 
 static int cut_widths(Model *model, int t, int K, Error *e) {
     const ModelConfig *c = &model->config;
     const int64_t wide = 4 * (int64_t)c->channels;
-    int64_t unit = 64; // columns of the MLP, dealt together: products and copies of whole vectors
+    int64_t unit = 64; // columns of the MLP per unit, so that products and copies work on whole vectors
     if (K > c->heads) {
         FAIL(e, ERR_USAGE, NULL, "--tensor %d: the model has %d head%s", K, c->heads, c->heads > 1 ? "s" : "");
         return error_hint(e, "use at most %d, so that each rank has one", c->heads);

@@ -86,7 +86,7 @@ GNS_HD static inline Range tensor_range(const Tensor *t) { return (Range){t->off
 GNS_HD static inline size_t range_length(Range range) { return range.end - range.begin; }
 static inline size_t range_float_bytes(Range range) { return range_length(range) * sizeof(float); }
 
-// True if this model has only a part of the tensor.
+// True if this model holds only a part of the tensor.
 static inline bool tensor_is_cut(const Tensor *t) { return t->columns < t->whole_columns || t->rows < t->whole_rows; }
 
 // Returns the part that two ranges share; may be empty.
@@ -140,17 +140,17 @@ int model_create(Model *model, const ModelConfig *config, Error *e);
 void model_destroy(Model *model);
 
 // Builds the table of rank t of K ranks that hold one model together (--tensor): the same tensors with other shapes and
-// offsets. qkv's columns and proj's rows are cut by heads; fc's columns and fcproj's rows in units of 64, of less in
-// models too small for that. Shares may be uneven. All other tensors are whole, and bucket 0 holds them all; the other
-// buckets hold what is cut. ERR_USAGE with fewer heads than ranks. K = 1: the table of model_create.
+// offsets. qkv's columns and proj's rows are cut by heads; fc's columns and fcproj's rows in units of 64, or of fewer
+// in models too small for that. Shares may be uneven. All other tensors are whole, and bucket 0 holds them all; the
+// other buckets hold what is cut. ERR_USAGE with fewer heads than ranks. K = 1: the table of model_create.
 int model_create_local(Model *local, const ModelConfig *config, int t, int K, Error *e);
 
 // A cut tensor's elements keep the whole tensor's order. Indices count from a tensor's first element.
 size_t tensor_whole_index(const Tensor *t, size_t index);     // index in the whole tensor of a cut tensor's element
 size_t tensor_elements_before(const Tensor *t, size_t whole); // elements whose whole index is below `whole`
-size_t tensor_run(const Tensor *t, size_t index);             // elements from `index` on that also adjoin in the whole
+size_t tensor_run(const Tensor *t, size_t index);             // elements from `index` on that stay neighbours there
 
-// Returns the range of `local` that holds elements of `range`: of the whole model, within tensor i.
+// Returns the range of `local` that holds the elements of `range`, a range of the whole model within tensor i.
 Range model_local_range(const Model *local, const Model *whole, int i, Range range);
 
 // The tensor of a kind; layer is ignored for tensors outside the blocks.
