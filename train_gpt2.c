@@ -70,7 +70,7 @@ static void *own_place(const Engine *engine, const Batch *batch, void *all) {
     return at(engine, all, batch->all.own * (batch->T - batch->first) * batch->C);
 }
 
-// Completes an array (all rows, C) of which each rank has its own rows.
+// Completes an array (all rows, C) of which each rank holds its own rows.
 static int gather_rows(Engine *engine, const Batch *batch, void *all, Error *e) {
     const TensorRanks *t = &engine->config.tensor;
     if (t->ranks < 2) return 0;
@@ -205,7 +205,7 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     int L = model->config.layers;
     const void *residual = NULL;
     engine->seen_count = 0;
-    // Request all weights at once: a transfer slows down no kernel of the CPU.
+    // Request all weights at once, since transfers slow down no CPU kernel.
     if (!engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
     if (engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, model_bucket(model, 1), e));
@@ -236,7 +236,7 @@ static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t e
     const Model *model = engine->config.model;
     size_t C = batch->C, Vp = (size_t)model->vocab_padded, rows;
     const float smoothing = engine->config.label_smoothing;
-    // gradient of a token's loss: an example's loss is the mean over T
+    // gradient of an example's loss, the mean over T, by a token's loss
     const float seed = dwte ? engine->loss_scale / (float)engine->config.seq_len : 0.0f;
     for (; first < end; first += rows, add = true) {
         rows = size_min((size_t)engine_head_rows(&engine->config), end - first);
@@ -289,7 +289,7 @@ static void dweight(Engine *engine, float *dw, float *db, Factors f, const void 
 }
 
 // Gradients of y = x W + b over all rows: dW += x^T dy, db += column sums of dy; the step's first micro-step assigns.
-// Exact mode adds the squared norms of each example's gradients. Without a bias (adds_bias) db remains 0.
+// Exact mode adds the squared norms of each example's gradients. If another rank adds the bias (adds_bias), db stays 0.
 static void linear_dweight(Engine *engine, const Batch *batch, const void *x, const void *dy, TensorKind w,
                            TensorKind b, int l) {
     const Tensor *t = tensor(engine, w, l);
@@ -510,7 +510,7 @@ static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float 
 
 static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
     size_t count = (size_t)n, seen = 0;
-    // Skip the leading tokens that the last call saw too: unless blocks share qkv, their keys and values are in memory.
+    // Skip the leading tokens that the last call saw too: their keys and values are in memory, unless blocks share qkv.
     // Always compute the last token.
     bool shared = engine->config.model->config.layers > 1 && engine->block[1].qkv == engine->block[0].qkv;
     while (!shared && seen + 1 < count && (int)seen < engine->seen_count && tokens[seen] == engine->seen[seen]) seen++;

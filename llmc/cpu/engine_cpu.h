@@ -61,7 +61,7 @@ struct Engine {
     double *trust_sq;                        // two per tensor (LAMB): |weights|^2, |direction|^2
     float *matrix, *matrix_next;             // Muon: the matrix to orthogonalize; its next iterate
     float *gram, *poly;                      // Muon: (C, C)
-    bool fp8, fp8_dweight;                   // round factors in training: of y = x W and dx = dy W^T; of dW = x^T dy
+    bool fp8, fp8_dweight;                   // in training round factors of y = x W and dx = dy W^T; of dW = x^T dy
     int8_t *exponents;                       // (L, FP8_SITES) exponents of the following steps
     float *amax;                             // (L, FP8_SITES) largest |x| in this step so far
     float *factor[2]; // rounded factors of a product: (M, T, 4C); (4C, C), with fp8_dweight at least (M, T, 4C)

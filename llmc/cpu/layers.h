@@ -33,8 +33,8 @@ EmbeddingNorms embedding_example_norms(const void *dx /* (T, C) */, const float 
                                        const uint16_t *tokens /* (T) */, const uint16_t *position /* (T) or NULL */,
                                        int T, int C, float *scratch /* (C) */, Dtype type);
 
-// y = LayerNorm of N rows of C (math/layernorm.h). Writes mean and rstd (N) for the backward pass. residual (N, C): x
-// becomes x + residual first; or NULL.
+// y = LayerNorm of N rows of C (math/layernorm.h). Writes mean and rstd (N) for the backward pass. Unless residual (N,
+// C) is NULL, first adds it to x in place.
 void layernorm_forward(void *y, float *mean, float *rstd, void *x /* (N, C) */, const void *residual, const void *gamma,
                        const void *beta, int N, int C, Dtype type);
 

@@ -16,8 +16,8 @@
 // restart sees the same sequence. After dataset_shift_windows the windows of an epoch begin permutation_shift(T, key)
 // tokens later; the last window of a shard moves only as far as it fits.
 //
-// dataset_exclude removes windows from every epoch. The window at the same place of the next epoch replaces each; other
-// examples keep theirs.
+// dataset_exclude removes windows from every epoch. An example whose window is excluded gets the window at the same
+// place of the next epoch. Other examples keep theirs.
 #pragma once
 
 #include "text/sources.h"
@@ -43,8 +43,8 @@ void dataset_close(Dataset *data); // NULL is fine
 
 void dataset_shift_windows(Dataset *data); // call it before the first dataset_rows
 
-// Excludes the windows of examples [first, first + count) from all later reads. Where the range enters another epoch,
-// excludes replacements of windows that it has excluded before.
+// Excludes the windows of examples [first, first + count) from all later reads. In a range of several epochs, a later
+// epoch's examples may already have replacements; these are excluded too.
 int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e);
 
 DatasetInfo dataset_describe(const Dataset *data);
@@ -53,7 +53,7 @@ DatasetSource dataset_source(const Dataset *data, int source); // without weight
 int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e);
 const char *dataset_shard_path(const Dataset *data, int shard); // in reading order
 
-// Returns the window of an example. *shift: the tokens to move it up (dataset_shift_windows).
+// Returns the window of an example. *shift: the tokens by which it begins later (dataset_shift_windows).
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift);
 
 int dataset_example_source(const Dataset *data, uint64_t example); // from any thread
