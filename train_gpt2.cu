@@ -10,20 +10,20 @@
 // 2. engine->scratch and the matmul workspace are temporary: nothing in them outlives the function that uses them.
 // 3. Only cuda_create allocates device memory.
 // 4. Every kernel sums in a fixed order: two runs give the same bits.
-#include "cuda/attention.cuh"
-#include "cuda/crossentropy.cuh"
-#include "cuda/decode.cuh"
-#include "cuda/embedding.cuh"
-#include "cuda/engine.cuh"
-#include "cuda/fp8.cuh"
-#include "cuda/gelu.cuh"
-#include "cuda/layernorm.cuh"
-#include "cuda/linear_sm90.cuh"
-#include "cuda/matmul.cuh"
-#include "cuda/reduce.cuh"
-#include "cuda/weight_gradient.cuh"
-#include "model/arena.h"
-#include "model/shard.h"
+#include "cuda/attention.cuh"       // attention_forward, attention_backward
+#include "cuda/crossentropy.cuh"    // crossentropy, crossentropy_targets, crossentropy_finish
+#include "cuda/decode.cuh"          // decode_linear, decode_attention
+#include "cuda/embedding.cuh"       // embedding_*
+#include "cuda/engine.cuh"          // Engine, Block, stats_*, fp8_factors; the functions of EngineApi that are not here
+#include "cuda/fp8.cuh"             // fp8_cast
+#include "cuda/gelu.cuh"            // gelu_forward, bias_backward
+#include "cuda/layernorm.cuh"       // layernorm_forward, layernorm_backward
+#include "cuda/linear_sm90.cuh"     // Linear, linear_sm90
+#include "cuda/matmul.cuh"          // matmul_run, matmul_tune
+#include "cuda/reduce.cuh"          // ColumnGradient, column_finish, reduce_*
+#include "cuda/weight_gradient.cuh" // weight_gradient
+#include "model/arena.h"            // ARENA_ALIGNMENT
+#include "model/shard.h"            // shard_weight_place, shard_grad_place
 #include "math/loss.h"
 
 #include <assert.h>
@@ -149,7 +149,8 @@ static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, 
 }
 
 // Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt and gelu.cuh.
-// cuBLASLt also runs fcproj with its residual: 502, 419, 549 us for linear_sm90's 503, 470, 547 (d12, d24, d48; H200).
+// cuBLASLt also runs fcproj with its residual: in 502, 419, 549 us, against linear_sm90's 503, 470, 547 (d12, d24, d48;
+// H200).
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU;
     if (l.x8 || (engine->fused_linear && !(residual && l.in > l.out))) return linear_sm90(l, engine->stream, e);
@@ -209,8 +210,8 @@ static bool bias_is_summed(const Engine *engine, const Pass *p, TensorKind w) {
 }
 
 // True if weight_gradient computes the gradient of w, and of its bias unless bias_is_summed. Without per-example norms
-// only where it saves a pass over dy for the bias and dW's rows are whole tiles: cuBLASLt with bias sums takes 1.18
-// times as long at d12's qkv, and 0.87 times at d48's, whose 1,600 rows are 12.5 tiles (H200).
+// it runs only if it saves a pass over dy for the bias, and if dW's rows are whole tiles. cuBLASLt with bias sums takes
+// 1.18 times as long at d12's qkv, and 0.87 times at d48's, whose 1,600 rows are 12.5 tiles (H200).
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
     return engine_fuses(engine) &&
@@ -243,7 +244,7 @@ static int matrix_gradient(Engine *engine, const Pass *p, TensorKind w, const We
     return 0;
 }
 
-// Computes the gradient of matrix w. Where `fuses`, and nothing is rounded, also of its bias unless bias_is_summed.
+// Computes the gradient of matrix w. If `fuses` and no factor is rounded, also its bias's, unless bias_is_summed.
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -309,7 +310,8 @@ static LayerNorm norm_of(Engine *engine, const Pass *p, TensorKind w, int l) {
     return n;
 }
 
-// residual: of the linear_residual before, whose delta is added if it has left one; NULL: the input is whole.
+// residual: the one of the linear_residual before; if that left delta, the input is residual + delta. NULL: it is
+// whole.
 static int ln_forward(Engine *engine, const Pass *p, TensorKind w, int l, const real *residual, Error *e) {
     LayerNorm n = norm_of(engine, p, w, l);
     if (residual && !adds_residual(engine, p)) n.a = residual, n.b = engine->delta;
@@ -432,8 +434,8 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Returns the gradient of the branch (or embedding) that forward added last to the residual stream: dx, or with dropout
-// dy, which holds it until it is overwritten.
+// Returns the gradient of the branch (or embedding) that forward added last to the residual stream: dx. With dropout:
+// dy, until it is overwritten.
 static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
 
 // *all = branch_gradient of all rows; valid until the next exchange.
@@ -447,8 +449,8 @@ static int branch_gather(Engine *engine, const Pass *p, real **all, Error *e) {
     return rows_gather(engine, p, *all, e);
 }
 
-// Backpropagates dy through y = LN(x) into dx, which ln_f's overwrites, gamma and beta. Also sums branch_gradient's
-// columns for the bias of the branch before.
+// Backpropagates dy through y = LN(x): adds to dx, which ln_f overwrites, and to the gradients of gamma and beta. Also
+// sums branch_gradient's columns for the bias of the branch before.
 static int ln_backward(Engine *engine, const Pass *p, TensorKind w, int l, Error *e) {
     const LayerNorm n = norm_of(engine, p, w, l);
     const int layer = branch_before(engine, w, l);
@@ -515,8 +517,8 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     return column_finish(&engine->columns, engine->stream, e);
 }
 
-// Adds branch_gradient to the gradient of w: WTE sums its rows by token, and by position for wpe unless wpe needs an
-// order of its own; WPE sums them by position in the document. The host sorts while the device computes what is queued.
+// Adds branch_gradient's rows to the gradient of w. WTE: by token, and without documents also to wpe's by position.
+// WPE, with documents: by position in the document. The host sorts while the device computes what is queued.
 static int rows_backward(Engine *engine, const Pass *p, TensorKind w, Error *e) {
     const int slot = engine->slot, B = p->B, T = p->T, C = p->C, N = p->N;
     const uint16_t *staged = engine->staged[slot], *tokens = own_tokens(p, staged);
@@ -648,7 +650,7 @@ static int cuda_tune(Engine *engine, Error *e) {
 
 static_assert((int)MATMUL_CHOICES_BYTES == (int)TUNING_BYTES, "a tuning is the text of Matmul.choices");
 
-// Sorts numbers in the order of segments by tensor.
+// Reorders numbers from the order of segments to that of the tensor table.
 static void by_tensor(double *out, const double *of_segment, const Model *model) {
     for (bool cut : {false, true})
         for (int i = 0; i < model->tensor_count; i++)
@@ -730,7 +732,8 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
     return head_logits(engine, 0, 1, true, e);
 }
 
-// Logits after n tokens, padded to whole tiles: few matmul plans serve all lengths, and a causal model ignores padding.
+// Logits after n tokens, padded to whole tiles so that few matmul plans serve all lengths. A causal model ignores
+// padding.
 static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const size_t tile = 64;
     const Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);

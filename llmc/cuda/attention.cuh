@@ -54,7 +54,7 @@ struct Attention {
 int attention_forward(const Attention &a, cudaStream_t stream, Error *e);
 
 // True if attention_backward should sum the columns of dqkv, the gradient of qkv's bias, on a GPU with linear_sm90.
-// That takes 7% of its time. Where C is a multiple of WEIGHT_GRADIENT_TILE, weight_gradient sums them in less.
+// Summing takes 7% of its time. If C is a multiple of WEIGHT_GRADIENT_TILE, weight_gradient sums them faster.
 bool attention_sums(AttentionShape s);
 
 // Writes dqkv. Unless bias.sum is NULL (see attention_sums), adds a job for its column sums (3C) to jobs.

@@ -171,9 +171,12 @@ static inline AttentionShape attention_shape(const EngineConfig *c, int rows, in
     return {rows, T, c->model->heads, c->model->config.channels / c->model->config.heads};
 }
 
-// Engine.stats: loss, smoothed loss, <E, U> (embedding.cuh); then StatsRow by tensor: |g|^2 and |g|^2 of this rank's
-// own gradients in the order of `segment`, sum_b |g_b|^2; (LayerNorm tensors + 1, step_rows): each row's |g_b|^2 by
-// tensor, and its sum of losses; (sources, sources): StepResult.source_gram; for fp8 amax (L, FP8_SITES) in fp32.
+// Engine.stats, in order:
+//     (STAT_TENSORS)                     loss, smoothed loss, <E, U> (embedding.cuh)
+//     (STATS_ROWS, tensors)              |g|^2 and |this rank's own g|^2 by `segment`; sum_b |g_b|^2 by tensor
+//     (LayerNorm tensors + 1, step_rows) each row's |g_b|^2 by tensor, then its sum of losses
+//     (sources, sources)                 StepResult.source_gram
+//     (L, FP8_SITES)                     amax in fp32, for fp8
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {

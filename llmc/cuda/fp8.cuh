@@ -28,7 +28,8 @@ __device__ static inline uint16_t fp8_pack(float low, float high) {
     return codes;
 }
 
-// fp8_raise_to raises *amax to x >= 0 or NaN, whose bits sort like integers; fp8_raise to the largest x of all lanes.
+// fp8_raise_to raises *amax to x; fp8_raise, to the largest x of all lanes. x is >= 0 or NaN: such bits sort like
+// integers.
 __device__ static inline void fp8_raise_to(float *amax, float x) {
     if (x != 0) atomicMax((unsigned *)amax, __float_as_uint(x));
 }

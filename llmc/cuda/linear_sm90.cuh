@@ -1,12 +1,12 @@
 // linear_sm90: products on Hopper with fused epilogues; each saves a pass over memory. Elsewhere cuBLASLt multiplies
 // and other kernels follow, with the same roundings, except that a product is rounded before GELU's slope multiplies
-// it. All epilogues but LINEAR_SCALED and LINEAR_SOFTMAX (crossentropy.cuh) also take products of e4m3 factors
+// it. All epilogues but LINEAR_SCALED and LINEAR_SOFTMAX (crossentropy.cuh) also support products of e4m3 factors
 // (fp8.cuh). Microseconds in bf16 / e4m3, epilogue included (H200): d48 qkv 317/184, proj 126/81, fc with GELU 445/320,
 // DGELU 448/300; d12 304/181, 123/84, 493/418, 453/365.
 //
 // Hopper sums e4m3 products in 14 bits, and truncates each product to them. No partial sum is promoted to fp32: sums of
-// mixed signs, as in a block, err by 0.25% of a row's norm at in = 6400, of which bf16's rounding is 0.17%. Sums of
-// one sign lose 10% there, and 0.9% at in = 768 (H200, test_fp8_cuda).
+// mixed signs, as in a block, err by 0.25% of a row's norm at in = 6400; bf16's rounding alone by 0.17%. Sums of one
+// sign lose 10% there, and 0.9% at in = 768 (H200, test_fp8_cuda).
 #pragma once
 
 #include "cuda/fp8.cuh"

@@ -10,8 +10,9 @@
 
 #include <cublasLt.h>
 
-// Operation on a product before it is stored. Not cuBLASLt's GELU: it reads the unrounded sum, and --recompute would
-// give other bits. Nor its bias gradients: fcproj at d12 takes 1.68 ms; with a separate kernel, 0.43 + 0.30.
+// Operation on a product before it is stored. Leaves out cuBLASLt's GELU: it reads the unrounded sum, so --recompute
+// would give other bits. Leaves out its bias gradients: with them fcproj at d12 takes 1.68 ms; with a separate kernel,
+// 0.43 + 0.30.
 typedef enum {
     MATMUL_PLAIN,
     MATMUL_BIAS // + extra (n), a row added to every row of out
@@ -71,7 +72,8 @@ struct MatmulOperands {
 int matmul_run(Matmul *mm, const MatmulShape &shape, const MatmulOperands &operands, Error *e);
 
 // Turns tuning on or off and forgets all plans. Tuning times the heuristic's answers for a new shape, on the product's
-// own operands, and keeps the fastest: about a second per shape. Once the text of choices is full, it keeps the first.
+// own operands, and keeps the fastest: about a second per shape. Once the text of choices is full, further shapes keep
+// the heuristic's first answer.
 void matmul_tune(Matmul *mm, bool on);
 
 // Restores a tuning from the text of Matmul.choices. ERR_INPUT, and no choices, if another GPU or library made it.
