@@ -16,7 +16,7 @@ static inline double bench_median(double *values, int n) {
     return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
 }
 
-// Loads initial values. Every block gets the first block's: that saves time.
+// Loads initial values. Every block gets the first block's, to save time.
 static inline int bench_load_initial(Engine *engine, const Model *model, Error *e) {
     float *values;
     int code = 0;

@@ -7,8 +7,8 @@
 // round runs everything once, so a busy moment of the machine does not slow one kernel alone. A kernel's roofline
 // (Williams et al. 2009) is the longer of two times: its operations at the peak, and its bytes at a copy's speed. Each
 // operand's bytes count once. The last table adds up a step of GPT-2 124M, B 4, T 64. With -DHAVE_OPENBLAS (and
-// -lopenblas) OpenBLAS also runs each product, after a pause: its idle threads and ours spin for a while, and would
-// slow each other down.
+// -lopenblas) OpenBLAS also runs each product, after a pause, since its idle threads and ours spin for a while and
+// would slow each other down.
 #include "base/common.h"
 #include "cpu/attention.h"
 #include "cpu/calibrate.h"

@@ -170,7 +170,7 @@ static void tell_arm(const Bench *b, const Arm *arm) {
 }
 
 // For normal values the standard error of the median is 1.2533 times that of the mean, and the deviation is 1.4826
-// times the median distance from the median. So an outlier, such as a step that other work delayed, counts as one
+// times the median distance from the median. An outlier, such as a step that other work delayed, then counts as one
 // value.
 static void tell_ratio(const Bench *b, const Arm *arm, const Arm *other) {
     double ratio[ROUNDS_MAX], distance[ROUNDS_MAX];

@@ -76,7 +76,7 @@ static void free_all(void) {
     allocations.clear();
 }
 
-// Zipf: token k with a chance like 1 / (k + 1). (B, T + 1)
+// Tokens (B, T + 1) by Zipf's law: token k with a probability in proportion to 1 / (k + 1).
 static uint16_t *zipf_tokens(int B, int V, uint64_t stream, std::vector<uint16_t> *host = NULL) {
     std::vector<uint16_t> tokens((size_t)B * (T + 1));
     for (size_t i = 0; i < tokens.size(); i++) tokens[i] = (uint16_t)(pow((double)V, rng_uniform(1, stream, i)) - 1);

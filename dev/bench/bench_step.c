@@ -1,5 +1,5 @@
-// bench_step: steps of the CPU engine, kernel by kernel. Weights and gradients lie where a step leaves them;
-// bench_cpu's operands are hot. The linker's --wrap times the engine's calls.
+// bench_step: steps of the CPU engine, kernel by kernel. Weights and gradients are in the caches or not, as in a step;
+// bench_cpu's operands are in the caches. The linker's --wrap times the engine's calls.
 //
 //     bench_step [model (gpt2-124M) [micro-batch (4) [seq-len (64) [type (fp32) [steps (8)]]]]]
 //
