@@ -45,8 +45,6 @@ double progress_left(const Progress *p, double now) {
 
 // ---- The line -------------------------------------------------------------------------------------------------------
 
-enum { ETA_PART = 2 }; // the ETA's index among the parts of a step's line
-
 // Writes "  ETA 1:19", or "" while it is unknown.
 static const char *write_eta(const Progress *p, double now, char out[64]) {
     char eta[32];
@@ -56,57 +54,56 @@ static const char *write_eta(const Progress *p, double now, char out[64]) {
     return out;
 }
 
-// Formats the line of a step.
-static void format_step(Progress *p, const StepMetrics *s, const Noise *noise, double now) {
+// Sets p->last and p->numbers.
+static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
     const double many = 99999.5; // tokens per second
     const GnsEstimate g = gns_estimate(&noise->ln);
     bool thousands = s->tok_per_s >= many;
     bool has_gns = s->mode != GNS_OFF && !isnan(g.lower);
-    Line *line = &p->last;
-    char eta[64];
-    line->count = 0;
-    line_add(line, 100, "step %5lld", (long long)s->step);
-    line_add(line, 95, " %3.0f%%", floor(100.0 * (double)s->tokens / (double)p->horizon));
-    line_add(line, 90, "%s", write_eta(p, now, eta));
-    line_add(line, 80, "  loss %.4f", s->loss);
-    if (!isnan(s->nll)) line_add(line, 75, "  nll %.4f", s->nll);
-    line_add(line, 70, "  B %lld", (long long)s->batch);
-    if (s->has_target && !isnan(s->target.aim)) line_add(line, 48, ", aim %.3g", s->target.aim);
-    if (has_gns && g.significant) {
-        line_add(line, 65, "  GNS %.3g", g.scale);
-        line_add(line, 45, " +- %.2g", g.scale_se);
-    } else if (has_gns && g.lower > 0.01) line_add(line, 65, "  GNS > %.3g", g.lower);
-    if (s->loss_scale > 0) line_add(line, 47, "  scale %.0f", s->loss_scale);
-    if (s->overflows > 0) line_add(line, 67, "  %lld overflows", (long long)s->overflows);
-    line_add(line, 60, "  %.0f%s tok/s", thousands ? s->tok_per_s / 1000 : s->tok_per_s, thousands ? "k" : "");
-    if (isfinite(s->mfu)) line_add(line, 50, "  MFU %.1f%%", 100 * s->mfu);
+    char *to = p->numbers;
+    snprintf(p->last, sizeof p->last, "step %5lld %3.0f%%", (long long)s->step,
+             floor(100.0 * (double)s->tokens / (double)p->horizon));
+    to += sprintf(to, "  loss %.4f", s->loss);
+    if (!isnan(s->nll)) to += sprintf(to, "  nll %.4f", s->nll);
+    to += sprintf(to, "  B %lld", (long long)s->batch);
+    if (s->overflows > 0) to += sprintf(to, "  %lld overflows", (long long)s->overflows);
+    if (has_gns && g.significant) to += sprintf(to, "  GNS %.3g", g.scale);
+    else if (has_gns && g.lower > 0.01) to += sprintf(to, "  GNS > %.3g", g.lower);
+    to += sprintf(to, "  %.0f%s tok/s", thousands ? s->tok_per_s / 1000 : s->tok_per_s, thousands ? "k" : "");
+    if (isfinite(s->mfu)) to += sprintf(to, "  MFU %.1f%%", 100 * s->mfu);
+    if (s->has_target && !isnan(s->target.aim)) to += sprintf(to, "  aim %.3g", s->target.aim);
+    if (s->loss_scale > 0) to += sprintf(to, "  scale %.0f", s->loss_scale);
+    if (has_gns && g.significant) sprintf(to, "  GNS +- %.2g", g.scale_se);
 }
 
-static void draw(Progress *p, const Line *line, double now) {
-    char text[400];
-    line_fit(line, terminal_columns(p->out) - p->terminal, text, sizeof text); // a line that wraps cannot be redrawn
+// Draws a line of fields, two blanks before each. Cuts it to the width, after a whole field.
+static void draw(Progress *p, const char *step, const char *work, const char *numbers, double now) {
+    char line[600], eta[64];
+    const int columns = terminal_columns(p->out) - p->terminal; // a line that wraps cannot be redrawn
+    snprintf(line, sizeof line, "%s%s%s%s", step, work, write_eta(p, now, eta), numbers);
+    char *text = line + strspn(line, " "), *cut = text + size_min(strlen(text), (size_t)columns);
+    for (char *c = cut; *cut && c > text; c--)
+        if (strncmp(c, "  ", 2) == 0) *(cut = c) = 0;
+    *cut = 0;
     fprintf(p->out, "%s%s%s", p->terminal ? redraw : "", text, p->terminal ? "" : "\n");
     p->shown = now;
     p->drawn = p->terminal;
 }
 
-// Draws the work, "step 4: 37%, 0:28 left"; on a terminal after the line of the last step.
+// Draws the work, "step 4: 37%, 0:28 left"; on a terminal within the line of the last step.
 static void draw_work(Progress *p, double now) {
-    Line line = {0};
-    char what[40], share[16] = "", time[32], eta[64];
+    char what[40], share[16] = "", time[32], work[120];
     double part = fraction_done(p);
     double left = part >= 0.02 ? (now - p->now.begun) * (1 - part) / part : NAN; // unknown at first
     bool ended = p->now.total && p->now.done >= p->now.total, known = !ended && isfinite(left);
-    if (p->terminal) line = p->last;
-    if (line.count) write_eta(p, now, line.part[ETA_PART].text);
     if (p->now.what) snprintf(what, sizeof what, "%s", p->now.what);
     else snprintf(what, sizeof what, "step %lld:", (long long)p->step + 1);
     if (part >= 0) // below 100% until the end
         snprintf(share, sizeof share, " %.0f%%", ended ? 100 : fmin(99, floor(100 * part)));
     format_duration(time, known ? left : now - p->now.begun);
-    line_add(&line, 85, "  %s%s%s %s%s", what, share, known ? "," : ended ? ", took" : "", time, known ? " left" : "");
-    if (line.count == 1) line_add(&line, 90, "%s", write_eta(p, now, eta));
-    draw(p, &line, now);
+    const char *how = known ? "," : ended ? ", took" : "";
+    snprintf(work, sizeof work, "  %s%s%s %s%s", what, share, how, time, known ? " left" : "");
+    draw(p, p->terminal ? p->last : "", work, p->terminal ? p->numbers : "", now);
 }
 
 static void end_drawn_line(Progress *p) {
@@ -202,8 +199,8 @@ void progress_step(Progress *p, const StepMetrics *s, const Noise *noise, bool f
     p->tokens = s->tokens;
     p->now.runs = false;
     if (force || p->stepped == 0 || now - p->stepped >= interval) {
-        format_step(p, s, noise, now);
-        draw(p, &p->last, now);
+        format_step(p, s, noise);
+        draw(p, p->last, "", p->numbers, now);
         p->stepped = now;
     }
     leave(p);

@@ -34,7 +34,7 @@ typedef struct {
         int64_t done, total; // rows, or other units; total 0: unknown
         bool quiet, shown;   // quiet: show no more of it (1); shown: in a line
     } now;
-    Line last; // the line of the last step
+    char last[64], numbers[400]; // the last step's line: before its ETA, and after it
     Ticker ticker;
 } Progress;
 

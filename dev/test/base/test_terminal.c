@@ -1,4 +1,4 @@
-// Lines that fit: parts left out by priority, the width of a terminal.
+// The width of a terminal.
 #define _XOPEN_SOURCE 700 // posix_openpt
 #include "base/terminal.h"
 #include "../test.h"
@@ -7,32 +7,6 @@
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
-
-#define CHECK_STR(got, want) CHECK(strcmp(got, want) == 0, "\"%s\"", got)
-
-static void test_line_fit(void) {
-    Line parts = {0}, one = {0};
-    char line[100];
-    line_add(&parts, 9, "step %5d", 7);
-    line_add(&parts, 8, "  ETA %s", "1:23");
-    line_add(&parts, 1, "  memory");
-    line_add(&parts, 5, "  loss 2.5");
-    line_add(&one, 1, "  ETA 1:23");
-    for (int columns = 1; columns < 60; columns++) {
-        line_fit(&parts, columns, line, sizeof line);
-        CHECK((int)strlen(line) <= columns, "%zu wide on %d columns: %s", strlen(line), columns, line);
-    }
-    line_fit(&parts, 38, line, sizeof line);
-    CHECK_STR(line, "step     7  ETA 1:23  memory  loss 2.5");
-    line_fit(&parts, 37, line, sizeof line);
-    CHECK_STR(line, "step     7  ETA 1:23  loss 2.5");
-    line_fit(&parts, 29, line, sizeof line);
-    CHECK_STR(line, "step     7  ETA 1:23");
-    line_fit(&parts, 4, line, sizeof line); // the last part is cut
-    CHECK_STR(line, "step");
-    line_fit(&one, 80, line, sizeof line); // the first part has nothing before it
-    CHECK_STR(line, "ETA 1:23");
-}
 
 static void test_columns(void) {
     struct winsize size = {.ws_row = 24, .ws_col = 40};
@@ -59,6 +33,6 @@ static void test_columns(void) {
 }
 
 int main(void) {
-    RUN(test_line_fit, test_columns);
+    RUN(test_columns);
     return test_summary();
 }

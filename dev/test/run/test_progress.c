@@ -64,7 +64,7 @@ static void test_line(void) {
     unknown.has_target = true, unknown.target.aim = 12.34;
     line = show(&unknown, &noise);
     CHECK(!strstr(line, "MFU") && !strstr(line, "-") && !strstr(line, "GNS"), "%s", line);
-    CHECK(strstr(line, "  B 8, aim 12.3  614k tok/s"), "%s", line);
+    CHECK(strstr(line, "  B 8  614k tok/s  aim 12.3"), "%s", line);
 }
 
 // The field of the noise scale; empty while unknown.
@@ -72,7 +72,7 @@ static void test_gns(void) {
     static const struct {
         double g2, spread; // of the squared gradient
         const char *want;
-    } cases[] = {{1, 0, "  GNS 10 +- "}, {1, 3, "  GNS > "}, {1, 1e6, ""}, {-1, 1e4, ""}};
+    } cases[] = {{1, 0, "  GNS 10  "}, {1, 3, "  GNS > "}, {1, 1e6, ""}, {-1, 1e4, ""}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double spread = cases[i].spread;
         StepMetrics s = metrics;
@@ -81,6 +81,7 @@ static void test_gns(void) {
         s.mode = GNS_LN;
         const char *line = show(&s, &n), *gns = strstr(line, "  GNS");
         CHECK(*cases[i].want ? gns && strncmp(gns, cases[i].want, strlen(cases[i].want)) == 0 : !gns, "%s", line);
+        CHECK(!strstr(line, "  GNS +- ") == (i > 0), "%s", line);
     }
 }
 
@@ -93,6 +94,9 @@ static void test_width_of_a_terminal(void) {
         CHECK(strlen(line) - strlen(redraw) < (size_t)columns, "%d columns: %s", columns, line);
         CHECK(columns < 40 || (strstr(line, "  ETA ") && strstr(line, "  loss ")), "%s", line);
         CHECK(columns < 80 || (strstr(line, "  B 8") && strstr(line, " tok/s") && strstr(line, "  MFU ")), "%s", line);
+        CHECK(columns > 40 || strcmp(line + strlen(redraw),
+                                     columns > 20 ? "step   299  70%  ETA 0:04  loss 2.3497" : "step   299  70%") == 0,
+              "%s", line);
         end();
     }
 }
