@@ -28,11 +28,7 @@ static const char *const damaged = "the checkpoint is damaged or incomplete: use
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
 void manifest_free(Manifest *manifest) {
-    for (ManifestFile *file = manifest->file; file < manifest->file + manifest->count; file++) {
-        memory_free(file->piece);
-        memory_free(file->data);
-    }
-    manifest->count = 0;
+    while (manifest->count > 0) memory_free(manifest->file[--manifest->count].piece);
 }
 
 int manifest_add(Manifest *manifest, const char *name, const FileDigest *piece, int pieces, Error *e) {
@@ -68,19 +64,8 @@ static int write_file(const Manifest *manifest, const char *name, const void *da
 
 int manifest_save(Manifest *manifest, const char *name, const void *data, size_t bytes, Error *e) {
     FileDigest digest = digest_of(data, bytes);
-    if (manifest->dir != -1) TRY(write_file(manifest, name, data, bytes, e));
-    TRY(manifest_add(manifest, name, &digest, 1, e));
-    if (manifest->dir != -1) return 0;
-    ManifestFile *file = &manifest->file[manifest->count - 1];
-    TRY(memory_alloc((void **)&file->data, bytes, name, e));
-    memcpy(file->data, data, bytes);
-    return 0;
-}
-
-int manifest_save_all(Manifest *manifest, const Manifest *kept, Error *e) {
-    for (const ManifestFile *file = kept->file; file < kept->file + kept->count; file++)
-        TRY(manifest_save(manifest, file->name, file->data, file->bytes, e));
-    return 0;
+    TRY(write_file(manifest, name, data, bytes, e));
+    return manifest_add(manifest, name, &digest, 1, e);
 }
 
 int manifest_write(const Manifest *manifest, Error *e) {

@@ -33,7 +33,6 @@ typedef struct {
     uint64_t bytes;
     FileDigest *piece; // (pieces) from the first byte to the last
     int pieces;
-    char *data; // the content; NULL: not kept
 } ManifestFile;
 
 // A process's share of the pieces to verify: those that begin in block first, first + every, first + 2 every, ... of
@@ -44,7 +43,7 @@ typedef struct {
 
 typedef struct {
     char path[PATH_MAX]; // its directory's name, for messages
-    int dir;             // its directory's descriptor; IN_PATH (manifest_read): the directory is `path`; -1: none
+    int dir;             // its directory's descriptor; IN_PATH (manifest_read): the directory is `path`
     char run[HASH_TEXT]; // "": none
     ManifestFile file[MANIFEST_FILES];
     int count;
@@ -61,11 +60,8 @@ int manifest_open(const Manifest *manifest, const char *name, bool create, uint6
 // Adds a file that is on the disk, with the digests of its pieces as its writer gave them.
 int manifest_add(Manifest *manifest, const char *name, const FileDigest *piece, int pieces, Error *e);
 
-// Writes a file and adds it. Without a directory, keeps the content for manifest_save_all.
+// Writes a file and adds it.
 int manifest_save(Manifest *manifest, const char *name, const void *data, size_t bytes, Error *e);
-
-// Writes and adds the files that another manifest keeps.
-int manifest_save_all(Manifest *manifest, const Manifest *kept, Error *e);
 
 // Writes MANIFEST.json, and syncs file and directories.
 int manifest_write(const Manifest *manifest, Error *e);

@@ -30,7 +30,6 @@ struct Saver {
     size_t elements, stride;
     bool copies;   // every rank has memory for its copy
     Pulse pulse;   // counts in `done`
-    Manifest same; // keeps the files that every checkpoint repeats: configuration and tokenizer. On rank 0
     Worker worker;
     atomic_bool copying; // the thread still copies from the engine
     atomic_bool ended;   // set by the thread's last access to this struct
@@ -92,12 +91,7 @@ int saver_create(Saver **out, const Run *r, Error *e) {
     const size_t page = 64 << 10;                                            // bytes: the largest page of any machine
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     Saver *s = *out;
-    const ModelConfig *config = &setup->model.config;
-    const int eot = checkpoint_end_of_text(config->vocab, setup->tokenizer ? tokenizer_eot(setup->tokenizer) : -1);
     s->run = r;
-    s->same.dir = -1;
-    if (is_first) TRY(checkpoint_save_config(&s->same, config, eot, setup->options.dropout, e));
-    if (is_first && setup->tokenizer) TRY(tokenizer_save(setup->tokenizer, config->context, &s->same, e));
     s->pulse = (Pulse){count_piece, s};
     s->all = (Range){0, setup->model.flat_count};
     s->owned = alone ? &s->all : setup->whole.part ? setup->whole.part : p->owned;
@@ -129,7 +123,6 @@ void saver_destroy(Saver *s) {
     memory_free(s->copy);
     memory_free(s->piece);
     manifest_free(&s->manifest);
-    manifest_free(&s->same);
     layout_destroy(&s->layout);
     text_free(&s->notes);
     free(s->state);
@@ -246,11 +239,15 @@ SaverCounts saver_counts(const Saver *s) {
 // Writes the small files and the manifest, names the checkpoint and reads it back (6). Removes a failed one.
 static void *finish(void *saver) {
     Saver *s = saver;
+    const Setup *setup = &s->run->setup;
     const Archive *archive = &s->run->saving.archive;
+    const ModelConfig *config = &setup->model.config;
+    const int eot = checkpoint_end_of_text(config->vocab, setup->tokenizer ? tokenizer_eot(setup->tokenizer) : -1);
     Error *e = &s->error, kept;
     Manifest verified;
     int code = manifest_save(&s->manifest, TRAINING STATE_NAME, s->state, s->state_bytes, e);
-    if (!code) code = manifest_save_all(&s->manifest, &s->same, e);
+    if (!code) code = checkpoint_save_config(&s->manifest, config, eot, setup->options.dropout, e);
+    if (!code && setup->tokenizer) code = tokenizer_save(setup->tokenizer, config->context, &s->manifest, e);
     if (!code) code = metrics_sync(s->run->output.metrics, e);
     if (!code) code = archive_commit(archive, s->step, &s->manifest, e);
     if (code) archive_abandon(archive, s->step, s->manifest.dir, s->notes.f, &kept);
