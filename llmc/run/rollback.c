@@ -48,7 +48,7 @@ static void add_rows(const Run *r, int64_t after, char *text, size_t bytes) {
             const OutlierRow *x = &o->row[k][i];
             const size_t used = strlen(text);
             if (x->step <= (double)after) continue;
-            const char *file = r->data.shards.shard[(int)x->shard].name;
+            const char *file = path_name(dataset_shard_path(r->data.train, (int)x->shard));
             snprintf(text + used, bytes - used, "%s%s:%.0f", n++ ? ", " : before[k], file, x->offset);
         }
 }

@@ -48,7 +48,6 @@ typedef struct {
 
 typedef struct {
     Dataset *train, *val; // val may be NULL
-    ShardList shards, val_shards;
     HellaSwag *hellaswag; // NULL: none
     Loader *loader;       // reads rows of `train`
     uint16_t *rows;       // (micro_batch, T + 1), for evaluation, and in place of rows that a rank cannot read

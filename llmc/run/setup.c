@@ -406,17 +406,16 @@ int setup_data(Run *r, Error *e) {
     }
     if (data->train || data->val) TRY(check_words(&r->setup, data->train ? data->train : data->val, e));
     if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->setup.tokenizer, T, e));
-    if (data->train) TRY(shard_list_create(&data->shards, data->train, e));
-    if (data->val) TRY(shard_list_create(&data->val_shards, data->val, e));
     progress_end(&r->output.progress);
     return 0;
 }
 
-static uint64_t hash_shards(const ShardList *list) {
+static uint64_t hash_shards(const Dataset *data) { // may be NULL
     uint64_t hash = HASH_START;
-    for (int i = 0; i < list->count; i++) {
-        hash = hash_bytes(hash, list->shard[i].name, strlen(list->shard[i].name) + 1);
-        hash = hash_bytes(hash, list->shard[i].digest.hash, HASH_TEXT); // the hash covers the size
+    for (int i = 0; data && i < dataset_describe(data).shards; i++) {
+        const char *name = path_name(dataset_shard_path(data, i));
+        hash = hash_bytes(hash, name, strlen(name) + 1);
+        hash = hash_bytes(hash, dataset_shard_digest(data, i)->hash, HASH_TEXT); // the hash covers the size
     }
     return hash;
 }
@@ -440,8 +439,8 @@ int setup_same_data(const Run *r, Error *e) {
         uint64_t hash;
         const char *other;
     } same[] = {{model, "another model (--model, --tokenizer)"},
-                {hash_shards(&r->data.shards), "other training data (--train)"},
-                {hash_shards(&r->data.val_shards), "other validation data (--val)"},
+                {hash_shards(r->data.train), "other training data (--train)"},
+                {hash_shards(r->data.val), "other validation data (--val)"},
                 {hash_bytes(HASH_START, questions.hash, sizeof questions.hash), "other questions (--hellaswag)"},
                 {replay, "another run to replay (--ramp)"}};
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
@@ -537,8 +536,6 @@ void run_end_training(Run *r) {
     memory_free(r->data.rows);
     noise_destroy(&r->position.noise);
     ramp_destroy(&r->position.ramp);
-    shard_list_destroy(&r->data.val_shards);
-    shard_list_destroy(&r->data.shards);
     hellaswag_close(r->data.hellaswag);
     dataset_close(r->data.val);
     dataset_close(r->data.train);

@@ -17,27 +17,6 @@ static const char *const damaged = "use another checkpoint, or --fresh to start 
 static const char *const other_build = "resume with the program that wrote it, or --fresh to start over";
 static const char *const other_run = "give the run's own value, or another --out, or --fresh to start over";
 
-// ---- Shards ---------------------------------------------------------------------------------------------------------
-
-int shard_list_create(ShardList *list, const Dataset *data, Error *e) {
-    int count = dataset_describe(data).shards, code = 0;
-    *list = (ShardList){0};
-    TRY(memory_alloc_zero((void **)&list->shard, (size_t)count * sizeof *list->shard, "shard names", e));
-    for (; list->count < count && !code; list->count++) {
-        const char *path = dataset_shard_path(data, list->count);
-        char *name = list->shard[list->count].name;
-        snprintf(name, sizeof list->shard->name, "%s", path_name(path));
-        code = file_digest(path, &list->shard[list->count].digest, e);
-    }
-    if (code) shard_list_destroy(list);
-    return code;
-}
-
-void shard_list_destroy(ShardList *list) {
-    memory_free(list->shard);
-    *list = (ShardList){0};
-}
-
 // ---- Fields ---------------------------------------------------------------------------------------------------------
 
 // One walk over the state both writes and reads it, so that writer and reader have the same fields. A field has a path:
@@ -280,17 +259,17 @@ static void keep_length(StateIO *io, const char *name, int now, const char *what
 }
 
 static void io_data(StateIO *io, const RunData *data, const char *out) {
-    const ShardList *list = &data->shards;
     const DatasetInfo info = dataset_describe(data->train);
     const int weights = info.weighted ? info.sources : 0;
     if (io->code) return;
     if (!io->writing && !cJSON_IsArray(get(io, "train_data"))) malformed(io, "train_data", "a list");
-    keep_length(io, "train_data", list->count, "shards");
-    for (int i = 0; i < list->count && !io->code; i++) {
-        const char *flag = AT("--train: %.80s", list->shard[i].name);
-        keep(io, AT("train_data[%d].name", i), "--train", cJSON_CreateString(list->shard[i].name));
-        keep(io, AT("train_data[%d].bytes", i), flag, cJSON_CreateNumber((double)list->shard[i].digest.bytes));
-        keep(io, AT("train_data[%d].xxh3_128", i), flag, cJSON_CreateString(list->shard[i].digest.hash));
+    keep_length(io, "train_data", info.shards, "shards");
+    for (int i = 0; i < info.shards && !io->code; i++) {
+        const char *name = path_name(dataset_shard_path(data->train, i)), *flag = AT("--train: %.80s", name);
+        const FileDigest *digest = dataset_shard_digest(data->train, i);
+        keep(io, AT("train_data[%d].name", i), "--train", cJSON_CreateString(name));
+        keep(io, AT("train_data[%d].bytes", i), flag, cJSON_CreateNumber((double)digest->bytes));
+        keep(io, AT("train_data[%d].xxh3_128", i), flag, cJSON_CreateString(digest->hash));
     }
     if (io->code && strcmp(io->e->hint, other_run) == 0)
         error_hint(io->e, "give the run's own; to go on with other data: --model %s --with-optimizer --out NEW", out);

@@ -14,18 +14,6 @@
 // ROLLBACKS_MAX: as many as PaLM's largest run needed (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).
 enum { ROLLBACKS_MAX = 20 };
 
-// Identifies a set of token shards, in any directory: base names, sizes and hashes (file_digest).
-typedef struct {
-    struct {
-        char name[256];
-        FileDigest digest;
-    } * shard;
-    int count;
-} ShardList;
-
-int shard_list_create(ShardList *list, const Dataset *data, Error *e);
-void shard_list_destroy(ShardList *list);
-
 // The saved checkpoint with the lowest validation loss (--keep-best).
 typedef struct {
     int64_t step;  // 0: none yet

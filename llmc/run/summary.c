@@ -15,14 +15,14 @@ static void print_data(const Setup *setup, const RunData *data) {
         printf("        %5.2f%% of the rows from %s: %llu tokens, %.3g epochs\n", 100 * source.share, source.files,
                (unsigned long long)source.tokens, source.share * examples / (double)source.windows);
     }
-    const ShardList *train = &data->shards, *val = &data->val_shards;
+    const int val = data->val ? dataset_describe(data->val).shards : 0;
     int shared = 0; // shards equal by content: a copy may have another name
-    for (int i = 0, known = 0; i < val->count; i++, shared += known)
-        for (int j = known = 0; j < train->count && !known; j++)
-            known = digest_equal(&train->shard[j].digest, &val->shard[i].digest);
+    for (int i = 0, known = 0; i < val; i++, shared += known)
+        for (int j = known = 0; j < info.shards && !known; j++)
+            known = digest_equal(dataset_shard_digest(data->train, j), dataset_shard_digest(data->val, i));
     if (shared)
         printf("note: --val shares %d of its %d shards with --train: the model is trained on text of its validation\n",
-               shared, val->count);
+               shared, val);
 }
 
 static void print_length(const Setup *setup, const Position *position) {

@@ -24,6 +24,7 @@ typedef struct {
     int fd;                // -1: opened for every read
     uint64_t tokens;       // n_i
     uint64_t first_window; // windows in the shards before this one
+    FileDigest digest;
 } Shard;
 
 struct Dataset {
@@ -106,6 +107,7 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
                     "%s: %s: it ends at byte %llu, but %d tokens make %llu", path,
                     bytes < want ? "truncated" : "longer than its header says", (unsigned long long)bytes, header[2],
                     (unsigned long long)want);
+    TRY(file_digest(path, &shard->digest, e));
     if (bytes < CHECK_AT_OPEN_BYTES) TRY(shard_scan(shard, shard->tokens, data->vocab_size, &largest, e));
 
     uint64_t windows = (shard->tokens - 1) / (uint64_t)data->seq_len;
@@ -194,6 +196,11 @@ int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Er
 const char *dataset_shard_path(const Dataset *data, int shard) {
     assert(shard >= 0 && shard < data->info.shards);
     return data->shards[shard].path;
+}
+
+const FileDigest *dataset_shard_digest(const Dataset *data, int shard) {
+    assert(shard >= 0 && shard < data->info.shards);
+    return &data->shards[shard].digest;
 }
 
 // ---- Examples -------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@
 // place of the next epoch. Other examples keep theirs.
 #pragma once
 
+#include "base/files.h"
 #include "text/sources.h"
 
 enum { SHARD_HEADER_INTS = 256, SHARD_HEADER_BYTES = 4 * SHARD_HEADER_INTS, SHARD_MAGIC = 20240520, SHARD_VERSION = 1 };
@@ -51,7 +52,8 @@ DatasetInfo dataset_describe(const Dataset *data);
 DatasetSource dataset_source(const Dataset *data, int source); // without weights all files are one source
 // Finds the largest of the first `tokens` tokens of the first shard.
 int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e);
-const char *dataset_shard_path(const Dataset *data, int shard); // in reading order
+const char *dataset_shard_path(const Dataset *data, int shard);         // in reading order
+const FileDigest *dataset_shard_digest(const Dataset *data, int shard); // identifies it in any directory (file_digest)
 
 // Returns the window of an example. *shift: the tokens by which it begins later (dataset_shift_windows).
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift);

@@ -458,7 +458,6 @@ static void test_files_are_made(void) {
     copy_tree("run/step_00000140", "step");
     CHECK_OK(model_create(&model, &config, &e), &e);
     CHECK_OK(dataset_open(&run.data.train, "train.bin", 8, 64, 1337, &e), &e);
-    CHECK_OK(shard_list_create(&run.data.shards, run.data.train, &e), &e);
     options_defaults(&run.setup.options);
     CHECK_OK(verify("step", &e), &e);
     CHECK_OK(read_state("step", &e), &e);
@@ -477,7 +476,6 @@ int main(int argc, char **argv) {
     RUN(test_files_are_made);
     for (; target < targets + TARGETS; target++)
         if (test_wanted(target->file)) test_run(__FILE__, target->file, fuzz);
-    shard_list_destroy(&run.data.shards);
     dataset_close(run.data.train);
     model_destroy(&model);
     tokenizer_destroy(byte_tokenizer);
