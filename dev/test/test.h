@@ -65,15 +65,6 @@ __attribute__((format(printf, 1, 2))) static inline const char *path_of(const ch
     return path;
 }
 
-// Whether a message names a place in a file: "byte 12", "bytes 0 to 8".
-static inline bool test_says_byte(const char *message) {
-    for (const char *at = message; (at = strstr(at, "byte")) != NULL; at++) {
-        const char *number = at + strlen("byte") + (at[4] == 's');
-        if (number[0] == ' ' && number[1] >= '0' && number[1] <= '9') return true;
-    }
-    return false;
-}
-
 // Whether GNS_ONLY has the name as a whole word, or is not set.
 static inline bool test_wanted(const char *name) {
     const char *only = getenv("GNS_ONLY");

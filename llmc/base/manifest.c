@@ -125,11 +125,11 @@ static int parse_file(Manifest *manifest, const cJSON *item, const char *path, E
     return FAIL(e, ERR_INPUT, damaged, "%s: entry %d of \"files\" is malformed", path, manifest->count);
 }
 
-static int parse_manifest(Manifest *manifest, const JsonText *json, const char *path, Error *e) {
-    const cJSON *files = json_get(json->root, "files"), *item;
-    const char *run = cJSON_GetStringValue(json_get(json->root, "run"));
+static int parse_manifest(Manifest *manifest, const cJSON *root, const char *path, Error *e) {
+    const cJSON *files = json_get(root, "files"), *item;
+    const char *run = cJSON_GetStringValue(json_get(root, "run"));
     snprintf(manifest->run, sizeof manifest->run, "%s", run ? run : "");
-    manifest->foreign = !json_whole(json_get(json->root, "format"), 1, FORMAT);
+    manifest->foreign = !json_whole(json_get(root, "format"), 1, FORMAT);
     if (manifest->foreign)
         return FAIL(e, ERR_INPUT, "was it written by a newer version? Use that one", "%s: \"format\" is not 1 to %d",
                     path, FORMAT);
@@ -141,7 +141,7 @@ static int parse_manifest(Manifest *manifest, const JsonText *json, const char *
 int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e) {
     char path[PATH_MAX], last[LAST_BYTES + 1], *text;
     size_t bytes;
-    JsonText json;
+    cJSON *root;
     *manifest = (Manifest){.dir = dir};
     snprintf(manifest->path, sizeof manifest->path, "%s", directory);
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
@@ -152,9 +152,9 @@ int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e) 
         memory_free(text);
         return FAIL(e, ERR_INPUT, damaged, "%s: damaged: its last line is not the hash of the lines above", path);
     }
-    TRY(json_parse_text(&json, text, bytes, 0, path, damaged, e));
-    int code = parse_manifest(manifest, &json, path, e);
-    json_free(&json);
+    TRY(json_parse_text(&root, text, bytes, path, damaged, e));
+    int code = parse_manifest(manifest, root, path, e);
+    cJSON_Delete(root);
     return code;
 }
 

@@ -26,36 +26,26 @@ size_t utf8_boundary(const char *text, size_t bytes) {
     return n - 1 + length <= bytes ? bytes : n - 1;
 }
 
-cJSON *json_parse(const char *text, size_t bytes, const char **end) {
+cJSON *json_parse(const char *text, size_t bytes) {
     // cJSON ends a string at \u0000, and reads malformed escapes as \u0000.
-    for (*end = text; (*end = strchr(*end, '\\')) && (*end)[1]; *end += 2)
-        if (strncmp(*end, "\\u0000", 6) == 0 || ((*end)[1] == 'u' && strspn(*end + 2, "0123456789abcdefABCDEF") < 4))
+    for (const char *at = text; (at = strchr(at, '\\')) && at[1]; at += 2)
+        if (strncmp(at, "\\u0000", 6) == 0 || (at[1] == 'u' && strspn(at + 2, "0123456789abcdefABCDEF") < 4))
             return NULL;
-    *end = text + strlen(text);
-    return *end < text + bytes ? NULL : cJSON_ParseWithOpts(text, end, true);
+    return strlen(text) < bytes ? NULL : cJSON_ParseWithOpts(text, NULL, true);
 }
 
-int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
-                    Error *e) {
-    const char *end;
-    *json = (JsonText){text, bytes, json_parse(text, bytes, &end)};
-    if (json->root) return 0;
-    FAIL(e, ERR_INPUT, hint, "%s: malformed JSON at byte %zu", path, offset + (end ? (size_t)(end - text) : 0));
-    json_free(json);
-    return e->code;
+int json_parse_text(cJSON **root, char *text, size_t bytes, const char *path, const char *hint, Error *e) {
+    *root = json_parse(text, bytes);
+    memory_free(text);
+    return *root ? 0 : FAIL(e, ERR_INPUT, hint, "%s: malformed JSON", path);
 }
 
-int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hint, Error *e) {
+int json_read(cJSON **root, const char *path, size_t max_bytes, const char *hint, Error *e) {
     char *text;
     size_t bytes;
+    *root = NULL;
     TRY(file_read(IN_PATH, path, max_bytes, &text, &bytes, e));
-    return json_parse_text(json, text, bytes, 0, path, hint, e);
-}
-
-void json_free(JsonText *json) {
-    cJSON_Delete(json->root);
-    memory_free((char *)json->text);
-    *json = (JsonText){0};
+    return json_parse_text(root, text, bytes, path, hint, e);
 }
 
 bool json_whole(const cJSON *item, double low, double high) {

@@ -30,24 +30,12 @@ static inline size_t utf8_mark(const char *text, size_t bytes) {
     return bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
 
-typedef struct {
-    const char *text;
-    size_t bytes;
-    cJSON *root;
-} JsonText;
+// Parses a text: `bytes` bytes and a NUL. Returns NULL if it is malformed, holds several values, a zero byte or \u0000.
+cJSON *json_parse(const char *text, size_t bytes);
 
-// Reads and parses a file (release: json_free). ERR_INPUT with `hint` if the text is malformed or holds several values.
-int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hint, Error *e);
-
-// Parses a text: `bytes` bytes and a NUL. Returns NULL if it is malformed, holds several values, a zero byte or \u0000;
-// *end is then the place of the fault.
-cJSON *json_parse(const char *text, size_t bytes, const char **end);
-
-// Parses a text: `bytes` bytes and a NUL. The text begins at byte `offset` of its file. Takes ownership of `text` (from
-// memory_alloc): frees it on failure; otherwise json_free does.
-int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
-                    Error *e);
-void json_free(JsonText *json); // may be called again, and after a failure
+// Parses a file's text, and frees it (memory_free). ERR_INPUT with `hint`, and *root NULL, as json_parse.
+int json_parse_text(cJSON **root, char *text, size_t bytes, const char *path, const char *hint, Error *e);
+int json_read(cJSON **root, const char *path, size_t max_bytes, const char *hint, Error *e); // reads the file first
 
 // Returns a field of an object; NULL if it is missing, or if `object` is not an object.
 static inline cJSON *json_get(const cJSON *object, const char *name) {

@@ -24,8 +24,8 @@ static const char *const fetch_again = "fetch the file again";
 
 bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || directory_holds(path, "config.json"); }
 
-static int config_int(const JsonText *json, const char *path, const char *name, int *out, Error *e) {
-    const cJSON *item = json_get(json->root, name);
+static int config_int(const cJSON *root, const char *path, const char *name, int *out, Error *e) {
+    const cJSON *item = json_get(root, name);
     if (!item) return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\"", path, name);
     if (!json_whole(item, 1, INT_MAX))
         return FAIL(e, ERR_INPUT, "use another model", "%s: field \"%s\" is no whole number from 1 to %d", path, name,
@@ -64,8 +64,7 @@ static bool config_field_fits(const cJSON *item, const char *words, double numbe
     return value > number * (1 - 1e-6) - 1e-12 && value < number * (1 + 1e-6) + 1e-12;
 }
 
-static int config_parse(const JsonText *json, const char *path, ModelConfig *config, Error *e) {
-    const cJSON *root = json->root;
+static int config_parse(const cJSON *root, const char *path, ModelConfig *config, Error *e) {
     if (!cJSON_IsObject(root)) return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: not a JSON object", path);
     for (size_t i = 0; i < sizeof config_fixed / sizeof *config_fixed; i++) {
         const cJSON *item = json_get(root, config_fixed[i].name);
@@ -73,25 +72,25 @@ static int config_parse(const JsonText *json, const char *path, ModelConfig *con
             return FAIL(e, ERR_INPUT, config_fixed[i].remedy, "%s: field \"%s\" describes another model than GPT-2",
                         path, config_fixed[i].name);
     }
-    TRY(config_int(json, path, "n_layer", &config->layers, e));
-    TRY(config_int(json, path, "n_head", &config->heads, e));
-    TRY(config_int(json, path, "n_embd", &config->channels, e));
-    TRY(config_int(json, path, "vocab_size", &config->vocab, e));
-    TRY(config_int(json, path, "n_positions", &config->context, e));
+    TRY(config_int(root, path, "n_layer", &config->layers, e));
+    TRY(config_int(root, path, "n_head", &config->heads, e));
+    TRY(config_int(root, path, "n_embd", &config->channels, e));
+    TRY(config_int(root, path, "vocab_size", &config->vocab, e));
+    TRY(config_int(root, path, "n_positions", &config->context, e));
     const cJSON *inner = json_get(root, "n_inner");
     if (cJSON_IsNumber(inner) && inner->valuedouble != 4.0 * config->channels)
         return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here", "%s: n_inner is not 4 n_embd", path);
-    return model_check_file(config, path, 0, json->bytes, e);
+    return model_check_file(config, path, e);
 }
 
 int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e) {
     char path[PATH_MAX];
-    JsonText json;
+    cJSON *root;
     if (llmc_bin_is(directory)) return llmc_bin_read_config(directory, config, e);
     TRY(path_join(path, sizeof path, directory, "config.json", e));
-    TRY(json_read(&json, path, 1 << 20, fetch_again, e));
-    int code = config_parse(&json, path, config, e);
-    json_free(&json);
+    TRY(json_read(&root, path, 1 << 20, fetch_again, e));
+    int code = config_parse(root, path, config, e);
+    cJSON_Delete(root);
     return code;
 }
 

@@ -44,7 +44,7 @@ static int bin_header(Bin *bin, Error *e) {
     if (bin->vocab_padded < bin->config.vocab)
         return FAIL(e, ERR_INPUT, hint, "%s: a vocabulary of %d at byte 12, padded to %d at byte 28", bin->path,
                     bin->config.vocab, bin->vocab_padded);
-    return model_check_file(&bin->config, bin->path, 8, 28, e);
+    return model_check_file(&bin->config, bin->path, e);
 }
 
 static int bin_check_size(const Bin *bin, Error *e) {

@@ -64,10 +64,9 @@ static int entry_parse(SafetensorsEntry *entry, const cJSON *json, uint64_t data
 
 // Fills entries from the header.
 static int entries_parse(SafetensorsReader *reader, uint64_t data_bytes, Error *e) {
-    const cJSON *root = reader->header.root, *item;
+    const cJSON *root = reader->header, *item;
     uint64_t end = 0;
-    if (!cJSON_IsObject(root))
-        return FAIL(e, ERR_INPUT, "is this a safetensors file?", "the header at byte %d is no object", PREFIX_BYTES);
+    if (!cJSON_IsObject(root)) return FAIL(e, ERR_INPUT, "is this a safetensors file?", "the header is no object");
     TRY(memory_alloc((void **)&reader->entries, (size_t)cJSON_GetArraySize(root) * sizeof *reader->entries,
                      "a list of tensors", e));
     cJSON_ArrayForEach(item, root) {
@@ -95,7 +94,7 @@ static int header_read(SafetensorsReader *reader, uint64_t file_bytes, Error *e)
     TRY(memory_alloc_zero((void **)&text, bytes + 1, reader->path, e));
     int code = file_read_range(reader->fd, reader->path, PREFIX_BYTES, text, bytes, e);
     if (code) return memory_free(text), code;
-    TRY(json_parse_text(&reader->header, text, bytes, PREFIX_BYTES, reader->path, damaged, e)); // takes over text
+    TRY(json_parse_text(&reader->header, text, bytes, reader->path, damaged, e));
     code = entries_parse(reader, file_bytes - reader->data_offset, e);
     return code == ERR_INPUT ? error_prefix(e, "%s", reader->path) : code;
 }
@@ -117,7 +116,7 @@ done:
 
 void safetensors_close(SafetensorsReader *reader) {
     memory_free(reader->entries);
-    json_free(&reader->header);
+    cJSON_Delete(reader->header);
     if (reader->fd >= 0) close(reader->fd);
     memory_free(reader->path);
     *reader = (SafetensorsReader){.fd = -1};
@@ -135,8 +134,7 @@ int safetensors_read(const SafetensorsEntry *entry, uint64_t first, size_t n, fl
     const uint64_t at = reader->data_offset + entry->begin;
     if (!bytes)
         return FAIL(e, ERR_INPUT, "convert the tensor to F32, BF16 or F16",
-                    "%s: tensor %.200s, whose data begins at byte %" PRIu64 ", is %.40s, not F32, BF16 or F16",
-                    reader->path, entry->name, at, entry->dtype);
+                    "%s: tensor %.200s is %.40s, not F32, BF16 or F16", reader->path, entry->name, entry->dtype);
     assert(first <= entry->count && n <= entry->count - first);
     const bool half = bytes == sizeof(uint16_t);
     void *to = half ? half_place(out, n) : out;

@@ -29,7 +29,7 @@ struct SafetensorsReader { // must not move: its entries point to it
     uint64_t data_offset;      // the file's byte at which the data begins
     SafetensorsEntry *entries; // in the header's order
     int count;
-    JsonText header; // owns the names and the types
+    cJSON *header; // owns the names and the types
 };
 
 // Opens a file and checks its header and its size. ERR_INPUT names the file, the tensor and the fault. After a failure

@@ -112,11 +112,11 @@ static int config_check(const ModelConfig *c, Error *e) {
                 "%d channels are not divisible by %d heads", c->channels, c->heads);
 }
 
-int model_check_file(const ModelConfig *config, const char *path, size_t begin, size_t end, Error *e) {
+int model_check_file(const ModelConfig *config, const char *path, Error *e) {
     if (config_check(config, e) == 0) return 0;
     e->code = ERR_INPUT; // the file's fault, not the command line's
     error_hint(e, "use another model");
-    return error_prefix(e, "%s: bytes %zu to %zu describe no GPT-2 that this program can train", path, begin, end);
+    return error_prefix(e, "%s: it describes no GPT-2 that this program can train", path);
 }
 
 // Sets the share of rank t of K.

@@ -131,9 +131,8 @@ enum {
 // MODEL_HEADS_MAX (N / 32 + B), one per head and tile of 32 tokens. (An example's last tile may be short.)
 enum { MICRO_BATCH_MAX = 1 << 16, MICRO_BATCH_TOKENS_MAX = 1 << 25 };
 
-// ERR_INPUT if no model has this shape. The message names the file `path` and the bytes [begin, end) that hold the
-// shape.
-int model_check_file(const ModelConfig *config, const char *path, size_t begin, size_t end, Error *e);
+// ERR_INPUT if no model has this shape. The message names the file `path`.
+int model_check_file(const ModelConfig *config, const char *path, Error *e);
 
 // Builds the table. ERR_USAGE if no model has this shape.
 int model_create(Model *model, const ModelConfig *config, Error *e);

@@ -112,19 +112,19 @@ int write_run_json(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
     char path[ARCHIVE_PATH], *text = NULL;
     size_t bytes;
-    JsonText old = {0};
+    cJSON *old = NULL;
     Text new = {0};
     TRY(path_join(path, sizeof path, archive->path, "run.json", e));
     if (r->saving.saved[0] && file_read(archive->dir, path, RUN_JSON_MAX_BYTES, &text, &bytes, e) && e->unreadable)
         return e->code;
-    if (text) json_parse_text(&old, text, bytes, 0, path, NULL, e); // a damaged run.json counts as none
-    int code = choose_id(archive, cJSON_GetStringValue(json_get(old.root, "id")), r->saving.own.newest.run, e);
+    if (text) json_parse_text(&old, text, bytes, path, NULL, e); // a damaged run.json counts as none
+    int code = choose_id(archive, cJSON_GetStringValue(json_get(old, "id")), r->saving.own.newest.run, e);
     if (!code) code = text_begin(&new, e);
-    if (!code) put_run_json(new.f, r, old.root);
+    if (!code) put_run_json(new.f, r, old);
     if (!code) code = text_end(&new, e);
     if (!code) code = file_replace(archive->dir, path, new.text, new.bytes, e);
     text_free(&new);
-    json_free(&old);
+    cJSON_Delete(old);
     return code;
 }
 

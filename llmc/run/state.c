@@ -26,7 +26,6 @@ typedef struct {
     const char *file;
     const char *build; // that wrote the file
     cJSON *root;
-    JsonText json; // text of the file, when reading
     int code;
     Error *e;
 } StateIO;
@@ -432,20 +431,19 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     return io.code || *text ? io.code : out_of_memory(e);
 }
 
-// Opens DIRECTORY/state.json; json_free it after success. path: PATH_MAX bytes.
+// Opens DIRECTORY/state.json; cJSON_Delete its root after success. path: PATH_MAX bytes.
 static int state_open(StateIO *io, char *path, const char *directory, Error *e) {
     int64_t format = STATE_FORMAT;
     TRY(checkpoint_training_path(path, PATH_MAX, directory, STATE_NAME, e));
     *io = (StateIO){.file = path, .e = e};
-    TRY(json_read(&io->json, path, STATE_MAX_BYTES, damaged, e));
-    io->root = io->json.root;
+    TRY(json_read(&io->root, path, STATE_MAX_BYTES, damaged, e));
     io->build = *text_at(io, "build") ? text_at(io, "build") : "an unknown build";
     if (!cJSON_IsObject(io->root)) io->code = FAIL(e, ERR_INPUT, damaged, "%s: no JSON object", path);
     else count(io, "format", &format);
     if (!io->code && format != STATE_FORMAT)
         io->code = FAIL(e, ERR_INPUT, other_build, "%s: format %" PRId64 ", only %d is known; it was written by %.200s",
                         path, format, STATE_FORMAT, io->build);
-    if (io->code) json_free(&io->json);
+    if (io->code) cJSON_Delete(io->root);
     return io->code;
 }
 
@@ -466,7 +464,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     if (!code) code = keep_hours(&io, r, e);
     if (!code) code = keep_step_rows(&io, r, e);
     if (!code) code = list_changes(&io, r, changes, e);
-    json_free(&io.json);
+    cJSON_Delete(io.root);
     return code;
 }
 
@@ -480,6 +478,6 @@ int run_state_summary(RunSummary *summary, const char *directory, Error *e) {
     snprintf(summary->start, sizeof summary->start, "%s", text_at(&io, "model.start"));
     snprintf(summary->model, sizeof summary->model, "%s", text_at(&io, "options.model"));
     snprintf(summary->optimizer, sizeof summary->optimizer, "%s", text_at(&io, "options.optimizer"));
-    json_free(&io.json);
+    cJSON_Delete(io.root);
     return io.code;
 }

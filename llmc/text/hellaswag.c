@@ -87,12 +87,11 @@ static int questions_read(HellaSwag *h, char *file, size_t bytes, const Tokenize
                     "no tokenizer for the text in it");
     TRY(encoder_create(&encoder, tokenizer, e));
     for (char *line = file, *end; line < file + bytes && !code; line = end + 1, number++) {
-        const char *fault;
         end = memchr(line, '\n', (size_t)(file + bytes - line));
         if (!end) end = file + bytes;
         *end = 0;
         if (line + strspn(line, " \t\r") == end) continue;
-        cJSON *object = json_parse(line, (size_t)(end - line), &fault);
+        cJSON *object = json_parse(line, (size_t)(end - line));
         code = json_question(h, encoder, object, line, e);
         cJSON_Delete(object);
         if (code) error_prefix(e, "line %d", number);

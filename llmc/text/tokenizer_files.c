@@ -58,7 +58,7 @@ enum { ADDED_FILES = 3 };
 
 typedef struct {
     char path[PATH_MAX];
-    JsonText json; // root NULL: no such file
+    cJSON *root; // NULL: no such file
 } JsonFile;
 
 typedef struct {
@@ -80,14 +80,16 @@ static bool is_text(const cJSON *item, const char *text) {
 static int read_json_files(VocabReader *r, const char *directory, const char *const form[2], Error *e) {
     const char *vocab = form[0] == form[1] ? NULL : form[0];
     const char *const names[FILES] = {"tokenizer.json", "tokenizer_config.json", "added_tokens.json", vocab};
-    size_t bytes = 0;
+    size_t bytes = 0, size;
+    char *text;
     for (int i = 0; i < FILES && names[i]; i++) {
         JsonFile *file = &r->files[i];
         TRY(path_join(file->path, sizeof file->path, directory, names[i], e));
         if (!file_exists(file->path)) continue;
-        TRY(json_read(&file->json, file->path, FILE_BYTES_MAX, HINT_GET, e));
-        if (!cJSON_IsObject(file->json.root)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: not a JSON object", file->path);
-        bytes += file->json.bytes;
+        TRY(file_read(IN_PATH, file->path, FILE_BYTES_MAX, &text, &size, e));
+        TRY(json_parse_text(&file->root, text, size, file->path, HINT_GET, e));
+        if (!cJSON_IsObject(file->root)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: not a JSON object", file->path);
+        bytes += size;
     }
     r->vocab = &r->files[vocab ? VOCAB : TOKENIZER_JSON];
     r->directory = directory;
@@ -164,7 +166,7 @@ static int check_kind(const cJSON *root, const char *path, Error *e) {
 }
 
 static int read_vocab(VocabReader *r, Error *e) {
-    const cJSON *vocab = r->vocab->json.root, *item;
+    const cJSON *vocab = r->vocab->root, *item;
     const char *path = r->vocab->path;
     if (r->listed) {
         TRY(check_kind(vocab, path, e));
@@ -186,7 +188,7 @@ static int read_vocab(VocabReader *r, Error *e) {
 static int read_added(VocabReader *r, int file, Error *e) {
     static const char *const lists[ADDED_FILES] = {"added_tokens", "added_tokens_decoder", NULL};
     const char *path = r->files[file].path;
-    const cJSON *list = r->files[file].json.root, *item;
+    const cJSON *list = r->files[file].root, *item;
     int token = 0;
     if (lists[file]) list = json_get(list, lists[file]);
     cJSON_ArrayForEach(item, list) {
@@ -214,7 +216,7 @@ static int read_added(VocabReader *r, int file, Error *e) {
 
 // Returns the token that ends documents: tokenizer_config.json's eos_token, else <|endoftext|>; -1: neither exists.
 static int find_eot(const VocabReader *r) {
-    const cJSON *eos = json_get(r->files[TOKENIZER_CONFIG].json.root, "eos_token");
+    const cJSON *eos = json_get(r->files[TOKENIZER_CONFIG].root, "eos_token");
     const char *declared = cJSON_GetStringValue(cJSON_IsObject(eos) ? json_get(eos, "content") : eos);
     const char *const names[] = {declared ? declared : EOT_NAME, EOT_NAME};
     for (int k = 0; k < 2; k++)
@@ -279,7 +281,7 @@ static int add_merge(VocabReader *r, int number, const char *line, size_t length
 
 // Writes the merges of tokenizer.json as lines of merges.txt. Each is "left right" or ["left", "right"].
 static int list_merges(VocabReader *r, Error *e) {
-    const cJSON *merges = json_get(json_get(r->vocab->json.root, "model"), "merges"), *item;
+    const cJSON *merges = json_get(json_get(r->vocab->root, "model"), "merges"), *item;
     Text text;
     if (!cJSON_IsArray(merges)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", r->merges_path);
     TRY(text_begin(&text, e));
@@ -355,7 +357,7 @@ int tokenizer_load(Tokenizer **out, const char *path, Error *e) {
     TRY_GOTO(spell_tokens(r, e));
     TRY_GOTO(read_merges(r, e));
 done:
-    for (int i = 0; i < FILES; i++) json_free(&r->files[i].json);
+    for (int i = 0; i < FILES; i++) cJSON_Delete(r->files[i].root);
     memory_free(r->merges);
     if (code) tokenizer_destroy(r->t);
     else *out = r->t;

@@ -247,8 +247,7 @@ static void test_moments_of_another_kind(void) {
         free(zeros);
         int code = checkpoint_load_moment("kind", &model, STATE_MOMENT2, NULL, 0, ignore, NULL, &e);
         CHECK_ERROR(code, &e, ERR_INPUT, cases[i].said);
-        CHECK(strstr(e.what, "kind/optimizer.safetensors: ") && test_says_byte(e.what) && e.hint[0],
-              "case %zu: %s (%s)", i, e.what, e.hint);
+        CHECK(strstr(e.what, "kind/optimizer.safetensors: ") && e.hint[0], "case %zu: %s (%s)", i, e.what, e.hint);
     }
 }
 
@@ -362,7 +361,7 @@ static void test_bad_bin(void) {
                  {2, 0, "byte 8"},
                  {3, -1, "byte 12"},
                  {4, 4, "its header makes"},
-                 {4, 1001, "bytes 8 to 28 describe no GPT-2 that this program can train: 1001 layers"},
+                 {4, 1001, "it describes no GPT-2 that this program can train: 1001 layers"},
                  {5, 5, "heads"},
                  {6, 1 << 30, "byte 24"},
                  {6, 1 << 20, "1 to 65536"},
@@ -374,7 +373,7 @@ static void test_bad_bin(void) {
         write_bin("bad.bin", 3);
         patch("bad.bin", 4 * cases[i].index, cases[i].value);
         CHECK_ERROR(checkpoint_read_config("bad.bin", &config, &e), &e, ERR_INPUT, cases[i].said);
-        CHECK(strstr(e.what, "bad.bin") && test_says_byte(e.what), "'%s' does not name the file and the byte", e.what);
+        CHECK(strstr(e.what, "bad.bin"), "'%s' does not name the file", e.what);
     }
     write_bin("bad.bin", 3);
     CHECK(truncate("bad.bin", 2000) == 0, "truncate");

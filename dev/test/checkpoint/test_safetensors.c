@@ -142,7 +142,7 @@ static void test_bad_headers(void) {
     } cases[] = {
         {"", "malformed JSON", 0},
         {"[]", "is no object", 0},
-        {"{}x", "malformed JSON at byte 10", 0},
+        {"{}x", "malformed JSON", 0},
         {"{\"a\":1}", "a: its dtype", 0},
         {"{\"a\":{\"dtype\":32,\"shape\":[1],\"data_offsets\":[0,4]}}", "a: its dtype", 4},
         {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", SHAPE, 4},
@@ -168,7 +168,7 @@ static void test_bad_headers(void) {
         file_of(path, bytes, cases[i].header, bytes, cases[i].data);
         CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, cases[i].mention);
         CHECK(strstr(e.what, path) && e.hint[0], "case %d names no file or remedy: %s", (int)i, e.what);
-        CHECK(reader.fd == -1 && !reader.entries && !reader.header.root, "case %d left something open", (int)i);
+        CHECK(reader.fd == -1 && !reader.entries && !reader.header, "case %d left something open", (int)i);
     }
 }
 
@@ -188,7 +188,7 @@ static void test_bad_files(void) {
     file_of(path, UINT64_MAX, "{}", 2, 0);
     CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "the format allows 100000000");
     file_of(path, 4, "{}\0 ", 4, 0);
-    CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "malformed JSON at byte 10");
+    CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "malformed JSON");
 }
 
 // The header may have another order than the data, more dimensions, and space after it.

@@ -113,7 +113,6 @@ static int read_safetensors(const char *path, Error *e) {
         CHECK(reader.data_offset + entry->end <= sample.count, "%s ends beyond the file", entry->name);
         int code = safetensors_read(entry, 0, entry->value_bytes ? entry->count : 0, values, e);
         CHECK(code == (entry->value_bytes ? 0 : ERR_INPUT), "code %d: %s", code, e->what);
-        CHECK(code == 0 || test_says_byte(e->what), "%s", e->what);
     }
     safetensors_close(&reader);
     return 0;

@@ -156,11 +156,11 @@ bad eval_not_finite       76 "the loss of --model huge_weights" --eval-only --mo
 bad weights_nan           $input "nan_weights: h.0.mlp.c_proj.weight is not finite. use another" "${model[@]}" nan_weights
 bad moments_of_a_preset   $usage "--with-optimizer: --model d1 has no moments. name a run" "${run[@]}" --with-optimizer --out new
 bad moments_without_a_run $input "with-optimizer needs a run" "${model[@]}" no_state --with-optimizer
-bad weights_nul_name      $input "nul_name/model.safetensors: malformed JSON at byte" "${model[@]}" nul_name
+bad weights_nul_name      $input "nul_name/model.safetensors: malformed JSON" "${model[@]}" nul_name
 bad weights_lfs           $input "lfs/model.safetensors: a Git LFS pointer" "${model[@]}" lfs
 bad shards_lfs            $input "lfs.bin: a Git LFS pointer" "${run[@]}" --train lfs.bin
 bad config_exact_gelu     $input "write gelu_new to go on with the tanh form" "${model[@]}" exact_gelu
-bad check_deep            $input "deep/config.json: bytes 0 to" --check deep
+bad check_deep            $input "deep/config.json: it describes no GPT-2" --check deep
 
 # Output
 bad out_under_a_file      $write out_file           "${run[@]}" --out out_file/run

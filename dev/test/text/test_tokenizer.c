@@ -409,11 +409,11 @@ static void refuse_each(const BadFile *bad, size_t count, bool alone) {
 
 static void test_bad_files(void) {
     static const BadFile beside[] = {
-        {"vocab.json", "{'a': 0,\n 'b': ", "vocab.json: malformed JSON at byte"},
-        {"vocab.json", "", "vocab.json: malformed JSON at byte 0"},
+        {"vocab.json", "{'a': 0,\n 'b': ", "vocab.json: malformed JSON"},
+        {"vocab.json", "", "vocab.json: malformed JSON"},
         {"vocab.json", "[1, 2]", "not a JSON object"},
-        {"vocab.json", "{} x", "malformed JSON at byte 3"},
-        {"vocab.json", "{'a\\u12g4': 0}", "malformed JSON at byte 3"},
+        {"vocab.json", "{} x", "malformed JSON"},
+        {"vocab.json", "{'a\\u12g4': 0}", "malformed JSON"},
         {"vocab.json", "{'a': '0'}", "token 'a' has no number from 0 to 65535"},
         {"vocab.json", "{'a': -1}", "token 'a' has no number from 0 to 65535"},
         {"vocab.json", "{'a': 65536}", "token 'a' has no number from 0 to 65535"},
