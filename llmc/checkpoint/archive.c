@@ -107,12 +107,10 @@ static bool next_step(const Archive *archive, const char *format, int by, int64_
 }
 
 int archive_count(const Archive *archive, int *count, Error *e) {
-    Names names;
-    TRY(directory_list(archive->dir, archive->path, &names, e));
+    int code = 0;
     *count = 0;
-    for (int i = 0; i < names.count; i++) *count += step_of(names.name[i], FINAL) >= 0;
-    names_free(&names);
-    return 0;
+    for (int64_t step = INT64_MAX; next_step(archive, FINAL, -1, &step, &code, e);) ++*count;
+    return code;
 }
 
 bool archive_has(const Archive *archive, int64_t step) {

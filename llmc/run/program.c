@@ -2,7 +2,6 @@
 
 #include "base/hash.h"
 #include "base/signals.h"
-#include "base/text.h"
 #include "run/run.h"
 
 #include <fcntl.h>
@@ -72,19 +71,6 @@ static int train(Run *r, Error *e) {
     }
 }
 
-// All ranks must have the same options and the same program.
-static int check_same_options(const Setup *setup, Error *e) {
-    Text text;
-    TRY(text_begin(&text, e));
-    options_write_json(text.f, &setup->options, NULL, 0);
-    fprintf(text.f, " %d %d", setup->options.dry_run, setup->options.print_options); // not among the options of a run
-    TRY(text_end(&text, e));
-    int code = comm_same(setup->comm, hash_bytes(HASH_START, text.text, text.bytes), 1, ERR_USAGE, "other options",
-                         "start all ranks with one command line, and the same --config file", e);
-    text_free(&text);
-    return code ? code : comm_same_build(setup->comm, e);
-}
-
 static int setup_options(Setup *setup, Error *e) {
     Options *o = &setup->options;
     if (o->help || o->version) return 0;
@@ -110,7 +96,10 @@ static int run_program(Run *r, Error *e) {
     if (code) *e = usage;
     else if (options_train(o) || evaluates(o)) code = comm_check_launch(r->setup.comm, e);
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
-    TRY(check_same_options(&r->setup, e));
+    const uint64_t hash = hash_bytes(HASH_START, o, offsetof(Options, run)); // of all options of the table
+    TRY(comm_same(r->setup.comm, hash, 1, ERR_USAGE, "other options",
+                  "start all ranks with one command line, and the same --config file", e));
+    TRY(comm_same_build(r->setup.comm, e));
     if (o->print_options) return is_rank0(&r->setup) ? options_print(stdout, o, e) : 0;
     // Training shows progress on standard output: in plain lines under mpirun, whose pseudo-terminal is often logged.
     // Other work shows it on standard error: a program may read the result from standard output.
