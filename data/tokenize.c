@@ -81,22 +81,6 @@ static int read_input(const OptionTable *t, int argc, char **argv, int *i, Error
     return 0;
 }
 
-static int settings_check(const TokenizeOptions *o, int inputs, Error *e) {
-    if (!*o->tokenizer || !*o->out)
-        return FAIL(e, ERR_USAGE, "say --tokenizer bytes, or name a directory, and --out data/NAME", "%s missing",
-                    *o->out ? "--tokenizer is" : *o->tokenizer ? "--out is" : "--tokenizer and --out are");
-    if (!*path_name(o->out) || directory_exists(o->out))
-        return FAIL(e, ERR_USAGE, "say --out DIRECTORY/NAME",
-                    "--out %s: a directory, not what the names of shards begin with", o->out);
-    if (inputs == 0 && !*o->files_from)
-        return FAIL(e, ERR_USAGE, "name a file or a directory, or - for standard input", "no INPUT");
-    if ((o->split != SPLITS) + (o->val_fraction > 0) + (o->val_every_file > 0) > 1)
-        return FAIL(e, ERR_USAGE, "choose one", "--split, --val-fraction and --val-every-file contradict each other");
-    if (*o->separator && o->format == FORMAT_JSONL)
-        return FAIL(e, ERR_USAGE, "every line of jsonl is a document", "--separator does not go with --format jsonl");
-    return 0;
-}
-
 // Fills o. Moves the inputs to the front of argv, and their count to *inputs. ERR_USAGE for a mistake.
 static int settings_parse(int argc, char **argv, TokenizeOptions *o, int *inputs, Error *e) {
     uint8_t given[OPTIONS];
@@ -109,7 +93,20 @@ static int settings_parse(int argc, char **argv, TokenizeOptions *o, int *inputs
     o->threads = (int64_t)size_min(cores, THREADS_MAX);
     TRY(rows_read_command_line(&t, argc, argv, e));
     o->help_about = t.about;
-    return o->help || o->version ? 0 : settings_check(o, *inputs, e);
+    if (o->help || o->version) return 0;
+    if (!*o->tokenizer || !*o->out)
+        return FAIL(e, ERR_USAGE, "say --tokenizer bytes, or name a directory, and --out data/NAME", "%s missing",
+                    *o->out ? "--tokenizer is" : *o->tokenizer ? "--out is" : "--tokenizer and --out are");
+    if (!*path_name(o->out) || directory_exists(o->out))
+        return FAIL(e, ERR_USAGE, "say --out DIRECTORY/NAME",
+                    "--out %s: a directory, not what the names of shards begin with", o->out);
+    if (*inputs == 0 && !*o->files_from)
+        return FAIL(e, ERR_USAGE, "name a file or a directory, or - for standard input", "no INPUT");
+    if ((o->split != SPLITS) + (o->val_fraction > 0) + (o->val_every_file > 0) > 1)
+        return FAIL(e, ERR_USAGE, "choose one", "--split, --val-fraction and --val-every-file contradict each other");
+    if (*o->separator && o->format == FORMAT_JSONL)
+        return FAIL(e, ERR_USAGE, "every line of jsonl is a document", "--separator does not go with --format jsonl");
+    return 0;
 }
 
 // ---- The pipeline ---------------------------------------------------------------------------------------------------

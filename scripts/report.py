@@ -84,8 +84,6 @@ def show_sample(sample):
     prompt, text = sample.get("prompt") or "", sample["text"]
     said = f"<b>{html.escape(prompt)}</b>" if prompt and text.startswith(prompt) else ""
     at = f"step {sample['step']:,}" + (f", {sample['tokens']:,} tokens" if sample.get("tokens") else "")
-    if prompt.startswith("@"):
-        at += f", after {html.escape(prompt)}"  # a file: the text does not repeat it
     return f"<p class=note>{at}</p><pre>{said}{html.escape(text[len(prompt):] if said else text)}</pre>\n"
 
 

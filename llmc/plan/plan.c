@@ -193,13 +193,6 @@ static double gathered_again(const Model *model) {
     return fmax(0, L - SHARD_WEIGHT_SLOTS) / L;
 }
 
-// Returns the device for transfers between ranks of equal t (parallel.h): with --tensor fewer of them share a machine.
-static PlanDevice peers_device(const Plan *p) {
-    PlanDevice d = p->device;
-    d.spec.devices_a_machine = (int)fmax(1, d.spec.devices_a_machine / plan_tensor(p));
-    return d;
-}
-
 // Returns the number of calls of gather_rows and reduce_rows in a step (TensorRanks), each for a micro-batch.
 static double exchanges(const Plan *p, int64_t micro_steps) {
     EngineConfig shape = p->shape;
@@ -239,7 +232,8 @@ typedef struct {
 } Transfer;
 
 static Transfer transfer(const Plan *p, const Model *model, double value_bytes) {
-    const PlanDevice peers = peers_device(p);
+    PlanDevice peers = p->device; // ranks of equal t (parallel.h): with --tensor fewer of them share a machine
+    peers.spec.devices_a_machine = (int)fmax(1, peers.spec.devices_a_machine / plan_tensor(p));
     double L = model->config.layers, embeddings = (double)model_bucket(model, 0).end;
     double block = ((double)model->flat_count - embeddings) / L;
     return (Transfer){L * plan_ring_seconds(&peers, p->ranks / plan_tensor(p), value_bytes * block),

@@ -36,20 +36,9 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
     return code;
 }
 
-// Prints where the run stood, and the lowest validation loss of --keep-best.
-static int inspect_state(const char *directory, FILE *out, Error *e) {
-    RunSummary s;
-    TRY(run_state_summary(&s, directory, e));
-    fprintf(out, "%s: step %" PRId64 ", %" PRId64 " tokens, %" PRId64 " examples, batch %" PRId64 "; written by %s\n",
-            directory, s.at.step, s.at.tokens, s.at.examples, s.at.batch, s.build);
-    if (s.at.best.step)
-        fprintf(out, "%s: lowest validation loss %.4f after step %" PRId64 "\n", directory, s.at.best.loss,
-                s.at.best.step);
-    return 0;
-}
-
 static int inspect_checkpoint(const char *directory, FILE *out, Error *e) {
     Manifest manifest;
+    RunSummary s;
     int code = manifest_read(&manifest, IN_PATH, directory, e);
     if (!code) code = manifest_verify(&manifest, NULL, VERIFY_DISK, e);
     for (int i = 0; i < manifest.count && !code; i++)
@@ -57,7 +46,12 @@ static int inspect_checkpoint(const char *directory, FILE *out, Error *e) {
     manifest_free(&manifest);
     if (code) return code;
     TRY(inspect_model(directory, out, e));
-    TRY(inspect_state(directory, out, e));
+    TRY(run_state_summary(&s, directory, e));
+    fprintf(out, "%s: step %" PRId64 ", %" PRId64 " tokens, %" PRId64 " examples, batch %" PRId64 "; written by %s\n",
+            directory, s.at.step, s.at.tokens, s.at.examples, s.at.batch, s.build);
+    if (s.at.best.step)
+        fprintf(out, "%s: lowest validation loss %.4f after step %" PRId64 "\n", directory, s.at.best.loss,
+                s.at.best.step);
     fprintf(out, "%s: undamaged\n", directory);
     return 0;
 }

@@ -369,11 +369,9 @@ int setup_tuning(Run *r, Error *e) {
 // model, whose vocabulary no option named; else warns.
 static int check_words(const Setup *setup, const Dataset *data, Error *e) {
     const uint8_t *given = setup->options.given;
-    const uint64_t enough = 1 << 20; // tokens, enough to contain words
-    int V = setup->model.config.vocab, largest;
+    const int V = setup->model.config.vocab, largest = dataset_describe(data).largest;
     bool words = V > 1000 || (setup->tokenizer && tokenizer_has_merges(setup->tokenizer));
-    Error unreadable;
-    if (!words || dataset_largest_token(data, enough, &largest, &unreadable) || largest >= BYTE_VALUES) return 0;
+    if (!words || largest >= BYTE_VALUES) return 0;
     FAIL(e, ERR_INPUT, "say --tokenizer bytes if these are bytes, else the tokenizer or --vocab-size of these shards",
          "%s has no token above %d, and the vocabulary is %d", dataset_shard_path(data, 0), largest, V);
     if (!(given[OPTION_model] || given[OPTION_layers] || given[OPTION_channels] || given[OPTION_vocab_size] ||

@@ -13,8 +13,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-end
 enum {
     KEEP_OPEN_MAX = 256,                // with more shards, open a file for every read: descriptors are limited
     CHECK_AT_OPEN_BYTES = 64 * 1000000, // check all tokens of smaller files when they are opened
-    SCAN_TOKENS = 1 << 18,              // tokens read at a time
-    ANY_TOKEN = UINT16_MAX + 1          // a vocabulary size that allows every uint16
+    SCAN_TOKENS = 1 << 18               // tokens read at a time
 };
 
 #define HINT_TOKENIZE "make shards with data/tokenize (or llm.c's scripts)"
@@ -68,11 +67,10 @@ static int tokens_check(const Shard *shard, uint64_t at, size_t count, const uin
                 (unsigned long long)at, (unsigned long long)(SHARD_HEADER_BYTES + 2 * at), vocab_size);
 }
 
-// Checks the first `end` tokens and finds the largest one.
+// Checks the first `end` tokens, and raises *largest to the largest one.
 static int shard_scan(const Shard *shard, uint64_t end, int vocab_size, int *largest, Error *e) {
     uint16_t *tokens;
     int code = 0;
-    *largest = 0;
     TRY(memory_alloc((void **)&tokens, SCAN_TOKENS * sizeof *tokens, "checking a shard", e));
     for (uint64_t at = 0, count; at < end; at += count) {
         count = size_min(end - at, SCAN_TOKENS);
@@ -93,7 +91,6 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
     const char *path = shard->path;
     int32_t header[SHARD_HEADER_INTS] = {0};
     uint64_t bytes;
-    int largest;
     if (file_open_input(IN_PATH, path, &shard->fd, &bytes, e))
         return error_hint(e, "name the shards, for example 'DIR/*_train_*.bin'; " HINT_TOKENIZE);
     TRY(file_read_range(shard->fd, path, 0, header, size_min(bytes, sizeof header), e));
@@ -108,7 +105,9 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
                     bytes < want ? "truncated" : "longer than its header says", (unsigned long long)bytes, header[2],
                     (unsigned long long)want);
     TRY(file_digest(path, &shard->digest, e));
-    if (bytes < CHECK_AT_OPEN_BYTES) TRY(shard_scan(shard, shard->tokens, data->vocab_size, &largest, e));
+    const uint64_t some = shard == data->shards ? 4 * SCAN_TOKENS : 0; // of a large file
+    const uint64_t checked = bytes < CHECK_AT_OPEN_BYTES ? shard->tokens : some;
+    TRY(shard_scan(shard, checked, data->vocab_size, &data->info.largest, e));
 
     uint64_t windows = (shard->tokens - 1) / (uint64_t)data->seq_len;
     shard->first_window = data->info.windows;
@@ -186,11 +185,6 @@ DatasetInfo dataset_describe(const Dataset *data) { return data->info; }
 DatasetSource dataset_source(const Dataset *data, int source) {
     assert(source >= 0 && source < data->info.sources);
     return data->sources.source[source];
-}
-
-int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e) {
-    const Shard *shard = &data->shards[0];
-    return shard_scan(shard, size_min(tokens, shard->tokens), ANY_TOKEN, largest, e);
 }
 
 const char *dataset_shard_path(const Dataset *data, int shard) {
@@ -292,7 +286,7 @@ int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int coun
 }
 
 int dataset_check(const Dataset *data, Error *e) {
-    int largest;
+    int largest = 0;
     for (int i = 0; i < data->info.shards; i++)
         TRY(shard_scan(&data->shards[i], data->shards[i].tokens, data->vocab_size, &largest, e));
     return 0;

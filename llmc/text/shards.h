@@ -30,6 +30,7 @@ typedef struct Dataset Dataset; // one thread at a time may read examples
 typedef struct {
     int shards;
     uint64_t tokens;  // in all shards
+    int largest;      // token of those that dataset_open checks
     uint64_t windows; // N
     int skipped;      // shards too short to hold a window of this T
     int sources;      // 1 if no source has a weight
@@ -38,7 +39,7 @@ typedef struct {
 } DatasetInfo;
 
 // Opens the shards that `files` names (text/sources.h). Checks every header against its file's size, and the tokens of
-// every file below 64 MB against vocab_size.
+// every file below 64 MB against vocab_size; of a larger first file, those of its first million tokens.
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e);
 void dataset_close(Dataset *data); // NULL is fine
 
@@ -49,9 +50,7 @@ void dataset_shift_windows(Dataset *data); // call it before the first dataset_r
 int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e);
 
 DatasetInfo dataset_describe(const Dataset *data);
-DatasetSource dataset_source(const Dataset *data, int source); // without weights all files are one source
-// Finds the largest of the first `tokens` tokens of the first shard.
-int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e);
+DatasetSource dataset_source(const Dataset *data, int source);          // without weights all files are one source
 const char *dataset_shard_path(const Dataset *data, int shard);         // in reading order
 const FileDigest *dataset_shard_digest(const Dataset *data, int shard); // identifies it in any directory (file_digest)
 

@@ -70,7 +70,7 @@ assert len(dotted) == 3 and all([p[0] for p in path].count("M") == 1 for path in
 heights = [{round(float(y)) for _, _, y in path} for path in dotted]
 assert all(len(ys) == 2 and max(ys) - min(ys) > 50 for ys in heights), heights
 for part in ("cd &#x27;/a b&#x27;\n./train_gpt2 --prompt &#x27;&lt;i&gt;&#x27;</pre>", "steps 1 to 300, ", "steps 301 to 560, ", "on there, 4 ranks",
-             "<p class=note>step 560, 286,720 tokens, after @a&lt;b</p><pre>so &lt;u&gt;</pre>", "Coloured", "b128\ufffd",
+             "<p class=note>step 560, 286,720 tokens</p><pre>so &lt;u&gt;</pre>", "Coloured", "b128\ufffd",
              "<p class=note>With lr = 0.01, prompt = &lt;i&gt;.</p>", "<p class=note>Changed: lr = 0.008.</p>", "&lt;b&gt;&amp;amp;"):
     assert part in text, part
 shown = [int(n) for n in re.findall("<b>a&lt;b</b> and &lt;u&gt;([0-9]+)</pre>", text)]
