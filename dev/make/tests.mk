@@ -30,7 +30,7 @@ $(BUILD)/dev/test/text/test_words: LDLIBS += -lpcre2-8
 
 # Calls that tests make fail, count or replace.
 wrap = $(addprefix -Wl$(comma)--wrap=,$(1))
-FAULTS := write pwrite pread fsync renameat mkdir mkdirat openat unlinkat scandirat posix_memalign fstatvfs # dev/test/run/faults.h
+FAULTS := write pwrite pread fsync renameat mkdir mkdirat openat unlinkat scandirat posix_memalign statvfs fstatvfs # dev/test/run/faults.h
 $(BUILD)/dev/test/run/test_crash $(BUILD)/dev/test/run/test_best: LDFLAGS += $(call wrap,$(FAULTS))
 $(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(call wrap,$(FAULTS) gethostname)
 $(BUILD)/dev/test/base/test_files: LDFLAGS += $(call wrap,pwrite fsync pread fcntl)

@@ -312,6 +312,12 @@ void path_parent(const char *path, char *out, size_t bytes) {
     else slash[slash == out] = 0; // the parent of "/x" is "/"
 }
 
+void path_existing(const char *path, char *out, size_t bytes) {
+    char missing[PATH_MAX];
+    snprintf(out, bytes, "%s", path);
+    while (!directory_exists(out)) path_parent(strcpy(missing, out), out, bytes);
+}
+
 int directory_create(const char *path, Error *e) {
     char partial[PATH_MAX];
     size_t length = strlen(path);

@@ -78,6 +78,7 @@ bool path_ends(const char *path, const char *ending); // false if the path is on
 
 // Writes the directory that holds a path to `out`; "." if the path has no slash.
 void path_parent(const char *path, char *out, size_t bytes);
+void path_existing(const char *path, char *out, size_t bytes); // the longest part that is a directory; at most PATH_MAX
 
 // Creates a directory and its parents; an existing one is fine.
 int directory_create(const char *path, Error *e);

@@ -28,7 +28,7 @@ int run_dry(Run *r, Error *e) {
     EngineDevice here;
     PlanDevice device;
     Error unknown;
-    char disk[ARCHIVE_PATH], missing[ARCHIVE_PATH];
+    char disk[ARCHIVE_PATH];
     uint64_t free_bytes;
     TRY(setup_sampling(setup, e));
     if (o->train[0]) TRY(setup_data(r, e));
@@ -46,8 +46,7 @@ int run_dry(Run *r, Error *e) {
     EngineConfig shape = setup->shape;
     shape.model = &setup->model;
 
-    snprintf(disk, sizeof disk, "%s", o->out); // the longest existing part of --out is on the run's disk
-    while (!directory_exists(disk)) path_parent(memcpy(missing, disk, sizeof disk), disk, sizeof disk);
+    path_existing(o->out, disk, sizeof disk);
     DatasetInfo data = r->data.train ? dataset_describe(r->data.train) : (DatasetInfo){0};
     int64_t val_rows = o->val[0] ? (o->val_tokens + T - 1) / T : 0;
     if (r->data.val) val_rows = (int64_t)fmin((double)val_rows, (double)dataset_describe(r->data.val).windows);

@@ -156,16 +156,23 @@ static bool saves_before_the_end(const Setup *setup, const Position *position) {
            (best_every(o) > 0 && steps >= best_every(o));
 }
 
-// Fails unless the disk has room for the next checkpoint beside the old one. present: checkpoints in the directory.
-static int check_room(const Run *r, int present, Error *e) {
-    const Archive *archive = &r->saving.archive;
-    uint64_t left, one = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);
-    int needed = present || saves_before_the_end(&r->setup, &r->position) ? 2 : 1;
-    TRY(disk_free(archive->dir, archive->path, &left, e));
-    if (left + (uint64_t)present * one >= (uint64_t)needed * one) return 0;
+// Fails on rank 0 unless the disk has room for the next checkpoint beside the old one; without --keep 0 it may replace
+// one that is older still. A rollback needs no more room than the run before it.
+int setup_room(const Run *r, Error *e) {
+    const Options *o = &r->setup.options;
+    const uint64_t one = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);
+    char disk[ARCHIVE_PATH];
+    uint64_t left;
+    int present = 0; // an earlier run is moved aside
+    if (!is_rank0(&r->setup) || rollback_under_way(&r->rollback)) return 0;
+    if (r->saving.saved[0]) TRY(archive_count(&r->saving.archive, &present, e));
+    const int needed = present ? present == 1 || o->keep == 0 : saves_before_the_end(&r->setup, &r->position) ? 2 : 1;
+    path_existing(o->out, disk, sizeof disk);
+    TRY(disk_free(IN_PATH, disk, &left, e));
+    if (left >= (uint64_t)needed * one) return 0;
     return FAIL(e, ERR_WRITE, "free some space, or choose another --out",
                 "--out %s: a save needs room for %d checkpoint%s of %llu bytes, and the disk has %llu bytes left",
-                archive->path, needed, needed > 1 ? "s, the old one and the new," : "", (unsigned long long)one,
+                o->out, needed, needed > 1 ? "s, the old one and the new," : "", (unsigned long long)one,
                 (unsigned long long)left);
 }
 
@@ -187,10 +194,8 @@ static int setup_directory(Run *r, Error *e) {
         TRY(move_old_run(out, e));
         TRY(archive_open(archive, out, e));
         TRY(metrics_open(&r->output.metrics, archive->dir, out, e));
-        checkpoints = 0;
     }
     const bool back = rollback_under_way(&r->rollback);
-    if (!back) TRY(check_room(r, checkpoints, e)); // a rollback needs no more room than the run before it
     if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)
         fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
                 out);

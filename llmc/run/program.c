@@ -43,6 +43,7 @@ static int run_training(Run *r, Error *e) {
         print_complete(r);
         return archive_tidy(&r->saving.archive, stderr, e); // what a killed run left
     }
+    TRY(comm_agree(r->setup.comm, setup_room(r, e), e));
     TRY(setup_device(&r->setup, e));
     TRY(setup_gns(r, e));
     code = setup_buffers(r, e);

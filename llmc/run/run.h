@@ -156,6 +156,7 @@ int setup_buffers(Run *r, Error *e);                               // setup_rows
 // Sets setup->parallel and setup->shape to what rank comm->rank of comm->ranks keeps at the ramp's largest batch.
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e);
 
+int setup_room(const Run *r, Error *e);                 // ERR_WRITE if the disk has no room for a save
 int setup_device(const Setup *setup, Error *e);         // (all) chooses this rank's device
 int setup_gns(Run *r, Error *e);                        // (all) the mode of --gns, unless given
 int setup_gns_mode(Setup *setup, bool fused, Error *e); // sets the default mode: exact if fused, otherwise ln

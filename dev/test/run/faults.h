@@ -39,7 +39,7 @@ typedef struct {
     int call;            // the kind of call that fails; -1: any but ALLOC
     long at;             // number of the call that fails, from 1
     int error;           // errno
-    long free_kb;        // free space that fstatvfs reports, if not 0
+    long free_kb;        // free space that statvfs and fstatvfs report, if not 0
     long disk_kb;        // the disk's size, which only checkpoints fill; 0: the real disk
     long slow_us;        // added to every fsync of `rank`
     size_t refused;      // allocations of this many bytes fail on `rank`
@@ -386,14 +386,25 @@ static long blocks_of(const char *path, const char *having) {
 // Returns the space that a run directory's checkpoints occupy, complete or not.
 static long disk_used_kb(const char *run) { return blocks_of(run, "step_") / 2; }
 
+static void fake_space(const char *path, struct statvfs *st) {
+    if (!in_child() || (!faults->free_kb && !faults->disk_kb)) return;
+    long left = faults->disk_kb ? faults->disk_kb - disk_used_kb(path) : faults->free_kb;
+    st->f_frsize = 1024;
+    st->f_bavail = left > 0 ? (fsblkcnt_t)left : 0;
+}
+
 int __real_fstatvfs(int fd, struct statvfs *st);
 int __wrap_fstatvfs(int fd, struct statvfs *st) {
     char path[PATH_MAX];
     int result = __real_fstatvfs(fd, st);
     path_of_descriptor(fd, path);
-    if (!in_child() || (!faults->free_kb && !faults->disk_kb)) return result;
-    long left = faults->disk_kb ? faults->disk_kb - disk_used_kb(path) : faults->free_kb;
-    st->f_frsize = 1024;
-    st->f_bavail = left > 0 ? (fsblkcnt_t)left : 0;
+    fake_space(path, st);
+    return result;
+}
+
+int __real_statvfs(const char *path, struct statvfs *st);
+int __wrap_statvfs(const char *path, struct statvfs *st) {
+    int result = __real_statvfs(path, st);
+    fake_space(path, st);
     return result;
 }

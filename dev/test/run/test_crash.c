@@ -52,6 +52,7 @@ static void test_no_room(void) {
     CHECK_RUN(trainer_wait(child), ERR_WRITE, "the disk has 0.0 MiB left", "error: step ",
               " is not saved, and the newest checkpoint is part/step_");
     CHECK(count_good("part") > 0, "none is left");
+    CHECK_RUN(trainer_run(ENDLESS "--keep 0 --out part"), ERR_WRITE, "needs room for 1 checkpoint of "); // replaces none
     remove_part();
     check_resumes("no room");
 }
