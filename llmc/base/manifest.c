@@ -8,6 +8,7 @@
 #include "base/manifest.h"
 
 #include "base/text.h"
+#include "base/thread.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -158,19 +159,31 @@ int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e) 
     return code;
 }
 
-static int verify_pieces(const Manifest *manifest, const ManifestFile *file, int fd, const char *path, Error *e) {
-    const Share share = manifest->share;
+// A file that is open for its verification.
+typedef struct {
+    const Manifest *manifest;
+    const ManifestFile *file;
+    int fd;
+    const char *path;
+} Verification;
+
+// Verifies one of `parts` parts of the manifest's share.
+static int verify_pieces(void *verification, int part, int parts, Error *e) {
+    const Verification *v = verification;
+    const Share share = v->manifest->share;
+    const uint64_t every = share.every ? (uint64_t)share.every : 1,
+                   own = (uint64_t)share.first + every * (uint64_t)part;
     uint64_t at = 0;
-    for (int i = 0; i < file->pieces; at += file->piece[i++].bytes) {
-        const FileDigest *want = &file->piece[i];
+    for (int i = 0; i < v->file->pieces; at += v->file->piece[i++].bytes) {
+        const FileDigest *want = &v->file->piece[i];
         FileDigest got;
-        if (share.every && at / MANIFEST_PIECE % (uint64_t)share.every != (uint64_t)share.first) continue;
-        TRY(file_digest_range(fd, path, at, want->bytes, manifest->pulse, &got, e));
+        if (at / MANIFEST_PIECE % (every * (uint64_t)parts) != own) continue;
+        TRY(file_digest_range(v->fd, v->path, at, want->bytes, v->manifest->pulse, &got, e));
         if (!digest_equal(&got, want))
             return FAIL(e, ERR_INPUT, damaged,
                         "%s: damaged: the XXH3-128 of %" PRIu64 " bytes from byte %" PRIu64
                         " is %s, but was %s when written",
-                        path, want->bytes, at, got.hash, want->hash);
+                        v->path, want->bytes, at, got.hash, want->hash);
     }
     return 0;
 }
@@ -192,7 +205,9 @@ static int verify_file(const Manifest *manifest, const ManifestFile *file, Verif
                    : FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, but written with %" PRIu64, path,
                           (long long)st.st_size, file->bytes);
     if (what == VERIFY_DISK && file->bytes >= MANIFEST_PIECE) file_read_past_cache(fd);
-    if (!code && what != VERIFY_SIZES) code = verify_pieces(manifest, file, fd, path, e);
+    Verification v = {manifest, file, fd, path};
+    if (!code && what == VERIFY_DISK) code = verify_pieces(&v, 0, 1, e);
+    if (!code && what == VERIFY_BYTES) code = thread_divide(verify_pieces, &v, e);
     pulse_beat(manifest->pulse);
     close(fd);
     return code;

@@ -2,6 +2,7 @@
 
 #include <limits.h>
 #include <math.h>
+#include <omp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -77,6 +78,19 @@ void thread_start_team(int size) {
     {
 #pragma omp barrier // the compiler would remove an empty region
     } starting = 0;
+}
+
+int thread_divide(int (*work)(void *context, int part, int parts, Error *e), void *context, Error *e) {
+    int lowest = INT_MAX, code = 0;
+#pragma omp parallel
+    {
+        const int part = omp_get_thread_num();
+        Error mine;
+        if (work(context, part, omp_get_num_threads(), &mine))
+#pragma omp critical
+            if (part < lowest) lowest = part, *e = mine, code = mine.code;
+    }
+    return code;
 }
 
 int thread_quota(const char *root) {

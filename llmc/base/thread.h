@@ -36,6 +36,10 @@ void ticker_destroy(Ticker *t);                          // may be called withou
 // written.
 void thread_start_team(int size);
 
+// Calls work(context, part, parts) on all threads of the team, one part each. Returns the error of the lowest part that
+// failed. Does not end the other parts early.
+int thread_divide(int (*work)(void *context, int part, int parts, Error *e), void *context, Error *e);
+
 // Returns the cores that a container's CPU quota allows (Docker's --cpus; cgroup version 2), rounded up; INT_MAX: no
 // quota. root: prefix of /sys for tests, else "".
 int thread_quota(const char *root);

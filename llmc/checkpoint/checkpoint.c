@@ -1,6 +1,7 @@
 #include "checkpoint/checkpoint.h"
 
 #include "base/text.h"
+#include "base/thread.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/llmc_bin.h"
 #include "checkpoint/safetensors.h"
@@ -9,10 +10,7 @@
 #include <limits.h>
 #include <string.h>
 
-enum {
-    CHUNK = 1 << 20,   // values that pass between file and engine in one call
-    GPT2_VOCAB = 50257 // the last token is <|endoftext|>
-};
+enum { GPT2_VOCAB = 50257 }; // the last token is <|endoftext|>
 
 static const char *const fetch_again = "fetch the file again";
 
@@ -195,12 +193,11 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
     if (!entry)
         return FAIL(e, ERR_INPUT, "is a file missing, or does config.json belong to another model?", "%s: no tensor %s",
                     files->count > 1 ? directory : files->reader->path, t->name);
-    uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1;
-    if (entry->dimensions == t->dimensions && rows == t->rows && entry->shape[entry->dimensions - 1] == t->columns)
-        return 0;
+    uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1, columns = entry->shape[entry->dimensions == 2];
+    if (entry->dimensions == t->dimensions && rows == t->whole_rows && columns == t->whole_columns) return 0;
     return FAIL(e, ERR_INPUT, hint,
                 "%s: tensor %s from byte %llu on has another shape than config.json says (%zu x %zu)",
-                entry->reader->path, t->name, data_byte(entry), t->rows, t->columns);
+                entry->reader->path, t->name, data_byte(entry), t->whole_rows, t->whole_columns);
 }
 
 // Checks that an output layer in the files is wte, by its first values: GPT-2 ties the two.
@@ -230,15 +227,48 @@ static int check_tensors(const ModelFiles *files, const char *directory, const M
     return check_head(files, model_tensor(model, WTE, -1), e);
 }
 
-// Hands a range of a flat array to `load`. The tensor begins at element `base` of the array.
-static int load_range(const SafetensorsEntry *entry, StateKind kind, size_t base, Range range, float *buffer,
-                      StateWriter load, void *context, Error *e) {
-    for (size_t first = range.begin; first < range.end; first += CHUNK) {
-        size_t n = size_min(CHUNK, range.end - first);
-        TRY(safetensors_read(entry, first - base, n, buffer, e));
-        TRY(load(context, kind, (Range){first, first + n}, buffer, e));
+// A chunk of a tensor on its way to a receiver: elements [first, first + n).
+typedef struct {
+    const Tensor *tensor;
+    size_t first, n;
+    float *out;
+    TensorReader read;
+    void *context;
+} Chunk;
+
+static int read_chunk(void *chunk, int part, int parts, Error *e) {
+    const Chunk *c = chunk;
+    const size_t end = c->n * (size_t)(part + 1) / (size_t)parts;
+    for (size_t at = c->n * (size_t)part / (size_t)parts, n; at < end; at += n) {
+        n = size_min(tensor_run(c->tensor, c->first + at), end - at);
+        TRY(c->read(c->context, tensor_whole_index(c->tensor, c->first + at), n, c->out + at, e));
     }
     return 0;
+}
+
+int checkpoint_load_tensor(const Receiver *to, StateKind kind, int i, TensorReader read, void *context, Error *e) {
+    const Tensor *t = &to->model->tensors[i];
+    for (int k = 0; k < to->count || k == 0; k++) {
+        const Range part = to->count ? range_overlap(tensor_range(t), to->wanted[k]) : tensor_range(t);
+        for (size_t at = part.begin, n; at < part.end; at += n) {
+            n = size_min(RECEIVER_VALUES, part.end - at);
+            Chunk chunk = {t, at - t->offset, n, to->buffer, read, context};
+            TRY(thread_divide(read_chunk, &chunk, e));
+            TRY(to->load(to->context, kind, (Range){at, at + n}, to->buffer, e));
+        }
+    }
+    return 0;
+}
+
+// A tensor of the whole model begins at element `base` of an entry.
+typedef struct {
+    const SafetensorsEntry *entry;
+    size_t base;
+} Source;
+
+static int read_source(void *source, size_t first, size_t n, float *out, Error *e) {
+    const Source *s = source;
+    return safetensors_read(s->entry, s->base + first, n, out, e);
 }
 
 int checkpoint_digest_model(const char *path, FileDigest *digest, Error *e) {
@@ -281,23 +311,15 @@ int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, E
     return code;
 }
 
-int checkpoint_load_model(const char *path, const Model *model, const Range *wanted, int count, StateWriter load,
-                          void *context, Error *e) {
-    const Range all = {0, model->flat_count};
+int checkpoint_load_model(const char *path, const Receiver *to, Error *e) {
     ModelFiles files;
-    float *buffer = NULL;
-    if (!count) wanted = &all, count = 1;
-    if (llmc_bin_is(path)) return llmc_bin_load(path, model, load, context, e);
+    if (llmc_bin_is(path)) return llmc_bin_load(path, to->model, to->load, to->context, e);
     int code = files_open(&files, path, e);
-    if (!code) code = check_tensors(&files, path, model, e);
-    if (!code) code = memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e);
-    for (int i = 0; i < model->tensor_count * count && !code; i++) {
-        const Tensor *t = &model->tensors[i / count];
-        const Range part = range_overlap(tensor_range(t), wanted[i % count]);
-        if (!range_length(part)) continue;
-        code = load_range(find_tensor(&files, t->name), STATE_PARAM, t->offset, part, buffer, load, context, e);
+    if (!code) code = check_tensors(&files, path, to->model, e);
+    for (int i = 0; i < to->model->tensor_count && !code; i++) {
+        Source source = {find_tensor(&files, to->model->tensors[i].name), 0};
+        code = checkpoint_load_tensor(to, STATE_PARAM, i, read_source, &source, e);
     }
-    memory_free(buffer);
     files_close(&files);
     return code;
 }
@@ -312,29 +334,27 @@ int checkpoint_training_path(char *out, size_t bytes, const char *directory, con
     return path_join(out, bytes, directory, of_folder, e);
 }
 
-int checkpoint_load_moment(const char *directory, const Model *model, StateKind moment, const Range *wanted, int count,
-                           StateWriter load, void *context, Error *e) {
+int checkpoint_load_moment(const char *directory, StateKind moment, const Receiver *to, Error *e) {
     const char *const hint = "use another checkpoint";
-    const Range all = {0, model->flat_count};
     char path[PATH_MAX], name[40];
     SafetensorsReader reader;
-    float *buffer = NULL;
+    Model whole;
     int code = 0;
-    if (!count) wanted = &all, count = 1;
     TRY(checkpoint_training_path(path, sizeof path, directory, OPTIMIZER_NAME, e));
     TRY(safetensors_open(&reader, path, e));
-    layout_moment_name(name, sizeof name, moment, model);
+    TRY_GOTO(model_create(&whole, &to->model->config, e));
+    layout_moment_name(name, sizeof name, moment, &whole);
     const SafetensorsEntry *entry = safetensors_find(&reader, name);
     if (!entry)
         TRY_GOTO(FAIL(e, ERR_INPUT, hint, "%s: no tensor %s in bytes 0 to %llu", path, name,
                       (unsigned long long)reader.data_offset));
-    if (entry->value_bytes != sizeof(float) || entry->count != model->flat_count)
+    if (entry->value_bytes != sizeof(float) || entry->count != whole.flat_count)
         TRY_GOTO(FAIL(e, ERR_INPUT, hint, "%s: tensor %s from byte %llu on does not hold its range in F32", path, name,
                       data_byte(entry)));
-    TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
-    for (int i = 0; i < count; i++) TRY_GOTO(load_range(entry, moment, 0, wanted[i], buffer, load, context, e));
+    for (int i = 0; i < whole.tensor_count; i++)
+        TRY_GOTO(checkpoint_load_tensor(to, moment, i, read_source, &(Source){entry, whole.tensors[i].offset}, e));
 done:
-    memory_free(buffer);
+    model_destroy(&whole);
     safetensors_close(&reader);
     return code;
 }

@@ -30,10 +30,26 @@ int checkpoint_verify_model(const char *path, bool moments, Share share, const P
 // Identifies a model without reading all of it. {0} if its weights are in several files.
 int checkpoint_digest_model(const char *path, FileDigest *digest, Error *e);
 
-// Reads the weights of `count` wanted ranges, which ascend, and hands them to `load`; count 0: all. Checks all shapes
-// first. Hands over all of llm.c's .bin.
-int checkpoint_load_model(const char *path, const Model *model, const Range *wanted, int count, StateWriter load,
-                          void *context, Error *e);
+// What is loaded, and where to: `count` ranges of the model's flat array, which ascend, without its padding; count 0:
+// all. model: the whole model of the files, or a local one of it.
+typedef struct {
+    const Model *model;
+    const Range *wanted;
+    int count;
+    float *buffer; // (RECEIVER_VALUES)
+    StateWriter load;
+    void *context;
+} Receiver;
+enum { RECEIVER_VALUES = 1 << 23 }; // in one call of `load`
+
+// Reads elements [first, first + n) of a whole model's tensor. All threads call it.
+typedef int (*TensorReader)(void *context, size_t first, size_t n, float *out, Error *e);
+
+// Hands over the wanted values of tensor i, whose values `read` returns.
+int checkpoint_load_tensor(const Receiver *to, StateKind kind, int i, TensorReader read, void *context, Error *e);
+
+// Hands over the wanted weights. Checks all shapes first. Hands over all of llm.c's .bin.
+int checkpoint_load_model(const char *path, const Receiver *to, Error *e);
 
 // Writes a line to `notes` if the files hold tensors that the model does not have.
 int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, Error *e);
@@ -45,6 +61,5 @@ int checkpoint_save_config(Manifest *manifest, const ModelConfig *config, int eo
 // Writes the path of a file that only a resume needs: "DIRECTORY/training/NAME", or an older build's "DIRECTORY/NAME".
 int checkpoint_training_path(char *out, size_t bytes, const char *directory, const char *name, Error *e);
 
-// Reads one moment of `count` wanted ranges; count 0: of all elements. Checks the tensor first.
-int checkpoint_load_moment(const char *directory, const Model *model, StateKind moment, const Range *wanted, int count,
-                           StateWriter load, void *context, Error *e);
+// Hands over the wanted values of a moment. Checks the tensor first.
+int checkpoint_load_moment(const char *directory, StateKind moment, const Receiver *to, Error *e);

@@ -90,14 +90,19 @@ int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e) {
 // values; the largest tensor has `half`.
 static int bin_load_tensor(Bin *bin, const Tensor *t, float *buffer, size_t half, StateWriter load, void *context,
                            Error *e) {
-    const size_t rows = t->rows, columns = t->columns, bytes = bin->value_bytes;
+    const size_t rows = t->whole_rows, columns = t->whole_columns, count = rows * columns, bytes = bin->value_bytes;
     const bool bf16 = bytes == sizeof(uint16_t), transposed = t->layer >= 0 && t->dimensions == 2;
-    TRY(bin_read(bin, bf16 ? (void *)half_place(buffer, t->count) : buffer, t->count * bytes, e));
-    if (bf16) half_widen(buffer, t->count, true);
+    float *values = transposed ? buffer + half : buffer;
+    TRY(bin_read(bin, bf16 ? (void *)half_place(buffer, count) : buffer, count * bytes, e));
+    if (bf16) half_widen(buffer, count, true);
     if (t->kind == WTE) bin->at += (uint64_t)(bin->vocab_padded - bin->config.vocab) * columns * bytes;
     for (size_t r = 0; r < rows && transposed; r++)
         for (size_t c = 0; c < columns; c++) buffer[half + r * columns + c] = buffer[c * rows + r];
-    return load(context, STATE_PARAM, tensor_range(t), transposed ? buffer + half : buffer, e);
+    for (size_t at = 0, n; at < t->count; at += n) { // a local model's part
+        n = tensor_run(t, at);
+        memmove(values + at, values + tensor_whole_index(t, at), n * sizeof *values);
+    }
+    return load(context, STATE_PARAM, tensor_range(t), values, e);
 }
 
 int llmc_bin_load(const char *path, const Model *model, StateWriter load, void *context, Error *e) {
@@ -106,7 +111,8 @@ int llmc_bin_load(const char *path, const Model *model, StateWriter load, void *
     size_t largest = 0;
     int code = 0;
     TRY(bin_open(&bin, path, e));
-    for (int i = 0; i < model->tensor_count; i++) largest = size_max(largest, model->tensors[i].count);
+    for (const Tensor *t = model->tensors; t < model->tensors + model->tensor_count; t++)
+        largest = size_max(largest, t->whole_rows * t->whole_columns);
     TRY_GOTO(memory_alloc((void **)&buffer, 2 * largest * sizeof(float), "a tensor of the file", e));
     for (int kind = 0; kind < TENSOR_KINDS; kind++)
         for (int i = 0; i < model->tensor_count; i++)

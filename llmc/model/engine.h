@@ -229,8 +229,8 @@ struct EngineApi {
     // (watch_weights). The engine does not use `values` after store or load has returned, even with an error.
     int (*store)(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 
-    // Pins (page-locks) host memory that store will fill, until unpin: a device copies directly only to pinned pages.
-    // Only a hint: store also fills other memory, more slowly. From any thread. NULL: no need to pin.
+    // Pins (page-locks) host memory that store fills or load reads, until unpin: a device copies only pinned pages
+    // directly. Only a hint: other memory is copied more slowly. From any thread. NULL: no need to pin.
     void (*pin)(Engine *engine, void *memory, size_t bytes);
     void (*unpin)(Engine *engine, void *memory);
 

@@ -75,13 +75,6 @@ size_t shard_weight_place(const EngineConfig *config, size_t element) {
     return slotted_place(config->model, weight_slots(config), element);
 }
 
-bool shard_keeps_weights(const EngineConfig *config, Range range) {
-    Piece piece;
-    int next = 0;
-    bool whole = !config->shard_weights || model_bucket_at(config->model, range.begin) == 0;
-    return whole || shard_next(config, STATE_MOMENT1, range, &next, &piece);
-}
-
 size_t shard_grad_sum_place(const EngineConfig *config, Range range) {
     return config->shard_grads ? shard_place(config, range) : range.begin;
 }

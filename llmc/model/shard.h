@@ -44,7 +44,4 @@ enum { SHARD_WEIGHT_SLOTS = 2 };
 size_t shard_weight_elements(const EngineConfig *config);
 size_t shard_weight_place(const EngineConfig *config, size_t element);
 
-// True if this rank keeps weights of the range: only then a load of it has an effect.
-bool shard_keeps_weights(const EngineConfig *config, Range range);
-
 GNS_C_END

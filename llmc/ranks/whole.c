@@ -12,29 +12,16 @@ int whole_create(Whole *w, const Parallel *p, const Model *model, Error *e) {
     *w = (Whole){.parallel = p, .model = model};
     TRY(memory_alloc_zero((void **)&w->local, K * sizeof *w->local, "local models", e));
     TRY(memory_alloc((void **)&w->part, buckets * sizeof *w->part, "parts of a checkpoint", e));
-    for (int i = 0; i < p->buckets; i++) {
-        w->part[i] = part_of(w, i, p->comm->rank);
-        w->elements += range_length(w->part[i]);
-    }
+    for (int i = 0; i < p->buckets; i++) w->part[i] = part_of(w, i, p->comm->rank);
     for (int t = 0; t < (int)K; t++) TRY(model_create_local(&w->local[t], &model->config, t, (int)K, e));
-    return memory_alloc((void **)&w->loaded, w->elements * sizeof(float), "parts of the model", e);
+    return 0;
 }
 
 void whole_destroy(Whole *w) {
     for (int t = 0; w->local && t < w->parallel->config.tensor; t++) model_destroy(&w->local[t]);
     memory_free(w->local);
     memory_free(w->part);
-    memory_free(w->loaded);
     *w = (Whole){0};
-}
-
-void whole_put(const Whole *w, Range range, const float *values) {
-    float *to = w->loaded;
-    for (int i = 0; i < w->parallel->buckets; to += range_length(w->part[i++])) {
-        const Range mine = range_overlap(w->part[i], range);
-        if (!range_length(mine)) continue;
-        memcpy(to + (mine.begin - w->part[i].begin), values + (mine.begin - range.begin), range_float_bytes(mine));
-    }
 }
 
 // One bucket of one array.
@@ -42,7 +29,6 @@ typedef struct {
     const Whole *whole;
     Engine *engine;
     StateKind kind;
-    bool to_parts;
     int bucket, first, end; // tensors [first, end) of the whole model are in the bucket
     float *part;            // this rank's part of the bucket
 } Exchange;
@@ -60,31 +46,27 @@ static Range common(const Exchange *x, int owner, int holder, int k) {
                          division_part(&as_owner, bucket, division_rank(&as_owner, bucket)));
 }
 
-// Copies a range of a local tensor to its places in the part (in), or from there.
-static void copy_held(const Exchange *x, const Tensor *t, size_t whole_offset, Range range, float *values, bool in) {
+// Copies a range of a local tensor to its places in the part.
+static void copy_held(const Exchange *x, const Tensor *t, size_t whole_offset, Range range, const float *values) {
     const size_t begin = x->whole->part[x->bucket].begin;
     for (size_t at = range.begin, n; at < range.end; at += n, values += n) {
-        float *place = x->part + (whole_offset + tensor_whole_index(t, at - t->offset) - begin);
         n = size_min(tensor_run(t, at - t->offset), range.end - at);
-        memcpy(in ? place : values, in ? values : place, n * sizeof *values);
+        memcpy(x->part + (whole_offset + tensor_whole_index(t, at - t->offset) - begin), values, n * sizeof *values);
     }
 }
 
 // Passes over the values that this rank sends to or receives from each rank. values NULL: adds their numbers to count
-// (ranks). Else copies them between `values` and this rank's engine or part.
+// (ranks). Else copies them from this rank's engine to `values`, or (receives) from there to its part.
 static int pass(const Exchange *x, bool receives, int *count, float *values, Error *e) {
     const Whole *w = x->whole;
-    const bool holds = receives == x->to_parts; // this rank's side is its part, not its engine
     const int own = w->parallel->comm->rank, K = w->parallel->config.tensor;
     for (int r = 0; r < w->parallel->comm->ranks; r++)
         for (int k = x->first; k < x->end; k++) {
-            const int owner = holds ? r : own;
-            const Range range = common(x, owner, holds ? own : r, k);
+            const int owner = receives ? r : own;
+            const Range range = common(x, owner, receives ? own : r, k);
             if (!values) count[r] += (int)range_length(range);
             if (!values || !range_length(range)) continue;
-            if (holds)
-                copy_held(x, &w->local[owner % K].tensors[k], w->model->tensors[k].offset, range, values, receives);
-            else if (receives) TRY(engine_load(x->engine, x->kind, range, values, e));
+            if (receives) copy_held(x, &w->local[owner % K].tensors[k], w->model->tensors[k].offset, range, values);
             else TRY(engine_store(x->engine, x->kind, range, values, e));
             values += range_length(range);
         }
@@ -114,8 +96,8 @@ done:
     return code;
 }
 
-int whole_exchange(const Whole *w, Engine *engine, StateKind kind, bool to_parts, float *parts, Error *e) {
-    Exchange x = {.whole = w, .engine = engine, .kind = kind, .to_parts = to_parts, .part = parts};
+int whole_exchange(const Whole *w, Engine *engine, StateKind kind, float *parts, Error *e) {
+    Exchange x = {.whole = w, .engine = engine, .kind = kind, .part = parts};
     for (; x.bucket < w->parallel->buckets; x.part += range_length(w->part[x.bucket++])) {
         const size_t end = model_bucket(w->model, x.bucket).end;
         for (x.first = x.end; x.end < w->model->tensor_count && w->model->tensors[x.end].offset < end;) x.end++;

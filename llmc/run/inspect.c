@@ -21,11 +21,14 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
     size_t bad = 0;
     TRY(checkpoint_read_config(directory, &c, e));
     TRY(model_create(&model, &c, e));
-    int code = checkpoint_load_model(directory, &model, NULL, 0, count_not_finite, &bad, e);
+    Receiver to = {.model = &model, .load = count_not_finite, .context = &bad};
+    int code = memory_alloc((void **)&to.buffer, RECEIVER_VALUES * sizeof *to.buffer, "a file buffer", e);
+    if (!code) code = checkpoint_load_model(directory, &to, e);
     const bool trained =
         directory_holds(directory, OPTIMIZER_NAME) || directory_holds(directory, TRAINING OPTIMIZER_NAME);
     for (StateKind kind = STATE_MOMENT1; !code && trained && kind <= STATE_MOMENT2; kind++)
-        code = checkpoint_load_moment(directory, &model, kind, NULL, 0, count_not_finite, &bad, e);
+        code = checkpoint_load_moment(directory, kind, &to, e);
+    memory_free(to.buffer);
     if (!code)
         fprintf(out, "%s: GPT-2, %zu parameters: %d layer%s, %d heads, %d channels, vocabulary %d, context %d\n",
                 directory, model.parameters, c.layers, c.layers > 1 ? "s" : "", c.heads, c.channels, c.vocab,

@@ -425,7 +425,7 @@ static int save(Run *r, bool waits, int *unsaved, Error *e) {
     TRY(comm_broadcast(comm, &begun, sizeof begun, e));
     if (begun == 0) {
         for (size_t k = 0; k < ARRAYS && r->setup.whole.part; k++)
-            TRY(whole_exchange(&r->setup.whole, r->setup.engine, kinds[k], true, s->copy + k * s->stride, e));
+            TRY(whole_exchange(&r->setup.whole, r->setup.engine, kinds[k], s->copy + k * s->stride, e));
         start_writing(s);
         r->saving.sums = (SaverCounts){.writing = 1};
         if (waits) {

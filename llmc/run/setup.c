@@ -102,7 +102,7 @@ static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     return FAIL(e, ERR_USAGE, "use a power of two from 1 on", "--loss-scale %g is none", o->loss_scale);
 }
 
-static int setup_shape(Setup *setup, Error *e) {
+static int setup_shape(Setup *setup, int threads, Error *e) {
     Options *o = &setup->options;
     ModelConfig config = {0};
     bool from_file = setup->source[0];
@@ -114,7 +114,7 @@ static int setup_shape(Setup *setup, Error *e) {
         .model = &setup->model,
         .micro_batch = o->sample_only ? 1 : (int)o->micro_batch,
         .seq_len = (int)(o->seq_len < config.context ? o->seq_len : config.context),
-        .threads = o->threads ? (int)o->threads : comm_threads(setup->comm),
+        .threads = threads,
         .gns = most_measured(o),
         .dtype = o->dtype,
         .recompute = o->recompute,
@@ -123,8 +123,6 @@ static int setup_shape(Setup *setup, Error *e) {
         .inference = o->sample_only || o->eval_only,
         .dropout = dropout_of(o->dropout, (uint64_t)o->seed),
     };
-    if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // for model_init_values
-    thread_start_team(omp_get_max_threads());
     TRY(check_shape(setup, from_file, e));
     TRY(setup_tokenizer(setup, from_file, e));
     if (!o->document_mask) return 0;
@@ -140,8 +138,11 @@ static int setup_shape(Setup *setup, Error *e) {
 
 int setup_model(Run *r, Error *e) {
     Options *o = &r->setup.options;
+    const int threads = o->threads ? (int)o->threads : comm_threads(r->setup.comm);
+    if (threads > 0) omp_set_num_threads(threads);
+    thread_start_team(omp_get_max_threads());
     TRY(setup_source(r, e));
-    TRY(comm_agree(r->setup.comm, setup_shape(&r->setup, e), e));
+    TRY(comm_agree(r->setup.comm, setup_shape(&r->setup, threads, e), e));
     bool words = !r->setup.tokenizer || tokenizer_has_merges(r->setup.tokenizer);
     if (!o->sample_tokens) o->sample_tokens = words ? 100 : 400; // some lines of text
     return 0;
@@ -164,44 +165,39 @@ int setup_sampling(const Setup *setup, Error *e) {
 static int load(void *run, StateKind kind, Range range, const float *values, Error *e) {
     Run *r = run;
     Progress *p = &r->output.progress;
-    const Model *model = &r->setup.model;
-    for (size_t i = range.begin; i < range.end; i++) {
-        if (isfinite(values[i - range.begin])) continue;
-        const Tensor *t = model->tensors;
-        while (t + 1 < model->tensors + model->tensor_count && t[1].offset <= i) t++;
-        return FAIL(e, ERR_INPUT, "use another checkpoint", "%s: %s%s is not finite",
-                    r->saving.saved[0] ? r->saving.saved : r->setup.source, kind == STATE_PARAM ? "" : "a moment of ",
-                    t->name);
-    }
-    progress_next(p, p->now.done + (int64_t)range_length(range));
-    if (!r->setup.whole.part) return engine_load(r->setup.engine, kind, range, values, e);
-    whole_put(&r->setup.whole, range, values);
+    const size_t n = range_length(range);
+    size_t at = range.begin;
+    int bad = 0;
+#pragma omp parallel for simd schedule(static) reduction(| : bad)
+    for (size_t i = 0; i < n; i++) bad |= !isfinite(values[i]);
+    progress_next(p, p->now.done + (int64_t)n);
+    if (!bad) return engine_load(r->setup.engine, kind, range, values, e);
+    const Tensor *t = r->setup.shape.model->tensors;
+    while (isfinite(values[at - range.begin])) at++;
+    while (at < t->offset || at >= t->offset + t->count) t++;
+    return FAIL(e, ERR_INPUT, "use another checkpoint", "%s: %s%s is not finite",
+                r->saving.saved[0] ? r->saving.saved : r->setup.source, kind == STATE_PARAM ? "" : "a moment of ",
+                t->name);
+}
+
+// A tensor of the whole model whose values are drawn.
+typedef struct {
+    const Setup *setup;
+    const Tensor *tensor;
+} Drawn;
+
+static int draw(void *drawn, size_t first, size_t n, float *out, Error *e) {
+    const Drawn *d = drawn;
+    (void)e;
+    if (d->setup->options.zero_projections && d->tensor->init == INIT_RESIDUAL) memset(out, 0, n * sizeof *out);
+    else model_init_values(&d->setup->model, d->tensor, (uint64_t)d->setup->options.seed, first, n, out);
     return 0;
 }
 
-static int init_parameters(Run *r, Error *e) {
-    const Setup *setup = &r->setup;
-    enum { CHUNK = 1 << 20 };
-    float *buffer;
-    int code = 0;
-    TRY(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "initial weights", e));
-    for (int i = 0; i < setup->model.tensor_count; i++) {
-        const Tensor *t = &setup->model.tensors[i];
-        const Range *part = setup->whole.part;
-        Range own = tensor_range(t);
-        if (part) own = range_overlap(own, part[model_bucket_at(&setup->model, t->offset)]);
-        for (size_t n, at = own.begin; at < own.end; at += n) {
-            n = size_min(CHUNK, own.end - at);
-            const Range range = {at, at + n};
-            if (!part && !shard_keeps_weights(&setup->shape, range)) continue;
-            if (setup->options.zero_projections && t->init == INIT_RESIDUAL) memset(buffer, 0, n * sizeof *buffer);
-            else model_init_values(&setup->model, t, (uint64_t)setup->options.seed, at - t->offset, n, buffer);
-            TRY_GOTO(load(r, STATE_PARAM, range, buffer, e));
-        }
-    }
-done:
-    memory_free(buffer);
-    return code;
+static int init_parameters(const Setup *s, const Receiver *to, Error *e) {
+    for (int i = 0; i < s->model.tensor_count; i++)
+        TRY(checkpoint_load_tensor(to, STATE_PARAM, i, draw, &(Drawn){s, &s->model.tensors[i]}, e));
+    return 0;
 }
 
 // Makes this rank's local model (--tensor).
@@ -283,23 +279,20 @@ static int check_moments(const Setup *s, RunPoint *at, Error *e) {
     return 0;
 }
 
-// Loads the arrays of a checkpoint, or draws the weights. With --tensor each rank does so for its parts of the whole
-// model; then all exchange the values.
+// Loads what this rank owns of a checkpoint's arrays, or draws the weights. parallel_start gathers the rest.
 static int load_arrays(Run *r, const char *from, bool moments, Error *e) {
-    static const StateKind kinds[] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2};
     Setup *s = &r->setup;
-    const Whole *whole = &s->whole;
-    const Range *wanted = whole->part ? whole->part : s->parallel.owned; // parallel_start gathers the rest
-    const int count = s->shape.inference ? 0 : s->parallel.buckets;
-    for (int k = 0; k < (moments ? 3 : 1); k++) {
-        int code = k       ? checkpoint_load_moment(from, &s->model, kinds[k], wanted, count, load, r, e)
-                   : *from ? checkpoint_load_model(from, &s->model, wanted, count, load, r, e)
-                           : init_parameters(r, e);
-        if (whole->part) TRY(comm_agree(s->comm, code, e));
-        if (whole->part) code = whole_exchange(whole, s->engine, kinds[k], false, whole->loaded, e);
-        if (code) return code;
-    }
-    return 0;
+    Receiver to = {.model = s->shape.model, .wanted = s->parallel.owned, .load = load, .context = r};
+    const size_t bytes = RECEIVER_VALUES * sizeof *to.buffer;
+    if (!s->shape.inference) to.count = s->parallel.buckets;
+    TRY(memory_alloc((void **)&to.buffer, bytes, "a file buffer", e));
+    engine_pin(s->engine, to.buffer, bytes);
+    int code = *from ? checkpoint_load_model(from, &to, e) : init_parameters(s, &to, e);
+    if (moments && !code) code = checkpoint_load_moment(from, STATE_MOMENT1, &to, e);
+    if (moments && !code) code = checkpoint_load_moment(from, STATE_MOMENT2, &to, e);
+    engine_unpin(s->engine, to.buffer);
+    memory_free(to.buffer);
+    return code;
 }
 
 static int load_state(Run *r, Error *e) {
@@ -308,15 +301,12 @@ static int load_state(Run *r, Error *e) {
     const char *from = resumes ? r->saving.saved : s->source;
     const Share share = {s->comm->local_rank, s->comm->local_ranks}; // each machine may have files of its own
     const Pulse pulse = {comm_progress, s->comm};
-    const bool cut = s->shape.model == &s->local, divided = cut || (*from && !s->shape.inference);
     progress_begin(&r->output.progress, *from ? "loading the model" : "drawing the weights",
-                   (moments ? 3 : 1) * (int64_t)(s->model.parameters / (size_t)(divided ? s->comm->ranks : 1)));
+                   (moments ? 3 : 1) *
+                       (int64_t)(s->model.parameters / (size_t)(s->shape.inference ? 1 : s->comm->ranks)));
     if (*from && !resumes) TRY(checkpoint_verify_model(from, moments, share, &pulse, e));
     if (moments && !resumes) TRY(check_moments(s, &r->position.at, e));
-    if (cut) TRY(whole_create(&s->whole, &s->parallel, &s->model, e));
     TRY(load_arrays(r, from, moments, e));
-    memory_free(s->whole.loaded);
-    s->whole.loaded = NULL;
     if (!*from || resumes || !is_rank0(s)) return 0;
     progress_break(&r->output.progress);
     return checkpoint_note_unknown(from, &s->model, stderr, e);
@@ -330,6 +320,7 @@ int setup_engine(Run *r, Error *e) {
     TRY(setup_shards(s, &r->position, s->comm, e));
     s->shape.source = source_of, s->shape.source_data = r->data.train;
     TRY(engine_create(s->engine_api, &s->engine, &s->shape, e));
+    if (s->shape.model == &s->local) TRY(whole_create(&s->whole, &s->parallel, &s->model, e));
     s->engine_api->device(&s->shape, false, &device);
     s->peak_flops = device_peak_flops(&device);
     TRY(load_state(r, e));

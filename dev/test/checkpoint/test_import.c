@@ -35,13 +35,36 @@ static void make_values(uint64_t seed) {
         values[i] = fabsf(values[i]) > 2 ? copysignf(2, values[i]) : bf16_to_f32(f32_to_bf16(values[i]));
 }
 
+static Receiver receiver(const Model *of, StateWriter load) {
+    static float buffer[RECEIVER_VALUES];
+    return (Receiver){.model = of, .buffer = buffer, .load = load};
+}
+
+// Each of two ranks of --tensor receives its part.
+static void check_local(const char *path, int rank) {
+    Model local;
+    CHECK_OK(model_create_local(&local, &model.config, rank, 2, &e), &e);
+    const Receiver to = receiver(&local, receive);
+    CHECK_OK(checkpoint_load_model(path, &to, &e), &e);
+    for (int k = 0; k < local.tensor_count; k++) {
+        const Tensor *t = &local.tensors[k];
+        const float *whole = values + model.tensors[k].offset;
+        size_t wrong = 0;
+        for (size_t i = 0; i < t->count; i++) wrong += !(received[t->offset + i] == whole[tensor_whole_index(t, i)]);
+        CHECK(wrong == 0, "%s, rank %d: %s: %zu of %zu values", path, rank, t->name, wrong, t->count);
+    }
+    model_destroy(&local);
+}
+
 static void check_received(const char *path) {
+    const Receiver to = receiver(&model, receive);
     ModelConfig config;
+    if (model.heads > 1) check_local(path, 0), check_local(path, 1);
     for (size_t i = 0; i < model.flat_count; i++) received[i] = NAN;
     CHECK(checkpoint_is_model(path), "%s is no model", path);
     CHECK_OK(checkpoint_read_config(path, &config, &e), &e);
     CHECK(memcmp(&config, &model.config, sizeof config) == 0, "%s: another shape", path);
-    CHECK_OK(checkpoint_load_model(path, &model, NULL, 0, receive, NULL, &e), &e);
+    CHECK_OK(checkpoint_load_model(path, &to, &e), &e);
     for (int k = 0; k < model.tensor_count; k++) {
         const Tensor *t = &model.tensors[k];
         size_t wrong = 0;
@@ -75,12 +98,13 @@ static int ignore(void *context, StateKind kind, Range range, const float *from,
 
 // A tensor and moments that are saved and loaded in several chunks, the last one short.
 static void test_beyond_a_chunk(void) {
-    const ModelConfig shape = {1, 1, 64, 20000, 8};
+    const ModelConfig shape = {1, 1, 512, 20000, 8};
     const Model small = model;
     float *const small_values = values, *const small_received = received;
     size_t wrong = 0;
     CHECK_OK(model_create(&model, &shape, &e), &e);
-    CHECK(model.tensors[0].count > 1 << 20, "%zu", model.tensors[0].count);
+    CHECK(model.tensors[0].count > RECEIVER_VALUES, "%zu", model.tensors[0].count);
+    Receiver to = receiver(&model, receive_moments);
     values = malloc(model.flat_count * sizeof *values);
     received = malloc(model.flat_count * sizeof *received);
     for (size_t i = 0; i < model.flat_count; i++) values[i] = (float)(i + 1);
@@ -88,13 +112,15 @@ static void test_beyond_a_chunk(void) {
     check_received("large");
     memset(received, 0, model.flat_count * sizeof *received);
     for (StateKind k = STATE_MOMENT1; k <= STATE_MOMENT2; k++)
-        CHECK_OK(checkpoint_load_moment("large", &model, k, NULL, 0, receive_moments, NULL, &e), &e);
-    for (size_t i = 0; i < model.flat_count; i++) wrong += received[i] != values[i] + 1;
+        CHECK_OK(checkpoint_load_moment("large", k, &to, &e), &e);
+    for (const Tensor *t = model.tensors; t < model.tensors + model.tensor_count; t++) // without padding
+        for (size_t i = t->offset; i < t->offset + t->count; i++) wrong += received[i] != values[i] + 1;
     // a rank reads the ranges that it owns, of both moments
     const Range owned[] = {{0, 64}, {600, 700}, {1280, 1281}};
+    to.wanted = owned, to.count = 3;
     for (size_t i = 0; i < model.flat_count; i++) received[i] = -7;
     for (StateKind k = STATE_MOMENT1; k <= STATE_MOMENT2; k++)
-        CHECK_OK(checkpoint_load_moment("large", &model, k, owned, 3, receive_moments, NULL, &e), &e);
+        CHECK_OK(checkpoint_load_moment("large", k, &to, &e), &e);
     for (size_t i = 0; i < model.flat_count; i++) {
         bool asked = i < 64 || (i >= 600 && i < 700) || i == 1280;
         wrong += received[i] != (asked ? values[i] + 1 : -7);
@@ -203,7 +229,8 @@ static void test_other_models(void) {
         int code = checkpoint_read_config("other", &config, &e);
         if (!code) {
             CHECK_OK(model_create(&another, &config, &e), &e);
-            code = checkpoint_load_model("other", &another, NULL, 0, ignore, NULL, &e);
+            const Receiver to = receiver(&another, ignore);
+            code = checkpoint_load_model("other", &to, &e);
             model_destroy(&another);
         }
         CHECK(code == ERR_INPUT, "%s: exit code %d", fields[i], code);
@@ -232,6 +259,7 @@ static void test_moments_of_another_kind(void) {
         {"F32", 1, "moment2.0-%zu", "does not hold its range in F32"},
         {"F32", 0, "moment2.0-%zu.", "no tensor moment2.0-"},
     };
+    const Receiver to = receiver(&model, ignore);
     CHECK_OK(directory_create("kind", &e), &e);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         SafetensorsWriter *writer;
@@ -245,13 +273,14 @@ static void test_moments_of_another_kind(void) {
         CHECK_OK(writer_write(writer, zeros, bytes, &e), &e);
         CHECK_OK(writer_finish(writer, &e), &e);
         free(zeros);
-        int code = checkpoint_load_moment("kind", &model, STATE_MOMENT2, NULL, 0, ignore, NULL, &e);
+        int code = checkpoint_load_moment("kind", STATE_MOMENT2, &to, &e);
         CHECK_ERROR(code, &e, ERR_INPUT, cases[i].said);
         CHECK(strstr(e.what, "kind/optimizer.safetensors: ") && e.hint[0], "case %zu: %s (%s)", i, e.what, e.hint);
     }
 }
 
 static void test_several_files(void) {
+    const Receiver to = receiver(&model, receive);
     save_all("many");
     unlink("many/model.safetensors");
     make_values(10);
@@ -270,11 +299,11 @@ static void test_several_files(void) {
         CHECK_OK(writer_finish(writer, &e), &e);
         if (!other) check_received("many");
     }
-    CHECK_ERROR(checkpoint_load_model("many", &model, NULL, 0, receive, NULL, &e), &e, ERR_INPUT,
+    CHECK_ERROR(checkpoint_load_model("many", &to, &e), &e, ERR_INPUT,
                 "many/head.safetensors: tensor lm_head.weight from byte ");
     unlink("many/head.safetensors");
     unlink("many/part-1.safetensors");
-    CHECK_ERROR(checkpoint_load_model("many", &model, NULL, 0, receive, NULL, &e), &e, ERR_INPUT, "many: no tensor");
+    CHECK_ERROR(checkpoint_load_model("many", &to, &e), &e, ERR_INPUT, "many: no tensor");
     save_all("many"); // a model.safetensors counts alone
     check_received("many");
 }

@@ -74,13 +74,14 @@ static int read_config(const char *path, Error *e) {
     return 0;
 }
 
-static int read_weights(const char *directory, Error *e) {
-    return checkpoint_load_model(directory, &model, NULL, 0, ignore_values, NULL, e);
-}
+static float buffer[RECEIVER_VALUES];
+static const Receiver to = {.model = &model, .buffer = buffer, .load = ignore_values};
+
+static int read_weights(const char *directory, Error *e) { return checkpoint_load_model(directory, &to, e); }
 
 static int read_optimizer(const char *directory, Error *e) {
-    TRY(checkpoint_load_moment(directory, &model, STATE_MOMENT1, NULL, 0, ignore_values, NULL, e));
-    return checkpoint_load_moment(directory, &model, STATE_MOMENT2, NULL, 0, ignore_values, NULL, e);
+    TRY(checkpoint_load_moment(directory, STATE_MOMENT1, &to, e));
+    return checkpoint_load_moment(directory, STATE_MOMENT2, &to, e);
 }
 
 static int read_tokenizer(const char *directory, Error *e) {

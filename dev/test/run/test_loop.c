@@ -141,9 +141,10 @@ static void check_every_step(const char *out, const char *options, int overflows
     CHECK(clipped > 0 && clipped < step, "%d of %d steps are clipped", clipped, step);
     CHECK(examples * T == TOKENS && step > 20, "%d steps, %d examples", step, examples);
     size_t flat = w.model.flat_count;
-    float *saved = calloc(flat, sizeof *saved);
+    float *saved = calloc(flat + RECEIVER_VALUES, sizeof *saved);
+    const Receiver to = {.model = &w.model, .buffer = saved + flat, .load = copy_in, .context = saved};
     CHECK_OK(engine_store(w.engine, STATE_PARAM, (Range){0, flat}, w.weights, &e), &e);
-    CHECK_OK(checkpoint_load_model(path_of("%s/step_%08d", out, step), &w.model, NULL, 0, copy_in, saved, &e), &e);
+    CHECK_OK(checkpoint_load_model(path_of("%s/step_%08d", out, step), &to, &e), &e);
     CHECK(memcmp(saved, w.weights, flat * sizeof *saved) == 0, "other weights at the end");
     free(saved);
     memory_free(log);
