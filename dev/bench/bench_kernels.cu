@@ -292,18 +292,15 @@ static void e4m3_products(Bench *b, const ModelConfig *m, int B) {
         });
     }
     if (wanted(b, "copies of weights, e4m3") && !left_out(b, 0)) {
-        Fp8Weights w;
+        const real *w = randoms<real>(4 * (size_t)C * C);
+        const Fp8Copy copy = {zeros<uint8_t>(4 * (size_t)C * C), 16, zeros<float>(1)};
+        uint8_t *transposed = zeros<uint8_t>(4 * (size_t)C * C);
         Error e = {};
-        for (int i = 0; i < 4; i++) {
-            const size_t n = (size_t)layers[i].in * layers[i].out;
-            w.of[i] = {randoms<real>(n),
-                       layers[i].in,
-                       layers[i].out,
-                       {zeros<uint8_t>(n), 16, zeros<float>(1)},
-                       zeros<uint8_t>(n)};
-        }
-        run_case(b, "copies of weights, e4m3", 0, 0, 4.0 * 12 * C * C,
-                 [&](int) { bench_check(fp8_weights(w, 0, &e), &e); });
+        run_case(b, "copies of weights, e4m3", 0, 0, 4.0 * 12 * C * C, [&](int) {
+            for (int i = 0; i < 4; i++)
+                bench_check(fp8_cast_transposed(transposed, copy, w, 1, layers[i].in, layers[i].out, {}, NULL, 0, &e),
+                            &e);
+        });
     }
 }
 

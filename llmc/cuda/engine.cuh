@@ -31,7 +31,7 @@
 //     copy_x       (N, C)   ln1 -> qkv, attention -> proj, ln2 -> fc
 //     copy_wide    (N, 4C)  gelu -> fcproj; dfc -> dln2, dqkv -> dln1
 //     copy_branch  (N, C)   gradient of the MLP branch -> dfc, of the attention branch -> dattention
-//     copy_weight           fp8_weights, before a block's first use in a step; with shard_weights, in a pass
+//     copy_weight           fp8_copy_weights, before a block's first use in a step; with shard_weights, in a pass
 //
 // --dtype fp8-dw. weight_gradient then reads transposed copies. The products that compute gelu and dfc write theirs;
 // others are made right before the weight gradient. Where nothing reads ln1, ln2, gelu or dfc in bf16, only their codes

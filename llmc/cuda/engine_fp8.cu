@@ -92,18 +92,18 @@ void fp8_factors(const Engine *engine, bool fp8, Linear *linear, Fp8Site s, int 
 }
 
 int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e) {
-    Fp8Weights copies;
     if (!fp8 || (engine->config.shard_weights ? l == engine->copied : l <= engine->copied)) return 0;
+    engine->copied = l;
     for (int i = 0; i < 4; i++) {
         const Tensor *t = model_tensor(engine->config.model, matrices[i], l);
         const int site = FP8_QKV_WEIGHT + i, k = exponent_of(engine, site, l);
         const Fp8Copy copy = {k == FP8_UNSET ? NULL : weight_codes(engine, i, l, false), ldexpf(1, k),
                               stats_amax(engine->stats, &engine->config) + l * FP8_SITES + site};
-        copies.of[i] = {engine->weight + shard_weight_place(&engine->config, t->offset), (int)t->rows, (int)t->columns,
-                        copy, weight_codes(engine, i, l, true)};
+        const real *weight = engine->weight + shard_weight_place(&engine->config, t->offset);
+        TRY(fp8_cast_transposed(weight_codes(engine, i, l, true), copy, weight, 1, (int)t->rows, (int)t->columns, {},
+                                NULL, engine->stream, e));
     }
-    engine->copied = l;
-    return fp8_weights(copies, engine->stream, e);
+    return 0;
 }
 
 int fp8_copy_dqkv(Engine *engine, const real *dqkv, const ColumnGradient &bias, int l, int B, int T, Error *e) {

@@ -64,32 +64,6 @@ __device__ static void tile_transpose(uint8_t *to, size_t stride, const uint8_t 
     }
 }
 
-// Grid: (tiles of the largest weight, 4).
-__global__ static void __launch_bounds__(THREADS) weights_kernel(const __grid_constant__ Fp8Weights weights) {
-    __shared__ alignas(8) uint8_t tile[TILE_BYTES];
-    const auto &w = weights.of[blockIdx.y];
-    const int across = w.out / TILE, row = blockIdx.x / across * TILE, column = blockIdx.x % across * TILE;
-    unsigned most = 0;
-    if (row >= w.in) return;
-    UNROLL_FOR (int i = threadIdx.x; i < TILE * TILE_PACKS; i += THREADS) {
-        const int r = i / TILE_PACKS, c = i % TILE_PACKS * VEC;
-        const size_t at = (size_t)(row + r) * w.out + column + c;
-        const Pack<VEC> x = pack_load<VEC>(w.weight + at);
-        fp8_most(most, x);
-        if (!w.copy.codes) continue;
-        const uint2 codes = fp8_codes(x, w.copy.scale);
-        *(uint2 *)(w.copy.codes + at) = *tile_at(tile, r, c) = codes;
-    }
-    block_raise(w.copy.amax, most); // its barriers also separate writes and reads of the tile
-    if (w.copy.codes) tile_transpose(w.transposed + (size_t)column * w.in + row, w.in, tile, TILE);
-}
-
-int fp8_weights(const Fp8Weights &w, cudaStream_t stream, Error *e) {
-    int tiles = 0;
-    for (const auto &of : w.of) tiles = max(tiles, of.in / TILE * (of.out / TILE));
-    return launch({dim3(tiles, 4), THREADS, stream}, e, weights_kernel, w);
-}
-
 struct Transpose {
     uint8_t *to;
     const void *from; // real, or codes

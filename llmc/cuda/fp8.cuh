@@ -68,22 +68,11 @@ int fp8_cast(const Fp8Copy &copy, const real *y, size_t n, cudaStream_t stream, 
 
 // transposed (B, C, T) = codes of y (B, T, C); C is a multiple of 64, T of 16. fp8_cast_transposed also writes the
 // copy, if it has codes or amax, and adds y's column sums to jobs as one job (fp8_column_bytes), unless columns.sum is
-// NULL.
+// NULL. A weight's copies: B = 1.
 size_t fp8_column_bytes(int B, int T, int C);
 int fp8_cast_transposed(uint8_t *transposed, const Fp8Copy &copy, const real *y, int B, int T, int C,
                         const ColumnGradient &columns, ColumnJobs *jobs, cudaStream_t stream, Error *e);
 int fp8_transpose(uint8_t *transposed, const uint8_t *codes, int B, int T, int C, cudaStream_t stream, Error *e);
-
-// The weights W (in, out) of a block's four linear layers, in and out multiples of 64, and their copies.
-struct Fp8Weights {
-    struct {
-        const real *weight;
-        int in, out;
-        Fp8Copy copy;        // like W
-        uint8_t *transposed; // (out, in); not written if copy.codes is NULL
-    } of[4];
-};
-int fp8_weights(const Fp8Weights &w, cudaStream_t stream, Error *e);
 
 // *norm = infinity if one of `count` sites saturates (fp8_saturates). k, amax: in device memory.
 int fp8_veto(double *norm, const int8_t *k, const float *amax, int count, cudaStream_t stream, Error *e);
