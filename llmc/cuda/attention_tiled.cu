@@ -44,8 +44,7 @@ __device__ static int element_row(int i) { return fragment_row(i); }
 __device__ static int element_column(int i) { return i / 4 * 8 + (int)(threadIdx.x % 4) * 2 + i % 2; }
 
 __device__ static void tile_wait() {
-    fetch_commit();
-    fetch_wait<0>();
+    fetch_wait();
     __syncthreads();
 }
 

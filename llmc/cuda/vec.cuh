@@ -38,8 +38,7 @@ template <int W> __device__ inline void pack_forget(Pack<W> &v) {
     UNROLL_FOR (int i = 0; i < (int)(sizeof(v) / sizeof(uint32_t)); i++) asm volatile("" : "+r"(v.words[i]));
 }
 
-// Starts a copy of 8 values to shared memory; writes zeros unless `there`. fetch_commit ends a group of the thread's
-// fetches; fetch_wait<N> waits until at most the last N groups are in flight.
+// Starts a copy of 8 values to shared memory; writes zeros unless `there`. fetch_wait waits for the thread's copies.
 __device__ static inline void pack_fetch(Pack<VEC> *to, const real *from, bool there) {
 #if __CUDA_ARCH__ < 800 // no asynchronous copies: copy at once
     *to = there ? pack_load<VEC>(from) : Pack<VEC>{};
@@ -51,14 +50,9 @@ __device__ static inline void pack_fetch(Pack<VEC> *to, const real *from, bool t
                      : "memory");
 #endif
 }
-__device__ static inline void fetch_commit(void) {
+__device__ static inline void fetch_wait(void) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-template <int N> __device__ static inline void fetch_wait(void) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+    asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 

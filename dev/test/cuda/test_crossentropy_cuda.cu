@@ -68,9 +68,9 @@ static void test_crossentropy(void) {
         crossentropy_case(3, 4, 64, 64, smoothing);
         crossentropy_case(2, 5, 1000, 1024, smoothing);
         crossentropy_case(1, small_shapes_only ? 1 : 3, 50257, 50304, smoothing);
-        crossentropy_case(1, small_shapes_only ? 1 : 2, 65535, 65536, smoothing); // does not fit into shared memory
+        crossentropy_case(1, small_shapes_only ? 1 : 2, 65535, 65536, smoothing);
     }
-    crossentropy_case(3, 200, 50257, 50304, 0.1); // several rows a block
+    crossentropy_case(3, 200, 50257, 50304, 0.1);
     for (int i = 0; i < 12; i++) {
         const int V = random_int(2, 9000);
         crossentropy_case(random_int(1, 3), random_int(1, 9), V, (int)round_up(V, i % 2 ? 8 : 128), i / 6 * 0.3);
