@@ -204,7 +204,7 @@ static int linear_dinput_own(Engine *engine, const Pass *p, real *dx, const real
 
 // True if the kernel that writes the gradient of w's output also sums its columns, the gradient of w's bias.
 static bool bias_is_summed(const Engine *engine, const Pass *p, TensorKind w) {
-    if (w == QKV_W) return engine->fused_linear && attention_sums(p->attention);
+    if (w == QKV_W) return false;
     if (w == FC_W) return !engine->fused_linear || linear_sm90_sums(p->T);
     return true;
 }
@@ -499,12 +499,11 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // sends block l + 1
     if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // requests block l - 1
     const bool rounded = fp8_dweight_rounds(engine, p->fp8, QKV_W, l);
-    const ColumnGradient bias = column_gradient(engine, p, QKV_B, l);
-    const bool summed = bias_is_summed(engine, p, QKV_W) && !rounded;
     Attention attention = attention_of(engine, p, k, l);
     attention.dout = dattention, attention.dqkv = dwide, attention.workspace = engine->scratch;
-    TRY(attention_backward(attention, summed ? bias : ColumnGradient{}, &engine->columns, engine->stream, e));
-    if (rounded) TRY(fp8_copy_dqkv(engine, dwide, bias, l, p->B, p->T, e));
+    TRY(attention_backward(attention, engine->stream, e));
+    if (rounded)
+        TRY(fp8_copy_dqkv(engine, dwide, column_gradient(engine, p, QKV_B, l), l, p->B, p->T, e));
     else {
         TRY(fp8_cast(fp8_copy_of(engine, p->fp8, FP8_DQKV, l), dwide, (size_t)p->all * 3 * A, engine->stream, e));
         TRY(bias_dwide(engine, p, QKV_W, l, 3 * A, e));

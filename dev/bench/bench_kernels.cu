@@ -214,8 +214,7 @@ static MatmulShape dweight(int rows, int in, int out) {
     return {.m = in, .n = out, .k = rows, .transpose_a = true, .out_float = true};
 }
 
-// Weight gradients for `--gns ln`, then with exact norms. Where C is no multiple of weight_gradient's tile, attention
-// sums the gradient of qkv's bias.
+// Weight gradients for `--gns ln`, then with exact norms.
 static void dweights(Bench *b, int B, int C, int L) {
     const int N = B * T;
     const bool bias = b->pairs.count && C % WEIGHT_GRADIENT_TILE == 0;
@@ -224,7 +223,7 @@ static void dweights(Bench *b, int B, int C, int L) {
     product(b, "proj dweight", L, dweight(N, C, C));
     product(b, "fc dweight", L, dweight(N, C, 4 * C));
     product(b, "fcproj dweight", L, dweight(N, 4 * C, C));
-    fused_dweight(b, bias ? "qkv dweight, bias and norms" : "qkv dweight and norms", 0, true, bias, B, C, 3 * C);
+    fused_dweight(b, "qkv dweight, bias and norms", 0, true, true, B, C, 3 * C);
     fused_dweight(b, "proj dweight and norms", 0, true, false, B, C, C);
     fused_dweight(b, "fc dweight and norms", 0, true, false, B, C, 4 * C);
     fused_dweight(b, "fcproj dweight and norms", 0, true, false, B, 4 * C, C);
@@ -365,7 +364,7 @@ static void gelu_and_biases(Bench *b, int B, int C, int L) {
     }
     for (int columns : {4 * C, 3 * C}) {
         const char *name = columns == 4 * C ? "bias gradient, fc, and dgelu" : "bias gradient, qkv";
-        const bool alone = !b->fused;
+        const bool alone = !b->fused || (columns == 3 * C && C % WEIGHT_GRADIENT_TILE != 0);
         if (!wanted(b, name) || left_out(b, alone)) continue;
         const size_t count = (size_t)B * T * columns;
         const bool slope = columns == 4 * C;    // where the product does not multiply by it
@@ -393,14 +392,10 @@ static void attention_case(Bench *b, AttentionShape s, int times, const char *wh
         Attention a = {s, masks, zeros<unsigned>(1), qkv, randoms<real>(n)};
         a.lse = randoms<float>((size_t)s.heads() * T, 6.0f, 0.1f), a.dout = randoms<real>(n);
         a.dqkv = zeros<real>(3 * n), a.workspace = zeros<char>(attention_workspace_bytes(s));
-        ColumnJobs jobs = {zeros<char>(attention_column_bytes(s))};
-        const bool sums = b->fused && s.C() % WEIGHT_GRADIENT_TILE != 0; // as the engine
-        const ColumnGradient bias = {sums ? zeros<float>(3 * s.C()) : NULL, NULL, true};
         const double bytes = (backward ? 8.0 : 4.0) * n * sizeof(real);
         run_case(b, name, times, (backward ? 5 : 2) * product_flops, bytes, [&](int i) {
             a.qkv = qkv + i % SETS * 3 * n;
-            bench_check(backward ? attention_backward(a, bias, &jobs, 0, &e) : attention_forward(a, 0, &e), &e);
-            bench_check(column_finish(&jobs, 0, &e), &e);
+            bench_check(backward ? attention_backward(a, 0, &e) : attention_forward(a, 0, &e), &e);
         });
     }
 }

@@ -17,7 +17,6 @@
 
 #include "cuda/cuda_common.cuh"
 #include "cuda/dropout.cuh"
-#include "cuda/reduce.cuh"
 
 // Batch, tokens, heads, head size: any T >= 1, 1 <= D <= ATTENTION_HEAD_SIZE_MAX (cuda_sizes.h). 64 and 128 are fast.
 struct AttentionShape {
@@ -53,13 +52,8 @@ struct Attention {
 // Writes out and lse.
 int attention_forward(const Attention &a, cudaStream_t stream, Error *e);
 
-// True if attention_backward should sum the columns of dqkv, the gradient of qkv's bias, on a GPU with linear_sm90.
-// Summing takes 7% of its time. If C is a multiple of WEIGHT_GRADIENT_TILE, weight_gradient sums them faster.
-bool attention_sums(AttentionShape s);
+// Writes dqkv.
+int attention_backward(const Attention &a, cudaStream_t stream, Error *e);
 
-// Writes dqkv. Unless bias.sum is NULL (see attention_sums), adds a job for its column sums (3C) to jobs.
-int attention_backward(const Attention &a, ColumnGradient bias, ColumnJobs *jobs, cudaStream_t stream, Error *e);
-
-// Bytes of the backward's workspace, and of its job in `jobs`.
+// Bytes of the backward's workspace.
 size_t attention_workspace_bytes(AttentionShape s);
-size_t attention_column_bytes(AttentionShape s);

@@ -13,11 +13,7 @@ constexpr float LN2 = 0.6931471805599453f;
 struct AttentionRows {
     float *lse2;  // (B, NH, padded T) lse * log2(e)
     float *delta; // (B, NH, padded T) rowsum(dO * O); attention_sm90 divides it by dropout's scale
-    // (slots, 3C) partial column sums of the stored dqkv, ATTENTION_SUM_ROWS rows per run (ColumnSplit); or NULL.
-    float *columns;
 };
-
-enum { ATTENTION_SUM_ROWS = 64 }; // rows of a warpgroup
 
 // Any GPU, any D <= 128: mma.sync in 16 bits, plain fp32 (no TF32) in the FP32 build.
 int attention_tiled_forward(const Attention &a, cudaStream_t stream, Error *e);

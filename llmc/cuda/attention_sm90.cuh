@@ -108,40 +108,6 @@ __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage,
     }
 }
 
-// Adds the sums of the lane `offset` away. Then the lower lane holds the first HALF of the sums, the upper the second.
-template <int HALF, int N> __device__ static inline void exchange(float (&v)[N], int offset) {
-    const bool upper = threadIdx.x & offset;
-    UNROLL_FOR (int i = 0; i < HALF; i++) {
-        const float low = v[i], high = v[i + HALF];
-        v[i] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, offset);
-    }
-}
-
-// Writes the column sums of the 64 rows from `row` that a warpgroup's warp_rows_out stored: one head (D = 64) of
-// example b. columns: AttentionRows.columns; sums: one row per warp. A lane starts with 16 columns, two neighbours in
-// every 8; each exchange halves them.
-__device__ static inline void head_columns_out(float *columns, float (&sums)[4][64], const float (&c)[32], float factor,
-                                               int column, int row, int b, AttentionShape s, int barrier) {
-    const int lane = threadIdx.x % 32, thread = threadIdx.x % WARPGROUP;
-    const int slot = (b * s.T + row) / ATTENTION_SUM_ROWS + b;
-    float v[16];
-    UNROLL_FOR (int n = 0; n < 8; n++) {
-        const unsigned first = pack(c[4 * n] * factor, c[4 * n + 1] * factor);
-        const unsigned second = pack(c[4 * n + 2] * factor, c[4 * n + 3] * factor);
-        UNROLL_FOR (int k = 0; k < 2; k++) v[2 * n + k] = unpack(first, k) + unpack(second, k);
-    }
-    exchange<8>(v, 16);
-    exchange<4>(v, 8);
-    exchange<2>(v, 4);
-    const int n = lane / 16 % 2 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2;
-    *(float2 *)&sums[thread / 32][8 * n + lane % 4 * 2] = make_float2(v[0], v[1]);
-    threads_sync(barrier, WARPGROUP);
-    if (thread < 64)
-        columns[(size_t)slot * 3 * s.C() + column + thread] =
-            (sums[0][thread] + sums[1][thread]) + (sums[2][thread] + sums[3][thread]);
-    threads_sync(barrier, WARPGROUP); // before the next sums
-}
-
 // One tile of rows of one head. tile < 0: no more work.
 struct HeadTile {
     int tile, head, b, column; // column of the head in (NH, D)

@@ -37,7 +37,6 @@ template <int D_, bool DQ_> struct BackwardLayout {
     struct Shared {
         char own[OWN][OWN_STAGES][GROUPS][OWN_BYTES];
         char gradient[GROUPS][OWN_BYTES]; // staging: 16 rows per warp
-        float sums[GROUPS][4][64];        // column sums, D = 64 only
         char other[2][STAGES][TILE];
         float lse2[DQ ? 1 : STAGES][OTHERS], delta[DQ ? 1 : STAGES][OTHERS];
         HeadTile work[OWN_STAGES];
@@ -189,14 +188,6 @@ __device__ void statistics_compute(float (&lse2)[2], float (&delta)[2], const ch
     }
 }
 
-template <class F>
-__device__ void group_columns_out(typename F::Shared &shared, AttentionRows rows, const float (&c)[F::D / 2],
-                                  float factor, int column, int row, int b, AttentionShape s) {
-    const int g = uniform(threadIdx.x / WARPGROUP);
-    if constexpr (F::D == 64)
-        if (rows.columns) head_columns_out(rows.columns, shared.sums[g], c, factor, column, row, b, s, 1 + g);
-}
-
 template <class F, Masks M>
 __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionRows rows, const float *lse,
                         AttentionShape s, const AttentionMasks &all_masks, float scale) {
@@ -241,7 +232,6 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         if (M != CAUSAL) stages_skip<F>(shared, ring, own_first - first); // keys before this warpgroup's documents
         char *stage = shared.gradient[g] + warp * TILE_BYTES<16, F::D>;
         warp_rows_out<F::D>(dqkv, stage, dq, scale, scale, work.column, warp_row, work.b);
-        group_columns_out<F>(shared, rows, dq, scale, work.column, group_row, work.b, s);
         barrier_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();
@@ -302,7 +292,7 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
 }
 
 template <class F, Masks M>
-__device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionRows rows, AttentionShape s,
+__device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionShape s,
                           const AttentionMasks &all_masks, float scale) {
     int g = uniform(threadIdx.x / WARPGROUP), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     Ring<F::OWN_STAGES> own;
@@ -353,8 +343,6 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         float dk_scale = M == DROPPED ? scale * masks.factor : scale;
         warp_rows_out<F::D>(dqkv, stage, dv, masks.factor, masks.factor, 2 * s.C() + work.column, warp_row, work.b);
         warp_rows_out<F::D>(dqkv, stage, dk, dk_scale, dk_scale, s.C() + work.column, warp_row, work.b);
-        group_columns_out<F>(shared, rows, dk, dk_scale, s.C() + work.column, group_row, work.b, s);
-        group_columns_out<F>(shared, rows, dv, masks.factor, 2 * s.C() + work.column, group_row, work.b, s);
         barrier_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();
@@ -387,7 +375,7 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     } else {
         registers_take<WORKER_REGISTERS>();
         if constexpr (F::DQ) dq_work<F, M>(shared, &maps.dqkv, rows, lse, s, masks, scale);
-        else dkdv_work<F, M>(shared, &maps.dqkv, rows, s, masks, scale);
+        else dkdv_work<F, M>(shared, &maps.dqkv, s, masks, scale);
     }
 #    endif
 }
