@@ -252,6 +252,7 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
     WeightGradient g = {grad(engine, w, layer), engine->first};
     if (p->mode == GNS_EXACT) g.squares = example_sq(engine, w, layer);
     if (fp8_dweight_rounds(engine, p->fp8, w, layer)) return fp8_dweight(engine, g, x, w, layer, s, e);
+    g.jobs = &engine->columns;
     if (!bias_is_summed(engine, p, w)) g.bias = column_gradient(engine, p, bias_of(w), layer);
     return matrix_gradient(engine, p, w, g, x, dy, s, e);
 }

@@ -197,9 +197,12 @@ static void fused_dweight(Bench *b, const char *name, int times, bool norms, boo
     if (norms) g.squares = zeros<double>(1);
     if (bias) g.bias = {zeros<float>(out), norms ? zeros<double>(1) : NULL, true};
     void *workspace = zeros<char>(weight_gradient_workspace_bytes(s, b->pairs.count));
+    ColumnJobs jobs = {zeros<char>(weight_gradient_column_bytes(s))};
+    g.jobs = &jobs;
     Error e = {};
     run_case(b, name, times, 2.0 * (B * T) * in * out, (double)(x + y) * sizeof(real) + n * sizeof(float), [&](int i) {
         bench_check(weight_gradient(g, left + i % SETS * x, dy, s, b->pairs, workspace, 0, &e), &e);
+        bench_check(column_finish(&jobs, 0, &e), &e);
     });
 }
 

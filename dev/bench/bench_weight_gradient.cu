@@ -117,7 +117,7 @@ static void bench(Matmul *mm, const Problem &p, const WeightGradientPairs &pairs
     size_t bytes = bias_backward_bytes(s.B, s.T, s.out);
     for (const WeightGradientShape &of : {s, s8})
         bytes = size_max(bytes, weight_gradient_workspace_bytes(of, pairs.count));
-    void *workspace = device_new<char>(bytes);
+    void *workspace = device_new<char>(bytes), *columns = device_new<char>(weight_gradient_column_bytes(s));
     auto library = [=](bool add, bool exact) {
         Error e = {};
         MatmulShape shape = {
@@ -132,8 +132,10 @@ static void bench(Matmul *mm, const Problem &p, const WeightGradientPairs &pairs
         Error e = {};
         WeightGradient g = {};
         g.dw = dw, g.first = !add, g.squares = exact ? squares : NULL;
-        if (p.bias) g.bias = {dbias, exact ? squares + 1 : NULL, !add};
+        ColumnJobs jobs = {columns};
+        if (p.bias) g.bias = {dbias, exact ? squares + 1 : NULL, !add}, g.jobs = &jobs;
         must(weight_gradient(g, x, dy, s, pairs, workspace, 0, &e), &e);
+        must(column_finish(&jobs, 0, &e), &e);
     };
     auto e4m3 = [=](bool add, bool exact) {
         Error e = {};
@@ -169,8 +171,8 @@ static void bench(Matmul *mm, const Problem &p, const WeightGradientPairs &pairs
                c.name, middle(c), c.us.front(), c.us.back(), 2e-6 * rows * s.in * s.out / middle(c),
                middle(*against) / middle(c));
     }
-    for (void *q :
-         {(void *)x, (void *)dy, (void *)x8, (void *)dy8, (void *)dw, (void *)dbias, (void *)squares, workspace})
+    for (void *q : {(void *)x, (void *)dy, (void *)x8, (void *)dy8, (void *)dw, (void *)dbias, (void *)squares,
+                    workspace, columns})
         MUST(cudaFree(q));
 }
 

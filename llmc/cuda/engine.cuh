@@ -51,7 +51,7 @@
 //     run, slot    rows that one block sums; the place of their sum for one example (reduce.cuh)
 //     set, job     one column gradient; the sets of one kernel, until column_finish adds them up (reduce.cuh)
 //     part         a sum over some of the examples of a tile (weight_gradient.cu)
-//     share        every n-th row, summed by one block (weight_gradient.cu)
+//     share        every n-th row of an example, summed by one block: a run (weight_gradient.cu)
 #pragma once
 
 #include "model/engine.h"

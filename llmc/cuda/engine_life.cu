@@ -90,8 +90,10 @@ static size_t columns_bytes(const Engine *engine) {
     size_t most = 0;
     for (int B = 1; B <= config->micro_batch; B++) {
         const AttentionShape s = attention_shape(config, B, T);
-        const size_t fc = size_max(bias_backward_bytes(B, T, F), linear_sm90_column_bytes(B * T, T, F));
-        const size_t qkv = bias_backward_bytes(B, T, 3 * s.C());
+        const auto pass = [&](int out) { // over dwide, or over its stages in shared memory
+            return size_max(bias_backward_bytes(B, T, out), weight_gradient_column_bytes({B, T, C, out}));
+        };
+        const size_t fc = size_max(pass(F), linear_sm90_column_bytes(B * T, T, F)), qkv = pass(3 * s.C());
         const size_t rounded = config->dtype == DTYPE_FP8_DW ? fp8_column_bytes(B, T, 3 * C) : 0;
         const int own = min(B, own_rows_most(config));
         most = size_max(most, 2 * layernorm_backward_bytes(own, T, C, config->sources) + fc + size_max(qkv, rounded));

@@ -113,8 +113,8 @@ struct GradientJob {
     int tiles_m, tiles_n, row_blocks, slots; // row_blocks: stages per step; slots: squares per example, one per warp
     bool add;
     float *squares;    // (B, slots), or NULL. Not scaled
-    unsigned *arrived; // (2) for sum_blocks
-    float *columns;    // (B, shares, out) column sums of dY, or NULL
+    unsigned *arrived; // (1) blocks that have added their squares
+    float *columns;    // partial column sums of dY, one run (ColumnSplit) per share of an example; or NULL
     int shares;
     const int *row_at;
     float *rows;
@@ -261,7 +261,7 @@ __device__ void dy_columns_sum(typename L::Shared &s, const GradientJob &job, in
             pair_arrive(&s.empty[ring.stage], rank);
             ring.advance();
         }
-        float *to = job.columns + ((size_t)step.b * job.shares + share) * job.shape.out + column;
+        float *to = job.columns + ((size_t)step.b * (job.shares + 1) + share) * job.shape.out + column;
         UNROLL_FOR (int p = 0; p < PANELS; p++) {
             const int c = (first + p * COLUMN_WARPS) * PANEL + piece * VEC;
             UNROLL_FOR (int j = 0; j < VEC; j++) {
@@ -454,7 +454,7 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     cluster_sync();
     after_allow();
     after_wait();
-    if (blockIdx.x == 0 && threadIdx.x == 0) job.arrived[0] = job.arrived[1] = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *job.arrived = 0;
     // cluster_sync ends each branch: the other block may still write to this one's shared memory.
     if (threadIdx.x >= WORKERS) {
         registers_give<L::FEEDER_REGISTERS>();
@@ -472,7 +472,7 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
 #    endif
 }
 
-// ---- Second kernel: adds parts, squares and column sums -------------------------------------------------------------
+// ---- Second kernel: adds parts and squares --------------------------------------------------------------------------
 
 enum { FINISH_THREADS = 512 };
 
@@ -481,32 +481,14 @@ struct GradientFinish {
     const float *parts; // (parts, 2, 128, n)
     float *dw;
     double *squares, *norms, scale; // norms (B); scale: of squares
-    ColumnGradient bias;
-    double *bias_squares; // (groups of columns)
-    int examples, groups; // blocks for squares; for columns; the others add parts
+    int examples;         // blocks for squares; the others add parts
     int n, tile_blocks;   // columns of a tile; blocks per tile
     int pair_m, pair_n;   // size of a pair's tile
 };
 
-// partial[i] = mine. The last of `count` blocks to call adds all partials to *to, in a fixed order.
-__device__ void sum_blocks(double *to, double *partial, int i, int count, double mine, unsigned *arrived,
-                           double *shared) {
-    bool last = false;
-    if (threadIdx.x == 0) {
-        partial[i] = mine;
-        __threadfence();
-        last = atomicAdd(arrived, 1) == (unsigned)count - 1;
-    }
-    if (!__syncthreads_or(last)) return;
-    __threadfence();
-    double sum = 0.0;
-    for (int k = threadIdx.x; k < count; k += FINISH_THREADS) sum += __ldcg(partial + k);
-    sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) *to += sum;
-}
-
-// norms[b] = sum of example b's squares; the last block adds all norms to *squares.
-__device__ void squares_finish(const GradientFinish &f, int b, double *shared) {
+// norms[b] = sum of example b's squares. The last block to arrive adds all norms to *squares, in order.
+__device__ void squares_finish(const GradientFinish &f, int b) {
+    __shared__ double shared[FINISH_THREADS / WARP];
     const float *slots = f.job.squares + (size_t)b * f.job.slots;
     double sum = 0.0;
     for (int i = threadIdx.x * 4; i < f.job.slots; i += FINISH_THREADS * 4) {
@@ -515,31 +497,18 @@ __device__ void squares_finish(const GradientFinish &f, int b, double *shared) {
         sum += ((double)v[0] + v[1]) + ((double)v[2] + v[3]);
     }
     sum = block_sum(sum, shared);
-    sum_blocks(f.squares, f.norms, b, f.examples, sum * f.scale, f.job.arrived, shared);
-}
-
-// Bias gradient of 32 columns; a warp adds every 16th example.
-__device__ void columns_finish(const GradientFinish &f, int group, double *shared) {
-    constexpr int GROUP_WARPS = FINISH_THREADS / WARP;
-    __shared__ float sums[GROUP_WARPS][WARP];
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, c = group * WARP + lane, out = f.job.shape.out;
-    float sum = 0.0f, square = 0.0f;
-    for (int b = warp; c < out && b < f.job.shape.B; b += GROUP_WARPS) {
-        const float *share = f.job.columns + (size_t)b * f.job.shares * out + c;
-        float example = 0.0f;
-#    pragma unroll 8
-        for (int i = 0; i < f.job.shares; i++) example += share[(size_t)i * out];
-        sum += example;
-        square = add_square(square, example);
+    bool last = false;
+    if (threadIdx.x == 0) {
+        f.norms[b] = sum * f.scale;
+        __threadfence();
+        last = atomicAdd(f.job.arrived, 1) == (unsigned)f.examples - 1;
     }
-    sums[warp][lane] = sum;
-    const double squares = block_sum((double)square, shared); // its barrier also publishes sums
-    if (warp == 0 && c < out) {
-        float all = f.bias.first ? 0.0f : f.bias.sum[c];
-        for (int w = 0; w < GROUP_WARPS; w++) all += sums[w][lane];
-        f.bias.sum[c] = all;
-    }
-    if (f.bias.squares) sum_blocks(f.bias.squares, f.bias_squares, group, f.groups, squares, f.job.arrived + 1, shared);
+    if (!__syncthreads_or(last)) return;
+    __threadfence();
+    sum = 0.0;
+    for (int k = threadIdx.x; k < f.examples; k += FINISH_THREADS) sum += __ldcg(f.norms + k);
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) *f.squares += sum;
 }
 
 // Sums a piece of a tile's parts into dW.
@@ -566,12 +535,10 @@ __device__ void parts_finish(const GradientFinish &f, int i) {
 
 __global__ void __launch_bounds__(FINISH_THREADS, 3) gradient_finish_kernel(const __grid_constant__ GradientFinish f) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    __shared__ double shared[FINISH_THREADS / WARP];
     const int i = blockIdx.x;
     after_wait();
-    if (i < f.examples) squares_finish(f, i, shared);
-    else if (i < f.examples + f.groups) columns_finish(f, i - f.examples, shared);
-    else parts_finish(f, i - f.examples - f.groups);
+    if (i < f.examples) squares_finish(f, i);
+    else parts_finish(f, i - f.examples);
 #    endif
 }
 
@@ -607,13 +574,20 @@ const Tiling tilings[] = {tiling<192, true, false>(),  tiling<192, false, false>
 
 } // namespace
 
-// A call: its tiles, and its workspace: parts, squares, numbers, column sums by share.
+// A call: its tiles, and its workspace: parts, squares, norms, arrivals.
 struct GradientPlan {
     Tiling tile;
     GradientJob job; // without pointers
-    int groups;
-    size_t squares, numbers, columns, bytes; // numbers: norms, squares of the bias by groups, arrivals
+    size_t squares, norms, bytes;
 };
+
+// Runs are shares of an example: its length counts in shares.
+static ColumnSplit columns_split(WeightGradientShape s) {
+    const int shares = std::min(ceil_div(s.in, TILE_M), (int)ROWS), blocks = s.B * shares;
+    return {blocks, shares, 1, blocks, blocks + s.B};
+}
+
+size_t weight_gradient_column_bytes(WeightGradientShape s) { return column_bytes(columns_split(s), 1, s.out); }
 
 // squares, columns: wanted.
 static GradientPlan plan_of(WeightGradientShape s, bool squares, bool columns, int clusters) {
@@ -629,12 +603,10 @@ static GradientPlan plan_of(WeightGradientShape s, bool squares, bool columns, i
     }
     p.job.shape = {s.B, s.T, s.in, s.out}, p.job.row_blocks = ceil_div(s.T, p.tile.depth());
     p.job.slots = p.job.tiles_m * p.job.tiles_n * PAIR * WARPS;
-    p.job.shares = std::min(ceil_div(s.in, TILE_M), (int)ROWS);
-    p.groups = ceil_div(s.out, (int)WARP);
+    p.job.shares = columns_split(s).T;
     p.squares = (size_t)p.job.schedule.parts * PAIR * TILE_M * p.tile.n * sizeof(float);
-    p.numbers = p.squares + round_up((size_t)s.B * p.job.slots * sizeof(float), 16);
-    p.columns = p.numbers + round_up((s.B + p.groups + 1) * sizeof(double), 16);
-    p.bytes = p.columns + (size_t)s.B * p.job.shares * s.out * sizeof(float);
+    p.norms = p.squares + round_up((size_t)s.B * p.job.slots * sizeof(float), 16);
+    p.bytes = p.norms + round_up((s.B + 1) * sizeof(double), 16);
     return p;
 }
 
@@ -752,13 +724,13 @@ int weight_gradient(const WeightGradient &g, const void *x, const void *dy, Weig
     const int cut = p.job.schedule.parts;
     char *memory = (char *)workspace;
     float *parts = (float *)memory;
-    double *numbers = (double *)(memory + p.numbers);
+    double *norms = (double *)(memory + p.norms);
     GradientMaps maps = {};
     GradientJob job = p.job;
     job.add = !g.first, job.scale = g.scale;
     job.squares = g.squares ? (float *)(memory + p.squares) : NULL;
-    job.arrived = (unsigned *)(numbers + s.B + p.groups);
-    job.columns = g.bias.sum ? (float *)(memory + p.columns) : NULL;
+    job.arrived = (unsigned *)(norms + s.B);
+    job.columns = g.bias.sum ? column_begin(g.jobs, &g.bias, 1, columns_split(s), s.out) : NULL;
     job.row_at = g.row_at, job.rows = g.rows;
     job.pairs = pairs;
     TRY(maps_of(&maps, t, s, x, dy, g.dw, parts, std::max(cut * PAIR * TILE_M, 1), e));
@@ -766,12 +738,11 @@ int weight_gradient(const WeightGradient &g, const void *x, const void *dy, Weig
                t.kernel[g.squares != NULL], maps, job));
 
     GradientFinish f = {};
-    f.job = job, f.parts = parts, f.dw = g.dw, f.squares = g.squares, f.bias = g.bias;
-    f.norms = g.norms ? g.norms : numbers, f.bias_squares = numbers + s.B, f.scale = (double)g.scale * g.scale;
-    f.examples = g.squares ? s.B : 0, f.groups = g.bias.sum ? p.groups : 0;
+    f.job = job, f.parts = parts, f.dw = g.dw, f.squares = g.squares;
+    f.norms = g.norms ? g.norms : norms, f.scale = (double)g.scale * g.scale, f.examples = g.squares ? s.B : 0;
     f.n = t.n, f.tile_blocks = TILE_M * t.n / 4 / FINISH_THREADS;
     f.pair_m = t.pair_m(), f.pair_n = t.pair_n();
-    const int blocks = f.examples + f.groups + (cut ? job.schedule.level[0].rest * PAIR * f.tile_blocks : 0);
+    const int blocks = f.examples + (cut ? job.schedule.level[0].rest * PAIR * f.tile_blocks : 0);
     if (!blocks) return 0;
     return launch({.blocks = blocks, .threads = FINISH_THREADS, .stream = stream, .early = true}, e,
                   gradient_finish_kernel, f);
@@ -782,6 +753,7 @@ int weight_gradient(const WeightGradient &g, const void *x, const void *dy, Weig
 int weight_gradient_clusters(void) { return 0; }
 int weight_gradient_pairs(WeightGradientPairs *pairs, Error *) { return pairs->count = 0; }
 size_t weight_gradient_workspace_bytes(WeightGradientShape, int) { return 0; }
+size_t weight_gradient_column_bytes(WeightGradientShape) { return 0; }
 int weight_gradient(const WeightGradient &, const void *, const void *, WeightGradientShape,
                     const WeightGradientPairs &, void *, cudaStream_t, Error *e) {
     return FAIL(e, ERR_INTERNAL, NULL, "weight_gradient: not in this build");

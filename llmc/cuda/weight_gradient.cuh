@@ -24,7 +24,8 @@ struct WeightGradient {
     float scale = 1;          // a power of two; for e4m3
     double *squares = NULL;   // (1) += sum over b of |g_b|^2; NULL: not wanted
     double *norms = NULL;     // (B) = |g_b|^2, needs squares; or NULL
-    ColumnGradient bias = {}; // sum NULL: not wanted
+    ColumnGradient bias = {}; // sum NULL: not wanted; else a job of weight_gradient_column_bytes joins `jobs`
+    ColumnJobs *jobs = NULL;
     // Rows of per-example gradients; needs squares. rows[b][t] = row i of g_b where row_at[b][i] = t + 1. NULL: none.
     const int *row_at = NULL; // (B, in)
     float *rows = NULL;       // (B, T, out)
@@ -43,6 +44,7 @@ struct WeightGradientPairs {
 int weight_gradient_pairs(WeightGradientPairs *pairs, Error *e);
 
 size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters);
+size_t weight_gradient_column_bytes(WeightGradientShape s);
 
 // Microseconds in bf16 / e4m3, with squares (H200, bench_weight_gradient): d48 qkv 441/231, proj 151/84, fc 564/310,
 // fcproj 567/307; d12 395/208, 137/78, 504/268, 497/266. In bf16 qkv also sums its bias.

@@ -146,7 +146,8 @@ struct Problem : Attention {
 
     Problem(AttentionShape s_, double deviation, Kind kind = {})
         : Attention{s_}, s(s_), n((size_t)s.B * s.T * s.C()), rows((size_t)s.heads() * s.T),
-          workspace_bytes(attention_workspace_bytes(s)), host_qkv(random_vector<real>(3 * n, 0.0, deviation)), host_dout(random_vector<real>(n)) {
+          workspace_bytes(attention_workspace_bytes(s)), host_qkv(random_vector<real>(3 * n, 0.0, deviation)),
+          host_dout(random_vector<real>(n)) {
         qkv = device_from(host_qkv), dout = device_from(host_dout), out = device_new<real>(n);
         dqkv = device_new<real>(3 * n), lse = device_new<float>(rows);
         workspace = device_new<char>(workspace_bytes), ticket = device_new<unsigned>(1);

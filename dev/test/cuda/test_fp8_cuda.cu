@@ -86,7 +86,8 @@ static void transpose_case(int B, int T, int C, Wanted wanted) {
 
 static void test_transpose(void) {
     for (int T : {16, 48, 64, 144, 128, 640})
-        for (int C : {64, 128, 320}) transpose_case(random_int(1, 4), T, C, T == 48 ? TRANSPOSED : T == 64 ? MEASURED : ALL);
+        for (int C : {64, 128, 320})
+            transpose_case(random_int(1, 4), T, C, T == 48 ? TRANSPOSED : T == 64 ? MEASURED : ALL);
     for (int i = 0; i < 4; i++) transpose_case(random_int(1, 4), 16 * random_int(1, 20), 64 * random_int(1, 9), ALL);
     if (small_shapes_only) return;
     transpose_case(3, 1024, 4800, ALL);

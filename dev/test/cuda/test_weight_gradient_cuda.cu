@@ -62,7 +62,10 @@ static Product product_new(WeightGradientShape s, int clusters, int wanted) {
     p.before = random_vector<float>(p.count());
     if (p.g.first) std::fill(p.before.begin(), p.before.end(), NAN);
     if (wanted & SQUARES) p.g.squares = device_new<double>(1), p.g.norms = device_new<double>(s.B);
-    if (wanted & BIAS) p.bias = columns_new(s.B, s.out), p.g.bias = p.bias.device;
+    if (wanted & BIAS) {
+        p.bias = columns_new(s.B, s.out), p.g.bias = p.bias.device;
+        p.g.jobs = new ColumnJobs(jobs_new(weight_gradient_column_bytes(s)));
+    }
     if (wanted & ROWS_OF_EXAMPLES) {
         p.row_at.assign((size_t)s.B * s.in, 0);
         for (int b = 0; b < s.B; b++)
@@ -96,6 +99,7 @@ static void product_run(const Product &p) {
     for (int i = 0; p.clusters < pairs_here && i < p.clusters; i++) pairs.place[i] = (unsigned char)i;
     pairs.count = p.clusters;
     CALL_OK(weight_gradient(p.g, p.d_x, p.d_dy, p.s, pairs, p.workspace, 0, &e));
+    if (p.g.jobs) CALL_OK(column_finish(p.g.jobs, 0, &e));
 }
 
 static std::vector<Output> product_outputs(const Product &p) {
