@@ -65,9 +65,8 @@ template <int N> __device__ static inline void clear(float (&c)[N]) {
     UNROLL_FOR (int i = 0; i < N; i++) c[i] = 0.0f;
 }
 
-#ifndef GNS_FP32
 // ---------------------------------------------------------------------------------------------------------------------
-// Accumulators of mma.m16n8k16 and of wgmma: a warp owns a matrix (16, N). A lane's element i lies in row
+// Accumulators of mma.m16n8k16 and of wgmma, and fp32's: a warp owns a matrix (16, N). A lane's element i lies in row
 // lane / 4 + fragment_row(i) and column fragment_column(i).
 
 __device__ static inline int fragment_row(int i) { return i / 2 % 2 * 8; }
@@ -105,7 +104,7 @@ __device__ static inline unsigned kept_pair(unsigned kept, int i) {
     return mask;
 }
 
-// Maximum and sum over the lanes that share a row: 4 neighbours in 16 bits, LANES in fp32.
+// Maximum and sum over the lanes that share a row, 4 neighbours.
 __device__ static inline float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -115,16 +114,3 @@ __device__ static inline float row_sum(float x) {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
 }
-#else
-enum { LANES = 8 };
-
-__device__ static inline float row_max(float x) {
-    UNROLL_FOR (int offset = LANES / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
-    return x;
-}
-
-__device__ static inline float row_sum(float x) {
-    UNROLL_FOR (int offset = LANES / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-    return x;
-}
-#endif

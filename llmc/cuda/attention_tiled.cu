@@ -4,8 +4,9 @@
 // other side. A warp owns WARP_ROWS rows; a few lanes hold a row's scores, so its softmax needs no shared memory. dQ
 // has a separate kernel, as in attention_sm90_backward.cu.
 //
-// Types differ in how a warp multiplies, and in which elements of an accumulator (WARP_ROWS, N) a lane holds: element i
-// lies in row own_row() + element_row(i) and column element_column(i); element(r, k) is the k-th in row r = 0 or 1.
+// A lane's element i of an accumulator (WARP_ROWS, N) lies in row own_row() + fragment_row(i) and column
+// element_column(i); fragment_element(r, k) is the k-th in row r = 0 or 1. 16 bits and fp32 differ in how a warp
+// multiplies.
 #include "cuda/attention_paths.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/vec.cuh"
@@ -23,30 +24,25 @@ __device__ static Slice slice_of(const real *tensor, AttentionShape s, int head,
     return {tensor + (size_t)b * s.T * stride + part * s.C() + h * s.D, stride};
 }
 
-#ifndef GNS_FP32
-// ---------------------------------------------------------------------------------------------------------------------
-// 16 bits: mma.sync. P and dS go from product to product in registers.
-
 enum { ROWS = 64, WARP_ROWS = 16 };
 
 template <int DP> constexpr int OTHER_BACKWARD = DP == 64 ? 64 : 32; // rows of a tile of the other side
 template <int DP, bool MASKED> constexpr int QUERIES_BACKWARD = DP == 128 && MASKED ? 16 : OTHER_BACKWARD<DP>;
 
-// Row length of a tile in shared memory: 16 bytes of padding spread the 8 rows that ldmatrix reads over all banks.
-template <int DP> constexpr int STRIDE = DP + 8;
+// Row length of a tile in shared memory. In 16 bits 16 bytes of padding spread the 8 rows that ldmatrix reads over all
+// banks.
+template <int DP> constexpr int STRIDE = DP + (sizeof(real) == 2 ? 8 : 1);
 
 // Elements of a lane in an accumulator of N columns.
 template <int N> constexpr int ELEMENTS = N / 2;
 
 __device__ static int own_row() { return threadIdx.x % 32 / 4; }
-__device__ static int element(int i, int k) { return fragment_element(i, k); }
-__device__ static int element_row(int i) { return fragment_row(i); }
+
+// fragment_column with an unsigned remainder: else dkdv_kernel spills.
 __device__ static int element_column(int i) { return i / 4 * 8 + (int)(threadIdx.x % 4) * 2 + i % 2; }
 
-__device__ static void tile_wait() {
-    fetch_wait();
-    __syncthreads();
-}
+#ifndef GNS_FP32
+// ---- 16 bits: mma.sync. P and dS go from product to product in registers. -------------------------------------------
 
 // Stores two successive elements of a lane's row, from column d.
 __device__ static void store_two(real *row, int d, float x, float y, int D) {
@@ -91,58 +87,28 @@ __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E]
     }
 }
 #else
-// ---- fp32: multiply-adds, no tensor cores. 8 lanes share two neighbouring rows. -------------------------------------
+// ---- fp32: multiply-adds, no tensor cores ---------------------------------------------------------------------------
 
-enum { ROWS = 32, WARP_ROWS = 8 };
-
-template <int DP> constexpr int OTHER_BACKWARD = 32;
-template <int DP, bool MASKED> constexpr int QUERIES_BACKWARD = 32;
-template <int DP> constexpr int STRIDE = DP + 1;
-template <int N> constexpr int ELEMENTS = N / LANES * 2;
-
-__device__ static int own_row() { return threadIdx.x % 32 / LANES * 2; }
-__device__ static int element(int i, int k) { return 2 * k + i; }
-__device__ static int element_row(int i) { return i % 2; }
-__device__ static int element_column(int i) { return threadIdx.x % LANES + i / 2 * LANES; }
-
-template <int E, bool TRANSPOSED> __device__ static unsigned lane_kept(const HeadDropout &h, int row, int column) {
-    unsigned kept = 0;
-    UNROLL_FOR (int i = 0; i < E; i++) {
-        int a = row + own_row() + element_row(i), b = column + element_column(i);
-        int query = TRANSPOSED ? b : a, key = TRANSPOSED ? a : b;
-        if (dropout_factor(h.dropout, DROPOUT_PROBABILITY, h.head, query, key) > 0.0f) kept |= kept_bit(i);
-    }
-    return kept;
-}
-
-__device__ static void tile_wait() { __syncthreads(); }
-
-__device__ static void store_two(real *row, int d, float x, float y, int D) {
+__device__ static void store_two(float *row, int d, float x, float y, int D) {
     if (d < D) row[d] = x;
-    if (d + LANES < D) row[d + LANES] = y;
+    if (d + 1 < D) row[d + 1] = y;
 }
 
-// c (8, N) = a (8, DP) b (N, DP)^T, both in shared memory.
 template <int DP, int E> __device__ static void multiply_abt(float (&c)[E], const float *a, const float *b) {
     clear(c);
 #    pragma unroll 8
     for (int d = 0; d < DP; d++)
         UNROLL_FOR (int i = 0; i < E; i++)
-            c[i] += a[(own_row() + element_row(i)) * STRIDE<DP> + d] * b[element_column(i) * STRIDE<DP> + d];
+            c[i] += a[(own_row() + fragment_row(i)) * STRIDE<DP> + d] * b[element_column(i) * STRIDE<DP> + d];
 }
 
-// c (8, DP) += p (8, 32) b (32, DP). p goes through the warp's own shared memory.
 template <int DP, int E>
 __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E], const float *b) {
-    __shared__ float p_tile[WARPS][WARP_ROWS][ROWS + 1];
-    float(*p_rows)[ROWS + 1] = p_tile[threadIdx.x / 32] + own_row();
-    __syncwarp();
-    UNROLL_FOR (int i = 0; i < E; i++) p_rows[element_row(i)][element_column(i)] = p[i];
-    __syncwarp();
-#    pragma unroll 4
-    for (int k = 0; k < ROWS; k++)
-        UNROLL_FOR (int i = 0; i < ELEMENTS<DP>; i++)
-            c[i] += p_rows[element_row(i)][k] * b[k * STRIDE<DP> + element_column(i)];
+    UNROLL_FOR (int k = 0; k < 2 * E; k++) {
+        const int from = threadIdx.x % 32 / 4 * 4 + k % 8 / 2, i = k / 8 * 4 + k % 2; // lane and element of (row, k)
+        const float x[2] = {__shfl_sync(~0u, p[i], from), __shfl_sync(~0u, p[i + 2], from)};
+        UNROLL_FOR (int j = 0; j < ELEMENTS<DP>; j++) c[j] += x[j / 2 % 2] * b[k * STRIDE<DP> + element_column(j)];
+    }
 }
 #endif
 
@@ -150,8 +116,7 @@ __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E]
 
 // Starts copies of rows row0.. of a slice into a tile; zeros beyond T and D.
 template <int N, int DP> __device__ static void tile_load(real *tile, Slice from, int row0, AttentionShape s) {
-#ifndef GNS_FP32
-    if (s.D % 8 == 0) {
+    if (sizeof(real) == 2 && s.D % 8 == 0) {
         for (int i = threadIdx.x; i < N * DP / 8; i += THREADS) {
             int r = i / (DP / 8), d = i % (DP / 8) * 8;
             bool valid = row0 + r < s.T && d < s.D;
@@ -160,7 +125,6 @@ template <int N, int DP> __device__ static void tile_load(real *tile, Slice from
         }
         return;
     }
-#endif
     for (int i = threadIdx.x; i < N * DP; i += THREADS) {
         int r = i / DP, d = i % DP;
         bool valid = row0 + r < s.T && d < s.D;
@@ -174,7 +138,8 @@ __device__ static void tiles_next(real *a_tile, Slice a, real *b_tile, Slice b, 
     __syncthreads();
     tile_load<N, DP>(a_tile, a, row0, s);
     tile_load<N, DP>(b_tile, b, row0, s);
-    tile_wait();
+    fetch_wait();
+    __syncthreads();
 }
 
 // Writes c to a slice (T, D), times factor0 in a lane's first row and factor1 in the second.
@@ -182,13 +147,13 @@ template <int E>
 __device__ static void store_rows(Slice to, const float (&c)[E], float factor0, float factor1, int row,
                                   AttentionShape s) {
     UNROLL_FOR (int i = 0; i < 2; i++) {
-        int t = row + element_row(element(i, 0));
+        int t = row + fragment_row(fragment_element(i, 0));
         if (t >= s.T) continue;
         real *p = (real *)to.data + (size_t)t * to.stride;
         float factor = i ? factor1 : factor0;
         UNROLL_FOR (int k = 0; k < E / 2; k += 2) {
-            int d = element_column(element(i, k));
-            float x = c[element(i, k)] * factor, y = c[element(i, k + 1)] * factor;
+            int d = element_column(fragment_element(i, k));
+            float x = c[fragment_element(i, k)] * factor, y = c[fragment_element(i, k + 1)] * factor;
             store_two(p, d, x, y, s.D);
         }
     }
@@ -219,13 +184,13 @@ template <bool TRANSPOSED> struct RowMasks {
         : dropout(masks, at.head / s.NH, at.head % s.NH), scale(masks.constants.scale),
           warp_row(at.row0 + at.warp_row) {
         UNROLL_FOR (int i = 0; i < 2; i++) {
-            int row = at.row + element_row(element(i, 0)), b = at.head / s.NH;
+            int row = at.row + fragment_row(fragment_element(i, 0)), b = at.head / s.NH;
             limit[i] = TRANSPOSED ? last_query(masks, s, b, row) : first_key(masks, s, b, row);
         }
     }
     // True if element j of a tile from `column` belongs to another document.
     __device__ bool hides(int j, int column) const {
-        int i = element_row(j) > 0, other = column + element_column(j);
+        int i = fragment_row(j) > 0, other = column + element_column(j);
         return TRANSPOSED ? other > limit[i] : other < limit[i];
     }
     // Mask of kept elements; all ones without dropout.
@@ -259,9 +224,9 @@ __global__ void __launch_bounds__(THREADS, 2)
         UNROLL_FOR (int i = 0; i < 2; i++) {
             float top = m[i];
             UNROLL_FOR (int k = 0; k < E / 2; k++) {
-                int j = element(i, k);
+                int j = fragment_element(i, k);
                 int key = key0 + element_column(j);
-                p[j] = key > at.row + element_row(j) ? -INFINITY : p[j] * scale2;
+                p[j] = key > at.row + fragment_row(j) ? -INFINITY : p[j] * scale2;
                 if (MASKED && hidden.hides(j, key0)) p[j] = -INFINITY;
                 top = fmaxf(top, p[j]);
             }
@@ -269,9 +234,12 @@ __global__ void __launch_bounds__(THREADS, 2)
             if (MASKED) top = fmaxf(top, -FLT_MAX); // a row that sees nothing yet: p = shrink = 0
             float shrink = exp2f(m[i] - top), sum = 0.0f;
             m[i] = top;
-            UNROLL_FOR (int k = 0; k < E / 2; k++) sum += p[element(i, k)] = exp2f(p[element(i, k)] - top);
+            UNROLL_FOR (int k = 0; k < E / 2; k++) {
+                float &x = p[fragment_element(i, k)];
+                sum += x = exp2f(x - top);
+            }
             l[i] = l[i] * shrink + row_sum(sum);
-            UNROLL_FOR (int k = 0; k < ELEMENTS<DP> / 2; k++) o[element(i, k)] *= shrink;
+            UNROLL_FOR (int k = 0; k < ELEMENTS<DP> / 2; k++) o[fragment_element(i, k)] *= shrink;
         }
         if (MASKED) {
             unsigned kept = hidden.template kept<E>(key0);
@@ -284,7 +252,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     float factor = MASKED ? hidden.scale : 1.0f;
     store_rows(slice_of(out, s, at.head, 1, 0), o, factor / l[0], factor / l[1], at.row, s);
     UNROLL_FOR (int i = 0; i < 2; i++) {
-        int t = at.row + element_row(element(i, 0));
+        int t = at.row + fragment_row(fragment_element(i, 0));
         if (element_column(0) == 0 && t < s.T) lse[(size_t)at.head * s.T + t] = m[i] * LN2 + logf(l[i]);
     }
 }
@@ -345,7 +313,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     float scale2 = scale * LOG2E, lse2[2], delta[2];
     int key0 = MASKED ? first_key(masks, s, at.head / s.NH, at.row0) / KEYS * KEYS : 0;
     UNROLL_FOR (int i = 0; i < 2; i++) {
-        size_t row = (size_t)at.head * s.padded_T() + at.row + element_row(element(i, 0));
+        size_t row = (size_t)at.head * s.padded_T() + at.row + fragment_row(fragment_element(i, 0));
         lse2[i] = rows.lse2[row];
         delta[i] = rows.delta[row];
     }
@@ -361,8 +329,8 @@ __global__ void __launch_bounds__(THREADS, 2)
         multiply_abt<DP>(dp, do_tile + at.warp_row * STRIDE<DP>, v_tile);
         unsigned kept = MASKED ? hidden.template kept<E>(key0) : ~0u;
         UNROLL_FOR (int j = 0; j < E; j++) {
-            int i = element_row(j) > 0;
-            int key = key0 + element_column(j), query = at.row + element_row(j);
+            int i = fragment_row(j) > 0;
+            int key = key0 + element_column(j), query = at.row + fragment_row(j);
             float x = key > query ? 0.0f : exp2f(p[j] * scale2 - lse2[i]);
             if (MASKED && hidden.hides(j, key0)) x = 0.0f;
             if (MASKED) dp[j] = kept & kept_bit(j) ? dp[j] * hidden.scale : 0.0f;
@@ -402,7 +370,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         unsigned kept = MASKED ? hidden.template kept<E>(query0) : ~0u;
         UNROLL_FOR (int j = 0; j < E; j++) {
             int query = query0 + element_column(j);
-            p[j] = at.row + element_row(j) > query ? 0.0f : exp2f(p[j] * scale2 - lse2[query]);
+            p[j] = at.row + fragment_row(j) > query ? 0.0f : exp2f(p[j] * scale2 - lse2[query]);
             if (MASKED && hidden.hides(j, query0)) p[j] = 0.0f;
             dp[j] = kept & kept_bit(j) ? p[j] : 0.0f;
         }
