@@ -149,13 +149,14 @@ static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, 
 }
 
 // Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt and gelu.cuh.
-// cuBLASLt also runs fcproj with its residual: in 502, 419, 549 us, against linear_sm90's 503, 470, 547 (d12, d24, d48;
-// H200).
+// cuBLASLt also runs input gradients (LINEAR_BIAS, back), and fcproj with its residual: in 502, 419, 549 us, against
+// linear_sm90's 503, 470, 547 (d12, d24, d48; H200).
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
-    const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU;
-    if (l.x8 || (engine->fused_linear && !(residual && l.in > l.out))) return linear_sm90(l, engine->stream, e);
-    MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = dgelu, .accumulate = residual};
-    shape.epilogue = dgelu ? MATMUL_PLAIN : MATMUL_BIAS;
+    const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU, back = !l.bias;
+    const bool ours = engine->fused_linear && (dgelu || !back) && !(residual && l.in > l.out);
+    if (l.x8 || ours) return linear_sm90(l, engine->stream, e);
+    MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = back, .accumulate = residual};
+    shape.epilogue = back ? MATMUL_PLAIN : MATMUL_BIAS;
     TRY(matmul_run(engine->matmul, shape, {l.y, l.x, l.weight, l.bias, 1, 1, residual ? l.extra : NULL}, e));
     if (dgelu) return bias_backward(l.columns, l.y, l.slope, l.rows / l.T, l.T, l.out, l.jobs, engine->stream, e);
     return l.epilogue == LINEAR_GELU ? gelu_forward(l.y, l.slope, l.y, (size_t)l.rows * l.out, engine->stream, e) : 0;
@@ -187,18 +188,11 @@ static int linear_residual(Engine *engine, const Pass *p, real *sum, const real 
     return rows_reduce(engine, p, engine->delta, e);
 }
 
-// dx (all, in) = dy (all, out) W^T
-static int linear_dinput(Engine *engine, const Pass *p, real *dx, const real *dy, TensorKind w, int layer, Error *e) {
-    const Linear l = linear_of(engine, p, LINEAR_BIAS, dx, dy, w, layer, true);
-    const MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = true};
-    if (l.x8) return linear_sm90(l, engine->stream, e);
-    return matmul_run(engine->matmul, shape, {dx, dy, l.weight}, e);
-}
-
 // dx (N, in) = own rows of dy W^T, summed over the group.
 static int linear_dinput_own(Engine *engine, const Pass *p, real *dx, const real *dy, TensorKind w, int layer,
                              Error *e) {
-    TRY(linear_dinput(engine, p, is_cut(engine) ? engine->exchange : dx, dy, w, layer, e));
+    real *y = is_cut(engine) ? engine->exchange : dx;
+    TRY(linear_run(engine, linear_of(engine, p, LINEAR_BIAS, y, dy, w, layer, true), e));
     return rows_reduce(engine, p, dx, e);
 }
 
@@ -495,7 +489,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     // attention
     TRY(branch_gather(engine, p, &branch, e));
     TRY(linear_dweight(engine, p, k->attention, branch, PROJ_W, l, e));
-    TRY(linear_dinput(engine, p, dattention, branch, PROJ_W, l, e));
+    TRY(linear_run(engine, linear_of(engine, p, LINEAR_BIAS, dattention, branch, PROJ_W, l, true), e));
     if (final_comes_later(engine, l + 1))
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // sends block l + 1
     if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // requests block l - 1

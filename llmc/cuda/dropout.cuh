@@ -73,10 +73,7 @@ __device__ static inline void mask_clear(float &x, float &y, unsigned mask) {
 
 // Zeroes x, y where their half of the random word drops them.
 __device__ static inline void dropout_clear(const DropoutConstants &c, float &x, float &y, unsigned word) {
-    asm("{\n.reg .b32 bits;\n.reg .pred p, q;\nabs.f16x2 bits, %2;\nsetp.geu.f16x2 p|q, bits, %3;\n"
-        "selp.f32 %0, %0, 0f00000000, p;\nselp.f32 %1, %1, 0f00000000, q;\n}"
-        : "+f"(x), "+f"(y)
-        : "r"(word), "r"(c.below));
+    mask_clear(x, y, dropout_kept(c, word));
 }
 
 // Multiplies x, columns c.. of row t of example b, by their factors. W: 1, or 8 with c % 8 == 0.

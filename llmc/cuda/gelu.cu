@@ -2,36 +2,28 @@
 #include "cuda/gelu.cuh"
 #include "cuda/vec.cuh"
 
-enum { FLAT_THREADS = 256, FLAT_PACKS = 4 }; // packs in flight per thread
+enum { FLAT_THREADS = 256 };
 
-// y = gelu(x) and slope = gelu'(x), `packs` packs of W. Grid: a thread per FLAT_PACKS packs.
+// Grid: a thread per pack of W.
 template <int W>
 __global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(real *y, GeluSlope *slope, const real *x, size_t packs) {
-    const size_t first = (size_t)blockIdx.x * FLAT_THREADS * FLAT_PACKS + threadIdx.x;
-    Pack<W> v[FLAT_PACKS];
-    UNROLL_FOR (int p = 0; p < FLAT_PACKS; p++) {
-        const size_t i = first + p * FLAT_THREADS;
-        if (i < packs) v[p] = pack_load<W>(x + i * W);
+    const size_t i = (size_t)blockIdx.x * FLAT_THREADS + threadIdx.x;
+    float f[W];
+    Bundle<GeluSlope, W> slopes;
+    if (i >= packs) return;
+    pack_get(f, pack_load<W>(x + i * W));
+    UNROLL_FOR (int j = 0; j < W; j++) {
+        const Gelu g = gelu_with_slope(f[j]);
+        f[j] = g.y, slopes.x[j] = g.slope;
     }
-    UNROLL_FOR (int p = 0; p < FLAT_PACKS; p++) {
-        const size_t i = first + p * FLAT_THREADS;
-        if (i >= packs) continue;
-        float f[W];
-        Bundle<GeluSlope, W> slopes;
-        pack_get(f, v[p]);
-        UNROLL_FOR (int j = 0; j < W; j++) {
-            const Gelu g = gelu_with_slope(f[j]);
-            f[j] = g.y, slopes.x[j] = g.slope;
-        }
-        pack_store(y + i * W, pack_of<W>(f));
-        *(Bundle<GeluSlope, W> *)(slope + i * W) = slopes;
-    }
+    pack_store(y + i * W, pack_of<W>(f));
+    *(Bundle<GeluSlope, W> *)(slope + i * W) = slopes;
 }
 
 int gelu_forward(real *y, GeluSlope *slope, const real *x, size_t n, cudaStream_t stream, Error *e) {
     const auto kernel = n % VEC ? gelu_kernel<1> : gelu_kernel<VEC>;
     const size_t packs = n / (n % VEC ? 1 : VEC);
-    return launch({blocks_of(packs, FLAT_THREADS * FLAT_PACKS), FLAT_THREADS, stream}, e, kernel, y, slope, x, packs);
+    return launch({blocks_of(packs, FLAT_THREADS), FLAT_THREADS, stream}, e, kernel, y, slope, x, packs);
 }
 
 // ---- Column sums: pass one of a column gradient (reduce.cuh) with one set -------------------------------------------

@@ -79,15 +79,16 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const
 enum { ROW_THREADS = 256 };
 
 // Grid: a block per row, any C. Reads the row three times, twice from cache.
-template <bool DROPS, int W>
+template <int W>
 __global__ void __launch_bounds__(ROW_THREADS) forward_block_kernel(const __grid_constant__ LayerNorm n) {
-    constexpr Input SUMMED = DROPS ? DROPPED : SUM;
     __shared__ float shared[2][ROW_THREADS / WARP];
     const int C = n.C;
     const size_t start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f, x[W];
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
-        const Pack<W> pack = n.b ? row_load<SUMMED, W>(n, blockIdx.x, c) : row_load<ALONE, W>(n, blockIdx.x, c);
+        const Pack<W> pack = !n.b                    ? row_load<ALONE, W>(n, blockIdx.x, c)
+                             : n.drop.dropout.below ? row_load<DROPPED, W>(n, blockIdx.x, c)
+                                                    : row_load<SUM, W>(n, blockIdx.x, c);
         if (n.b) pack_store(n.sum + start + c, pack);
         pack_get(x, pack);
         for (int j = 0; j < W; j++) sum += x[j];
@@ -120,12 +121,10 @@ int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e) {
                          : n.b                    ? of_packs<SUM, false>
                          : copies                 ? of_packs<ALONE, FP8_BUILT>
                                                   : of_packs<ALONE, false>;
-    const auto by_pack = drops ? forward_block_kernel<true, VEC> : forward_block_kernel<false, VEC>;
-    const auto by_one = drops ? forward_block_kernel<true, 1> : forward_block_kernel<false, 1>;
     const int packs = ceil_div(n.C, WARP * VEC);
     if (n.C % VEC == 0 && packs <= ROW_PACKS_MAX)
         return launch({blocks_of(n.N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), stream}, e, kernels[packs - 1], n);
-    TRY(launch({n.N, ROW_THREADS, stream}, e, n.C % VEC ? by_one : by_pack, n));
+    TRY(launch({n.N, ROW_THREADS, stream}, e, n.C % VEC ? forward_block_kernel<1> : forward_block_kernel<VEC>, n));
     return fp8_cast(n.copy, n.out, (size_t)n.N * n.C, stream, e);
 }
 
