@@ -511,23 +511,21 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     return column_finish(&engine->columns, engine->stream, e);
 }
 
-// Adds branch_gradient's rows to the gradient of w. WTE: by token, and without documents also to wpe's by position.
-// WPE, with documents: by position in the document. The host sorts while the device computes what is queued.
+// Adds branch_gradient to the gradient of w: by token for WTE, by position in the document for WPE. The host sorts
+// while the device computes what is queued.
 static int rows_backward(Engine *engine, const Pass *p, TensorKind w, Error *e) {
     const int slot = engine->slot, B = p->B, T = p->T, C = p->C, N = p->N;
-    const uint16_t *staged = engine->staged[slot], *tokens = own_tokens(p, staged);
-    const uint16_t *first = own_documents(p, staged + p->all + p->attention.B);
+    const uint16_t *staged = engine->staged[slot];
+    const uint16_t *first = engine->document_first ? own_documents(p, staged + p->all + p->attention.B) : NULL;
     const real *dx = branch_gradient(engine, p);
-    const bool both = w == WTE && !engine->document_first;
     uint32_t *sorted = engine->staged_sorted[slot] + (w == WPE ? 4 * (size_t)N : 0);
-    embedding_sort(sorted, tokens, w == WPE ? first : NULL, B, T);
+    embedding_sort(sorted, w == WTE ? own_tokens(p, staged) : NULL, first, B, T);
     TRY(copy_in(engine, engine->sorted, sorted, 4 * (size_t)N * sizeof *sorted, e));
     CUDA_TRY(cudaEventRecord(engine->sent[slot], engine->stream), e);
-    TRY(embedding_backward(grad(engine, w, 0), both ? grad(engine, WPE, 0) : NULL, dx,
-                           embedding_order(engine->sorted, false, N), B, T, C, engine->scratch, engine->stream, e));
+    TRY(embedding_backward(grad(engine, w, 0), dx, embedding_order(engine->sorted, false, N), B, T, C, engine->scratch,
+                           engine->stream, e));
     if (p->mode != GNS_EXACT) return 0;
-    return embedding_example_squares(example_sq(engine, w, 0), w == WTE ? engine->stats + STAT_CROSS : NULL,
-                                     both ? example_sq(engine, WPE, 0) : NULL, dx,
+    return embedding_example_squares(example_sq(engine, w, 0), w == WTE ? engine->stats + STAT_CROSS : NULL, dx,
                                      w == WTE ? engine->head_at_token : NULL, embedding_order(engine->sorted, true, N),
                                      B, T, C, engine->scratch, engine->stream, e);
 }
@@ -537,7 +535,7 @@ static int rows_backward(Engine *engine, const Pass *p, TensorKind w, Error *e) 
 static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
     if (!p->B) return 0;
     if (engine->first) TRY(cuda_clear(engine, tensor_range(model_tensor(engine->config.model, WPE, 0)), e));
-    if (engine->document_first) TRY(rows_backward(engine, p, WPE, e));
+    TRY(rows_backward(engine, p, WPE, e));
     return rows_backward(engine, p, WTE, e);
 }
 

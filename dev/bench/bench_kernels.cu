@@ -434,9 +434,12 @@ static void embeddings(Bench *b, int B, int C, int V, int Vp) {
         real *dx = randoms<real>(SETS * n), *wte = randoms<real>((size_t)Vp * C), *wpe = randoms<real>((size_t)T * C);
         float *dwte = zeros<float>((size_t)Vp * C), *dwpe = zeros<float>((size_t)T * C);
         std::vector<uint32_t> sorted(4 * (size_t)B * T);
-        uint32_t *d_sorted = zeros<uint32_t>(sorted.size());
-        embedding_sort(sorted.data(), host.data(), NULL, B, T);
-        cudaMemcpy(d_sorted, sorted.data(), sorted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice);
+        uint32_t *d_sorted[2]; // by token, by position
+        for (uint32_t *&to : d_sorted) {
+            embedding_sort(sorted.data(), &to == d_sorted ? host.data() : NULL, NULL, B, T);
+            to = zeros<uint32_t>(sorted.size());
+            cudaMemcpy(to, sorted.data(), sorted.size() * sizeof(uint32_t), cudaMemcpyHostToDevice);
+        }
         void *workspace = zeros<char>(embedding_workspace_bytes(B, T, C));
         if (!backward)
             run_case(b, "embedding forward", 1, 0, tensor + (double)distinct * C * sizeof(real), [&](int i) {
@@ -446,8 +449,10 @@ static void embeddings(Bench *b, int B, int C, int V, int Vp) {
             });
         else
             run_case(b, "embedding backward", 1, 0, tensor + 8.0 * C * (distinct + T), [&](int i) {
-                const EmbeddingOrder order = embedding_order(d_sorted, false, B * T);
-                bench_check(embedding_backward(dwte, dwpe, dx + i % SETS * n, order, B, T, C, workspace, 0, &e), &e);
+                for (int w = 0; w < 2; w++)
+                    bench_check(embedding_backward(w ? dwpe : dwte, dx + i % SETS * n,
+                                                   embedding_order(d_sorted[w], false, N), B, T, C, workspace, 0, &e),
+                                &e);
             });
     }
 }

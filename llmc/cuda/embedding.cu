@@ -52,7 +52,7 @@ void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *fi
     uint32_t next[(1 << 16) + 1] = {}, row = 0; // where the next row with this key, or of this example, belongs
     for (int b = 0; b < B; b++)
         for (int t = 0; t < T; t++, row++) {
-            keys[row] = first ? t - first[row] : tokens[row + b];
+            keys[row] = tokens ? tokens[row + b] : t - (first ? first[row] : 0);
             next[keys[row] + 1]++;
         }
     for (int key = 0; key < 1 << 16; key++) next[key + 1] += next[key];
@@ -68,9 +68,10 @@ void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *fi
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Backward of wte. Sorted positions are cut into tiles of TILE; equal tokens form a run. Kernel 1 sums a tile's runs: a
-// run within the tile is added to dwte, a run across tiles leaves a partial sum in each. Kernel 2 adds these in a fixed
-// order. partials (tiles, 2, C): [0] of the run that continues from the tile before, [1] of the one that starts here.
+// Backward. Sorted rows are cut into tiles of TILE; equal keys (tokens or positions) form a run. Kernel 1 sums a tile's
+// runs: a run within the tile is added to dw, a run across tiles leaves a partial sum in each. Kernel 2 adds these in a
+// fixed order. partials (tiles, 2, C): [0] of the run that continues from the tile before, [1] of the one that starts
+// here.
 
 enum { TILE = 32, ROWS_IN_FLIGHT = 8, COLUMN_THREADS_MAX = 256 };
 
@@ -84,7 +85,7 @@ template <int W> __device__ inline void row_add(float *to, const float (&x)[W]) 
 // Grid: (tile, columns).
 template <int W>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX)
-    token_tile_kernel(float *dwte, float *partials, const real *dx, EmbeddingOrder order, int N, int C) {
+    token_tile_kernel(float *dw, float *partials, const real *dx, EmbeddingOrder order, int N, int C) {
     const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
     if (c >= C) return;
     const int begin = blockIdx.x * TILE, end = min(begin + TILE, N);
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX)
             float *slot = partials + (size_t)blockIdx.x * 2 * C + c;
             if (continued) floats_store(slot, sum);
             else if (continues) floats_store(slot + C, sum);
-            else row_add(dwte + (size_t)token * C + c, sum);
+            else row_add(dw + (size_t)token * C + c, sum);
             continued = false;
             UNROLL_FOR (int j = 0; j < W; j++) sum[j] = 0.0f;
         }
@@ -128,7 +129,7 @@ enum { RUN_SHARES = 4 }; // threads (in y) that split a run's partials
 // Grid: (tile, columns). Adds up the partials of the run that starts in this tile and continues, if any.
 template <int W>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
-    token_run_kernel(float *dwte, const float *partials, EmbeddingOrder order, int N, int C) {
+    token_run_kernel(float *dw, const float *partials, EmbeddingOrder order, int N, int C) {
     extern __shared__ float shares[]; // (RUN_SHARES, W, blockDim.x)
     const int tile = blockIdx.x, tiles = gridDim.x, last_row = tile * TILE + TILE - 1;
     if (last_row + 1 >= N) return;
@@ -152,37 +153,20 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
     if (threadIdx.y > 0 || c >= C) return;
     for (int share = 1; share < RUN_SHARES; share++)
         UNROLL_FOR (int j = 0; j < W; j++) sum[j] += shares[(share * W + j) * blockDim.x + threadIdx.x];
-    row_add(dwte + (size_t)token * C + c, sum);
+    row_add(dw + (size_t)token * C + c, sum);
 }
 
-// Grid: a thread per position and W columns; it adds the examples in order.
-template <int W> __global__ void position_kernel(float *dwpe, const real *dx, size_t packs_total, int B) {
-    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= packs_total) return;
-    float sum[W] = {};
-    const size_t stride = packs_total * W; // from example to example
-#pragma unroll 8
-    for (int b = 0; b < B; b++) {
-        float x[W];
-        pack_get(x, pack_load<W>(dx + b * stride + i * W));
-        floats_add(sum, x);
-    }
-    row_add(dwpe + i * W, sum);
-}
-
-int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
-                       void *workspace, cudaStream_t stream, Error *e) {
+int embedding_backward(float *dw, const real *dx, EmbeddingOrder order, int B, int T, int C, void *workspace,
+                       cudaStream_t stream, Error *e) {
     const int W = C % VEC ? 1 : VEC, packs = C / W, columns = ceil_div(packs, COLUMN_THREADS_MAX);
     const int threads = (int)round_up((size_t)ceil_div(packs, columns), WARP);
     const dim3 blocks(ceil_div(B * T, TILE), columns);
-    const size_t shares_bytes = threads * RUN_SHARES * W * sizeof(float), all = (size_t)T * packs;
-    const auto position = W == 1 ? position_kernel<1> : position_kernel<VEC>;
+    const size_t shares_bytes = threads * RUN_SHARES * W * sizeof(float);
     const auto tile = W == 1 ? token_tile_kernel<1> : token_tile_kernel<VEC>;
     const auto run = W == 1 ? token_run_kernel<1> : token_run_kernel<VEC>;
     float *partials = (float *)workspace;
-    if (dwpe) TRY(launch({blocks_of(all, THREADS), THREADS, stream}, e, position, dwpe, dx, all, B));
-    TRY(launch({blocks, threads, stream}, e, tile, dwte, partials, dx, order, B * T, C));
-    return launch({blocks, dim3(threads, RUN_SHARES), stream, shares_bytes}, e, run, dwte, partials, order, B * T, C);
+    TRY(launch({blocks, threads, stream}, e, tile, dw, partials, dx, order, B * T, C));
+    return launch({blocks, dim3(threads, RUN_SHARES), stream, shares_bytes}, e, run, dw, partials, order, B * T, C);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -196,15 +180,15 @@ __device__ static int run_begin(const uint32_t *key, int i, int T) {
     return i > 0 ? run_end(key, key[i - 1], i, T, 1) : i;
 }
 
-// partials (3, B, groups): |E_b|^2, <E_b, U_b>, |dwpe_b|^2 of the block's columns.
+// partials (2, B, groups): |E_b|^2, <E_b, U_b> of the block's columns.
 __global__ void __launch_bounds__(EXAMPLE_THREADS, 2)
     example_kernel(double *partials, const real *dx, const float *UG, EmbeddingOrder order, int groups, int T, int C) {
-    __shared__ float shared[3][EXAMPLE_THREADS / WARP];
+    __shared__ float shared[2][EXAMPLE_THREADS / WARP];
     const int b = blockIdx.x / groups, share = threadIdx.x / GROUP_COLUMNS, part = (T + SHARES - 1) / SHARES;
     const int c = blockIdx.x % groups * GROUP_COLUMNS + threadIdx.x % GROUP_COLUMNS;
     const uint32_t *key = order.key + (size_t)b * T, *row = order.row + (size_t)b * T; // example b's T positions
     const int begin = run_begin(key, min(share * part, T), T), end = run_begin(key, min((share + 1) * part, T), T);
-    float token = 0.0f, cross = 0.0f, position = 0.0f, run = 0.0f;
+    float square = 0.0f, cross = 0.0f, run = 0.0f;
     for (int i0 = begin; c < C && i0 < end; i0 += ROWS_IN_FLIGHT) {
         float x[ROWS_IN_FLIGHT], u[ROWS_IN_FLIGHT];
         UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {
@@ -217,30 +201,27 @@ __global__ void __launch_bounds__(EXAMPLE_THREADS, 2)
             const int i = i0 + r;
             if (i >= end) continue;
             run += x[r];
-            position = add_square(position, x[r]);
             if (i + 1 < end && key[i + 1] == key[i]) continue;
             cross = add_product(cross, run, u[r]);
-            token = add_square(token, run);
+            square = add_square(square, run);
             run = 0.0f;
         }
     }
-    const float sums[3] = {block_sum(token, shared[0]), block_sum(cross, shared[1]), block_sum(position, shared[2])};
-    if (threadIdx.x > 0) return;
-    UNROLL_FOR (int s = 0; s < 3; s++) partials[(size_t)s * gridDim.x + blockIdx.x] = sums[s];
+    square = block_sum(square, shared[0]), cross = block_sum(cross, shared[1]);
+    if (threadIdx.x == 0) partials[blockIdx.x] = square, partials[gridDim.x + blockIdx.x] = cross;
 }
 
 size_t embedding_workspace_bytes(int B, int T, int C) {
     const size_t partials = (size_t)ceil_div(B * T, TILE) * 2 * C * sizeof(float);
-    return size_max(partials, (size_t)3 * B * ceil_div(C, GROUP_COLUMNS) * sizeof(double));
+    return size_max(partials, (size_t)2 * B * ceil_div(C, GROUP_COLUMNS) * sizeof(double));
 }
 
-int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,
-                              EmbeddingOrder order, int B, int T, int C, void *workspace, cudaStream_t stream,
-                              Error *e) {
+int embedding_example_squares(double *squares, double *cross, const real *dx, const float *UG, EmbeddingOrder order,
+                              int B, int T, int C, void *workspace, cudaStream_t stream, Error *e) {
     double *partials = (double *)workspace;
     const int groups = ceil_div(C, GROUP_COLUMNS);
     TRY(launch({B * groups, EXAMPLE_THREADS, stream}, e, example_kernel, partials, dx, UG, order, groups, T, C));
-    return reduce_example_partials({{token, cross, position}}, partials, 3, B, groups, stream, e);
+    return reduce_example_partials({{squares, cross}}, partials, 2, B, groups, stream, e);
 }
 
 // Grid: a block per token.

@@ -25,25 +25,23 @@ static inline EmbeddingOrder embedding_order(uint32_t *sorted, bool by_example, 
     return {key, key + N};
 }
 
-// On the host. sorted (4, B T) = both orders, by token (first NULL) or by position in the document. B at most 65536.
+// On the host. sorted (4, B T) = both orders: by token or, if tokens is NULL, by position in the document. first NULL:
+// a row is one document. B at most 65536.
 void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *first, int B, int T);
 
-// dwte (V, C) fp32 += rows of dx by token; dwpe (T, C) fp32 += sum over b of dx. dx (B, T, C). order: not by example.
-// With documents call twice, with dwpe NULL: sorted by token, for wte; then by position, with wpe's gradient as dwte.
-int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
-                       void *workspace, cudaStream_t stream, Error *e);
+// dw (.., C) fp32 += rows of dx (B, T, C) by key: wte's gradient if they are sorted by token, wpe's if by position.
+// order: not by example.
+int embedding_backward(float *dw, const real *dx, EmbeddingOrder order, int B, int T, int C, void *workspace,
+                       cudaStream_t stream, Error *e);
 
 // Per-example norms. wte serves as embedding, with gradient E_b[v] = sum over t with token v of dx_bt, and as head,
 // with gradient U_b (V, C): |E_b + U_b|^2 = |E_b|^2 + |U_b|^2 + 2 <E_b, U_b>. This call adds
-//   token    += sum over b of |E_b|^2
-//   cross    += sum over b of <E_b, U_b>     (not yet doubled)
-//   position += sum over b of |dwpe_b|^2 = sum over b, t of |dx_bt|^2
+//   squares += sum over b of |E_b|^2
+//   cross   += sum over b of <E_b, U_b>     (not yet doubled)
 // UG (B, T, C) fp32: rows of U_b at the example's tokens (embedding_gather, WeightGradient.rows), read at a token's
-// last occurrence; NULL: no cross term. NULL sums are skipped. order: by example.
-// With documents call twice: sorted by token, for wte; then sorted by position, with wpe's sum as `token`.
-int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,
-                              EmbeddingOrder order, int B, int T, int C, void *workspace, cudaStream_t stream,
-                              Error *e);
+// last occurrence; NULL: no cross term. order: by example. Sorted by position, `squares` is wpe's.
+int embedding_example_squares(double *squares, double *cross, const real *dx, const float *UG, EmbeddingOrder order,
+                              int B, int T, int C, void *workspace, cudaStream_t stream, Error *e);
 
 // Bytes of the workspace of either function.
 size_t embedding_workspace_bytes(int B, int T, int C);
