@@ -72,8 +72,8 @@ int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e);
 
 typedef enum {
     VERIFY_SIZES,
-    VERIFY_BYTES, // all bytes, through the page cache: they are used next. On all threads
-    VERIFY_DISK,  // all bytes; in files of 4 MiB and more from the disk, past the page cache. On this thread
+    VERIFY_BYTES, // all bytes, on all threads, through the page cache: they are used next
+    VERIFY_DISK,  // all bytes, on this thread; in files of 4 MiB and more from the disk, past the page cache
 } Verify;
 
 // Compares the file `name` with the manifest; NULL: all files. ERR_INPUT names the first one that is missing or

@@ -33,7 +33,8 @@ static inline size_t utf8_mark(const char *text, size_t bytes) {
 // Parses a text: `bytes` bytes and a NUL. Returns NULL if it is malformed, holds several values, a zero byte or \u0000.
 cJSON *json_parse(const char *text, size_t bytes);
 
-// Parses a file's text, and frees it (memory_free). ERR_INPUT with `hint`, and *root NULL, as json_parse.
+// Parses a file's text with json_parse, and frees the text (memory_free). If it does not parse: ERR_INPUT with `hint`,
+// and *root is NULL.
 int json_parse_text(cJSON **root, char *text, size_t bytes, const char *path, const char *hint, Error *e);
 int json_read(cJSON **root, const char *path, size_t max_bytes, const char *hint, Error *e); // reads the file first
 

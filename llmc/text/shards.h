@@ -30,7 +30,7 @@ typedef struct Dataset Dataset; // one thread at a time may read examples
 typedef struct {
     int shards;
     uint64_t tokens;  // in all shards
-    int largest;      // token of those that dataset_open checks
+    int largest;      // largest token that dataset_open has checked
     uint64_t windows; // N
     int skipped;      // shards too short to hold a window of this T
     int sources;      // 1 if no source has a weight
@@ -38,8 +38,8 @@ typedef struct {
     double epoch; // mean number of examples in an epoch of the source that repeats most
 } DatasetInfo;
 
-// Opens the shards that `files` names (text/sources.h). Checks every header against its file's size, and the tokens of
-// every file below 64 MB against vocab_size; of a larger first file, those of its first million tokens.
+// Opens the shards that `files` names (text/sources.h). Checks every header against its file's size, and every file
+// below 64 MB for tokens outside vocab_size. If the first file is larger, checks its first million tokens.
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e);
 void dataset_close(Dataset *data); // NULL is fine
 
