@@ -10,7 +10,8 @@
 //
 // Weights and activations are values of one type, fp32 or bf16 (cpu/value.h); sums, statistics, master weights,
 // gradients of weights and moments are fp32. --dtype fp8 is fp32, but training rounds the factors of the blocks'
-// products y = x W + b and dx = dy W^T to e4m3 (factors_of); fp8-dw also those of dW = x^T dy (dweight_factors).
+// products y = x W + b and dx = dy W^T to e4m3 (factors_of); fp8-dw also rounds the factors of dW = x^T dy
+// (dweight_factors).
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T; widths A = C of
 // attention and F = 4 C of the MLP. With --tensor this rank computes B own rows of its group's M (TensorRanks), NH of

@@ -642,7 +642,7 @@ static int cuda_tune(Engine *engine, Error *e) {
 
 static_assert((int)MATMUL_CHOICES_BYTES == (int)TUNING_BYTES, "a tuning is the text of Matmul.choices");
 
-// Reorders numbers from the order of segments to that of the tensor table.
+// Reorders numbers from segment order to tensor order.
 static void by_tensor(double *out, const double *of_segment, const Model *model) {
     for (bool cut : {false, true})
         for (int i = 0; i < model->tensor_count; i++)

@@ -6,7 +6,7 @@
 //
 //     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [word...]]]]]
 //
-//     model   a preset; `demo`: that of make demo; `study`: that of dev/docs/gns-study.md
+//     model   a preset; `demo`: make demo's; `study`: the first size of dev/docs/gns-study.md
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products;
 //             fp8, fp8-dw: steps of this --dtype, too, beside bf16;
 //             lamb, muon: the optimizer; accumulate: 8 micro-steps per step; with dropout (0.1), smoothing (0.1),

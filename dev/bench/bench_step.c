@@ -5,8 +5,8 @@
 //
 // Prints a line for each kernel and shape: calls per step, the shortest time of a step's calls, GFLOP/s of products,
 // and the medians of the shares of peak and roofline. The peak is the higher of two probes, before and after each call.
-// So shares hold on a machine whose cores are busy at times, or share a physical core. The memory's speed is that of
-// the fastest copy so far. Probes leave the caches nearly as they are, and their time is not the step's.
+// Shares then hold on a machine whose cores are busy at times, or share a physical core. The memory's speed is the
+// fastest copy's so far. Probes leave the caches nearly as they are, and their time is not the step's.
 #include "cpu/attention.h"
 #include "cpu/calibrate.c" // multiply
 #include "cpu/layers.h"

@@ -240,8 +240,8 @@ VECTOR_INLINE float logits_max(const void *x, int n, const Dtype type) {
     return max;
 }
 
-// Returns the sum of exp(row - max). Replaces an fp32 row by these exponentials; leaves a bf16 row alone, so that it is
-// rounded only once.
+// Returns the sum of exp(row - max). Replaces an fp32 row by these exponentials; leaves a bf16 row alone, to round it
+// only once.
 VECTOR_INLINE float row_exp(void *row, float max, int n, const Dtype type) {
     Vec sum = {0};
     int c = 0;
