@@ -3,7 +3,7 @@
 # ends; speed and memory of all together. Prints one table at the end; whole logs are in $OUT. LAUNCH="scripts/mpirun.sh
 # -np 2" dev/test/cuda/gpu_resume.sh stops and resumes ranks.
 #
-#     dev/test/ranks_check.sh [agree] [tensor] [optimizers] [faults] [scaling] [memory]          (default: all)
+#     dev/test/ranks_check.sh [agree] [tensor] [shard] [optimizers] [faults] [scaling] [memory]          (default: all)
 #
 #     BUILD    where the programs are (build): $BUILD/cuda-BF16/train_gpt2cu
 #     TRAINER  the program itself; build/cpu/train_gpt2 with SMALL=1 tries this script without a GPU
@@ -13,13 +13,13 @@
 #     ZERO     --zero of the runs that are killed and stopped (1)
 #     OUT      logs and run directories (build/ranks_check)
 #     OPTIMIZERS of the stage optimizers (lamb muon)
-#     LIMIT    seconds for everything (795 x MACHINES)
+#     LIMIT    seconds for everything (855 x MACHINES)
 #
 # Verdicts: PASS and FAIL; SLOW where a figure is below its floor, which does not fail this script; FIGURE for what has no
 # floor; SKIP.
 set -u
 . "$(dirname "$0")/stages.sh"
-stages="agree tensor optimizers faults scaling memory"
+stages="agree tensor shard optimizers faults scaling memory"
 check_stages "$stages" "$@"
 export LC_ALL=C # numbers with a point
 cd "$root" || exit 70
@@ -32,7 +32,7 @@ if [ "$MACHINES" != 1 ]; then
     [[ " $* " != *" scaling "* ]] || fail 64 "scaling measures GPUs that no two ranks share" "Leave MACHINES out, or name other stages"
     [ $# -gt 0 ] || stages=${stages/scaling /}
 fi
-LIMIT=${LIMIT:-$((795 * MACHINES))} RANKS=${RANKS:-$((gpu_count * MACHINES))}
+LIMIT=${LIMIT:-$((855 * MACHINES))} RANKS=${RANKS:-$((gpu_count * MACHINES))}
 [ -x "$TRAINER" ] || fail 64 "$TRAINER: not there" "Build it, or set BUILD or TRAINER"
 [ "$RANKS" -ge 2 ] || fail 69 "$gpu_count GPUs" "Run this where there are two or more, or set MACHINES=2, or RANKS and TRAINER=build/cpu/train_gpt2"
 command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
@@ -258,6 +258,23 @@ tensor() {
     agree_run "$mesh-again" "$RANKS" --tensor 2 --dropout 0.1 --recompute block && same_bits "$mesh-again" "$mesh"
 }
 
+# Replicas on two machines, both played by this one: as on one rank, and the same bits in every mode.
+shard() {
+    local mesh=shard-r$RANKS half=$((RANKS / 2)) as_machine
+    [ $((RANKS % 2)) = 0 ] && [ "$MACHINES" = 1 ] || { row SKIP "--shard machine" "$RANKS ranks are no two machines"; return; }
+    cc -shared -fPIC -o "$work/fault.so" dev/test/preload/fault.c -lpthread -ldl || { row SKIP "--shard machine" "no C compiler"; return; }
+    # shellcheck disable=SC2016
+    as_machine=(bash -c 'export OMPI_COMM_WORLD_LOCAL_SIZE=$0 FAULT_HOST=node$((OMPI_COMM_WORLD_RANK / $0)) LD_PRELOAD=$1
+        export NCCL_HOSTID=$FAULT_HOST NCCL_SOCKET_IFNAME=lo CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_RANK; shift; exec "$@"' "$half" "$work/fault.so")
+    agree_run shard-r1 1 || return
+    agree_run "$mesh" "$RANKS" --shard machine && same_run "$mesh" shard-r1
+    same_in_every_mode "$mesh" --shard machine
+    agree_run "$mesh-again" "$RANKS" --shard machine --recompute block && same_bits "$mesh-again" "$mesh"
+    [ $((half % 2)) = 1 ] || { agree_run "$mesh-tensor" "$RANKS" --shard machine --tensor 2 --zero 3 && same_run "$mesh-tensor" shard-r1; }
+    local loss_tolerance=1e-3 gns_tolerance=0.02
+    agree_run "$mesh-wire-bf16" "$RANKS" --shard machine --comm-dtype bf16 && same_run "$mesh-wire-bf16" shard-r1
+}
+
 # Another optimizer: as on one rank, and the same bits in every mode. Muon keeps each matrix whole on a rank.
 optimizers() {
     local name
@@ -436,7 +453,7 @@ finish() {
     show_table
 }
 
-declare -A stage_seconds=([agree]=180 [tensor]=60 [optimizers]=50 [faults]=90 [scaling]=320 [memory]=95) # d48's ranks take 15 s to start
+declare -A stage_seconds=([agree]=180 [tensor]=60 [shard]=60 [optimizers]=50 [faults]=90 [scaling]=320 [memory]=95) # d48's ranks take 15 s to start
 # shellcheck disable=SC2086
 [ $# -gt 0 ] || set -- $stages
 begin_table "$OUT"

@@ -185,6 +185,9 @@ PlanBounds plan_bounds(const PlanDevice *d, int ranks, double tokens, double D) 
     };
 }
 
+// Returns how many ranks share bucket 0 (--shard).
+static int shared_by(const Plan *p) { return p->sharing.shared ? p->sharing.shared : p->ranks; }
+
 static double wire_bytes(const Plan *p) { return p->options->comm_dtype == WIRE_BF16 ? 2 : sizeof(float); }
 
 // Returns the fraction of the blocks that a pass of ZeRO-3 gathers. The others lie in their slots since the last pass.
@@ -216,14 +219,16 @@ double plan_step_bytes(const Plan *p) {
     Model local;
     const Model *model = plan_model(p, &local);
     const double groups = p->ranks / plan_tensor(p), embeddings = (double)range_length(model_bucket(model, 0));
+    const double shared = shared_by(p), peers = shared / plan_tensor(p), machines = ceil(p->ranks / shared);
     const double blocks = (double)model->flat_count - embeddings;
     double micro_steps = ceil((double)rows_of_rank(p->rows, 0, (int)groups).count / p->shape.micro_batch);
     double value = p->sharing.zero == ZERO_0 ? sizeof(float) : p->device.value, again = 1;
     double reduced = wire_bytes(p) * (p->sharing.reduce == REDUCE_MICRO_STEP ? micro_steps : 1);
     if (p->sharing.zero == ZERO_3) again += (2 * micro_steps - 1) * gathered_again(model);
     model_destroy(&local);
-    return (p->ranks - 1.0) / p->ranks * (reduced + value) * embeddings +
-           (groups - 1) / groups * (reduced + value * again) * blocks + plan_tensor_bytes(p);
+    return (shared - 1) / shared * (reduced + value) * embeddings +
+           (peers - 1) / peers * (reduced + value * again) * blocks + plan_tensor_bytes(p) +
+           2 * (machines - 1) / machines * reduced * (embeddings / shared + blocks / peers);
 }
 
 // Seconds to transfer all of the model's values between the ranks, bucket by bucket.
@@ -231,13 +236,20 @@ typedef struct {
     double blocks, embeddings;
 } Transfer;
 
-static Transfer transfer(const Plan *p, const Model *model, double value_bytes) {
+// replicas: sums each part over the machines that own it, too.
+static Transfer transfer(const Plan *p, const Model *model, double value_bytes, bool replicas) {
+    const int shared = shared_by(p), machines = replicas ? (p->ranks + shared - 1) / shared : 1;
     PlanDevice peers = p->device; // ranks of equal t (parallel.h): with --tensor fewer of them share a machine
+    PlanDevice apart = p->device; // ranks on as many machines
     peers.spec.devices_a_machine = (int)fmax(1, peers.spec.devices_a_machine / plan_tensor(p));
+    apart.spec.devices_a_machine = 1;
     double L = model->config.layers, embeddings = (double)model_bucket(model, 0).end;
     double block = ((double)model->flat_count - embeddings) / L;
-    return (Transfer){L * plan_ring_seconds(&peers, p->ranks / plan_tensor(p), value_bytes * block),
-                      plan_ring_seconds(&p->device, p->ranks, value_bytes * embeddings)};
+    const double part = value_bytes * plan_tensor(p) / shared, whole = value_bytes / shared;
+    return (Transfer){L * (plan_ring_seconds(&peers, shared / plan_tensor(p), value_bytes * block) +
+                           2 * plan_ring_seconds(&apart, machines, part * block)),
+                      plan_ring_seconds(&p->device, shared, value_bytes * embeddings) +
+                          2 * plan_ring_seconds(&apart, machines, whole * embeddings)};
 }
 
 // Returns the seconds of a step's transfers that no computation hides. The backward pass hides scattering the blocks'
@@ -249,8 +261,8 @@ static double exposed_seconds(const Plan *p, const Model *model, const PlanStep 
     if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
     bool zero = p->sharing.zero != ZERO_0, by_pass = p->sharing.zero == ZERO_3;
     const double *first = s->first.pass, *last = s->last.pass;
-    Transfer none = {0}, scatter = transfer(p, model, wire_bytes(p)),
-             gather = transfer(p, model, zero ? p->device.value : sizeof(float));
+    Transfer none = {0}, scatter = transfer(p, model, wire_bytes(p), true),
+             gather = transfer(p, model, zero ? p->device.value : sizeof(float), false);
     Transfer early = p->sharing.reduce == REDUCE_MICRO_STEP ? scatter : none; // in each micro-step but the last
     double again = by_pass ? gathered_again(p->shape.model) * gather.blocks : 0;
     double exposed = fmax(0, again + scatter.blocks - last[PASS_BACKWARD]) + scatter.embeddings;
@@ -265,6 +277,7 @@ static double exposed_seconds(const Plan *p, const Model *model, const PlanStep 
 Plan plan_with(const Plan *plan, ZeroStage zero, int ranks, int tensor) {
     Plan p = *plan;
     p.sharing.zero = zero, p.ranks = ranks, p.sharing.tensor = ranks % tensor ? 1 : tensor;
+    if (p.sharing.shared) p.sharing.shared = plan_machine(&p.device, ranks);
     if (zero < ZERO_2) p.sharing.reduce = REDUCE_STEP;
     return p;
 }
@@ -299,7 +312,7 @@ PlanStep plan_step(const Plan *p, int64_t rows) {
     add_micro_steps(&s.all, p, &shape, p->shape.micro_batch, exact, (double)whole);
     add_micro_steps(&s.all, p, &shape, left, exact, 1);
     double all = (double)shape.model->flat_count, embeddings = (double)model_bucket(shape.model, 0).end;
-    double owned = p->sharing.zero != ZERO_0 ? (all - embeddings) / groups + embeddings / p->ranks : all;
+    double owned = p->sharing.zero != ZERO_0 ? ((all - embeddings) * K + embeddings) / shared_by(p) : all;
     Workload update = workload_update(shape.model, p->shape.optimizer, owned, p->device.value);
     add_workload(&s.all, p, &update, 1);
     s.exposed = exposed_seconds(p, shape.model, &s);

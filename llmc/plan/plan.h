@@ -90,6 +90,11 @@ typedef struct {
 } PlanStep;
 PlanStep plan_step(const Plan *plan, int64_t rows);
 
+// Returns the ranks of a machine, of `ranks` in all.
+static inline int plan_machine(const PlanDevice *d, int ranks) {
+    return ranks < d->spec.devices_a_machine ? ranks : d->spec.devices_a_machine;
+}
+
 double plan_step_bytes(const Plan *plan);                        // bytes that a rank passes on in a step
 double plan_tensor_bytes(const Plan *plan);                      // of these, activations (--tensor)
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s per rank, each way; 0: unknown

@@ -229,6 +229,7 @@ static Figure mesh(const Plan *q, const Plan *p) {
     const bool shards = q->sharing.reduce != p->sharing.reduce && q->sharing.reduce == REDUCE_MICRO_STEP;
     size_t n = (size_t)snprintf(out.s, sizeof out.s, "--zero %d", q->sharing.zero);
     if (plan_tensor(q) > 1) n += (size_t)snprintf(out.s + n, sizeof out.s - n, " --tensor %d", plan_tensor(q));
+    if (q->sharing.shared) n += (size_t)snprintf(out.s + n, sizeof out.s - n, " --shard machine");
     if (shards) n += (size_t)snprintf(out.s + n, sizeof out.s - n, " --reduce micro-step");
     if (q->shape.micro_batch != p->shape.micro_batch)
         snprintf(out.s + n, sizeof out.s - n, " --micro-batch %d", q->shape.micro_batch);
@@ -242,8 +243,11 @@ static void print_advice(FILE *f, const Plan *p) {
     Plan best[2];                             // without --tensor, with it
     double seconds[2] = {INFINITY, INFINITY}; // INFINITY: none fits
     for (int k = 1; k <= tensor_most(p); k *= 2)
-        for (int zero = ZERO_0; zero <= ZERO_3 && p->ranks % k == 0 && p->ranks / k <= p->rows; zero++) {
+        for (int i = 0; i < 8 && p->ranks % k == 0 && p->ranks / k <= p->rows; i++) { // from 4 on --shard machine
+            const int zero = i % 4, machine = plan_machine(&p->device, p->ranks);
+            if (i >= 4 && (machine == p->ranks || p->ranks % machine || machine % k)) continue;
             Plan q = plan_with(p, (ZeroStage)zero, p->ranks, k);
+            q.sharing.shared = i >= 4 ? machine : 0;
             if (q.device.spec.memory_bytes > 0 && !plan_fits(&q, given)) {
                 if (zero >= ZERO_2) q.sharing.reduce = REDUCE_MICRO_STEP;
                 q.shape.micro_batch = (int)fmin(given, plan_largest_micro_batch(&q));

@@ -303,6 +303,26 @@ int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what
     return comm_agree(comm, failed, e);
 }
 
+int comm_same_machines(Comm *comm, Error *e) {
+    struct {
+        int rank, ranks;
+        char host[COMM_HOST];
+    } mine = {.rank = comm->local_rank, .ranks = comm->local_ranks}, *all;
+    memcpy(mine.host, comm->host, COMM_HOST);
+    TRY(memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "the ranks' machines", e));
+    int code = comm_gather(comm, &mine, all, sizeof mine, e);
+    for (int r = 0; r < comm->ranks && !code; r++) {
+        const int n = all[0].ranks;
+        if (all[r].ranks == n && all[r].rank == r % n) continue;
+        comm_settle(comm);
+        code = FAIL(e, ERR_USAGE, "start equally many ranks on every machine, in order (mpirun --map-by slot)",
+                    "--shard machine: rank %d is number %d of %d on %s, not number %d of %d", r, all[r].rank + 1,
+                    all[r].ranks, all[r].host, r % n + 1, n);
+    }
+    memory_free(all);
+    return code;
+}
+
 int comm_same_build(Comm *comm, Error *e) {
     const size_t max_bytes = (size_t)1 << 32;
     char *program;

@@ -81,6 +81,9 @@ int comm_agree(Comm *comm, int code, Error *e);
 // rank that differs from the lowest of its class.
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e);
 
+// ERR_USAGE, settled, unless every machine has as many ranks as the others, and consecutive ones.
+int comm_same_machines(Comm *comm, Error *e);
+
 int comm_same_build(Comm *comm, Error *e); // comm_same for the program's file
 
 // Returns the default number of this rank's CPU threads, within the CPU quota. 0: one per core, for a single process.

@@ -21,12 +21,12 @@ int64_t parallel_rows(const Parallel *p, int64_t rows, int rank) {
 
 int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e) {
     size_t buckets = (size_t)model_bucket_count(model);
-    const int K = config->tensor > 1 ? config->tensor : 1;
+    const int K = config->tensor > 1 ? config->tensor : 1, shared = config->shared ? config->shared : comm->ranks;
     *p = (Parallel){.comm = comm, .model = model, .config = *config, .api = config->transport};
     p->config.tensor = K;
     p->group = comm->rank / K, p->groups = comm->ranks / K;
     if (comm->ranks == 1) return 0;
-    p->division = (Division){comm->rank, comm->ranks, K, config->optimizer == OPTIMIZER_MUON ? model : NULL};
+    p->division = (Division){comm->rank % shared, shared, K, config->optimizer == OPTIMIZER_MUON ? model : NULL};
     TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
     TRY(memory_alloc_zero((void **)&p->work, sizeof(int64_t) * buckets, "buckets", e));
     p->buckets = (int)buckets;
@@ -296,7 +296,9 @@ int parallel_norms(Parallel *p, Error *e) {
     for (int i = p->buckets - 1; i >= 0; i--) { // buckets [0, i) are still in transfer
         TRY(collect_from(p, i, e));
         TRY(p->api->wait_for(p->transport, p->work[i], e));
-        TRY(engine_norms(p->engine, p->owned[i], e));
+        Range counted = p->owned[i];
+        if (p->comm->rank >= p->division.ranks) counted.end = counted.begin; // (8); fp8's saturation counts anywhere
+        TRY(engine_norms(p->engine, counted, e));
     }
     return p->api->sum(p->transport, engine_buffer(p->engine, BUFFER_NORMS, 0), p->model->tensor_count, e);
 }

@@ -19,6 +19,9 @@
 //      the same micro-steps together (TensorRanks); each owns other rows of them. Bucket 0 is cut among all ranks, and
 //      the others among the ranks of equal t (Division). So owned parts are disjoint, and norms are sums over
 //      all ranks. A group without rows counts the exchanges that it does not make, for the watchdog.
+//   8. With --shard machine, D is that of a machine, and machines hold replicas: ranks of equal number on their machines
+//      own the same parts. A part is summed over its machine, then over these ranks. Machine 0 counts its norms;
+//      LAMB's are ratios, so all may count.
 //
 // --zero (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) says which rank keeps what:
 //   0  Every rank gathers all gradients and updates all weights. It keeps all moments.
@@ -44,6 +47,7 @@ typedef struct {
     ZeroStage zero;
     ReduceCadence reduce;
     Optimizer optimizer;
+    int shared;        // ranks of a machine, among which buckets are cut (8); 0: all ranks
     int tensor;        // K ranks hold one model together (7); 1: each rank holds one
     int micro_batch;   // most rows of a group's micro-step
     int64_t batch_max; // rows of a step over all ranks, at most

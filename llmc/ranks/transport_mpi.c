@@ -21,9 +21,10 @@ typedef struct Pending {
 struct Transport {
     Comm *comm;
     Division division;
-    MPI_Comm mpi;   // separate from the control messages' communicator
-    MPI_Comm peers; // the ranks of equal t; without --tensor `mpi`
-    MPI_Comm group; // with --tensor: the ranks of this rank's d
+    MPI_Comm mpi;      // the division's ranks; separate from the control messages' communicator
+    MPI_Comm peers;    // the ranks of equal t; without --tensor `mpi`
+    MPI_Comm replicas; // if there are others: the ranks that own the same parts (--shard machine)
+    MPI_Comm group;    // with --tensor: the ranks of this rank's d
     MPI_Op add_bf16;
     void *partial; // of reduce_rows: (ranks of the group, own rows, width)
     size_t partial_bytes;
@@ -43,7 +44,7 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
 
 static int mpi_create(Transport **out, Comm *comm, const Division *division, WireType wire, size_t largest,
                       void *stream, Error *e) {
-    const int tensor = division->tensor;
+    const int tensor = division->tensor, shared = division->ranks;
     (void)stream; // only device memory needs a stream
     if (largest > INT_MAX) {
         comm_settle(comm);
@@ -53,10 +54,11 @@ static int mpi_create(Transport **out, Comm *comm, const Division *division, Wir
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
     *t = (Transport){.comm = comm, .division = *division, .wire = wire, .end = &t->first, .add_bf16 = MPI_OP_NULL};
-    MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &t->mpi), e); // the copy keeps the error handler
+    MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank / shared, comm->rank, &t->mpi), e); // keeps the error handler
+    MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank % shared, comm->rank, &t->replicas), e);
     t->peers = t->mpi;
     if (tensor > 1) {
-        MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank % tensor, comm->rank, &t->peers), e);
+        MPI_TRY(MPI_Comm_split(t->mpi, comm->rank % tensor, comm->rank, &t->peers), e);
         MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank / tensor, comm->rank, &t->group), e);
     }
     MPI_TRY(MPI_Op_create(add_bf16, 1, &t->add_bf16), e);
@@ -89,6 +91,8 @@ static int pending_add(Transport *t, Range bucket, Pending **out, int64_t *work,
     return 0;
 }
 
+static bool has_replicas(const Transport *t) { return t->comm->ranks > t->division.ranks; }
+
 static MPI_Comm comm_of(const Transport *t, Range bucket) { return bucket.begin == 0 ? t->mpi : t->peers; }
 
 static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
@@ -98,7 +102,7 @@ static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t
     Pending *p;
     TRY(pending_add(t, bucket, &p, work, e));
     p->request = MPI_REQUEST_NULL;
-    if (division_ranks(&t->division, bucket) == 1) return 0; // the values are their sum
+    if (division_ranks(&t->division, bucket) == 1 && !has_replicas(t)) return 0; // the values are their sum
     p->own = values + p->places[rank];
     p->count = (size_t)p->counts[rank];
     if (t->wire == WIRE_FP32) {
@@ -200,6 +204,13 @@ static int mpi_wait_for(Transport *t, int64_t work, Error *e) {
         Pending *p = t->first;
         const double begin = clock_seconds();
         MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
+        if (p->own && has_replicas(t)) { // counted: a rank that hangs has begun fewer than those that wait for it
+            const bool rounded = t->wire == WIRE_BF16;
+            watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
+            MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, p->received, (int)p->count, rounded ? MPI_UINT16_T : MPI_FLOAT,
+                                  rounded ? t->add_bf16 : MPI_SUM, t->replicas),
+                    e);
+        }
         t->waited += clock_seconds() - begin;
         for (size_t i = 0; p->own && i < p->count; i++)
             p->own[i] = t->wire == WIRE_BF16 ? bf16_to_f32(((uint16_t *)p->received)[i]) : ((float *)p->received)[i];

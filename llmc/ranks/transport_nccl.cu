@@ -29,7 +29,8 @@ enum { WAITS = 2048 }; // how many of the engine stream's last waits are timed
 struct Transport {
     Comm *comm;
     WireType wire;
-    ncclComm_t nccl, peers, group; // all ranks; ranks of equal t; ranks of equal d. Without --tensor peers is nccl
+    ncclComm_t nccl, peers, group; // all ranks; ranks of equal t; ranks of equal d. Without --tensor peers is shared
+    ncclComm_t shared, replicas;   // the division's ranks; ranks that own the same parts. Without these shared is nccl
     cudaStream_t engine, stream;   // `engine` is the engine's and runs kernels
     cudaEvent_t engine_done;       // recorded on `engine` before the last transfer
     cudaEvent_t ended[MARKS];      // ended[(n - 1) mod MARKS]: recorded after transfer n = 1, 2, ...
@@ -111,7 +112,7 @@ static int nccl_device(Comm *comm, Error *e) {
 // Called by the watchdog's thread.
 static int check_nccl(void *context, Error *e) {
     Transport *t = (Transport *)context;
-    for (ncclComm_t comm : {t->nccl, t->peers, t->group}) {
+    for (ncclComm_t comm : {t->nccl, t->peers, t->group, t->shared, t->replicas}) {
         ncclResult_t state = ncclSuccess;
         if (comm) NCCL_TRY(ncclCommGetAsyncError(comm, &state), t, e);
         if (state != ncclInProgress) TRY(nccl_status(state, comm, "NCCL", __FILE__, __LINE__, e));
@@ -123,12 +124,14 @@ static int check_nccl(void *context, Error *e) {
 static void abort_nccl(void *context) {
     Transport *t = (Transport *)context;
     if (t->group) ncclCommAbort(t->group);
-    if (t->peers && t->peers != t->nccl) ncclCommAbort(t->peers);
+    if (t->peers && t->peers != t->shared) ncclCommAbort(t->peers);
+    if (t->replicas) ncclCommAbort(t->replicas);
+    if (t->shared && t->shared != t->nccl) ncclCommAbort(t->shared);
     if (t->nccl) ncclCommAbort(t->nccl);
 }
 
 static int start_nccl(Transport *t, Error *e) {
-    const int rank = t->comm->rank, K = t->division.tensor;
+    const int rank = t->comm->rank, K = t->division.tensor, shared = t->division.ranks;
     ncclUniqueId id;
     // Kernels of two communicators may wait for each other: start them on every rank in the order of the calls.
     if (K > 1) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
@@ -136,11 +139,17 @@ static int start_nccl(Transport *t, Error *e) {
     TRY(comm_broadcast(t->comm, &id, sizeof id, e));
     watchdog_begin(t->comm->watchdog, "start of NCCL");
     NCCL_TRY(ncclCommInitRank(&t->nccl, t->comm->ranks, id, rank), t, e);
-    t->peers = t->nccl;
+    t->shared = t->nccl;
+    if (shared < t->comm->ranks) {
+        t->shared = NULL;
+        NCCL_TRY(ncclCommSplit(t->nccl, rank / shared, rank % shared, &t->shared, NULL), t, e);
+        NCCL_TRY(ncclCommSplit(t->nccl, rank % shared, rank / shared, &t->replicas, NULL), t, e);
+    }
+    t->peers = t->shared;
     if (K > 1) {
         NCCL_TRY(ncclCommSplit(t->nccl, rank / K, rank % K, &t->group, NULL), t, e);
         t->peers = NULL;
-        NCCL_TRY(ncclCommSplit(t->nccl, rank % K, rank / K, &t->peers, NULL), t, e);
+        NCCL_TRY(ncclCommSplit(t->shared, rank % K, rank / K, &t->peers, NULL), t, e);
     }
     WatchdogDevice device = {check_nccl, abort_nccl, t};
     watchdog_device(t->comm->watchdog, &device);
@@ -241,7 +250,7 @@ static int nccl_finish(Transport *t, Error *e) {
     return CUDA_CALL(cudaStreamSynchronize(t->stream), e);
 }
 
-static ncclComm_t nccl_of(const Transport *t, Range bucket) { return bucket.begin == 0 ? t->nccl : t->peers; }
+static ncclComm_t nccl_of(const Transport *t, Range bucket) { return bucket.begin == 0 ? t->shared : t->peers; }
 
 // Elements per rank of the equal part; 0 if parts are unequal.
 static size_t each_elements(const Transport *t, Range bucket) {
@@ -268,7 +277,11 @@ static int reduce_scatter_type(Transport *t, void *values, size_t bytes, ncclDat
         if (range_length(rest))
             NCCL_TRY(ncclReduce(at, at, range_length(rest), type, ncclSum, r, nccl, t->stream), t, e);
     }
-    return NCCL_CALL(ncclGroupEnd(), t, e);
+    NCCL_TRY(ncclGroupEnd(), t, e);
+    const Range mine = division_part(&t->division, bucket, division_rank(&t->division, bucket));
+    char *sums = (char *)values + (mine.begin - bucket.begin) * bytes;
+    if (!t->replicas || !range_length(mine)) return 0;
+    return NCCL_CALL(ncclAllReduce(sums, sums, range_length(mine), type, ncclSum, t->replicas, t->stream), t, e);
 }
 
 template <typename To, typename From> __global__ static void convert_kernel(To *out, const From *in, size_t n) {
@@ -292,7 +305,7 @@ static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Error 
 
 static int nccl_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
     TRY(after_engine(t, e));
-    const bool rounds = t->wire == WIRE_BF16 && division_ranks(&t->division, bucket) > 1;
+    const bool rounds = t->wire == WIRE_BF16 && (t->replicas || division_ranks(&t->division, bucket) > 1);
     if (rounds) TRY(reduce_scatter_bf16(t, values, bucket, e));
     else TRY(reduce_scatter_type(t, values, sizeof(float), ncclFloat32, bucket, e));
     return work_started(t, work, e);

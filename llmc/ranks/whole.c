@@ -3,8 +3,8 @@
 #include <string.h>
 
 static Range part_of(const Whole *w, int bucket, int rank) {
-    const Division all = {.ranks = w->parallel->comm->ranks, .tensor = 1};
-    return division_part(&all, model_bucket(w->model, bucket), rank);
+    const Division all = {.ranks = w->parallel->division.ranks, .tensor = 1};
+    return division_part(&all, model_bucket(w->model, bucket), rank % all.ranks);
 }
 
 int whole_create(Whole *w, const Parallel *p, const Model *model, Error *e) {
@@ -36,8 +36,8 @@ typedef struct {
 // Returns the range of rank `owner`'s local flat array, within tensor k, that it owns and that `holder`'s part has.
 static Range common(const Exchange *x, int owner, int holder, int k) {
     const Whole *w = x->whole;
-    const int K = w->parallel->config.tensor;
-    const Division as_owner = {.rank = owner, .ranks = w->parallel->comm->ranks, .tensor = K};
+    const int K = w->parallel->config.tensor, shared = w->parallel->division.ranks;
+    const Division as_owner = {.rank = owner % shared, .ranks = shared, .tensor = K};
     const Model *local = &w->local[owner % K];
     const Range there = range_overlap(tensor_range(&w->model->tensors[k]), part_of(w, x->bucket, holder));
     if (!range_length(there)) return (Range){0, 0};
@@ -60,7 +60,8 @@ static void copy_held(const Exchange *x, const Tensor *t, size_t whole_offset, R
 static int pass(const Exchange *x, bool receives, int *count, float *values, Error *e) {
     const Whole *w = x->whole;
     const int own = w->parallel->comm->rank, K = w->parallel->config.tensor;
-    for (int r = 0; r < w->parallel->comm->ranks; r++)
+    const int shared = w->parallel->division.ranks, first = own / shared * shared; // each replica exchanges by itself
+    for (int r = first; r < first + shared; r++)
         for (int k = x->first; k < x->end; k++) {
             const int owner = receives ? r : own;
             const Range range = common(x, owner, receives ? own : r, k);

@@ -40,7 +40,10 @@ int run_dry(Run *r, Error *e) {
                     "--tune is for GPUs, and the plan is for %s", here.name);
     TRY(plan_on_device(&device, setup, &here, e));
     // Plan for rank 0: none keeps more by 1%. No rank is started.
-    Comm comm = {.ranks = ranks, .local_ranks = 1};
+    Comm comm = {.ranks = ranks, .local_ranks = plan_machine(&device, ranks)};
+    if (o->shard && ranks % comm.local_ranks)
+        return FAIL(e, ERR_USAGE, "use a multiple, or --device-count", "--shard machine: --ranks %d on machines of %d",
+                    ranks, comm.local_ranks);
     TRY(setup_shards(setup, &r->position, &comm, e));
     setup->parallel.comm = NULL; // comm is local
     EngineConfig shape = setup->shape;

@@ -87,19 +87,20 @@ static void *touch_copy(void *saver) {
 int saver_create(Saver **out, const Run *r, Error *e) {
     const Setup *setup = &r->setup;
     const Parallel *p = &setup->parallel;
-    const bool alone = parallel_stores_alone(p), is_first = is_rank0(setup); // with --zero 0 rank 0 writes alone
-    const size_t page = 64 << 10;                                            // bytes: the largest page of any machine
+    const bool alone = parallel_stores_alone(p), is_first = is_rank0(setup);      // with --zero 0 rank 0 writes alone
+    const bool writes = alone ? is_first : setup->comm->rank < p->division.ranks; // of replicas only the first
+    const size_t page = 64 << 10; // bytes: the largest page of any machine
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     Saver *s = *out;
     s->run = r;
     s->pulse = (Pulse){count_piece, s};
     s->all = (Range){0, setup->model.flat_count};
     s->owned = alone ? &s->all : setup->whole.part ? setup->whole.part : p->owned;
-    s->owned_count = !alone ? p->buckets : is_first;
+    s->owned_count = alone ? is_first : writes || setup->whole.part ? p->buckets : 0;
     for (int i = 0; i < s->owned_count; i++) s->elements += range_length(s->owned[i]);
     s->stride = round_up(s->elements, page / sizeof(float));
     TRY(layout_create(&s->layout, &setup->model, e));
-    if (s->owned_count) TRY(layout_pieces(&s->layout, s->owned, s->owned_count, is_first, &s->piece, &s->pieces, e));
+    if (writes) TRY(layout_pieces(&s->layout, s->owned, s->owned_count, is_first, &s->piece, &s->pieces, e));
     return 0;
 }
 

@@ -202,10 +202,12 @@ static int init_parameters(const Setup *s, const Receiver *to, Error *e) {
 
 // Makes this rank's local model (--tensor).
 static int setup_local_model(Setup *setup, const Comm *comm, Error *e) {
-    const int K = (int)setup->options.tensor, ranks = comm->ranks;
+    const bool by_machine = setup->options.shard;
+    const int K = (int)setup->options.tensor, ranks = by_machine ? comm->local_ranks : comm->ranks;
     if (ranks % K) {
-        FAIL(e, ERR_USAGE, NULL, "--tensor %d: there %s %d rank%s", K, ranks > 1 ? "are" : "is", ranks,
-             ranks > 1 ? "s" : "");
+        FAIL(e, ERR_USAGE, NULL, "--tensor %d: there %s %d rank%s%s", K, ranks > 1 ? "are" : "is", ranks,
+             ranks > 1 ? "s" : "", by_machine ? " a machine (--shard machine)" : "");
+        if (by_machine) return error_hint(e, "use a --tensor that divides them");
         return error_hint(e, "use %s %d, or a --tensor that divides them",
                           setup->options.dry_run ? "--ranks" : "mpirun -np", (ranks / K + 1) * K);
     }
@@ -218,6 +220,7 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
     const Options *o = &setup->options;
     const int K = setup->shape.inference ? 1 : (int)o->tensor;
     ParallelConfig config = {
+        .shared = o->shard && !setup->shape.inference ? comm->local_ranks : 0,
         .tensor = K,
         .zero = o->zero,
         .reduce = o->reduce,
@@ -317,6 +320,7 @@ static int source_of(const void *data, uint64_t example) { return dataset_exampl
 int setup_engine(Run *r, Error *e) {
     Setup *s = &r->setup;
     EngineDevice device;
+    if (s->options.shard && !s->shape.inference) TRY(comm_same_machines(s->comm, e));
     TRY(setup_shards(s, &r->position, s->comm, e));
     s->shape.source = source_of, s->shape.source_data = r->data.train;
     TRY(engine_create(s->engine_api, &s->engine, &s->shape, e));

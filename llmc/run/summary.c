@@ -60,7 +60,9 @@ static void print_engine(const Run *r) {
     if (r->position.at.tuning[0]) printf("tuned   %d matrix products\n", tuned);
     if (r->setup.comm->ranks > 1) printf("ranks   %d, each with such an engine", r->setup.comm->ranks);
     if (r->setup.parallel.config.tensor > 1) printf(", %d for a model", r->setup.parallel.config.tensor);
-    if (r->setup.comm->ranks > 1) printf("\n");
+    const int ranks = r->setup.comm->ranks, shared = r->setup.parallel.config.shared;
+    if (shared && shared < ranks) printf(", %d replicas on %d ranks each", ranks / shared, shared);
+    if (ranks > 1) printf("\n");
 }
 
 static void print_notes(const Run *r) {

@@ -47,7 +47,7 @@ static const struct {
     {OPTION_recompute, "none", RECOMPUTE_NONE}, {OPTION_recompute, "gelu", RECOMPUTE_GELU},
     {OPTION_recompute, "block", RECOMPUTE_BLOCK}, {OPTION_zero, "0", ZERO_0}, {OPTION_zero, "1", ZERO_1},
     {OPTION_zero, "2", ZERO_2}, {OPTION_zero, "3", ZERO_3}, {OPTION_reduce, "step", REDUCE_STEP},
-    {OPTION_reduce, "micro-step", REDUCE_MICRO_STEP}, {OPTION_dtype, "fp32", DTYPE_FP32},
+    {OPTION_reduce, "micro-step", REDUCE_MICRO_STEP}, {OPTION_shard, "all", false}, {OPTION_shard, "machine", true}, {OPTION_dtype, "fp32", DTYPE_FP32},
     {OPTION_dtype, "bf16", DTYPE_BF16}, {OPTION_dtype, "fp16", DTYPE_FP16}, {OPTION_dtype, "fp8", DTYPE_FP8},
     {OPTION_dtype, "fp8-dw", DTYPE_FP8_DW},
     {OPTION_comm_dtype, "fp32", WIRE_FP32}, {OPTION_comm_dtype, "bf16", WIRE_BF16},

@@ -434,6 +434,38 @@ static void test_exposed_weights(void) {
     model_destroy(&model);
 }
 
+// --shard machine on two machines of two ranks, with test_exposed_weights' model: weights travel within a machine; half
+// of the gradients' sums also over the network, there and back. A rank keeps what it would with one machine.
+static void test_replicas(void) {
+    Model model;
+    ModelConfig config = {.layers = 5, .heads = 2, .channels = 128, .vocab = 256, .context = 64};
+    CHECK_OK(model_create(&model, &config, &e), &e);
+    Plan p = make_plan(&model, "H200", 2, 64);
+    PlanEfficiency *s = &p.device.efficiency;
+    p.ranks = 4, p.rows = 4; // one micro-step
+    p.device.spec.link = 1e9, p.device.spec.network = 0.25e9, p.device.spec.devices_a_machine = 2;
+    s->link = 0.5, s->hop = 1e-3, s->network_hop = 2e-3;
+    p.sharing.zero = ZERO_3, p.sharing.shared = 2;
+    options.comm_dtype = WIRE_FP32;
+    const double rest = (double)model_bucket(&model, 0).end, blocks = (double)model.flat_count - rest;
+    const double gathered[] = {5e-3 + 0.5 * 2 * blocks / 0.5e9, 1e-3 + 0.5 * 2 * rest / 0.5e9}; // blocks, the rest
+    const double summed[] = {5e-3 + 0.5 * 4 * blocks / 0.5e9 + 2 * (5 * 2 * 2e-3 + 0.5 * 4 * blocks / 2 / 0.125e9),
+                             1e-3 + 0.5 * 4 * rest / 0.5e9 + 2 * (2 * 2e-3 + 0.5 * 4 * rest / 2 / 0.125e9)};
+    PlanStep step = plan_step(&p, 4);
+    CHECK_CLOSE(step.exposed,
+                0.6 * gathered[0] + summed[0] - step.last.pass[PASS_BACKWARD] + summed[1] + gathered[1] +
+                    fmax(0, gathered[0] - step.first.pass[PASS_FORWARD]),
+                1e-9, 0);
+    CHECK_CLOSE(plan_step_bytes(&p), 0.5 * (6 * rest + (4 + 2 * 1.6) * blocks) + 2 * 0.5 * 4 * (rest + blocks) / 2,
+                1e-9, 0);
+    Plan one = plan_with(&p, ZERO_3, 2, 1);
+    MemoryPlan machine, two;
+    plan_memory(&one, 1, &machine), plan_memory(&p, 1, &two);
+    CHECK(machine.total == two.total, "%zu bytes, on one machine %zu", two.total, machine.total);
+    CHECK(plan_with(&p, ZERO_3, 1, 1).sharing.shared == 1, "one rank");
+    model_destroy(&model);
+}
+
 // d12 over two ranks: 6 heads and 1536 columns each, half of the rows in the residual stream. A micro-step of 4 rows
 // makes 8 exchanges a layer, of 4 x 1024 x 768 values in bf16.
 static void test_tensor(void) {
@@ -642,8 +674,8 @@ static void test_devices_here_and_elsewhere(void) {
 int main(void) {
     RUN(test_kernel_seconds, test_work_is_the_formula, test_recomputing_and_exact_norms_cost, test_fused_exact_norms,
         test_measured_steps, test_measured_cpu, test_memory_estimate, test_library_memory, test_state_bytes,
-        test_largest_micro_batch, test_ring, test_exposed, test_exposed_weights, test_tensor, test_muon_ranks,
-        test_steps_are_cut, test_runs, test_seconds_of_a_run, test_checkpoints_at_a_time, test_names,
+        test_largest_micro_batch, test_ring, test_exposed, test_exposed_weights, test_replicas, test_tensor,
+        test_muon_ranks, test_steps_are_cut, test_runs, test_seconds_of_a_run, test_checkpoints_at_a_time, test_names,
         test_devices_here_and_elsewhere);
     return test_summary();
 }

@@ -84,6 +84,15 @@ advises_a_mesh() { # MODEL DEVICE RANKS ROWS: both meshes of the advice fit, and
         awk -v a="$first" -v b="$second" -v times="$times" 'BEGIN { exit !(times > 1 && b / a < times + 0.01 && b / a > times - 0.01) }' ||
         { echo "$best: $first ms, $other: ${second-} ms, $times"; return 1; }
 }
+advises_replicas() { # where two machines share a slow network: less traffic, and as much memory as one machine
+    local base=(--model d24 --device H200 --batch-tokens 524288 --micro-batch 16) ranks zero
+    plan "${base[@]}" --ranks 16 --link 0.625 && said '^  advice: --zero [1-3] --shard machine; ' && plan "${base[@]}" --ranks 16 && ! grep 'advice.*--shard' plan.txt || return 1
+    for zero in 1 3; do
+        for ranks in 8 16; do plan "${base[@]}" --ranks $ranks --zero $zero --link 0.625 --shard machine && grep 'memory in all' plan.txt > $ranks.txt || return 1; done
+        said '^> +16 ' && cmp 8.txt 16.txt || { cat plan.txt; return 1; }
+    done
+    refuses 64 '--shard machine: --ranks 12 on machines of 8. use a multiple, or --device-count' "$train" --dry-run "${base[@]}" --ranks 12 --shard machine --steps 1
+}
 compares_the_modes() { # for a model too large for one card
     plan --device H200 --model d84 --ranks 4 --batch-tokens 524288 --micro-batch 4 --zero 3 --reduce micro-step && said '^> +4 +3 +1 +1 +[0-9.]+ +131,072 +compute ' &&
         said '^  compute-bound up to 255 ranks: ' && said '^  ranks from which it fits, at this micro-batch: none with --zero 0, 4 with 1, 3 with 2, 3 with 3$' || return 1
@@ -238,7 +247,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 }
 
 for test in plans_a_gpu_from_here plans_fp8 plans_this_cpu plans_a_cut_model plans_a_run_without_length hours_are_tokens_over_speed \
-    reports_ranks_that_wait compares_the_modes compares_cuts "advises_a_mesh d24 H200 8 16" "advises_a_mesh d84 H100 4 4" agrees_with_the_textbook suggests_what_nobody_gave reports_a_disk_too_small reports_memory_too_small \
+    reports_ranks_that_wait compares_the_modes compares_cuts advises_replicas "advises_a_mesh d24 H200 8 16" "advises_a_mesh d84 H100 4 4" agrees_with_the_textbook suggests_what_nobody_gave reports_a_disk_too_small reports_memory_too_small \
     plans_with_the_users_figures writes_nothing \
     predicts_the_steps tunes_a_gpu_only refuses_for_a_gpu_what_only_the_cpu_can; do
     try $test

@@ -11,7 +11,7 @@
 //   FAULT_READS   prefix of a file for each rank: a line for each read of a checkpoint, bytes and path
 //   FAULT_SAVING  at the first fsync of a checkpoint: "ask" (SIGUSR1) or "hang"
 //   FAULT_STARVE  seconds that the threads of Open MPI sleep after each poll, as on a busy machine
-//   FAULT_HOST    the machine's name
+//   FAULT_HOST    the machine's name, with a number: machines of different numbers share no memory
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <poll.h>
@@ -101,6 +101,12 @@ int gethostname(char *name, size_t bytes) {
     if (!fault.host) return NEXT(gethostname)(name, bytes);
     snprintf(name, bytes, "%s", fault.host);
     return 0;
+}
+
+int MPI_Comm_split(void *comm, int color, int key, void **out);
+int MPI_Comm_split_type(void *comm, int type, int key, void *info, void **out) {
+    if (!fault.host) return NEXT(MPI_Comm_split_type)(comm, type, key, info, out);
+    return NEXT(MPI_Comm_split)(comm, atoi(fault.host + strcspn(fault.host, "0123456789")), key, out);
 }
 
 static void arm(void) {

@@ -41,6 +41,7 @@ options() { # prints the options of every run
 forever="--steps 100000000"
 zero3="--zero 3 --layers 3" # a mode in which every pass transfers weights
 tensor="--zero 3 --layers 3 --tensor 2" # every block exchanges activations, too
+shard="--zero 3 --layers 3 --shard machine" # machines of two ranks hold replicas
 
 launch() { # RANKS COMMAND...: writes `log`, returns the exit code
     local ranks=$1
@@ -117,6 +118,14 @@ stopped_elsewhere() { # AFTER: stops the last rank; its neighbour on machine 1 s
     local machine=("$work/machine.sh" 2)
     deadline=3 harm 4 3 stop "$1" 78 "^error \(rank 2 on node1\): .*; rank 3 \(process [0-9]+ on node1\) is stopped or gone" \
         --checkpoint-every 0 && one_error
+}
+killed_elsewhere() { local machine=("$work/machine.sh" 2) && killed 4 3 "$1"; }
+hangs_elsewhere() { # AFTER: each machine reports, and blames nobody; the smallest number is that of the rank that hangs
+    local machine=("$work/machine.sh" 2) least
+    deadline=2 harm 4 3 hang "$1" 78 '^error .*; rank 3 \(process [0-9]+ on node1\) is at the earliest collective, collective number' \
+        --checkpoint-every 0 && nobody_accused || return 1
+    least=$(sed -nE 's/^error .*collective number ([0-9]+): .*/\1/p' log | sort -n | head -n 1)
+    grep '^error' log | grep -q "rank 3 (.*collective number $least:" || { grep '^error' log; return 1; }
 }
 stopped_alone() { # stops a rank that is alone on its machine: no other rank sees it
     local machine=("$work/machine.sh" 1)
@@ -251,7 +260,7 @@ for ((round = 0; round < rounds; round++)); do
 done
 [ "$rounds" = 0 ] || finish
 
-while read -r m name arguments; do # MODE (-, zero3 or tensor) FAULT ARGUMENTS...
+while read -r m name arguments; do # MODE (-, zero3, tensor or shard) FAULT ARGUMENTS...
     heads=1 val=
     [ "$m" != tensor ] || heads=2 val="--val t.bin --val-every 1 --val-tokens 16" # one group of two validates
     # shellcheck disable=SC2086
@@ -274,6 +283,9 @@ zero3 killed 4 1 0.8
 zero3 hangs 3 0 +0.9 --checkpoint-every 20
 tensor hangs 4 1 +0.9 --checkpoint-every 0
 tensor stopped 4 0 +0.7
+shard killed_elsewhere +0.7
+shard stopped_elsewhere +0.7
+shard hangs_elsewhere +0.9
 - not_finite_while_saving
 - not_finite_while_saving --zero 0
 - asked_to_stop_while_saving --zero 0

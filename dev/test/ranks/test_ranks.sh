@@ -313,6 +313,52 @@ a_cut_model_is_refused() {
     wanted=64 run 6 refused --steps 1 --batch-tokens 32 --tensor 2 &&
         grep -q '^error.*a batch of 2 rows is too small for 3 groups of ranks (--tensor). use mpirun -np 4, ' refused.log
 }
+# --shard machine. on G ...: as if each machine had G ranks.
+cc -shared -fPIC -o fault.so "$root/dev/test/preload/fault.c" -lpthread -ldl || exit 1
+cat > machine.sh << 'EOF'
+#!/bin/sh
+export OMPI_COMM_WORLD_LOCAL_SIZE=$1 FAULT_HOST=node$((OMPI_COMM_WORLD_RANK / $1)) LD_PRELOAD=$LD_PRELOAD:$2/fault.so
+shift 2
+exec "$@"
+EOF
+chmod +x machine.sh
+on() { local train="$work/machine.sh $1 $work $train" && "${@:2}" --shard machine; }
+replicas_agree() { # with one rank; over --zero and reruns to the bit: two and three replicas, on 2 ranks and on 1
+    local zero
+    on 2 run 4 p2 $exact_run --batch-tokens 176 && agree e1_176 p2 && close_total e1_176 p2 && close e1_176 p2 gns_ratio 1e-4 &&
+        grep -q '^ranks   4, each with such an engine, 2 replicas on 2 ranks each$' p2.log && on 1 run 3 p1 $ramp_run --zero 2 && agree r1 p1 || return 1
+    for zero in 0 1 2 3; do on 2 wide 4 pw$zero $short --zero $zero || return 1; done
+    agree two0 pw0 && on 2 wide 4 pw_again $short --zero 3 || return 1
+    for zero in 1 2 3 _again; do same_run pw0 pw$zero || return 1; done
+}
+replicas_agree_in_any_mode() { # other optimizers, fp8, bf16 on the wire, --tensor
+    local zero masks="--dropout 0.2 --label-smoothing 0.1 --recompute block --optimizer lamb"
+    layers=4 on 2 run 4 p_lamb $short --optimizer lamb && agree o_lamb p_lamb && close_total o_lamb p_lamb &&
+        layers=4 on 3 run 6 p_muon $short --optimizer muon --zero 3 && agree o_muon p_muon && close_total o_muon p_muon || return 1
+    for zero in 1 3; do # two addends have one order; here rank 1 saturates in steps in which rank 0 does not
+        lr=30 $([ $zero = 1 ] || echo on 1) wide 2 p_fp8_$zero --dtype fp8-dw --gns exact --batch-tokens 176 --grad-clip 0 --steps 24 --seed 3 --zero $zero || return 1
+    done
+    same_weights p_fp8_1 p_fp8_3 && same_moments p_fp8_1 p_fp8_3 || return 1
+    for zero in 1 3; do micro=4 on 1 run 3 p_bf16_$zero $exact_run --batch-tokens 192 --comm-dtype bf16 --zero $zero || return 1; done
+    same_run p_bf16_1 p_bf16_3 && ! same_weights e3_192 p_bf16_1 > /dev/null && close e3_192 p_bf16_1 loss 0.02 || return 1
+    on 2 cut 4 2 pc && agree c1 pc && close_total c1 pc && on 2 cut 6 2 pm $masks --zero 3 --reduce micro-step && agree cm1 pm && close_total cm1 pm
+}
+replicas_resume_on_any_mesh() { # from and to ranks that all share; the same bits where the mesh is the same
+    local at=0 mesh constant="--lr-schedule constant"
+    for mesh in "2 4 1 1" "2 6 2 3" "1 3 1 0" "4 4 2 2"; do # ranks of a machine, ranks, --tensor, --zero
+        set -- $mesh
+        at=$((at + 2))
+        steps=$at on "$1" cut "$2" "$3" pr --zero "$4" $constant || return 1
+        [ $at = 2 ] || grep -q "^resuming from pr/step_000000$(printf %02d $((at - 2)))" pr.log || return 1
+    done
+    steps=10 cut 3 1 pr $constant && grep -q '^ *--shard \"machine\" is now \"all\"$' pr.log && steps=10 cut 1 1 pr1 $constant && close pr1 pr loss 1e-5 && close pr1 pr grad_norm 1e-4 || { cat pr.log; return 1; }
+    on 2 wide 4 pz $short --zero 1 --checkpoint-every 8 --keep 0 && forget_newest pz &&
+        micro=20 layers=4 on 2 resumes 4 pz $short --zero 3 && same_run pw0 pz
+}
+replicas_are_refused() {
+    wanted=64 on 2 run 3 refused --steps 1 && grep -q '^error.*--shard machine: rank 2 is number 1 of 1 on node1, not number 1 of 2. start equally many' refused.log &&
+        wanted=64 on 3 cut 6 2 refused && grep -q '^error.*--tensor 2: there are 3 ranks a machine (--shard machine). use a --tensor that divides them' refused.log || { cat refused.log; return 1; }
+}
 a_group_ends_with_a_rank_that_cannot_read() { # RANK FILES: the group's other ranks exchange with RANK until the end
     rm -rf elsewhere unread && mkdir elsewhere && cp code_*.bin elsewhere &&
         printf '#!/bin/sh\n[ $OMPI_COMM_WORLD_RANK != %s ] || cd elsewhere\nexec "$@"\n' "$1" > apart.sh && chmod +x apart.sh || return 1
@@ -379,6 +425,10 @@ a_cut_model_has_one_order_of_sums
 a_cut_model_resumes_on_any_mesh
 a_cut_model_rounds_what_travels
 a_cut_model_is_refused
+replicas_agree
+replicas_agree_in_any_mode
+replicas_resume_on_any_mesh
+replicas_are_refused
 a_group_ends_with_a_rank_that_cannot_read 3 train
 a_group_ends_with_a_rank_that_cannot_read 2 val
 one_rank_samples
