@@ -156,25 +156,22 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
     return 0;
 }
 
-// True for a text file that is not all UTF-8, and for a file of another kind (gzip, ...).
-static bool file_is_invalid(const Input *input, int fd) {
-    char *text = mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (text == MAP_FAILED) return false; // empty, or reading reports the error
-    bool invalid = check_text_kind(input, text, input->bytes, &(Error){0}) ||
-                   (!input->jsonl && utf8_invalid_at(text, input->bytes) < input->bytes);
-    munmap(text, input->bytes);
-    return invalid;
-}
-
-// Opens the input at its beginning. Leaves out an invalid file with --invalid skip: written tokens are not removed
-// again.
+// Opens the input at its beginning. With --invalid skip, leaves out a text file that is not all UTF-8, and a file of
+// another kind (gzip, ...): written tokens are not removed again.
 static int reader_open(Reader *r, Error *e) {
     Input *input = reader_input(r);
     char next[3]; // at most three continuation bytes precede the next character
     r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : STDIN_FILENO;
     if (r->fd < 0)
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));
-    if (r->o->invalid == INVALID_SKIP && !input->pipe) input->left_out = file_is_invalid(input, r->fd);
+    char *text = MAP_FAILED; // of an empty file, too; reading reports other errors
+    if (r->o->invalid == INVALID_SKIP && !input->pipe)
+        text = mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, r->fd, 0);
+    if (text != MAP_FAILED) {
+        input->left_out = check_text_kind(input, text, input->bytes, &(Error){0}) ||
+                          (!input->jsonl && utf8_invalid_at(text, input->bytes) < input->bytes);
+        munmap(text, input->bytes);
+    }
     r->tail = UINT64_MAX;
     if (input->pipe || !input_has_tail(r->o, input)) return 0;
 

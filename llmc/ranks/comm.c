@@ -279,8 +279,7 @@ void comm_settle(Comm *comm) {
 
 int comm_agree(Comm *comm, int code, Error *e) {
     if (comm->ranks == 1 || comm->settled) return code;
-    int *codes;
-    TRY(memory_alloc((void **)&codes, sizeof(int) * (size_t)comm->ranks, "the ranks' exit codes", e));
+    int codes[comm->ranks]; // from memory_alloc, a rank that failed would leave the others waiting
     int failed = comm_gather(comm, &code, codes, sizeof code, e);
     for (int r = 0; !failed && r < comm->ranks; r++) {
         if (!codes[r]) continue;
@@ -289,17 +288,14 @@ int comm_agree(Comm *comm, int code, Error *e) {
         failed = r == comm->rank ? code : FAIL(e, codes[r], NULL, "rank %d ended the run", r);
         break;
     }
-    memory_free(codes);
     return failed;
 }
 
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e) {
     const int other = comm->rank % classes;
-    uint64_t *all;
-    TRY(comm_agree(comm, memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "the ranks' hashes", e), e));
+    uint64_t all[comm->ranks];
     int failed = comm_gather(comm, &hash, all, sizeof hash, e);
     if (!failed && all[other] != hash) failed = FAIL(e, code, hint, "this rank has %s than rank %d", what, other);
-    memory_free(all);
     return comm_agree(comm, failed, e);
 }
 

@@ -10,15 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static void print_complete(const Run *r) {
-    const Options *o = &r->setup.options;
-    const RunPoint *at = &r->position.at;
-    const char *longer = ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run";
-    printf("this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is in "
-           "%s. %s resumes, --fresh starts over\n",
-           (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved, longer);
-}
-
 // Every rank, or group of --tensor, must have rows in every step except the last, which the horizon cuts.
 static int check_rows_of_ranks(const Setup *setup, const Position *position, Error *e) {
     const int64_t rows = ramp_smallest(&position->ramp), K = setup->options.tensor, groups = setup->comm->ranks / K;
@@ -30,6 +21,8 @@ static int check_rows_of_ranks(const Setup *setup, const Position *position, Err
 }
 
 static int run_training(Run *r, Error *e) {
+    const Options *o = &r->setup.options;
+    const RunPoint *at = &r->position.at;
     // First make all checks that need no engine.
     int code = setup_sampling(&r->setup, e);
     if (!code) code = setup_data(r, e);
@@ -38,9 +31,12 @@ static int run_training(Run *r, Error *e) {
     TRY(comm_agree(r->setup.comm, code, e));
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
-    if (r->saving.saved[0] && (r->position.at.tokens >= r->setup.options.run.horizon_tokens || ends_early(r))) {
+    if (r->saving.saved[0] && (at->tokens >= o->run.horizon_tokens || ends_early(r))) {
         if (!is_rank0(&r->setup)) return 0;
-        print_complete(r);
+        printf("this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is in "
+               "%s. %s resumes, --fresh starts over\n",
+               (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved,
+               ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run");
         return archive_tidy(&r->saving.archive, stderr, e); // what a killed run left
     }
     TRY(comm_agree(r->setup.comm, setup_room(r, e), e));

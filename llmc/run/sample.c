@@ -86,14 +86,13 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
     const Tokenizer *tokenizer = setup->tokenizer;
     const int V = setup->model.config.vocab, eot = tokenizer_eot(tokenizer);
     const size_t context = (size_t)setup->shape.seq_len, most = strlen(prompt) + 1 + (size_t)o->sample_tokens;
-    uint16_t *tokens = NULL; // the whole text
-    float *logits = NULL;
-    double *scratch = NULL;
+    double *scratch;
     size_t count = 0;
     int code = 0;
-    TRY_GOTO(memory_alloc((void **)&tokens, most * sizeof *tokens, "a sample", e));
-    TRY_GOTO(memory_alloc((void **)&logits, (size_t)V * sizeof *logits, "a sample", e));
-    TRY_GOTO(memory_alloc((void **)&scratch, (size_t)V * sizeof *scratch, "a sample", e));
+    TRY(memory_alloc((void **)&scratch, (size_t)V * (sizeof(double) + sizeof(float)) + most * sizeof(uint16_t),
+                     "a sample", e));
+    float *logits = (float *)(scratch + V);
+    uint16_t *tokens = (uint16_t *)(logits + V); // the whole text
     if (*prompt) {
         TRY_GOTO(tokenizer_encode(tokenizer, prompt, strlen(prompt), tokens, &count, e));
         print_text(prompt, strlen(prompt), out);
@@ -123,8 +122,6 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
 done:
     fputc('\n', out);
     memory_free(scratch);
-    memory_free(logits);
-    memory_free(tokens);
     return code;
 }
 

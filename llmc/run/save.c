@@ -28,8 +28,8 @@ struct Saver {
     int pieces;
     float *copy; // (ARRAYS, stride): the owned ranges one after the other; NULL: the thread reads the engine
     size_t elements, stride;
-    bool copies;   // every rank has memory for its copy
-    Pulse pulse;   // counts in `done`
+    bool copies; // every rank has memory for its copy
+    Pulse pulse; // counts in `done`
     Worker worker;
     atomic_bool copying; // the thread still copies from the engine
     atomic_bool ended;   // set by the thread's last access to this struct
@@ -157,13 +157,13 @@ static int begin_save(Run *r, Error *e) {
     TRY(archive_begin(archive, at->step, &s->manifest, s->notes.f, e));
     Error unwritten;
     if (o->outliers && row_outliers_write(r, &unwritten)) fprintf(s->notes.f, "warning: %s\n", unwritten.what);
-    for (int f = 0; f < LAYOUT_FILES; f++) {
-        if (manifest_open(&s->manifest, layout_names[f], true, s->layout.bytes[f], &s->fd[f], e) == 0) continue;
-        while (f-- > 0) close(s->fd[f]);
-        archive_abandon(archive, at->step, s->manifest.dir, s->notes.f, &(Error){0});
-        return e->code;
+    int code = 0;
+    for (int f = 0, fd; f < LAYOUT_FILES && !code; f++) {
+        code = manifest_open(&s->manifest, layout_names[f], true, s->layout.bytes[f], &fd, e);
+        if (!code) close(fd);
     }
-    return 0;
+    if (code) archive_abandon(archive, at->step, s->manifest.dir, s->notes.f, &(Error){0});
+    return code;
 }
 
 // ---- Writing, on every rank's thread --------------------------------------------------------------------------------
@@ -210,13 +210,11 @@ static void start_writing(Saver *s) {
     Error *e = &s->error;
     Manifest partial = {.dir = -1};
     worker_join(&s->worker); // touch_copy
-    if (!is_rank0(setup)) {
-        for (int f = 0; f < LAYOUT_FILES; f++) s->fd[f] = -1;
-        if (s->pieces) archive_join(&s->run->saving.archive, s->step, &partial, e);
-        for (int f = 0; f < LAYOUT_FILES && s->pieces && !e->code; f++)
-            manifest_open(&partial, layout_names[f], false, 0, &s->fd[f], e);
-        if (partial.dir >= 0) close(partial.dir);
-    }
+    for (int f = 0; f < LAYOUT_FILES; f++) s->fd[f] = -1;
+    if (s->pieces) archive_join(&s->run->saving.archive, s->step, &partial, e);
+    for (int f = 0; f < LAYOUT_FILES && s->pieces && !e->code; f++)
+        manifest_open(&partial, layout_names[f], false, 0, &s->fd[f], e);
+    if (partial.dir >= 0) close(partial.dir);
     atomic_store(&s->copying, s->copy && !setup->whole.part);
     s->phase = WRITING;
     start_thread(s, write_share);

@@ -124,13 +124,6 @@ void tokenizer_add_merge(Tokenizer *t, Merge merge) {
 
 enum { SHORT_WORD = 64 }; // bytes of the longest word whose pairs lie on the stack
 
-// Fails for a character that a vocabulary of characters lacks.
-static int fail_unknown(const uint8_t *s, size_t bytes, Error *e) {
-    size_t n = utf8_character(s, bytes);
-    return FAIL(e, ERR_INPUT, "it knows the characters of the text that it was made of, and no others",
-                "the tokenizer has no token for '%.*s', byte 0x%02x", (int)n, (const char *)s, *s);
-}
-
 // Byte pair encoding: while any adjacent pair merges, merges all pairs of the lowest rank, from left to right. A word
 // costs one pass per distinct merge that it uses (more only if two merges give one token). A megabyte without a space
 // costs 0.1 s as DNA, 6 s as random letters.
@@ -138,7 +131,10 @@ static int merge_word(const Tokenizer *t, const uint8_t *word, size_t bytes, uin
     uint32_t few[SHORT_WORD], *found = few; // the merges of tokens i, i + 1
     size_t n = bytes;
     for (size_t i = 0; i < n; i++) {
-        if (t->lacks[word[i]]) return fail_unknown(word + i, bytes - i, e);
+        if (t->lacks[word[i]]) // a vocabulary of characters
+            return FAIL(e, ERR_INPUT, "it knows the characters of the text that it was made of, and no others",
+                        "the tokenizer has no token for '%.*s', byte 0x%02x", (int)utf8_character(word + i, bytes - i),
+                        (const char *)word + i, word[i]);
         out[i] = t->byte_token[word[i]];
     }
     if (bytes > SHORT_WORD) TRY(memory_alloc((void **)&found, bytes * sizeof *found, "a long word", e));
