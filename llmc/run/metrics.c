@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -173,12 +174,32 @@ static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_
     return FAIL_UNREADABLE(e, "make it readable, and start again", "%s: cannot read: %s", path, strerror(error));
 }
 
-int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
+// Appends the lines of metrics.jsonl from byte `keep` on to metrics.rolled_back.jsonl.
+static int set_aside(const Metrics *m, off_t keep, Error *e) {
+    char path[PATH_MAX + 16];
+    int fd;
+    snprintf(path, sizeof path, "%.*s.rolled_back.jsonl", (int)(strlen(m->steps.path) - strlen(".jsonl")),
+             m->steps.path);
+    TRY(file_open_output(m->dir, path, O_WRONLY | O_CREAT, &fd, e));
+    lseek(fd, 0, SEEK_END);
+    while (keep < m->bytes && sendfile(fd, m->fd, &keep, (size_t)(m->bytes - keep)) > 0) {
+    }
+    if (keep >= m->bytes) return file_close(fd, path, e);
+    cannot_write(path, e);
+    close(fd);
+    return e->code;
+}
+
+int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e) {
     const char *samples = m->samples.path;
     off_t keep;
     int fd;
+    Error lost;
+    if (keeps) TRY(metrics_flush(m, e));
     // Cut by steps as well as bytes: the checkpoint may be from another directory, or the file edited.
     TRY(bytes_until(m->fd, m->steps.path, step, bytes, &keep, e));
+    if (keeps && m->bytes > keep && set_aside(m, keep, &lost))
+        fprintf(stderr, "warning: %s: the undone steps' lines are lost\n", lost.what);
     if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->steps.path, e);
     m->bytes = keep;
     if (!file_exists_in(m->dir, samples)) return 0;
@@ -186,29 +207,6 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     int code = bytes_until(fd, samples, step, INT64_MAX, &keep, e);
     if (!code && step > 0 && ftruncate(fd, keep) != 0) code = cannot_write(samples, e); // a new run keeps older samples
     close(fd);
-    return code;
-}
-
-int metrics_set_aside(Metrics *m, int64_t step, int64_t bytes, Error *e) {
-    char path[PATH_MAX + 16], *lines;
-    off_t keep;
-    int fd;
-    TRY(metrics_flush(m, e));
-    TRY(bytes_until(m->fd, m->steps.path, step, bytes, &keep, e));
-    if (m->bytes <= keep) return 0;
-    const size_t cut = (size_t)(m->bytes - keep);
-    snprintf(path, sizeof path, "%.*s.rolled_back.jsonl", (int)(strlen(m->steps.path) - strlen(".jsonl")),
-             m->steps.path);
-    TRY(memory_alloc((void **)&lines, cut, "lines of metrics.jsonl", e));
-    int code = file_read_range(m->fd, m->steps.path, (uint64_t)keep, lines, cut, e);
-    if (!code) code = file_open_output(m->dir, path, O_RDWR | O_CREAT, &fd, e);
-    if (!code) {
-        const off_t end = lseek(fd, 0, SEEK_END);
-        code = end < 0 ? cannot_write(path, e) : file_write_range(fd, path, (uint64_t)end, lines, cut, e);
-        if (!code) code = descriptor_sync(fd, path, e);
-        close(fd);
-    }
-    memory_free(lines);
     return code;
 }
 

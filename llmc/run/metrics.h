@@ -12,8 +12,7 @@
 //
 // dev/docs/gns.md lists the fields of the noise scale and the ramp; gns.h defines the lengths of the averages.
 //
-// A resume truncates both files to its checkpoint, so that every step is there once. A rollback (run/rollback.h) does
-// the same, and keeps the lines that it cuts from metrics.jsonl in metrics.rolled_back.jsonl.
+// A resume or a rollback (run/rollback.h) truncates both files to its checkpoint, so that every step is there once.
 //
 // Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again. A save makes
 // room for them.
@@ -61,12 +60,9 @@ int run_lock_sign(int dir, const char *directory, Error *e);
 // True if the process in written_by runs on this machine.
 bool run_lock_is_here(int dir, const char *directory);
 
-// Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. Call with no line waiting.
-int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
-
-// Call before metrics_begin, in a rollback: writes the waiting lines, then appends to metrics.rolled_back.jsonl the
-// lines that metrics_begin will cut.
-int metrics_set_aside(Metrics *m, int64_t step, int64_t bytes, Error *e);
+// Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. keeps: in a rollback, writes lines
+// that wait, and appends what it cuts from metrics.jsonl to metrics.rolled_back.jsonl. Otherwise no line may wait.
+int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e);
 
 int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, with the lines that wait
 

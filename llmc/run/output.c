@@ -180,7 +180,6 @@ int setup_room(const Run *r, Error *e) {
 static int setup_directory(Run *r, Error *e) {
     const char *out = r->setup.options.out;
     Archive *archive = &r->saving.archive;
-    Error unkept;
     int checkpoints;
     TRY(directory_create(out, e));
     if (!archive_is_open(archive)) TRY(archive_open(archive, out, e));
@@ -202,12 +201,9 @@ static int setup_directory(Run *r, Error *e) {
     TRY(run_lock_sign(archive->dir, out, e));
     TRY(archive_tidy(archive, stderr, e));
     TRY(write_run_json(r, e)); // before any change to the run's data: it reads the old run.json
-    const int64_t step = r->position.at.step, bytes = r->position.at.metrics_bytes;
-    if (back && metrics_set_aside(r->output.metrics, step, bytes, &unkept))
-        fprintf(stderr, "warning: %s: the undone steps' lines are lost\n", unkept.what);
     if (back && r->setup.options.keep > 0) TRY(archive_remove_rolled_back(archive, stderr, e));
-    TRY(archive_set_aside_after(archive, step, back ? "rolled_back" : "damaged", stderr, e));
-    return metrics_begin(r->output.metrics, step, bytes, e);
+    TRY(archive_set_aside_after(archive, r->position.at.step, back ? "rolled_back" : "damaged", stderr, e));
+    return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, back, e);
 }
 
 bool saves_in_background(const Setup *setup, const Position *position) {

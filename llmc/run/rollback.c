@@ -3,41 +3,6 @@
 
 #include "run/run.h"
 
-static double *last(Outliers *o) { return &o->value[(o->count - 1) % OUTLIERS_WINDOW]; }
-
-void rollback_watch(Run *r) {
-    Spikes *s = &r->position.at.spikes;
-    if (!r->setup.options.on_spike) return;
-    s->z.count++, s->first.count++;
-    *last(&s->z) = NAN;
-    *last(&s->first) = (double)r->position.at.examples;
-}
-
-void rollback_judge(Run *r, double z) {
-    if (r->setup.options.on_spike) *last(&r->position.at.spikes.z) = z;
-}
-
-// Returns the steps of the window; fewer soon after the watch began.
-static int64_t window_steps(const Run *r) {
-    const int64_t steps = 2 * r->setup.options.spike_steps, watched = r->position.at.spikes.z.count;
-    return watched < steps ? watched : steps;
-}
-
-int rollback_check(Run *r, const StepMetrics *m, Error *e) {
-    const Options *o = &r->setup.options;
-    Outliers *z = &r->position.at.spikes.z;
-    const int64_t steps = window_steps(r);
-    int64_t spikes = 0;
-    if (!o->on_spike) return 0;
-    for (int64_t i = z->count - steps; i < z->count; i++) spikes += z->value[i % OUTLIERS_WINDOW] > o->spike_z;
-    if (spikes < o->spike_steps) return 0;
-    comm_settle(r->setup.comm); // (1)
-    FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1; or a higher --spike-z",
-         "step %lld: %lld of the last %lld steps are spikes (loss %.4g, gradient norm %.4g, z %.3g)",
-         (long long)m->step, (long long)spikes, (long long)steps, m->loss, m->grad_norm, *last(z));
-    return rollback_plan(r, m->step, m->examples, e);
-}
-
 // Adds the window's loudest and strangest rows (--outliers) to a text: on rank 0, which has them.
 static void add_rows(const Run *r, int64_t after, char *text, size_t bytes) {
     static const char *const before[ROW_KINDS] = {[ROW_LOUD] = "; loud ", [ROW_STRANGE] = "; strange "};
@@ -53,20 +18,30 @@ static void add_rows(const Run *r, int64_t after, char *text, size_t bytes) {
         }
 }
 
-int rollback_plan(Run *r, int64_t step, int64_t end, Error *e) {
+int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
+    const Options *o = &r->setup.options;
     Spikes *s = &r->position.at.spikes;
-    const int64_t steps = window_steps(r);
-    if (!r->setup.options.on_spike || steps == 0) return e->code; // 0: --ramp gns times steps
+    const int64_t now = s->z.count, window = 2 * o->spike_steps, steps = now < window ? now + 1 : window;
+    int64_t spikes = 0;
+    if (!o->on_spike || (code && code != ERR_NONFINITE)) return code;
+    s->z.value[s->z.count++ % OUTLIERS_WINDOW] = r->position.z;
+    s->first[now % OUTLIERS_WINDOW] = m->examples - m->batch;
+    for (int64_t i = now; i > now - steps; i--) spikes += s->z.value[i % OUTLIERS_WINDOW] > o->spike_z;
+    if (!code && spikes < o->spike_steps) return 0;
+    if (!code) {
+        comm_settle(r->setup.comm); // (1)
+        FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1; or a higher --spike-z",
+             "step %lld: %lld of the last %lld steps are spikes (loss %.4g, gradient norm %.4g, z %.3g)",
+             (long long)m->step, (long long)spikes, (long long)steps, m->loss, m->grad_norm, r->position.z);
+    }
     if (s->rollbacks == ROLLBACKS_MAX) return error_prefix(e, "after %d rollbacks", ROLLBACKS_MAX);
-    const int64_t first = (int64_t)s->first.value[(s->first.count - steps) % OUTLIERS_WINDOW];
+    const int64_t first = s->first[(now + 1 - steps) % OUTLIERS_WINDOW];
     s->skipped[s->rollbacks].first = first;
-    s->skipped[s->rollbacks++].rows = end - first;
-    add_rows(r, step - steps, e->what, sizeof e->what);
-    r->rollback = (Rollback){.spikes = *s, .latest = step - steps, .begun = r->position.begun, .why = *e};
+    s->skipped[s->rollbacks++].rows = m->examples - first;
+    add_rows(r, m->step - steps, e->what, sizeof e->what);
+    r->rollback = (Rollback){.spikes = *s, .latest = m->step - steps, .begun = r->position.begun, .why = *e};
     return e->code;
 }
-
-// ---- In a resume ----------------------------------------------------------------------------------------------------
 
 int rollback_skip(Run *r, Error *e) {
     Spikes *s = &r->position.at.spikes;

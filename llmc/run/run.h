@@ -64,6 +64,7 @@ typedef struct {
     double *source_sums;  // of this step's sources: (n) shares, (n) sums of |g_b|^2, (n, n) StepResult.source_gram
     RowResult *rows;      // this step's rows, all ranks; size: largest batch; lies behind source_sums; NULL: unneeded
     StepResult result;    // numbers of this step
+    double z;             // Spikes.z of this step
     bool stop;            // the run stops (same on all ranks); why: stop_cause in save.h
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown
     int64_t clipped;      // steps since the start whose gradient was clipped

@@ -147,7 +147,8 @@ static int begin_save(Run *r, Error *e) {
     TRY(text_begin(&s->notes, e));
     const uint64_t bytes = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer) + s->state_bytes +
                            metrics_waiting(r->output.metrics);
-    s->spare = (Spare){.keep = o->keep, .back = o->on_spike ? rollback_target(o, at->step + 1) : INT64_MAX};
+    const int64_t back = at->step + 1 - 2 * o->spike_steps;
+    s->spare = (Spare){.keep = o->keep, .back = !o->on_spike ? INT64_MAX : back > 0 ? back : 0};
     Spare room = s->spare;
     if (o->keep_best) room.best = r->saving.best_before.step, s->spare.best = at->best.step;
     if (s->waits) room.back = INT64_MAX; // the last save matters more than a rollback

@@ -177,13 +177,10 @@ static void io_outliers(StateIO *io, RowOutliers *o, const Dataset *data) {
 }
 
 static void io_spikes(StateIO *io, Spikes *s, int64_t examples, bool watches) {
-    if (io->writing ? watches : get(io, "spikes.z") != NULL) {
-        io_window(io, "spikes.z", &s->z);
-        io_window(io, "spikes.first", &s->first);
-        if (s->first.count != s->z.count) malformed(io, "spikes.first.count", "that of spikes.z");
-        for (int i = 0; i < s->first.count && i < OUTLIERS_WINDOW; i++)
-            if (!(s->first.value[i] >= 0 && s->first.value[i] <= (double)examples))
-                malformed(io, AT("spikes.first.ring[%d]", i), "an example before this step's end");
+    if (watches && (io->writing || get(io, "spikes.z"))) io_window(io, "spikes.z", &s->z);
+    for (int i = 0; i < s->z.count && i < OUTLIERS_WINDOW; i++) {
+        count(io, AT("spikes.first.ring[%d]", i), &s->first[i]);
+        if (s->first[i] > examples) malformed(io, AT("spikes.first.ring[%d]", i), "an example before this step's end");
     }
     if (!io->writing) s->rollbacks = cJSON_GetArraySize(get(io, "spikes.skipped"));
     if (s->rollbacks > ROLLBACKS_MAX) malformed(io, "spikes.skipped", "a list that fits");
@@ -456,7 +453,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     io_position(&io, &r->position);
     io_exponents(&io, &r->setup, r->position.at.exponents);
     io_outliers(&io, &r->position.outliers, r->data.train);
-    io_spikes(&io, &r->position.at.spikes, r->position.at.examples, false);
+    io_spikes(&io, &r->position.at.spikes, r->position.at.examples, r->setup.options.on_spike);
     r->position.begun -= r->position.at.seconds;
     int code = io.code;
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);

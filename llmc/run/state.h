@@ -23,10 +23,10 @@ typedef struct {
 
 // What --on-spike keeps (rollback.h).
 typedef struct {
-    Outliers z;        // z of the last steps: the loss's or the gradient norm's (math/outliers.h), the larger
-    Outliers first;    // number of each of these steps' first example
-    int64_t rollbacks; // made so far
-    struct {           // examples that each rollback excluded from the order of the data
+    Outliers z;                     // of the last steps: the loss's or the gradient norm's, the larger; NaN: not judged
+    int64_t first[OUTLIERS_WINDOW]; // number of each of these steps' first example
+    int64_t rollbacks;              // made so far
+    struct {                        // examples that each rollback excluded from the order of the data
         int64_t first, rows;
     } skipped[ROLLBACKS_MAX];
 } Spikes;

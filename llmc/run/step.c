@@ -68,11 +68,10 @@ static double grad_norm(const Run *r, int64_t B) {
 static int fail_nonfinite(Run *r, int64_t B, Error *e) {
     const RunPoint *at = &r->position.at;
     comm_settle(r->setup.comm); // all ranks have the same numbers
-    FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
-         "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite; the update was not made",
-         (long long)at->step + 1, (long long)at->examples, (long long)(at->examples + B - 1),
-         r->position.result.loss_sum / (double)B, grad_norm(r, B));
-    return rollback_plan(r, at->step + 1, at->examples + B, e);
+    return FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
+                "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite; the update was not made",
+                (long long)at->step + 1, (long long)at->examples, (long long)(at->examples + B - 1),
+                r->position.result.loss_sum / (double)B, grad_norm(r, B));
 }
 
 static UpdateConfig update_config(const Run *r, int64_t B) {
@@ -195,7 +194,7 @@ static bool is_outlier(Run *r, int64_t B) {
     const double most = o->on_spike ? o->spike_z : INFINITY;
     double loss = r->position.result.loss_sum / (double)B, norm = grad_norm(r, B);
     double loss_z = outliers_z(&at->loss_window, loss, most), norm_z = outliers_z(&at->grad_window, norm, most);
-    rollback_judge(r, fmax(loss_z, norm_z));
+    r->position.z = fmax(loss_z, norm_z);
     bool loss_out = o->skip_loss_z > 0 && loss_z > o->skip_loss_z,
          norm_out = o->skip_grad_z > 0 && norm_z > o->skip_grad_z;
     if (!loss_out && !norm_out) return false;
@@ -284,13 +283,14 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     comm_phase(setup->comm, PHASE_STEP, at->step + 1);
     int64_t B = ramp_next(&position->ramp, at->step, at->tokens);
     TRY(comm_broadcast(setup->comm, &B, sizeof B, e)); // rank 0's choice
+    *metrics = (StepMetrics){.step = at->step + 1, .examples = at->examples + B, .batch = B};
+    position->z = NAN;
     const int64_t tokens = B * setup->shape.seq_len;
     const UpdateConfig update = update_config(r, B);
     const GnsMode mode = step_mode(setup, position);
     const bool measured_ranks = measures_ranks(setup, position, mode);
     const double start = clock_seconds();
     TRY(run_rows(r, B, mode, NULL, e));
-    rollback_watch(r);
     TRY(update_unless_outlier(r, B, &update, &skipped, &sums, e));
     const double loss_scale = at->loss_scale.scale;
     TRY(adapt_scales(r, B, &skipped, e));
@@ -329,7 +329,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     };
     position->clipped += metrics->clipped;
     if (is_rank0(setup)) TRY(metrics_step(r->output.metrics, metrics, &position->noise, e));
-    return rollback_check(r, metrics, e);
+    return 0;
 }
 
 // ---- What a step costs (--ramp gns) ---------------------------------------------------------------------------------

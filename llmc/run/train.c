@@ -23,7 +23,7 @@ static int train_loop(Run *r, Error *e) {
         if (r->setup.comm->ranks == 1 && comm_asked_to_stop(r->setup.comm))
             r->position.stop = true; // several ranks agree in train_step
         if (r->position.stop) return stop_and_save(r, e);
-        TRY(train_step(r, &m, e));
+        TRY(rollback_check(r, &m, train_step(r, &m, e), e));
         if (o->train_hours && !at->horizon) TRY(decide_length(r, &m, e));
         last = at->tokens >= o->run.horizon_tokens; // then finish_run samples and saves
         const bool validates = r->data.val && o->val_every > 0 && (last || is_due(at->step, o->val_every));

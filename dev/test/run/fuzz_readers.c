@@ -461,7 +461,6 @@ static void test_files_are_made(void) {
     options_defaults(&run.setup.options);
     CHECK_OK(verify("step", &e), &e);
     CHECK_OK(read_state("step", &e), &e);
-    check_refuses("\"count\"", "spikes.first.count");
     check_refuses("\"ring\"", "spikes.first.ring[0]");
     check_reads_another_kind();
     make_models();

@@ -51,7 +51,7 @@ static void read_log(void) {
 static void log_step(const StepMetrics *s) {
     Metrics *m;
     CHECK_OK(metrics_open(&m, IN_PATH, ".", &e), &e);
-    CHECK_OK(metrics_begin(m, 0, 0, &e), &e);
+    CHECK_OK(metrics_begin(m, 0, 0, false, &e), &e);
     CHECK_OK(metrics_step(m, s, &noise, &e), &e);
     CHECK_OK(metrics_test(m, 1, 2, "val_loss", 10.5, NAN, &e), &e);
     CHECK_OK(metrics_test(m, 1, 2, "hellaswag", 3.0 / 8, 5.0 / 8, &e), &e);
@@ -160,7 +160,7 @@ static void test_resumed(void) {
         fprintf(f, "%s%s%s%s", one, two, val, three);
         fclose(f);
         CHECK_OK(metrics_open(&m, IN_PATH, ".", &e), &e);
-        CHECK_OK(metrics_begin(m, 2, cases[i].bytes, &e), &e);
+        CHECK_OK(metrics_begin(m, 2, cases[i].bytes, false, &e), &e);
         CHECK_OK(metrics_close(m, &e), &e);
         read_log();
         CHECK(strcmp(text, path_of("%s%s%s", cases[i].kept[0], cases[i].kept[1], cases[i].kept[2])) == 0,
