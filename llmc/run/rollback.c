@@ -1,21 +1,23 @@
 // Numbers in comments refer to the list in rollback.h.
 #include "run/rollback.h"
 
+#include "base/files.h"
 #include "run/run.h"
 
 // Adds the window's loudest and strangest rows (--outliers) to a text: on rank 0, which has them.
 static void add_rows(const Run *r, int64_t after, char *text, size_t bytes) {
     static const char *const before[ROW_KINDS] = {[ROW_LOUD] = "; loud ", [ROW_STRANGE] = "; strange "};
     const int most = 3; // of each kind
-    const RowOutliers *o = &r->position.outliers;
-    for (int k = 0; k < ROW_KINDS; k++)
-        for (int i = 0, n = 0; i < o->count[k] && n < most && before[k]; i++) {
-            const OutlierRow *x = &o->row[k][i];
+    for (int k = 0, n = 0; k < ROW_KINDS; k++, n = 0) {
+        const cJSON *list = before[k] ? r->position.outliers.list[k] : NULL, *row;
+        cJSON_ArrayForEach(row, list) {
             const size_t used = strlen(text);
-            if (x->step <= (double)after) continue;
-            const char *file = path_name(dataset_shard_path(r->data.train, (int)x->shard));
-            snprintf(text + used, bytes - used, "%s%s:%.0f", n++ ? ", " : before[k], file, x->offset);
+            const char *shard = cJSON_GetStringValue(json_get(row, "shard"));
+            if (row_number(row, "step") > (double)after && shard && n < most)
+                snprintf(text + used, bytes - used, "%s%s:%.0f", n++ ? ", " : before[k], path_name(shard),
+                         row_number(row, "offset"));
         }
+    }
 }
 
 int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {

@@ -12,6 +12,7 @@
 // Rank 0 judges the rows of all ranks, so any number of ranks keeps the same rows.
 #pragma once
 
+#include "base/text.h"
 #include "math/outliers.h"
 #include "model/engine.h"
 
@@ -19,25 +20,21 @@ typedef enum { ROW_LOUD, ROW_RARE, ROW_STRANGE, ROW_UNIFORM, ROW_KINDS } RowKind
 extern const char *const row_kinds[ROW_KINDS];
 
 typedef struct {
-    double step, shard, offset, document; // ExamplePlace
-    double norm, loss;                    // the loss is without label smoothing
-    double score;                         // above 0
-} OutlierRow;
-
-typedef struct {
-    int most;                   // N
-    OutlierRow *row[ROW_KINDS]; // (N) highest score first
-    int count[ROW_KINDS];       // rows kept
-    Outliers spread[ROW_KINDS]; // spreads of the last steps
-    double *scratch;            // (ROW_KINDS + 1, largest batch)
+    cJSON *list[ROW_KINDS];     // objects of outliers.jsonl, highest score first
+    Outliers spread[ROW_KINDS]; // medians |x - median| of the last steps
+    double least[ROW_KINDS];    // scores at most this large need no look at the list
+    double *scratch;            // (2, largest batch)
     double *rarity;             // (largest batch) means of this rank's rows
     double *surprise;           // (vocabulary) -log of a token's share of the text
 } RowOutliers;
 
+static inline double row_number(const cJSON *row, const char *name) {
+    return cJSON_GetNumberValue(json_get(row, name));
+}
+
 typedef struct Run Run; // run.h
 
-int row_outliers_create(RowOutliers *o, int64_t most, int64_t batch_max, int vocab, Error *e);
-int row_outliers_count(Run *r, Error *e);                                                  // sets `surprise`
+int row_outliers_create(Run *r, Error *e);                                                 // (all) after a resume
 void row_outliers_read(RowOutliers *o, const uint16_t *rows, int n, int64_t first, int T); // sets `rarity` of n rows
 int row_outliers_observe(Run *r, int64_t B, Error *e); // on rank 0: judges the B rows of the step
 int row_outliers_write(const Run *r, Error *e);        // on rank 0: writes outliers.jsonl

@@ -468,9 +468,6 @@ int setup_schedule(Run *r, Error *e) {
         .schedule = position->schedule,
     };
     TRY(ramp_create(&position->ramp, &ramp, o->run.ramp_argument, e));
-    if (o->outliers)
-        TRY(row_outliers_create(&position->outliers, o->outliers, ramp_largest(&position->ramp),
-                                r->setup.model.config.vocab, e));
     return noise_create(&position->noise, &r->setup.model, o->run.gns_half_life_tokens, o->gns_ratio,
                         data.sources > 1 && o->gns != GNS_OFF ? data.sources : 0, e);
 }
@@ -510,7 +507,7 @@ int setup_buffers(Run *r, Error *e) {
     TRY(memory_alloc_zero((void **)&p->source_sums, sums * sizeof(double) + rows * sizeof *p->rows, "rows", e));
     p->rows = (RowResult *)(p->source_sums + sums);
     if (sources) result->source_gram = p->source_sums + 2 * sources;
-    return r->setup.options.outliers ? row_outliers_count(r, e) : 0;
+    return r->setup.options.outliers ? row_outliers_create(r, e) : 0;
 }
 
 void run_end_training(Run *r) {
@@ -523,7 +520,8 @@ void run_end_training(Run *r) {
     r->setup.shape.model = &r->setup.model;
     memory_free(r->position.result.grad_sq);
     memory_free(r->position.result.amax);
-    memory_free(r->position.outliers.row[0]);
+    memory_free(r->position.outliers.scratch);
+    for (int k = 0; k < ROW_KINDS; k++) cJSON_Delete(r->position.outliers.list[k]);
     memory_free(r->position.source_sums);
     memory_free(r->data.losses);
     memory_free(r->data.rows);

@@ -159,20 +159,12 @@ static void io_window(StateIO *io, const char *name, Outliers *o) {
     for (int i = 0; i < o->count && i < OUTLIERS_WINDOW; i++) real(io, AT("%s.ring[%d]", name, i), &o->value[i]);
 }
 
-static void io_outliers(StateIO *io, RowOutliers *o, const Dataset *data) {
-    if (io->writing ? !o->most : !get(io, "outliers")) return;
-    for (int k = 0; k < ROW_KINDS; k++) {
-        if (!io->writing && !get(io, AT("outliers.spread.%s", row_kinds[k]))) continue; // a build without this kind
-        io_window(io, AT("outliers.spread.%s", row_kinds[k]), &o->spread[k]);
-        if (!io->writing) o->count[k] = cJSON_GetArraySize(get(io, AT("outliers.%s", row_kinds[k])));
-        for (int i = 0; i < (o->count[k] = (int)fmin(o->count[k], o->most)); i++) {
-            OutlierRow *x = &o->row[k][i];
-#define FIELD(name) real(io, AT("outliers.%s[%d]." #name, row_kinds[k], i), &x->name)
-            FIELD(step), FIELD(shard), FIELD(offset), FIELD(document), FIELD(norm), FIELD(loss), FIELD(score);
-#undef FIELD
-            if (!(x->shard >= 0 && x->shard < dataset_describe(data).shards))
-                malformed(io, AT("outliers.%s[%d].shard", row_kinds[k], i), "a shard's number");
-        }
+static void io_outliers(StateIO *io, RowOutliers *o, bool wanted) {
+    for (int k = 0; k < ROW_KINDS && wanted; k++) {
+        const char *spread = AT("outliers.spread.%s", row_kinds[k]), *rows = AT("outliers.rows.%s", row_kinds[k]);
+        if (io->writing || get(io, spread)) io_window(io, spread, &o->spread[k]);
+        if (io->writing) put(io, rows, cJSON_Duplicate(o->list[k], true));
+        else o->list[k] = cJSON_Duplicate(get(io, rows), true);
     }
 }
 
@@ -414,7 +406,7 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     count(&io, "format", &format);
     io_position(&io, &position);
     io_exponents(&io, &r->setup, position.at.exponents);
-    io_outliers(&io, &position.outliers, r->data.train);
+    io_outliers(&io, &position.outliers, r->setup.options.outliers > 0);
     io_spikes(&io, &position.at.spikes, position.at.examples, r->setup.options.on_spike);
     io_identity(&io, &r->setup, &r->data);
     engine_describe(r->setup.engine, engine, sizeof engine);
@@ -452,7 +444,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     io_identity(&io, &r->setup, &r->data);
     io_position(&io, &r->position);
     io_exponents(&io, &r->setup, r->position.at.exponents);
-    io_outliers(&io, &r->position.outliers, r->data.train);
+    io_outliers(&io, &r->position.outliers, r->setup.options.outliers > 0);
     io_spikes(&io, &r->position.at.spikes, r->position.at.examples, r->setup.options.on_spike);
     r->position.begun -= r->position.at.seconds;
     int code = io.code;

@@ -84,7 +84,7 @@ changes_nothing_else() {
 judges_from_step_33() {
     local steps=33
     run early --outliers 20 > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
-    [ "$(grep -c '"step": 33,' "$work/early/outliers.jsonl")" = "$(wc -l < "$work/early/outliers.jsonl")" ]
+    [ "$(grep -c '"step":33,' "$work/early/outliers.jsonl")" = "$(wc -l < "$work/early/outliers.jsonl")" ]
 }
 
 prints_and_groups() {
