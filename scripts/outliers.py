@@ -13,7 +13,6 @@ from run_log import COUNT, EXIT_INPUT, NUMBER, TEXT, Fault, Parser, Run, check, 
 
 OUTLIER = {"kind!": TEXT, "step!": COUNT, "shard!": TEXT, "offset!": COUNT, "norm!": NUMBER, "loss!": NUMBER, "score!": NUMBER}
 RUN = {"options!": {"seq_len!": COUNT}, "model!": {"context!": COUNT}, "parts!": dict}
-HEAD = ["text", "score", "loss", "norm", "step", "rows", "place"]
 SHARD_HEADER, SHARED = 1024, 2 * 32  # bytes
 
 
@@ -36,11 +35,11 @@ def decoder(run):
     return lambda tokens: repr(tokenizer.decode(tokens))[1:-1]
 
 
-def outlier_lines(run):
-    """Returns {kind: lines under HEAD}, a line for each group, farthest first."""
+def outliers_text(run, most=None):
+    """Returns two lines for each group, farthest first, of at most `most` groups of a kind; "" without outliers."""
     path, kinds, group_of = os.path.join(run.path, "outliers.jsonl"), {}, {}
     if not os.path.exists(path):
-        return {}
+        return ""
     check(run.info_path, run.info | {"parts": run.parts[-1] if run.parts else None}, RUN)
     decode = decoder(run)
     for _, row in read_lines(path, OUTLIER, {}):
@@ -48,23 +47,21 @@ def outlier_lines(run):
         parts = {(kind, tokens[i:i + SHARED]) for i in range(0, len(tokens) - SHARED + 1, 2)}
         group = next((group_of[part] for part in parts if part in group_of), None)
         if group is None:
-            group = [decode(memoryview(tokens).cast("H").tolist()), f"{row['score']:+.1f}", f"{row['loss']:.2f}",
-                     f"{row['norm']:.3g}", row["step"], 0, f"{os.path.basename(row['shard'])}:{row['offset']}"]
+            group = row | {"rows": 0, "text": decode(memoryview(tokens).cast("H").tolist()), "file": os.path.basename(row["shard"])}
             kinds.setdefault(kind, []).append(group)
-        group[HEAD.index("rows")] += 1
+        group["rows"] += 1
         group_of |= dict.fromkeys(parts - group_of.keys(), group)
-    return kinds
+    form = "{kind}  score {score:+.1f}  loss {loss:.2f}  norm {norm:.3g}  step {step}  rows {rows}  place {file}:{offset}\n    {text}\n"
+    return "".join(form.format(**group) for groups in kinds.values() for group in groups[:most])
 
 
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("run", metavar="RUN", help="a run's directory (run.json, outliers.jsonl)")
-    kinds = outlier_lines(Run(parser.parse_args().run, live=True))
-    if not kinds:
+    text = outliers_text(Run(parser.parse_args().run, live=True))
+    if not text:
         raise Fault(EXIT_INPUT, "no outliers in this run yet; train with --outliers N, until it saves a checkpoint")
-    for kind, lines in kinds.items():
-        for text, *numbers in lines:
-            print(kind, *(f"{name} {x}" for name, x in zip(HEAD[1:], numbers)), sep="  ", end=f"\n    {text}\n")
+    print(text, end="")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import math
 import os
 import re
 
-from outliers import HEAD, outlier_lines
+from outliers import outliers_text
 from run_log import (EXIT_INPUT, Fault, Parser, Run, command_text, compare, finite, finite_number, run_main,
                      read_bytes, smooth_column, time_unit, write_whole)
 
@@ -99,28 +99,22 @@ def samples_section(runs):
 
 def sources_section(runs):
     """Shows the noise of each source of a mixture, and the cosines between their mean gradients, at the end."""
-    def known(last, name):
-        x, se = last.get(name), last.get(name + "_se")
+    def known(run, name):
+        x, se = (run.rows[-1].get(field) for field in (name, name + "_se"))
         return "-" if se is None else f"{x:.3g} +- {se:.2g}"
 
-    lines = []
-    for run in runs:
-        last, sources = run.rows[-1], run.info.get("train_data", {}).get("sources", [])
-        for i, source in enumerate(sources if last.get("gns_source_0_se") is not None else []):
-            name = f"gns_source_{i}"
-            lines.append([source["files"], run.label, f"{100 * source['share']:.1f}%",
-                          f"{100 * last[name]:.1f}% +- {100 * last[name + '_se']:.1f}"]
-                         + [known(last, f"{name}_{what}") for what in ("g2", "s", "scale")]
-                         + [", ".join(known(last, f"gns_cosine_{k}_{i}") for k in range(i))])
+    lines = [[source["files"], run.label, f"{100 * source['share']:.1f}%"]
+             + [known(run, f"gns_source_{i}{what}") for what in ("", "_g2", "_s", "_scale")]
+             + [", ".join(known(run, f"gns_cosine_{k}_{i}") for k in range(i))]
+             for run in runs if run.rows[-1].get("gns_source_0_se") is not None
+             for i, source in enumerate(run.info.get("train_data", {}).get("sources", []))]
     head = ["source", "run", "of the rows", "of the noise", "G2", "S", "noise scale", "cosine with those before"]
     return lines and f"<h2>Noise by source</h2>\n<p class=note>Of the LayerNorms.</p>\n{table(head, lines)}" or ""
 
 
 def outliers_section(runs):
-    out = ""
-    for run in runs:
-        for kind, lines in outlier_lines(run).items():
-            out += f"<h3>{html.escape(run.label)}: {html.escape(kind)}</h3>\n{table(HEAD, lines[:12])}"
+    texts = [(run.label, outliers_text(run, most=12)) for run in runs]
+    out = "".join(f"<h3>{html.escape(label)}</h3>\n<pre>{html.escape(text)}</pre>\n" for label, text in texts if text)
     return out and f"<h2>Outliers</h2>\n<p class=note>scripts/outliers.py says what the kinds are.</p>\n{out}"
 
 
