@@ -318,32 +318,26 @@ static void linear_dinput(Engine *engine, const Batch *batch, void *dx, const vo
     matmul_nt(engine->matmul, dx, f.left, f.right, batch->all.N, t->rows, t->columns);
 }
 
-// Adds each row's gradients of gamma and beta (in ln_scratch) to the sums of the row's source.
-static void add_to_sources(Engine *engine, const Batch *batch, TensorKind w, int l) {
-    const Model *model = engine->config.model;
-    const size_t all = ln_parameters(model, model->tensor_count), stride = layernorm_scratch(1, batch->T, batch->C);
-    const size_t place = ln_parameters(model, (int)(tensor(engine, w, l) - model->tensors)); // gamma, then beta
-    for (size_t i = 0; i < batch->B; i++) {
-        const uint64_t example = engine->example + batch->all.own + i;
-        const int source = engine->config.source(engine->config.source_data, example);
-        float *sum = engine->source_sum + (size_t)source * all + place;
-        for (size_t c = 0; c < 2 * batch->C; c++) sum[c] += engine->ln_scratch[i * stride + c];
-    }
-}
-
 // Backpropagates dy through y = LN(x): adds to dx, to the gradients of gamma (w) and beta (b), to their per-example
 // norms, and to their sums by source.
 static void ln_backward(Engine *engine, const Batch *batch, const void *x, const float *mean, const float *rstd,
                         TensorKind w, TensorKind b, int l) {
     double *gamma_sq = engine->ln_sq, *beta_sq = engine->ln_sq + batch->B;
+    const EngineConfig *c = &engine->config;
+    const size_t place = ln_parameters(c->model, (int)(tensor(engine, w, l) - c->model->tensors)); // gamma, then beta
+    const size_t all = ln_parameters(c->model, c->model->tensor_count),
+                 stride = layernorm_scratch(1, batch->T, batch->C);
     layernorm_backward(engine->dx, grad_begun(engine, w, l), grad_begun(engine, b, l), gamma_sq, beta_sq, engine->dy, x,
                        mean, rstd, weight(engine, w, l), batch->B, batch->T, batch->C, engine->ln_scratch, batch->type);
     for (size_t i = 0; i < batch->B && batch->mode != GNS_OFF; i++) {
         *example_sq(engine, w, l) += gamma_sq[i];
         *example_sq(engine, b, l) += beta_sq[i];
         if (engine->row) engine->row[(size_t)engine->rows + batch->all.own + i].sq += gamma_sq[i] + beta_sq[i];
+        if (!engine->source_sum) continue;
+        const int source = c->source(c->source_data, engine->example + batch->all.own + i);
+        float *sum = engine->source_sum + (size_t)source * all + place;
+        for (size_t k = 0; k < 2 * batch->C; k++) sum[k] += engine->ln_scratch[i * stride + k];
     }
-    if (engine->source_sum && batch->mode != GNS_OFF) add_to_sources(engine, batch, w, l);
 }
 
 // *branch (all rows, C) = the gradient of a branch's output before dropout: dx, or with dropout a masked copy of dx in
@@ -487,12 +481,11 @@ static int cpu_result(Engine *engine, StepResult *result, Error *e) {
     if (result->rank_sq) memcpy(result->rank_sq, engine->rank_sq, bytes);
     if (result->amax) memcpy(result->amax, engine->amax, fp8_sites(engine) * sizeof *engine->amax);
     if (result->row) memcpy(result->row, engine->row, sizeof *engine->row * (size_t)engine->rows);
-    const int sources = engine->config.sources;
-    for (int i = 0; i < sources * sources && result->source_gram; i++) {
-        const size_t n = source_sum_elements(&engine->config) / (size_t)sources;
-        result->source_gram[i] =
-            dot(engine->source_sum + (size_t)(i / sources) * n, engine->source_sum + (size_t)(i % sources) * n, n);
-    }
+    const Model *model = engine->config.model;
+    const size_t sources = (size_t)engine->config.sources, n = ln_parameters(model, model->tensor_count);
+    const float *v = engine->source_sum;
+    for (size_t i = 0; i < sources * sources && result->source_gram; i++)
+        result->source_gram[i] = dot(v + i / sources * n, v + i % sources * n, n);
     step_result_unscale(result, &engine->config, engine->rows, engine->loss_scale);
     return 0;
 }

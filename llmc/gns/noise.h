@@ -46,19 +46,13 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
 //   batch_sq  |sum_r s_r|^2
 void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq, double batch_sq);
 
-// Adds a step of B examples to the estimates by source. A tracker averages a pair of values, its fields g2 and s. The
-// trackers of source s of n, with G_s its mean gradient and S_s the noise of its examples:
+// Adds a step of B examples to the estimates by source; dev/docs/gns-study.md derives them. A tracker averages a pair of
+// values, its fields g2 and s. Of source s of n, with G_s its mean gradient and S_s the noise of its examples:
 //   source[s]          mean |g_b|^2 of all examples; source s's part of it
 //   source[n + s]      |G_s|^2; S_s                                                              (n >= 2)
 //   source[2 n + ...]  for s < t (|G_s|^2, <G_s, G_t>), (|G_t|^2, <G_s, G_t>), (|G_s|^2, |G_t|^2): noise_cosine
-// Let rank r compute m_r examples, each of source s with probability p_s; let v_s be the sum of its g_b of source s:
-//   E sum_r <v_s, v_t> = p_s p_t <G_s, G_t> sum_r m_r (m_r - 1)   for s != t
-//   E sum_r |v_s|^2    = p_s^2 |G_s|^2 sum_r m_r (m_r - 1) + p_s B mean |g_b|^2 of source s
-// so pairs of examples on different ranks are not needed.
-//   share  (n) p_s
-//   sq     (n) sum of |g_b|^2 of each source's examples
-//   gram   (n, n) sum_r <v_s, v_t>; overwritten
-//   pairs  sum_r m_r (m_r - 1)
+// share (n): fraction of the examples. sq (n): sum of |g_b|^2. With m_r examples on rank r, and v_s the sum of their g_b
+// of source s: gram (n, n) = sum_r <v_s, v_t>, overwritten; pairs = sum_r m_r (m_r - 1).
 void noise_observe_sources(Noise *noise, double B, double pairs, const double *share, const double *sq, double *gram,
                            double step_tokens);
 

@@ -414,7 +414,7 @@ static inline size_t ln_parameters(const Model *model, int i) {
 }
 // Returns the elements of the vectors v_s of StepResult.source_gram, one after another.
 static inline size_t source_sum_elements(const EngineConfig *c) {
-    return c->sources ? (size_t)c->sources * ln_parameters(c->model, c->model->tensor_count) : 0;
+    return (size_t)c->sources * ln_parameters(c->model, c->model->tensor_count);
 }
 
 // Call the watch's function, if there is one, for bucket i of the model.

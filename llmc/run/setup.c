@@ -315,14 +315,12 @@ static int load_state(Run *r, Error *e) {
     return checkpoint_note_unknown(from, &s->model, stderr, e);
 }
 
-static int source_of(const void *data, uint64_t example) { return dataset_example_source(data, example); }
-
 int setup_engine(Run *r, Error *e) {
     Setup *s = &r->setup;
     EngineDevice device;
     if (s->options.shard && !s->shape.inference) TRY(comm_same_machines(s->comm, e));
     TRY(setup_shards(s, &r->position, s->comm, e));
-    s->shape.source = source_of, s->shape.source_data = r->data.train;
+    s->shape.source = dataset_example_source, s->shape.source_data = r->data.train;
     TRY(engine_create(s->engine_api, &s->engine, &s->shape, e));
     if (s->shape.model == &s->local) TRY(whole_create(&s->whole, &s->parallel, &s->model, e));
     s->engine_api->device(&s->shape, false, &device);

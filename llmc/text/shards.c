@@ -211,7 +211,8 @@ static uint64_t number_in_source(const Dataset *data, uint64_t example, int sour
     return number;
 }
 
-int dataset_example_source(const Dataset *data, uint64_t example) {
+int dataset_example_source(const void *dataset, uint64_t example) {
+    const Dataset *data = dataset;
     return data->info.sources > 1 ? mixture_source(data->share_end, data->seed, example) : 0;
 }
 
@@ -246,19 +247,15 @@ static const Shard *window_find(const Dataset *data, uint64_t window, uint64_t s
 }
 
 int dataset_place(const Dataset *data, uint64_t example, int separator, ExamplePlace *place, Error *e) {
-    const uint64_t most = 1 << 20; // tokens to read back
-    uint16_t tokens[4096];
+    uint16_t tokens[1 << 17]; // the last ones up to the example's first
     uint64_t shift, window = dataset_window_at(data, example, &shift);
     const Shard *shard = window_find(data, window, shift, &place->offset);
+    const uint64_t end = place->offset + 1, n = size_min(end, sizeof tokens / sizeof *tokens);
     place->shard = (int)(shard - data->shards);
-    const uint64_t end = place->offset + 1, least = end > most ? end - most : 0;
-    place->document = separator < 0 || least > 0 ? -1 : 0; // unless a separator follows
-    for (uint64_t at = end, n; at > least && separator >= 0; at -= n) {
-        n = size_min(at - least, sizeof tokens / sizeof *tokens);
-        TRY(shard_read(shard, at - n, n, tokens, e));
-        for (uint64_t i = n; i-- > 0;)
-            if (tokens[i] == separator) return place->document = (int64_t)(at - n + i), 0;
-    }
+    place->document = separator < 0 || n < end ? -1 : 0; // without a separator among the tokens
+    TRY(shard_read(shard, end - n, n, tokens, e));
+    for (uint64_t i = 0; i < n; i++)
+        if (tokens[i] == separator) place->document = (int64_t)(end - n + i);
     return 0;
 }
 

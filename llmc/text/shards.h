@@ -57,7 +57,7 @@ const FileDigest *dataset_shard_digest(const Dataset *data, int shard); // ident
 // Returns the window of an example. *shift: the tokens by which it begins later (dataset_shift_windows).
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift);
 
-int dataset_example_source(const Dataset *data, uint64_t example); // from any thread
+int dataset_example_source(const void *dataset, uint64_t example); // EngineConfig.source; from any thread
 
 // Where an example's tokens begin: the number of its shard, and the number of a token in it.
 typedef struct {
@@ -66,8 +66,7 @@ typedef struct {
     int64_t document; // the last separator at or before `offset`, else 0; -1: unknown
 } ExamplePlace;
 
-// Finds an example. separator: the token that begins a document; -1: none. Reads back to the separator,
-// at most a million tokens.
+// Finds an example. separator: the token that begins a document; -1: none. Looks at the last 131,072 tokens.
 int dataset_place(const Dataset *data, uint64_t example, int separator, ExamplePlace *place, Error *e);
 
 // Reads examples [first_example, first_example + count) of the shuffled sequence. It continues epoch after epoch.

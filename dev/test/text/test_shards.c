@@ -363,7 +363,7 @@ static void test_large_shard(void) {
     uint64_t k = 0;
     while (dataset_window_at(data, k, &shift) != 31415) k++;
     CHECK_ERROR(dataset_rows(data, k, 1, row, &e), &e, ERR_INPUT, "large.bin: token 512");
-    ExamplePlace place; // 9 reads after the token that begins its document
+    ExamplePlace place; // long after the token that begins its document
     for (k = 0; dataset_window_at(data, k, &shift) != 31450;) k++;
     CHECK_OK(dataset_place(data, k, 512, &place, &e), &e);
     CHECK(place.offset == 31450000 && place.document == 31415926, "document %d", (int)place.document);
