@@ -456,7 +456,7 @@ static void test_files_are_made(void) {
     CHECK_OK(model_create(&model, &config, &e), &e);
     CHECK_OK(dataset_open(&run.data.train, "train.bin", 8, 64, 1337, &e), &e);
     options_defaults(&run.setup.options);
-    run.setup.options.on_spike = run.setup.options.outliers = 2;
+    run.setup.options.on_spike = 1, run.setup.options.outliers = 2;
     CHECK_OK(verify("step", &e), &e);
     CHECK_OK(read_state("step", &e), &e);
     check_refuses("\"ring\"", "spikes.first.ring[0]");
