@@ -303,9 +303,8 @@ int comm_same_machines(Comm *comm, Error *e) {
     struct {
         int rank, ranks;
         char host[COMM_HOST];
-    } mine = {.rank = comm->local_rank, .ranks = comm->local_ranks}, *all;
+    } mine = {.rank = comm->local_rank, .ranks = comm->local_ranks}, all[comm->ranks];
     memcpy(mine.host, comm->host, COMM_HOST);
-    TRY(memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "the ranks' machines", e));
     int code = comm_gather(comm, &mine, all, sizeof mine, e);
     for (int r = 0; r < comm->ranks && !code; r++) {
         const int n = all[0].ranks;
@@ -315,7 +314,6 @@ int comm_same_machines(Comm *comm, Error *e) {
                     "--shard machine: rank %d is number %d of %d on %s, not number %d of %d", r, all[r].rank + 1,
                     all[r].ranks, all[r].host, r % n + 1, n);
     }
-    memory_free(all);
     return code;
 }
 

@@ -40,6 +40,7 @@ static int run_training(Run *r, Error *e) {
         return archive_tidy(&r->saving.archive, stderr, e); // what a killed run left
     }
     TRY(comm_agree(r->setup.comm, setup_room(r, e), e));
+    if (o->shard) TRY(comm_same_machines(r->setup.comm, e));
     TRY(setup_device(&r->setup, e));
     TRY(setup_gns(r, e));
     code = setup_buffers(r, e);

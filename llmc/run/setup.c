@@ -318,7 +318,6 @@ static int load_state(Run *r, Error *e) {
 int setup_engine(Run *r, Error *e) {
     Setup *s = &r->setup;
     EngineDevice device;
-    if (s->options.shard && !s->shape.inference) TRY(comm_same_machines(s->comm, e));
     TRY(setup_shards(s, &r->position, s->comm, e));
     s->shape.source = dataset_example_source, s->shape.source_data = r->data.train;
     TRY(engine_create(s->engine_api, &s->engine, &s->shape, e));

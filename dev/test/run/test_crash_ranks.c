@@ -123,6 +123,15 @@ static void test_no_memory_for_a_copy(void) {
     CHECK(faults->struck == 1 && faults->slowed == 4, "%ld copies, %ld files", faults->struck, faults->slowed);
 }
 
+// A rank has no memory before the engines exist: all end with its error.
+static void test_no_memory_at_the_start(void) {
+    begin_part();
+    faults->rank = RANKS - 1;
+    faults->refused = 3 * 16 * sizeof(double); // "norms": 3 for each tensor
+    CHECK_RUN(trainer_run(COMMAND "--shard machine --out part"), ERR_MEMORY, "norms needs ", "!MPI_");
+    CHECK(faults->struck == 1, "%ld", (long)faults->struck);
+}
+
 // ---- Signals --------------------------------------------------------------------------------------------------------
 
 // One rank gets the signal, or all do at different moments; all stop after the same step, which is saved. Returns
@@ -274,7 +283,7 @@ int main(int argc, char **argv) {
         return trainer_end();
     }
     RUN(test_undisturbed, test_killed_at_every_call, test_calls_that_fail, test_allocations_that_fail,
-        test_saves_before_unreadable_data, test_no_memory_for_a_copy, test_signals, test_rank_0_finds_the_checkpoint,
+        test_saves_before_unreadable_data, test_no_memory_for_a_copy, test_no_memory_at_the_start, test_signals, test_rank_0_finds_the_checkpoint,
         test_stray_weights, test_a_cut_model);
     return trainer_end();
 }
