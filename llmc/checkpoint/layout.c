@@ -1,7 +1,5 @@
 #include "checkpoint/layout.h"
 
-#include "base/text.h"
-
 #include <assert.h>
 #include <inttypes.h>
 #include <string.h>

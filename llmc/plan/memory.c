@@ -7,7 +7,6 @@
 
 #include <assert.h>
 #include <math.h>
-#include <string.h>
 
 static void add_item(MemoryPlan *memory, const char *what, double bytes) {
     assert(memory->count < (int)(sizeof memory->item / sizeof *memory->item));

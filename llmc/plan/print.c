@@ -2,7 +2,6 @@
 #include "plan/plan.h"
 
 #include <math.h>
-#include <string.h>
 
 typedef struct {
     char s[80];

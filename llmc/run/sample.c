@@ -1,6 +1,5 @@
 #include "run/run.h"
 
-#include "base/text.h"
 #include "math/rng.h"
 
 #include <errno.h>

@@ -1,13 +1,10 @@
 // state: state.json, what a checkpoint says of its run besides the flat arrays: what the run is, and where it stands.
 #pragma once
 
-#include "base/files.h"
-#include "base/text.h"
 #include "math/loss_scale.h"
 #include "math/outliers.h"
 #include "model/engine.h"
 #include "options/options.h"
-#include "text/shards.h"
 
 #define STATE_NAME "state.json"
 

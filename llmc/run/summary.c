@@ -1,8 +1,6 @@
 // What a run prints about itself before the first step.
 #include "run/run.h"
 
-#include "checkpoint/checkpoint.h"
-
 static void print_data(const Setup *setup, const RunData *data) {
     DatasetInfo info = dataset_describe(data->train);
     double examples = (double)setup->options.run.horizon_tokens / setup->shape.seq_len;
