@@ -1,11 +1,13 @@
 // Durable writing, past the page cache and through it: contents and digests of files of all sizes; file systems that
 // refuse O_DIRECT early or late; calls that fail, are interrupted or fall short.
 #define _GNU_SOURCE // O_DIRECT
+#include "base/manifest.h"
 #include "base/thread.h"
 #include "../scratch.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <omp.h>
 #include <stdarg.h>
 
 enum { MIB = 1 << 20, PAGE = 4096, STAGE = 4 * MIB, LARGEST = 3 * STAGE };
@@ -228,6 +230,39 @@ static void test_limits(void) {
     }
 }
 
+// ---- Verification ---------------------------------------------------------------------------------------------------
+
+// Two ranks divide a file's pieces, and each rank's threads its share: together they find a wrong byte in any piece.
+static void test_every_piece_is_verified(void) {
+    enum { PIECES = 3 * LARGEST / MANIFEST_PIECE, RANKS = 2 };
+    FileDigest piece[PIECES];
+    Manifest manifest = {.dir = open(".", O_RDONLY)};
+    const int fd = open("large", O_RDWR | O_CREAT, 0666);
+    Error e;
+    plan_fault(WRITE, NOTHING, 0, 0);
+    for (uint64_t i = 0; i < 3; i++) CHECK_OK(file_write_range(fd, "large", i * LARGEST, data, LARGEST, &e), &e);
+    for (size_t i = 0; i < PIECES; i++) piece[i] = digest_of(data + i * MANIFEST_PIECE % LARGEST, MANIFEST_PIECE);
+    CHECK_OK(manifest_add(&manifest, "large", piece, PIECES, &e), &e);
+    for (int threads = 1; threads <= 3; threads++)
+        for (int wrong = -1; wrong < PIECES; wrong++) { // -1: none
+            const size_t at = (size_t)(wrong < 0 ? 0 : wrong) * MANIFEST_PIECE + 7;
+            unsigned char byte = (unsigned char)~data[at % LARGEST];
+            int found = 0;
+            omp_set_num_threads(threads);
+            if (wrong >= 0) CHECK(pwrite(fd, &byte, 1, (off_t)at) == 1, "pwrite");
+            for (int rank = 0; rank < RANKS; rank++) {
+                manifest.share = (Share){rank, RANKS};
+                found += manifest_verify(&manifest, "large", VERIFY_BYTES, &e) == ERR_INPUT;
+            }
+            CHECK(found == (wrong >= 0), "%d threads, piece %d: found %d times", threads, wrong, found);
+            byte = (unsigned char)~byte;
+            if (wrong >= 0) CHECK(pwrite(fd, &byte, 1, (off_t)at) == 1, "pwrite");
+        }
+    manifest_free(&manifest);
+    close(manifest.dir);
+    close(fd);
+}
+
 // ---- A container's CPU quota ----------------------------------------------------------------------------------------
 
 static void test_cpu_quota(void) {
@@ -251,7 +286,8 @@ int main(void) {
     scratch_begin();
     data = malloc(LARGEST);
     for (size_t i = 0; i < LARGEST; i++) data[i] = (unsigned char)draw(256);
-    RUN(test_limits, test_all_sizes, test_refused, test_calls_that_fail, test_interrupted_and_short_calls, test_replace);
+    RUN(test_limits, test_all_sizes, test_refused, test_calls_that_fail, test_interrupted_and_short_calls, test_replace,
+        test_every_piece_is_verified);
     free(data);
     RUN(test_cpu_quota);
     return scratch_end();
