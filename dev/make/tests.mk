@@ -1,6 +1,6 @@
 # Tests, fuzzers and benchmarks of the CPU trainer; included by the Makefile.
 
-# Unit tests are programs; the others are scripts that drive programs. The fuzzers always run under the sanitizers.
+# Unit tests are programs; the others are scripts that drive programs. Fuzzers always run under the sanitizers.
 UNIT_SOURCES := $(wildcard dev/test/*/test_*.c)
 FUZZ_SOURCES := $(wildcard dev/test/*/fuzz_*.c)
 UNIT := $(patsubst %.c,$(BUILD)/%,$(UNIT_SOURCES))
@@ -69,8 +69,11 @@ test-run:
 test-venv:
 	@scripts/deps.sh venv
 
+# Sanitizes what reads bytes from outside; the fuzzers link this build's engine, ranks and plan.
+UNSANITIZED := $(filter $(addprefix $(BUILD)/llmc/,cpu/% ranks/% plan/%),$(OBJECTS))
 test-programs: $(UNIT) $(HELPERS) $(BENCHES) $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
-	@$(MAKE) --no-print-directory -s SAN=1 $(FUZZERS) $(SAN_BUILD)/data/tokenize
+	@$(MAKE) --no-print-directory -s SAN=1 $(FUZZERS) $(SAN_BUILD)/data/tokenize \
+		OBJECTS='$(UNSANITIZED) $(patsubst $(BUILD)/%,$(SAN_BUILD)/%,$(filter-out $(UNSANITIZED),$(OBJECTS)))'
 
 test-long: ## the Shakespeare recipe with three seeds
 test-long-run:

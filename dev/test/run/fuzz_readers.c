@@ -1,10 +1,10 @@
-// Fuzzes all readers of bytes from outside: checkpoints, models, tokenizers, shards, questions.
+// Fuzzes all readers of outside bytes: checkpoints, models, tokenizers, shards, questions.
 //
-//     fuzz_readers [SECONDS [SEED]]     default 20 seconds over all readers, seed 1: the same samples every time
+//     fuzz_readers [SECONDS [SEED]]     default: 10 seconds over all readers, seed 1; a seed repeats its samples
 //
-// A sample is a well-formed file, changed up to 11 times. A reader that accepts it must return values in range; one
-// that refuses it must name the file and a remedy in one error. The sanitizers catch the rest. GNS_LONG=1: at least ten
-// thousand samples for each reader.
+// A sample is a well-formed file with up to 11 changes. A reader that accepts it must return values in range; a reader
+// that refuses it must name the file and a remedy in one error. Sanitizers catch the rest. GNS_LONG=1: at least ten
+// thousand samples per reader.
 #include "base/hash.h"
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint.h"
@@ -21,9 +21,9 @@ typedef struct {
     size_t count;
 } Sample;
 
-static Sample sample; // being read
+static Sample sample; // the current sample
 static Model model;
-static Run run; // state.json is read into it
+static Run run; // receives state.json
 static Tokenizer *byte_tokenizer;
 static Error e; // set by the last call that failed
 static uint64_t random_state;
@@ -100,7 +100,7 @@ static int read_bin(const char *path, Error *e) {
     return memcmp(&config, &model.config, sizeof config) == 0 ? read_weights(path, e) : 0;
 }
 
-// Checks that an accepted file holds what it declares.
+// Checks that an accepted file holds everything that it declares.
 static int read_safetensors(const char *path, Error *e) {
     static float values[MAX_BYTES];
     SafetensorsReader reader;
@@ -116,7 +116,7 @@ static int read_safetensors(const char *path, Error *e) {
     return 0;
 }
 
-// Reads an accepted shard; its tokens must be in the vocabulary: of a small shard the reader has checked all.
+// Checks that an accepted shard's tokens are in the vocabulary: the reader checks all tokens of a small shard.
 static int read_shard(const char *path, Error *e) {
     int T = 1 + (int)draw(300), V = draw(2) ? 250 + (int)draw(7) : 65536;
     Dataset *data;
@@ -132,7 +132,7 @@ static int read_shard(const char *path, Error *e) {
     return 0;
 }
 
-// Checks that accepted questions give rows of tokens of the vocabulary, and a score.
+// Checks that accepted questions give a score, and rows of tokens in the vocabulary.
 static int read_questions(const char *path, Error *e) {
     HellaSwag *h;
     TRY(hellaswag_open(&h, path, byte_tokenizer, 1 + (int)draw(90), e));
@@ -153,7 +153,7 @@ static int read_questions(const char *path, Error *e) {
     return 0;
 }
 
-// ---- Well-formed samples that are not files of a run ----------------------------------------------------------------
+// ---- Well-formed samples beside a run's files -----------------------------------------------------------------------
 
 static void put(const void *bytes, size_t count) {
     memcpy(sample.bytes + sample.count, bytes, count);
@@ -180,7 +180,7 @@ static void make_questions_jsonl(void) {
     }
 }
 
-static size_t data_bytes; // of the sample of make_safetensors
+static size_t data_bytes; // set by make_safetensors
 
 static void make_safetensors(void) {
     static const char *const names[] = {"a", "wte.weight", "h.0.attn.c_attn.bias", "\xc3\xa9\"\\"};
@@ -207,14 +207,14 @@ static void make_safetensors(void) {
 
 // ---- Changes --------------------------------------------------------------------------------------------------------
 
-// Replaces [at, at + remove) by at most 256 given bytes, if there is room for them.
+// Replaces [at, at + remove) by at most 256 given bytes, if there is room.
 static void splice(size_t at, size_t remove, const char *insert, size_t bytes) {
     char copy[256];
     bytes = size_min(bytes, sizeof copy);
     if (at > sample.count) return;
     remove = size_min(remove, sample.count - at);
     if (sample.count - remove + bytes >= MAX_BYTES) return;
-    memcpy(copy, insert, bytes); // `insert` may be in the sample
+    memcpy(copy, insert, bytes); // `insert` may lie in the sample
     memmove(sample.bytes + at + bytes, sample.bytes + at + remove, sample.count - at - remove);
     memcpy(sample.bytes + at, copy, bytes);
     sample.count += bytes - remove;
@@ -223,7 +223,7 @@ static void splice(size_t at, size_t remove, const char *insert, size_t bytes) {
 // Makes one change that begins in [begin, end).
 static void mutate(size_t begin, size_t end) {
     // clang-format off
-    static const char *const words[] = { // of JSON and the formats, and numbers at the edges
+    static const char *const words[] = { // words of JSON and of the formats, extreme numbers
         "{", "}", "[", "]", ":", ",", "\"", "\\", "\\u00", "\\u0000", "\\ud800", "null", "true", "nan", "-0", "-1", "0", "1",
         "4", "8", "1.5", "1e308", "1e400", "-1e999", "1e-400", "4294967296", "2147483648", "9007199254740993",
         "18446744073709551615", "18446744073709551616", "[]", "[[[[[[[[", "{}", "\"a\"", "\"dtype\"", "\"shape\"",
@@ -239,13 +239,13 @@ static void mutate(size_t begin, size_t end) {
     case 1: splice(at, 1 + draw(40), "", 0); break;
     case 2: splice(at, 0, sample.bytes + from, draw(size_min(200, sample.count - from))); break;
     case 3: sample.count = size_min(at, sample.count); break;
-    case 4: // another number in a number's place
+    case 4: // replace a number by another
         while (at < sample.count && (sample.bytes[at] < '0' || sample.bytes[at] > '9')) at++;
         while (at + digits < sample.count && sample.bytes[at + digits] >= '0' && sample.bytes[at + digits] <= '9')
             digits++;
         splice(at, digits, word, strlen(word));
         break;
-    case 5: // an integer of 16 or 32 bits
+    case 5: // write an integer of 16 or 32 bits
         splice(at / 4 * 4, 2 + at % 2 * 2, (const char *)&edges[draw(sizeof edges / sizeof *edges)], 2 + at % 2 * 2);
         break;
     default:
@@ -253,7 +253,7 @@ static void mutate(size_t begin, size_t end) {
     }
 }
 
-// Gives half of a manifest's mutants their right hash: a wrong one is refused at once.
+// Corrects the hash of half of a manifest's mutants: a reader refuses a wrong hash at once.
 static void settle_manifest(void) {
     const size_t last = strlen("  \"xxh3_128_above\": \"\"\n}\n") + HASH_TEXT - 1;
     if (draw(2) || sample.count <= last || sample.count + 1 >= MAX_BYTES) return;
@@ -261,7 +261,7 @@ static void settle_manifest(void) {
              digest_of(sample.bytes, sample.count - last).hash);
 }
 
-// Usually corrects the length of the header, so that the data begin where they did: the header's parser is the target.
+// Usually corrects the header's length, so that the data's place stays: the target is the header's parser.
 static void settle_safetensors(void) {
     uint64_t header = sample.count >= 8 + data_bytes ? sample.count - 8 - data_bytes : 0;
     size_t fate = draw(16);
@@ -280,12 +280,12 @@ static void settle_shard(void) {
 
 typedef struct {
     const char *file;  // the file to change
-    const char *named; // a message must mention it: a manifest also names other files
+    const char *named; // errors must mention it; a manifest also names other files
     const char *path;  // the reader's argument
     int (*reader)(const char *path, Error *e);
     void (*make)(void);   // NULL: the file of test_files_are_made
     void (*settle)(void); // or NULL
-    double weight;        // share of the time
+    double weight;        // relative share of the time
     size_t first, end;    // changes begin within these bytes; end 0: anywhere
 } Target;
 
@@ -301,18 +301,18 @@ static const Target targets[] = {
     {"words/merges.txt", "words", "words", read_tokenizer, NULL, NULL, 1, 0, 0},
     {"word/tokenizer.json", "word", "word", read_tokenizer, NULL, NULL, 1, 0, 0},
     {"added/tokenizer_config.json", "added", "added", read_tokenizer, NULL, NULL, 1, 0, 0},
-    {"model.bin", "model.bin", "model.bin", read_bin, NULL, NULL, 1, 0, 40}, // the header is what can be wrong
+    {"model.bin", "model.bin", "model.bin", read_bin, NULL, NULL, 1, 0, 40}, // only the header can be wrong
     {"shard.bin", "shard.bin", "shard.bin", read_shard, make_shard, settle_shard, 6, 0, 1100},
     {"questions.jsonl", "questions.jsonl", "questions.jsonl", read_questions, make_questions_jsonl, NULL, 3, 0, 0},
 };
 // clang-format on
 enum { TARGETS = sizeof targets / sizeof *targets };
 static const Target *target = targets;
-static double seconds = 20;
+static double seconds = 10;
 static uint64_t seed = 1;
 
 static void save_sample(const char *path) {
-    unlink(path); // some file systems wait for the disk when a file is overwritten
+    unlink(path); // on some file systems overwriting waits for the disk
     FILE *f = fopen(path, "wb");
     CHECK(f && fwrite(sample.bytes, 1, sample.count, f) == sample.count, "%s", path);
     if (f) fclose(f);
@@ -323,7 +323,7 @@ static int try_sample(void) {
     const Target *t = target;
     save_sample(t->file);
     int code = t->reader(t->path, &e);
-    const bool of_options = strstr(e.what, "this run has --"); // the state and the command differ
+    const bool of_options = strstr(e.what, "this run has --"); // state and command differ
     CHECK(code == 0 || code == ERR_INPUT || (code == ERR_USAGE && of_options), "code %d: %s", code, e.what);
     CHECK(code == 0 || (e.what[0] && e.hint[0] && strstr(e.what, t->named)), "'%s' (%s) does not name %s, or no hint",
           e.what, e.hint, t->named);
@@ -378,7 +378,7 @@ static void make_models(void) {
     CHECK_OK(read_bin("model.bin", &e), &e);
 }
 
-// Writes small files like GPT-2's: all bytes, and "he", "the".
+// Writes tokenizer files like GPT-2's, with all bytes, "he" and "the".
 static void make_tokenizers(void) {
     Tokenizer *bytes;
     size_t length;
@@ -413,7 +413,7 @@ static void make_tokenizers(void) {
     CHECK_OK(read_tokenizer("added", &e), &e);
 }
 
-// Refuses a state with a 9 for the first digit after `place` in spikes.first.
+// Checks that a state with a 9 for the first digit after `place` is refused.
 static void check_refuses(const char *place, const char *field) {
     const char *path = "step/training/state.json";
     size_t bytes;
@@ -428,7 +428,7 @@ static void check_refuses(const char *place, const char *field) {
     memory_free(text);
 }
 
-// Reads a state with a kind of outliers that this build does not know, in place of `rare`.
+// Checks that a state with a kind of outliers that this build does not know, in place of `rare`, is read.
 static void check_reads_another_kind(void) {
     const char *path = "step/training/state.json";
     size_t bytes;
