@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# The CUDA trainer compiles without a warning, in bf16 for sm_80 and sm_90a: no kernel spills registers, and ptxas lets
-# the tensor cores' products (wgmma) overlap (dev/make/ptxas.sh), also CUDA 12's. Its files are compiled as one; to PTX
-# each compiles alone, in fp16 for the oldest GPU. fp32, Blackwell, test programs and benchmarks compile as far as PTX;
-# dev/test/gpu_check.sh builds and runs them all. Then the trainer's plans against the CPU trainer's, and what it
-# refuses.
+# Compiles the CUDA trainer in bf16 for sm_80 and sm_90a, all files as one: there are no warnings, no kernel spills
+# registers, and ptxas lets the tensor cores' products (wgmma) overlap (dev/make/ptxas.sh); CUDA 12's ptxas does so too.
+# Compiles to PTX only: each file alone in fp16 for the oldest GPU; fp32, Blackwell, test programs and benchmarks
+# (dev/test/gpu_check.sh builds and runs them all). Compares the trainer's plans and refusals with the CPU trainer's.
 set -u
 . "$(dirname "$0")/../checks.sh" cuda_build
 case $build in *-san*) skip_suite "the sanitizers are for the CPU trainer" ;; esac
@@ -13,8 +12,8 @@ export nvcc work
 one=build/cuda-one
 mkdir -p $one "$work/keep"
 
-# trainer.cu: the trainer's files as one, which compiles in a fraction of their time: they include the same headers. A
-# file's constants get its number.
+# trainer.cu: the trainer's files as one. They include the same headers: this compiles in a fraction of their time. A
+# file's constants get the file's number.
 number=0
 cp train_gpt2.cu "$work/trainer.cu"
 for file in llmc/cuda/*.cu; do
@@ -24,12 +23,12 @@ for file in llmc/cuda/*.cu; do
 done >> "$work/trainer.cu"
 cmp -s "$work/trainer.cu" $one/trainer.cu || cp "$work/trainer.cu" $one
 
-compiles() { # without a word; keeps the PTX
-    make --no-print-directory -s $one/train_gpt2cu NVCC="$nvcc --keep --keep-dir $work/keep" PRECISION=BF16 CUDA_ARCH="80 90a" \
+compiles() { # prints nothing; keeps the PTX
+    make --no-print-directory -s $one/train_gpt2cu NVCC="$nvcc --threads 2 --keep --keep-dir $work/keep" PRECISION=BF16 CUDA_ARCH="80 90a" \
         CUDA_BUILD=$one CUDA_FILES=$one/trainer.cu > "$work/log" 2>&1 && [ ! -s "$work/log" ] || { cat "$work/log"; return 1; }
 }
 
-# tests.cu, engines.cu: the programs that need a GPU as two, each in a namespace.
+# engines.cu, tests.cu: the programs that need a GPU as two files, each program in a namespace.
 as_one() { # FILE...
     grep -h '^#include' "$@"
     for file; do printf 'namespace program_%d {\n#line 1 "%s"\n' $((++number)) "$file" && sed 's/^#include.*//' "$file" && echo "}"; done
@@ -37,25 +36,25 @@ as_one() { # FILE...
 # shellcheck disable=SC2046
 as_one $(grep -l '"engine_test.cuh"' dev/test/*/*.cu) dev/bench/*.cu > "$work/engines.cu" && as_one $(grep -L '"engine_test.cuh"' dev/test/*/*.cu) > "$work/tests.cu"
 
-# Compiles to PTX, which finds calls that no longer fit a function: each of the trainer's files in fp16; all in fp32, and in
-# bf16 for Blackwell where nvcc knows it (from CUDA 12.8 on); the programs that need a GPU.
+# Compiles to PTX, which finds calls that do not fit a function: each of the trainer's files in fp16; all in fp32, and
+# in bf16 for Blackwell if nvcc knows it (from CUDA 12.8 on); the programs that need a GPU.
 ptx_compiles() {
     {
         printf -- '-DGNS_FP16 -arch=compute_75 %s\n' train_gpt2.cu llmc/cuda/*.cu
         echo "-DGNS_FP32 -arch=compute_80 $work/trainer.cu"
         $nvcc --list-gpu-arch | grep -xE 'compute_1[02]0' | sed "s|.*|-DGNS_BF16 -arch=& $work/trainer.cu|"
         printf -- '-DGNS_BF16 -arch=compute_80 %s\n' "$work"/{engines,tests}.cu
-    } | xargs -L 1 sh -c '$nvcc -std=c++20 -Illmc -diag-suppress 177 -Idev/test/cuda -Idev/bench -Xcicc -O0 -ptx -o "$work/program" "$@"' sh
+    } | xargs -L 1 -P 2 sh -c '$nvcc -std=c++20 -Illmc -diag-suppress 177 -Idev/test/cuda -Idev/bench -Xcicc -O0 -ptx -o "$work/$$.ptx" "$@"' sh
 }
 
-# CUDA 12's ptxas made every wgmma of linear_sm90.cu wait, up to 12.8.
+# CUDA 12's ptxas, up to 12.8, made every wgmma of linear_sm90.cu wait.
 overlaps_with_older_ptxas() {
     local python release tools
     python=$(find_python pip) || skip "no pip" || return
-    # Two kernels, one of bf16 and one of e4m3: these releases serialised all kernels of the file.
+    # Two kernels are enough, one of bf16 and one of e4m3: these releases serialised all kernels of the file.
     awk '/\.(entry|func) / { wanted = /linear_kernelIL14LinearEpilogue0E/; body = 1 } !body || wanted' "$work"/keep/trainer.compute_90a.ptx > "$work/new.ptx"
     [ "$(grep -c '\.entry ' "$work/new.ptx")" = 2 ] || { echo "not two kernels of linear_sm90.cu in trainer.compute_90a.ptx"; return 1; }
-    for release in 12.4.131:8.4 12.8.93:8.7; do # and the PTX that it reads
+    for release in 12.4.131:8.4 12.8.93:8.7; do # RELEASE:PTX_VERSION
         tools=build/ptxas-${release%:*}
         [ -d "$tools" ] || { "$python" -m pip install -q --retries 0 --no-deps --target "$tools.new" "nvidia-cuda-nvcc-cu12==${release%:*}" > "$work/pip.log" 2>&1 &&
             mv -T "$tools.new" "$tools"; } || skip "no network for ${tools#*/}: $(tail -n 1 "$work/pip.log")" || return
@@ -74,7 +73,8 @@ cd "$work" || exit 70
 plan() { "$train" --dry-run "$@" > plan.txt 2>&1 || { cat plan.txt; return 1; }; }
 said() { grep -qE -- "$1" plan.txt || { echo "nothing like '$1' in:"; cat plan.txt; return 1; }; }
 
-# The CUDA trainer plans its memory exactly, without a GPU; the CPU trainer estimates it. Both add the same for libraries.
+# Without a GPU the CUDA trainer plans its memory exactly; the CPU trainer estimates it. Both add the same for
+# libraries.
 engine_memory() { awk '/memory in all/ { sum += $4 } /^  (CUDA|NCCL|rounded) .* MiB/ { sum -= $(NF - 1) } END { print sum }' "$1"; }
 libraries() { grep -E '^  (CUDA|NCCL|rounded) .* MiB' "$1"; }
 estimates_what_the_cuda_engine_takes() {
@@ -96,12 +96,12 @@ estimates_what_the_cuda_engine_takes() {
     done
 }
 
-plans_the_largest_micro_batch() { # of tokens, in the smallest model on a large device
+plans_the_largest_micro_batch() { # the most tokens: the smallest model on a large device
     "$cuda" --dry-run --device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512 > plan.txt 2>&1 &&
         said 'the largest --micro-batch that fits is 512$' || { cat plan.txt; return 1; }
 }
 
-refuses_what_the_cuda_engine_cannot() { # before it plans or writes, from options and from files
+refuses_what_the_cuda_engine_cannot() { # before planning or writing, whether shapes come from options or from files
     local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin what code
     seq 99 > text.txt
     # shellcheck disable=SC2086
@@ -121,7 +121,7 @@ refuses_what_the_cuda_engine_cannot() { # before it plans or writes, from option
 		65 --train $shard --model wide/step_00000001 --seq-len 16 --steps 1
 		65 --sample-only --model wide
 	END
-    # The CPU trainer refuses to plan them for a GPU, with the same line.
+    # The CPU trainer's plan for a GPU refuses them with the same line.
     for what in "--channels 768 --heads 4" "$wide" "--model wide/step_00000001 --seq-len 16"; do
         # shellcheck disable=SC2086
         diff <("$train" --dry-run --device H200 $what 2>&1) <("$cuda" --dry-run --device H200 $what 2>&1) || return 1
