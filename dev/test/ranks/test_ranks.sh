@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Several ranks train as one process does: mpirun starts 1 to 5 on this machine. Each rank has one thread; runs are small
+# Several ranks train like one process. mpirun starts 1 to 5 ranks on this machine, each with one thread. Runs are small
 # enough for any number of cores.
 set -u
 . "$(dirname "$0")/../checks.sh" ranks
@@ -36,8 +36,8 @@ run() { # RANKS OUT OPTIONS...; RANKS 0: without mpirun
     [ $code = "${wanted:-0}" ] || { echo "exit code $code, not ${wanted:-0}:"; cat "$out.log"; return 1; }
 }
 
-# close A B NAME TOLERANCE [OTHER]: compares NAME in two metrics files, step by step; with OTHER, NAME in A and OTHER in B. A
-# null equals only a null.
+# close A B NAME TOLERANCE [OTHER]: compares the field NAME of A with NAME, or OTHER, of B, step by step. A null equals
+# only a null.
 close() {
     paste <(grep -oE "\"$3\": [^,}]*" "$1/metrics.jsonl") <(grep -oE "\"${5-$3}\": [^,}]*" "$2/metrics.jsonl") |
         awk -v what="$1 and $2: $3" -v tolerance="$4" '
@@ -49,8 +49,8 @@ close() {
 
 exact_run="--gns exact --steps 30"
 short="--gns exact --steps 16 --batch-tokens 176"
-# The large kappa makes up for gns_ratio, which stays 1: so short a run does not measure it.
-ramp_run="--ramp gns --batch-min 5 --batch-max 40 --train-tokens 30000 --gns-half-life 6000 --ramp-kappa 128 --ramp-waste 1 --ramp-step-rows 1e9"
+# kappa is large because gns_ratio stays 1: so short a run does not measure it.
+ramp_run="--ramp gns --batch-min 5 --batch-max 40 --train-tokens 16000 --gns-half-life 3000 --ramp-kappa 128 --ramp-waste 1 --ramp-step-rows 1e9"
 
 agree() { # A B
     close "$1" "$2" batch 0 && close "$1" "$2" examples 0 && close "$1" "$2" loss 1e-5 && close "$1" "$2" val_loss 1e-5 &&
@@ -66,14 +66,14 @@ close_total() { close "$1" "$2" gns_total_s 1e-4 && close "$1" "$2" gns_total_g2
 wide() { micro=20 layers=4 run "$@"; } # one micro-step per step; blocks share slots of memory
 
 one_rank() { run 1 e1_192 $exact_run --batch-tokens 192 && run 1 e1_176 $exact_run --batch-tokens 176 && run 1 r1 $ramp_run; }
-exact_agrees() { # RANKS BATCH_TOKENS: 176 is 11 rows, which ranks cannot divide evenly
+exact_agrees() { # RANKS BATCH_TOKENS: 176 are 11 rows; ranks cannot divide them evenly
     run "$1" "e$1_$2" $exact_run --batch-tokens "$2" && agree "e1_$2" "e$1_$2" && close_total "e1_$2" "e$1_$2" && close "e1_$2" "e$1_$2" gns_ratio 1e-4
 }
 ramp_agrees() { run "$1" "r$1" $ramp_run && agree r1 "r$1"; } # RANKS
 the_ramp_grew() {
     [ "$(grep -o '"batch": [0-9]*' r1/metrics.jsonl | sort -u | wc -l)" -ge 3 ] || { echo "fewer than 3 batch sizes"; return 1; }
 }
-measures_a_step() { # a run that measures --ramp-step-rows equals one that is given the same number
+measures_a_step() { # a run that measures --ramp-step-rows equals a run with this number as an option
     local mode x measured=${ramp_run/--ramp-step-rows 1e9/}
     for mode in "--zero 1 --optimizer muon" "--zero 3 --recompute block"; do
         rm -rf measured told
@@ -82,9 +82,9 @@ measures_a_step() { # a run that measures --ramp-step-rows equals one that is gi
     done
     run 1 told1 $measured --ramp-step-rows "$x" && agree told1 told
 }
-# ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit. First in steps of 5 to 40 rows: a rank makes 1 to 7 micro-steps of
-# 3 rows, some ranks one less. Then in one micro-step of up to 20 rows, where ZeRO-2 and 3 keep no whole gradient. With
-# three ranks the last part of a bucket is the longest.
+# ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit. First steps have 5 to 40 rows: a rank makes 1 to 7 micro-steps
+# of 3 rows, some ranks one less. Then a step is one micro-step of up to 20 rows, where ZeRO-2 and 3 keep no whole
+# gradient. Of three ranks the last has the longest part of a bucket.
 zero_agrees() {
     local zero
     for zero in 0 2 3; do
@@ -107,7 +107,7 @@ zero_in_bf16() { # ranks exchange rounded weights, and keep fp32 masters
     for zero in 0 3; do steps=2 cut 4 2 hc$zero --dtype bf16 --zero $zero || return 1; done
     same_run hc0 hc3
 }
-zero_in_fp8() { # also in steps that saturate: the largest value of any rank counts
+zero_in_fp8() { # also in steps that saturate: the largest value of all ranks counts
     local zero ranks few="--dtype fp8-dw --gns exact --batch-tokens 176 --grad-clip 0"
     for zero in 0 1 2 3; do lr=30 wide 3 f$zero $few --steps 8 --zero $zero && same_run f0 f$zero || return 1; done
     grep -q "fp8 overflows" f3.log || return 1
@@ -115,12 +115,12 @@ zero_in_fp8() { # also in steps that saturate: the largest value of any rank cou
     cmp <(exponents k1) <(exponents k3)
 }
 exponents() { grep fp8_exponents "$(newest_checkpoint "$1")/training/state.json"; }
-a_smoothed_loss() { # is summed over ranks, like the other numbers of a step
+a_smoothed_loss() { # the loss without smoothing is summed over ranks like a step's other numbers
     run 1 s1 $exact_run --batch-tokens 176 --label-smoothing 0.2 && run 3 s3 $exact_run --batch-tokens 176 --label-smoothing 0.2 --zero 2 \
         --reduce micro-step --recompute block && agree s1 s3 && close s1 s3 loss_nll 1e-5 && close s1 s3 gns_total_s 1e-4 && ! close s1 s3 loss 1e-3 loss_nll > /dev/null
 }
-# Several ranks agree with one, and every stage has the same bits. Muon keeps matrices whole: of five ranks, one owns nothing
-# of a block.
+# Several ranks agree with one, and every stage has the same bits. Muon keeps matrices whole: one of five ranks owns
+# nothing of a block.
 optimizer_agrees() { # OPTIMIZER RANKS
     local all="o_$1_$2" zero
     layers=4 run 1 "o_$1" $short --optimizer "$1" || return 1
@@ -130,14 +130,14 @@ optimizer_agrees() { # OPTIMIZER RANKS
     agree "o_$1" "${all}_1" && close_total "o_$1" "${all}_1" && same_run "${all}_0" "${all}_1" && same_run "${all}_1" "${all}_2" &&
         same_run "${all}_2" "${all}_3"
 }
-another_optimizer_resumes() { # at another stage; then with sharded gradients, whose blocks share slots of memory
+another_optimizer_resumes() { # at another stage; then with sharded gradients, where blocks share slots of memory
     forget_newest o_muon_5_0 && forget_newest o_lamb_3_1
     layers=4 resumes 5 o_muon_5_0 $short --optimizer muon --zero 2 && same_run o_muon_5_0 o_muon_5_1 &&
         layers=4 resumes 3 o_lamb_3_1 $short --optimizer lamb --zero 0 && same_run o_lamb_3_1 o_lamb_3_0 || return 1
     for zero in 0 2; do wide 2 ow_$zero $short --optimizer muon --zero $zero || return 1; done
     same_run ow_0 ow_2 && agree ow_0 o_muon
 }
-goes_on_from_the_moments() { # --with-optimizer: all rows are alike, so the bits equal one longer run's
+goes_on_from_the_moments() { # --with-optimizer: rows are alike, so the bits equal those of one longer run
     local optimizer ranks=0 small="--seq-len 16 --threads 1 --batch-tokens 96 --lr-schedule constant --gns off --train same_*.bin" from="--with-optimizer"
     printf 'to be or not to %.0s' {1..300} > same.txt && "$tokenize" --tokenizer bytes --out same same.txt > /dev/null || return 1
     moved() { mpi "$1" "$train" $small ${more-} --lr 1e-3 --micro-batch 3 $from --model "${@:2}"; } # RANKS MODEL OPTIONS...
@@ -158,7 +158,7 @@ goes_on_from_the_moments() { # --with-optimizer: all rows are alike, so the bits
     printf x | dd of=on_adamw/step_00000010/training/optimizer.safetensors bs=1 seek=2000 conv=notrunc status=none
     refuses 65 'optimizer.safetensors' on_adamw/step_00000010 --out refused
 }
-fills_its_hours() { # --train-hours: a run decides its length and step_rows once; a resumed run keeps both
+fills_its_hours() { # --train-hours: a run decides length and step_rows once; a resumed run keeps both
     local begun took tokens base="--ramp gns --batch-min 5 --batch-max 40 --ramp-kappa 128 --checkpoint-every 5 --keep 0"
     begun=$(date +%s%N)
     run 2 t2 $base --train-hours 0.001 && took=$((($(date +%s%N) - begun) / 1000000)) || return 1
@@ -170,13 +170,13 @@ fills_its_hours() { # --train-hours: a run decides its length and step_rows once
     wanted=64 run 2 t2 $base --train-hours 0.002 &&
         grep -q "this run has 0.001, and its length is decided. use --train-tokens; its length is" t2.log
 }
-reduced_at_every_micro_step() { # another order of summation: equal up to rounding
+reduced_at_every_micro_step() { # sums in another order: equal up to rounding
     run 3 m3 $ramp_run --zero 2 --reduce micro-step && agree r1 m3 &&
         run 3 m_weights $ramp_run --zero 3 --reduce micro-step --recompute block && same_weights m3 m_weights || return 1
     # one micro-step is the whole step
     wide 3 m_one $ramp_run --zero 2 --reduce micro-step && same w3_0 m_one
 }
-resumes_in_another_mode() { # from a checkpoint of three ranks that owned parts of the state, to the same bits
+resumes_in_another_mode() { # from a checkpoint of three ranks that owned parts of the state; the bits stay
     run 3 z2 $ramp_run --zero 1 --checkpoint-every 20 --keep 0 && same_weights r3 z2 && forget_newest z2 && cp -r z2 z3 &&
         resumes 3 z3 $ramp_run --zero 0 && same r3 z3 || return 1
     # with sharded gradients and weights
@@ -184,8 +184,8 @@ resumes_in_another_mode() { # from a checkpoint of three ranks that owned parts 
         micro=20 layers=4 resumes 3 z_3_2 $ramp_run --zero 2 && same w3_0 z_3_2
 }
 resumes_with_other_ranks() { resumes 2 z2 $ramp_run --zero 1 && agree r3 z2; }
-# Compares resident memory with the plan plus the program's own memory, measured by a small model. On some ranks MPI keeps
-# copies of a few blocks.
+# Compares resident memory with the plan plus the program's own memory, which a small model measures. On some ranks MPI
+# keeps copies of a few blocks.
 peak_memory() { # OPTIONS...: prints each rank's peak memory, MiB
     mpi 4 "$root/$build/dev/test/run/peak_memory" "$train" --train code_train_000000.bin --vocab-size 256 --heads 2 --seq-len 16 \
         --micro-batch 1 --batch-tokens 64 --steps 1 --gns ln --threads 1 --zero 3 --out "peak${*//[^0-9]/}" "$@" 2> peak.log
@@ -196,7 +196,7 @@ sharded_weights_take_the_planned_memory() {
     # shellcheck disable=SC2086
     plan=$("$train" --dry-run --vocab-size 256 --heads 2 --seq-len 16 --threads 1 --gns ln --micro-batch 1 --batch-tokens 64 --ranks 4 \
         --zero 3 $deep | awk '/memory in all/ { print $4 }') || return 1
-    # One after the other: if two mpiruns start in one TMPDIR, one may fail.
+    # Run one after the other: two mpiruns that start in one TMPDIR may fail.
     # shellcheck disable=SC2086
     peak_memory --layers 1 --channels 16 | sort -n > base.txt && peak_memory $deep | sort -n > deep.txt || return 1
     paste base.txt deep.txt | awk -v plan="$plan" '
@@ -205,14 +205,14 @@ sharded_weights_take_the_planned_memory() {
             if (n != 4 || !(plan > 0) || peak / want > 1.05 || peak / want < 0.95 || most / want > 1.15) {
                 print "planned " plan " MiB and " base " of the program, took" all; exit 1 } }'
 }
-bf16_on_the_wire() { # rounds gradients to 8 bits: losses differ a little, the first step's gradient by its rounding
+bf16_on_the_wire() { # gradients are rounded to 8 bits: losses differ a little, the first step's gradient by rounding
     local zero
     for zero in 1 3; do micro=4 run 3 bf16_$zero $exact_run --batch-tokens 192 --comm-dtype bf16 --zero $zero || return 1; done
     same_weights bf16_1 bf16_3 && ! same_weights e3_192 bf16_1 > /dev/null && close e3_192 bf16_1 loss 0.02 || return 1
     for run in e3_192 bf16_1; do mkdir -p first_$run && head -n 1 $run/metrics.jsonl > first_$run/metrics.jsonl; done
     close first_e3_192 first_bf16_1 grad_norm 1e-3
 }
-masks_agree() { # dropout and document masks do not depend on ranks and micro-batch; a line is a document
+masks_agree() { # dropout and document masks do not depend on ranks or micro-batch; a line is a document
     local few="--gns exact --steps 12 --batch-tokens 176 --tokenizer lines" from zero
     from=$(newest_checkpoint e1_192) && mkdir lines && cp "$from/merges.txt" lines || return 1
     sed 's/"Ċ": 10/"<|endoftext|>": 10/' "$from/vocab.json" > lines/vocab.json
@@ -222,7 +222,7 @@ masks_agree() { # dropout and document masks do not depend on ranks and micro-ba
     for zero in 0 3; do run 3 d3_$zero $few --zero $zero --recompute block && agree d1 d3_$zero || return 1; done
     same_weights d3_0 d3_3 && close_total d1 d3_3
 }
-the_ranks_own_estimate() { # the noise scale without per-example norms: close to the exact one at the end
+the_ranks_own_estimate() { # at the end the noise scale without per-example norms is close to the exact one
     lr=0 micro=1 run 4 long --gns exact --steps 400 --batch-tokens 128 --gns-half-life 1e6 --skip-loss-z 2 || return 1
     paste <(grep -o '"gns_ranks_s": [^,}]*' long/metrics.jsonl | tail -n 1) <(grep -o '"gns_total_s": [^,}]*' long/metrics.jsonl | tail -n 1) \
         <(grep -o '"gns_ranks_g2": [^,}]*' long/metrics.jsonl | tail -n 1) <(grep -o '"gns_total_g2": [^,}]*' long/metrics.jsonl | tail -n 1) |
@@ -230,7 +230,7 @@ the_ranks_own_estimate() { # the noise scale without per-example norms: close to
             NF != 8 || off($2, $4) || off($6, $8) { print "ranks and exact: S " $2 ", " $4 "; G2 " $6 ", " $8; exit 1 }'
 }
 the_estimate_of_single_rows() { # with micro-steps of one row the ranks' estimate equals the exact one
-    # The half-life is so short that both averages hold only the latest step.
+    # At this half-life both averages hold only the latest step.
     micro=1 run 2 rows $exact_run --batch-tokens 128 --zero 2 --reduce micro-step --gns-half-life 2 || return 1
     close rows rows gns_ranks_s 1e-5 gns_total_s && close rows rows gns_ranks_g2 1e-5 gns_total_g2
 }
@@ -238,7 +238,7 @@ a_skipped_step_measures_nothing() {
     grep '"skipped"' long/metrics.jsonl > skipped.txt || { echo "none was skipped"; return 1; }
     ! grep gns_ranks skipped.txt
 }
-samples_between_steps() { # rank 0 then needs all weights; otherwise some travel only in the next step. ZeRO-3: for each token
+samples_between_steps() { # rank 0 gathers all weights at once, not during the next step; with ZeRO-3 for each token
     layers=4 run 3 silent $short --zero 1 || return 1
     for zero in 1 3; do
         layers=4 run 3 sampled$zero $short --zero $zero --sample-every 5 --sample-tokens 3 --deadline 15 && same_weights sampled$zero silent || return 1
@@ -248,7 +248,7 @@ samples_between_steps() { # rank 0 then needs all weights; otherwise some travel
         lr=0 steps=2 cut 4 2 samples4 --sample-every 1 --sample-tokens 20 --temperature 0 --deadline 15 --zero 3 &&
         cmp samples1/samples.jsonl samples4/samples.jsonl
 }
-one_rank_samples() { # --sample-only and --check are for one rank: others would wait under a deadline
+one_rank_samples() { # --sample-only and --check are for one rank: others would wait until a deadline
     local from
     from=$(newest_checkpoint r2)
     answers() { # CODE TEXT RANKS OPTIONS...
@@ -260,7 +260,7 @@ one_rank_samples() { # --sample-only and --check are for one rank: others would 
         answers 64 '^error.*: --check.* not 2' 2 --check "$from" && answers 0 . 1 --check "$from" &&
         answers 0 . 1 --sample-only --model "$from" --sample-tokens 3
 }
-not_finite_while_weights_travel() { # MPI must not touch the weights' memory after it is freed
+not_finite_while_weights_travel() { # MPI must not touch freed weights
     local small="--train code_train_*.bin --vocab-size 256 --heads 2 --channels 512 --seq-len 16 --batch-tokens 192 --threads 1"
     wanted=76 lr=100 run 3 infinite --steps 50 --warmup-tokens 0 --grad-clip 0 --zero 1
 }
@@ -268,7 +268,7 @@ cut() { # RANKS TENSOR OUT OPTIONS...: a model of five heads over TENSOR ranks
     local small=${small/--heads 2 --channels 32/--heads 5 --channels 40}
     run "$1" "$3" --gns exact --batch-tokens 176 --steps "${steps:-8}" --tensor "$2" "${@:4}"
 }
-a_cut_model_agrees() { # with one rank, on 11 rows in micro-steps of 3; groups of 1 to 4 ranks, some of which own no row
+a_cut_model_agrees() { # with one rank, on 11 rows in micro-steps of 3; groups have 1 to 4 ranks, some without rows
     local mesh masks="--dropout 0.2 --label-smoothing 0.1 --recompute block --optimizer lamb"
     cut 1 1 c1 && cut 1 1 cm1 $masks || return 1
     for mesh in "4 2" "6 3" "4 4" ${GNS_LONG:+"2 2" "8 2" "6 2"}; do
@@ -286,7 +286,7 @@ a_cut_model_has_one_order_of_sums() { # over --zero, --recompute and reruns
     done
     micro=20 cut 4 2 cw_again && same_run cw1 cw_again
 }
-a_cut_model_resumes_on_any_mesh() { # 2 x 2, 4 x 1, 1 x 3, 1 x 1 (groups x ranks per group): like the run of one rank
+a_cut_model_resumes_on_any_mesh() { # 2 x 2, 4 x 1, 1 x 3, 1 x 1 (groups x ranks per group) continue like one rank
     local mesh at=0 constant="--lr-schedule constant"
     for mesh in "4 2 0" "4 1 1" "3 3 3" "1 1 1"; do
         set -- $mesh
@@ -297,7 +297,7 @@ a_cut_model_resumes_on_any_mesh() { # 2 x 2, 4 x 1, 1 x 3, 1 x 1 (groups x ranks
     cut 1 1 cr1 $constant && close cr1 cr loss 1e-5 && close cr1 cr grad_norm 1e-4 && close cr1 cr gns_ln_s 1e-4 || return 1
     lr=0 steps=1 cut 4 2 ci && lr=0 steps=1 cut 1 1 ci1 && same_weights ci ci1 # the same initial weights
 }
-a_cut_model_rounds_what_travels() { # a block of one group stays on its ranks: few bytes of the moments change with the wire
+a_cut_model_rounds_what_travels() { # a single group's blocks stay on its ranks: the wire changes few of the moments' bytes
     local wire
     for wire in fp32 bf16; do steps=1 cut 2 2 wire_$wire --comm-dtype $wire --grad-clip 0 || return 1; done
     [ "$(cmp -l wire_{fp32,bf16}/step_00000001/training/optimizer.safetensors | tee changed.txt | wc -l)" -gt 10000 ] &&
@@ -313,7 +313,7 @@ a_cut_model_is_refused() {
     wanted=64 run 6 refused --steps 1 --batch-tokens 32 --tensor 2 &&
         grep -q '^error.*a batch of 2 rows is too small for 3 groups of ranks (--tensor). use mpirun -np 4, ' refused.log
 }
-# --shard machine. on G ...: as if each machine had G ranks.
+# Runs with --shard machine: `on G COMMAND` as if each machine had G ranks.
 cc -shared -fPIC -o fault.so "$root/dev/test/preload/fault.c" -lpthread -ldl || exit 1
 cat > machine.sh << 'EOF'
 #!/bin/sh
@@ -323,7 +323,7 @@ exec "$@"
 EOF
 chmod +x machine.sh
 on() { local train="$work/machine.sh $1 $work $train" && "${@:2}" --shard machine; }
-replicas_agree() { # with one rank; over --zero and reruns to the bit: two and three replicas, on 2 ranks and on 1
+replicas_agree() { # two and three replicas, on 2 ranks and on 1, agree with one rank; --zero and reruns keep the bits
     local zero
     on 2 run 4 p2 $exact_run --batch-tokens 176 && agree e1_176 p2 && close_total e1_176 p2 && close e1_176 p2 gns_ratio 1e-4 &&
         grep -q '^ranks   4, each with such an engine, 2 replicas on 2 ranks each$' p2.log && on 1 run 3 p1 $ramp_run --zero 2 && agree r1 p1 || return 1
@@ -331,11 +331,11 @@ replicas_agree() { # with one rank; over --zero and reruns to the bit: two and t
     agree two0 pw0 && on 2 wide 4 pw_again $short --zero 3 || return 1
     for zero in 1 2 3 _again; do same_run pw0 pw$zero || return 1; done
 }
-replicas_agree_in_any_mode() { # other optimizers, fp8, bf16 on the wire, --tensor
+replicas_agree_in_any_mode() { # with other optimizers, fp8, bf16 on the wire, --tensor
     local zero masks="--dropout 0.2 --label-smoothing 0.1 --recompute block --optimizer lamb"
     layers=4 on 2 run 4 p_lamb $short --optimizer lamb && agree o_lamb p_lamb && close_total o_lamb p_lamb &&
         layers=4 on 3 run 6 p_muon $short --optimizer muon --zero 3 && agree o_muon p_muon && close_total o_muon p_muon || return 1
-    for zero in 1 3; do # two addends have one order; here rank 1 saturates in steps in which rank 0 does not
+    for zero in 1 3; do # two addends have one order; rank 1 saturates in steps in which rank 0 does not
         lr=30 $([ $zero = 1 ] || echo on 1) wide 2 p_fp8_$zero --dtype fp8-dw --gns exact --batch-tokens 176 --grad-clip 0 --steps 24 --seed 3 --zero $zero || return 1
     done
     same_weights p_fp8_1 p_fp8_3 && same_moments p_fp8_1 p_fp8_3 || return 1
@@ -343,7 +343,7 @@ replicas_agree_in_any_mode() { # other optimizers, fp8, bf16 on the wire, --tens
     same_run p_bf16_1 p_bf16_3 && ! same_weights e3_192 p_bf16_1 > /dev/null && close e3_192 p_bf16_1 loss 0.02 || return 1
     on 2 cut 4 2 pc && agree c1 pc && close_total c1 pc && on 2 cut 6 2 pm $masks --zero 3 --reduce micro-step && agree cm1 pm && close_total cm1 pm
 }
-replicas_resume_on_any_mesh() { # from and to ranks that all share; the same bits where the mesh is the same
+replicas_resume_on_any_mesh() { # also from and to --shard all; on the same mesh with the same bits
     local at=0 mesh constant="--lr-schedule constant"
     for mesh in "2 4 1 1" "2 6 2 3" "1 3 1 0" "4 4 2 2"; do # ranks of a machine, ranks, --tensor, --zero
         set -- $mesh
@@ -359,18 +359,18 @@ replicas_are_refused() {
     wanted=64 on 2 run 3 refused --steps 1 && grep -q '^error.*--shard machine: rank 2 is number 1 of 1 on node1, not number 1 of 2. start equally many' refused.log &&
         wanted=64 on 3 cut 6 2 refused && grep -q '^error.*--tensor 2: there are 3 ranks a machine (--shard machine). use a --tensor that divides them' refused.log || { cat refused.log; return 1; }
 }
-a_group_ends_with_a_rank_that_cannot_read() { # RANK FILES: the group's other ranks exchange with RANK until the end
+a_group_ends_with_a_rank_that_cannot_read() { # RANK FILES: the group's other ranks exchange with RANK until it ends
     rm -rf elsewhere unread && mkdir elsewhere && cp code_*.bin elsewhere &&
         printf '#!/bin/sh\n[ $OMPI_COMM_WORLD_RANK != %s ] || cd elsewhere\nexec "$@"\n' "$1" > apart.sh && chmod +x apart.sh || return 1
     local train="$PWD/apart.sh $train" job
     wanted=65 steps=100000 cut 4 2 "$PWD/unread" --deadline 15 &
     job=$!
     until grep -qs '"step": 3,' unread/metrics.jsonl || ! kill -0 $job 2> /dev/null; do sleep 0.05; done
-    head -c 16384 /dev/zero | tr '\0' '\377' | dd of="elsewhere/code_$2_000000.bin" bs=1024 seek=1 conv=notrunc status=none # no tokens
+    head -c 16384 /dev/zero | tr '\0' '\377' | dd of="elsewhere/code_$2_000000.bin" bs=1024 seek=1 conv=notrunc status=none # beyond the vocabulary
     wait $job && grep -q "^error (rank $1): .*code_$2_000000.bin" unread.log || { tail -n 3 unread.log; return 1; }
 }
 too_small_a_batch() { wanted=64 run 4 tiny --steps 1 --batch-tokens 48 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks' tiny.log; }
-replays() { # CODE ROWS...: 4 ranks replay steps of ROWS rows, whatever batch the options give
+replays() { # CODE ROWS...: 4 ranks replay steps of ROWS rows, whatever the other options say
     local code=$1 step=0 rows=0 batch
     shift
     for batch in "$@"; do
@@ -386,11 +386,11 @@ a_last_step_of_fewer_rows_than_ranks() { # a rank without rows starts the same t
         lr=1e-3 replay_more="--zero 3 --deadline 15" replays 0 8 8 1 && same whole replay &&
         lr=1e-3 replay_more="--zero 3 --deadline 15 --tensor 2" replays 0 8 8 1 && agree whole replay
 }
-too_small_a_batch_to_replay() { # all steps of the file count, except a last one that the horizon cut short
+too_small_a_batch_to_replay() { # every step of the file counts, except a last step that the horizon cut
     replay_more="--batch-tokens 128" replays 64 8 3 8 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks.*-np 3, or larger' replay.log &&
         replay_more="--batch-tokens 128" replays 64 3
 }
-alone_without_mpirun() { run 0 alone $exact_run --batch-tokens 192 && same_weights e1_192 alone; } # as with mpirun -np 1
+alone_without_mpirun() { run 0 alone $exact_run --batch-tokens 192 && same_weights e1_192 alone; } # like mpirun -np 1
 
 while read -r -a test; do try "${test[@]}" < /dev/null; done << 'EOF'
 one_rank
