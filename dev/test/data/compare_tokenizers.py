@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""data/tokenize against the package tiktoken, and scripts/train_bpe.py against tokenizers, token for token: compare_tokenizers.py PATH_OF_TOKENIZE.
+"""Compares data/tokenize with the package tiktoken, and scripts/train_bpe.py with tokenizers, token for token:
 
-Needs GNS_TEST_DATA (GPT-2's vocabulary in gpt2/, texts beside it) and the packages tiktoken, tokenizers and numpy, which
-the build does not. Exits 77 without them.
+    compare_tokenizers.py PATH_OF_TOKENIZE
+
+Needs GNS_TEST_DATA (GPT-2's vocabulary in gpt2/, texts beside it) and the packages tiktoken, tokenizers and numpy.
+Exits with 77 without them.
 """
 import glob, json, os, random, subprocess, sys, tempfile, time, unicodedata
 
 try:
-    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # no copies of what was read in earlier runs
+    os.environ["TIKTOKEN_CACHE_DIR"] = ""  # no cache of earlier runs
     import numpy as np, tiktoken, tokenizers
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
     DATA = os.environ["GNS_TEST_DATA"]
@@ -34,7 +36,7 @@ def shard_tokens(path):
 
 
 def ours(texts, threads=2, vocabulary=GPT2):
-    """The tokens of each text, through a jsonl file and a shard."""
+    """Returns the tokens of each text, through a jsonl file and a shard."""
     with tempfile.TemporaryDirectory() as d:
         with open(f"{d}/a.jsonl", "w") as f:
             for text in texts:
@@ -86,7 +88,7 @@ def long_words():
 
 
 def added():
-    """Added tokens, also where several match, from the file that tokenizers writes."""
+    """Added tokens, also where several match, from a file that tokenizers wrote."""
     t = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(f"{GPT2}/encoder.json", f"{GPT2}/vocab.bpe"))
     t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     names = {"<|endoftext|>": False, "<|u|>": False, "<|u|>x": False, "b<|": True, "ca<": True, "\u0436\u4e2d": True, " <s>": False, "ab<": True, '"\\': True}
@@ -99,7 +101,7 @@ def added():
 
 
 def train():
-    """scripts/train_bpe.py: the merges are those of one pass over the whole text, and its files are a tokenizer."""
+    """scripts/train_bpe.py: its merges equal those of one pass over the whole text; its files are a tokenizer."""
     start, size, wrong = time.monotonic(), 1500, 0
     text = open(os.path.join(DATA, "tinyshakespeare.txt"), newline="").read(300000)
     t = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -146,7 +148,7 @@ def main():
     print(f"  seed {SEED}")
     reference = openai().encode_ordinary
     wrong = compare("files", files(), reference)
-    wrong += compare("random_texts", random_texts(100000), reference)
+    wrong += compare("random_texts", random_texts(25000), reference)
     wrong += compare("long_words", long_words(), reference)
     wrong += added() + train()
     return 1 if wrong else 0

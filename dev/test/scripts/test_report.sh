@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/report.py and scripts/critical_batch.py on made-up runs with known answers.
-# Skipped if neither build/venv nor python3 has their packages.
+# scripts/report.py and scripts/critical_batch.py on made-up runs with known answers. Skipped if neither build/venv nor
+# python3 has their packages.
 set -u
 . "$(dirname "$0")/../checks.sh" report
 python=$(find_python matplotlib numpy scipy) || skip_suite "no Python with matplotlib, numpy and scipy"
@@ -8,8 +8,8 @@ report() { returns "$1" timeout 300 "$python" scripts/report.py "${@:2}"; } # CO
 critical() { returns "$1" "$python" scripts/critical_batch.py "${@:2}"; }  # CODE ARGUMENTS...
 bad() { check "$2" refuses "$1" "$2" timeout 300 "$python" scripts/"$3".py "${@:4}"; } # CODE TEXT report|critical_batch ARGUMENTS...
 
-# A run's directory: make_run NAME BATCH STEPS. By eq. 2.11 with S_min = 100 and E_min = 3200 the loss reaches 2 at
-# S = 100 + 3200 / BATCH. The noise scale is 4 in the first half and 64 in the second; its lower bound is infinite for some
+# A run's directory: make_run NAME BATCH STEPS. By eq. 2.11 with S_min = 100 and E_min = 3200 the loss reaches 2 at S =
+# 100 + 3200 / BATCH. The noise scale is 4 in the first half and 64 in the second; its lower bound is infinite for some
 # steps. b32 has label smoothing: the report is about its loss without it.
 make_run() {
     mkdir -p "$work/$1"
@@ -44,7 +44,7 @@ done > "$work/b8/samples.jsonl"
 echo '{"step": 560, "tokens": 286720, "prompt": "@a<b", "text": "so <u>"}' >> "$work/b8/samples.jsonl"
 
 begin
-odd=$work/$'b128\xff' && mv "$work/b128" "$odd" # a name that is no text
+odd=$work/$'b128\xff' && mv "$work/b128" "$odd" # the name is not valid text
 report 0 "$work"/b8 "$work"/b32 "$odd" -o "$work/r.html"
 mv "$odd" "$work/b128"
 returns 0 "$python" - "$work/r.html" <<'END'
@@ -61,11 +61,11 @@ class Page(HTMLParser):
 Page().feed(text)
 assert not open_tags and found.count("svg") == 5 and found.count("table") == 4, (open_tags, found.count("svg"))
 for svg in re.findall("<svg.*?</svg>", text, re.S): tree.fromstring(svg.replace("xlink:", ""))
-# The dotted line of an infinite bound runs along the top, without a gap.
+# An infinite bound's dotted line runs along the top without a gap.
 noise = next(svg for svg in re.findall("<svg.*?</svg>", text, re.S) if 'aria-label="Gradient noise scale' in svg)
 dotted = [re.findall("([ML]) ([0-9.]+) ([0-9.]+)", path) for path, style in
           re.findall('<path d="([^"]*)"[^>]*style="([^"]*)"', noise) if "stroke-dasharray: 0.8," in style]
-dotted = [path for path in dotted if len(path) > 4]  # without the key's
+dotted = [path for path in dotted if len(path) > 4]  # without the legend's line
 assert len(dotted) == 3 and all([p[0] for p in path].count("M") == 1 for path in dotted), dotted
 heights = [{round(float(y)) for _, _, y in path} for path in dotted]
 assert all(len(ys) == 2 and max(ys) - min(ys) > 50 for ys in heights), heights
@@ -74,8 +74,8 @@ for part in ("cd &#x27;/a b&#x27;\n./train_gpt2 --prompt &#x27;&lt;i&gt;&#x27;</
              "<p class=note>With lr = 0.01, prompt = &lt;i&gt;.</p>", "<p class=note>Changed: lr = 0.008.</p>", "&lt;b&gt;&amp;amp;"):
     assert part in text, part
 shown = [int(n) for n in re.findall("<b>a&lt;b</b> and &lt;u&gt;([0-9]+)</pre>", text)]
-assert shown == [50, 100, 200, 250, 350, 400, 500], shown  # eight of twelve, evenly: these seven, and the last, checked above
-# Runs are compared at the highest of their lowest losses. b32 needs 200 of b8's 500 steps, and 1.6 times its tokens.
+assert shown == [50, 100, 200, 250, 350, 400, 500], shown  # eight of twelve, evenly: these seven and the last
+# Runs are compared at the highest of their lowest losses. b32 needs 200 steps, b8 500; b32 needs 1.6 times the tokens.
 cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr.*?</tr>", text)]
 assert next(c for c in cells if len(c) == 8 and c[0] == "b8")[7] == "31.2%" and ["options: out"] not in cells
 losses = next(c for c in cells if len(c) in (7, 8) and c[0] == "b32")[4:6] # training, validation
@@ -83,7 +83,7 @@ assert abs(float(losses[0]) - float(losses[1])) < 0.1, losses
 saved = next(c for c in cells if len(c) == 7 and c[0] == "b32" and "%" in c[2])
 assert saved[2] == "-60.0%" and saved[4] == "+60.0%" and saved[6] == "-60.0%", saved
 END
-# A plan of 1,000 tokens: 2 TFLOPs and 6 GB in 25 ms. The run has 640 tokens a second, not 40,000.
+# A plan for 1,000 tokens: 2 TFLOPs and 6 GB in 25 ms. The run makes 640 tokens per second, not 40,000.
 printf '%s\n' "device      A <b>: 989 TFLOP/s bf16, 4800 GB/s, 141 GiB (data sheet)" "step of 100 rows, 1,000 tokens, on 8 ranks: 1 micro-step" \
     "  kernels                     TFLOPs        GB  FLOPs/byte  bound by        ms  share" \
     "  matmul, blocks                   2         4       500.0  compute          4  16.0%" \
@@ -102,8 +102,6 @@ step = [(x, y) for x, y in places if abs(x - 2000001e6 / 6e9) < 1e-6]
 assert len(step) == 2 and abs(step[0][1] / 80.00004e12 - 1) < 1e-9 and abs(step[1][1] / step[0][1] - 0.016) < 1e-9, places
 assert (500, 5e14) in places and (989e12 / 4.8e12, 989e12) in places, places
 END
-report 0 "$work/b128"
-check "of one run: $(cat "$work/log")" [ "$(cat "$work/log")" = "$work/b128/report.html" -a -s "$work/b128/report.html" ]
 end page
 
 # From here to `fit` pages have no figures, except one: matplotlib takes two seconds of a core to start.
@@ -114,7 +112,12 @@ sys.modules["report_plots"] = types.SimpleNamespace(RATES=(), **{name: lambda *a
 END
 export PYTHONPATH=$work/plain
 
-# What is refused leaves no page.
+begin
+report 0 "$work/b128"
+check "of one run: $(cat "$work/log")" [ "$(cat "$work/log")" = "$work/b128/report.html" -a -s "$work/b128/report.html" ]
+end default_place
+
+# Refused input leaves no page.
 begin
 bad=$work/bad/metrics.jsonl
 broken() { bad "$1" "$2" report "$work/bad" -o "$work/bad.html"; } # CODE TEXT
@@ -123,7 +126,7 @@ mkdir "$work/bad" && cp "$work/b8/run.json" "$work/bad"
 broken 65 "metrics.jsonl: No such file"
 : > "$bad" && broken 65 "no step"
 head -n 4 "$work/b8/metrics.jsonl" | head -c -20 > "$bad" && echo >> "$bad" && broken 65 "metrics.jsonl line 4: not JSON"
-for want in "3 -20" "4 -1"; do # steps of a log whose last line is unfinished (the disk is full), or whole without its end
+for want in "3 -20" "4 -1"; do # STEPS CUT: the last line is unfinished (a full disk), or lacks only its newline
     head -n 4 "$work/b8/metrics.jsonl" | head -c "${want#* }" > "$bad"
     returns 0 env PYTHONPATH=scripts "$python" -B -c 'import sys, run_log; print(len(run_log.Run(sys.argv[1]).rows))' "$work/bad"
     check "$want: $(cat "$work/log")" [ "$(cat "$work/log")" = "${want% *}" ]
@@ -144,8 +147,8 @@ mkdir "$work/hidden" && echo 'raise ImportError("hidden")' | tee "$work/hidden/m
 PYTHONPATH=$work/hidden bad 65 "-m pip install matplotlib" report "$work/b8"
 end errors
 
-# Fifteen steps of 100 tokens, two seconds apart, validated at every fifth. `below` is below the other's best at its first
-# validation. A run in run/ has its parent's name, here one with characters of formulas.
+# Fifteen steps of 100 tokens, two seconds apart, validated at every fifth. `below` is below the other's best at its
+# first validation. A run in run/ has its parent's name, here one with characters of formulas.
 begin
 pair() { # NAME FIRST MIDDLE LAST: validation losses after steps 5, 10 and 15
     mkdir -p "$work/$1" && echo '{"options": {}}' > "$work/$1/run.json"
@@ -164,7 +167,7 @@ PYTHONPATH='' report 0 "$work/below" "$work/"'a$b_{$/run' -o "$work/pair.html"
 check "its name" says "$work/pair.html" '<h1>below and a$b_{$'
 end pairs
 
-# Each field of each file with each wrong value gives a Fault of 65 in one line, or a page; never a traceback.
+# Each wrong value in each field of each file gives a Fault of 65 in one line, or a page; never a traceback.
 begin
 returns 0 "$python" - "$work" <<'END'
 import contextlib, io, json, os, sys
@@ -194,13 +197,13 @@ def put(value, path, new):
     return value
 refused = 0
 for name, lines in files.items():
-    lines = lines[:20]
+    lines = lines[:6]
     for path in places(lines[0]):
         for wrong in ("null", "true", '"x"', "[]", '[{"a": 1}]', "9" * 400, "NaN", "-1", "1e999", "1.5", '{"a":' * 5000):
             for of in files:
                 with open(f"{bad}/{of}", "w") as file:
                     file.write("".join(json.dumps(line).replace('"@"', wrong) + "\n" for line in
-                                       ([put(lines[0], path, "@"), *lines[1:]] if of == name else files[of][:20])))
+                                       ([put(lines[0], path, "@"), *lines[1:]] if of == name else files[of][:6])))
             for main, arguments in mains:
                 sys.argv = ["x", *(word.replace("@", bad) for word in arguments)]
                 try:
@@ -222,7 +225,7 @@ value_is() { check "$1" near "$(awk -v name="$1" '$1 == name { print $3; exit }'
 begin
 critical 0 fit "$work"/b8 "$work"/b32 "$work"/b128 --target 2 --plot "$work/knee.svg"
 value_is S_min 100 0.01 && value_is E_min 3200 0.3 && value_is B_crit 32 0.01
-check "no knee in the plot" says "$work/knee.svg" "B_crit = 32 rows" # at 32 rows, twice both minima
+check "no knee in the plot" says "$work/knee.svg" "B_crit = 32 rows" # at 32 rows both are twice their minima
 check "a warning without a schedule" [ -z "$(grep warning "$work/log")" ]
 bad 65 "two batch sizes" critical_batch fit "$work"/b8 "$work"/b8
 bad 65 "does not fall to" critical_batch fit "$work"/b8 "$work"/b32 --target 0.1
@@ -234,11 +237,11 @@ sed '1,9s/"batch": 8/"batch": 4/' "$work/b8/metrics.jsonl" > "$work/ramp/metrics
 bad 65 "ramp: the batch is not constant" critical_batch fit "$work"/ramp "$work"/b32
 end fit
 
-# A copy of the scripts whose build/venv has the package that the calling Python lacks.
+# A copy of the scripts; its build/venv has the package that the calling Python lacks.
 begin
 mkdir -p "$work/copy/build/venv/bin" && cp -r scripts "$work/copy" && mkdir "$work/b 8" && cp "$work"/b8/* "$work/b 8"
 without() { PYTHONPATH=$work/hidden timeout 300 "$python" "$work/copy/scripts/critical_batch.py" fit "$work/b 8" "$work/b128"; }
-for how in "env" "env -u PYTHONPATH"; do # one that lacks it too, and one that has it
+for how in "env" "env -u PYTHONPATH"; do # a venv that lacks it too, a venv that has it
     printf '#!/bin/sh\nexec %s %s "$@"\n' "$how" "$(command -v "$python")" > "$work/copy/build/venv/bin/python"
     chmod +x "$work/copy/build/venv/bin/python"
     [ "$how" = env ] && returns 65 without || returns 0 without
