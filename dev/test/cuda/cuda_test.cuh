@@ -1,4 +1,4 @@
-// cuda_test: shared by the tests of single CUDA kernels (kernel_test.cuh) and of the CUDA engine (engine_test.cuh).
+// cuda_test: helpers of the tests of single CUDA kernels (kernel_test.cuh) and of the CUDA engine (engine_test.cuh).
 #pragma once
 
 #include "../test.h"

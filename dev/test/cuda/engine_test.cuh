@@ -1,8 +1,8 @@
-// engine_test: shared by the tests of the CUDA engine: both engines, small models with all their numbers, and the
-// results of a step over a batch. Built for each type of the CUDA engine.
+// engine_test: helpers of the tests of the CUDA engine: both engines, small models, the results of a step over a batch.
+// Tests are built for each type of the CUDA engine.
 //
-// Every such program takes [seed [small]]: a seed to repeat a run (0: from the clock), and `small` for fewer cases and
-// steps, which still run every kernel, for tools that slow everything down.
+// Arguments of each test: [seed [small]]. A seed repeats a run (0: from the clock). `small` runs fewer cases and steps,
+// but every kernel, for slow tools.
 #pragma once
 
 #include "cuda_test.cuh"
@@ -27,7 +27,7 @@ static const Api &gpu = cuda_engine, &cpu = cpu_engine;
 enum { STEPS = 20 };
 
 static uint64_t seed;
-static int steps = STEPS; // trained steps
+static int steps = STEPS; // steps to train
 static Optimizer optimizer = OPTIMIZER_ADAMW;
 
 struct Case {
@@ -54,13 +54,14 @@ enum { CASES = sizeof cases / sizeof *cases, SMALL_CASES = 5 }; // the first SMA
 enum { SEPARATOR = 1, SOURCES = 3 };
 static const uint64_t FIRST_EXAMPLE = (uint64_t)1 << 40;
 
-static int sources = SOURCES; // of engines made from here on; a row's source is its number modulo SOURCES
-static Dtype fp8;             // engines made from here on are of this type of fp8, with `exponents`; 0: of the build's
-static bool masked;           // engines made from here on have dropout, documents and label smoothing
+// Settings of the next engines:
+static int sources = SOURCES; // a row's source is its number modulo SOURCES
+static Dtype fp8;             // a type of fp8, with `exponents`; 0: the build's type
+static bool masked;           // dropout, documents and label smoothing
 static bool small;
 static int case_count = CASES;
 
-// Returns the rows of a step. One micro-step is enough for the slow tools.
+// Returns the rows of a step. One micro-step is enough for slow tools.
 static int rows_of(const Case *c) { return small ? c->micro_batch : c->batch; }
 
 // A vector that passes as a pointer.
@@ -70,7 +71,7 @@ template <typename X> struct Array : std::vector<X> {
     operator const X *() const { return this->data(); }
 };
 
-// A model with its parameters and tokens. Owns the engines that engine_of and world_engine make.
+// A model with parameters and tokens. Owns the engines of engine_of and world_engine.
 struct World {
     const Case *c;
     Model model = {};
@@ -91,16 +92,16 @@ static inline float round_real(float x) {
     uint32_t bits;
     if (FP16) return __half2float(__float2half_rn(x));
     memcpy(&bits, &x, sizeof bits);
-    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u; // to nearest, ties to even
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u; // rounds to nearest, ties to even
     memcpy(&x, &bits, sizeof bits);
     return x;
 }
 
 inline World::World(const Case *c_, int steps) : c(c_) {
     CALL_OK(model_create(&model, &c->config, &e));
-    param.assign(model.flat_count, NAN); // to find what is not written
+    param.assign(model.flat_count, NAN); // NaN shows what is not written
     small_params(&model, seed, param);
-    // In 16 bits, move parameters towards GPT-2's own values, where rounding is a smaller share of the gradient.
+    // In 16 bits, move parameters towards GPT-2's values: there rounding is a smaller share of the gradient.
     for (int k = 0; k < model.tensor_count && !FP32; k++) {
         const Tensor *t = &model.tensors[k];
         float mean = t->init == INIT_ONE ? 1.0f : 0.0f, share = t->group == GROUP_EMBEDDING ? 0.2f : 0.5f;
@@ -111,7 +112,7 @@ inline World::World(const Case *c_, int steps) : c(c_) {
     small_tokens(c->config.vocab, seed, tokens.size(), tokens);
 }
 
-// True if this build and GPU run this type of fp8 for this case.
+// Returns whether this build and GPU run this type of fp8 for this case.
 static inline bool fp8_runs(Dtype type, const Case *c) {
     Error ignored;
     return FP8_BUILT && sm90_runs() && !fp8_check(type, c->config.channels, c->seq_len, &ignored);
@@ -161,7 +162,7 @@ static inline Engine *engine_of(const Api *api, const World *w, Recompute recomp
     return engine;
 }
 
-// Exponents of the next step. train begins without any, and measure leaves them as they are.
+// Exponents of the next step. train begins without exponents; measure keeps them.
 static Array<int8_t> exponents;
 
 static inline void exponents_begin(const World *w) {
@@ -216,7 +217,7 @@ static inline Outcome measure_batch(const Api *api, Engine *engine, const World 
 static inline UpdateConfig update_config(const Case *c, int step) {
     UpdateConfig u = {};
     u.lr = 1e-3, u.beta1 = 0.9, u.beta2 = 0.95, u.eps = 1e-8, u.weight_decay = 0.1;
-    u.muon_lr = 2e-3, u.momentum = 0.95; // the rates differ, so that mixing them up shows
+    u.muon_lr = 2e-3, u.momentum = 0.95; // differs from lr: mixing them up shows
     u.grad_clip = 1.0;
     u.step = step;
     u.batch = rows_of(c);
@@ -239,7 +240,7 @@ static inline void train(const Api *api, Engine *engine, const World *w, double 
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// main calls it first. Exits if no GPU can run this build.
+// main calls this first. Exits if no GPU can run this build.
 static inline void engine_test_begin(const char *name, int argc, char **argv) {
     Error e = {};
     Model model;

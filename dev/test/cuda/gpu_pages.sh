@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The commands of README.md and dev/docs that need a GPU and no network, as they stand there, on a small text:
-# dev/test/cuda/gpu_pages.sh TRAINER TOKENIZE DATA, where DATA holds tinyshakespeare.txt and gpt2/. Long runs are asked to
-# stop, as their pages say one does, or given fewer tokens. Run by dev/test/gpu_check.sh.
+# Runs the commands of README.md and dev/docs that need a GPU and no network, as written, on a small text:
+# dev/test/cuda/gpu_pages.sh TRAINER TOKENIZE DATA, where DATA holds tinyshakespeare.txt and gpt2/. Long runs get a
+# signal to stop, as their pages say, or fewer tokens. dev/test/gpu_check.sh runs this script.
 #
 #     OUT     logs ($OUT/NAME.log); a temporary directory
-#     PYTHON  with numpy, scipy and matplotlib; for reading checkpoints with torch and transformers (python3)
+#     PYTHON  a Python with numpy, scipy and matplotlib; torch and transformers read checkpoints (python3)
 #
-# Three tracks run side by side on one GPU, since most of their time is start-up.
+# Three tracks run side by side on one GPU: most of their time is start-up.
 set -u
 cd "$(dirname "$0")/../../.." || exit 70
 root=$PWD
@@ -20,7 +20,7 @@ trap 'kill -9 $(jobs -p) 2> /dev/null; rm -rf "$work"' EXIT
 # ----------------------------------------------------------------------------------------------------------------------
 # Verdicts and runs
 
-tell() { # NAME CODE WHY: PASS where the code is 0
+tell() { # NAME CODE WHY: PASS if CODE is 0
     if [ "$2" = 0 ]; then echo "PASS gpu_pages/$1"; else echo "FAIL gpu_pages/$1: $3"; fi | tee -a "$work/verdicts"
 }
 
@@ -35,16 +35,16 @@ page() { # NAME COMMAND...
     return $code
 }
 
-says() { # NAME PATTERN: the log of a page
+says() { # NAME PATTERN: whether the page's log matches
     grep -qE "$2" "$OUT/$1.log"
     tell "$1-says" $? "nothing like '$2' in its log; $(last_words "$1")"
 }
 
-# `some` fails where there are none: a program that was meant to write and did not.
+# Prints the last file that matches; fails if there is none.
 some() { compgen -G "$1" | sort | tail -n 1 | grep .; }
 steps() { grep -c '"loss"' "$1/metrics.jsonl" 2> /dev/null | grep . || echo 0; }
 
-# Starts a command in the background that trains into a directory; after STEPS steps sends it the signal to stop.
+# Starts a command that trains into DIRECTORY; sends it SIGNAL after STEPS steps.
 page_stopped() { # NAME DIRECTORY STEPS SIGNAL COMMAND...
     local name=$1 directory=$2 count=$3 signal=$4 job code end=$((SECONDS + 60))
     shift 4
@@ -59,7 +59,7 @@ page_stopped() { # NAME DIRECTORY STEPS SIGNAL COMMAND...
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Track 1: GPT-2 124M from nothing, stopped, resumed, evaluated, sampled, tuned, read by transformers (gpt2-124M.md)
+# Track 1: GPT-2 124M from scratch: stopped, resumed, evaluated, sampled, tuned, read by transformers (gpt2-124M.md)
 
 gpt2=$work/gpt2-124M
 recipe() { # LAUNCHER OUT OPTIONS...
@@ -94,7 +94,7 @@ PYTHON
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Track 2: a ramp and what is made of it (gns.md), the reports (gpt2-124M.md), the study at a hundredth of its length
+# Track 2: a ramp and its analysis (gns.md), reports (gpt2-124M.md), the study at a hundredth of its length
 
 track_gns() {
     local run=$work/ramp bytes="--train $work/bytes_train_*.bin --vocab-size 256 --layers 3 --heads 4 --channels 128 --seq-len 64 --micro-batch 32"
@@ -120,7 +120,7 @@ tuned() { # OUT OPTIONS...
 }
 weights() { cksum < "$(some "$1/step_????????")/model.safetensors"; }
 
-# A resume keeps the stored choices, with --tune or without, and ends with the bits of the run that chose.
+# A resume keeps the stored choices, with or without --tune, and ends with the bits of the run that chose.
 pages_tune() {
     local a=$work/tune b name
     page tune tuned "$a" --tune || return

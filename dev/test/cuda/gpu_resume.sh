@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A run that is killed, and one that is asked to stop, resume to the same bits as an undisturbed run, with every optimizer
-# and with masks: dev/test/cuda/gpu_resume.sh TRAINER TOKENIZE TEXT. Run by dev/test/gpu_check.sh (the CPU trainer has closer tests,
-# dev/test/run/test_resume.c and test_crash.c, and passes this one too). LAUNCH="scripts/mpirun.sh -np 2" in the environment:
-# two ranks, none of which is killed.
+# A killed run and a stopped run resume and end with the bits of an undisturbed run, with every optimizer and with
+# masks: dev/test/cuda/gpu_resume.sh TRAINER TOKENIZE TEXT. dev/test/gpu_check.sh runs this script. (The CPU trainer
+# passes it, too; it has closer tests: dev/test/run/test_resume.c, test_crash.c.) LAUNCH="scripts/mpirun.sh -np 2" in
+# the environment: two ranks; none is killed.
 set -u
 . "$(dirname "$0")/../../../scripts/common.sh"
 trainer=$1 tokenize=$2 text=$3
@@ -29,9 +29,9 @@ train() { # RUN OPTIONS...
         --checkpoint-every 7 --keep 2 --val-every 40 "${@:2}" >> "$work/$1.log" 2>&1
 }
 
-steps() { grep -c '"loss"' "$work/$1/metrics.jsonl" 2> /dev/null | grep . || echo 0; } # before there is a file, too
+steps() { grep -c '"loss"' "$work/$1/metrics.jsonl" 2> /dev/null | grep . || echo 0; } # also without a file
 
-# Starts a run, sends it the signal after STEPS logged steps, and prints its exit code.
+# Starts a run, sends it SIGNAL after STEPS logged steps, and prints its exit code.
 stop_after() { # RUN STEPS SIGNAL OPTIONS...
     (train "$1" "${@:4}") &
     local pid=$!
@@ -41,11 +41,11 @@ stop_after() { # RUN STEPS SIGNAL OPTIONS...
     echo $?
 }
 
-# Print state.json and metrics.jsonl without the fields that depend on the run's directory or on time.
+# state and without_clock print state.json and metrics.jsonl without fields that depend on directory or time.
 state() { grep -vE '"(out|metrics_bytes|seconds)"' "$work/$1/$2/training/state.json"; } # RUN CHECKPOINT
 without_clock() { sed -E 's/"(tok_per_s|slowest_rank|wait_share|mfu|memory[a-z_]*)": [^,}]*,? ?//g' "$work/$1/metrics.jsonl"; }
 
-# Checks that run PARTS ended like run WHOLE: the last checkpoint's weights, moments and state, and the metrics.
+# Checks that run PARTS ended like run WHOLE: weights, moments and state of the last checkpoint, and metrics.
 verdict_same() { # NAME WHOLE PARTS
     local last file
     last=$(basename "$(newest_checkpoint "$work/$2")")
@@ -61,8 +61,7 @@ verdict_same() { # NAME WHOLE PARTS
     verdict "$1/check" $? "$(tail -n 1 "$work/$3.check.log")"
 }
 
-# Stopped once, within the ramp.
-resumes() { # NAME OPTIONS...
+resumes() { # NAME OPTIONS...: stops the run once, within the ramp
     local name=$1 code last
     (train "$name" "${@:2}")
     verdict "$name/whole" $? "$(tail -n 1 "$work/$name.log")"
@@ -94,10 +93,10 @@ verdict resumed $? "$(grep -c '^resuming' "$work/parts.log") times"
 verdict_same parts whole parts
 last=$(basename "$(newest_checkpoint "$work/whole")")
 
-# A vocabulary whose newline is <|endoftext|>: each line is a document.
+# In this vocabulary newline is <|endoftext|>: each line is a document.
 mkdir "$work/lines" && cp "$work/whole/$last/merges.txt" "$work/lines" &&
     sed 's/"\xc4\x8a": 10/"<|endoftext|>": 10/' "$work/whole/$last/vocab.json" > "$work/lines/vocab.json"
-set -m # side by side, each in a process group that the trap ends
+set -m # runs go side by side, each in a process group that the trap ends
 resumes muon --optimizer muon > "$work/muon.verdicts" &
 resumes lamb --optimizer lamb > "$work/lamb.verdicts" &
 resumes masks --dropout 0.1 --label-smoothing 0.1 --document-mask --tokenizer "$work/lines" > "$work/masks.verdicts" &

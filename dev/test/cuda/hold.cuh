@@ -5,7 +5,7 @@
 
 struct Hold {
     cudaStream_t stream;
-    int *begun; // number of blocks that run, in pinned memory
+    int *begun; // number of running blocks, in pinned memory
     int shared_bytes;
 };
 
@@ -15,7 +15,7 @@ __device__ static long long hold_nanoseconds() {
     return t;
 }
 
-// Ends by the clock: polling the host's memory would slow the whole GPU down, by half.
+// Ends by the clock: polling the host's memory would halve the whole GPU's speed.
 __global__ static void hold_kernel(int *begun, long long duration) {
     long long start = hold_nanoseconds();
     atomicAdd_system(begun, 1);
@@ -28,7 +28,7 @@ static inline int hold_create(Hold *h, Error *e) {
     return CUDA_CALL(cudaMallocHost((void **)&h->begun, sizeof *h->begun), e);
 }
 
-// Returns once all shared memory of `blocks` multiprocessors is held, for `ms` milliseconds from then on.
+// Returns when all shared memory of `blocks` multiprocessors is held; holds it for `ms` milliseconds.
 static inline int hold_begin(Hold *h, int blocks, double ms, Error *e) {
     *h->begun = 0;
     const Launch l = {blocks, 1, h->stream, (size_t)h->shared_bytes};

@@ -1,11 +1,11 @@
-// kernel_test: shared by the tests of single CUDA kernels. Fresh random inputs each run (the seed is printed), outputs
-// poisoned with NaN, guard zones around every buffer, every call made twice for equal bits, and comparison with plain
-// float64 references on the same (rounded) inputs.
+// kernel_test: helpers of the tests of single CUDA kernels. Inputs are random in every run (the seed is printed).
+// Outputs begin as NaN; guards surround every buffer. Every call is made twice and must give the same bits. References
+// are plain loops in float64 on the same rounded inputs.
 //
-// Structs are named: nvcc 13.0 fails with an internal error at vectors of unnamed types in C++20.
+// Structs have names: nvcc 13.0 fails with an internal error on vectors of unnamed types in C++20.
 //
-// Every such program takes [seed [small]]: a seed to repeat a run (0: from the clock), and `small` to leave out the
-// large shapes, for tools that slow everything down.
+// Arguments of each test: [seed [small]]. A seed repeats a run (0: from the clock). `small` leaves out large shapes,
+// for slow tools.
 #pragma once
 
 #include "../e4m3.h"
@@ -50,7 +50,7 @@ struct Allocation {
     char *base;
     size_t bytes;
 };
-static std::vector<Allocation> allocations; // of this case
+static std::vector<Allocation> allocations; // of the current case
 
 template <typename X> static X *device_new(size_t n) {
     Allocation a = {NULL, n * sizeof(X)};
@@ -77,7 +77,7 @@ template <typename X> static std::vector<X> host_from(const X *p, size_t n) {
     return v;
 }
 
-// Ends a case: checks the guards, frees the memory.
+// Ends a case: checks guards and frees memory.
 static void case_end(void) {
     CUDA_OK(cudaDeviceSynchronize());
     for (const Allocation &a : allocations) {
@@ -138,16 +138,16 @@ static void check_close(const char *name, const std::vector<X> &got, const std::
     check_within(name, got, want, tolerance);
 }
 
-// Rounding to bf16 (8 significant bits) changes a number by at most 2^-8 / (1 + 2^-8) of itself. What is left to 2^-8,
-// and REAL_ABSOLUTE, allow for the fp32 arithmetic before. In fp16 (11 bits) too little is left to 2^-11: add 1e-5.
-// fp32 has the arithmetic's errors only.
+// Rounding to bf16 (8 significant bits) changes a number by at most 2^-8 / (1 + 2^-8) of itself. The rest of 2^-8, and
+// REAL_ABSOLUTE, allow for the fp32 arithmetic before it. In fp16 (11 bits) the rest of 2^-11 is too small: add 1e-5.
+// fp32 has only the arithmetic's errors.
 static const double ROUNDING = by_type(0, 1.0 / 2048, 1.0 / 256);
 static const double REAL_RELATIVE = by_type(2e-5, ROUNDING + 1e-5, ROUNDING), REAL_ABSOLUTE = FP32 ? 1e-5 : 2e-5;
 static const double SUM_RELATIVE = 2e-5, SUM_ABSOLUTE = 2e-5; // sums in fp32
 
 static inline void *workspace_new(size_t bytes) { return device_new<char>(bytes); }
 
-// Runs `reset` and `call` twice and compares what the buffers hold, to the bit.
+// Runs `reset` and `call` twice and compares the buffers bit for bit.
 struct Output {
     const void *p;
     size_t bytes;
@@ -187,7 +187,7 @@ static inline std::vector<Shape> random_shapes(void) {
     return s;
 }
 
-// Zipf-like, so that there are long runs, short ones and absent tokens. (B, T + 1)
+// Returns tokens (B, T + 1) of a Zipf-like distribution: with long runs, short runs and absent tokens.
 static inline std::vector<uint16_t> random_tokens(int B, int T, int V) {
     std::vector<uint16_t> tokens((size_t)B * (T + 1));
     for (uint16_t &t : tokens) t = (uint16_t)std::min(V - 1, (int)(pow((double)V + 1, random_uniform()) - 1.0));
@@ -198,7 +198,7 @@ static inline std::vector<uint16_t> random_tokens(int B, int T, int V) {
 
 struct Columns {
     ColumnGradient device;
-    std::vector<float> before; // what device.sum holds before; NaN with device.first
+    std::vector<float> before; // old content of device.sum; NaN with device.first
     int B, C;
 };
 
@@ -219,7 +219,7 @@ static inline void columns_outputs(std::vector<Output> &r, const Columns &c) {
     r.push_back({c.device.sum, c.C * sizeof(float)});
     r.push_back({c.device.squares, sizeof(double)});
 }
-// rows (B T, C): what the columns sum over.
+// rows: (B T, C), the columns' terms.
 static inline void columns_check(const char *name, const Columns &c, const std::vector<double> &rows, int T) {
     std::vector<double> sum(c.C, 0.0);
     if (!c.device.first) sum.assign(c.before.begin(), c.before.end());
@@ -256,7 +256,7 @@ static inline void check_codes(const char *name, const std::vector<uint8_t> &got
           name, wrong, want.size(), at, got[at], want[at]);
 }
 
-// Compares a copy with y, which the device has written or read.
+// Compares a copy with y, the device's result or input.
 static inline void check_copy(const char *name, const Fp8Copy &copy, const std::vector<real> &y) {
     const float amax = host_from(copy.amax, 1)[0], want = amax_of(y);
     check_codes(name, host_from(copy.codes, y.size()), codes_of(y, copy.scale));
@@ -276,7 +276,7 @@ static inline Fp8Copy copy_new(size_t n, int k) {
     exit(ERR_SKIPPED);
 }
 
-// main calls it first. Exits if there is no GPU.
+// main calls this first. Exits if there is no GPU.
 static inline void kernel_test_begin(const char *name, int argc, char **argv) {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) skip_program(name, "no GPU here");

@@ -1,5 +1,5 @@
-// Attention on the GPU against a float64 twin on the CPU, every path against every other, and bit for bit against
-// itself (kernel_test.cuh).
+// Compares attention on the GPU with a float64 twin on the CPU, every path with every other path, and two runs bit for
+// bit (kernel_test.cuh).
 #include "kernel_test.cuh"
 
 #include "cuda/attention_paths.cuh"
@@ -7,11 +7,11 @@
 #include "hold.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The twin: attention.cuh's formulas in float64, one head at a time, with the whole T x T matrix
+// The twin: attention.cuh's formulas in float64, head by head, with the whole T x T matrix
 
 static double dot(const double *a, const double *b, int n) { return std::inner_product(a, a + n, b, 0.0); }
 
-// Masks of one head besides the causal one. first NULL: a row is one document.
+// A head's masks besides the causal one. first NULL: a row is one document.
 struct HeadMasks {
     const uint16_t *first;
     Dropout dropout;
@@ -54,12 +54,12 @@ static void head_twin(double *out, double *lse, double *dq, double *dk, double *
     }
 }
 
-// Index of element (t, d) of head h in part `part` of a (B, T, parts, NH, D) tensor.
+// Returns the index of element (t, d) of head h in part `part` of a (B, T, parts, NH, D) tensor.
 static size_t index_of(AttentionShape s, int b, int h, int parts, int part, int t, int d) {
     return ((size_t)b * s.T + t) * parts * s.C() + part * s.C() + h * s.D + d;
 }
 
-// What a path computes: out (B, T, C), dqkv (B, T, 3C), lse (B, NH, T).
+// A path's results: out (B, T, C), dqkv (B, T, 3C), lse (B, NH, T).
 template <typename X, typename F> struct Results {
     std::vector<X> out, dqkv;
     std::vector<F> lse;
@@ -92,9 +92,9 @@ static Results<double, double> twin(const std::vector<real> &qkv, const std::vec
 
 // ---- Comparing ------------------------------------------------------------------------------------------------------
 
-// Largest relative error over the D-vectors of part `part` of (B, T, parts, NH, D), each measured against its own norm
-// plus the root mean square norm of the part (plus `floor_`, for parts that vanish: dq and dk at T = 1, all of out
-// where it drops). NaN gives NaN.
+// Returns the largest relative error of the D-vectors of part `part` of (B, T, parts, NH, D). The error of a vector is
+// relative to its norm plus the part's root mean square norm plus `floor_`. (Parts may vanish: dq and dk at T = 1,
+// dropped rows of out.) NaN gives NaN.
 static double worst_vector(const std::vector<real> &got, const std::vector<double> &want, AttentionShape s, int parts,
                            int part, double floor_) {
     size_t vectors = (size_t)s.B * s.T * s.NH;
@@ -117,7 +117,7 @@ static double worst_vector(const std::vector<real> &got, const std::vector<doubl
     return worst;
 }
 
-// One rounding is 2^-12 in fp16, 2^-9 in bf16; P, dS, out (through delta) and the result itself are rounded.
+// One rounding is 2^-12 in fp16, 2^-9 in bf16. P, dS, out (through delta) and the result are rounded.
 static const double OUT_TOLERANCE = by_type(1e-5, 8e-4, 6e-3), GRADIENT_TOLERANCE = by_type(2e-5, 1.6e-3, 1.2e-2);
 static const double LSE_TOLERANCE = by_type(4e-6, 2e-5, 2e-5);
 
@@ -125,7 +125,7 @@ static const double LSE_TOLERANCE = by_type(4e-6, 2e-5, 2e-5);
 
 enum Path { PUBLIC, TILED };
 
-// Masks of a problem: documents of this mean length (0: none), and dropout.
+// A problem's masks: documents of this mean length (0: none), and dropout.
 struct Kind {
     int length;
     double p;
@@ -177,7 +177,7 @@ struct Problem : Attention {
     void check() {
         cudaError_t status = cudaDeviceSynchronize();
         CHECK(status == cudaSuccess, "B %d T %d NH %d D %d: %s", s.B, s.T, s.NH, s.D, cudaGetErrorString(status));
-        if (status != cudaSuccess) exit(1); // nothing works after a fault on the device
+        if (status != cudaSuccess) exit(1); // after a device fault nothing works
         CHECK(host_from(ticket, 1)[0] == 0, "%u tickets are left", host_from(ticket, 1)[0]);
     }
     Results<real, float> results() { return {host_from(out, n), host_from(dqkv, 3 * n), host_from(lse, rows)}; }
@@ -197,7 +197,7 @@ static void note(double *worst, double x) {
     if (!(x <= *worst)) *worst = x;
 }
 
-// slack widens the tolerance of dq and dk: dS is a difference of nearly equal numbers where rows are sharp.
+// slack widens the tolerance of dq and dk: in sharp rows dS is a difference of nearly equal numbers.
 static void compare(Worst *worst, AttentionShape s, const char *name, const Results<real, float> &got,
                     const Results<double, double> &want, double slack) {
     double error_lse = 0, error_out = worst_vector(got.out, want.out, s, 1, 0, 1e-30), error[3];
@@ -226,9 +226,8 @@ static void check_against_twin(AttentionShape s, double deviation, Worst worst[2
     Problem problem(s, deviation, kind);
     const Results<double, double> want =
         twin(problem.host_qkv, problem.host_dout, problem.first, problem.masks.dropout, s);
-    // What is kept grows by 1 / (1 - p), and with it the rounding of out. Few channels do not average it: with 5, an
-    // emulation of the roundings in bf16 reached 1.26 times the tolerance in 400 draws, with 16 channels 0.8, with 64
-    // 0.44.
+    // Kept elements grow by 1 / (1 - p); so does the rounding of out. Few channels do not average it: emulated bf16
+    // roundings reached 1.26 times the tolerance in 400 draws with 5 channels, 0.8 with 16, 0.44 with 64.
     const double slack = fmax(1, deviation) / (1 - kind.p) * (kind.p > 0 && s.D < 16 ? 1.6 : 1);
     for (int path = PUBLIC; path <= (sizeof(real) == 2 ? TILED : PUBLIC); path++) // fp32 has one path
         compare(&worst[path], s, path_names[path], problem.run((Path)path), want, slack);
@@ -241,7 +240,7 @@ static void test_twin_small_shapes(void) {
     Worst worst[2] = {};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i += small_shapes_only ? 3 : 1)
         for (size_t j = 0; j < sizeof sizes / sizeof *sizes; j++) {
-            if (j >= 2 && (i + j) % 3) continue; // the padded sizes at a third of the lengths
+            if (j >= 2 && (i + j) % 3) continue; // padded sizes: a third of the lengths
             AttentionShape s = {1 + (int)((i + j) % 3), lengths[i], 1 + (int)((2 * i + j) % 5), sizes[j]};
             if (s.T > 200) s.B = 1, s.NH = 2;
             check_against_twin(s, 1.0, worst);
@@ -266,8 +265,8 @@ static void test_twin_masks(void) {
     for (int path : {PUBLIC, TILED}) print_worst(path_names[path], &worst[path]);
 }
 
-// More heads than an H100 has multiprocessors (132): they are drawn in lots of unequal size, of 67 and 66 heads, of 89,
-// 89 and 87.
+// More heads than an H100 has multiprocessors (132): blocks draw them in unequal lots, of 67 and 66 heads, or of 89, 89
+// and 87.
 static void test_twin_unequal_lots(void) {
     static const AttentionShape shapes[] = {{7, 150, 19, 64}, {5, 70, 53, 64}, {19, 70, 7, 128}, {53, 35, 5, 128}};
     Worst worst[2] = {};
@@ -275,7 +274,7 @@ static void test_twin_unequal_lots(void) {
     print_worst("public", &worst[PUBLIC]);
 }
 
-// Scores with a deviation of 9 (nearly one-hot rows) and of 0.01 (nearly uniform ones).
+// Scores have a deviation of 9 (nearly one-hot rows) or of 0.01 (nearly uniform rows).
 static void test_twin_sharp_and_flat(void) {
     Worst worst[2] = {};
     check_against_twin({1, 210, 2, 64}, 3.0, worst);
@@ -284,7 +283,7 @@ static void test_twin_sharp_and_flat(void) {
     print_worst("public", &worst[PUBLIC]);
 }
 
-// Shapes as in training, too large for the twin: the fast path against the simple one.
+// At training's shapes, too large for the twin, the fast path is compared with the simple one.
 static void test_fast_path_at_large_shapes(void) {
     if (FP32) SKIP("fp32 has one path");
     static const struct {
@@ -306,7 +305,7 @@ static void test_fast_path_at_large_shapes(void) {
     print_worst("fast against tiled", &worst);
 }
 
-// Also where some blocks begin late, because something else holds their multiprocessors.
+// Bits repeat, even if some blocks begin late because their multiprocessors are held.
 static void test_repeats_bit_for_bit(void) {
     Hold hold = {};
     CALL_OK(hold_create(&hold, &e));
@@ -327,7 +326,7 @@ static void test_repeats_bit_for_bit(void) {
     hold_destroy(&hold);
 }
 
-// Calls with a ticket each may overlap: here one begins while another runs on half of the multiprocessors.
+// Calls with their own tickets may overlap: one begins while another runs on half of the multiprocessors.
 static void test_overlapping_calls(void) {
     Hold hold = {};
     cudaStream_t stream[2];
@@ -337,7 +336,7 @@ static void test_overlapping_calls(void) {
     const std::vector<real> want[] = {both[0].run(PUBLIC).dqkv, both[1].run(PUBLIC).dqkv};
     for (int repeat = 0; repeat < 5; repeat++) {
         for (Problem &p : both) p.reset();
-        CUDA_OK(cudaDeviceSynchronize()); // which the streams would not wait for
+        CUDA_OK(cudaDeviceSynchronize()); // the streams do not wait for earlier work
         CALL_OK(hold_begin(&hold, 66, 1.0, &e));
         for (int i = 0; i < 2; i++) both[i].queue(PUBLIC, stream[i]);
         CALL_OK(hold_end(&hold, &e));

@@ -3,16 +3,16 @@
 
 #include "cuda/crossentropy.cuh"
 
-// How far off the arithmetic may be before the result is rounded. It is fp32, and |x| + log T reaches 64 here, 92 in
-// base 2, where half a unit in the last place is 2^-19 and 2^-18. An error of an exponent is a relative error of p:
+// Bound on the error of fp32 arithmetic before the result is rounded. |x| + log T reaches 64, in base 2 92, where half
+// a unit in the last place is 2^-19 and 2^-18. An error of an exponent is a relative error of p:
 //   2 x 2^-19             logsumexp = max + log(sum), shift = logsumexp + log T
 //   3 x 2^-18 ln 2        max log2 e, shift log2 e, x log2 e - shift log2 e
 //   1.3e-6                log2 e as a float, times 64
-//   100 x 2^-24 = 6.0e-6  the sum: V / 768 terms a thread, one after the other, then over the block
+//   100 x 2^-24 = 6.0e-6  the sum: V / 768 terms per thread, then the threads' sums
 //   2 x 2^-22             2^x, in the sum and of p
-// In all 2.0e-5 of p, and less, as an absolute error, of a loss. Twice that is allowed.
+// The total is 2.0e-5 of p. A loss has a smaller absolute error. The test allows twice the total.
 static const double ARITHMETIC = 4e-5;
-static const double SMALLEST = 1.2e-38; // normal number; below it p is 0
+static const double SMALLEST = 1.2e-38; // smallest normal number; a smaller p becomes 0
 
 static void crossentropy_case(int B, int T, int V, int Vp, double smoothing) {
     const float scale = (float)(1 << random_int(0, 10));                           // of the loss

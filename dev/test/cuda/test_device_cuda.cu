@@ -1,5 +1,5 @@
-// Which GPU a rank takes, and the errors where it cannot. Fakes stand for the CUDA runtime and for the messages between
-// two ranks (the Makefile wraps these functions): this test needs no GPU.
+// Which GPU a rank takes, and the errors if it cannot. Fakes replace the CUDA runtime and the messages between two
+// ranks (the Makefile wraps these functions): this test needs no GPU.
 #include "../test.h"
 
 #include "cuda/device.cuh"
@@ -7,21 +7,21 @@
 
 enum { RANKS = 2, SENT_BYTES = 256 };
 
-// The machine, and what the runtime answers.
+// The machine and the runtime's answers.
 static struct {
     int count;           // GPUs
     const char *bus;     // PCI address of the GPU that this rank takes
-    const char *nccl;    // what NCCL's start fails with
-    bool asked;          // for `count`
-    int current;         // number of the GPU taken
-    int major;           // compute capability of all
-    cudaError_t counted; // returned by cudaGetDeviceCount,
-    cudaError_t taken;   // by cudaSetDevice,
-    cudaError_t opened;  // and by the first call that needs a context
+    const char *nccl;    // error of NCCL's start
+    bool asked;          // the program asked for `count`
+    int current;         // number of the taken GPU
+    int major;           // compute capability of all GPUs
+    cudaError_t counted; // result of cudaGetDeviceCount
+    cudaError_t taken;   // result of cudaSetDevice
+    cudaError_t opened;  // result of the first call that needs a context
 } gpu;
 
 static struct {
-    char sent[RANKS][SENT_BYTES]; // by each rank, in its latest comm_gather
+    char sent[RANKS][SENT_BYTES]; // what each rank sent in its latest comm_gather
     bool settled;
 } talk;
 
@@ -104,7 +104,7 @@ static void test_every_rank_has_its_own(void) {
     CHECK_OK(take(0, "0000:1B:00.0"), &e);
     CHECK_OK(take(1, "0000:2A:00.0"), &e);
     CHECK(gpu.current == 1, "rank 1 took GPU %d", gpu.current);
-    gpus_are(1); // a batch system shows each rank one
+    gpus_are(1); // a batch system shows one GPU to each rank
     CHECK_OK(take(0, "0000:1B:00.0"), &e);
     CHECK_OK(take(1, "0000:2A:00.0"), &e);
 }
@@ -114,7 +114,7 @@ static void test_two_ranks_on_one(void) {
     CHECK_OK(take(0, "0000:1B:00.0"), &e);
     CHECK_ERROR(take(1, "0000:1B:00.0"), &e, ERR_UNAVAILABLE, "ranks 1 and 0 have the same GPU (0000:1B:00.0)");
     CHECK(talk.settled, "the other rank does not know");
-    setenv("NCCL_HOSTID", "another machine", 1); // NCCL takes sockets then
+    setenv("NCCL_HOSTID", "another machine", 1); // NCCL then uses sockets
     CHECK_OK(take(1, "0000:1B:00.0"), &e);
     unsetenv("NCCL_HOSTID");
 }
@@ -156,7 +156,7 @@ static void test_no_gpu(void) {
     CHECK_ERROR(take(0, ""), &e, ERR_UNAVAILABLE, "driver");
 }
 
-// A GPU that is there but not usable, or without memory for a context.
+// A GPU that is not usable, or without memory for a context.
 static void test_busy(void) {
     const cudaError_t busy[] = {cudaErrorDevicesUnavailable, cudaErrorInitializationError, cudaErrorECCUncorrectable,
                                 cudaErrorSystemNotReady, cudaErrorMpsServerNotReady};

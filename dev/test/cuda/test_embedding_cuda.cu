@@ -8,7 +8,7 @@ struct Case {
     int B, T, C, V;
     std::vector<uint16_t> tokens; // (B, T + 1)
     std::vector<real> dx;         // (B, T, C)
-    uint16_t *d_tokens;           // the same on the device
+    uint16_t *d_tokens;           // tokens on the device
     real *d_dx;
     EmbeddingOrder order, by_example;
 
@@ -17,7 +17,7 @@ struct Case {
     uint16_t token(int row) const { return tokens[(size_t)(row / T) * (T + 1) + row % T]; }
 };
 
-// d_first NULL: no documents, no dropout; the result must then be exact.
+// d_first NULL: no documents, no dropout: the result must be exact.
 static void check_forward(const Case &k, const uint16_t *d_first, const std::vector<uint16_t> &first) {
     const bool masked = d_first != NULL;
     const std::vector<real> wte = random_vector<real>((size_t)k.V * k.C), wpe = random_vector<real>((size_t)k.T * k.C);
@@ -70,8 +70,7 @@ static void check_backward(const Case &k) {
     check_close("dwte", host_from(d_dwte, dwte.size()), want, SUM_RELATIVE, SUM_ABSOLUTE);
 }
 
-// |E_b|^2 and <E_b, U_b> of one example; U_b (V, C). Returns sum |E U|, on which rounding of <E, U>
-// depends.
+// Sets |E_b|^2 and <E_b, U_b> of one example; U_b: (V, C). Returns sum |E U|, the scale of <E, U>'s rounding.
 static double squares_reference(double squares[2], const Case &k, int b, const float *U) {
     std::vector<double> E((size_t)k.V * k.C, 0.0);
     double magnitude = 0.0;
@@ -126,7 +125,7 @@ static void check_example_squares(const Case &k) {
 
 // ---- Documents and dropout ------------------------------------------------------------------------------------------
 
-// Where the documents begin and end, from tokens; `separator` opens one.
+// Checks where documents begin and end; `separator` opens one.
 static std::vector<uint16_t> check_documents(const Case &k, int separator) {
     std::vector<uint16_t> first(k.rows()), last(k.rows()), got_first(k.rows()), got_last(k.rows());
     for (int n = 0; n < k.rows(); n++) first[n] = n % k.T == 0 || k.token(n) == separator ? n % k.T : first[n - 1];
@@ -165,7 +164,7 @@ static void check_positions(const Case &k, const std::vector<uint16_t> &first) {
 }
 
 static void check_masks(const Case &k) {
-    const int separator = k.token(random_int(0, k.rows() - 1)); // a random row's token: it occurs at least once
+    const int separator = k.token(random_int(0, k.rows() - 1)); // occurs at least once
     const std::vector<uint16_t> first = check_documents(k, separator);
     check_forward(k, device_from(first), first);
     check_positions(k, first);
@@ -189,12 +188,12 @@ static void embedding_case(Shape s, int V) {
 static void test_embedding(void) {
     for (Shape s : random_shapes()) embedding_case(s, random_int(1, 90));
     embedding_case({3, 500, 24}, 5000);
-    embedding_case({2, 700, 9}, 1); // all tokens are equal: one run across all tiles
+    embedding_case({2, 700, 9}, 1); // equal tokens: one run across all tiles
     embedding_case({2, 40, 3}, 65536);
     if (!small_shapes_only) embedding_case({MICRO_BATCH_MAX, 1, 3}, 5);
 }
 
-// An element's index may exceed an int: the first row, the one with element 2^31, and the last.
+// An element's index may exceed an int. Checks the first row, the row with element 2^31, and the last row.
 static void test_many_elements(void) {
     const int B = 257, T = 128, C = 65535, V = 2, N = B * T;
     if (small_shapes_only) SKIP("small shapes only");

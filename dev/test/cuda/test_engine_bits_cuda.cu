@@ -8,7 +8,7 @@
 #include "base/hash.h"
 
 #include <atomic>
-// Two trained engines must have the same bits everywhere.
+// Checks that two trained engines have the same bits.
 static void check_same_bits(const World *w, Engine *a, Engine *b, const char *what) {
     size_t bytes = w->model.flat_count * sizeof(float);
     Array<float> x(w->model.flat_count, NAN), y = x;
@@ -50,8 +50,8 @@ static void test_same_bits_fp8(void) {
     for (Dtype type : fp8_types) same_bits(type);
 }
 
-// Returns an engine whose memory is filled with a byte after creation, except for its tables, its ticket and the state
-// loaded here. Results that depend on the byte show a read of unwritten memory.
+// Returns an engine whose memory is filled with a byte after creation, except tables, ticket and the loaded state. A
+// result that depends on the byte shows a read of unwritten memory.
 static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     const size_t n = w->model.flat_count;
     std::vector<UpdateRule> rule(n / DECAY_GRANULE);
@@ -73,8 +73,7 @@ static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     CALL_OK(gpu.load(engine, STATE_MOMENT1, all_of(&w->model), zero.data(), &e));
     CALL_OK(gpu.load(engine, STATE_MOMENT2, all_of(&w->model), zero.data(), &e));
     for (const Tensor *t = w->model.tensors, *last = t + w->model.tensor_count - 1; t <= last; t++) {
-        Range gap = {t->offset + t->count,
-                     t < last ? t[1].offset : n}; // its gradient is 0 from the beginning, for good
+        Range gap = {t->offset + t->count, t < last ? t[1].offset : n}; // its gradient is always 0
         CALL_OK(gpu.load(engine, STATE_GRAD, gap, zero.data(), &e));
     }
     return engine;
@@ -107,7 +106,7 @@ static void check_same_inference(const World *w, Engine *a, Engine *b, const cha
         CHECK(isfinite(x[v]) && x[v] == y[v], "%s, %s: logit %zu: %g and %g", w->c->name, what, v, x[v], y[v]);
 }
 
-// An engine for inference, where all blocks share one block's memory, gives the same results.
+// An engine for inference, where blocks share one block's memory, gives the same results.
 static void test_inference(void) {
     for (int i = 0; i < case_count; i++) {
         MemoryPlan training, plan;
@@ -126,8 +125,8 @@ static void test_inference(void) {
     }
 }
 
-// The same bits over memory full of NaN (0xff in every type) as over zeros, in every kind of step.
-// compute-sanitizer's initcheck cannot show it: it does not see the bulk stores of cuBLASLt's kernels.
+// Compares bits over memory full of NaN (0xff in every type) with bits over zeros, in every kind of step.
+// compute-sanitizer's initcheck cannot show this: it does not see the bulk stores of cuBLASLt's kernels.
 static void compare_filled(const World *w, Recompute recompute, const char *what) {
     if (fp8) {
         exponents_begin(w);
@@ -167,7 +166,7 @@ static void test_filled_memory_fp8(void) {
     for (Dtype type : fp8_types) filled_memory(type);
 }
 
-// The batch's gradient in one micro-step and in parts.
+// Compares the batch's gradient in one micro-step with its gradient in parts.
 static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMode mode) {
     const double tolerance = FP32 ? 1e-5 : 1e-2;
     Outcome whole = measure(&gpu, engine, w, w->tokens, w->c->batch, w->c->batch, mode);
@@ -182,8 +181,7 @@ static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMo
     }
 }
 
-// Compares one micro-step with micro-steps of 1, 3, 5 and 7 rows. in_chunks is large enough that the head runs in
-// chunks of rows.
+// Compares one micro-step with micro-steps of 1, 3, 5 and 7 rows. In in_chunks the head runs in chunks of rows.
 static void test_accumulation(void) {
     static const Case in_chunks = {"a head in chunks", {1, 1, 32, 50257, 1024}, 1024, 17, 17};
     for (const Case *c : {&cases[CASES - 1], &in_chunks}) {
@@ -200,8 +198,8 @@ static void test_accumulation(void) {
     masked = false;
 }
 
-// A tuning gives the same bits in another engine. A tuning from another machine is refused, and leaves an untuned
-// engine. Tuning itself does not change the weights.
+// A tuning gives the same bits in another engine. Another machine's tuning is refused, and the engine stays untuned.
+// Tuning does not change weights.
 static void test_tuning(void) {
     Error e = {};
     double losses[3][STEPS];
@@ -229,7 +227,7 @@ static void test_tuning(void) {
           "a refused tuning changed something");
 }
 
-// Norms add up over ranges, and an update in pieces is the update.
+// Norms add up over ranges; an update in pieces equals a whole update.
 static void test_ranges(void) {
     World w(&cases[2], 1);
     Engine *a = engine_of(&gpu, &w), *b = engine_of(&gpu, &w);
@@ -246,7 +244,7 @@ static void test_ranges(void) {
     for (int i = 0; i < 3; i++) {
         CALL_OK(gpu.norms(b, Range{cut[i], cut[i + 1]}, &e));
         CALL_OK(gpu.result(b, &r, &e));
-        for (int k = 0; k < w.model.tensor_count; k++) { // tensors outside keep what they had
+        for (int k = 0; k < w.model.tensor_count; k++) { // tensors outside keep their values
             const Tensor *t = &w.model.tensors[k];
             if (t->offset < cut[i + 1] && t->offset + t->count > cut[i]) sum[k] += r.grad_sq[k];
         }
@@ -254,7 +252,7 @@ static void test_ranges(void) {
     for (int k = 0; k < w.model.tensor_count; k++) CHECK_CLOSE(sum[k], whole.grad_sq[k], 1e-6, 0);
 }
 
-// Returns what engine_hash must return: the hash of the working weights, and in a 16-bit build of the fp32 masters too.
+// Returns the wanted engine_hash: of the working weights, in a 16-bit build also of the fp32 masters.
 static uint64_t hash_of(const float *param, Range range) {
     uint64_t sum = 0;
     for (size_t i = range.begin; i < range.end; i++) {
@@ -284,7 +282,7 @@ static void test_hash(void) {
         CHECK(hash == hash_of(param, range), "from %zu to %zu", range.begin, range.end);
     }
     CALL_OK(engine_hash(engine, all_of(&w.model), &hash, &e));
-    for (size_t i = 0; i < n; i += n / 20) { // the last bit of one weight, which bf16 does not see
+    for (size_t i = 0; i < n; i += n / 20) { // the last bit of one weight, lost in bf16
         uint32_t bits;
         memcpy(&bits, &param[i], sizeof bits);
         bits ^= 1;
@@ -322,14 +320,14 @@ static void check_stored(Engine *engine, const World *w, StateKind kind, float *
     CHECK(memcmp(got, want, bytes) == 0, "%s, array %d differs", w->c->name, kind);
 }
 
-// A store of weights and moments waits for the last update, not for work queued later, so that a snapshot is taken
-// during the next step; a store of gradients waits for all queued work.
+// A store of weights and moments waits for the last update, not for later work: a snapshot is taken during the next
+// step. A store of gradients waits for all queued work.
 static void test_store_beside_step(void) {
     static const StateKind kinds[] = {STATE_MOMENT1, STATE_PARAM, STATE_MOMENT2, STATE_GRAD};
     World w(&cases[3], 1);
     Engine *a = engine_of(&gpu, &w, RECOMPUTE_NONE, w.c->batch), *b = engine_of(&gpu, &w, RECOMPUTE_NONE, w.c->batch);
     UpdateConfig update = update_config(w.c, 1);
-    Array<float> want[4]; // by StateKind: the arrays of b, whose stream is not held
+    Array<float> want[4]; // by StateKind: arrays of b, whose stream is not held
     float *got;
     Hold hold;
     CHECK(cudaMallocHost(&got, w.model.flat_count * sizeof(float)) == cudaSuccess, "no pinned memory");
@@ -357,7 +355,7 @@ static void test_store_beside_step(void) {
     cudaFreeHost(got);
 }
 
-// A gradient that overflows changes nothing, and leaves nothing behind: the next step is that of a fresh engine.
+// A gradient that overflows changes nothing and leaves no trace: the next step equals a fresh engine's.
 static void test_overflow(void) {
     if (!FP16) SKIP("only fp16 overflows");
     World w(&cases[2], 1);
@@ -378,8 +376,8 @@ static void test_overflow(void) {
     check_same_bits(&w, a, b, "after an overflow");
 }
 
-// fp8 has the bits of bf16 while it has no exponents, or none for weights. With all exponents it rounds. An update
-// changes nothing after a step in which a site saturates.
+// Without exponents, or without the weights' exponents, fp8 has the bits of bf16. With all exponents it rounds. After a
+// step in which a site saturates, an update changes nothing.
 static void fp8_bits(Dtype type, const Case *c) {
     World w(c, 1);
     Engine *plain = engine_of(&gpu, &w);
@@ -425,8 +423,8 @@ static void test_fp8(void) {
     fp8_bits(DTYPE_FP8_DW, case_for_dw);
 }
 
-// Each exponent matters. A dy site's exponent changes the gradients of earlier layers but not the loss; it changes the
-// gradient of its own weight in fp8-dw only. An exponent alone, without the other factor's, rounds nothing.
+// Each exponent matters. A dy site's exponent changes gradients of earlier layers, not the loss; it changes its own
+// weight's gradient only in fp8-dw. An exponent without the other factor's exponent rounds nothing.
 static void each_site(Dtype type, const Case *c) {
     static const TensorKind behind[] = {FC_W, LN2_W, QKV_W, LN1_W}, own[] = {FCPROJ_W, FC_W, PROJ_W, QKV_W};
     World w(c, 1);
@@ -469,12 +467,12 @@ static void test_fp8_each_site(void) {
     each_site(DTYPE_FP8_DW, case_for_dw);
 }
 
-// fp8-dw has fp8's loss and amax, and fp8's gradients except for the weight gradients that it rounds. Each site of the
-// last block is unset in turn. Each engine runs all of it on two batches in turn, so stale copies show.
+// fp8-dw has fp8's loss and amax, and fp8's gradients except the rounded weight gradients. Each site of the last block
+// is unset in turn. Each engine alternates between two batches: stale copies show.
 static void test_fp8_dw_unset(void) {
     static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
     if (!fp8_runs(DTYPE_FP8_DW, case_for_dw)) SKIP("only Hopper has fp8, and only in bf16");
-    for (const Case *c : {case_for_dw, &cases[9]}) { // 144 tokens: dfc is stored in bf16 too; 1024: only as codes
+    for (const Case *c : {case_for_dw, &cases[9]}) { // at 144 tokens dfc is stored in bf16, too; at 1024 only as codes
         World w(c, 2);
         Engine *engine[2];
         for (int i = 0; i < 2; i++) fp8 = fp8_types[i], engine[i] = engine_of(&gpu, &w);
@@ -511,13 +509,13 @@ static void test_fp8_dw_unset(void) {
     fp8 = DTYPE_FP32;
 }
 
-// A step after an update copies the new weights: it has the bits of a fresh engine's.
+// A step after an update copies the new weights: it has a fresh engine's bits.
 static void test_fp8_after_update(void) {
     const Case *c = &cases[2];
     if (!fp8_runs(DTYPE_FP8, c)) SKIP("only Hopper has fp8, and only in bf16");
     World w(c, 1);
     UpdateConfig update = update_config(c, 1);
-    update.lr = 4e-3; // a tenth of most weights, and e4m3's numbers are 6 to 12% apart
+    update.lr = 4e-3; // a tenth of most weights; e4m3's numbers lie 6 to 12% apart
     fp8 = DTYPE_FP8;
     exponents_begin(&w);
     Engine *a = engine_of(&gpu, &w);
@@ -533,7 +531,7 @@ static void test_fp8_after_update(void) {
     fp8 = DTYPE_FP32;
 }
 
-// A micro-batch that does not fit: the error says what helps.
+// A micro-batch does not fit: the error names a remedy.
 static void test_memory(void) {
     Error e = {};
     Model model;
@@ -551,7 +549,7 @@ static void test_memory(void) {
 
 int main(int argc, char **argv) {
     engine_test_begin("test_engine_bits_cuda", argc, argv);
-    if (!small) steps = 5; // bits that differ do so at once
+    if (!small) steps = 5; // a difference in bits shows at once
     RUN(test_fp8, test_fp8_each_site, test_fp8_after_update, test_same_bits_fp8);
     if (!small) RUN(test_fp8_dw_unset, test_filled_memory_fp8);
     RUN(test_same_bits, test_inference);

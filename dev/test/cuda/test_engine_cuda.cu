@@ -1,21 +1,22 @@
-// The CUDA engine against the CPU engine, through engine.h, on the same weights and tokens: up to rounding in fp32; in
-// 16 bits the CPU computes in fp32 on the same rounded weights. Arguments: engine_test.cuh.
+// Compares the CUDA engine with the CPU engine on the same weights and tokens, up to rounding. For 16 bits the CPU
+// computes in fp32 on the same rounded weights. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
-// In fp16 GRADIENT and NORM are at most the sum of two errors: an eighth of bf16's rounding, which alone allows 3e-3
-// and 6e-3, and GELU's slopes as codes, up to 6.4e-3 and 7e-3 in the CPU engine on these cases with 100 seeds.
-// 1 - cosine is half the gradient's error squared.
+// In fp16 GRADIENT and NORM are at most the sum of two errors: rounding, an eighth of bf16's (3e-3 and 6e-3), and
+// GELU's slopes as codes (up to 6.4e-3 and 7e-3 in the CPU engine on these cases, 100 seeds). 1 - cosine is half the
+// square of the gradient's error.
 static const double LOSS = by_type(1e-5, 7e-4, 5e-3), GRADIENT = by_type(1e-4, 8e-3, 2e-2);
 static const double NORM = by_type(1e-4, 1.3e-2, 4e-2), COSINE = by_type(0.999999, 0.99996, 0.999);
 static const double TRAINED = by_type(1e-4, 3e-3, 2e-2), LOGIT = by_type(1e-4, 4e-3, 3e-2);
 
-// With fp8 bf16's rounding moves a few percent of the factors to the next e4m3 number, 6 to 12% away: an error of about
-// 2% of each factor. A wrong exponent is off by 50% at least. 1 - cosine is half the error squared.
+// With fp8, bf16's rounding moves a few percent of the factors to the next e4m3 number, 6 to 12% away: an error of
+// about 2% of each factor. A wrong exponent changes a factor by at least 50%. 1 - cosine is half the square of the
+// error.
 static const double FP8_GRADIENT = 0.16, FP8_NORM = 0.08, FP8_COSINE = 0.987;
 
-static const double OWN_NORM = 1e-3; // of an example's norm and its gradient's, which have the same roundings
+static const double OWN_NORM = 1e-3; // an example's norm against its gradient's: both have the same roundings
 
-static double worst_seen[4]; // gradient error, norm error, 1 - cosine, error of a row's own norm: of this test
+static double worst_seen[4]; // this test's worst gradient error, norm error, 1 - cosine, error of a row's own norm
 
 static void check_gradients(const World *w, const Outcome *got, const Outcome *want) {
     for (int k = 0; k < w->model.tensor_count; k++) {
@@ -53,7 +54,7 @@ static void check_rows(const World *w, const Outcome *got, const Outcome *want) 
         if (w->model.tensors[k].group == GROUP_LN) all += got->example_sq[k];
     CHECK_CLOSE(sq, all, 1e-12, 0);
     CHECK_CLOSE(nll, got->nll, 1e-12, 0);
-    double trace = 0; // at most one row for each source: sq
+    double trace = 0; // with at most one row per source this is sq
     for (int s = 0; s < SOURCES; s++) trace += got->source_gram[s][s];
     if (rows_of(w->c) <= SOURCES) CHECK_CLOSE(trace, sq, 1e-5, 0);
     for (int s = 0; s < SOURCES; s++)
@@ -65,7 +66,7 @@ static void check_rows(const World *w, const Outcome *got, const Outcome *want) 
         }
 }
 
-// Without sources every other number has the same bits; a second step has the same sums by source.
+// Checks that without sources every other number has the same bits, and that a second step has the same sums by source.
 static void check_sources(const World *w, Engine *a, Engine *without, const Outcome *got, GnsMode mode) {
     Outcome again = measure_batch(&gpu, a, w, mode);
     Outcome off = measure_batch(&gpu, without, w, mode);
@@ -88,7 +89,7 @@ static void compare_batch(const World *w, Engine *a, Engine *b, Engine *without)
     check_norms(w, got.example_sq, want.example_sq, "sum |g_b|^2");
     check_rows(w, &got, &want);
     check_sources(w, a, without, &got, GNS_EXACT);
-    // the same without the exact norms takes other paths to the same gradient
+    // Without exact norms other kernels compute the same gradient.
     got = measure_batch(&gpu, a, w, GNS_LN);
     want = measure_batch(&cpu, b, w, GNS_LN);
     check_gradients(w, &got, &want);
@@ -127,7 +128,7 @@ static void compare_inference(const World *w, Engine *a, Engine *b) {
         CALL_OK(cpu.eval(b, w->tokens, (int)n, (int)length, want, &e));
         for (size_t i = 0; i < n * length; i++) CHECK_CLOSE(got[i], want[i], 10 * LOSS, 1.0);
         if (length < T || masked) continue;
-        double sum = 0; // of validation; training's has the same roundings
+        double sum = 0; // of validation losses; training has the same roundings
         for (size_t i = 0; i < n * T; i++) sum += got[i] / (double)T;
         Outcome trained = measure(&gpu, a, w, w->tokens, (int)n, (int)n, GNS_OFF);
         CHECK_CLOSE(sum, trained.nll, 2e-6, 0);
@@ -159,7 +160,7 @@ static void test_against_cpu(void) {
            worst_seen[0], worst_seen[1], worst_seen[3], worst_seen[2]);
 }
 
-// A step with rounded factors against the CPU's, which rounds the same; and what the step before measured.
+// Compares a step with rounded factors, and the amax of the step before, with the CPU's, which rounds alike.
 static void fp8_against_cpu(Dtype type) {
     int done = 0;
     memset(worst_seen, 0, sizeof worst_seen);
@@ -190,7 +191,7 @@ static void fp8_against_cpu(Dtype type) {
 static void test_fp8_against_cpu(void) { fp8_against_cpu(DTYPE_FP8); }
 static void test_fp8_dw_against_cpu(void) { fp8_against_cpu(DTYPE_FP8_DW); }
 
-// With dropout, documents and label smoothing.
+// Compares with dropout, documents and label smoothing.
 static void test_masks_against_cpu(void) {
     masked = true;
     test_against_cpu();

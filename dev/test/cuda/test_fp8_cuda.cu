@@ -1,4 +1,4 @@
-// e4m3 copies on the GPU, to the bit against math/fp8.h (kernel_test.cuh).
+// Compares e4m3 copies on the GPU bit for bit with math/fp8.h (kernel_test.cuh).
 #include "kernel_test.cuh"
 
 #include "cuda/fp8.cuh"
@@ -7,7 +7,7 @@
 
 static const int exponents[] = {-63, -9, 0, 6, 60, 63};
 
-// Copies x, then only measures it.
+// Copies and measures x, then only measures x.
 static void cast_case(const std::vector<real> &x, int k) {
     const real *d_x = device_from(x);
     Fp8Copy copy = copy_new(x.size(), k);
@@ -41,8 +41,8 @@ static void test_cast(void) {
 
 enum Wanted { ALL, MEASURED, TRANSPOSED };
 
-// Copies of y (B, T, C) and (B, C, T), with column sums; and the transposed copy from codes. MEASURED: not the former
-// codes, but amax; TRANSPOSED: neither, nor sums. A weight (in, out) is copied as (1, in, out).
+// What a case wants. ALL: codes (B, T, C) and (B, C, T) of y, amax and column sums. MEASURED: without codes (B, T, C).
+// TRANSPOSED: only codes (B, C, T). A weight (in, out) is copied as (1, in, out).
 static void transpose_case(int B, int T, int C, Wanted wanted) {
     const size_t n = (size_t)B * T * C;
     const int k = random_int(-3, 9);

@@ -3,12 +3,12 @@
 
 #include "cuda/gelu.cuh"
 
-static double gelu_slope(double x) { // by a central difference: independent of the derivative's formula
+static double gelu_slope(double x) { // a central difference does not use the derivative's formula
     const double h = 1e-5;
     return (gelu_tanh(x + h) - gelu_tanh(x - h)) / (2.0 * h);
 }
 
-// Half the distance of two codes, or fp32's error.
+// Half the distance between two codes, or fp32's error.
 static const double SLOPE_ERROR = sizeof(GeluSlope) == 1 ? 1.0 / 404 + 1e-6 : 1e-5;
 
 static std::vector<double> slopes_from(const GeluSlope *p, size_t n) {
@@ -36,7 +36,7 @@ static void test_gelu(void) {
         check_within("slope", slopes_from(slope, n), want_slope, std::vector<double>(n, SLOPE_ERROR));
         std::vector<real> got = host_from(y, n);
         std::vector<double> scaled(n);
-        for (size_t i = 0; i < n; i++) { // large values would raise the rms, and the tolerance of all others with it
+        for (size_t i = 0; i < n; i++) { // large values would raise the rms, hence all tolerances
             const double scale = fabs(value(x[i])) > 50 ? 1e-4 : 1.0;
             scaled[i] = scale * value(got[i]);
             want[i] *= scale;

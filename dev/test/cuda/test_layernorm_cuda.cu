@@ -34,7 +34,7 @@ static RowDropout random_dropout(Shape s, bool drops) {
     return row_dropout(dropout_at(d, random_u64() >> 2, random_int(0, 1000)), place, s.T);
 }
 
-// The factor of element i of a flat (B, T, C).
+// Returns the factor of element i of a flat (B, T, C).
 static double factor_at(const RowDropout &r, size_t i, int C) {
     if (!r.dropout.below) return 1.0;
     const size_t n = i / C;
@@ -102,7 +102,7 @@ struct BackwardInputs {
     int N, C;
     std::vector<real> x, dy, gamma;
     std::vector<float> mean, rstd;
-    std::vector<real> before; // what dresidual held, where it is added to; else empty
+    std::vector<real> before; // old content of dresidual if the kernel adds to it; else empty
 };
 
 static BackwardInputs backward_inputs(int N, int C, bool accumulate, double mean) {
@@ -117,8 +117,8 @@ static BackwardInputs backward_inputs(int N, int C, bool accumulate, double mean
 }
 
 struct BackwardReference {
-    std::vector<double> dresidual, dgamma_rows, dbeta_rows; // (N, C); the rows are what the columns sum over
-    double cancellation; // root mean square of dx's terms, which cancel where C is small, over that of dresidual
+    std::vector<double> dresidual, dgamma_rows, dbeta_rows; // (N, C); the rows are the columns' terms
+    double cancellation; // rms of dx's terms over rms of dresidual: at small C terms cancel
 };
 
 // Row i: dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy gamma.
@@ -156,7 +156,7 @@ struct BySource {
 };
 
 static BySource by_source_new(int B, int C) {
-    const int count = random_int(0, 1) * random_int(1, 20); // some have no example; more than warps
+    const int count = random_int(0, 1) * random_int(1, 20); // more than warps, or without an example
     BySource s = {count, std::vector<uint16_t>(B), random_vector<float>((size_t)(count + 1) * 2 * C), NULL};
     for (uint16_t &of : s.of) of = (uint16_t)(count ? random_int(0, count - 1) : 0);
     s.sums = device_new<float>(s.before.size());
@@ -173,7 +173,7 @@ static void by_source_check(const BySource &s, const std::vector<double> &dgamma
     check_close("by source", host_from(s.sums, want.size()), want, SUM_RELATIVE, 1e-4);
 }
 
-// in_place: dresidual is dy's buffer (without accumulate); where it drops, dbranch is.
+// in_place: dresidual shares dy's buffer (without accumulate); with dropout dbranch does.
 static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in_place, bool drops = false,
                                     double mean = 0.5) {
     const RowDropout drop = random_dropout(s, drops);
@@ -229,19 +229,19 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
             CHECK((value(branch[i]) == 0) == (kept[i] == 0), "element %zu of B %d T %d C %d", i, B, T, C);
     }
     if (copy.codes) check_copy("copy", copy, branch);
-    if (bias) columns_check("dbias", dbias, as_doubles(branch), T); // of what was written, rounding and all
+    if (bias) columns_check("dbias", dbias, as_doubles(branch), T); // sums the rounded results
     case_end();
 }
 
 static void test_layernorm_backward(void) {
     for (int C : {320, 2048, 2112, 4160}) layernorm_backward_case({2, 9, C}, true, true, false, C % 128);
     for (Shape s : random_shapes()) {
-        if (s.C == 1) s.C = 2; // one column has no gradient at all
+        if (s.C == 1) s.C = 2; // one column has no gradient
         layernorm_backward_case(s, true, true, false);
         layernorm_backward_case(s, random_int(0, 1), random_int(0, 1), false);
         layernorm_backward_case(s, false, random_int(0, 1), true);
         layernorm_backward_case(s, true, true, true, true);
-        layernorm_backward_case(s, random_int(0, 1), true, false, false, 1500.0); // a mean of 1,000 times the spread
+        layernorm_backward_case(s, random_int(0, 1), true, false, false, 1500.0); // the mean is 1,000 times the spread
         layernorm_backward_case(s, random_int(0, 1), random_int(0, 1), random_int(0, 1), true);
     }
 }

@@ -1,5 +1,5 @@
-// A layer's product with what follows it on Hopper (kernel_test.cuh): against float64 on the host in some rows, against
-// cuBLASLt in all, and to the bit against the kernels that it replaces.
+// Hopper's fused products (kernel_test.cuh): compares some rows with float64 on the host, all rows with cuBLASLt, and
+// bit for bit with the kernels that they replace.
 #include "kernel_test.cuh"
 
 #include "cuda/crossentropy.cuh"
@@ -11,7 +11,7 @@
 static Matmul *library;
 static unsigned *ticket;
 
-static double e4m3_worst_norm, e4m3_mean; // of all rows checked
+static double e4m3_worst_norm, e4m3_mean; // over all checked rows
 static int e4m3_rows;
 
 struct Widths {
@@ -27,8 +27,7 @@ struct Case {
 static bool takes_bias(LinearEpilogue e) { return e == LINEAR_GELU || e == LINEAR_RESIDUAL || e == LINEAR_BIAS; }
 static bool is_across(const Linear &l) { return l.x8 || l.epilogue == LINEAR_DGELU; }
 
-// Rounds v to e4m3 with the exponent of fp8_next, and divides *scale by 2^exponent. Returns the codes, followed by a
-// row of NaN.
+// Rounds v to e4m3 with fp8_next's exponent; divides *scale by 2^exponent. Returns the codes and a row of NaN.
 static uint8_t *e4m3_of(std::vector<real> &v, int row, float *scale) {
     float amax = 0;
     for (real x : v) amax = fmaxf(amax, fabsf((float)x));
@@ -43,7 +42,7 @@ static uint8_t *e4m3_of(std::vector<real> &v, int row, float *scale) {
     return device_from(codes);
 }
 
-// x and weight hold the numbers of the e4m3 codes; weight is (out, in) then.
+// With e4m3, x and weight hold the codes' numbers, and weight is (out, in).
 static Case case_new(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
     const size_t n = (size_t)s.rows * s.out;
     Case c = {{},
@@ -69,14 +68,14 @@ static Case case_new(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
 
 static double slope_of_code(GeluSlope code) { return (code - GELU_CODE_ZERO) / 202.0; }
 
-// GELU of x, which errs by *tolerance and is rounded before; GELU's slope is at most 1.13.
+// Returns GELU of x, which is rounded first and errs by *tolerance; GELU's slope is at most 1.13.
 static double gelu_of_rounded(double x, double *tolerance) {
     *tolerance = 1.13 * *tolerance + ROUNDING * fabs(gelu_tanh(x));
     return gelu_tanh(x);
 }
 
-// The tensor cores add products of e4m3 with about 14 bits. Bounds the error by 1% of the row's norm, and its mean
-// towards or away from zero by 0.2%.
+// Bounds the error by 1% of the row's norm, and its mean towards or away from zero by 0.2%: tensor cores add products
+// of e4m3 with about 14 bits.
 static void check_e4m3_row(const std::vector<real> &y, const std::vector<double> &want) {
     double squares = 0, all = 0, sign = 0, sum = 0;
     for (size_t j = 0; j < y.size(); j++) {
@@ -91,7 +90,7 @@ static void check_e4m3_row(const std::vector<real> &y, const std::vector<double>
     e4m3_mean += mean, e4m3_rows++;
 }
 
-// A row's sums in float64; y is one rounding away.
+// Compares a row with its sums in float64, up to one rounding.
 static void check_row(const Case &c, const std::vector<real> &y, int row) {
     const Linear &l = c.l;
     const double fp32 = 2e-5;
@@ -113,7 +112,7 @@ static void check_row(const Case &c, const std::vector<real> &y, int row) {
     else check_within("row", got, want, tolerance);
 }
 
-// All rows against cuBLASLt's product: each is one rounding away from the sum.
+// Compares all rows with cuBLASLt's product: each is one rounding away from the sum.
 static void check_library(const Case &c, const std::vector<real> &y) {
     const Linear &l = c.l;
     const double fp32 = l.x8 ? 0.02 : 1e-4; // sums are about 1
@@ -132,7 +131,7 @@ static void check_library(const Case &c, const std::vector<real> &y) {
     check_within("all rows", y, want, tolerance);
 }
 
-// GELU and its slopes are gelu_forward's of LINEAR_BIAS's product.
+// Checks that GELU and its slopes equal gelu_forward's of LINEAR_BIAS's product.
 static void check_bits(const Case &c, const std::vector<real> &y) {
     if (c.l.epilogue != LINEAR_GELU) return;
     const size_t n = y.size();
@@ -144,7 +143,7 @@ static void check_bits(const Case &c, const std::vector<real> &y) {
     CHECK(host_from(l.slope, n) == host_from(c.l.slope, n), "bits of the slopes");
 }
 
-// Without a copy y has the same bits.
+// Checks that y has the same bits without a copy.
 static void check_no_copy(const Case &c, const std::vector<real> &y) {
     Linear l = c.l;
     l.copy = {}, l.y = device_new<real>(y.size());
@@ -152,8 +151,8 @@ static void check_no_copy(const Case &c, const std::vector<real> &y) {
     CHECK(as_doubles(host_from(l.y, y.size())) == as_doubles(y), "without a copy y has other bits");
 }
 
-// A copy alone, in the memory of y, has the same codes; nothing after them is written. Where rows are whole examples of
-// 16 tokens, the transposed codes equal the copy's.
+// Checks that a copy alone, in y's memory, has the same codes and nothing after them is written. If rows are whole
+// examples of 16 tokens, the transposed codes equal the copy's.
 static void check_alone(const Case &c) {
     const size_t n = (size_t)c.l.rows * c.l.out;
     Linear l = c.l;
@@ -177,7 +176,7 @@ static void check_alone(const Case &c) {
     CHECK(wrong == 0, "%zu of %zu transposed codes, T %d", wrong, n, T);
 }
 
-// A NaN slope makes its own value NaN, and no other.
+// Checks that a NaN slope makes only its own value NaN.
 static void check_nan(const Case &c, const std::vector<real> &y) {
     if (c.l.epilogue != LINEAR_DGELU) return;
     std::vector<GeluSlope> slope = c.slope;
@@ -194,7 +193,7 @@ static void check_nan(const Case &c, const std::vector<real> &y) {
     CHECK(isnan(host_from(l.copy.amax, 1)[0]), "the largest |y| is not NaN");
 }
 
-// Fewer rows give the same bits, and none after them is written (the guards see it).
+// Checks that fewer rows give the same bits; guards see writes to later rows.
 static void check_fewer_rows(const Case &c, const std::vector<real> &y) {
     Linear l = c.l;
     l.rows = random_int(1, c.l.rows);
@@ -240,7 +239,7 @@ static void test_linear(void) {
         for (LinearEpilogue epilogue : {LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU, LINEAR_BIAS})
             linear_case(s, epilogue);
     if (small_shapes_only) return;
-    // many tiles a block, the last of a row 64 columns wide
+    // Many tiles per block; the last tile of a row is 64 columns wide.
     const Widths other = {random_int(8000, 20000), 64 * random_int(1, 5), 64 + 192 * random_int(2, 8)};
     for (LinearEpilogue epilogue : {LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU})
         linear_case({16801, 256, 1600}, epilogue);
@@ -260,7 +259,7 @@ static void test_e4m3(void) {
            100 * e4m3_mean / e4m3_rows);
 }
 
-// The column sums of y as stored, and their squares by example.
+// Checks the column sums of the stored y, and their squares by example.
 static void columns_case(int B, int T, int in, int out, bool e4m3 = false) {
     const Case c = case_new({B * T, in, out}, LINEAR_DGELU, e4m3);
     const Columns columns = columns_new(B, out);
@@ -311,12 +310,12 @@ static Head head_new(int B, int T, int V, int C) {
     Head h = {B, T, V, (int)round_up(V, 128), C, 0, 0, {}, {}, random_tokens(B, T, V)};
     h.row0 = random_int(0, B * T - 1), h.rows = random_int(1, B * T - h.row0);
     h.x = random_vector<real>((size_t)h.rows * C);
-    h.weight = random_vector<real>((size_t)h.Vp * C, 0.0, 2.0 / sqrt(C)); // in the padding, too: it must not count
+    h.weight = random_vector<real>((size_t)h.Vp * C, 0.0, 2.0 / sqrt(C)); // the padding must not count
     return h;
 }
 
-// The whole head as the engine runs it, against float64: exponentials by LINEAR_SOFTMAX, cross-entropy around it, the
-// gradient of x by LINEAR_SCALED; the gradient of the weight is the product of what is left.
+// Compares the whole head, as the engine runs it, with float64: LINEAR_SOFTMAX computes exponentials, cross-entropy
+// follows, LINEAR_SCALED computes the gradient of x, and the product of its factors is the weight's gradient.
 static void head_case(int B, int T, int V, int C) {
     const Head h = head_new(B, T, V, C);
     const int R = h.rows, Vp = h.Vp, tiles = linear_sm90_tiles(Vp);
@@ -350,7 +349,7 @@ static void head_case(int B, int T, int V, int C) {
         outputs);
     const std::vector<real> got = host_from(y, n), scaled = host_from(x, (size_t)R * C), got_dx = host_from(dx, R * C);
     const std::vector<float> factor = host_from(factors, R), loss = host_from(losses, R);
-    const double arithmetic = 1e-4; // of an exponential: its logit, about 30 at most, is summed in fp32
+    const double arithmetic = 1e-4; // relative error of an exponential: its logit, at most about 30, is summed in fp32
     for (int i = 0; i < 6; i++) {
         const int r = i == 0 ? 0 : i == 1 ? R - 1 : random_int(0, R - 1), target = h.target(r);
         std::vector<double> logits(V), want(Vp, 0.0), tolerance(Vp, 0.0), want_x(C), want_dx(C, 0.0), of_x(C), of_dx(C);
@@ -395,7 +394,7 @@ static void test_head(void) {
     if (!small_shapes_only) head_case(8, 1024, 5000, 128);
 }
 
-// A target far below another logit: exponentials are bounded, so that the row's sum is finite. NaN stays NaN.
+// The target lies far below another logit: exponentials are bounded, hence the row's sum is finite. NaN stays NaN.
 static void test_exponential_bounds(void) {
     const int rows = 5, C = 64, V = 200, Vp = 256, tiles = linear_sm90_tiles(Vp);
     std::vector<real> values = random_vector<real>(rows * C);

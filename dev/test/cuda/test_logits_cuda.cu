@@ -1,11 +1,11 @@
-// cuda_logits reuses keys and values of earlier calls. Its logits must equal a new engine's and the CPU engine's, up to
-// rounding, whatever happens between calls. Where each block has its own keys and values, it computes only the last
-// token. The same calls give the same bits. Arguments: engine_test.cuh.
+// cuda_logits reuses keys and values of earlier calls. Its logits equal a new engine's and the CPU engine's up to
+// rounding, whatever happens between calls. If each block has its own keys and values, it computes only the last token.
+// Repeated calls give the same bits. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
 #include "cuda/engine.cuh"
 
-static const double CLOSE = FP32 ? 1e-5 : 2e-2; // of the logits' norm
+static const double CLOSE = FP32 ? 1e-5 : 2e-2; // relative to the logits' norm
 
 static const struct {
     const char *name;
@@ -24,7 +24,7 @@ enum { TRAINING, RECOMPUTING = 2, INFERENCE, KINDS = sizeof kinds / sizeof *kind
 static uint64_t draws;
 static int draw(int n) { return (int)(rng_u32(seed, 1 << 20, draws++) % (uint32_t)n); }
 
-static bool documents; // new engines mask other documents; token 0 opens a document
+static bool documents; // new engines mask documents; token 0 opens one
 
 static Engine *engine_with(const Api *api, const World *w, int kind) {
     EngineConfig config = {};
@@ -47,7 +47,7 @@ static double difference(const std::vector<float> &got, const std::vector<float>
     return relative_error(got.data(), want.data(), want.size());
 }
 
-// One of the things that may happen between two calls. Returns the length of the text after it.
+// Does something that may happen between two calls. Returns the text's new length.
 static int disturb(const World *w, Engine *engine, std::vector<uint16_t> &text, int n) {
     const int T = w->c->seq_len, V = w->c->config.vocab;
     std::vector<float> loss((size_t)T * w->c->micro_batch);
@@ -61,8 +61,8 @@ static int disturb(const World *w, Engine *engine, std::vector<uint16_t> &text, 
     }
 }
 
-// Sets one stored key to NaN. This spoils the logits of a longer text exactly if keys are reused: if each block has its
-// own keys, and heads are whole packs of 8 elements.
+// Sets one stored key to NaN. This spoils the logits of a longer text if keys are reused: each block has its own keys,
+// and heads are whole packs of 8 elements.
 static void check_spoilt(const World *w, Engine *engine, int kind, const uint16_t *text, int n) {
     const size_t C = w->c->config.channels;
     const bool apart = kinds[kind].reuses || w->c->config.layers == 1,
@@ -70,13 +70,13 @@ static void check_spoilt(const World *w, Engine *engine, int kind, const uint16_
     const real nan = (real)NAN;
     real *key = engine->block[0].qkv + (size_t)draw(n) * 3 * C + C;
     cudaMemcpy(key, &nan, sizeof nan, cudaMemcpyHostToDevice);
-    cudaDeviceSynchronize(); // cudaMemcpy may return earlier
+    cudaDeviceSynchronize(); // cudaMemcpy may have returned early
     const float logit = logits_of(w, &gpu, engine, text, n + 1)[0];
     CHECK(isnan(logit) == reuses, "%s, %s, %d tokens: logit %g with a spoilt key", w->c->name, kinds[kind].name, n + 1,
           logit);
 }
 
-// fresh: never reuses anything.
+// fresh: an engine that never reuses keys.
 static void compare_texts(const World *w, int kind, Engine *fresh, Engine *c, double *worst) {
     const int T = w->c->seq_len, V = w->c->config.vocab;
     Engine *a = engine_with(&gpu, w, kind), *b = engine_with(&gpu, w, kind);
@@ -105,7 +105,7 @@ static void compare_texts(const World *w, int kind, Engine *fresh, Engine *c, do
     }
 }
 
-// Has more rows in each matrix than a thread of decode_linear loads at once.
+// Its matrices have more rows than a thread of decode_linear loads at once.
 static const Case wide = {"wide", {1, 13, 1664, 97, 24}, 24, 2, 2};
 
 static void compare_cases(void) {
@@ -131,7 +131,7 @@ static void test_reuse_within_documents(void) {
     documents = false;
 }
 
-// After an update a longer text's logits use no keys of the old weights.
+// After an update the logits of a longer text use no keys of old weights.
 static void test_update(void) {
     World w(&cases[2], 1);
     Engine *a = engine_with(&gpu, &w, TRAINING), *fresh = engine_with(&gpu, &w, TRAINING);

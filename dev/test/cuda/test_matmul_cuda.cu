@@ -1,4 +1,4 @@
-// Matrix products against float64, at shapes even and odd, with every epilogue; and the choices of a tuning
+// Compares matrix products with float64, at even and odd shapes, with every epilogue. Tests the choices of a tuning
 // (kernel_test.cuh).
 #include "kernel_test.cuh"
 
@@ -6,7 +6,7 @@
 
 static Matmul *mm;
 
-// Make cuBLASLt answer as on other GPUs (the Makefile wraps its functions).
+// Make cuBLASLt answer as on other GPUs: the Makefile wraps its functions.
 static bool no_epilogues, no_algorithm_fits;
 static int asked;
 #define LAYOUTS                                                                                                        \
@@ -59,7 +59,7 @@ static std::vector<double> product_reference(const MatmulShape &s, const Operand
     return out;
 }
 
-// Checks two runs: equal bits, near the reference. addend: out = a b + bias + c, a layer at the end of a branch.
+// Checks that two runs have equal bits and are near the reference. addend: out = a b + bias + c, as at a branch's end.
 template <typename X> static void product_case(const MatmulShape &s, bool addend = false) {
     const size_t n = (size_t)s.m * s.n;
     const float before = s.accumulate && !addend ? 0.5f : 0.0f;
@@ -110,7 +110,7 @@ static void test_addend(void) {
     }
 }
 
-// A GPU without cuBLASLt's epilogues; and an algorithm of a larger batch that does not fit this one.
+// A GPU has no epilogues of cuBLASLt; an algorithm of a larger batch does not fit this one.
 static void test_other_answers(void) {
     no_epilogues = true;
     matmul_tune(mm, false); // forgets the plans
@@ -138,7 +138,7 @@ static int choices(void) {
     return count;
 }
 
-// A choice of the tuning is kept and read again; one for which the text has no room is dropped.
+// A tuning's choice is stored and read back; a choice that does not fit into the text is dropped.
 static void test_tuning(void) {
     Error e = {};
     static char text[MATMUL_CHOICES_BYTES];
@@ -156,7 +156,7 @@ static void test_tuning(void) {
     CALL_OK(matmul_choices_load(mm, text, &e));
     product_case<real>(first);
     product_case<real>(second);
-    char *sums = strstr(text, " with fp32 sums"); // earlier builds' choices are without, and may add in 16 bits
+    char *sums = strstr(text, " with fp32 sums"); // earlier builds' choices lack this and may add in 16 bits
     CHECK((sums != NULL) == (sizeof(real) == 2), "%s", text);
     if (sums) {
         memmove(sums, sums + strlen(" with fp32 sums"), strlen(sums + strlen(" with fp32 sums")) + 1);

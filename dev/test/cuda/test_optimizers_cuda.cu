@@ -1,6 +1,6 @@
-// Tests the updates of the CUDA engine (--optimizer). They equal the CPU engine's up to rounding. Their bits depend
-// neither on what scratch memory held nor on how calls divide the parameters. A gradient that is not finite changes
-// nothing. Gradients are random. Arguments: engine_test.cuh.
+// The CUDA engine's updates (--optimizer) equal the CPU engine's up to rounding. Their bits depend neither on old
+// scratch memory nor on how calls divide the parameters. A gradient that is not finite changes nothing. Gradients are
+// random. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
 #include "cuda/engine.cuh"
@@ -9,15 +9,15 @@
 
 static const Case many = {"more matrices than a call takes", {17, 1, 16, 31, 8}, 8, 2, 2};
 
-static const double ROUNDING = 1e-4;               // of a step: weights are fp32
-static const double STEP = FP32 ? ROUNDING : 0.05; // of a step of Muon: the CPU multiplies in fp32
+static const double ROUNDING = 1e-4;               // error of a step: weights are fp32
+static const double STEP = FP32 ? ROUNDING : 0.05; // error of a step of Muon: the CPU multiplies in fp32
 
 struct Random {
     uint64_t draws;
     float operator()(double deviation) { return (float)(deviation * rng_normal(seed, 1 << 20, draws++)); }
 };
 
-// Gradients of different sizes, times the loss scale; 0 in the padding.
+// Returns gradients of different sizes, times the loss scale; 0 in the padding.
 static std::vector<float> random_gradient(const World *w, Random &random) {
     std::vector<float> grad(w->model.flat_count, 0);
     for (int k = 0; k < w->model.tensor_count; k++) {
@@ -34,7 +34,7 @@ static std::vector<float> state_of(const World *w, const Api *api, Engine *engin
     return x;
 }
 
-// Fills Muon's scratch. It shares memory with activations, so it may hold anything before an update.
+// Fills Muon's scratch: it shares memory with activations and may hold anything before an update.
 static void poison(Engine *engine, int byte) {
     if (engine->muon) cudaMemset(engine->muon, byte, engine_muon_bytes(&engine->config));
 }
@@ -69,7 +69,7 @@ static void compare_engines(const World *w) {
     Engine *a = engine_of(&gpu, w), *b = engine_of(&cpu, w);
     for (int number = 1; number <= (small ? 1 : 2); number++) {
         const std::vector<float> grad = random_gradient(w, random), before = state_of(w, &cpu, b, STATE_PARAM);
-        CALL_OK(gpu.load(a, STATE_PARAM, all_of(&w->model), before.data(), &e)); // errors do not add up over steps
+        CALL_OK(gpu.load(a, STATE_PARAM, all_of(&w->model), before.data(), &e)); // errors must not add up over steps
         poison(a, 0xff);
         step(w, &gpu, a, grad, number);
         step(w, &cpu, b, grad, number);
@@ -120,7 +120,7 @@ static void check_bits(const World *w, Engine *a, Engine *b, const char *what) {
     }
 }
 
-// Updates the parts of all ranks, bucket by bucket; parts hold whole matrices. LAMB first computes the norms of whole
+// Updates all ranks' parts, bucket by bucket; parts hold whole matrices. LAMB first computes the norms of whole
 // tensors.
 static void update_in_parts(const World *w, Engine *engine, int number, int ranks) {
     const UpdateConfig u = update_config(w->c, number);

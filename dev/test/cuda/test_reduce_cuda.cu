@@ -1,7 +1,7 @@
 // Reductions (kernel_test.cuh).
 #include "kernel_test.cuh"
 
-// Segments of all sizes, some empty, with gaps between them; *n: elements in all.
+// Returns segments of all sizes, some empty, with gaps between them; *n: all elements.
 static std::vector<Range> random_segments(int S, size_t *n) {
     std::vector<Range> segments(S);
     *n = 0;
@@ -15,7 +15,7 @@ static std::vector<Range> random_segments(int S, size_t *n) {
     return segments;
 }
 
-// part: of a range that begins and ends anywhere, mostly within segments; else of the whole buffer.
+// part: sums a range that begins and ends anywhere, mostly within segments; else the whole buffer.
 static void reduce_squares_case(int S, bool part, bool add) {
     size_t n;
     const std::vector<Range> segments = random_segments(S, &n);
