@@ -1,7 +1,7 @@
-"""Compares what an engine computed with the oracle: check_engine.py DIR, with the files of dev/test/run/dump_steps.c.
+"""Compares an engine's results with the oracle: check_engine.py DIR, with the files of dev/test/run/dump_steps.c.
 
-The error of a tensor is |a - b| / |b| in the Euclidean norm, where b is the oracle's. The error of a list of numbers is the
-largest |a - b| / |b|.
+The error of a tensor is |a - b| / |b| in the Euclidean norm, where b is the oracle's. The error of a list of numbers
+is the largest |a - b| / |b|.
 """
 
 import sys
@@ -14,11 +14,11 @@ import gpt2
 from harness import Mismatch, attempt, finish
 
 TOLERANCE = 1e-5  # fp32 engines
-ZERO_TOLERANCE = 1e-6  # of a gradient that is exactly zero, relative to its tensor's norm
+ZERO_TOLERANCE = 1e-6  # of an exactly zero gradient, relative to its tensor's norm
 
 
 class Dump:
-    """The engine's tensors and settings, and the oracle's answers to the same."""
+    """The engine's tensors and settings, and the oracle's results for them."""
 
     def __init__(self, path):
         with safe_open(path, "numpy") as f:
@@ -35,13 +35,13 @@ class Dump:
         self.examples = gpt2.examples_fn(self.heads, self.meta["label_smoothing"], separator, exponents)
         (losses, nlls), gradients = self.examples(self.params, self.rows[0], self.factors_at(1))
         self.losses = {"loss": losses, "nll": nlls, "loss_eval": nlls}
-        if self.meta["dropout"] or exponents:  # nothing drops in an evaluation, and nothing is rounded
+        if self.meta["dropout"] or exponents:  # an evaluation neither drops nor rounds
             self.losses["loss_eval"] = gpt2.examples_fn(self.heads, 0.0, separator)(self.params, self.rows[0])[0][1]
         self.gradients = {name: np.asarray(g) for name, g in gradients.items()}
 
     def exponents(self):
-        """Exponents of x, dy and W of each linear layer, from (L, FP8_SITES), and whether its weight gradient rounds. None:
-        not fp8."""
+        """Returns each linear layer's exponents of x, dy and W, from (L, FP8_SITES), and whether its weight gradient
+        rounds. None: not fp8."""
         names, k = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), self.tensors["exponents"]
         if np.all(k == -128):
             return None
@@ -50,7 +50,7 @@ class Dump:
                      for i, name in enumerate(names))
 
     def factors_at(self, step):
-        """Dropout's factors of the examples of step 1, 2, ..., which are numbered through."""
+        """Returns dropout's factors of the examples of step 1, 2, ...; steps number examples consecutively."""
         if not self.meta["dropout"]:
             return None
         B, T = self.rows.shape[1], self.rows.shape[2] - 1
@@ -59,8 +59,8 @@ class Dump:
         return gpt2.mask_factors(self.meta["dropout"], int(self.meta["seed"]), first, B, T, C, layers, self.heads)
 
     def zero_part(self, name):
-        """Where a tensor's gradient is exactly zero. A constant added to every key shifts a row of scores, which the
-        softmax does not see; and with one token there is nothing to attend to, so queries and keys do not matter."""
+        """Returns where a tensor's gradient is exactly zero. A constant added to every key shifts a row of scores; the
+        softmax does not change. With one token queries and keys do not matter."""
         zero = np.zeros(self.params[name].shape, dtype=bool)
         C = zero.shape[-1] // 3
         if name.endswith("attn.c_attn.bias"):
@@ -88,8 +88,9 @@ def tensor_error(a, b, part=...):
 
 
 def sources_errors(dump):
-    """Errors of the numbers of rows and sources: from all pairs of rows, where the engine sums a source's gradients first.
-    Averages decay by 2^(-1/4) a step. G2 is a small difference: its error is relative to the source's mean |g_b|^2."""
+    """Returns errors of the numbers of rows and sources. Computes them from all pairs of rows; the engine sums a
+    source's gradients first. Averages decay by 2^(-1/4) per step. G2 is a small difference: its error is relative to
+    the source's mean |g_b|^2."""
     K, B = dump.rows.shape[:2]
     p = np.array([dump.meta["share_0"], 1 - dump.meta["share_0"]])
     squares, pairs, errors = np.zeros((K, 2)), np.zeros((K, 2, 2)), {}
@@ -110,7 +111,7 @@ def sources_errors(dump):
     inner, mean = pairs / np.outer(p, p) / (B * (B - 1)), squares / p / B
     wanted = np.stack([squares / squares.sum(), np.diag(inner) / mean, 1 - np.diag(inner) / mean], axis=1)
     errors["source_numbers"] = np.max(np.abs(dump.tensors["source_numbers"] / np.stack([p / p, mean, mean], axis=1) - wanted))
-    if B == 4 or not np.isnan(dump.tensors["source_cosine"]):  # significant with four rows; with others it need not be
+    if B == 4 or not np.isnan(dump.tensors["source_cosine"]):  # with fewer than four rows it may be insignificant
         errors["source_cosine"] = abs(dump.tensors["source_cosine"] - inner[0, 1] / np.sqrt(inner[0, 0] * inner[1, 1]))
     return errors
 
@@ -140,7 +141,7 @@ def check_case(path):
         errors[f"paramN/{name}"] = tensor_error(dump.tensors[f"paramN/{name}"], want, ~dump.zero_part(name))
         if not tensor_error(want, dump.params[name]) > 100 * TOLERANCE:
             raise Mismatch(f"{name}: hardly moves, so this would not see a missing update")
-    if not dump.tensors["padding_max"] == 0:  # elements of the flat arrays that belong to no tensor
+    if not dump.tensors["padding_max"] == 0:  # elements that belong to no tensor
         raise Mismatch(f"padding holds {dump.tensors['padding_max']:g}")
 
     name, error = max(errors.items(), key=lambda item: (np.isnan(item[1]), item[1]))

@@ -1,4 +1,4 @@
-"""Evaluation against the oracle: check_evaluation.py BUILD, with the compiled programs.
+"""Compares evaluation with the oracle: check_evaluation.py BUILD, with the compiled programs.
 
 Scores made-up questions of HellaSwag's form and a validation shard in float64. Compares the scores with those that
 --eval-only prints, at several lengths and micro-batches.
@@ -24,13 +24,13 @@ from harness import Mismatch, attempt, finish, run
 
 VOCAB = 256  # tokens are bytes
 TOLERANCE = 2e-5  # of sums and losses, relative
-PRINTED = 1e-6  # half of the last digit, and a little
+PRINTED = 1e-6  # slightly more than half of the last digit
 WORDS = """the a man woman dog roof guitar water then slowly quickly is was starts to pull cut wash her his and with
 from red café naïve 12 3.5 (again) "quoted" don't into out of , . !""".split()
 
 
 class World:
-    """A model, questions, and a validation shard, in a directory."""
+    """A directory with a model, questions and a validation shard."""
 
     def __init__(self, work, rng, questions, layers, heads, channels, context):
         self.work = Path(work)
@@ -49,10 +49,10 @@ class World:
         header[:3] = 20240520, 1, len(self.tokens)
         self.shard.write_bytes(header.tobytes() + self.tokens.astype("<u2").tobytes())
         params = {name: jnp.asarray(p, dtype=jnp.float64) for name, p in self.params.items()}
-        self.row_losses = jax.jit(lambda row: gpt2.token_losses(params, row, heads)[1])  # compiled once a length
+        self.row_losses = jax.jit(lambda row: gpt2.token_losses(params, row, heads)[1])  # compiled once per length
 
     def losses(self, rows):
-        """From rows (N, T + 1), padded at the end, to the losses (N, T), in float64."""
+        """Returns the losses (N, T), in float64, of rows (N, T + 1), padded at the end."""
         return np.array([self.row_losses(row) for row in rows])
 
 
@@ -70,7 +70,7 @@ def random_question(rng):
 
 
 def oracle_hellaswag(world, T):
-    """acc and acc_norm of the questions that can be asked."""
+    """Returns acc and acc_norm of the questions that fit in T."""
     rows, begins, counts, asked = [], [], [], []
     for i, q in enumerate(world.questions):
         context = list(q["ctx"].encode())
@@ -91,7 +91,8 @@ def oracle_hellaswag(world, T):
 
 
 def score(losses, labels):
-    """The share of questions answered right, and the share whose two best endings are too close to tell apart."""
+    """Returns the share of right answers, and the share of questions whose two best endings are too close to tell
+    apart."""
     best = np.sort(losses, axis=1)
     return np.mean(losses.argmin(axis=1) == labels), np.mean(best[:, 1] < best[:, 0] * (1 + TOLERANCE))
 
@@ -140,7 +141,7 @@ def main(build):
     seed = int(os.environ.get("SEED", time.time_ns() % 10**9))
     with tempfile.TemporaryDirectory() as work:
         world = World(work, np.random.default_rng(seed), questions=24, layers=2, heads=2, channels=32, context=200)
-        for T in (96, 40, 200):  # endings fit in 96, some contexts do not; with 40 some questions cannot be asked
+        for T in (96, 40, 200):  # 96 cuts some contexts; at 40 some questions do not fit
             attempt(f"evaluation/eval_only_T{T}", check_eval_only, build, world, T)
     if harness.failures:
         print(f"  SEED={seed}")

@@ -1,7 +1,7 @@
 """Exchanges models with Hugging Face's transformers: check_transformers.py BUILD, with the compiled programs.
 
-What transformers saves must load here, and what a run saves here must load there, with the same loss on the same rows; a
-run's tokenizer must make the same tokens in both.
+What transformers saves must load here, and what a run saves here must load there, with the same loss on the same
+rows; a run's tokenizer must make the same tokens in both.
 """
 
 import os
@@ -50,7 +50,8 @@ class Programs:
         run(self.work, sys.executable, script, "--vocab-size", size, "--out", directory, "corpus.txt")
 
     def loss(self, directory, rows):
-        """The loss of our engine, loaded from a directory, on rows (N, T + 1). A row ends with the next one's first token."""
+        """Returns our engine's loss of a directory's model on rows (N, T + 1). A row ends with the next one's first
+        token."""
         tokens = [*rows[:, :-1].flatten(), rows[-1, -1]]
         header = np.zeros(HEADER_BYTES // 4, "<i4")
         header[:3] = 20240520, 1, len(tokens)
@@ -59,21 +60,21 @@ class Programs:
         return float(re.search(rb"loss +([0-9.]+)", said)[1])
 
     def encode(self, tokenizer, text):
-        """The tokens of a text with a directory's tokenizer, through a shard; a document begins with EOT there."""
+        """Returns a text's tokens with a directory's tokenizer, through a shard, where EOT begins a document."""
         (self.work / "text.txt").write_bytes(text.encode())
         self.run("data/tokenize", "--tokenizer", tokenizer, "--out", "encoded", "--force", "text.txt")
         shard = (self.work / "encoded_train_000000.bin").read_bytes()[HEADER_BYTES:]
         return [int.from_bytes(shard[i : i + 2], "little") for i in range(0, len(shard), 2)]
 
     def train(self, out, *options):
-        """A few steps; returns the checkpoint's directory."""
+        """Trains a few steps; returns the checkpoint's directory."""
         self.run("train_gpt2", "--out", out, "--steps", 6, "--lr", "1e-2", "--micro-batch", 4, "--threads", 1, *options)
         (checkpoint,) = (self.work / out).glob("step_*")
         return checkpoint
 
 
 def lively_model(shape, seed):
-    """A model in which every parameter matters: by their own initial values biases and LayerNorms are trivial."""
+    """Returns a model in which every parameter matters: biases and LayerNorms get other than their initial values."""
     torch.manual_seed(seed)
     model = GPT2LMHeadModel(GPT2Config(**shape))
     with torch.no_grad():
@@ -86,7 +87,7 @@ def lively_model(shape, seed):
 
 
 def load_here(directory):
-    """The model that transformers loads from a directory, in fp32; every tensor must come from there."""
+    """Returns transformers' model of a directory, in fp32; every tensor must come from the file."""
     model, info = GPT2LMHeadModel.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
     faults = {what: found for what, found in info.items() if found}
     if faults:
@@ -95,7 +96,7 @@ def load_here(directory):
 
 
 def compare_losses(programs, directory):
-    """Our loss and transformers' for one directory, on random tokens."""
+    """Compares our loss of a directory's model with transformers', on random tokens."""
     model = load_here(directory)
     V, T = model.config.vocab_size, model.config.n_positions
     tokens = torch.randint(V, (ROWS * T + 1,))
@@ -131,7 +132,7 @@ def check_import_sharded(programs):
 
 
 def check_import_base(programs):
-    """GPT2Model, without the head: names without "transformer.", as in OpenAI's own repositories."""
+    """GPT2Model has no head, and names without "transformer.", as OpenAI's repositories do."""
     directory = programs.work / "saved_base"
     lively_model(SHAPES["l2_c32_v61_t13"], seed=3).transformer.save_pretrained(directory)
     with safe_open(directory / "model.safetensors", "pt") as f:
@@ -148,7 +149,7 @@ def byte_run(programs):
 
 
 def bpe_run(programs):
-    """Trains a model further with the tokenizer in its directory, as a model from the Hub has one."""
+    """Trains a model further with the tokenizer in its directory, as for a model from the Hub."""
     directory = programs.work / "bpe_start"
     programs.learn_vocabulary(301, directory)
     programs.run("data/tokenize", "--tokenizer", directory, "--out", "bpe", "corpus.txt")
@@ -158,7 +159,7 @@ def bpe_run(programs):
 
 
 def chat_run(programs):
-    """Trains on with tokens that transformers added; one of them ends a text."""
+    """Trains a model further with tokens that transformers added; one of them ends a text."""
     plain, directory = programs.work / "chat_plain", programs.work / "chat_start"
     programs.learn_vocabulary(301, plain)
     tokenizer = AutoTokenizer.from_pretrained(plain)
@@ -215,7 +216,7 @@ def check_bpe_tokenizer(programs, run):
 
 
 def check_generate(programs, run):
-    """The likeliest continuation of a prompt, token after token, by generate() and by our --sample-only."""
+    """Compares the likeliest continuation of a prompt: generate() and our --sample-only."""
     prompt, count = "while (n", 12
     tokenizer, model = AutoTokenizer.from_pretrained(run), load_here(run)
     given = tokenizer(prompt, return_tensors="pt")

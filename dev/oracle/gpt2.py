@@ -1,11 +1,11 @@
-"""GPT-2 and its training step in JAX, float64, from the formulas: the engines are checked against this.
+"""GPT-2 and its training step in JAX, float64, from the formulas: the oracle of the engines.
 
-Nothing here is shared with the engines, and nothing is fast. Sources: Radford et al. 2019 (GPT-2), Ba et al. 2016
-(layer normalisation), Vaswani et al. 2017 (attention), Hendrycks and Gimpel 2016 (GELU), Loshchilov and Hutter 2019
-(AdamW), Loshchilov and Hutter 2017 (cosine), Srivastava et al. 2014 (dropout), Salmon et al. 2011 (Philox), Szegedy et
-al. 2016 (label smoothing), You et al. 2020 (LAMB), Jordan et al. 2024 and Liu et al. 2025 (Muon). Parameters are a dict
-from Hugging Face's names to arrays; weights lie as
-(in, out). Shapes: T sequence, V vocabulary, C channels, H heads, D = C / H, B batch.
+The oracle shares no code with the engines. Sources: Radford et al. 2019 (GPT-2), Ba et al. 2016 (layer
+normalisation), Vaswani et al. 2017 (attention), Hendrycks and Gimpel 2016 (GELU), Loshchilov and Hutter 2019
+(AdamW), Loshchilov and Hutter 2017 (cosine), Srivastava et al. 2014 (dropout), Salmon et al. 2011 (Philox), Szegedy
+et al. 2016 (label smoothing), You et al. 2020 (LAMB), Jordan et al. 2024 and Liu et al. 2025 (Muon). Parameters are
+a dict from Hugging Face's names to arrays; weights are (in, out). Shapes: T sequence, V vocabulary, C channels, H
+heads, D = C / H, B batch.
 """
 
 import functools
@@ -25,7 +25,7 @@ WTE = "wte.weight"
 
 
 def random_params(rng, layers, C, V, T):
-    """Lively parameters, fp32: at GPT-2's initial values biases and LayerNorms hardly matter."""
+    """Draws fp32 parameters at which biases and LayerNorms matter, as they do not at GPT-2's initial values."""
     shapes = {"wte.weight": (V, C), "wpe.weight": (T, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
     for i in range(layers):
         for name, inner, outer in (("attn.c_attn", C, 3 * C), ("attn.c_proj", C, C), ("mlp.c_fc", C, 4 * C),
@@ -43,7 +43,7 @@ def random_params(rng, layers, C, V, T):
 
 def layer_norm(x, weight, bias):  # (T, C)
     mean = x.mean(axis=-1, keepdims=True)
-    variance = ((x - mean) ** 2).mean(axis=-1, keepdims=True)  # of the population, not of the sample
+    variance = ((x - mean) ** 2).mean(axis=-1, keepdims=True)  # divided by C, not C - 1
     return (x - mean) / jnp.sqrt(variance + LN_EPS) * weight + bias
 
 
@@ -57,8 +57,8 @@ def softmax(x):
 
 
 def e4m3(x, k):
-    """The e4m3 number nearest to x 2^k, times 2^-k (Micikevicius et al. 2022): steps of 2^(e-3) in [2^e, 2^(e+1)), from
-    e = -6 on, up to 448."""
+    """Returns the e4m3 number nearest to x 2^k, times 2^-k (Micikevicius et al. 2022). e4m3 has steps of 2^(e-3) in
+    [2^e, 2^(e+1)) from e = -6 on, up to 448."""
     _, exponent = jnp.frexp(x * 2.0**k)
     step = 2.0 ** (jnp.maximum(exponent - 1, -6) - 3)
     return jnp.clip(jnp.round(x * 2.0**k / step) * step, -448, 448) * 2.0**-k
@@ -66,8 +66,8 @@ def e4m3(x, k):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def fp8_linear(x, weight, bias, k):
-    """x W + b and its input gradient dy W^T from factors in e4m3; k: exponents of x, dy and W, and whether the weight gradient
-    x^T dy is of rounded factors too."""
+    """x W + b and its input gradient dy W^T round their factors to e4m3. k: exponents of x, dy and W, and whether
+    the weight gradient x^T dy rounds its factors too."""
     return e4m3(x, k[0]) @ e4m3(weight, k[2]) + bias
 
 
@@ -95,9 +95,9 @@ def attention(params, name, x, heads, document, drop, exponents):  # (T, C)
 
 
 def logits(params, tokens, heads, factors=None, separator=None, exponents=None):
-    """Logits (T, V) of a row of tokens (T). factors: from mask_factors; None: no dropout. separator: the token that
-    opens a document; attention stays within a document, and positions restart in it. None: the row is one document.
-    exponents: of fp8_linear, by the layer's name; None: nothing is rounded."""
+    """Returns the logits (T, V) of a row of tokens (T). factors: from mask_factors; None: no dropout. separator: the
+    token that opens a document; attention stays within a document, positions restart. None: the row is one document.
+    exponents: of fp8_linear, by layer name; None: nothing rounds."""
     T = jnp.arange(len(tokens))
     opens = jnp.asarray(tokens == separator).at[0].set(True) if separator is not None else T == 0
     document = jnp.cumsum(opens)
@@ -115,7 +115,8 @@ def logits(params, tokens, heads, factors=None, separator=None, exponents=None):
 
 
 def philox(counter, key, rounds=10):
-    """Philox4x32: words (..., 4) of counters (..., 4) and a key of two words, all of 32 bits, in uint64 arrays."""
+    """Returns Philox4x32's words (..., 4) of counters (..., 4) and a key of two words; 32-bit words in uint64
+    arrays."""
     c, low = np.asarray(counter, dtype=np.uint64), np.uint64(0xFFFFFFFF)
     for i in range(rounds):
         k = [np.uint64((word + i * weyl) % 2**32) for word, weyl in zip(key, (0x9E3779B9, 0xBB67AE85))]
@@ -126,8 +127,8 @@ def philox(counter, key, rounds=10):
 
 
 def keep_factors(p, seed, example, place, layer, heads, rows, columns):
-    """0 where an element drops, else 1 / (1 - p): (heads, rows, columns), by the definition in llmc/math/dropout.h. p is a
-    multiple of 2^-15."""
+    """Returns 0 where an element drops, else 1 / (1 - p): (heads, rows, columns), as llmc/math/dropout.h defines. p
+    is a multiple of 2^-15."""
     h, r, c = np.meshgrid(np.arange(heads), np.arange(rows), np.arange(columns), indexing="ij")
     counter = np.zeros(h.shape + (4,), dtype=np.uint64)
     pair = place == 1  # both coordinates are tokens: attention's probabilities
@@ -143,7 +144,7 @@ def keep_factors(p, seed, example, place, layer, heads, rows, columns):
 
 
 def mask_factors(p, seed, first, B, T, C, layers, heads):
-    """The factors of examples first, first + 1, ..., by place: arrays (B, ...)."""
+    """Returns the factors of examples first, first + 1, ..., by place: arrays (B, ...)."""
     p = round(p * 2**15) / 2**15
     examples = range(first, first + B)
     of = lambda *shape: np.stack([keep_factors(p, seed, e, *shape) for e in examples])
@@ -155,7 +156,7 @@ def mask_factors(p, seed, first, B, T, C, layers, heads):
 
 
 def token_losses(params, row, heads, smoothing=0.0, factors=None, separator=None, exponents=None):
-    """From a row (T + 1) to two arrays (T): the cross-entropies with smoothed targets, and with the plain targets."""
+    """Returns the cross-entropies of a row (T + 1) with smoothed and with plain targets: two arrays (T)."""
     z = logits(params, row[:-1], heads, factors, separator, exponents)
     z = z - z.max(axis=-1, keepdims=True)
     log_p = z - jnp.log(jnp.exp(z).sum(axis=-1, keepdims=True))
@@ -167,8 +168,9 @@ def token_losses(params, row, heads, smoothing=0.0, factors=None, separator=None
 
 @functools.cache
 def examples_fn(heads, smoothing=0.0, separator=None, exponents=None):
-    """A compiled function from (params, rows (B, T + 1), dropout's factors) to the losses L_b (B), means over T, with label
-    smoothing and without, and the gradient of every L_b by name, each (B, ...). exponents: pairs (name, exponents)."""
+    """Returns a compiled function of (params, rows (B, T + 1), dropout's factors). It returns the losses L_b (B),
+    means over T, with and without label smoothing, and the gradients of every L_b by name, each (B, ...). exponents:
+    pairs (name, exponents)."""
 
     def loss(params, row, factors):
         smoothed, plain = token_losses(params, row, heads, smoothing, factors, separator, dict(exponents or ()))
@@ -183,12 +185,12 @@ def examples_fn(heads, smoothing=0.0, separator=None, exponents=None):
 
 
 def square(x):
-    """|g_b|^2 of per-example gradients (B, ...)."""
+    """Returns |g_b|^2 of per-example gradients (B, ...)."""
     return (x**2).reshape(len(x), -1).sum(axis=1)
 
 
 def schedule(tokens, lr, warmup_tokens, train_tokens, final_frac):
-    """Linear warm-up, then half a cosine from lr to final_frac x lr."""
+    """Linear warm-up, then half a cosine from lr to final_frac lr."""
     if tokens < warmup_tokens:
         return lr * tokens / warmup_tokens
     progress = min(1.0, (tokens - warmup_tokens) / max(1.0, train_tokens - warmup_tokens))
@@ -196,21 +198,21 @@ def schedule(tokens, lr, warmup_tokens, train_tokens, final_frac):
 
 
 def clipped(gradient, grad_clip):
-    """The batch's mean gradient, clipped by its global norm."""
+    """Clips the batch's mean gradient by its global norm."""
     norm = np.sqrt(sum(np.sum(np.square(g)) for g in gradient.values()))
     scale = min(1.0, grad_clip / norm) if grad_clip > 0 else 1.0
     return {name: scale * np.asarray(g) for name, g in gradient.items()}
 
 
 def adam_direction(g, moments, step, beta1, beta2, eps):
-    """(direction, moments) of one tensor at step 1, 2, ..."""
+    """Returns (direction, moments) of one tensor at step 1, 2, ..."""
     m, v = moments or (0.0, 0.0)
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g**2
     return (m / (1 - beta1**step)) / (np.sqrt(v / (1 - beta2**step)) + eps), (m, v)
 
 
-# An optimizer's step on one tensor: (name, p, g, moments, step, lr, hyper) -> (p, moments). Tensors of two dimensions decay.
+# Optimizers step one tensor: (name, p, g, moments, step, lr, hyper) -> (p, moments). Tensors of two dimensions decay.
 
 
 def adamw(name, p, g, moments, step, lr, h):
@@ -229,7 +231,7 @@ def lamb(name, p, g, moments, step, lr, h):
 
 
 def newton_schulz(G):
-    """Jordan et al. 2024: five steps of the quintic iteration, on a matrix that is wider than high."""
+    """Jordan et al. 2024: five steps of the quintic iteration, on a matrix wider than high."""
     a, b, c = 3.4445, -4.7750, 2.0315
     X = G.T if G.shape[0] > G.shape[1] else G
     X = X / (np.linalg.norm(X) + 1e-7)
@@ -240,7 +242,7 @@ def newton_schulz(G):
 
 
 def muon(name, p, g, moments, step, lr, h):
-    """Jordan et al. 2024 with Nesterov's momentum, the size of a step as in Liu et al. 2025, for matrices of blocks."""
+    """Jordan et al. 2024 with Nesterov's momentum, steps sized as in Liu et al. 2025; for the blocks' matrices."""
     if not (name.startswith("h.") and p.ndim == 2):
         return adamw(name, p, g, moments, step, h["adamw_lr_factor"] * lr, h)
     buffer = np.zeros_like(p) if moments is None else moments
@@ -256,9 +258,9 @@ OPTIMIZERS = (adamw, lamb, muon)
 
 
 def train(params, batches, heads, hyper, examples=None, factors_at=lambda step: None):
-    """An optimizer's steps over batches (steps, B, T + 1). Returns the batch-mean losses before each update and the
-    parameters at the end. hyper: optimizer (its number), lr, warmup_tokens, train_tokens, final_frac, grad_clip, and the
-    optimizer's own. factors_at: dropout's factors of step 1, 2, ..."""
+    """Trains on batches (steps, B, T + 1). Returns the batch-mean loss before each update, and the final parameters.
+    hyper: optimizer (its number), lr, warmup_tokens, train_tokens, final_frac, grad_clip, and the optimizer's own.
+    factors_at: dropout's factors of step 1, 2, ..."""
     examples = examples or examples_fn(heads)
     update = OPTIMIZERS[int(hyper["optimizer"])]
     moments, losses, tokens = dict.fromkeys(params), [], 0

@@ -1,4 +1,4 @@
-"""What the checks of this folder share: how a check fails, prints its line (as dev/test/test.h does), and runs a program."""
+"""Helpers of the checks in this folder: fail, print a check's line (as dev/test/test.h does), run a program."""
 
 import subprocess
 import sys
@@ -13,12 +13,12 @@ failures = 0
 
 
 def attempt(name, check, *arguments):
-    """Runs a check and prints its line, after what the check returned. Returns that; None where it failed."""
+    """Runs a check; prints what it returned, if text, and its line. Returns the check's result; None if it failed."""
     global failures
     start = time.perf_counter()
     try:
         result, why = check(*arguments), ""
-    except Exception as error:  # whatever a reader raises is a failure of the file that it reads
+    except Exception as error:  # an exception of a reader is a failure of its file
         result, why = None, f": {error if isinstance(error, Mismatch) else repr(error)}"
         failures += 1
     if isinstance(result, str):
@@ -28,7 +28,7 @@ def attempt(name, check, *arguments):
 
 
 def run(directory, *command):
-    """Runs a program in a directory. Returns its standard output, bytes."""
+    """Runs a program in a directory. Returns its standard output as bytes."""
     command = [str(word) for word in command]
     done = subprocess.run(command, cwd=directory, capture_output=True, timeout=120)
     if done.returncode:

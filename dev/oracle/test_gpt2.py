@@ -1,5 +1,5 @@
-"""A second opinion on gpt2.py's newton_schulz. transformers checks the forward pass (check_transformers.py), the engine all
-else (check_engine.py); test_optimizers.c checks AdamW, test_math.c the schedules and Philox by hand."""
+"""Checks gpt2.py's newton_schulz. transformers checks the forward pass (check_transformers.py), the engine
+everything else (check_engine.py). test_optimizers.c checks AdamW; test_math.c checks schedules and Philox by hand."""
 
 import numpy as np
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs a program of make ARM=1 under qemu, with all CPU features of qemu; runs a script natively. For make test-arm:
-# dev/test/arm_run.sh PROGRAM [ARGUMENT...]
+# Runs a program built with ARM=1 under qemu, with all of qemu's CPU features. Runs a script natively. For make
+# test-arm: dev/test/arm_run.sh PROGRAM [ARGUMENT...]
 set -eu
 [[ $1 != *.sh ]] || exec "$@"
-case ${1##*/} in # skip tests that take minutes, or that count the process's threads: qemu adds its own
+case ${1##*/} in # skip tests that take minutes, and tests that count threads: qemu adds its own
 test_gns) export GNS_ONLY="test_duplicates test_identities test_tracker test_lower_formula test_drift test_calibration
     test_calibration_is_timely test_ratio test_ranks_limits test_groups" ;;
 test_shard) export GNS_ONLY="test_sharded_gradients test_collected_micro_steps test_awaited_weights test_memory_plan" ;;

@@ -1,10 +1,10 @@
 # shellcheck shell=bash disable=SC2034
-# checks: shared by the tests in shell. Each sources this file, with the name of its suite:
+# checks: helpers of the tests in shell. Each test sources this file with the name of its suite:
 #
 #     . "$(dirname "$0")/../checks.sh" ranks
 #
-# which changes to the root of the repository and makes a directory $work, removed at the end. The programs under test are
-# in the build directory $GNS_BUILD (dev/test/run.sh sets it). A test is either a function,
+# This changes to the root of the repository and makes a directory $work, removed at the end. The programs under test
+# are in the build directory $GNS_BUILD (dev/test/run.sh sets it). A test is either a function,
 #
 #     it_works() { ...; }               fails with a non-zero code, and prints the reason; 77 skips it
 #     try it_works                      prints "PASS ranks/it_works 0.12s", or FAIL or SKIP and the reason
@@ -26,7 +26,7 @@ tokenize=$root/$build/data/tokenize
 work=$(mktemp -d) || exit 70
 trap 'rm -rf "$work"' EXIT
 
-verdict() { # PASS|FAIL|SKIP NAME START [WHY]: the line of a test that started at START ($EPOCHREALTIME)
+verdict() { # PASS|FAIL|SKIP NAME START [WHY]: prints the line of a test that started at START ($EPOCHREALTIME)
     local us=$((${EPOCHREALTIME//[.,]/} - ${3//[.,]/}))
     printf '%s %s/%s %d.%02ds%s\n' "$1" "$suite" "$2" $((us / 1000000)) $((us % 1000000 / 10000)) "${4:+: $4}"
     [ "$1" != FAIL ] || failed=1
@@ -42,18 +42,19 @@ try() { # FUNCTION ARGUMENTS...
     *) verdict FAIL "$name" "$start" && tail -n 8 <<< "$out" | sed 's/^/  /' ;;
     esac
 }
-skip() { echo "$1" && return 77; } # WHY: a test function returns with it
+skip() { echo "$1" && return 77; } # WHY: a test function ends with `skip WHY || return`
 
 begin() { start=$EPOCHREALTIME wrong=0; }
 check() { "${@:2}" || { wrong=1 && echo "  $1"; }; } # WHAT COMMAND...: prints WHAT if the command fails
-returns() { # CODE COMMAND...: checks that it exits with CODE; its output is in $work/log
+returns() { # CODE COMMAND...: checks the exit code; leaves the output in $work/log
     "${@:2}" > "$work/log" 2>&1
     local code=$?
     check "exit code $code, want $1, of ${*:2}: $(tail -n 1 "$work/log")" [ $code = "$1" ]
 }
 end() { [ $wrong = 0 ] && verdict PASS "$1" "$start" || verdict FAIL "$1" "$start"; }
 
-# CODE TEXT COMMAND...: it exits with CODE, and says "error: " and TEXT, also in $work/log. refuses: in one line.
+# CODE TEXT COMMAND...: checks that the command exits with CODE and prints "error: " and TEXT; leaves the output in
+# $work/log. refuses: the output must be one line.
 fails() {
     "${@:3}" > "$work/log" 2>&1
     local code=$?
@@ -65,13 +66,13 @@ skip_suite() { echo "SKIP $suite: $1" && exit 77; } # WHY
 
 says() { grep -qF -- "$2" "$1"; }           # FILE TEXT
 one_line() { [ "$(wc -l < "$1")" = 1 ]; }   # FILE
-# RUN: its metrics without those that depend on a clock.
+# RUN: prints its metrics without the fields that depend on a clock.
 numbers() { sed -E 's/, "(tok_per_s|slowest_rank|wait_share|mfu)": [^,}]*//g' "$1/metrics.jsonl"; }
 
 find_python() { # [PACKAGE...]: the first of $PYTHON, build/venv's and python3 with these packages
     local venv=$root/build/venv python load
     for python in ${PYTHON:+"$PYTHON"} "$venv/bin/python3" python3; do
-        load="import_module(m).__file__" # not in a complete build/venv: finding its packages takes less time
+        load="import_module(m).__file__" # in a complete build/venv find_spec is enough, and faster
         [ "$python" != "$venv/bin/python3" ] || ! cmp -s "$root/dev/oracle/requirements.txt" "$venv/installed" ||
             load="util.find_spec(m).origin"
         "$python" -c "import importlib.util, sys; sys.exit(not all(importlib.$load for m in sys.argv[1:]))" "$@" \
@@ -80,15 +81,15 @@ find_python() { # [PACKAGE...]: the first of $PYTHON, build/venv's and python3 w
     return 1
 }
 
-learn_vocabulary() { # SIZE DIRECTORY TEXT: 77 where no Python has the package tokenizers
+learn_vocabulary() { # SIZE DIRECTORY TEXT; returns 77 if no Python has the package tokenizers
     local python
     python=$(find_python tokenizers) || skip "no Python package tokenizers" || return
     TOKENIZE=$tokenize "$python" "$root/scripts/train_bpe.py" --vocab-size "$1" --out "$2" "$3"
 }
 
 has_mpi() { command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train"; }
-mpi_here() { # all ranks are on this machine and share its cores
+mpi_here() { # sets up MPI for ranks that share this machine's cores
     cc -shared -fPIC -o "$work/yield.so" "$root/dev/test/preload/yield.c" && export LD_PRELOAD=$work/yield.so || exit 70
-    export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader # ob1: no search for networks
+    export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader # ob1 skips the search for networks
     export ASAN_OPTIONS=detect_leaks=0 # Open MPI leaks
 }

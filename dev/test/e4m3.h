@@ -1,4 +1,4 @@
-// e4m3: codes of e4m3 numbers, for tests. A GPU converts by instructions.
+// e4m3: conversion to and from e4m3 codes, for tests; a GPU has instructions for it.
 #pragma once
 
 #include "math/fp8.h"
@@ -12,7 +12,7 @@ static inline uint8_t e4m3_code(float y) {
     const uint8_t sign = (uint8_t)(bits >> 24 & 0x80);
     if (size < 0x1p-6f) return sign | (uint8_t)(size * 0x1p9f);
     memcpy(&bits, &size, sizeof bits);
-    return sign | (uint8_t)((bits >> 20) - (120u << 3)); // an exponent of bias 7 instead of 127
+    return sign | (uint8_t)((bits >> 20) - (120u << 3)); // exponent bias 127 to 7
 }
 
 // Returns the e4m3 number of a code, by definition: (-1)^sign 2^(exponent - 7) (1 + mantissa / 8), subnormal with

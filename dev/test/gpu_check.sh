@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one call: tests, sanitizers, benchmarks and a run beside PyTorch's. Prints one table at the end;
-# whole logs are in $OUT.
+# Runs everything that needs a GPU: tests, sanitizers, benchmarks, and a run beside PyTorch's. Prints one table at the
+# end. Whole logs are in $OUT.
 #
 #     dev/test/gpu_check.sh [tests] [sanitize] [bench] [resume] [pages] [parity]  (default: tests bench)
 #
-#     BUILD   where the programs are (build): $BUILD/cuda-BF16, -FP16 and -FP32, $BUILD/cpu. If they are missing, it runs
-#             `make cuda-programs`; programs from another machine need no headers here.
+#     BUILD   where the programs are (build): $BUILD/cuda-BF16, -FP16 and -FP32, $BUILD/cpu. If they are missing,
+#             `make cuda-programs` builds them. Programs built elsewhere run without headers here.
 #     DATA    directory with tinyshakespeare.txt and gpt2/ ($GNS_TEST_DATA)
 #     OUT     logs and run directories (build/gpu_check)
 #     TEXTS   directories with source text, for parity (/usr /opt)
-#     TOOLS   of compute-sanitizer (memcheck racecheck initcheck synccheck); TOOL_LIMIT: seconds for each program (200)
-#     STEPS   of parity (200: 105 million tokens)
+#     TOOLS   tools of compute-sanitizer (memcheck racecheck initcheck synccheck)
+#     TOOL_LIMIT  seconds for each program under a tool (200)
+#     STEPS   steps of parity (200: 105 million tokens)
 set -u
 . "$(dirname "$0")/stages.sh"
 check_stages "tests sanitize bench resume pages parity" "$@"
@@ -26,7 +27,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 begin_table "$OUT"
 
-# Runs a program: its log to $OUT/NAME.log, its verdict and the time to the table.
+# Runs a program. Its log goes to $OUT/NAME.log, its verdict and time to the table.
 check() { # NAME LIMIT_SECONDS COMMAND...
     local name=$1 start=$EPOCHREALTIME code verdict=PASS
     timeout "$2" "${@:3}" > "$OUT/$name.log" 2>&1
@@ -39,11 +40,11 @@ check() { # NAME LIMIT_SECONDS COMMAND...
     return $code
 }
 
-show() { # NAME PATTERN: adds the lines of a log that match to the table
+show() { # NAME PATTERN: adds the matching lines of a log to the table
     grep -E "$2" "$OUT/$1.log" | sed 's/^/    /' | tee -a "$table"
 }
 
-needs() { # STAGE FILE...: of DATA; false where one is missing
+needs() { # STAGE FILE...: false if DATA lacks one
     local file
     for file in "${@:2}"; do [ -e "$DATA/$file" ] || { row SKIP "$1" "no $file in DATA"; return 1; }; done
 }
@@ -57,16 +58,17 @@ tests() {
     done
 }
 
-# Every kernel at its smallest, under every tool; a tool's programs side by side. initcheck does not see the bulk stores of
-# cuBLASLt's kernels and reports what they write as unwritten, so it runs over our own kernels' tests only. For the engine
-# test_filled_memory (in the stage tests) finds the same faults: equal bits over memory full of NaN and full of zeros.
+# Runs every kernel at its smallest under every tool. One tool's programs run side by side. initcheck does not see
+# cuBLASLt's bulk stores and reports their results as unwritten: it runs only the tests without cuBLASLt.
+# test_filled_memory (in the stage tests) finds the engine's unwritten reads: it compares bits over memory full of NaN
+# and full of zeros.
 sanitize() {
     local tool program name
     for tool in $TOOLS; do
         for program in "$bf16"/dev/test/*/test_*_cuda; do
             name=$(basename "$program")
             case $tool-$name in
-            *-test_shard_cuda | *-test_device_cuda) ;; # runs only the engine's kernels; runs none
+            *-test_shard_cuda | *-test_device_cuda) ;; # the first runs only the engine's kernels, the second none
             racecheck-test_optimizers*) row SKIP "$tool-$name" "it reports races within cuBLASLt's batched products" ;;
             initcheck-test_engine* | initcheck-test_matmul* | initcheck-test_optimizers* | initcheck-test_logits*) row SKIP "$tool-$name" "see test_filled_memory in the stage tests" ;;
             *) check "$tool-$name" "$TOOL_LIMIT" compute-sanitizer --tool "$tool" --error-exitcode 1 "$program" 1 small & ;;
@@ -93,14 +95,14 @@ speed() { # MODEL MICRO_BATCH SEQ_LEN ROUNDS WORD...
     show "speed-$1" '^[^ ].*(tok/s|GiB$|against)'
 }
 
-# Kill, stop, resume.
+# Kills, stops and resumes a run.
 resume() {
     needs resume tinyshakespeare.txt || return
     check resume 200 dev/test/cuda/gpu_resume.sh "$bf16/train_gpt2cu" "$tokenize" "$DATA/tinyshakespeare.txt"
     show resume '^PASS'
 }
 
-# The commands of README.md and dev/docs.
+# Runs the commands of README.md and dev/docs.
 pages() {
     local verdict name why
     needs pages tinyshakespeare.txt gpt2 || return
@@ -109,8 +111,7 @@ pages() {
         while read -r verdict name why; do row "$verdict" "pages-${name%:}" "$why"; done
 }
 
-# Token shards of this machine's source text.
-source_text() { # BYTES
+source_text() { # BYTES: makes token shards of this machine's source text
     [ "$source_bytes" -lt "$1" ] || return 0
     source_bytes=$1
     rm -f "$work"/source_*.bin
@@ -122,14 +123,14 @@ source_text() { # BYTES
     tail -n 3 "$OUT/tokenize.log"
 }
 
-# The same options for ours and the twin.
-recipe() { # MICRO_BATCH MICRO_STEPS STEPS
+recipe() { # MICRO_BATCH MICRO_STEPS STEPS: prints the options that our trainer and the twin share
     local batch_tokens=$(($1 * $2 * 1024))
     echo --seq-len 1024 --micro-batch "$1" --batch-tokens $batch_tokens --steps "$3" --lr 1e-4 --beta2 0.99 --warmup-tokens \
         $((batch_tokens * $3 / 2)) --final-lr-frac 0.1 --weight-decay 0.1 --seed 1 --val-every 100 --val-tokens 1048576
 }
 
-# Ours, then the twin. EVERY above 0: we save every EVERY steps, and the twin follows these checkpoints, in parts, one a GPU.
+# Runs our trainer, then the twin. EVERY > 0: our trainer saves every EVERY steps; the twin follows these checkpoints in
+# parts, one part per GPU.
 beside_twin() { # NAME MODEL LAYERS HEADS CHANNELS MICRO_BATCH MICRO_STEPS STEPS GPU EVERY [TOLERANCE]
     local name=$1 data=(--train "$work/source_train_*.bin" --val "$work/source_val_*.bin") follow=() parts=1 part twins=()
     [ "${10}" = 0 ] || follow=(--follow "$work/$name") parts=$gpus
@@ -153,7 +154,7 @@ beside_twin() { # NAME MODEL LAYERS HEADS CHANNELS MICRO_BATCH MICRO_STEPS STEPS
     show "$name" 'tok/s|largest'
 }
 
-# Every 10 steps the twin starts again from our weights and moments: see torch_twin.py. Twenty checkpoints, 30 GB.
+# Every 10 steps the twin starts again from our weights and moments (torch_twin.py). Needs 30 GB for twenty checkpoints.
 parity() {
     source_text 450000000
     beside_twin parity-d12 d12 12 12 768 64 8 "$STEPS" 0 10 0.01

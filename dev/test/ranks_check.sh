@@ -1,22 +1,21 @@
 #!/usr/bin/env bash
-# Several GPUs of one machine as ranks: every number of ranks trains the same run; a run whose rank is killed or stopped
-# ends; speed and memory of all together. Prints one table at the end; whole logs are in $OUT. LAUNCH="scripts/mpirun.sh
-# -np 2" dev/test/cuda/gpu_resume.sh stops and resumes ranks.
+# Checks several GPUs of one machine as ranks: every number of ranks trains the same run; a run whose rank is killed or
+# stopped ends. Measures speed and memory of all ranks together. Prints one table at the end. Whole logs are in $OUT.
+# LAUNCH="scripts/mpirun.sh -np 2" dev/test/cuda/gpu_resume.sh stops and resumes ranks.
 #
 #     dev/test/ranks_check.sh [agree] [tensor] [shard] [optimizers] [faults] [scaling] [memory]          (default: all)
 #
 #     BUILD    where the programs are (build): $BUILD/cuda-BF16/train_gpt2cu
-#     TRAINER  the program itself; build/cpu/train_gpt2 with SMALL=1 tries this script without a GPU
-#     MACHINES number of machines, all played by this one (1): each has all GPUs here, and NCCL goes through sockets
-#              between them. Slow, since ranks take turns on a GPU, but the numbers are those of real machines.
-#     RANKS    the largest number of ranks (as many as MACHINES have GPUs)
+#     TRAINER  another program: build/cpu/train_gpt2 with SMALL=1 tries this script without a GPU
+#     MACHINES number of machines that this one simulates (1). Each has all GPUs here. NCCL goes through sockets between
+#              them. Ranks take turns on a GPU: slow, with the results of real machines.
+#     RANKS    largest number of ranks (MACHINES times the GPUs here)
 #     ZERO     --zero of the runs that are killed and stopped (1)
 #     OUT      logs and run directories (build/ranks_check)
-#     OPTIMIZERS of the stage optimizers (lamb muon)
+#     OPTIMIZERS what the stage optimizers runs (lamb muon)
 #     LIMIT    seconds for everything (915 x MACHINES)
 #
-# Verdicts: PASS and FAIL; SLOW where a figure is below its floor, which does not fail this script; FIGURE for what has no
-# floor; SKIP.
+# Verdicts: PASS, FAIL, SKIP; SLOW: a figure below its floor, no failure; FIGURE: a figure without a floor.
 set -u
 . "$(dirname "$0")/stages.sh"
 stages="agree tensor shard optimizers faults scaling memory"
@@ -39,7 +38,7 @@ command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
 grep -q MPI_Init_thread "$TRAINER" || fail 64 "$TRAINER was built without MPI" "Install Open MPI (and NCCL) and build it again"
 command -v python3 > /dev/null || fail 64 "no python3" "Install it: it makes the random text"
 
-# Without NVLink multicast (NVLS), which some machines forbid, figures are comparable. MPI goes through shared memory.
+# Switch NVLink multicast (NVLS) off: some machines forbid it, and figures must be comparable. MPI uses shared memory.
 export NCCL_NVLS_ENABLE=0 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none
 mpirun=(scripts/mpirun.sh)
 [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
@@ -54,7 +53,7 @@ elif [ "$MACHINES" -gt 1 ]; then # each machine has consecutive ranks, and all G
     as_machine=(bash -c 'export NCCL_HOSTID=machine$((OMPI_COMM_WORLD_RANK / $0)) CUDA_VISIBLE_DEVICES=$((OMPI_COMM_WORLD_RANK % $0)); exec "$@"' "$gpu_count")
 fi
 
-# Shapes: for GPUs, or small enough for a CPU. In d7 not even two ranks' parts have equal length.
+# Shapes for GPUs, or for a CPU. In d7 even two ranks have parts of different lengths.
 if [ -z "$SMALL" ]; then
     agree_T=512 agree_shape=(--model d7 --seq-len 512) agree_rows=16 agree_batch=62 agree_steps=50 agree_lr=5e-5
     cadence_tolerance=1e-3
@@ -77,8 +76,8 @@ rank_counts=1
 for ((n = 2; n <= RANKS; n *= 2)); do rank_counts+=" $n"; done
 [ $((n / 2)) = "$RANKS" ] || rank_counts+=" $RANKS"
 
-# Half of the tokens follow from the previous one, the other half obey Zipf's law: there is something to learn, and the
-# embedding's kernels meet the distribution of real text.
+# Half of the tokens follow from the previous token, so that there is something to learn. The others obey Zipf's law, as
+# real text does for the embedding's kernels.
 make_text() { # FILE COUNT VOCABULARY
     python3 - "$@" << 'PYTHON'
 import array, random, sys
@@ -109,8 +108,7 @@ begin() { # NAME RANKS OPTIONS...
     job=$!
 }
 
-# Processes of the current run, with mpirun; or of rank R only.
-run_processes() { # [R]
+run_processes() { # [R]: prints the processes of the current run, mpirun's too; with R only rank R's
     local environment
     grep -lzxF "GNS_RANKS_CHECK=$work/$current" /proc/[0-9]*/environ 2> /dev/null | while read -r environment; do
         [ $# = 0 ] || grep -qzx "OMPI_COMM_WORLD_RANK=$1" "$environment" 2> /dev/null || continue
@@ -121,7 +119,7 @@ run_processes() { # [R]
 runs() { kill -0 "$job" 2> /dev/null; }
 steps_done() { cat "$work/$current/metrics.jsonl" 2> /dev/null | grep -c '"loss"'; }
 
-# Returns once the processes are dead and have freed their memory, or after 20 s.
+# Waits until the processes are dead and their memory is free, at most 20 s.
 kill_run() {
     local process state processes end=$((SECONDS + 20))
     {
@@ -135,8 +133,7 @@ kill_run() {
     } 2> /dev/null
 }
 
-# Waits for the end of the run and sets `code`: 124 where it does not end in time, and is killed.
-await_end() { # SECONDS
+await_end() { # SECONDS: waits for the run's end and sets `code`; kills a run that is late: code 124
     local end=$((SECONDS + $1))
     while runs; do
         [ $SECONDS -lt $end ] || { kill_run; code=124; return; }
@@ -146,7 +143,7 @@ await_end() { # SECONDS
     code=$?
 }
 
-await_steps() { # COUNT: false where the run ends before, or time is up
+await_steps() { # COUNT: false if the run ends earlier, or time is up
     while [ "$(steps_done)" -lt "$1" ]; do
         sleep 0.05
         runs && [ "$(seconds_left)" -gt 0 ] || return 1
@@ -157,7 +154,7 @@ tell_failure() { # WHAT
     row FAIL "$1" "exit code $code: $(grep -hE '^error|noticed that process' "$(log "$current")" | tail -n 1 | cut -c 1-150)"
 }
 
-await_success() { # WHAT: false where the run fails
+await_success() { # WHAT: false if the run fails
     await_end "$(seconds_left)"
     [ $code = 0 ] || { tell_failure "$1"; return 1; }
 }
@@ -167,10 +164,10 @@ values() { grep -o "\"$2\": [^,}]*" "$work/$1/metrics.jsonl" | cut -d ' ' -f 2; 
 median() { sort -g | awk '{ x[NR] = $1 } END { print NR ? (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2 : "nan" }'; }
 
 # ----------------------------------------------------------------------------------------------------------------------
-# agree: the same run with every number of ranks, and the same bits in every mode
+# agree: every number of ranks trains the same run; every mode gives the same bits
 
-# The largest difference of a field in two runs, step by step. SCALE: an awk expression to divide it by, where $2 is the
-# second run's value, $3 its gns_ln_s and $4 its batch.
+# Prints the largest difference of a field between two runs at the same step, divided by SCALE. In SCALE, an awk
+# expression, $2 is the second run's value, $3 its gns_ln_s, $4 its batch.
 farthest() { # A B FIELD SCALE
     paste <(values "$1" "$3") <(values "$2" "$3") <(values "$2" gns_ln_s) <(values "$2" batch) | awk '
         NF != 4 || /null/ { bad = 1; next }
@@ -178,8 +175,8 @@ farthest() { # A B FIELD SCALE
         END { print NR && !bad ? most + 0 : "nan" }'
 }
 
-# Equal up to rounding, which a learning rate that makes the loss jump would magnify. G2 may be near 0: its error is
-# relative to G2 and the noise together.
+# Checks that two runs are equal up to rounding. (At a learning rate where the loss jumps, training magnifies rounding.)
+# G2 may be near 0: its error is relative to G2 + S / B.
 same_run() { # A B
     local loss s g2
     loss=$(farthest "$1" "$2" loss 1) s=$(farthest "$1" "$2" gns_ln_s "\$2") g2=$(farthest "$1" "$2" gns_ln_g2 "(\$2 < 0 ? -\$2 : \$2) + \$3 / \$4")
@@ -198,7 +195,7 @@ same_bits() { # A B
     fi
 }
 
-agree_run() { # NAME RANKS OPTIONS...: a batch that ranks cannot divide evenly
+agree_run() { # NAME RANKS OPTIONS...: ranks cannot divide its batch evenly
     local tokens=$((agree_batch * agree_T))
     time_is_left "$1" 0 || return 1
     begin "$1" "$2" "${agree_shape[@]}" --micro-batch "$agree_rows" --batch-tokens $tokens --steps $agree_steps \
@@ -214,7 +211,7 @@ agree_ranks() { # NAME
     done
 }
 
-same_in_every_mode() { # NAME OPTIONS...: as the run NAME, which has ZeRO's default
+same_in_every_mode() { # NAME OPTIONS...: compares with the run NAME, which has the default --zero
     local zero
     for zero in 0 2 3; do agree_run "$1-z$zero" "$RANKS" --zero $zero "${@:2}" && same_bits "$1-z$zero" "$1"; done
 }
@@ -225,16 +222,16 @@ agree() {
     same_in_every_mode "$all"
     agree_run "$name-again" "$RANKS" && same_bits "$name-again" "$all"
 
-    # Sums over the ranks at each of four micro-steps are in another order, and so rounded otherwise.
+    # Sums over ranks at each of four micro-steps have another order, hence another rounding.
     local loss_tolerance=$cadence_tolerance by=$all-micro-step rows=$agree_rows
     agree_rows=$((rows / 4)) agree_run "$by" "$RANKS" --zero 2 --reduce micro-step && same_run "$by" "$name-r1"
     agree_rows=$((rows / 4)) agree_run "$by-z3" "$RANKS" --zero 3 --reduce micro-step --recompute block && same_bits "$by-z3" "$by"
 
-    # Gradients rounded to bf16 for the transfer move a loss less than a bf16 engine's own rounding may.
+    # Rounding gradients to bf16 for the transfer moves a loss less than a bf16 engine's own rounding.
     loss_tolerance=1e-3 gns_tolerance=0.02
     agree_run "$all-wire-bf16" "$RANKS" --comm-dtype bf16 && same_run "$all-wire-bf16" "$name-r1"
 
-    # With ZeRO-3 the weights' copies in e4m3 follow each block's arrival.
+    # With ZeRO-3 a block's weights are converted to e4m3 when they arrive.
     local type
     for type in fp8 fp8-dw; do
         if "$TRAINER" --dry-run --vocab-size "$vocabulary" "${agree_shape[@]}" --dtype $type > "$work/$type.plan" 2>&1; then
@@ -242,13 +239,13 @@ agree() {
         else row SKIP "$type" "$(head -n 1 "$work/$type.plan")"; fi
     done
 
-    # In fp32 rounding is too small for training to magnify it: a difference is a fault.
+    # In fp32 training does not magnify rounding: any larger difference is a fault.
     local TRAINER=$BUILD/cuda-FP32/train_gpt2cu gns_tolerance=1e-3
     loss_tolerance=1e-4
     [ -z "$gpus" ] || if [ -x "$TRAINER" ]; then agree_ranks fp32; else row SKIP "fp32" "no $TRAINER"; fi
 }
 
-# Pairs of ranks that hold one model together: as on one rank, which holds it whole, and the same bits in every mode.
+# Pairs of ranks that hold one model together train like one rank that holds it whole; every mode gives the same bits.
 tensor() {
     local mesh=tensor-r$RANKS
     [ $((RANKS % 2)) = 0 ] || { row SKIP "--tensor 2" "$RANKS ranks are no pairs"; return; }
@@ -258,7 +255,7 @@ tensor() {
     agree_run "$mesh-again" "$RANKS" --tensor 2 --dropout 0.1 --recompute block && same_bits "$mesh-again" "$mesh"
 }
 
-# Replicas on two machines, both played by this one: as on one rank, and the same bits in every mode.
+# Replicas on two machines, which this one simulates, train like one rank; every mode gives the same bits.
 shard() {
     local mesh=shard-r$RANKS half=$((RANKS / 2)) as_machine
     [ $((RANKS % 2)) = 0 ] && [ "$MACHINES" = 1 ] || { row SKIP "--shard machine" "$RANKS ranks are no two machines"; return; }
@@ -291,7 +288,7 @@ optimizers() {
 faults() {
     local victim=$((RANKS - 1)) name signal wanted gone struck seconds said verdict
     gone="rank $victim \(process [0-9]+\) is stopped or gone"
-    while read -r name signal deadline wanted; do # after ten steps, or so many seconds: while MPI starts, and CUDA or NCCL
+    while read -r name signal deadline wanted; do # NAME-after-N: after N seconds, while MPI, CUDA and NCCL start
         begin "$name" "$RANKS" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $((8 * RANKS * agree_T)) \
             --steps 100000000 --zero "$ZERO" --deadline "$deadline"
         case $name in
@@ -322,9 +319,9 @@ EOF
 # ----------------------------------------------------------------------------------------------------------------------
 # scaling and memory
 
-tok_per_s() { values "$1" tok_per_s | sed -n "6,${2}p" | median; } # NAME STEPS: without the first five
+tok_per_s() { values "$1" tok_per_s | sed -n "6,${2}p" | median; } # NAME STEPS: the first five do not count
 
-# Runs STEPS steps and kills the run, which saves nothing. Files: NAME.speed, and NAME.memory in MiB.
+# Runs STEPS steps, then kills the run: it saves nothing. Writes NAME.speed, tok/s, and NAME.memory, MiB.
 speed_run() { # NAME RANKS STEPS OPTIONS...
     time_is_left "$1" 5 || return 1
     begin "$1" "$2" --seq-len $speed_T --steps 1000000 "${@:4}"
@@ -334,8 +331,8 @@ speed_run() { # NAME RANKS STEPS OPTIONS...
     tok_per_s "$1" "$3" > "$work/$1.speed"
 }
 
-# GPUs differ by a few percent, and the slowest rank sets the pace. So each runs alone, all at once; NAME.all has the
-# speeds, ascending, NAME.speed their mean.
+# Runs one training per GPU, all at once: GPUs differ by a few percent, and the slowest sets the pace of ranks. Writes
+# the ascending speeds to NAME.all, their mean to NAME.speed.
 speed_alone() { # NAME STEPS OPTIONS...
     local gpu jobs=()
     for ((gpu = 0; gpu < RANKS; gpu++)); do
@@ -352,7 +349,7 @@ speed_alone() { # NAME STEPS OPTIONS...
     awk '{ sum += $1 } END { print sum / NR }' "$work/$1.all" > "$work/$1.speed"
 }
 
-memory_used() { # MiB: of the fullest GPU; without one, what is resident of the fullest process, with MPI's buffers
+memory_used() { # prints MiB of the fullest GPU; without a GPU resident MiB of the fullest process, with MPI's buffers
     if [ -n "$gpus" ]; then
         nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | awk -v ranks="$MACHINES" '{ print $1 / ranks }'
     else
@@ -364,7 +361,7 @@ tell_alone() { # WHAT NAME
     row FIGURE "$1, each GPU alone" "$(awk '{ printf "%.0f ", $1 }' "$work/$2.all")tok/s, mean $(calculate "$(cat "$work/$2.speed")" %.0f)$3"
 }
 
-tell_speed() { # WHAT NAME RANKS BASE FLOOR MORE; FLOOR empty: none
+tell_speed() { # WHAT NAME RANKS BASE FLOOR MORE; FLOOR may be empty
     local speed share slowest verdict=FIGURE
     speed=$(cat "$work/$2.speed")
     share=$(calculate "100 * $speed / ($3 * $(cat "$work/$4.speed"))" %.1f)
@@ -373,7 +370,7 @@ tell_speed() { # WHAT NAME RANKS BASE FLOOR MORE; FLOOR empty: none
     row "$verdict" "$1" "$(calculate "$speed" %.0f) tok/s, $share% of $3 x one GPU${5:+ (floor $5%)}, $slowest% of $3 x the slowest$6"
 }
 
-# The same rows a rank: a rank computes what one GPU alone does, and the rest of the time is communication.
+# Each rank has the rows of one GPU alone: what a step takes longer is communication.
 weak_scaling() { # STEPS FLOOR RANK_COUNTS MODEL ROWS
     local n mode zero wire cut floor base=$4-alone name tokens ms ms1
     speed_alone "$base" "$1" --model "$4" --micro-batch "$5" --batch-tokens $(($5 * speed_T)) || return
@@ -381,7 +378,7 @@ weak_scaling() { # STEPS FLOOR RANK_COUNTS MODEL ROWS
     tell_alone "$4, $5 rows" "$base" "; the slowest one's step $ms1 ms"
     for n in $3; do
         tokens=$((n * $5 * speed_T))
-        # bf16: gradients are transferred in it, as llm.c's are. 2: pairs of ranks hold one model
+        # ZERO [COMM_DTYPE [TENSOR]]; llm.c transfers gradients in bf16
         for mode in 0 1 2 3 "1 bf16" "1 fp32 2"; do
             read -r zero wire cut <<< "$mode"
             [ "$n" = "$RANKS" ] || [ "$mode" = 1 ] || continue
@@ -397,7 +394,7 @@ weak_scaling() { # STEPS FLOOR RANK_COUNTS MODEL ROWS
     done
 }
 
-# The same batch for any number of ranks.
+# The batch is the same for any number of ranks.
 strong_scaling() {
     local base=$strong_model-b$strong_batch-alone name=$strong_model-b$strong_batch-r$RANKS tokens=$((strong_batch * speed_T))
     local options=(--model "$strong_model" --micro-batch "$strong_rows" --batch-tokens "$tokens")
@@ -413,13 +410,12 @@ scaling() {
     weak_scaling 16 96 "$RANKS" "${large_model[@]}"
 }
 
-# What --dry-run predicts in the lines that match, in MiB.
-planned() { # NAME PATTERN
+planned() { # NAME PATTERN: sums the MiB of the plan's lines that match
     awk -v pattern="^ *($2)" '$0 ~ pattern { for (i = 2; i <= NF; i++) if ($i ~ /^MiB/) { sum += $(i - 1); break } } END { print sum + 0 }' "$work/$1.plan"
 }
 
-# ZeRO changes only the state. What all modes take besides (the driver, NCCL, activations) follows from ZeRO-0, where each
-# rank has all of the state; what another mode takes above it is state.
+# --zero changes only the memory of the state. A ZeRO-0 rank holds all state: the rest of its memory is driver, NCCL and
+# activations. Other modes have the same rest.
 memory() {
     local zero name used parameters rest state bytes want all close=FIGURE options=(--model "$memory_model" --micro-batch "$memory_rows")
     options+=(--batch-tokens $((RANKS * memory_rows * speed_T)))

@@ -1,5 +1,5 @@
-// safetensors_writer: whole tensor files for tests, through stdio: create; add metadata, then tensors; write the data
-// from first to last; finish. And a model's state as a run saves it.
+// safetensors_writer: writes tensor files for tests, through stdio. Order of calls: create; add metadata, then tensors;
+// write the data from first to last; finish. save_model writes a model's state as a run saves it.
 #pragma once
 
 #include "checkpoint/layout.h"
@@ -15,12 +15,12 @@
 // A file's header. Call begin, add metadata, add tensors, call end.
 typedef struct {
     Text text;             // after safetensors_end: the file's first bytes
-    int metadata, tensors; // their numbers so far
-    uint64_t data;         // bytes of the data
+    int metadata, tensors; // number of entries so far
+    uint64_t data;         // bytes of data so far
 } SafetensorsHeader;
 
 static inline int safetensors_begin(SafetensorsHeader *header, Error *e) {
-    const uint64_t length = 0; // set at the end
+    const uint64_t length = 0; // safetensors_end sets it
     *header = (SafetensorsHeader){.data = 0};
     TRY(text_begin(&header->text, e));
     fwrite(&length, sizeof length, 1, header->text.f);
@@ -36,7 +36,7 @@ static inline void safetensors_add_metadata(SafetensorsHeader *header, const cha
     text_write_json(f, value);
 }
 
-// Bytes of an element: "BF16" 2, "F64" 8.
+// Returns the bytes of an element: "BF16" 2, "F64" 8.
 static inline size_t safetensors_type_bytes(const char *type) { return strtoul(strpbrk(type, "12368"), NULL, 10) / 8; }
 
 static inline void safetensors_add(SafetensorsHeader *header, const char *name, const char *type, int dimensions,

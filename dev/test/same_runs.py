@@ -3,12 +3,12 @@
 
     dev/test/same_runs.py PROGRAM_BEFORE PROGRAM_AFTER [CASE...]
 
-A case is one small run, or two where it resumes: shapes, ranks, ZeRO stages, ramps, noise scale, recomputation,
-schedules, resume, models, samples, evaluation, refusals. It compares the files of the run directory, the exit code, and
-the standard output of what does not train. It leaves out manifests, options that only one build
-knows, and what differs from run to run (IGNORED below).
+A case is one small run, or two if it resumes. Cases cover shapes, ranks, ZeRO stages, ramps, the noise scale,
+recomputation, schedules, resume, models, samples, evaluation and refusals. Compared are the exit code, the files of the
+run directory, and the standard output of commands that do not train; not manifests, options that only one build knows,
+and fields that differ from run to run (IGNORED below).
 
-Prints a line a case and "N passed, N failed"; a failure names the first difference. The exit code is 1 if a case fails.
+Prints one line per case and "N passed, N failed"; a failure names the first difference. Exits with 1 if a case fails.
 Both builds need the same compiler flags. Takes half a minute.
 """
 import concurrent.futures
@@ -25,9 +25,9 @@ import time
 IGNORED = {"tok_per_s", "slowest_rank", "wait_share", "mfu", "build", "seconds", "metrics_bytes", "program", "engine",
            "id", "started", "host", "program_xxh3_128", "directory", "command"}  # fields of JSON files
 
-# Options, NAME=VALUE, on top of SMALL; !NAME removes one. A name in capitals is a line of this table.
-# ranks=N; back_to=N: runs again from the checkpoint of this step, with again:NAME=VALUE; crossed=1: the build before
-# writes, and this one resumes; code=N: the exit code.
+# A case adds options NAME=VALUE to SMALL; !NAME removes one; a name in capitals stands for a line of this table.
+# Further words: ranks=N; back_to=N: resume at the checkpoint of step N, with options again:NAME=VALUE; crossed=1: the
+# build before writes the checkpoint; code=N: the exit code.
 SMALL = """train=../../data/train_*.bin val=../../data/val.bin vocab_size=256 layers=2 heads=3 channels=36 seq_len=17
     micro_batch=3 batch_tokens=187 steps=12 lr=1e-3 threads=1 val_every=5 val_tokens=700 out=run"""
 BASES = {
@@ -121,7 +121,7 @@ def options_of(words, options):
 # ---- Data -----------------------------------------------------------------------------------------------------------
 
 def tokens(count, vocabulary, seed):
-    """Tokens that follow one another by a rule three times of four, so that there is something to learn."""
+    """Draws tokens; three of four follow from the previous token, so that there is something to learn."""
     state, token = seed, 0
     for _ in range(count):
         state = (state * 1103515245 + 12345) % 2**31
@@ -130,7 +130,7 @@ def tokens(count, vocabulary, seed):
 
 
 def make_data(program):
-    """Shards, questions, and models that the build before has trained."""
+    """Writes shards and questions; the build before trains the models."""
     for name, count, vocabulary, seed in (("train_0", 9001, 256, 1), ("train_1", 6005, 256, 2), ("val", 3000, 256, 3),
                                           ("short", 1500, 256, 4), ("wide", 8000, 1003, 5)):
         with open(f"data/{name}.bin", "wb") as f:
@@ -186,7 +186,7 @@ def without_ignored(value):
 
 
 def contents(path):
-    """A file's fields, or lines, that are compared."""
+    """Returns the fields or lines of a file to compare."""
     with open(path, "rb") as f:
         data = f.read()
     if path.endswith(".jsonl"):
@@ -195,7 +195,7 @@ def contents(path):
 
 
 def lines_of_both(paths):
-    """The lines of two files; without options that only one build knows."""
+    """Returns the lines of two files, without options that only one build knows."""
     both = [contents(path) for path in paths]
     if isinstance(both[0], list):
         return both
@@ -206,7 +206,7 @@ def lines_of_both(paths):
 
 
 def files(options, directory):
-    """{name: path} of the files that are compared."""
+    """Returns {name: path} of the files to compare."""
     names = glob.glob("**", root_dir=f"{directory}/run", recursive=True) if "out" in options else []
     found = {name: f"{directory}/run/{name}" for name in sorted(names)}
     unlike = ("MANIFEST.json", "written_by")
@@ -214,7 +214,7 @@ def files(options, directory):
 
 
 def differ(options, codes, directories):
-    """The first difference, or None."""
+    """Returns the first difference, or None."""
     if codes != [int(options.get("code", 0))] * 2:
         return f"exit code {codes[0]} before, {codes[1]} after"
     before, after = (files(options, directory) for directory in directories)

@@ -1,4 +1,4 @@
-// scratch: a new directory that a test works in, files in it, and random numbers: for tests that need no trainer.
+// scratch: a new working directory, files in it, and random numbers, for tests that need no trainer.
 #pragma once
 
 #include "base/files.h"
@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static uint64_t random_state; // $GNS_SEED, or from the clock
+static uint64_t random_state; // from $GNS_SEED, or from the clock
 
 // Returns a number below `below`, by splitmix64 (Steele et al. 2014).
 static inline uint32_t draw(uint32_t below) {

@@ -4,11 +4,11 @@
 #include "model/engine.h"
 #include "math/rng.h"
 
-// Streams of rng.h that the program under test does not use.
+// Streams of rng.h that the trainer does not use.
 enum { SMALL_PARAMS = 1000, SMALL_TOKENS = 2000, SMALL_DIRECTIONS = 3000 };
 
-// Parameters at which every part of the model matters: GPT-2's own initial values are so small that softmax and GELU
-// are all but linear and biases and gammas trivial. flat: (model->flat_count), zero outside the tensors.
+// Draws parameters at which every part of the model matters. (At GPT-2's small initial values softmax and GELU are
+// almost linear, biases 0, gammas 1.) flat: (model->flat_count), zero outside the tensors.
 static inline void small_params(const Model *model, uint64_t seed, float *flat) {
     for (size_t i = 0; i < model->flat_count; i++) flat[i] = 0;
     for (int k = 0; k < model->tensor_count; k++) {
@@ -20,12 +20,12 @@ static inline void small_params(const Model *model, uint64_t seed, float *flat) 
     }
 }
 
-// Uniform tokens. In a short vocabulary they recur within a row, which makes the tied weight's cross term large.
+// Draws uniform tokens. In a small vocabulary tokens recur within a row: the tied weight's cross term is large.
 static inline void small_tokens(int vocab, uint64_t seed, size_t n, uint16_t *tokens) {
     for (size_t i = 0; i < n; i++) tokens[i] = (uint16_t)(rng_u32(seed, SMALL_TOKENS, i) % (uint32_t)vocab);
 }
 
-// Runs forward and backward over a batch of rows (T + 1 tokens each), micro_batch at a time, from cleared gradients.
+// Runs forward and backward over rows of T + 1 tokens, micro_batch at a time, from cleared gradients.
 static inline int small_batch(Engine *engine, const uint16_t *tokens, int rows, int seq_len, int micro_batch,
                               GnsMode mode, Error *e) {
     TRY(engine_begin_step(engine, e));

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by gpu_check.sh and ranks_check.sh: their arguments, and the table of their verdicts.
+# Helpers of gpu_check.sh and ranks_check.sh: arguments and the table of verdicts.
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 
 # Exits on --help, and on an unknown stage.
@@ -12,14 +12,13 @@ check_stages() { # "STAGE..." ARGUMENTS...
     done
 }
 
-# A table of verdicts, printed as it grows and again at the end.
-begin_table() { # DIRECTORY
+begin_table() { # DIRECTORY: begins a table of verdicts; it is printed as it grows, and again at the end
     mkdir -p "$1" || exit 74
     table=$1/table.txt
     : > "$table"
 }
 row() { printf '%-8s %-46s %s\n' "$1" "$2" "$3" | tee -a "$table"; } # VERDICT NAME TEXT
-show_table() { # fails where a row is FAIL
+show_table() { # fails if a row is FAIL
     echo
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2> /dev/null
     cat "$table"

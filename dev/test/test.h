@@ -1,11 +1,11 @@
-// test: the smallest harness that prints what it did. One program tests one module:
+// test: a small harness. One program tests one module:
 //
 //     static void test_addition(void) { CHECK(1 + 1 == 2, "got %d", 1 + 1); }
 //     int main(void) { RUN(test_addition, test_multiplication); return test_summary(); }
 //
 // It prints a line per test: "PASS program/test_addition 0.01s", "FAIL ...: N of M checks" or "SKIP ...";
-// dev/test/run.sh counts them over all programs. A test that checks nothing fails. GNS_ONLY="test_this test_that" runs
-// only these tests; name the tests that they need too.
+// dev/test/run.sh counts these lines. A test that checks nothing fails. GNS_ONLY="test_this test_that" runs only these
+// tests; name also the tests whose results they use.
 #pragma once
 
 #include "base/common.h"
@@ -19,7 +19,7 @@ static struct {
     int total_failures;
 } test_state;
 
-// On failure prints where and why, at most ten times per test. The test continues, so one run shows several faults.
+// Prints where and why a check failed, at most ten times per test. The test continues.
 #define CHECK(condition, ...)                                                                                          \
     do {                                                                                                               \
         test_state.checks++;                                                                                           \
@@ -30,14 +30,14 @@ static struct {
         }                                                                                                              \
     } while (0)
 
-// |a - b| <= tolerance * max(|b|, floor); NaN fails.
+// Checks |a - b| <= tolerance * max(|b|, floor); NaN fails.
 #define CHECK_CLOSE(a, b, tolerance, floor_)                                                                           \
     do {                                                                                                               \
         double a_ = (a), b_ = (b), t_ = (tolerance)*fmax(fabs(b_), (floor_));                                          \
         CHECK(fabs(a_ - b_) <= t_, "%s = %.9g, want %.9g +- %.2g", #a, a_, b_, t_);                                    \
     } while (0)
 
-// The call must succeed / must fail with this code and mention this text.
+// CHECK_OK: the call succeeds. CHECK_ERROR: it returns this code, and its message contains this text.
 #define CHECK_OK(call, e) CHECK((call) == 0, "%s (%s)", (e)->what, (e)->hint)
 #define CHECK_ERROR(call, e, code_, text)                                                                              \
     do {                                                                                                               \
@@ -53,7 +53,7 @@ static struct {
         return;                                                                                                        \
     } while (0)
 
-// A path, or another short text, in one of 64 buffers in turn.
+// Formats a path or another short text, in one of 64 buffers in turn.
 __attribute__((format(printf, 1, 2))) static inline const char *path_of(const char *format, ...) {
     static char buffers[64][4096];
     static int next;
@@ -65,7 +65,7 @@ __attribute__((format(printf, 1, 2))) static inline const char *path_of(const ch
     return path;
 }
 
-// Whether GNS_ONLY has the name as a whole word, or is not set.
+// Returns whether GNS_ONLY holds the name as a whole word, or is not set.
 static inline bool test_wanted(const char *name) {
     const char *only = getenv("GNS_ONLY");
     size_t n = strlen(name);

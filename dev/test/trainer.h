@@ -1,5 +1,5 @@
-// trainer: the whole training program as a child process, on a model and data small enough for thousands of runs, and
-// comparisons of the files that runs leave. For tests of checkpoints and resuming.
+// trainer: runs the whole training program as a child process, with model and data small enough for thousands of runs,
+// and compares the files that runs leave. For tests of checkpoints and resuming.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -22,14 +22,14 @@ enum { TRAINER_ARGUMENTS = 128 };
 
 static struct {
     char scratch[PATH_MAX]; // the working directory of the tests
-    bool thorough;          // GNS_LONG=1: the long forms (make test-crash)
-    int batch_min;          // of trainer_command: at least the number of ranks
-    int ranks;              // > 1: under mpirun, as `program rank train_gpt2 ...`
+    bool thorough;          // GNS_LONG=1: the tests' long forms (make test-crash)
+    int batch_min;          // --batch-min: at least the number of ranks
+    int ranks;              // > 1: mpirun starts `program rank train_gpt2 ...`
     char program[PATH_MAX]; // this test program
     EngineApi engine;       // default: the CPU engine; a test may replace functions
 } trainer;
 
-// Writes a shard of tokens with some order, so that there is something to learn.
+// Writes a shard of tokens. Three of four follow from the previous token, so that there is something to learn.
 static inline void trainer_make_shard(const char *path, uint64_t seed, size_t count) {
     Error e = {0};
     uint16_t *tokens = malloc(count * sizeof *tokens);
@@ -60,15 +60,15 @@ static int trainer_end(void) {
     return test_summary();
 }
 
-// A run of about 70 steps whose batch grows from 2 to 16 rows. Its checkpoints hold every kind of state: averages of
-// the noise, calibration, a ramp that has not ended, outlier windows.
+// Options of a run of about 70 steps whose batch grows from 2 to 16 rows. Its checkpoints hold every kind of state:
+// noise averages, calibration, an unfinished ramp, outlier windows.
 static const char *const trainer_command =
     "train_gpt2 --train train.bin --val val.bin --vocab-size 256 --model d1 --layers 1 --heads 1 --channels 16 "
     "--seq-len 8 --threads 1 --micro-batch 4 --ramp gns --batch-max 16 --gns exact --gns-exact-every 3 "
     "--gns-half-life 600 --ramp-kappa 1000 --ramp-waste 1 --ramp-step-rows 1e9 --lr 1e-2 --val-every 7 --val-tokens "
     "128 --skip-loss-z 3 ";
 
-// Replaces the C library's, as dev/test/preload/yield.c does: a rank that waits sleeps, rather than poll.
+// Replaces the C library's function, as dev/test/preload/yield.c does: a waiting rank sleeps instead of polling.
 int sched_yield(void) { return usleep(20); }
 
 // Replaces this process by mpirun. A run that hangs is killed.
@@ -81,15 +81,15 @@ static void trainer_exec_ranks(int argc, char **argv) {
     snprintf(ranks, sizeof ranks, "%d", trainer.ranks);
     all[6] = ranks;
     for (int i = 0; i < argc; i++) all[n++] = argv[i];
-    setenv("OMPI_MCA_mpi_yield_when_idle", "1", 1); // many ranks share few cores of one machine
-    setenv("OMPI_MCA_pml", "ob1", 1);               // no search for networks
+    setenv("OMPI_MCA_mpi_yield_when_idle", "1", 1); // many ranks share few cores
+    setenv("OMPI_MCA_pml", "ob1", 1);               // skips the search for networks
     setenv("OMPI_MCA_btl", "self,vader", 1);
     setenv("ASAN_OPTIONS", "detect_leaks=0", 1); // Open MPI leaks
     execvp(all[0], all);
     _exit(127);
 }
 
-// Starts the program with options added to trainer_command, or with `format` alone if that begins with "train_gpt2".
+// Starts the program with trainer_command and more options, or with `format` alone if that begins with "train_gpt2".
 // Its output goes to the file "log".
 __attribute__((format(printf, 1, 2))) static inline pid_t trainer_begin(const char *format, ...) {
     va_list args;
@@ -148,13 +148,13 @@ static inline bool file_mentions(const char *path, const char *text) {
 
 static inline bool log_mentions(const char *text) { return file_mentions("log", text); }
 
-// The number after "name": in a text, such as a line of metrics.jsonl; NaN: none.
+// Returns the number after "name": in a text, such as a line of metrics.jsonl; NaN: none.
 static inline double number_in(const char *text, const char *name) {
     const char *field = path_of("\"%s\":", name), *at = text ? strstr(text, field) : NULL;
     return at ? strtod(at + strlen(field), NULL) : NAN;
 }
 
-// The end of the log, for messages.
+// Returns the end of the log, for messages.
 static inline const char *log_tail(void) {
     static char tail[400];
     size_t bytes;
@@ -164,7 +164,7 @@ static inline const char *log_tail(void) {
     return tail;
 }
 
-// Checks a run's exit code, and that its log has each of these texts; a text after '!' must be missing.
+// Checks a run's exit code, and that its log contains each text; a text after '!' must be missing.
 #define CHECK_RUN(code, want, ...)                                                                                     \
     do {                                                                                                               \
         int code_ = (code), want_ = (want);                                                                            \
@@ -198,7 +198,7 @@ static inline bool same_file(const char *a, const char *b) {
     return same;
 }
 
-// Removes from metrics.jsonl, in place, the fields that depend on a clock.
+// Removes the fields that depend on a clock from the text of metrics.jsonl, in place.
 static void drop_timing(char *text) {
     char *from;
     while ((from = strstr(text, ", \"tok_per_s\": "))) {
@@ -219,7 +219,7 @@ static inline bool same_metrics(const char *a, const char *b) {
     return same;
 }
 
-// The step of a run directory's newest checkpoint; -1: none.
+// Returns the step of a run directory's newest checkpoint; -1: none.
 static inline long newest_step(const char *run) {
     Names names;
     Error e;
@@ -231,7 +231,7 @@ static inline long newest_step(const char *run) {
     return newest;
 }
 
-// Opens a run directory (release: archive_close). Its id is that of the checkpoints that tests make.
+// Opens a run directory with the run id of make_checkpoint; release with archive_close.
 static inline Archive archive_at(const char *run) {
     Archive archive = {0};
     Error e = {0};
@@ -240,8 +240,8 @@ static inline Archive archive_at(const char *run) {
     return archive;
 }
 
-// Makes a checkpoint with a small state.json, and a file odd.bin that only its manifest names. id: of the run that
-// makes it; "": an older build.
+// Makes a checkpoint of the run `id`, with a small state.json and a file odd.bin that only the manifest names. "": an
+// older build without run ids.
 static inline void make_checkpoint(const char *run, int64_t step, const char *id, const void *data, size_t bytes) {
     Manifest manifest = {.count = 0};
     Error e = {0};
@@ -283,7 +283,7 @@ static inline int64_t newest_whole_step(const char *run, char directory[ARCHIVE_
     Newest newest;
     FILE *notes = fopen("/dev/null", "w");
     Archive archive = archive_at(run);
-    archive.id[0] = 0; // any run's
+    archive.id[0] = 0; // checkpoints of any run
     int code = archive_newest(&archive, INT64_MAX, notes, verify_one, NULL, &newest, e);
     CHECK_OK(code, e);
     archive_close(&archive);
@@ -292,7 +292,7 @@ static inline int64_t newest_whole_step(const char *run, char directory[ARCHIVE_
     return newest.found && !code ? newest.step : -1;
 }
 
-// Checks that the files of two checkpoints are equal, except those that describe the run and not its position.
+// Checks that the files of two checkpoints are equal, except files that describe the run instead of its position.
 static inline void check_same_files(const char *a, const char *b, const char *what) {
     Names names;
     Error e = {0};
@@ -307,7 +307,7 @@ static inline void check_same_files(const char *a, const char *b, const char *wh
     names_free(&names);
 }
 
-// Checks that two runs ended with the same step, weights, moments and metrics, to the bit.
+// Checks that two runs ended at the same step with the same bits of weights, moments and metrics.
 static inline void check_same_end(const char *a, const char *b, const char *what) {
     long step = newest_step(a);
     CHECK(step > 0 && newest_step(b) == step, "%s: ends at step %ld, not %ld", what, newest_step(b), step);

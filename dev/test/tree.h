@@ -1,4 +1,4 @@
-// tree: removes a directory and all in it, for the scratch directories of tests. Links are unlinked, not entered.
+// tree: removes a directory and its contents, for the scratch directories of tests. Links are unlinked, not followed.
 #pragma once
 
 #include <dirent.h>

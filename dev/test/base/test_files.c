@@ -1,5 +1,5 @@
-// Durable writing, past the page cache and through it: contents and digests of files of all sizes; file systems that
-// refuse O_DIRECT early or late; calls that fail, are interrupted or fall short.
+// Durable writing, with O_DIRECT and through the page cache: contents and digests of files of all sizes; file systems
+// that refuse O_DIRECT at open or later; calls that fail, are interrupted or fall short.
 #define _GNU_SOURCE // O_DIRECT
 #include "base/manifest.h"
 #include "base/thread.h"
@@ -22,9 +22,9 @@ typedef enum { WRITE, FSYNC, PREAD, CALLS } Call;
 static struct {
     Call call;
     What what;
-    long at; // the n-th such call
+    long at; // which call fails: the n-th
     int error;
-    bool refuse_flag, refuse_calls; // O_DIRECT, like some file systems
+    bool refuse_flag, refuse_calls; // refuse O_DIRECT at open, at writes: some file systems do
     long count[CALLS];
 } plan;
 
@@ -36,7 +36,7 @@ static void plan_fault(Call call, What what, long at, int error) {
 int __real_fcntl(int fd, int command, ...);
 static bool is_direct(int fd) { return __real_fcntl(fd, F_GETFL) & O_DIRECT; }
 
-// The bytes that this call may move; -1: it fails. A short call moves whole blocks half of the time.
+// Returns the bytes that this call may move; -1: it fails. A short call moves whole blocks half of the time.
 static ssize_t allow(Call call, int fd, size_t bytes) {
     bool here = ++plan.count[call] == plan.at && call == plan.call;
     if (plan.refuse_calls && call != FSYNC && is_direct(fd)) return errno = EINVAL, -1;
@@ -45,7 +45,7 @@ static ssize_t allow(Call call, int fd, size_t bytes) {
     return draw(2) ? PAGE * (1 + draw((uint32_t)bytes / PAGE)) : 1 + draw((uint32_t)bytes - 1);
 }
 
-// Lets a short call move part of a block: the kernel refuses that with O_DIRECT, but some file systems do it.
+// Lets a short call move part of a block: some file systems do so even with O_DIRECT.
 static int pause_direct(int fd, size_t bytes, ssize_t n) {
     int flags = __real_fcntl(fd, F_GETFL);
     if (n > 0 && n < (ssize_t)bytes) __real_fcntl(fd, F_SETFL, flags & ~O_DIRECT);
@@ -79,7 +79,7 @@ int __wrap_fcntl(int fd, int command, ...) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Writes the file's pieces forwards or backwards, from memory that is aligned as the file is, or not.
+// Writes the file's pieces forwards or backwards, from aligned or unaligned memory.
 static int save_in_pieces(const char *path, size_t bytes, size_t largest_piece, Error *e) {
     static unsigned char memory[LARGEST + 2 * PAGE];
     unsigned char *aligned = memory + PAGE - (size_t)memory % PAGE + (draw(2) ? draw(PAGE) : 0);
@@ -112,7 +112,7 @@ static void check_contents(const char *path, size_t bytes) {
 
 static void count_beat(void *beats) { ++*(size_t *)beats; }
 
-// file_digest_range of a part of the file, as the disk holds it or through the cache.
+// Returns file_digest_range of a part of the file, from the disk or through the cache.
 static void check_range(const char *path, size_t from, size_t bytes, bool past_cache) {
     size_t beats = 0;
     uint64_t all;
@@ -151,7 +151,7 @@ static void check_save(size_t bytes, size_t largest_piece) {
 static void test_all_sizes(void) {
     static const size_t sizes[] = {0, 1, PAGE - 1, PAGE, STAGE - 1, STAGE, STAGE + 1, STAGE + PAGE, 2 * STAGE, LARGEST};
     plan_fault(WRITE, NOTHING, 0, 0);
-    CHECK(strcmp(digest_of("", 0).hash, "99aa06d3014798d86001c324468d497f") == 0, "not XXH3-128"); // by xxhsum
+    CHECK(strcmp(digest_of("", 0).hash, "99aa06d3014798d86001c324468d497f") == 0, "not XXH3-128"); // xxhsum prints this
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) check_save(sizes[i], LARGEST);
     for (int i = 0; i < 10; i++) check_save(draw(LARGEST), i % 2 ? 64 * PAGE : MIB);
 }
@@ -167,7 +167,7 @@ static void test_refused(void) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-static const size_t fault_bytes = 2 * STAGE + 12345; // three reads
+static const size_t fault_bytes = 2 * STAGE + 12345; // takes three reads
 
 static void test_calls_that_fail(void) {
     static const int errors[] = {ENOSPC, EIO};
@@ -217,7 +217,7 @@ static void test_replace(void) {
     CHECK(!file_exists("replaced.partial"), "the failed file is left");
 }
 
-// A limit of the system has its remedy in every message.
+// Every message about a limit of the system names the remedy.
 static void test_limits(void) {
     static const struct {
         int error;
@@ -267,7 +267,7 @@ static void test_every_piece_is_verified(void) {
 
 static void test_cpu_quota(void) {
     static const struct {
-        const char *files; // how the shell writes the files of sys/fs/cgroup
+        const char *files; // shell commands that write the files of sys/fs/cgroup
         int want;
     } cases[] = {{"echo 150000 100000 > cpu.max", 2},
                  {"echo 10000 100000 > cpu.max", 1},

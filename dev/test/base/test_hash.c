@@ -1,12 +1,13 @@
-// The hashes against published numbers of splitmix64 and FNV-1a, and the engine's hash of its weights against a loop.
+// Compares the hashes with published numbers of splitmix64 and FNV-1a, and the engine's hash of its weights with a
+// loop.
 #include "base/hash.h"
 #include "../small_model.h"
 #include "../test.h"
 
 #include <time.h>
 
-// splitmix64 from seed 0: its n-th number is the hash of a zero element in place n - 1. The first five as printed by
-// Vigna's splitmix64.c (prng.di.unimi.it).
+// The n-th number of splitmix64 from seed 0 is the hash of a zero element in place n - 1. Vigna's splitmix64.c
+// (prng.di.unimi.it) prints these five.
 static void test_known_answers(void) {
     static const uint64_t known[] = {0xe220a8397b1dcdaf, 0x6e789e6aa1b965f4, 0x06c45d188009454f, 0xf88bb8a8724c81ec,
                                      0x1b39896a51a8749b};
@@ -15,7 +16,7 @@ static void test_known_answers(void) {
     CHECK(hash_element(3, 1) != hash_element(3, 0) && hash_element(3, 1) != hash_element(4, 1), "no hash");
 }
 
-// FNV-1a, 64 bits, of texts in Noll's list of test vectors (isthe.com/chongo/src/fnv/test_fnv.c), whole and in two
+// FNV-1a, 64 bits, from Noll's test vectors (isthe.com/chongo/src/fnv/test_fnv.c). Each text is hashed whole and in two
 // pieces.
 static void test_known_answers_of_bytes(void) {
     static const struct {
@@ -55,7 +56,7 @@ static void check_engine(const Model *model, uint32_t *bits, int threads) {
         CHECK_OK(engine_hash(engine, (Range){cut, all.end}, &part, &e), &e);
         CHECK(part == sum_of(bits, cut, all.end), "%d threads: from %zu on", threads, cut);
     }
-    for (size_t i = 0; i < all.end; i += all.end / 50) { // one bit anywhere shows
+    for (size_t i = 0; i < all.end; i += all.end / 50) { // any changed bit changes the hash
         *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, i) ^= 1u << i % 32;
         CHECK_OK(engine_hash(engine, all, &part, &e), &e);
         CHECK(part != hash, "a bit of element %zu", i);

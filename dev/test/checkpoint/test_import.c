@@ -1,5 +1,5 @@
 // Models from other programs: safetensors in one file or several, in fp32, fp16 or bf16, and llm.c's .bin. Every value
-// must arrive at its element, and malformed files are rejected with their names.
+// must arrive at its element. Errors name malformed files.
 #include "checkpoint/checkpoint.h"
 #include "base/float16.h"
 #include "run/state.h"
@@ -27,7 +27,7 @@ static int give(void *context, StateKind kind, Range range, float *to, Error *e)
     return 0;
 }
 
-// Values that all three types hold exactly.
+// Makes values that all three types hold exactly.
 static void make_values(uint64_t seed) {
     small_params(&model, seed, values);
     for (size_t i = 0; i < model.flat_count; i++) values[i] = roundf(values[i] * 64) / 64;
@@ -96,7 +96,7 @@ static int ignore(void *context, StateKind kind, Range range, const float *from,
     return 0;
 }
 
-// A tensor and moments that are saved and loaded in several chunks, the last one short.
+// A tensor and its moments are saved and loaded in several chunks; the last one is short.
 static void test_beyond_a_chunk(void) {
     const ModelConfig shape = {1, 1, 512, 20000, 8};
     const Model small = model;
@@ -163,7 +163,7 @@ static void check_note(const char *path, const char *want) {
     text_free(&note);
 }
 
-// Masks and a tied head are GPT-2's; other tensors get a note.
+// Masks and a tied head belong to GPT-2; other tensors get a note.
 static void test_unknown_tensors(void) {
     static const char *const names[] = {"h.0.attn.bias",     "transformer.h.2.attn.masked_bias",
                                         "h.0.attn.bias2",    "score.weight",
@@ -196,7 +196,7 @@ static void test_one_file(void) {
     }
 }
 
-// One field in front of a valid config.json (the first of two with one name counts) makes it another model's.
+// A field in front of a valid config.json makes it another model's: the first of two with one name counts.
 static void test_other_models(void) {
     static const char *const fields[] = {"\"model_type\": \"gpt_neo\"",
                                          "\"activation_function\": \"gelu\"",
@@ -248,11 +248,11 @@ static void test_other_models(void) {
     memory_free(text);
 }
 
-// Moments must be fp32 and as many as their name says.
+// Moments must be fp32; the tensor's name says their number.
 static void test_moments_of_another_kind(void) {
     static const struct {
         const char *type;
-        uint64_t more; // elements than the name says
+        uint64_t more; // elements beyond the name's number
         const char *name, *said;
     } cases[] = {
         {"BF16", 0, "moment2.0-%zu", "does not hold its range in F32"},
@@ -304,11 +304,11 @@ static void test_several_files(void) {
     unlink("many/head.safetensors");
     unlink("many/part-1.safetensors");
     CHECK_ERROR(checkpoint_load_model("many", &to, &e), &e, ERR_INPUT, "many: no tensor");
-    save_all("many"); // a model.safetensors counts alone
+    save_all("many"); // beside model.safetensors other files do not count
     check_received("many");
 }
 
-// ---- llm.c's .bin, written here from its description: 16 arrays, weights as (out, in) -------------------------------
+// ---- llm.c's .bin: 16 arrays, weights as (out, in) ------------------------------------------------------------------
 
 enum { PADDED = 128 };
 

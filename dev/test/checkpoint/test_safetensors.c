@@ -1,5 +1,5 @@
-// safetensors: all values of the 16-bit conversions, files written and read back, malformed files. dev/oracle exchanges
-// files with Python's package.
+// safetensors: all values of the 16-bit types, files written and read back, malformed files. dev/oracle exchanges files
+// with Python's package.
 #include "base/float16.h"
 #include "../safetensors_writer.h"
 #include "half.h"
@@ -9,7 +9,7 @@
 
 // ---- Conversions ----------------------------------------------------------------------------------------------------
 
-// The value of a 16-bit float with these fraction bits and this exponent bias, computed in double from its definition.
+// Returns the value of a 16-bit float from its definition, in double.
 static double half_value(unsigned bits, int fraction_bits, int bias) {
     int exponent_bits = 15 - fraction_bits, exponent = (int)(bits >> fraction_bits) & ((1 << exponent_bits) - 1);
     double fraction = bits & ((1u << fraction_bits) - 1), sign = bits & 0x8000 ? -1 : 1;
@@ -18,7 +18,7 @@ static double half_value(unsigned bits, int fraction_bits, int bias) {
     return sign * ldexp(1 + ldexp(fraction, -fraction_bits), exponent - bias);
 }
 
-// All 65,536 values of both types have the value of the definition.
+// All 65,536 codes of both types convert to the defined value.
 static void test_half_every_value(void) {
     for (unsigned bits = 0; bits < 65536; bits++) {
         const struct {
@@ -35,9 +35,9 @@ static void test_half_every_value(void) {
     }
 }
 
-// To bf16: bf16's own values keep their bits and NaNs stay NaNs. The middle between two neighbours rounds to the even
-// one; one fp32 step off the middle rounds to the nearer one. Above the largest finite value infinity begins half a
-// step away (IEEE 754-2019, section 4.3.1).
+// Rounding to bf16: bf16 values keep their bits and NaNs stay NaNs. The middle between two neighbours rounds to the
+// even one; one fp32 step off the middle rounds to the nearer one. Infinity begins half a step above the largest finite
+// value (IEEE 754-2019, section 4.3.1).
 static void test_half_rounding(void) {
     unsigned infinity = f32_to_bf16(INFINITY);
     CHECK(isinf(half_value(infinity, 7, 127)), "infinity is %04x", infinity);
@@ -59,7 +59,7 @@ static void test_half_rounding(void) {
     }
     for (unsigned bits = infinity + 1; bits < 0x8000; bits++)
         CHECK(isnan(half_value(f32_to_bf16(bf16_to_f32((uint16_t)bits)), 7, 127)), "the NaN %04x is lost", bits);
-    CHECK(f32_to_bf16(f32_from_bits(0x7f800001)) > infinity, "a NaN became infinity"); // its one bit is cut off
+    CHECK(f32_to_bf16(f32_from_bits(0x7f800001)) > infinity, "a NaN became infinity"); // rounding cuts off its only bit
     CHECK(f32_to_bf16(1e-45f) == 0 && f32_to_bf16(-1e-45f) == 0x8000, "tiny values");
     CHECK(f32_to_bf16(3.4028235e38f) == infinity, "huge values");
 }
@@ -68,8 +68,8 @@ static Error e;
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
-// Three types are read as floats; others have names and sizes only. A scalar and an empty tensor, beside metadata.
-// Element i is i.
+// Three types are read as floats; the reader knows only names and sizes of others. The file has metadata, a scalar and
+// an empty tensor. Element i is i.
 static void test_types(void) {
     enum { ROWS = 3, COLUMNS = 37, COUNT = ROWS * COLUMNS, TYPES = 5 };
     static const char *const types[TYPES] = {"F32", "F16", "BF16", "I64", "U8"};
@@ -100,7 +100,7 @@ static void test_types(void) {
                   entry->shape[1] == COLUMNS && entry->count == COUNT,
               "%s is not right", types[k]);
         if (k > 2) CHECK_ERROR(safetensors_read(entry, 0, 1, values, &e), &e, ERR_INPUT, entry->name);
-        for (uint64_t first = 0, n; first < COUNT && k <= 2; first += n) { // ranges, the last one shorter
+        for (uint64_t first = 0, n; first < COUNT && k <= 2; first += n) { // the last range is shorter
             n = size_min(13, COUNT - first);
             values[n] = -1;
             CHECK_OK(safetensors_read(entry, first, n, values, &e), &e);
@@ -191,7 +191,7 @@ static void test_bad_files(void) {
     CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "malformed JSON");
 }
 
-// The header may have another order than the data, more dimensions, and space after it.
+// The header may list tensors in another order than the data, have more dimensions, and end in spaces.
 static void test_unusual_but_right(void) {
     static const char header[] =
         "{" TENSOR("late", "F32", "[1]", "[4,8]") "," TENSOR("early", "F32", "[1,1,1]", "[0,4]") "} \n\t ";

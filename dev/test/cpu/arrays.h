@@ -1,4 +1,4 @@
-// arrays: random operands, and outputs between guards that nothing may touch.
+// arrays: random operands, and outputs between guards that no kernel may overwrite.
 #pragma once
 
 #include "../test.h"
@@ -21,7 +21,7 @@ static inline float *random_array(size_t n, float size) {
 
 // Returns n NaNs between guards.
 static inline float *guarded_array(size_t n) {
-    float *base = aligned_alloc(64, (n + 2 * GUARD + 15) / 16 * 64); // at a cache line, as the engine's arrays are
+    float *base = aligned_alloc(64, (n + 2 * GUARD + 15) / 16 * 64); // aligned to cache lines, as the engine's arrays
     for (size_t i = 0; i < n + 2 * GUARD; i++) memcpy(base + i, &guard_bits, sizeof guard_bits);
     return base + GUARD;
 }

@@ -1,11 +1,11 @@
-// The head of the CPU engine: one chunk or several give the same losses and gradients; engine_logits and the losses
-// agree; logits far from 0. Also sums of squares of arrays as long as wte.
+// The head of the CPU engine: one chunk or several give the same losses and gradients; engine_logits and losses agree;
+// logits may lie far from 0. Also sums of squares of arrays as long as wte.
 #include "cpu/layers.h"
 #include "world.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
-// A chunk of 65536 logits has 256 rows. One micro-step of 450 rows has two chunks; three micro-steps of 150 have one
-// each.
+// A chunk holds 256 rows of 65536 logits. One micro-step of 450 rows needs two chunks; each of three micro-steps of 150
+// rows needs one.
 
 enum { MANY_T = 150, MANY_ROWS = 3 };
 static const ModelConfig many_words = {1, 1, 8, 65536, MANY_T};
@@ -31,7 +31,7 @@ static void test_several_chunks(void) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// -log softmax(x)[target], in double.
+// Returns -log softmax(x)[target], in double.
 static double loss_of(const float *x, int n, int target) {
     double top = x[0], sum = 0;
     for (int i = 1; i < n; i++) top = x[i] > top ? x[i] : top; // not fmax: GCC 12 for Arm fails at it
@@ -39,14 +39,14 @@ static double loss_of(const float *x, int n, int target) {
     return log(sum) + top - x[target];
 }
 
-// The loss with label smoothing, in double: the mean of loss_of over the smoothed target.
+// Returns the loss with label smoothing, in double: the mean of loss_of over the smoothed target.
 static double smoothed_loss_of(const float *x, int n, int target, double smoothing) {
     double sum = 0;
     for (int i = 0; i < n; i++) sum += smoothing / n * loss_of(x, n, i);
     return sum + (1 - smoothing) * loss_of(x, n, target);
 }
 
-// engine_logits has engine_eval's losses after any number of tokens.
+// Logits of engine_logits give engine_eval's losses, after any number of tokens.
 static void test_logits_after_a_prefix(void) {
     enum { T = 13, V = 61 };
     float loss[T], logits[V];
@@ -73,7 +73,7 @@ static void check_large_logits(float smoothing) {
         nll[i] = loss[i] = NAN;
         for (int v = 0; v < STRIDE; v++) {
             double level = i % 3 == 0 ? 300 : i % 3 == 1 ? -300 : v % 2 ? 300 : -300;
-            if (i == 0 && v == V - 1) level += 120; // the largest is past the last whole vector, like <|endoftext|>
+            if (i == 0 && v == V - 1) level += 120; // the largest lies past the last whole vector, like <|endoftext|>
             logits[i * STRIDE + v] = v < V ? (float)(level + 4 * rng_normal(4, 5, (uint64_t)(i * STRIDE + v))) : NAN;
         }
     }
@@ -104,7 +104,7 @@ static void test_sums_of_large_arrays(void) {
     double want = 0;
     size_t wrong = 0;
     for (size_t i = 0; i < n; i++) {
-        x[i] = (float)(i % 1000) / 512; // so that 1 + x is exact
+        x[i] = (float)(i % 1000) / 512; // 1 + x is exact
         y[i] = 1;
         want += (double)x[i] * x[i];
     }

@@ -1,5 +1,5 @@
-// engine_logits reuses keys and values of earlier calls. Other calls in between change no bit of the logits. If
-// each block has its own keys and values, only the new tokens are computed.
+// engine_logits reuses keys and values of earlier calls. Calls in between change no bit of the logits. An engine whose
+// blocks keep their own keys and values computes only the new tokens.
 #include "cpu/engine_cpu.h"
 #include "../scratch.h"
 #include "world.h"
@@ -17,13 +17,13 @@ static const struct {
     {"training, recompute block", {.micro_batch = 1, .gns = GNS_OFF, .recompute = RECOMPUTE_BLOCK}, false},
     {"inference", {.micro_batch = 1, .inference = true}, true},
     {"inference, several rows", {.micro_batch = 2, .inference = true}, false},
-    {"bf16", {.micro_batch = 1, .inference = true, .dtype = DTYPE_BF16}, true}, // the last: not on every machine
+    {"bf16", {.micro_batch = 1, .inference = true, .dtype = DTYPE_BF16}, true}, // last: not every machine has bf16
 };
 
 static int kind_count = sizeof kinds / sizeof *kinds;
 
 typedef struct {
-    World w; // the engine's weights, and the text so far
+    World w; // the engine's weights and the text so far
     EngineConfig config;
     Engine *engine;
     uint16_t row[T + 1]; // for an evaluation or a step
@@ -62,7 +62,7 @@ static void train_a_step(Sequence *x) {
     CHECK_OK(engine_store(x->engine, STATE_PARAM, all, x->w.param, &e), &e);
 }
 
-// Makes one of the events that may come between two tokens; returns its name.
+// Makes a call that may come between two tokens; returns its name.
 static const char *something(Sequence *x) {
     float losses[T];
     small_tokens(V, draw(UINT32_MAX), T + 1, x->row);
@@ -97,7 +97,7 @@ static void test_any_order(void) {
     }
 }
 
-// The last LayerNorm writes a row for every token that is computed.
+// The last LayerNorm writes one row per computed token.
 static void test_computes_what_is_new(void) {
     for (int kind = 0; kind < kind_count; kind++) {
         Sequence x;

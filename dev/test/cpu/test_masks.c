@@ -1,6 +1,6 @@
-// Masks of dropout and of documents. Compares spans of dropout's masks with math/dropout.h. With both masks, the loss
-// and the sums by source do not depend on micro-batches. A packed row equals its documents alone. dev/oracle checks the
-// masks' bits, gradients, and evaluations without dropout; test_types the bits of threads and recomputation.
+// Masks of dropout and of documents. Spans of dropout's masks equal math/dropout.h. With both masks, the loss and the
+// sums by source do not depend on micro-batches. A packed row equals its documents alone. dev/oracle checks the masks'
+// bits, gradients, and evaluations without dropout; test_types checks that threads and recomputation keep the bits.
 #include "cpu/masks.h"
 #include "world.h"
 
@@ -26,7 +26,7 @@ static void test_spans(void) {
 enum { ROWS = 5, T = 61, FIRST = 1000, SEPARATOR = 7 };
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 36, .vocab = 50, .context = T};
 
-static int sources = WORLD_SOURCES; // of engines made from here on
+static int sources = WORLD_SOURCES; // of the next engines
 
 static Engine *masked_engine(const World *w, double p, bool documents) {
     return engine_of(w, (EngineConfig){.micro_batch = ROWS,
@@ -62,8 +62,8 @@ static void check_gram(const World *w, const double *got, double *const sum[WORL
     }
 }
 
-// An example's masks, and so its loss and norms, do not depend on the rows beside it; a RowResult keeps all its bits.
-// source_gram equals the products of sums of single rows' gradients. No other number depends on the sources.
+// An example's masks, loss and norms do not depend on the rows beside it: a RowResult keeps all its bits. source_gram
+// equals the products of sums of single rows' gradients. No other number depends on the sources.
 static void test_micro_batches(void) {
     World w = world_of(shape, T, ROWS, 3);
     Engine *engine = masked_engine(&w, 0.25, true);

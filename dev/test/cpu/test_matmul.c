@@ -1,4 +1,4 @@
-// Compares every product with plain loops in double, on random shapes; edges, poison, guards, threads. Also compares
+// Compares every product with plain loops in double: random shapes, edges, NaN, guards, threads. Compares
 // vector_math.h's exp and GELU with libm in double.
 #include "arrays.h"
 #include "cpu/layers.h"
@@ -9,7 +9,7 @@
 
 static size_t random_below(size_t n) { return random_next() % n; }
 
-// Returns random numbers between guards, as the operand of +=.
+// Returns random numbers between guards, for +=.
 static float *guarded_random(size_t n) {
     float *x = guarded_array(n);
     for (size_t i = 0; i < n; i++) x[i] = random_float();
@@ -23,7 +23,7 @@ static Matmul matmul_create(const MatmulKernel *kernel, int threads, size_t a_bl
     return (Matmul){threads, kernel, a_block, aligned_alloc(64, bytes)};
 }
 
-// This machine's kernels, fp32 first.
+// The kernels that this machine can run, fp32 first.
 static const MatmulKernel *kernels[8] = {&matmul_fp32};
 static int kernel_count = 1;
 
@@ -32,15 +32,15 @@ static void find_kernels(void) {
         if (kernel->available()) kernels[kernel_count++] = kernel;
 }
 
-// Returns x as values of the type; rounds x itself, too.
+// Returns x as values of the type; rounds x itself too.
 static void *values_of(float *x, size_t n, Dtype type) {
     void *values = malloc(n * value_bytes(type) + 1);
     for (size_t i = 0; i < n; i++) value_set(values, i, x[i], type), x[i] = value_get(values, i, type);
     return values;
 }
 
-// Returns the largest error, in units of what rounding may cause in a sum of K products of numbers up to 1 and a result
-// of the type. NaN counts as huge.
+// Returns the largest error divided by the error that rounding may cause in K products of numbers up to 1 and in a
+// result of the type. A NaN counts as huge.
 static double worst_error(const void *got, Dtype type, const float *want, size_t n, size_t K) {
     double worst = 0, unit = 6e-8 * (8 + sqrt((double)K)) * (1 + sqrt((double)K));
     double rounding = type == DTYPE_BF16 ? 0x1.01p-8 : 0;
@@ -54,7 +54,7 @@ static double worst_error(const void *got, Dtype type, const float *want, size_t
 enum { NN, NT, TN, PRODUCTS };
 static const char *const product_names[PRODUCTS] = {"nn", "nt", "tn"};
 
-// C (M,N) as a sum over K.
+// C (M,N) sums over K.
 typedef struct {
     int product;
     size_t M, N, K;
@@ -70,7 +70,7 @@ static void run_product(Matmul mm, const Case *t, void *c, float *sums, const vo
     }
 }
 
-// The formulas of matmul.h in plain loops.
+// Computes the formulas of matmul.h in plain loops.
 static void expect_product(const Case *t, float *c, float *sums, const float *a, const float *b, const float *bias) {
     size_t M = t->M, N = t->N, K = t->K;
     for (size_t i = 0; i < M; i++)
@@ -94,7 +94,7 @@ static void check_case(Matmul one, Matmul many, Case t) {
     float *a = random_array(t.M * t.K, 1), *b = random_array(t.K * t.N, 1), *bias = random_array(t.N, 1);
     void *a_values = values_of(a, t.M * t.K, type), *b_values = values_of(b, t.K * t.N, type),
          *bias_values = values_of(bias, t.N, type);
-    float *c[3], *sums[3]; // expected; of one thread; of many, both as values of the type
+    float *c[3], *sums[3]; // expected; one thread's; several threads': the last two as values of the type
     for (int i = 0; i < 3; i++) {
         c[i] = t.accumulate ? guarded_random(n) : guarded_array(n);
         sums[i] = t.accumulate ? guarded_random(t.N) : guarded_array(t.N);
@@ -124,7 +124,7 @@ static void check_case(Matmul one, Matmul many, Case t) {
 
 static void check_shapes(const size_t (*shapes)[3], size_t count) {
     for (int k = 0; k < kernel_count; k++) {
-        Matmul one = matmul_create(kernels[k], 1, matmul_a_block()); // the others: small blocks of rows
+        Matmul one = matmul_create(kernels[k], 1, matmul_a_block()); // the others have small blocks of rows
         Matmul two = matmul_create(kernels[k], 2, 40 << 10), five = matmul_create(kernels[k], 5, 1);
         for (size_t i = 0; i < count; i++)
             for (int variant = 0; variant < 4 * PRODUCTS; variant++) {
@@ -135,7 +135,7 @@ static void check_shapes(const size_t (*shapes)[3], size_t count) {
     }
 }
 
-static void test_small_shapes(void) { // every size from 1 to past a tile, in every place
+static void test_small_shapes(void) { // each of M, N and K from 1 to past a tile
     size_t shapes[80][3];
     for (size_t i = 0; i < 80; i++)
         for (int j = 0; j < 3; j++) shapes[i][j] = 1 + (i < 40 ? (i * (size_t)(j * 2 + 1)) % 40 : random_below(80));
@@ -146,11 +146,11 @@ static void test_blocked_shapes(void) { // beyond one block of K or N, with and 
     const size_t shapes[][3] = {{1, 1, 1000},    {1, 1100, 1},   {1100, 1, 1},    {13, 33, 769}, {37, 513, 385},
                                 {24, 1024, 384}, {70, 384, 128}, {64, 1537, 9},   {1025, 47, 5}, {12, 32, 1153},
                                 {769, 33, 13},   {385, 513, 37}, {1024, 24, 384}, {690, 3, 801}, {3, 3100, 801},
-                                {601, 464, 9}}; // the last: a gradient written around the caches
+                                {601, 464, 9}}; // the last gradient is written past the caches
     check_shapes(shapes, sizeof shapes / sizeof *shapes);
 }
 
-// A row's result has the same bits alone as among other rows; NaN and infinity stay in their rows.
+// A row's result does not depend on the other rows; NaN and infinity stay in their rows.
 static void check_rows(const MatmulKernel *kernel) {
     enum { M = 29, K = 801, N = 83 };
     Matmul mm = matmul_create(kernel, 2, matmul_a_block());
@@ -187,7 +187,7 @@ static void test_exp(void) {
         {0, 1},        {-0.0f, 1},           {-INFINITY, 0}, {-1000, 0},        {-1e13f, 0},
         {-FLT_MAX, 0}, {INFINITY, INFINITY}, {89, INFINITY}, {1e13f, INFINITY}, {FLT_MAX, INFINITY}};
     for (size_t i = 0; i < sizeof exact / sizeof *exact; i++) {
-        volatile float x = exact[i][0]; // computed at run time, where sanitizers see it
+        volatile float x = exact[i][0]; // at run time, where sanitizers see it
         float got = vec_exp(vec_set(x))[0];
         CHECK(got == exact[i][1], "exp(%g) = %g", exact[i][0], got);
     }
@@ -195,7 +195,7 @@ static void test_exp(void) {
     CHECK(isfinite(vec_exp(vec_set(88.72f))[0]), "exp(88.72) overflowed");
 }
 
-// GELU's formula with tanh, in double.
+// Returns GELU by its formula with tanh, in double.
 static double gelu_reference(double x) {
     return 0.5 * x * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
 }
@@ -213,7 +213,7 @@ static void test_gelu(void) {
         CHECK_CLOSE(dx[i], dy[i] * slope, 1e-6, 0.1 + fabs(dy[i]));
     }
     CHECK(guards_intact(y, FLOATS) && guards_intact(dx, FLOATS), "wrote beyond");
-    for (size_t n = 0; n < 70; n++) { // short arrays and in place: the same bits as in the long one
+    for (size_t n = 0; n < 70; n++) { // short arrays, in place: the bits of the long one
         memcpy(dx, x, n * 4);
         gelu_forward(dx, dx, n, DTYPE_FP32);
         CHECK(!memcmp(dx, y, n * 4), "n %zu differs", n);

@@ -1,5 +1,5 @@
-// The CPU engine's updates (--optimizer): the same bits on any number of threads; no change if a gradient is not
-// finite; bf16 close to fp32. dev/oracle checks them against the papers.
+// The CPU engine's updates (--optimizer): the bits do not depend on threads; a gradient that is not finite changes
+// nothing; bf16 is close to fp32. dev/oracle compares the updates with the papers.
 #include "arrays.h"
 #include "base/float16.h"
 #include "cpu/layers.h"
@@ -39,7 +39,7 @@ static float *state_of(World *w, Engine *engine, StateKind kind) {
     return x;
 }
 
-// Checks that the passes read the new weights, rounded in bf16.
+// Checks that the passes read the new weights; in bf16 rounded ones.
 static void check_weights(World *w, Engine *engine, const float *param, Dtype dtype) {
     float loss[2][ROWS * T];
     Engine *other = optimizing_engine(w, OPTIMIZER_ADAMW, 1, dtype);
@@ -94,11 +94,11 @@ static void test_nonfinite_gradient(void) {
     world_close(&w);
 }
 
-// Compares the pass over n parameters with one parameter at a time in double.
+// Compares AdamW on n parameters with one parameter at a time, in double.
 static void check_adamw(size_t n, bool decay) {
     enum { PARAM, GRAD, MOMENT1, MOMENT2, ARRAYS };
     const AdamWStep step = adamw_step(1e-2, 0.9, 0.95, 1e-8, 0.1, 3, 0.5);
-    float *x[ARRAYS], *was[ARRAYS], *rounded = guarded_array(n); // rounded: n bf16 values in its first half
+    float *x[ARRAYS], *was[ARRAYS], *rounded = guarded_array(n); // rounded: n bf16 values, in the first half
     for (int k = 0; k < ARRAYS; k++) {
         x[k] = guarded_array(n), was[k] = guarded_array(n);
         for (size_t i = 0; i < n; i++) x[k][i] = was[k][i] = k == MOMENT2 ? fabsf(random_float()) : random_float();
@@ -125,7 +125,7 @@ static void test_adamw_of_any_length(void) {
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) check_adamw(lengths[i], i % 2);
 }
 
-// Masters are fp32: three steps differ from fp32 only by the gradients' rounding.
+// Masters are fp32: after three steps the weights differ from fp32's only by the gradients' rounding.
 static void test_bf16(void) {
     if (!matmul_kernel(DTYPE_BF16)) SKIP("this machine has no instructions for bf16");
     World w = world_of(shape, T, STEPS * ROWS, 1);

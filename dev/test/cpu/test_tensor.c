@@ -1,6 +1,6 @@
-// A model cut over the ranks of a group (--tensor): engines as threads of this process, which exchange rows through
-// memory. The engines' gradients, per-example norms, losses and logits add up to the whole model's. The test derives
-// the place of each element of a cut tensor from the widths of the local models alone.
+// A model cut over the ranks of a group (--tensor). The ranks are threads of this process and exchange rows through
+// memory. Their gradients, per-example norms, losses and logits add up to the whole model's. The test derives the place
+// of each element of a cut tensor from the local models' widths alone.
 #include "world.h"
 
 #include <pthread.h>
@@ -141,7 +141,7 @@ static void group_close(Group *g) {
 
 // ---- Tests ----------------------------------------------------------------------------------------------------------
 
-// Whole tensors' gradients summed over ranks, and cut tensors' parts, equal the gradient of one engine.
+// Compares with the gradient of one engine: whole tensors' gradients summed over ranks, and cut tensors' parts.
 static void check_gradients(const Group *g, const float *want) {
     float *sum = calloc(g->world->model.flat_count, sizeof *sum);
     for (int t = 0; t < g->ranks; t++)
@@ -187,7 +187,7 @@ static void check_numbers(const Group *g, const Outcome *one, const float *loss,
     for (int v = 0; v < g->world->model.config.vocab; v++) CHECK_CLOSE(g->rank[0].logits[v], logits[v], 2e-5, 1);
 }
 
-// A rank's |v_s|^2 is the squared norm of its row of source s, if it owns one; 0 if none, above 0 if several.
+// A rank's |v_s|^2 is 0 if the rank owns no row of source s, the row's squared norm if it owns one, above 0 otherwise.
 static void check_sources(const Group *g, const Outcome *one) {
     for (int i = 0; i < g->ranks * WORLD_SOURCES && g->rank[0].config.gns != GNS_OFF; i++) {
         const int t = i / WORLD_SOURCES, s = i % WORLD_SOURCES;
@@ -228,7 +228,7 @@ static void check_group(const World *w, EngineConfig config, int ranks) {
 static const ModelConfig three = {.layers = 2, .heads = 3, .channels = 36, .vocab = 50, .context = T},
                          five = {.layers = 3, .heads = 5, .channels = 40, .vocab = 50, .context = T};
 
-// Micro-steps of 3 and 2 rows: a rank has 2, 1 or no rows.
+// In micro-steps of 3 and 2 rows a rank owns 2, 1 or no rows.
 static void test_groups(void) {
     World w = world_of(three, T, ROWS, 3);
     for (int ranks = 2; ranks <= 3; ranks++)

@@ -1,4 +1,4 @@
-// Compares the CPU engine in bf16, fp8 and fp8-dw with itself in fp32. test_math compares e4m3's rounding with its
+// Compares the CPU engine in bf16, fp8 and fp8-dw with itself in fp32. test_math compares e4m3's rounding with the
 // definition; dev/oracle checks losses and gradients of fp32 and fp8.
 #include "base/float16.h"
 #include "cpu/matmul_kernel.h"
@@ -8,7 +8,7 @@ enum { ROWS = 6, T = 24, FIRST = 100, SITES = 3 * FP8_SITES };
 static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
 
-// Masks documents if anything drops.
+// Returns an engine; with dropout it also masks documents.
 static Engine *typed_engine(const World *w, EngineConfig c) {
     c.micro_batch = ROWS, c.gns = GNS_EXACT, c.separator = 3;
     c.document_mask = c.dropout.below > 0;
@@ -20,7 +20,7 @@ static Engine *engine_in(const World *w, Dtype dtype) { return typed_engine(w, (
 
 // ---- bf16 -----------------------------------------------------------------------------------------------------------
 
-// Makes weights nearer to GPT-2's than small_params does: rounding then matters less. bf16 holds them exactly.
+// Makes weights nearer to GPT-2's than small_params: rounding matters less. bf16 holds them exactly.
 static World rounded_world(void) {
     World w = world_of(shape, T, ROWS, 1);
     for (int k = 0; k < w.model.tensor_count; k++) {
@@ -63,7 +63,7 @@ static void test_bf16(void) {
     check_bf16(0, 0.2);
 }
 
-// Master weights are fp32: store returns the loaded bits; the kernels read rounded ones.
+// Master weights are fp32: engine_store returns the loaded bits; the kernels read rounded weights.
 static void test_bf16_masters(void) {
     uint64_t hash[2];
     if (!matmul_kernel(DTYPE_BF16)) SKIP("this machine has no instructions for bf16");
@@ -74,7 +74,7 @@ static void test_bf16_masters(void) {
     CHECK_OK(engine_store(engine, STATE_PARAM, all_of(&w), back, &e), &e);
     CHECK(!memcmp(back, w.param, range_float_bytes(all_of(&w))), "other weights came back");
     CHECK_OK(engine_hash(engine, all_of(&w), &hash[0], &e), &e);
-    w.param[7] *= 1 + 1e-6f; // less than the precision of bf16
+    w.param[7] *= 1 + 1e-6f; // below bf16's precision
     CHECK_OK(engine_load(engine, STATE_PARAM, all_of(&w), w.param, &e), &e);
     CHECK_OK(engine_hash(engine, all_of(&w), &hash[1], &e), &e);
     CHECK(hash[0] != hash[1], "the hash leaves the masters out");
@@ -94,7 +94,7 @@ static Outcome measure_fp8(const World *w, Engine *engine, int micro_batch, cons
     return o;
 }
 
-// Sets k to the exponents that follow from an unrounded step, and amax to the step's largest values.
+// Runs an unrounded step. Sets amax to its largest values, k to the exponents that follow from them.
 static void first_exponents(const World *w, Engine *engine, int8_t *k, float *amax) {
     free(measure_fp8(w, engine, ROWS, NULL, amax).grad);
     for (int i = 0; i < SITES; i++) k[i] = (int8_t)fp8_next(FP8_UNSET, amax[i]);
@@ -104,8 +104,8 @@ static bool same_outcome(const World *w, const Outcome *a, const Outcome *b) {
     return a->loss == b->loss && !memcmp(a->grad, b->grad, range_float_bytes(all_of(w)));
 }
 
-// Without exponents a step has fp32's bits. With exponents its gradients are close to fp32's, matrix by matrix;
-// evaluations and logits keep fp32's bits.
+// Without exponents a step has fp32's bits. With exponents every matrix's gradient is close to fp32's; evaluations and
+// logits keep fp32's bits.
 static void check_fp8(Dtype type) {
     int8_t k[SITES];
     float amax[SITES], eval[2][ROWS * T], logits[2][70];
@@ -166,7 +166,7 @@ static void test_amax(void) {
     world_close(&w);
 }
 
-// fp8-dw changes the gradients of the blocks' matrices alone. With an unset exponent of x, dy or W no factor of dW is
+// fp8-dw changes only the gradients of the blocks' matrices. If an exponent of x, dy or W is unset, no factor of dW is
 // rounded.
 static void test_dweight(void) {
     int8_t k[SITES], one[SITES];
@@ -174,7 +174,7 @@ static void test_dweight(void) {
     World w = world_of(shape, T, ROWS, 1);
     Engine *plain = engine_in(&w, DTYPE_FP8), *dw = engine_in(&w, DTYPE_FP8_DW);
     first_exponents(&w, plain, k, amax);
-    for (int s = -1; s < FP8_SITES; s++) { // s is unset in block 1
+    for (int s = -1; s < FP8_SITES; s++) { // site s of block 1 is unset
         const int x = s - FP8_LN1, dy = FP8_DQKV - s, weight = s - FP8_QKV_WEIGHT;
         const int unset = s < 0 ? -1 : s < FP8_DFCPROJ ? x : s < FP8_QKV_WEIGHT ? dy : weight;
         memcpy(one, k, sizeof k);
@@ -195,7 +195,7 @@ static void test_dweight(void) {
     world_close(&w);
 }
 
-// The same bits on any number of threads and with any recomputation.
+// Threads and recomputation change no bit.
 static void check_same_bits(Dtype type, double dropout) {
     static const Recompute recompute[] = {RECOMPUTE_NONE, RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_BLOCK};
     World w = world_of(shape, T, ROWS, 1);
@@ -226,7 +226,7 @@ static void test_same_bits(void) {
     check_same_bits(DTYPE_BF16, 0);
 }
 
-// A factor that is not finite or saturates shows in amax and, if exponents are set, makes the gradient's norm infinite.
+// A factor that saturates or is not finite shows in amax. If exponents are set, it makes the gradient's norm infinite.
 static void test_saturation(void) {
     const float values[] = {1, INFINITY, NAN}; // [0]: the exponent is too high
     int8_t k[SITES];

@@ -1,4 +1,4 @@
-// world: a small model with weights and tokens, CPU engines of it, and their measurements.
+// world: a small model with weights and tokens; makes CPU engines and measures them.
 #pragma once
 
 #include "../small_model.h"
@@ -60,7 +60,7 @@ typedef struct {
     float *grad;
 } Outcome;
 
-// Measures a step of `rows` rows without update: examples first, first + 1, ...
+// Measures a step of examples first, first + 1, ..., without update.
 static inline Outcome measure(const World *w, Engine *engine, const uint16_t *tokens, int first, int rows,
                               int micro_batch, GnsMode mode) {
     Error e = {0}; // test_tensor measures in several threads

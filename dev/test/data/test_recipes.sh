@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The recipes in data/, end to end on local files of the formats that they download, and without a network. What needs
-# pyarrow is skipped where build/venv has none.
+# Runs the recipes of data/ end to end on local files in the formats that they download, and without a network. Skips
+# what needs pyarrow if build/venv lacks it.
 set -u
 . "$(dirname "$0")/../checks.sh" test_recipes
 export TOKENIZE=$tokenize DOWNLOADS=$work/download
-# The text of byte shards: the lower byte of every token, after the header.
+# Prints the text of byte shards: the lower byte of every token after the header.
 text_of() { for shard in "$@"; do tail -c +1025 "$shard" | tr -d '\000'; done; }
 
 mkdir "$work/in"
@@ -16,7 +16,7 @@ returns 0 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s
 check "a second run is not content with what is there" says "$work/log" "shards already"
 end shakespeare
 
-# Named paths are relative to the caller, default paths to the root of the copy.
+# Given paths are relative to the caller, default paths to the root of the copy.
 begin
 mkdir -p "$work/copy/data" "$work/copy/scripts" "$work/elsewhere/mine"
 cp data/*.sh data/*.py "$work/copy/data" && cp scripts/common.sh "$work/copy/scripts"
@@ -43,7 +43,7 @@ returns 65 data/tinystories.sh --tokenizer "$work/typo" --from "$work/in" --out 
 check "a refused command removed shards" [ -e "$work/t/tinystories_train_000000.bin" ]
 end tinystories
 
-# Kill the recipe in either of its two steps, then run it again: the shards have one vocabulary and are whole.
+# A recipe killed in either of its two steps and run again leaves whole shards of one vocabulary.
 if ! learn_vocabulary 280 "$work/bpe" "$work/in/TinyStoriesV2-GPT4-train.txt" > "$work/log" 2>&1; then
     echo "SKIP test_recipes/tinystories_interrupted: $(cat "$work/log")"
 else
@@ -95,7 +95,7 @@ check "the missing one is not named" says "$work/log" "fineweb_train_000003.bin:
 returns 64 data/fineweb10B.sh --from "$work/ready" --shards 0 --out "$work/r"
 end fineweb10B
 
-# A curl without a network; one that breaks off half-way and resumes at the next call.
+# Fake curl: one without a network, one that breaks off half-way and resumes at the next call.
 begin
 mkdir "$work/none" "$work/slow"
 printf '#!/bin/sh\nexit 6\n' > "$work/none/curl"
@@ -111,7 +111,7 @@ for recipe in shakespeare tinystories hellaswag; do
     PATH=$work/none:$PATH returns 65 data/$recipe.sh --tokenizer bytes --out "$work/n"
     check "$recipe does not say so" says "$work/log" "error: no https://"
 done
-fetch() { # in a shell of its own: the recipes' functions end it
+fetch() { # runs in a subshell: the recipes' functions may exit
     (NAME=test && PATH=$work/slow:$PATH && . data/recipe.sh && fetch https://example.org/file "$work/file" "$1") > "$work/log" 2>&1
 }
 export SOURCE=$work/in/input.txt

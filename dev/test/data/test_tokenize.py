@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""data/tokenize against a plain reimplementation of what it promises, on inputs made here. Standard library only.
+"""Compares data/tokenize with a plain reimplementation, on made-up inputs. Needs only the standard library.
 
     test_tokenize.py PATH_OF_TOKENIZE [PATH_OF_A_SANITIZED_ONE]
 """
@@ -23,7 +23,7 @@ def check(condition, message):
 
 
 def run(*args, stdin=None, program=0, expect=0, limit=None):
-    """The program's stderr, and its stdout after it; its exit code must be `expect`."""
+    """Returns the program's stderr, then its stdout; the exit code must be `expect`."""
     before = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None
     done = subprocess.run([TOKENIZE[program], *map(str, args)], input=stdin, capture_output=True, preexec_fn=before)
     error = done.stderr.decode(errors="replace")
@@ -40,7 +40,7 @@ def refuse(text, *args, code=65, **more):
 
 
 def expect(train, val, *args, **more):
-    """What is said, if the shards of bytes are these documents, each a string or bytes. The shards go first."""
+    """Removes all shards, runs, checks that the shards hold these documents (strings or bytes); returns the output."""
     clean()
     said = run(*BYTES, *args, **more)
     for split, want in (("train", train), ("val", val)):
@@ -74,7 +74,7 @@ def read_shard(path):
     return list(struct.unpack(f"<{header[2]}H", raw[1024:]))
 
 
-def read_raw(path):  # the bytes of a byte shard, quickly
+def read_raw(path):  # a fast way to read a byte shard
     return open(path, "rb").read()[1024::2]
 
 
@@ -86,7 +86,7 @@ def read_bytes(prefix, split):
     return bytes(read_split(prefix, split))
 
 
-# What llmc/base/hash.h says about the hash of bytes, written again.
+# The hash of bytes as llmc/base/hash.h defines it.
 def fnv(data, h=0xCBF29CE484222325):
     for byte in data:
         h = ((h ^ byte) * 0x100000001B3) & MASK
@@ -108,7 +108,7 @@ def is_val_file(path, every):
 
 
 def join(documents):
-    """Documents of bytes, with a newline between two where there is none."""
+    """Joins documents; adds a newline between two if the first does not end with one."""
     out = b""
     for d in documents:
         d = d.encode() if isinstance(d, str) else d
@@ -128,7 +128,7 @@ def write(path, data):
 
 
 def test_one_file():
-    """The tokens are the file's bytes, in full shards; the end becomes validation; --out creates directories."""
+    """The tokens are the file's bytes, in full shards; the file's end becomes validation; --out creates directories."""
     text = random_text(50000).encode()
     write("a.txt", text)
     expect([text], [], "a.txt")
@@ -149,7 +149,7 @@ def test_one_file():
 
 
 def test_split():
-    """Two runs, one for each split, do not touch each other's shards."""
+    """Two runs, one per split, do not touch each other's shards."""
     write("a.txt", "first")
     write("b.txt", "second")
     run(*BYTES, "--split", "val", "b.txt")
@@ -161,7 +161,7 @@ def test_split():
 
 
 def test_threads_and_blocks():
-    """Larger than many blocks; the same bytes for any number of threads, from a file or a pipe."""
+    """Any number of threads gives the same bytes, from a file or a pipe, over many blocks."""
     documents = [random_text(rng.choice([0, 10, 3000, 200000])) for _ in range(60)]
     write("a.jsonl", "".join(json.dumps({"text": d, "n": 1}) + "\n" for d in documents))
     want = {True: [], False: []}
@@ -173,7 +173,7 @@ def test_threads_and_blocks():
 
 
 def test_separator():
-    """Documents by a plain reading of the rule, without blocks; lines of Windows give what those of Unix give."""
+    """Documents follow the rule, computed without blocks; lines of Windows and of Unix give the same."""
     for separator in ("<|endoftext|>", "\n\n\n", "=== END ===", "x"):
         documents = [random_text(rng.choice([0, 5, 500, 90000])).replace(separator, " ").strip("\n") for _ in range(100)]
         text = ("\n" + separator + "\n").join(documents)
@@ -205,7 +205,7 @@ def test_separator():
 
 
 def test_separator_between_blocks():
-    """A separator where a block of 1 MiB would end: before, in and after it, with and without newlines."""
+    """A separator lies before, at and after the end of a block of 1 MiB, with and without newlines."""
     separator, block = "=== END ===", 1 << 20
     for newline in ("\n", "\r\n", ""):
         for place in range(block - 2 * len(separator) - 4, block + 3):
@@ -218,7 +218,7 @@ def test_separator_between_blocks():
 
 
 def test_files():
-    """A directory, a list; one file in K by the hash of its path; --max-bytes."""
+    """Inputs are a directory or a list; validation is one file in K by the hash of its path; --max-bytes."""
     os.makedirs("tree/b/c", exist_ok=True)
     text = {name: random_text(0 if "empty" in name else 1000).encode()
             for name in ("tree/a.TXT", "tree/b/1.Md", "tree/b/c/x.txt", "tree/b/empty.txt", "tree/z.txt")}
@@ -231,7 +231,7 @@ def test_files():
     check(said.count("passed over") == 1 and "3 files with other endings passed over" in said, f"passed over: {said}")
     parts = [part for part in text.values() if part]
     cuts = [int(len(part) * 0.75) for part in parts]
-    for i, part in enumerate(parts):  # to where a character begins
+    for i, part in enumerate(parts):  # moves each cut to the beginning of a character
         while part[cuts[i]] & 0xC0 == 0x80:
             cuts[i] += 1
     expect([p[:c] for p, c in zip(parts, cuts)], [p[c:] for p, c in zip(parts, cuts)], "--val-fraction", 0.25, "tree")
@@ -252,7 +252,7 @@ def test_files():
 
 
 def test_lists():
-    """--files-from: a pipe, lines from Windows, no zero byte. Ctrl-C ends the wait for a pipe that stays empty."""
+    """--files-from reads pipes and lines from Windows, refuses zero bytes. Ctrl-C ends the wait for an empty pipe."""
     write("a.txt", "first")
     write("b.txt", "second")
     for text in (b"a.txt\nb.txt\n", b"a.txt\nb.txt", b"\xef\xbb\xbfa.txt\r\n\r\nb.txt\r\n"):
@@ -288,7 +288,7 @@ def test_invalid_utf8():
 
 
 def test_all_faults_at_once():
-    """One run names every file that is refused, at most ten, and writes nothing."""
+    """One run names every refused file, at most ten, and writes nothing."""
     os.makedirs("texts")
     for i in range(30):
         write(f"texts/{i:02d}.txt", b"good\n" * 100000 if i % 3 else b"good\n" * 50000 + b"\xff and \xfe\n" + b"good\n" * 300000)
@@ -310,7 +310,7 @@ def test_all_faults_at_once():
 
 
 def test_bad_input_is_not_waited_for():
-    """A fault is reported at once, before the rest of a pipe or of a long file is read."""
+    """A fault is reported at once; the rest of a pipe or of a long file is not read."""
     def refuse_open(text, names, *args, files=("-",)):
         p = subprocess.Popen([TOKENIZE[0], *map(str, args), *files], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         timer = threading.Timer(60, p.kill)
@@ -337,7 +337,8 @@ def test_bad_input_is_not_waited_for():
 
 
 def test_invalid_skip():
-    """Text files that are not UTF-8 are left out as a whole, lines of jsonl one by one; counted and listed at the end."""
+    """Text files that are not UTF-8 are left out as a whole, lines of jsonl one by one; counted and listed at the
+    end."""
     os.makedirs("texts")
     good = {f"texts/{i:02d}.txt": f"{i} {random_text(100000 if i < 30 else 0)}" for i in [*range(30), *range(50, 70)]}
     bad = {f"texts/{i:02d}.txt" for i in range(0, 30, 7)}
@@ -377,7 +378,8 @@ def test_other_kinds():
 
 
 def test_formats():
-    """JSON Lines under any name, and from a pipe, are JSON Lines; a first line that decides is named; --format silences it."""
+    """JSON Lines under any name, and from a pipe, are JSON Lines; a first line that decides is named; --format
+    silences it."""
     text = "".join(json.dumps({"text": f"document {i}"}) + "\n" for i in range(100))
     want = {val: [f"document {i}" for i in range(100) if is_val_document(0, i + 1, 0.2) == val] for val in (False, True)}
     os.makedirs("in")
@@ -500,7 +502,8 @@ def test_documents_of_bpe():
 
 
 def test_end_token():
-    """Documents begin with the token that tokenizer_config.json declares; without one a newline's token separates them."""
+    """Documents begin with the token that tokenizer_config.json declares; without one a newline's token separates
+    them."""
     vocabulary = json.load(open(make_bpe() + "/vocab.json"))
     eot = vocabulary.pop("<|endoftext|>")
     write("a.jsonl", '{"text": "one </s>"}\n{"text": "two"}\n')
@@ -548,7 +551,8 @@ def test_bad_input():
 
 
 def test_options():
-    """The trainer's parser: --name=value, names with "_", --version, --help of one option; after -- all words are inputs."""
+    """The trainer's parser: --name=value, names with "_", --version, --help of one option; after -- all words are
+    inputs."""
     write("--force", "text")
     run("--tokenizer=bytes", "--out=out", "--shard_tokens=4e0", "--", "--force")
     check(read_bytes("out", "train") == b"text", "inputs after --")
@@ -560,7 +564,7 @@ def test_options():
 
 
 def test_own_input():
-    """No input is replaced or removed, with --force or without, under whatever name it is given."""
+    """No input is replaced or removed, whatever name it is given under, with --force or without."""
     os.makedirs("in")
     os.symlink("../out_train_000000.bin", "in/link.txt")
     for name in ("out_train_000000.bin", "out_train_000003.bin", "out_val_000001.bin.partial"):
@@ -576,7 +580,7 @@ def test_own_input():
 
 
 def test_two_at_once():
-    """Of two commands on one prefix one gives the right shards, and the other is refused."""
+    """Of two commands on one prefix, one writes the right shards, the other is refused."""
     texts = [random_text(20000).encode() for _ in range(2)]
     for i, text in enumerate(texts):
         write(f"{i}.txt", text)
@@ -597,7 +601,7 @@ def run_with_fault(args, **fault):
 
 
 def test_fault_at_every_call():
-    """Killed at, or EIO from, any rename, unlink or fsync: the same command then gives the same bytes."""
+    """After a kill at any rename, unlink or fsync, or its EIO, the same command gives the same bytes."""
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "fault.so", FAULT_SOURCE, "-ldl"], check=True)
     write("a.txt", random_text(3000))
     old = [f"out_{split}_{i:06d}.bin" for split in ("train", "val") for i in range(5)]
@@ -615,11 +619,11 @@ def test_fault_at_every_call():
             if code or leftovers():
                 check(code == -9 or (action == "fail" and code in (0, 74)), f"{action} at {at}: exit code {code}")
                 again = run_with_fault(args)
-                done = again.returncode == 64  # all had its name: killed before it removed its lock, or the last fsync failed
+                done = again.returncode == 64  # all shards had their names: only the lock or the last fsync was left
                 check(done or again.returncode == 0, f"{action} at {at}: then {again}")
             check(contents(shards("out")) == want and not leftovers(), f"{action} at {at}: {shards('out')}")
             most = at if code == -9 else most
-            if at > most:  # there was no such call
+            if at > most:  # the run made fewer calls
                 break
         check(most > 15, f"{most} calls")
 
@@ -638,7 +642,7 @@ def test_existing_output_and_full_disk():
 
 
 def test_memory():
-    """Streaming: 200 MB of text in little memory."""
+    """Streams 200 MB of text in little memory."""
     with open("big.txt", "wb") as f:
         piece = random_text(1000000).encode()
         for _ in range(200000000 // len(piece)):
@@ -646,7 +650,7 @@ def test_memory():
     p = subprocess.Popen([TOKENIZE[0], *BYTES, "--threads", "2", "big.txt"], stdout=subprocess.DEVNULL,
                          stderr=subprocess.DEVNULL)
     peak = 0
-    while p.poll() is None:  # its own high-water mark; getrusage would count what it inherits from us
+    while p.poll() is None:  # reads VmHWM: getrusage would count inherited memory
         lines = open(f"/proc/{p.pid}/status").read().splitlines()
         peak = max([peak] + [int(line.split()[1]) for line in lines if line.startswith("VmHWM")])
         time.sleep(0.01)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# data/tokenize: what it writes against a reimplementation (Python, standard library only), and its tokens against the
-# packages tiktoken and tokenizers, where build/venv has them.
+# Compares what data/tokenize writes with a reimplementation in plain Python, and its tokens with the packages tiktoken
+# and tokenizers if build/venv has them.
 set -u
 . "$(dirname "$0")/../checks.sh" test_tokenize
 python=$(find_python) || skip_suite "no python3"

@@ -1,4 +1,4 @@
-// The gradient noise scale against synthetic per-example gradients whose |G|^2 and tr(Sigma) are known.
+// Compares the gradient noise scale with synthetic per-example gradients of known |G|^2 and tr(Sigma).
 #include "../test.h"
 
 #include "model/engine.h"
@@ -6,7 +6,7 @@
 #include "gns/noise.h"
 #include "math/rng.h"
 
-// Gaussian gradients g = G + noise in D dimensions, tr(Sigma) = trace, |G|^2 = g2; all directions alike.
+// Draws Gaussian gradients g = G + noise in D dimensions, tr(Sigma) = trace, |G|^2 = g2; all directions are alike.
 enum { D = 20, MAX_B = 32 };
 
 typedef struct {
@@ -59,7 +59,7 @@ static GnsTracker tracked(Source *source, int B, double half_life, double steps)
 
 // ---- the estimators -------------------------------------------------------------------------------------------------
 
-// S is the trace of the sample covariance (with B - 1), and G2 the mean product of two different examples, so both are
+// S is the trace of the sample covariance (with B - 1). G2 is the mean product of two different examples. So both are
 // unbiased.
 static void test_identities(void) {
     enum { B = 8 };
@@ -84,7 +84,7 @@ static void test_identities(void) {
 // ---- the averages ---------------------------------------------------------------------------------------------------
 
 // Compares averages, squared weights and errors with sums over the whole history. Steps vary in size. Steps of one
-// example must change nothing. diff_sq: a difference has the square of its step's weight.
+// example change nothing. diff_sq: weight a difference by the square of its step's weight.
 static void check_tracker(bool diff_sq) {
     enum { STEPS = 60 };
     const double half_life = 700;
@@ -149,8 +149,8 @@ static void test_tracker(void) {
     check_tracker(true);
 }
 
-// gns_lower solves its equation. If S is exact, the bound is S / (G2 + k SE), also for G2 <= 0. The 95% in gns.h rest
-// on this equation and its constants (test_scaled_lower).
+// gns_lower solves its equation. If S is exact, the bound is S / (G2 + k SE), also for G2 <= 0. The 95% of gns.h follow
+// from this equation and its constants (test_scaled_lower).
 static void test_lower_formula(void) {
     for (int i = -3; i <= 20; i++) {
         double g2 = 0.1 * i;
@@ -178,7 +178,7 @@ static void test_lower_formula(void) {
 
 // ---- calibration ----------------------------------------------------------------------------------------------------
 
-static const double LATE = 1e9; // tokens done: the half-life has its full length
+static const double LATE = 1e9; // tokens done, at which the half-life has its full length
 
 // Draws and adds a step of both sources.
 static void calibration_observe(GnsCalibration *c, Source *total, Source *ln, int B, double done) {
@@ -186,8 +186,8 @@ static void calibration_observe(GnsCalibration *c, Source *total, Source *ln, in
     gns_calibration_update(c, B, a.n, a.q, b.n, b.q, 1, done);
 }
 
-// total has 2.5 times the scale of ln. The ratio is 1 until both scales are significant, then right; it stays when they
-// no longer are.
+// total has 2.5 times the scale of ln. The ratio is 1 until both scales are significant, then 2.5; it stays 2.5 when
+// the scales are lost in noise again.
 static void test_calibration(void) {
     GnsCalibration c;
     gns_calibration_init(&c, 20);
@@ -214,7 +214,7 @@ static void draw_pair(double common, uint64_t stream, uint64_t step, double g2[2
     }
 }
 
-// c's error equals its spread over many runs, whether or not the two scales share their noise.
+// The reported error of c equals c's spread over many runs, whether or not the two scales share their noise.
 static void test_calibration_error(void) {
     enum { RUNS = 300, STEPS = 200, B = 8 };
     static const double common[] = {0, 0.95, 1};
@@ -224,7 +224,7 @@ static void test_calibration_error(void) {
             GnsCalibration c;
             gns_calibration_init(&c, 20 / GNS_CALIBRATION_HALF_LIVES);
             for (uint64_t i = 0; i < STEPS; i++) {
-                double g2[2], s[2]; // converted back to n and q
+                double g2[2], s[2]; // to be converted to n and q
                 draw_pair(common[k], 520 + run, i, g2, s);
                 gns_calibration_update(&c, B, g2[0] + s[0], g2[0] + s[0] / B, g2[1] + s[1], g2[1] + s[1] / B, 1, LATE);
             }
@@ -237,7 +237,7 @@ static void test_calibration_error(void) {
     }
 }
 
-// gns_scaled_lower solves gns_lower's equation for c S. The errors of c and of S both lower the bound.
+// gns_scaled_lower solves gns_lower's equation for c S. Errors of c and of S lower the bound.
 static void test_scaled_lower(void) {
     Source source = source_make(1, 10, 521);
     GnsTracker nothing = tracked(&source, 16, 20, 0), t = tracked(&source, 16, 20, 60);
@@ -253,7 +253,7 @@ static void test_scaled_lower(void) {
     CHECK(R < 0.7 * gns_scaled_lower(&t, (GnsFactor){c, 0, 0}, 2, 10), "bound %g", R);
 }
 
-// A half-life has as many samples at 8 rows as at 256. Early in a run, samples are closer.
+// A half-life holds as many samples at 8 rows as at 256. Early in a run samples lie closer together.
 static void test_samples_are_spaced_in_tokens(void) {
     const double half_life = 4e5, row = 512;
     Noise noise = {0};
@@ -269,14 +269,14 @@ static void test_samples_are_spaced_in_tokens(void) {
                 noise.tokens_since_sample = (due ? 0 : noise.tokens_since_sample) + rows * row;
             }
             double want = fmin(GNS_CALIBRATION_SAMPLES, span / (rows * row)),
-                   least = want / 2; // every second step at least
+                   least = want / 2; // at least every second step
             CHECK(samples >= least - 1 && samples <= want + 1, "%g rows, early %d: %g samples, want %g", rows, early,
                   samples, want);
         }
 }
 
-// If G2 is lost in noise (the LayerNorms' scale is 32 rows, the model's 2.5 times that), a few samples in a half-life
-// must not look like a known ratio by chance.
+// If G2 is lost in noise, a few samples in a half-life must not look like a known ratio by chance. (The LayerNorms'
+// scale is 32 rows, the model's 80.)
 static void test_calibration_is_wary(void) {
     enum { RUNS = 400, B = 16 };
     const double half_lives[] = {1.5, 4}; // in samples
@@ -299,7 +299,7 @@ static void test_calibration_is_wary(void) {
     }
 }
 
-// A given ratio counts, even below 1; otherwise the measured one.
+// A given ratio overrides the measured one, even below 1.
 static void test_ratio(void) {
     CHECK(noise_ratio(&(Noise){.fixed_ratio = 0.5, .calibration.ratio = 3}) == 0.5, "not the given one");
     CHECK(noise_ratio(&(Noise){.calibration.ratio = 3}) == 3, "not the measured one");
@@ -317,8 +317,8 @@ static void test_ratio(void) {
 
 // ---- sources --------------------------------------------------------------------------------------------------------
 
-// A step of B rows over `ranks` ranks, of three sources with known G and tr(Sigma): the last two point away from each
-// other.
+// A step of B rows over `ranks` ranks, of three sources with known G and tr(Sigma). The last two gradients point away
+// from each other.
 enum { SOURCES = 3 };
 static const double shares[SOURCES] = {0.6, 0.3, 0.1}, noises[SOURCES] = {10, 6, 4};
 static double true_gradient(int s, int d) { return (s == 0 || s == d % 2 + 1 ? 1 : -0.5) / sqrt(D) * (s == 1 ? 0.7 : 1); }
@@ -349,7 +349,7 @@ static double product(int s, int t) {
     return sum;
 }
 
-// Over many runs |G_s|^2, S_s and the cosines are right on average, and their errors are what the runs spread by.
+// Over many runs |G_s|^2, S_s and the cosines are right on average, and their reported errors equal the runs' spread.
 static void check_sources(int ranks) {
     enum { RUNS = 150, STEPS = 200, B = 24, PAIRS = SOURCES * (SOURCES - 1) / 2, NUMBERS = 2 * SOURCES + PAIRS };
     double mean[NUMBERS] = {0}, square[NUMBERS] = {0}, claimed[NUMBERS] = {0}, want[NUMBERS];
@@ -392,9 +392,9 @@ static void test_sources(void) {
 
 enum { MAX_RANKS = 8 };
 
-// Rank r has rows[r] of B examples. E sum_r |sum_b g_b|^2 = sum_r rows[r]^2 |G|^2 + B tr(Sigma); for all ranks together
-// it is B^2 |G|^2 + B tr(Sigma). These expectations must give |G|^2 and tr(Sigma) for any shares. The estimates are
-// linear in both norms, so they are unbiased. No estimate if one rank has all rows.
+// Rank r has rows[r] of B examples: E sum_r |sum_b g_b|^2 = sum_r rows[r]^2 |G|^2 + B tr(Sigma), and B^2 |G|^2 + B
+// tr(Sigma) for the sum over all ranks. From these expectations the estimates must be |G|^2 and tr(Sigma) for any
+// shares. They are linear in both norms, hence unbiased. There is no estimate if one rank has all rows.
 static void test_ranks_unbiased(void) {
     static const struct {
         int ranks;
@@ -425,7 +425,7 @@ static void test_ranks_unbiased(void) {
 
 // ---- A model's groups -----------------------------------------------------------------------------------------------
 
-// Averages with this half-life in tokens, computed from their definition.
+// Averages by definition; half-lives are in tokens.
 typedef struct {
     double g2, s, half_life;
 } Average;
@@ -436,7 +436,7 @@ static void average_add(Average *a, double B, Norms norms, double tokens) {
     a->s = keep * a->s + (1 - keep) * (norms.n - norms.q) * B / (B - 1);
 }
 
-// Norms of all tensors with `part` in their names.
+// Returns the norms of all tensors with `part` in their names.
 static Norms group_norms(const Model *model, const StepResult *result, double B, const char *part) {
     Norms norms = {0, 0};
     for (int i = 0; i < model->tensor_count; i++)
@@ -452,9 +452,9 @@ static void check_average(const char *what, int step, const GnsTracker *t, const
     CHECK(fabs(got - want) <= 1e-9 * fabs(want), "%s after step %d: %g, want %g", what, step, got, want);
 }
 
-// Every step updates the LayerNorms. The other groups and the ranks' estimate have five times their half-life; a
-// measurement counts for all tokens since the one before. At first the calibration's half-life is a tenth of the tokens
-// done. `total` has the LayerNorms' half-life, and begins with the first step at which a ramp follows it.
+// Every step updates the LayerNorms. The other groups and the ranks' estimate have five times the LayerNorms'
+// half-life; a measurement counts for all tokens since the last one. The calibration's half-life begins at a tenth of
+// the tokens done. `total` has the LayerNorms' half-life and begins at the first step in which a ramp follows it.
 static void test_groups(void) {
     enum { HALF_LIFE = 900, STEPS = 60, FOLLOWED_FROM = 9, FOLLOWED_TO = 30 };
     enum { LN, SAMPLED_LN, TOTAL, TYPE, LAYER = TYPE + 4, FOLLOWED = LAYER + 2, AVERAGES };
@@ -473,7 +473,7 @@ static void test_groups(void) {
     for (int k = 0; k < AVERAGES; k++) want[k] = (Average){0, 0, k == LN || k == FOLLOWED ? HALF_LIFE : 5 * HALF_LIFE};
     for (int step = 0; step < STEPS; step++) {
         double B = 2 + rng_u32(700, 0, (uint64_t)step) % 30, tokens = 8 * B;
-        for (int i = 0; i < model.tensor_count; i++) { // |sum g|^2 lies between sum |g|^2 and B times that
+        for (int i = 0; i < model.tensor_count; i++) { // |sum g|^2 lies between sum |g|^2 and B sum |g|^2
             example_sq[i] = 1 + rng_u32(700, 1 + (uint64_t)step, (uint64_t)i) % 1000;
             grad_sq[i] = example_sq[i] * (1 + (B - 1) * (rng_u32(701, (uint64_t)step, (uint64_t)i) % 1000) / 1000.0);
         }

@@ -32,8 +32,8 @@ static Ramp ramp_make(const RampConfig *c) {
 
 // ---- scripted aims --------------------------------------------------------------------------------------------------
 
-// The batch moves to the aim, by at most a factor of 2 in a half-life (1,000 tokens), within 2 to 16 rows. Many changes
-// of less than a row add up. With an unknown aim the batch stays.
+// The batch moves to the aim, by at most a factor of 2 per half-life (1,000 tokens), within 2 to 16 rows. Changes of
+// less than a row add up. If the aim is unknown, the batch stays.
 static void test_follows(void) {
     RampConfig c = config_make(RAMP_GNS);
     static const struct {
@@ -54,7 +54,7 @@ static void test_follows(void) {
     }
     r.rows = 2;
     int steps = 0;
-    for (; ramp_batch(&r, 9, 9) == 2; steps++) ramp_observe(&r, 10, 16); // 0.7% each
+    for (; ramp_batch(&r, 9, 9) == 2; steps++) ramp_observe(&r, 10, 16); // +0.7% each
     CHECK(steps == (int)ceil(100 * log2(1.25)), "2.5 rows after %d steps", steps);
     c.mode = RAMP_FIXED;
     Ramp fixed = ramp_make(&c);
@@ -62,8 +62,8 @@ static void test_follows(void) {
     CHECK(ramp_batch(&fixed, 100, 80000) == 8 && fixed.rows == 0, "a fixed batch listened");
 }
 
-// The critical batch is kappa x c times the scale. If step_rows is huge, the target is waste times that; otherwise it
-// is the root of x times that. aim and lower use the scale one standard error below, and its 95% bound.
+// The critical batch is kappa c scale. The target is waste critical if step_rows is huge, otherwise sqrt(x critical).
+// aim and lower use the scale less one standard error, and its 95% bound.
 static void test_target(void) {
     RampConfig c = config_make(RAMP_GNS);
     c.kappa = 4;
@@ -90,7 +90,7 @@ static void test_target(void) {
 
 // ---- the law --------------------------------------------------------------------------------------------------------
 
-// Returns the target for exact norms with a scale of 100 rows; unknown if g2 <= 0.
+// Returns the target for exact norms with a scale of 100 rows; g2 <= 0: the scale is unknown.
 static RampTarget target_at(double x, double kappa, double waste, double rows, double g2) {
     RampConfig c = config_make(RAMP_GNS);
     c.step_rows = x, c.kappa = kappa, c.waste = waste;
@@ -102,11 +102,11 @@ static RampTarget target_at(double x, double kappa, double waste, double rows, d
     return ramp_target(&r, &t, (GnsFactor){1, 0, 0});
 }
 
-// Seconds for one piece of progress if a step takes a + b B seconds.
+// Returns the seconds per unit of progress if a step takes a + b B seconds.
 static double seconds_at(double B, double a, double b, double critical) { return (a + b * B) * (1 / B + 1 / critical); }
 
-// Up to the waste's limit the target must be the batch of the fewest seconds, found by trying all. f times the best
-// batch costs (1 + y^2 + (f + 1 / f) y) / (1 + y)^2 times as much, y = sqrt(x / critical).
+// Up to the waste's limit the target must be the fastest of all batches. f times the best batch takes
+// (1 + y^2 + (f + 1 / f) y) / (1 + y)^2 times as long, y = sqrt(x / critical).
 static void test_law(void) {
     static const double prices[][2] = {{0.003, 0.002}, {0.06, 0.01}, {1, 0.02}, {5, 0.005}}; // a, b
     for (size_t i = 0; i < sizeof prices / sizeof *prices; i++) {
@@ -132,7 +132,7 @@ static void test_law(void) {
     CHECK(isinf(hidden.aim) && isinf(hidden.lower), "%g, %g", hidden.aim, hidden.lower);
 }
 
-// Lines a + b B give a / b in two digits, within the limits. Ignores a batch without a time.
+// Step times a + b B give a / b in two digits, within the limits. A batch without a time is ignored.
 static void test_step_rows(void) {
     static const int64_t rows[] = {4, 16, 64};
     static const struct {
@@ -150,16 +150,15 @@ static void test_step_rows(void) {
     }
 }
 
-// ---- The closed loop: simulated gradients; the program's averages, calibration and ramp
-// ------------------------------
+// ---- The closed loop: simulated gradients; the program's averages, calibration and ramp ----------------------------
 
-// Simulates what models of 0.2M parameters showed at 16 and 64 rows. The whole model's noise has more effective
-// directions than the LayerNorms', but is as large a share of a step's |G|^2, because its scale is larger. Most of the
+// Simulates models of 0.2M parameters at 16 and 64 rows, as measured. The whole model's noise has more effective
+// directions than the LayerNorms', and a larger scale: both noises are equal shares of a step's |G|^2. Most of the
 // noise is common: the two estimates of |G|^2 correlate at 0.9.
 enum { WHOLE = 36, NORMS = 16, SEQ_LEN = 512, SEEDS = 60 };
 static const double common_noise = 0.97, run_tokens = 80e6, million = 1e6;
 
-// Measured in dev/docs/gns-study.md: GNS_total in rows at millions of tokens.
+// Returns GNS_total in rows, as dev/docs/gns-study.md measured it at millions of tokens.
 static double study_scale(double tokens) {
     static const double at[] = {0, 8, 16, 32, 64, 80}, rows[] = {1, 16, 42, 95, 231, 430};
     int i = 1;
@@ -171,7 +170,7 @@ static double true_g2(double tokens) { // falls by 10^4 in the first tenth
     return 2e-5 + pow(fmax(tokens / million, 0.08) / 0.08, -2);
 }
 
-// Draws a group's norms of one step from normals, in their exact distribution: the mean gradient's noise, and the sum
+// Draws a group's norms of one step in their exact distribution, from normals: the mean gradient's noise, and the sum
 // of squares around the mean.
 static void group_draw(const double *normal, int directions, double g2, double trace, double B, double around,
                        double *n, double *q) {
@@ -200,12 +199,14 @@ static void draw_step(const Model *model, double tokens, double B, uint64_t seed
     result->grad_sq[other - model->tensors] = B * B * (q - ln_q);
 }
 
-// Sums over the runs of all seeds. known: steps from the sixth on; covered: those whose target lies above its bound.
+// Sums over the runs of all seeds. known: steps from the sixth on; covered: known steps whose target lies above its
+// bound.
 typedef struct {
     double known, covered, steps, exact;
 } Sums;
 
-// Adds a run from 32 rows. total: every step is exact, and the ramp follows the whole model. Returns its steps.
+// Adds a run that begins at 32 rows; returns its steps. total: every step is exact, and the ramp follows the whole
+// model.
 static double simulate(bool total, uint64_t seed, Sums *sums) {
     const ModelConfig shape = {.layers = 1, .heads = 1, .channels = 16, .vocab = 256, .context = 8};
     RampConfig c = config_make(RAMP_GNS);
@@ -238,7 +239,7 @@ static double simulate(bool total, uint64_t seed, Sums *sums) {
     return (double)step;
 }
 
-// The study's curve. A constant batch of 32 takes 4,883 steps.
+// Follows the study's curve. A constant batch of 32 takes 4,883 steps.
 static void test_study(void) {
     for (int total = 0; total < 2; total++) {
         Sums sums = {0};
@@ -270,7 +271,7 @@ static void test_linear(void) {
     }
 }
 
-// After the warm-up rows x schedule is constant up to rounding, and the rate is the root of lr0 x schedule.
+// After the warm-up, rows times schedule is constant up to rounding, and the rate is sqrt(lr0 schedule).
 static void test_seesaw(void) {
     RampConfig c = config_make(RAMP_SEESAW);
     c.batch_min = 100, c.batch_ref = 100, c.batch_max = 1500;
@@ -291,7 +292,7 @@ static void test_seesaw(void) {
             CHECK_CLOSE(ramp_lr(&r, lr, rows), lr * sqrt(15), 1e-12, 0);
         }
     }
-    c.schedule.final_frac = 0; // the rate reaches 0: the cap holds
+    c.schedule.final_frac = 0; // the rate reaches 0: only the cap limits the batch
     r = ramp_make(&c);
     CHECK(ramp_batch(&r, 9, 1e6) == 1500, "%lld rows at rate 0", (long long)ramp_batch(&r, 9, 1e6));
     r.config.schedule.lr = NAN;
@@ -301,8 +302,8 @@ static void test_seesaw(void) {
     CHECK(ramp_batch(&r, 9, 9e5) == 100, "a constant rate moved the batch");
 }
 
-// Four times the reference batch, at the peak rate (0.01) and at 30% of it. A power up to 0.5 is constant; a larger one
-// falls with the schedule, such as 1 to 0.5 + 0.3 x 0.5.
+// The rate at four times the reference batch, at the schedule's peak (0.01) and at 30% of it. A power up to 0.5 is
+// constant; a larger one falls with the schedule, such as 1 to 0.5 + 0.3 x 0.5.
 static void test_lr(void) {
     RampConfig c = config_make(RAMP_GNS);
     static const struct {
@@ -322,7 +323,7 @@ static void test_lr(void) {
         r.config.schedule.lr = 0;
         CHECK(ramp_lr(&r, 0, 32) == 0, "a schedule of 0, yet %g", ramp_lr(&r, 0, 32));
     }
-    c = config_make(RAMP_FIXED); // a last step that the horizon cuts: the same rule in every mode
+    c = config_make(RAMP_FIXED); // the horizon cuts the last step alike in every mode
     Ramp r = ramp_make(&c);
     CHECK_CLOSE(ramp_lr(&r, 0.003, 2), 0.0015, 1e-15, 0);
 }
@@ -366,12 +367,12 @@ static void test_steps(void) {
         CHECK_ERROR(ramp_check_list(bad[i], &fewest, &most, &e), &e, ERR_USAGE, "no list of batches");
 }
 
-// The present options limit a checkpoint's batch, and the most rows of a step.
+// The present options limit a checkpoint's batch and the largest step.
 static void test_settle(void) {
     RampConfig c = config_make(RAMP_GNS);
     Ramp r = ramp_make(&c);
     static const double cases[][2] = {{0, 2}, {1, 2},   {2.25, 2.25},
-                                      {8, 8}, {16, 16}, {64, 16}}; // 2 to 16 rows are allowed
+                                      {8, 8}, {16, 16}, {64, 16}}; // options allow 2 to 16 rows
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         r.rows = cases[i][0];
         CHECK_OK(ramp_settle(&r, 7, 7000, &e), &e);
@@ -399,10 +400,10 @@ static void replay_make(Ramp *r, double train_tokens, const int64_t *rows, int s
     CHECK_OK(ramp_create(r, &c, file, &e), &e);
 }
 
-// A resumed replay must have the file's tokens, or be complete. 100 tokens a row.
+// A resumed replay must have the file's tokens, or be complete. A row has 100 tokens.
 static void test_replay_resumed(void) {
     static const int64_t rows[] = {5, 3, 4, 8, 1, 1};
-    enum { REST = 8 }; // after the file's end: the largest batch, or what is left
+    enum { REST = 8 }; // after the file's end: the largest batch, or the rest of the run
     static const struct {
         int64_t step, tokens;
         double horizon;
@@ -419,7 +420,7 @@ static void test_replay_resumed(void) {
         int code = ramp_settle(&r, cases[i].step, cases[i].tokens, &e);
         CHECK(code == (cases[i].next ? 0 : ERR_INPUT), "case %d: exit code %d", (int)i, code);
         if (code) CHECK(strstr(e.what, file) && e.hint[0], "'%s' (%s)", e.what, e.hint);
-        else // and the sequence continues from there
+        else // the sequence continues there
             CHECK(ramp_batch(&r, cases[i].step, (double)cases[i].tokens) == cases[i].next, "case %d", (int)i);
         ramp_destroy(&r);
     }
@@ -431,7 +432,7 @@ static void test_replay_resumed(void) {
     ramp_destroy(&r);
 }
 
-// The fewest rows of a step; ignores the last step, which may have been cut.
+// Finds the fewest rows of a step; ignores the last step, which the horizon may have cut.
 static void test_replay_smallest(void) {
     static const struct {
         double horizon;
@@ -468,7 +469,7 @@ static void test_replay_bad_files(void) {
         {"{\"step\":1,\"batch\":1e300}\n", "line 1: not the rows of step 1"},
     };
     RampConfig c = config_make(RAMP_REPLAY);
-    c.train_tokens = 500; // 5 rows: one more than GOOD has
+    c.train_tokens = 500; // 5 rows, one more than in GOOD
     Ramp r;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_text(file, cases[i].text);

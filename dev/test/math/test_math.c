@@ -13,7 +13,7 @@
 
 // ---- rng ------------------------------------------------------------------------------------------------------------
 
-// The known answers that Random123 publishes for Philox4x32-10 (its file kat_vectors): counter, key, output.
+// Random123's known answers for Philox4x32-10 (kat_vectors): counter, key, output.
 static void test_philox_known_answers(void) {
     static const uint32_t known[3][10] = {
         {0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
@@ -39,8 +39,8 @@ static void test_philox_known_answers(void) {
     }
 }
 
-// Drawn by a Python program written from the text of rng.h: words in integers, log and cos to 60 digits. Pins the
-// draws: a resumed run must draw what it drew before.
+// Pins the draws: a resumed run must continue them. A Python program after the text of rng.h drew these, with log and
+// cos to 60 digits.
 static void test_known_draws(void) {
     static const struct {
         uint64_t seed, stream, index, u64;
@@ -78,7 +78,7 @@ static void test_adamw_landmarks(void) {
 
 // ---- schedules ------------------------------------------------------------------------------------------------------
 
-// By hand. Warm-up 100 tokens, horizon 1100, down to a fifth; with wsd the decay is from 880 to 1100.
+// Rates by hand: warm-up 100 tokens, horizon 1100, down to a fifth; wsd decays from 880 to 1100.
 static void test_schedules(void) {
     static const struct {
         ScheduleKind kind;
@@ -94,8 +94,8 @@ static void test_schedules(void) {
         {SCHEDULE_CONSTANT, 0, 5000, 1},      {SCHEDULE_INVERSE_SQRT, 0, 75, 0.75},
         {SCHEDULE_INVERSE_SQRT, 0, 400, 0.5}, {SCHEDULE_INVERSE_SQRT, 0, 10000, 0.1},
         {SCHEDULE_WSD, 0.8, 50, 0.5},         {SCHEDULE_WSD, 0.8, 880, 1},
-        {SCHEDULE_WSD, 0.8, 935, 0.6},     // a quarter of the decay: half of the way down
-        {SCHEDULE_WSD, 0.8, 1003.75, 0.4}, // 9 sixteenths: three quarters
+        {SCHEDULE_WSD, 0.8, 935, 0.6},     // after 1/4 of the decay: 1/2 of the way down
+        {SCHEDULE_WSD, 0.8, 1003.75, 0.4}, // after 9/16: 3/4 of the way
         {SCHEDULE_WSD, 0.8, 5000, 0.2},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -105,7 +105,7 @@ static void test_schedules(void) {
     Schedule none = {SCHEDULE_INVERSE_SQRT, 1, 0, 1000, 0, 0}; // without a warm-up: 1% of the horizon
     CHECK(schedule_lr(&none, 0) == 1 && schedule_lr(&none, 10) == 1, "held");
     CHECK_CLOSE(schedule_lr(&none, 40), 0.5, 1e-15, 1);
-    // A warm-up as long as the run, or longer, never divides by 0.
+    // A warm-up as long as the run, or longer, must not divide by 0.
     for (int kind = 0; kind < SCHEDULE_KINDS; kind++)
         for (int over = 0; over < 2; over++) {
             Schedule all = {(ScheduleKind)kind, 1, 1000 + over, 1000, 0, 0.8 * over};
@@ -115,7 +115,7 @@ static void test_schedules(void) {
         }
 }
 
-// Every bf16 number's derivative against float64, and every code.
+// Compares every bf16 number's derivative with float64, and checks every code.
 static void test_gelu_codes(void) {
     const double scale = sqrt(2 / M_PI), cubic = 0.044715;
     int least = GELU_CODE_NAN, most = 0;
@@ -143,7 +143,7 @@ static void test_gelu_codes(void) {
 
 // ---- fp8 ------------------------------------------------------------------------------------------------------------
 
-// Returns the nearest code, by trying all; a tie goes to the even one.
+// Tries all codes and returns the nearest; a tie goes to the even code.
 static int nearest_e4m3(double y) {
     int best = 0;
     for (int code = 0; code < 0x7f; code++) {
@@ -179,7 +179,7 @@ static void test_fp8_codes(void) {
     check_fp8(NAN, 0x7f);
 }
 
-// A new exponent brings amax into [14, 28). It stays as long as amax is in [3.5, 112], and without information.
+// A new exponent brings amax into [14, 28). It stays while amax is in [3.5, 112] or unknown.
 static void test_fp8_exponents(void) {
     for (uint64_t i = 0; i < 20000; i++) {
         const float amax = (float)exp2(rng_uniform(2, 0, i) * 200 - 100);
@@ -230,7 +230,7 @@ static void test_loss_scale(void) {
 
 // ---- The order of the data ------------------------------------------------------------------------------------------
 
-// Pins the order: with another one a resumed run would read other text. The values are from permutation_example in
+// Pins the order: a resumed run must read the same text. The values come from permutation_example in
 // dev/bench/torch_twin.py, written from the definition.
 static void test_known_order(void) {
     static const struct {
@@ -257,7 +257,7 @@ static void test_known_order(void) {
         }
 }
 
-// Known choices of a source, from Order.place in the same file.
+// Pins choices of a source; the values come from Order.place in the same file.
 static void test_known_sources(void) {
     static const struct {
         uint64_t seed, example;
@@ -280,7 +280,7 @@ static void test_known_sources(void) {
     }
 }
 
-// True if k -> permutation_at(n, key, k) is onto [0, n). seen: n bytes of scratch.
+// Returns whether k -> permutation_at(n, key, k) is onto [0, n). seen: n bytes of scratch.
 static bool is_bijection(uint64_t n, uint64_t key, unsigned char *seen) {
     memset(seen, 0, n);
     for (uint64_t k = 0; k < n; k++) {

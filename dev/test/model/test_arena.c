@@ -1,11 +1,11 @@
-// arena: buffers that are live at the same time never share memory; others share nearly all they can.
+// arena: buffers that live at the same time never share memory; others share nearly all they can.
 #include "model/arena.c"
 
 #include "../scratch.h"
 
 enum { PHASES = 3 };
 
-// Bytes live in the fullest phase: no plan needs less.
+// Returns the bytes that live in the fullest phase, a lower bound of any plan.
 static size_t fullest_phase(const Arena *arena) {
     size_t most = 0;
     for (int phase = 0; phase < PHASES; phase++) {
@@ -19,7 +19,7 @@ static size_t fullest_phase(const Arena *arena) {
     return most;
 }
 
-// Buffers that live in one phase have no byte in common.
+// Checks that buffers of one phase share no byte.
 static void check_apart(const Arena *arena, size_t total) {
     for (int i = 0; i < arena->count; i++) {
         const ArenaBuffer *a = &arena->buffer[i];
@@ -52,7 +52,7 @@ static void test_random_lives(void) {
             CHECK((uintptr_t)where[i] == (b->bytes ? (1 << 20) + b->offset : 0), "buffer %d at %p", i, where[i]);
         }
     }
-    // A single round may reach 1.55: the plan is a heuristic.
+    // The plan is a heuristic: a single round may reach 1.55.
     CHECK(ratios <= 1.05 * ROUNDS, "%.2f times what is alive at a time, on average", ratios / ROUNDS);
 }
 

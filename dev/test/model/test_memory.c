@@ -1,4 +1,4 @@
-// The CPU engine's memory: its plan says what --recompute saves; --recompute, --sample-only and --eval-only must get
+// The CPU engine's memory: the plan shows what --recompute saves, and --recompute, --sample-only and --eval-only get
 // the smaller engine. test_program and test_ranks compare plans with resident memory.
 #include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
@@ -6,7 +6,7 @@
 
 static Error e;
 
-// Odd and even shapes; one block; one row; and a head in chunks of 256 rows (64 MiB of 65536 logits a row).
+// Odd and even shapes; one block; one row; a head in chunks of 256 rows (64 MiB at 65536 logits per row).
 static const struct {
     ModelConfig model; // L, NH, C, V, context
     int rows, seq_len;
@@ -41,11 +41,11 @@ static size_t planned_in_all(const EngineConfig *config) {
     return plan.total;
 }
 
-// Every array begins at a multiple of 64 bytes.
+// Returns the bytes of n floats in the arena: arrays begin at multiples of 64 bytes.
 static size_t of_floats(size_t n) { return round_up(4 * n, 64); }
 
-// Blocks share what is recomputed: GELU's output, or all but the block's input (11 C values a token, and statistics).
-// An engine without training needs the weights and one block's memory, whatever the other modes.
+// Blocks share the memory of what is recomputed: GELU's output, or all but the block's input (11 C values per token,
+// and statistics). Without training an engine needs the weights and one block's memory, whatever the other modes.
 static void test_plans(void) {
     for (int i = 0; i < SHAPES; i++) {
         Model model;
@@ -73,7 +73,7 @@ static void test_plans(void) {
     }
 }
 
-// ---- What the program asks for: its engines print it ----------------------------------------------------------------
+// ---- The program's engines print their configuration ----------------------------------------------------------------
 
 static int create_and_tell(Engine **out, const EngineConfig *config, Error *e) {
     printf("an engine of %zu bytes\n", planned_in_all(config));

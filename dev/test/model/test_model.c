@@ -1,12 +1,12 @@
-// Compares the presets with what was published, and initial weights with their definition.
+// Compares presets with published models, and initial weights with their definition.
 #include "../test.h"
 
 #include "model/model.h"
 
 static Error e;
 
-// GPT-2: Radford et al. 2019, table 2; parameters as in Hugging Face's models (wte counted once). dN: depths and widths
-// of llm.c's -e, heads of 64.
+// GPT-2: Radford et al. 2019, table 2; parameters as in Hugging Face's models (wte counts once). dN: depths and widths
+// as llm.c's -e, heads of 64.
 static void test_presets(void) {
     static const struct {
         const char *name;
@@ -25,7 +25,7 @@ static void test_presets(void) {
         {"d60", 60, 30, 1920, 0},
         {"d72", 72, 45, 2880, 0},
         {"d84", 84, 54, 3456, 0},
-        {"d7", 7, 7, 448, 0}, // no row of its own
+        {"d7", 7, 7, 448, 0}, // by the rule for dN
     };
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         Model model;
@@ -46,7 +46,7 @@ static void test_presets(void) {
     }
 }
 
-// Mean and standard deviation of all values, in double.
+// Computes mean and standard deviation in double.
 static void moments(const float *x, size_t n, double *mean, double *deviation) {
     double sum = 0, square = 0;
     for (size_t i = 0; i < n; i++) sum += x[i];
@@ -92,7 +92,7 @@ static void test_initial_weights(void) {
     model_destroy(&model);
 }
 
-// A value depends on its place and the seed, not on the piece of the tensor that is asked for.
+// A value depends on its place and the seed, not on the requested piece of the tensor.
 static void test_initial_weights_in_pieces(void) {
     enum { ALL = 3000, FIRST = 1000, PIECE = 500 };
     Model model;
@@ -132,7 +132,7 @@ static bool is_cut_by_rule(TensorKind kind) {
     return kind == QKV_W || kind == QKV_B || kind == PROJ_W || kind == FC_W || kind == FC_B || kind == FCPROJ_W;
 }
 
-// Every element of a cut tensor belongs to one rank, every other element to all. Bucket 0 holds what is whole.
+// Every element of a cut tensor belongs to one rank, every other element to all. Bucket 0 holds the whole tensors.
 static void check_ranks(const ModelConfig *c, int ranks) {
     Model whole, local[8];
     CHECK_OK(model_create(&whole, c, &e), &e);

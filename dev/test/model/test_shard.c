@@ -1,6 +1,6 @@
-// Engines that keep only the owned ranges, through engine.h (test_shard_cuda is the CUDA build of this file). The ranks
-// are engines of one process. Each gets the whole batch, so nothing is reduced. Their bits must equal those of an
-// engine that keeps everything, also after ranks have exchanged weights.
+// Engines that keep only the owned ranges (test_shard_cuda is the CUDA build of this file). The ranks are engines of
+// one process. Each computes the whole batch, so nothing is reduced. Their bits must equal an engine's that keeps
+// everything, also after ranks exchanged weights.
 #include "../test.h"
 
 #include "ranks/transport.h"
@@ -25,7 +25,7 @@ static uint64_t seed;
 static Error e;
 static const float POISON = -7.25f;
 
-// What a rank shards, besides the moments.
+// What ranks shard: each value includes the ones before.
 typedef enum { SHARED_MOMENTS, SHARED_GRADS, SHARED_WEIGHTS } Shared;
 
 typedef struct {
@@ -35,7 +35,7 @@ typedef struct {
     Range owned[8];
     int pending;       // buckets [0, pending) are in memory
     int micro_steps;   // begun in this step
-    int soon, awaited; // the bucket that the engine named last; that it awaited last
+    int soon, awaited; // bucket that the engine last named, last awaited
 } Rank;
 
 typedef struct World {
@@ -52,7 +52,7 @@ typedef struct World {
 static void *take(size_t bytes) {
     void *p;
     if (memory_alloc(&p, bytes, "test", &e)) abort();
-    memset(p, 0xff, bytes); // NaN where nothing is written
+    memset(p, 0xff, bytes); // NaN
     return p;
 }
 
@@ -81,7 +81,7 @@ static size_t bucket_bytes(const Rank *rank, Range range) {
     return range_length(range) * engine_weight_bytes(rank->engine);
 }
 
-// Write an engine's own memory, after its queued work.
+// Writes NaN into an engine's memory, after its queued work.
 #ifdef GNS_CUDA
 static void poison(const Rank *rank, void *to, size_t bytes) {
     cudaError_t status = cudaMemsetAsync(to, 0xff, bytes, engine_stream(rank->engine)); // NaN
@@ -100,20 +100,20 @@ static void copy_from(const Rank *rank, void *to, const Rank *other, const void 
 }
 #endif
 
-// Poisons the block's slot: the engine has read its old content and awaits the new. The engine names the next block
-// only, since ranks without rows start the same transfers in this order.
+// Poisons the block's slot: the engine no longer needs the old content. The engine must name the next block: ranks
+// without rows start the same transfers in this order.
 static int soon_weights(void *context, Range range, Error *e) {
     Rank *rank = context;
     int i = model_bucket_at(rank->config.model, range.begin);
     (void)e;
     CHECK(i > 0 && abs(i - rank->awaited) == 1, "soon bucket %d, after %d", i, rank->awaited);
-    if (i == rank->soon || i == rank->awaited) return 0; // it is there
+    if (i == rank->soon || i == rank->awaited) return 0; // already in its slot
     rank->soon = i;
     poison(rank, engine_buffer(rank->engine, BUFFER_WEIGHT, range.begin), bucket_bytes(rank, range));
     return 0;
 }
 
-// Copies every rank's part; an engine may have written its own in place.
+// Copies every rank's part; an engine may have written its own part in place.
 static int await_weights(void *context, Range range, Error *e) {
     Rank *rank = context;
     (void)e;
@@ -183,7 +183,7 @@ static int collect_from(Rank *rank, int i, Error *e) {
 static int begins(void *context, Range range, Error *e) {
     Rank *rank = context;
     int i = model_bucket_at(rank->config.model, range.begin);
-    TRY(collect_from(rank, i == 0 ? 0 : i + 2, e)); // bucket 0 begins: collect the micro-step before
+    TRY(collect_from(rank, i == 0 ? 0 : i + 2, e)); // bucket 0 begins: collect the last micro-step
     if (i == 0) rank->micro_steps++, rank->pending = model_bucket_count(rank->config.model);
     return 0;
 }
@@ -209,7 +209,7 @@ static int rank_norms(Rank *rank, Error *e) {
     return 0;
 }
 
-static UpdateConfig update_config(int step) { // without clipping: a rank knows the norms of its share only
+static UpdateConfig update_config(int step) { // no clipping: a rank knows only its share of the norm
     return (UpdateConfig){.lr = 1e-2,
                           .muon_lr = 2e-2,
                           .beta1 = 0.9,
@@ -220,7 +220,7 @@ static UpdateConfig update_config(int step) { // without clipping: a rank knows 
                           .batch = ROWS};
 }
 
-// Ends an engine's turn: engines of one device take turns (engine.h).
+// Ends an engine's turn: engines of one device run one at a time (engine.h).
 static int turn_ends(World *w, Engine *engine, Error *e) {
     StepResult ignored = {.grad_sq = w->grad_sq, .example_sq = w->example_sq, .rank_sq = w->rank_sq};
     return engine_result(engine, &ignored, e);
@@ -245,8 +245,8 @@ static int whole_gradients(World *w, int step, Error *e) {
 
 // ---- What must be equal ---------------------------------------------------------------------------------------------
 
-// Checks that a rank stores the whole engine's bits in its owned ranges, and nothing elsewhere. others: elsewhere it
-// may store the whole engine's bits too.
+// Checks that a rank stores the whole engine's bits in its owned ranges and nothing elsewhere. others: elsewhere it may
+// also store the whole engine's bits.
 static void check_state(World *w, const Rank *rank, StateKind kind, bool others) {
     size_t wrong = 0;
     for (size_t i = 0; i < w->model.flat_count; i++) w->y[i] = POISON;
@@ -284,7 +284,7 @@ static void check_norms(World *w) {
     }
 }
 
-// Compares losses, since engine.h does not store the weights that passes read.
+// Compares losses: engine.h does not return the weights that passes read.
 static void check_losses(World *w, int step) {
     size_t n = ROWS * (size_t)w->T;
     float *want = take(n * sizeof(float)), *got = take(n * sizeof(float));
@@ -368,7 +368,7 @@ static void depart(Arrivals *a) {
     a->next = 0;
 }
 
-// Calls every function that reads weights, and keeps its result.
+// Calls every function that reads weights and keeps the results.
 enum { READERS = 5 };
 static void read_weights(World *w, Arrivals *a, float *out[READERS]) {
     StepResult r = {.grad_sq = w->grad_sq, .example_sq = w->example_sq, .rank_sq = w->rank_sq};

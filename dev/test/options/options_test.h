@@ -1,4 +1,4 @@
-// options_test: parses options from a command line given as one string, and from the text of a --config file.
+// options_test: parses options from a command line in one string, and from the text of a --config file.
 #pragma once
 
 #include "options/options.h"
@@ -23,7 +23,7 @@ static inline void split(CommandLine *c, const char *words) {
 static inline int parse(Options *o, const char *words, Error *e) {
     static CommandLine c; // o->help_about points into it
     split(&c, words);
-    memset(o, 0xff, sizeof *o); // nothing of an earlier call may remain
+    memset(o, 0xff, sizeof *o); // options_parse must set everything
     return options_parse(o, c.argc, c.argv, e);
 }
 
@@ -40,7 +40,7 @@ static inline int parse_config(Options *o, const char *text, Error *e) {
     return rows_read_config(&t, copy, strlen(copy), "run.cfg", e);
 }
 
-// Checks options by their JSON. are: the wanted values, "lr 0.5, model 'd12', ...", with single quotes.
+// Checks options through their JSON. are: the wanted values: "lr 0.5, model 'd12', ...", in single quotes.
 static inline void check_options(const Options *o, const char *words, const char *are) {
     char *text = NULL, wants[512], *rest = wants, json[600];
     size_t bytes;

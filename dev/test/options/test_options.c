@@ -1,5 +1,5 @@
-// The option table and what follows from it: the command line, the config file, --help, run.json. test_resolve.c checks
-// what options mean together.
+// The option table and what follows from it: command line, config file, --help, run.json. test_resolve.c checks options
+// together.
 #include "model/model.h"
 #include "model/modes.h"
 #include "options_test.h"
@@ -24,7 +24,7 @@ static void test_table_is_sound(void) {
         for (int j = 0; j < i && row->alias; j++)
             CHECK(!option_rows[j].alias || strcmp(row->alias, option_rows[j].alias) != 0, "%s twice", row->alias);
         if (!row->init) continue;
-        // The default can be typed.
+        // A user can type the default.
         row_flag(flag, &option_rows[i]);
         snprintf(words, sizeof words, "%s %s", flag, row->init);
         CHECK_OK(parse(&o, words, &e), &e);
@@ -32,7 +32,7 @@ static void test_table_is_sound(void) {
     }
 }
 
-// Each choice's names and enum.
+// Names and enum of every choice.
 static const struct {
     OptionId option;
     const char *name;
@@ -55,7 +55,7 @@ static const struct {
     // clang-format on
 };
 
-// The table has each choice's names in the order of its enum; the list above has all of them.
+// The table lists a choice's names in the order of its enum; the list above is complete.
 static void test_choices_match_enums(void) {
     int told[OPTION_COUNT] = {0};
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
@@ -79,14 +79,14 @@ static void test_choices_match_enums(void) {
         CHECK_OK(parse(&o, words, &e), &e);
         CHECK(o.lr_schedule == kind, "%s: %d", schedule_names[kind], o.lr_schedule);
     }
-    for (int i = 0; i < 6; i++) { // llm.c's are numbers
+    for (int i = 0; i < 6; i++) { // llm.c gives numbers
         const char *words = i < 3 ? path_of("-r %d", i) : path_of("--recompute %s", recompute_names[i % 3]);
         CHECK_OK(parse(&o, words, &e), &e);
         CHECK(o.recompute == i % 3, "%s: %d", words, o.recompute);
     }
 }
 
-// The ranges of the options are the limits of the model.
+// The options' ranges equal the model's limits.
 static void test_limits_are_the_models(void) {
     const struct {
         OptionId id;
@@ -178,7 +178,7 @@ static void test_command_line_errors(void) {
     CHECK(o.version, "version");
 }
 
-// --train and --val take all words up to the next option: a shell may have expanded a pattern.
+// --train and --val accept several words, up to the next option: a shell may have expanded a pattern.
 static void test_several_words(void) {
     CHECK_OK(parse(&o, "--train a:0.7 b:0.3 --lr 1 -j c d --steps 5", &e), &e);
     CHECK(strcmp(o.train, "a:0.7 b:0.3") == 0 && strcmp(o.val, "c d") == 0 && o.steps == 5, "'%s' '%s'", o.train,
@@ -190,9 +190,9 @@ static void test_several_words(void) {
     CHECK_OK(options_parse(&o, 3, one, &e), &e);
     CHECK(strcmp(o.train, "my file") == 0, "'%s'", o.train);
 
-    static char word[OPTION_TEXT]; // gives the longest value, or up to 4 bytes more
+    static char word[OPTION_TEXT]; // makes the longest value, or one up to 4 bytes too long
     for (int more = 0; more < 5; more++) {
-        int length = OPTION_TEXT - 1 - 4 + more; // and " abc"
+        int length = OPTION_TEXT - 1 - 4 + more; // " abc" follows
         memset(word, more == 4 ? ' ' : 'x', (size_t)length);
         word[length] = 0;
         char *many[] = {"train_gpt2", "--train", word, "abc", NULL};
@@ -202,7 +202,7 @@ static void test_several_words(void) {
     }
 }
 
-// llm.c's flags mean the same as in llm.c.
+// llm.c's flags mean what they mean in llm.c.
 static void test_aliases(void) {
     static const char *const cases[][2] = {
         {"-i a -j b -o c -e d12 -b 8 -t 64 -d 2048 -x 10 -l 6e-4 -k linear -u 7 -q 0.25 -c 0.2 -v 5 -m 3 -s 9 -g 12 -z "
@@ -215,10 +215,10 @@ static void test_aliases(void) {
         {"-i a -x 1 -n 7 -nk 5 -y 1 -sl 3.5 -sg 4",
          "checkpoint_every 7, keep 5, fresh false, skip_loss_z 3.5, skip_grad_z 4"},
         {"-i a -x 1 -nk 0 -y 0", "keep 0, fresh true"},
-        {"-i a -x 1 -h 1 -v 30", "hellaswag_every 30"}, // in validations
+        {"-i a -x 1 -h 1 -v 30", "hellaswag_every 30"}, // at each validation
         {"-i a -x 1 -h 0", "hellaswag_every 0"},
         {"-i a -x 1 -h 1 -v 0", "hellaswag_every 0"},
-        {"-i a -h -x 1", "help true"}, // no value follows
+        {"-i a -h -x 1", "help true"}, // -h without a value
     };
     static const char *const bad[][2] = {
         {"-i a -x -1", "--train-tokens nor --steps"},
@@ -230,7 +230,7 @@ static void test_aliases(void) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CHECK_OK(parse(&o, cases[i][0], &e), &e);
-        for (int times = 0; times < 2 && !o.help; times++) CHECK_OK(options_resolve(&o, &e), &e); // twice: no change
+        for (int times = 0; times < 2 && !o.help; times++) CHECK_OK(options_resolve(&o, &e), &e); // idempotent
         check_options(&o, cases[i][0], cases[i][1]);
     }
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
@@ -283,7 +283,7 @@ static void test_config_precedence(void) {
     CHECK_OK(parse(&o, "-y 1 --config a", &e), &e);
     CHECK(!o.fresh, "llm.c's -y 1 resumes, whatever the file says");
 
-    // A later file overrules an earlier one, also by an option that excludes one of the earlier file.
+    // A later file overrules an earlier one, also with an option that excludes one of the earlier file's.
     write_text("b", "train-tokens = 4096\nlr = 0.75\nfresh = false\n");
     CHECK_OK(resolve(&o, "--train x --config a --beta1 0.25 --config=b", &e), &e);
     CHECK(o.lr == 0.75 && o.beta1 == 0.25 && !o.fresh && o.steps == 0 && o.run.horizon_tokens == 4096, "a, then b");
@@ -292,19 +292,19 @@ static void test_config_precedence(void) {
     CHECK(o.lr == 0.5 && o.fresh && o.steps == 7 && o.train_tokens == 0, "b, then a");
     CHECK_ERROR(parse(&o, "--config a --fresh --fresh", &e), &e, ERR_USAGE, "--fresh is given twice");
 
-    // An overruled value in a file must be valid too.
+    // A file's value must be valid even if it is overruled.
     write_text("wrong", "\neps = wrong\n");
     CHECK_ERROR(parse(&o, "--eps 1e-9 --config=wrong", &e), &e, ERR_USAGE, "wrong line 2: eps");
     CHECK_ERROR(parse(&o, "--config=none", &e), &e, ERR_INPUT, "none");
 
-    // Options without effect are noted once if they come from files; on the command line they are refused.
+    // Options without effect: in files they are noted, once; on the command line they are refused.
     write_text("idle", "final-lr-frac = 0.2\nlr-schedule = constant\nval-every = 5\n");
     CHECK_OK(resolve(&o, "--train x --steps 5 --config idle", &e), &e);
     CHECK(strcmp(o.notes, "note: no effect: --final-lr-frac without --lr-schedule linear, cosine "
                           "or wsd, --val-every without --val\n") == 0,
           "%s", o.notes);
 
-    // run.json sets the options that any part was given, to their final values, except --out and --fresh.
+    // run.json holds the final values of all options that any part of the run was given, except --out and --fresh.
     write_text("run.json",
                "{\"parts\": [{\"options\": {\"lr\": 1, \"out\": \"old\", \"fresh\": true, \"steps\": 9, "
                "\"document_mask\": true}}, {\"options\": {\"lr\": 0.5, \"steps\": 0}}], \"options\": {\"lr\": "
@@ -317,7 +317,7 @@ static void test_config_precedence(void) {
     write_text("run.json", "{\"options\": 1}");
     CHECK_ERROR(parse(&o, "--config run.json", &e), &e, ERR_USAGE, "not of a run");
 
-    // --print-options writes a file that sets the same options.
+    // --print-options prints a file that sets the same options.
     static Options again;
     const char *words = "--train a:0.7 b:0.3 --steps 5 --prompt=#1 --sample_every 2 --lr 0.1 -u 3 --config b --zero 2 "
                         "--document-mask --print-options";
@@ -340,7 +340,7 @@ static void test_config_precedence(void) {
 }
 
 static void test_help(void) {
-    static char flat[1 << 16]; // each run of blanks and newlines is one blank
+    static char flat[1 << 16]; // the text with one blank for several blanks and newlines
     char *text = NULL;
     size_t bytes, used = 0;
     FILE *f = open_memstream(&text, &bytes);
@@ -385,7 +385,7 @@ static void test_json(void) {
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionRow *row = &option_rows[i];
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, row->field);
-        // The section "Planning" and --print-options are no part of a run.
+        // run.json leaves out the section "Planning" and --print-options.
         if ((i >= OPTION_dry_run && i <= OPTION_link) || i == OPTION_print_options) {
             CHECK(!item, "%s is no part of a run", row->field);
             continue;

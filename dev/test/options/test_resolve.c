@@ -1,5 +1,5 @@
-// Several options together: values that follow from them, contradictions, and options without effect.
-// test_options.c checks single options.
+// Several options together: values that follow, contradictions, options without effect. test_options.c checks single
+// options.
 #include "options_test.h"
 
 #define TRAIN "--train a --train-tokens 1e6 "
@@ -34,14 +34,14 @@ static void test_horizon_and_batch(void) {
     CHECK(o.run.ramp_mode == RAMP_REPLAY && strcmp(o.run.ramp_argument, "x/metrics.jsonl") == 0, "replay");
 }
 
-// A length in passes is known once the rows are counted.
+// A length in passes needs the number of rows.
 static void test_epochs(void) {
     CHECK_OK(resolve(&o, "--train a --epochs 1.5 --seq-len 64", &e), &e);
     CHECK(o.run.horizon_tokens == 0, "known before the data");
     CHECK_OK(options_resolve_epochs(&o, 101, &e), &e);
     CHECK(o.run.horizon_tokens == 152 * 64, "%lld tokens", (long long)o.run.horizon_tokens);
     CHECK_CLOSE(o.run.gns_half_life_tokens, 0.005 * 152 * 64, 1e-15, 0);
-    CHECK_OK(resolve(&o, "--train a --epochs 0.29 --seq-len 1", &e), &e); // 0.29 x 100 is below 29 in floating point
+    CHECK_OK(resolve(&o, "--train a --epochs 0.29 --seq-len 1", &e), &e); // in floating point 0.29 x 100 < 29
     CHECK(options_resolve_epochs(&o, 100, &e) == 0 && o.run.horizon_tokens == 29, "%lld",
           (long long)o.run.horizon_tokens);
     CHECK_ERROR(options_resolve_epochs(&o, 1, &e), &e, ERR_USAGE, "--epochs 0.29 of 1 rows");
@@ -91,7 +91,7 @@ static void test_contradictions(void) {
         {"--eval-only --model dir --val b --sample-only", "--sample-only and --eval-only"},
         {"--eval-only --model dir --val b --check c", "--eval-only and --check"},
         {"--train a --steps 5 --hellaswag-every 5 --hellaswag=", "--hellaswag is empty"},
-        {"--train a --steps 5 --check=", "--check is empty"}, // a script's --check="$UNSET"
+        {"--train a --steps 5 --check=", "--check is empty"}, // as from --check="$UNSET" in a script
         {"--check dir --sample-only --model dir", "--sample-only and --check"},
         {"--train a --steps 5 --train-hours 1", "--steps and --train-hours"},
         {"--train a --steps 5 --zero 1 --reduce micro-step", "--reduce micro-step is only useful with --zero 2 or 3"},
@@ -107,8 +107,8 @@ static void test_contradictions(void) {
 }
 
 // Options without effect. REFUSED: the error names the option and what it needs. NOTED: llm.c's scripts give it,
-// another option's value decides, or nothing is trained. SILENT: the option has an effect, or its value (0, empty) asks
-// for none.
+// another option decides, or nothing is trained. SILENT: the option has an effect, or its value (0, empty) asks for
+// none.
 typedef enum { REFUSED, NOTED, SILENT } Effect;
 // clang-format off
 static const struct {
@@ -175,7 +175,7 @@ static void test_effects(void) {
         if (effects[i].effect != REFUSED) continue;
         CHECK(strstr(e.what, says[0]) && strstr(e.what, says[1]) && e.hint[0], "%s: %s (%s)", words, e.what, e.hint);
         if (!*effects[i].base) continue;
-        // A file may be shared by runs: an option without effect there is only noted.
+        // Several runs may share a file: there, an option without effect is only noted.
         for (const char *w = words; *w; w++) {
             if (strncmp(w, " --", 3) == 0) *c++ = '\n', w += 2;
             else if (strncmp(w, "--", 2) == 0) w++;
@@ -186,13 +186,13 @@ static void test_effects(void) {
         CHECK_OK(options_resolve(&o, &e), &e);
         CHECK(one_note(&o) && strstr(o.notes, says[0]) && strstr(o.notes, says[1]), "%s: '%s'", config, o.notes);
     }
-    // a training run's config file, with --sample-only
+    // A training run's config file, with --sample-only.
     CHECK_OK(parse_config(&o, "train = a\nlr = 1\nmodel = dir\nsample-only = true\n", &e), &e);
     CHECK_OK(options_resolve(&o, &e), &e);
     CHECK(!*o.notes, "%s", o.notes);
 }
 
-// Resolves with a --config file of these lines.
+// Resolves `words` with a --config file of these lines.
 static int resolve_with_file(Options *o, const char *lines, const char *words, Error *e) {
     char all[1000];
     write_text("file", lines);
@@ -200,7 +200,7 @@ static int resolve_with_file(Options *o, const char *lines, const char *words, E
     return resolve(o, all, e);
 }
 
-// The command line overrules a config file's option of the same group; a model from files has its own shape.
+// The command line overrules a config file's options of the same group. A model from files brings its own shape.
 static void test_the_command_line_wins(void) {
 #define SHAPE "model = d4\nlayers = 2\nheads = 2\nchannels = 64\nvocab-size = 256\n"
     static const char *const cases[][3] = {
@@ -217,7 +217,7 @@ static void test_the_command_line_wins(void) {
         {SHAPE, "--sample-only --model some/dir --layers 3", "layers 3"},
     };
     static const char *const bad[][3] = {
-        // both in one place
+        // Both in one place:
         {"steps = 50\ntrain-tokens = 20000\n", "--train a", "--steps and"},
         {"", "--train a --steps 5 --train-tokens 5", "--steps and"},
         {"steps = 50\nramp = linear\n", "--train a", "--steps does not"},
@@ -230,7 +230,7 @@ static void test_the_command_line_wins(void) {
         CHECK_ERROR(resolve_with_file(&o, bad[i][0], bad[i][1], &e), &e, ERR_USAGE, bad[i][2]);
 }
 
-// If --gns is not given, it counts as ln until the device is known.
+// Without --gns, options_resolve assumes ln until the device is known.
 static void test_gns_default(void) {
     static const char ramp[] = "--train a --train-tokens 1e6 --ramp gns --batch-min 2 --batch-max 32";
     static const struct {

@@ -1,4 +1,4 @@
-// plan: compares time, memory, ranks and cost of --dry-run with hand-computed cases and measured runs.
+// plan: compares --dry-run's time, memory, ranks and cost with values computed by hand and with measured runs.
 #include "ranks/parallel.h"
 #include "plan/plan.h"
 
@@ -8,7 +8,7 @@ static Error e; // set by the last call that failed
 
 // ---- Work and time of kernels ---------------------------------------------------------------------------------------
 
-// A machine with round numbers: 100 FLOP/s, 10 B/s, everything reached in full.
+// A machine with round numbers, 100 FLOP/s and 10 B/s, at full efficiency.
 static PlanDevice round_device(void) {
     return (PlanDevice){
         .name = "round",
@@ -30,12 +30,12 @@ static PlanDevice round_device(void) {
 static void test_kernel_seconds(void) {
     PlanDevice d = round_device();
     CHECK_CLOSE(plan_critical_intensity(&d), 10, 1e-12, 0);
-    // 1000 FLOPs at 50 are 20 s; a quarter of 40 B read, and 30 B written, at 10 B/s: 1 s + 3 s
+    // 1000 FLOPs at 50 FLOP/s: 20 s. A quarter of 40 B read, and 30 B written, at 10 B/s: 1 s + 3 s
     Work w = {.kind = WORK_MATMUL, .flops = 1000, .read = 40, .written = 30, .count = 1};
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 24, 1e-12, 0);
-    w.flops = 10; // 0.2 + 4 s is less than the 7 s of 70 B
+    w.flops = 10; // 0.2 s + 4 s < 7 s for 70 B
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 7, 1e-12, 0);
-    w.kind = WORK_STREAM; // reaches half of the bandwidth
+    w.kind = WORK_STREAM; // at half of the bandwidth
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 14, 1e-12, 0);
     w = (Work){.kind = WORK_ATTENTION_FORWARD, .flops = 400, .read = 1, .count = 1};
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 10, 1e-12, 0);
@@ -43,11 +43,11 @@ static void test_kernel_seconds(void) {
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 20, 1e-12, 0);
     w.kind = WORK_MASKS;
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 40, 1e-12, 0);
-    w.flops = w.read = 0; // takes a launch
+    w.flops = w.read = 0; // only a launch
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 0.125, 1e-12, 0);
 }
 
-// A preset's model, made once.
+// Returns a preset's model; makes each once.
 static const Model *model_of(const char *preset, int vocab, int seq_len) {
     static Model made[12];
     ModelConfig config = {.vocab = vocab, .context = seq_len};
@@ -58,7 +58,7 @@ static const Model *model_of(const char *preset, int vocab, int seq_len) {
     return &made[i];
 }
 
-static Options options; // of the plan that make_plan made last
+static Options options; // set by make_plan
 
 static Plan make_plan(const Model *model, const char *device, int micro_batch, int seq_len) {
     EngineDevice cpu = {.is_cpu = true, .value_bytes = 4, .head_bytes = 64 << 20, .flops = 1e11, .bandwidth = 1e10};
@@ -70,7 +70,7 @@ static Plan make_plan(const Model *model, const char *device, int micro_batch, i
     return p;
 }
 
-// A plan with GPT-2's vocabulary and 1024 tokens a row.
+// Makes a plan with GPT-2's vocabulary and 1024 tokens per row.
 static Plan plan_of(const char *preset, const char *device, int micro_batch) {
     return make_plan(model_of(preset, 50257, 1024), device, micro_batch, 1024);
 }
@@ -89,8 +89,8 @@ static Workload micro_step(const Plan *p, ExactNorms exact) {
     return workload_micro_step(&p->shape, p->shape.micro_batch, w);
 }
 
-// Products take 6 FLOPs per token and weight: 2 forward, 4 backward. Causal attention takes 7 C (T + 1) per layer; the
-// formula counts 6 C T, since it ignores that the backward pass computes q k^T again.
+// Products cost 6 FLOPs per token and weight: 2 forward, 4 backward. Causal attention costs 7 C (T + 1) per layer; the
+// formula counts 6 C T, without the q k^T that the backward pass recomputes.
 static void test_work_is_the_formula(void) {
     Plan p = plan_of("d12", "H200", 64);
     Workload w = micro_step(&p, EXACT_NONE);
@@ -102,9 +102,9 @@ static void test_work_is_the_formula(void) {
     CHECK_CLOSE(all + N * L * 6 * C * T, N * model_flops_per_token(p.shape.model, 1024), 2e-3, 0);
     // 25 LayerNorms, in bf16: forward reads two values and writes two; backward reads three and writes one
     CHECK_CLOSE(sum_work(&w, FAMILY_LAYERNORM, false), 25 * N * C * 2 * 8, 1e-12, 0);
-    // logits read and written in place
+    // logits are read and written in place
     CHECK_CLOSE(sum_work(&w, FAMILY_CROSSENTROPY, false), N * 50304 * 4, 1e-12, 0);
-    // lnf twice and a row of wte read, lnf written
+    // lnf is read twice and written; a row of wte is read
     Workload exponentials = {.value = 2, .head_bytes = p.device.head_bytes, .stores_exponentials = true};
     exponentials = workload_micro_step(&p.shape, 64, exponentials);
     CHECK_CLOSE(sum_work(&exponentials, FAMILY_CROSSENTROPY, false), N * C * 4 * 2, 1e-12, 0);
@@ -114,7 +114,7 @@ static void test_work_is_the_formula(void) {
     CHECK_CLOSE(sum_work(&update, FAMILY_OPTIMIZER, false), 38 * flat, 1e-12, 0);
     Workload lamb = workload_update(p.shape.model, OPTIMIZER_LAMB, flat, 2); // reads weight, moments and gradient twice
     CHECK_CLOSE(sum_work(&lamb, FAMILY_OPTIMIZER, false), 54 * flat, 1e-12, 0);
-    // five steps: q, k, v and proj are C x C: 6 C^3; fc and fcproj 4 C x C: 18 C^3
+    // five steps; q, k, v and proj are C x C: 6 C^3; fc and fcproj are 4 C x C: 18 C^3
     Workload muon = workload_update(p.shape.model, OPTIMIZER_MUON, flat / 4, 2);
     double products = 0;
     for (int i = 0; i < muon.count; i++)
@@ -134,11 +134,11 @@ static void test_recomputing_and_exact_norms_cost(void) {
     CHECK_CLOSE(sum_work(&gelu, FAMILY_GELU, false) - sum_work(&none, FAMILY_GELU, false), 11 * N * 4 * C * 4, 1e-9, 0);
     CHECK_CLOSE(sum_work(&block, FAMILY_BLOCK_MATMUL, true) - sum_work(&none, FAMILY_BLOCK_MATMUL, true),
                 11 * 2 * N * 8 * C * C, 1e-9, 0); // qkv, proj and fc of eleven blocks
-    // Reads every example's gradient of every matrix, in fp32; reads and writes the sum once. The head does so in each
-    // of its 4 chunks of 16 examples.
+    // Reads every example's gradient of every matrix, in fp32; reads and writes the sum once. The head does so for each
+    // of 4 chunks of 16 examples.
     double blocks = 12 * 12 * C * C, head = 50304 * C;
     CHECK_CLOSE(sum_work(&exact, FAMILY_EXACT_NORMS, false), 4 * (blocks * (64 + 2) + head * (64 + 4 * 2)), 1e-9, 0);
-    // Fused into the products: reads and writes only rows of the head's dwte.
+    // Norms fused into the products read and write only rows of the head's dwte.
     p.shape.recompute = RECOMPUTE_NONE;
     Workload fused = micro_step(&p, EXACT_FUSED);
     CHECK_CLOSE(sum_work(&fused, FAMILY_EXACT_NORMS, false), 2 * 4 * N * C, 1e-9, 0);
@@ -146,7 +146,7 @@ static void test_recomputing_and_exact_norms_cost(void) {
         CHECK(sum_work(&fused, f, false) == sum_work(&none, f, false), "family %d", f);
 }
 
-// Which devices, precisions and channels fuse exact norms, and what these cost in a step.
+// Which devices, precisions and widths fuse exact norms, and what the norms cost in a step.
 static void test_fused_exact_norms(void) {
     static const struct {
         const char *device;
@@ -200,7 +200,8 @@ static void test_measured_steps(void) {
         double planned = planned_speed(&p), measured = cases[i].tok_per_s;
         CHECK(fabs(planned / measured - 1) < 0.06, "case %zu: %.0f tok/s, measured %.0f", i, planned, measured);
     }
-    // Measured on an H100, in alternation: speed of --dtype fp8 over bf16; of fp8-dw over bf16 (d24: H200)
+    // Measured on an H100, in alternation (d24's fp8-dw on an H200): speed of --dtype fp8 over bf16, of fp8-dw over
+    // bf16
     const double fp8[] = {728181.0 / 645424, 267008.0 / 237003, 66609.0 / 55501};
     const double fp8_dw[] = {764633.0 / 648753, 297368.0 / 240785, 73146.0 / 54817};
     for (int i = 0; i < 3; i++) {
@@ -220,8 +221,8 @@ static void test_measured_steps(void) {
     CHECK_CLOSE(without / planned_speed(&p) - 1, 0.063, 0.08, 0); // +6.3% +- 0.5% of a step
 }
 
-// Two cores of an EPYC, 233.6 GFLOP/s of multiply-adds: 124M, B4 T64, 243 tok/s. Their bandwidth was not
-// measured; such a pair of cores copies 25 GB/s.
+// Measured on two cores of an EPYC with 233.6 GFLOP/s of multiply-adds: 124M, B4 T64, 243 tok/s. Assumes 25 GB/s, what
+// such a pair of cores copies.
 static void test_measured_cpu(void) {
     Plan p = make_plan(model_of("d12", 50257, 64), "H200", 4, 64);
     EngineDevice cpu = {"CPU", true, .value_bytes = 4, .head_bytes = 64 << 20, .flops = 233.6e9, .bandwidth = 25e9};
@@ -241,10 +242,10 @@ static double mib_of(const Plan *p) {
     return sum / (1 << 20);
 }
 
-// measured false: the CUDA engine's own plan, which is exact, and CUDA's 532 MiB; exact norms are batched. measured
-// true: running H200s by nvidia-smi (4 ranks: by the trainer's log), with chunks of the head of 800 MiB. Later a slope
-// of 1 byte replaced GELU's input of 2, in all blocks or one; RECOMPUTE_GELU keeps one slope more. The terms -4800 to
-// +192 are this change, computed: no row was measured again.
+// measured false: the CUDA engine's own exact plan plus CUDA's 532 MiB; exact norms are batched. measured true:
+// nvidia-smi on H200s (4 ranks: the trainer's log), the head in chunks of 800 MiB. After these measurements a slope of
+// 1 byte replaced GELU's input of 2 bytes, in all blocks or one; RECOMPUTE_GELU keeps one slope more. The terms -4800
+// to +192 compute this change.
 static void test_memory_estimate(void) {
     static const struct {
         const char *preset;
@@ -277,13 +278,13 @@ static void test_memory_estimate(void) {
         double mib = mib_of(&p);
         CHECK(fabs(mib / cases[i].mib - 1) < 0.02, "case %zu: %.0f MiB, want %.0f", i, mib, cases[i].mib);
     }
-    // Fused exact norms need a table of ints for each chunk of the head, but no example's gradient.
+    // Fused exact norms need a table of ints per chunk of the head, and no example's gradient.
     Plan ln = plan_of("d12", "H200", 64), exact = ln;
     exact.shape.gns = GNS_EXACT;
     CHECK_CLOSE(mib_of(&exact) - mib_of(&ln), (4.0 * 64 * 1024 * 768 + 4.0 * 16 * 50304) / (1 << 20), 1e-3, 0);
 }
 
-// Several ranks need NCCL's measured memory. Gradients in bf16 need a buffer of the largest bucket: the embeddings, or
+// Several ranks add NCCL's measured memory. Gradients in bf16 add a buffer of the largest bucket: the embeddings, or
 // with a small vocabulary the last block with ln_f.
 static void test_library_memory(void) {
     Plan large = plan_of("d12", "H200", 64), small = make_plan(model_of("d2", 256, 64), "H200", 1, 64);
@@ -297,15 +298,15 @@ static void test_library_memory(void) {
         CHECK_CLOSE(mib_of(&two) - mib_of(&one), 860 + 2 * bucket[i] / (1 << 20), 1e-3, 0);
     }
     const double gpu = mib_of(&large);
-    large.device.measured = true; // a CPU: no CUDA, but the copy for checkpoints
+    large.device.measured = true; // a CPU has no CUDA, but the copy for checkpoints
     CHECK_CLOSE(gpu - mib_of(&large), 532, 1e-3, 0);
     large.copies = true;
     CHECK_CLOSE(mib_of(&large) - gpu, 12 * (double)large.shape.model->flat_count / (1 << 20) - 532, 1e-3, 0);
 }
 
-// Bytes per parameter on 8 ranks, in bf16, by hand: 4 + 2 of weights, 4 of gradients, 8 of moments. ZeRO-0: 18. ZeRO-1:
-// 4/8 + 2 + 4 + 8/8 = 7.5. ZeRO-2: gradients of two blocks and the embeddings, and 1/8 of the sums. ZeRO-3: 4/8 + 2/8
-// of weights, and 2 for weights in the slots.
+// Bytes per parameter on 8 ranks in bf16, by hand: 4 + 2 for weights, 4 for gradients, 8 for moments. ZeRO-0: 18.
+// ZeRO-1: 4/8 + 2 + 4 + 8/8 = 7.5. ZeRO-2 keeps gradients of two blocks and the embeddings, and 1/8 of the sums. ZeRO-3
+// keeps 4/8 + 2/8 for weights, and 2 per weight in the slots.
 static void test_state_bytes(void) {
     double block = 12 * 768 * 768 + 13 * 768, embeddings = (50304 + 1024) * 768;
     double all = (double)model_of("d12", 50257, 1024)->flat_count;
@@ -324,12 +325,12 @@ static void test_state_bytes(void) {
 static void test_largest_micro_batch(void) {
     MemoryPlan memory;
     Plan p = make_plan(model_of("d2", 256, 64), "H200", 1, 64);
-    p.estimate_memory = false, p.device.measured = true; // a CPU: planned by this program's engine
+    p.estimate_memory = false, p.device.measured = true; // a CPU: this program's engine plans
     plan_memory(&p, 1, &memory);
     CHECK((p.device.spec.memory_bytes = (double)memory.total) > 0 && plan_largest_micro_batch(&p) == 0, "not one row");
     for (double bytes = 3e6; bytes < 100e6; bytes *= 1.7) {
         p.device.spec.memory_bytes = bytes;
-        int fits = 0; // largest micro-batch, found one by one
+        int fits = 0; // the largest micro-batch, by trying all
         for (int b = 1; b == fits + 1; b++) {
             plan_memory(&p, b, &memory);
             if ((double)memory.total <= 0.97 * bytes) fits = b;
@@ -342,31 +343,32 @@ static void test_largest_micro_batch(void) {
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
 static void test_ring(void) {
-    PlanDevice d = round_device(); // 4 devices a machine, 8 B/s inside, 4 x 0.5 B/s beyond, half of it reached
+    PlanDevice d = round_device(); // 4 devices per machine; 8 B/s within, half of 4 x 0.5 B/s between machines
     CHECK_CLOSE(plan_link_bandwidth(&d, 4), 8, 1e-12, 0);
     CHECK_CLOSE(plan_link_bandwidth(&d, 5), 2, 1e-12, 0);
     CHECK(plan_ring_seconds(&d, 1, 1e9) == 0, "no other rank");
-    d.spec.link = 1.5; // slower than all of the machine's network cards together
+    d.spec.link = 1.5; // slower than the machine's network cards together
     CHECK_CLOSE(plan_link_bandwidth(&d, 5), 1.5, 1e-12, 0);
     d.spec.link = 8;
     CHECK_CLOSE(plan_ring_seconds(&d, 4, 64), 3 * 1 + 0.75 * 64 / 4, 1e-12, 0);
     CHECK_CLOSE(plan_ring_seconds(&d, 8, 64), 5 * 1 + 2 * 3 + 0.875 * 64 / 1, 1e-12, 0);
-    // 4 ranks: each sends to 3 through the switch. 8 ranks: to 3 inside at 8 B/s, and to 4 outside at 0.5 B/s
+    // Of 4 ranks each sends to 3 through the switch. Of 8 ranks each sends to 3 within at 8 B/s, to 4 outside at 0.5
+    // B/s
     CHECK_CLOSE(plan_all_to_all_seconds(&d, 4, 64), 1 + 3 * 64.0 / 16 / 4, 1e-12, 0);
     CHECK_CLOSE(plan_all_to_all_seconds(&d, 8, 64), 3 + 4 * 64.0 / 64 / 0.25, 1e-12, 0);
-    PlanDevice torus = d; // 4 x 4 x 4: three rounds per axis, both ways at once; a piece passes a quarter of an axis
+    PlanDevice torus = d; // 4 x 4 x 4: three rounds per axis, both ways at once; a piece travels a quarter of an axis
     torus.spec.axes = 3, torus.spec.devices_a_machine = 64;
     CHECK_CLOSE(plan_link_bandwidth(&torus, 64), 24, 1e-12, 0);
     CHECK_CLOSE(plan_ring_seconds(&torus, 64, 64), 3 * 1.5 + 63.0 / 12, 1e-12, 0);
     CHECK_CLOSE(plan_all_to_all_seconds(&torus, 64, 64), 1 + 64 * 4.0 / (4 * 64) / 4, 1e-12, 0);
-    // NCCL on 8 H200: bus bandwidth of an all-reduce, 2 (K - 1) / K bytes over the time, GB/s
+    // NCCL on 8 H200: bytes, and bus bandwidth of an all-reduce: 2 (K - 1) / K bytes per second
     static const double measured[][2] = {{249e6, 343e9}, {712e6, 356e9}, {3.1e9, 364e9}};
     Plan p = plan_of("d12", "H200", 64);
     for (int i = 0; i < 3; i++) {
         double bytes = measured[i][0], seconds = 2 * plan_ring_seconds(&p.device, 8, bytes);
         CHECK_CLOSE(2 * 7.0 / 8 * bytes / seconds, measured[i][1], 0.03, 0);
     }
-    // ZeRO's section 7: 2 values a parameter for plain data parallelism and ZeRO-1 and -2, up to 3 for all sharded
+    // The ZeRO paper, section 7: 2 values per parameter for plain data parallelism, ZeRO-1 and -2; up to 3 for ZeRO-3
     double all = (double)p.shape.model->flat_count;
     p.ranks = 8, p.rows = 8 * 64;
     CHECK_CLOSE(plan_step_bytes(&p), 7.0 / 8 * all * (4 + 4), 1e-12, 0);
@@ -377,8 +379,8 @@ static void test_ring(void) {
     CHECK_CLOSE(plan_step_bytes(&p), 7.0 / 8 * 2 * (2 * all + 10.0 / 12 * blocks), 1e-12, 0);
 }
 
-// Two ranks, 10 rows a step and a slow link: the backward pass hides little. Exposed: the blocks' gradients less the
-// backward pass, the embeddings' gradients, and gathering. A bucket takes one latency and half of its bytes.
+// Two ranks, 10 rows per step and a slow link: the backward pass hides little. Exposed are the blocks' gradients less
+// the backward pass, the embeddings' gradients, and gathering. A bucket costs one latency and half of its bytes.
 static void test_exposed(void) {
     Plan p = make_plan(model_of("d2", 256, 64), "H200", 10, 64);
     PlanEfficiency *s = &p.device.efficiency;
@@ -393,14 +395,14 @@ static void test_exposed(void) {
     CHECK_CLOSE(zero0.exposed, scatter - backward + rest + rest + scatter - all[PASS_UPDATE], 1e-9, 0);
     CHECK_CLOSE(zero0.seconds, all[PASS_FORWARD] + all[PASS_BACKWARD] + all[PASS_UPDATE] + zero0.exposed, 1e-12, 0);
     p.sharing.zero = ZERO_1,
-    options.comm_dtype = WIRE_BF16; // gradients and weights in bf16: half the bytes, the same latencies
+    options.comm_dtype = WIRE_BF16; // bf16 halves the bytes of gradients and weights; latencies stay
     PlanStep zero1 = plan_step(&p, 10);
     double half = (scatter - 2e-3) / 2 + 2e-3, half_rest = (rest - 1e-3) / 2 + 1e-3;
     CHECK_CLOSE(zero1.exposed,
                 half - zero1.last.pass[PASS_BACKWARD] + half_rest + half_rest + half - zero1.all.pass[PASS_FORWARD],
                 1e-9, 0);
     p.sharing.zero = ZERO_2, p.sharing.reduce = REDUCE_MICRO_STEP,
-    p.shape.micro_batch = 2; // 5 rows per rank: micro-steps of 2, 2 and 1, three scatters
+    p.shape.micro_batch = 2; // 5 rows per rank are micro-steps of 2, 2 and 1: three scatters
     PlanStep zero2 = plan_step(&p, 10);
     const double *first = zero2.first.pass;
     CHECK_CLOSE(zero2.exposed,
@@ -409,14 +411,14 @@ static void test_exposed(void) {
                 1e-9, 0);
 }
 
-// ZeRO-3 with test_exposed's link and rows, and five layers. Two blocks stay in their slots between passes, so a pass
+// ZeRO-3 with test_exposed's link and rows, and five layers. Two blocks stay in their slots between passes: a pass
 // gathers 3/5 of the blocks again.
 static void test_exposed_weights(void) {
     Model model;
     ModelConfig config = {.layers = 5, .heads = 2, .channels = 128, .vocab = 256, .context = 64};
     CHECK_OK(model_create(&model, &config, &e), &e);
     Plan p = make_plan(&model, "H200", 2, 64);
-    p.ranks = 2, p.rows = 10; // 5 rows a rank: three micro-steps
+    p.ranks = 2, p.rows = 10; // 5 rows per rank: three micro-steps
     p.device.spec.link = 1e9, p.device.efficiency.link = 0.5, p.device.efficiency.hop = 1e-3;
     p.sharing.zero = ZERO_3, options.comm_dtype = WIRE_BF16;
     double embeddings = (double)model_bucket(&model, 0).end, blocks = (double)model.flat_count - embeddings;
@@ -435,7 +437,7 @@ static void test_exposed_weights(void) {
 }
 
 // --shard machine on two machines of two ranks, with test_exposed_weights' model: weights travel within a machine; half
-// of the gradients' sums also over the network, there and back. A rank keeps what it would with one machine.
+// of the gradients' sums also travel over the network, in both directions. A rank keeps what it keeps on one machine.
 static void test_replicas(void) {
     Model model;
     ModelConfig config = {.layers = 5, .heads = 2, .channels = 128, .vocab = 256, .context = 64};
@@ -466,8 +468,8 @@ static void test_replicas(void) {
     model_destroy(&model);
 }
 
-// d12 over two ranks: 6 heads and 1536 columns each, half of the rows in the residual stream. A micro-step of 4 rows
-// makes 8 exchanges a layer, of 4 x 1024 x 768 values in bf16.
+// d12 over two ranks: each has 6 heads, 1536 columns and half of the residual stream's rows. A micro-step of 4 rows
+// makes 8 exchanges per layer, each of 4 x 1024 x 768 values in bf16.
 static void test_tensor(void) {
     Plan one = plan_of("d12", "H200", 4), two = plan_with(&one, ZERO_1, 2, 2);
     MemoryPlan whole, cut;
@@ -481,7 +483,7 @@ static void test_tensor(void) {
     CHECK_CLOSE(2 * b.all.family[FAMILY_LAYERNORM].bytes, a.all.family[FAMILY_LAYERNORM].bytes, 1e-12, 0);
     CHECK_CLOSE(plan_tensor_bytes(&two), 96 * 10 * row / 2, 1e-12, 0);
     CHECK(plan_tensor_bytes(&one) == 0, "%g bytes without --tensor", plan_tensor_bytes(&one));
-    // Bucket 0 is summed over both ranks; a block's bucket is on one rank only.
+    // Bucket 0 is summed over both ranks; a block's bucket lies on one rank.
     const double embeddings = 50304 * 768.0 + 1024 * 768 + 12 * 6 * 768 + 2 * 768;
     CHECK_CLOSE(plan_step_bytes(&two), (4 + 2) * embeddings / 2 + 96 * 10 * row / 2, 1e-6, 0);
     const double waits =
@@ -498,7 +500,7 @@ static void test_tensor(void) {
     CHECK_CLOSE((double)cut.item[2].bytes, 8 * (matrices / 2 + embeddings / 2), 1e-6, 0);            // moments
 }
 
-// With Muon ranks own whole blocks, some one more. A plan describes rank 0, which has as many as any.
+// With Muon ranks own whole blocks, some ranks one more. A plan describes rank 0: no rank owns more.
 static void test_muon_ranks(void) {
     Plan p = plan_of("d12", "H200", 1);
     MemoryPlan memory;
@@ -509,7 +511,7 @@ static void test_muon_ranks(void) {
     CHECK_CLOSE((double)memory.item[2].bytes, 8 * (2 * block + embeddings / 8), 1e-3, 0); // moments
 }
 
-// 10 rows on 4 ranks in micro-batches of 2: rank 0 has 3 rows, 2 + 1.
+// Of 10 rows on 4 ranks rank 0 has 3, in micro-steps of 2 and 1.
 static void test_steps_are_cut(void) {
     Plan p = plan_of("d12", "H200", 2);
     p.ranks = 4;
@@ -554,9 +556,9 @@ static PlanRun run_of(RampMode mode, int64_t low, int64_t high, double tokens, d
 
 // test_plan.sh compares the other modes with runs.
 static void test_runs(void) {
-    PlanRun run = run_of(RAMP_FIXED, 3, 3, 1000, 0, 0); // 100 rows in threes: 33 steps and one row
+    PlanRun run = run_of(RAMP_FIXED, 3, 3, 1000, 0, 0); // 100 rows: 33 steps of 3, one of 1
     CHECK(run.steps == 34 && run.first_batch == 3 && run.last_batch == 3 && !run.cut, "%lld", (long long)run.steps);
-    // gns: by a factor of 2 in a half-life of 5 rows: 2, 2.6, 4.0 and 7.0 rows, then 8: of 100 rows, 84 in 11 steps
+    // gns doubles the batch per half-life of 5 rows: 2, 2.6, 4.0, 7.0 rows, then 8: 84 of 100 rows in 11 steps
     run = run_of(RAMP_GNS, 2, 8, 1000, 50, INFINITY);
     CHECK(run.steps == 4 + 11 && run.last_batch == 8, "%lld steps to %lld", (long long)run.steps,
           (long long)run.last_batch);
@@ -588,15 +590,15 @@ static void test_checkpoints_at_a_time(void) {
         {50, 0, 2, 2, 0},         // at 50 and 100
         {49, 0, 2, 3, 0},         // at 49, 98 and 100
         {10, 0, 2, 3, 0},         // two kept, one being written
-        {10, 0, 0, 10, 0},        // all are kept
-        {10, 25, 2, 4, 0},        // the best one in addition
+        {10, 0, 0, 10, 0},        // all kept
+        {10, 25, 2, 4, 0},        // the best one, too
         {0, 60, 2, 2, 0},         // at 60 and 100
-        {10, 25, 0, 13, 0},       // at 25, 50 and 75 too; 50 counts twice
+        {10, 25, 0, 13, 0},       // at 25, 50 and 75, too; 50 counts twice
         {4, INT64_MAX, 0, 25, 0}, // no overflow
-        {10, 0, 1, 4, 5},         // --on-spike: the newest, the one before 10 steps, the new one, an abandoned one
-        {10, 0, 3, 5, 5},         // the window needs no more than --keep
+        {10, 0, 1, 4, 5},         // --on-spike: the newest, one 10 steps older, one being written, an abandoned one
+        {10, 0, 3, 5, 5},         // --keep covers the window
         {3, 0, 2, 8, 5},          // 9 steps hold three, and a rollback abandons as many
-        {10, 25, 1, 5, 5},        // the best one in addition
+        {10, 25, 1, 5, 5},        // the best one, too
         {50, 0, 0, 4, 5},         // steps 0, 50 and 100
     };
     Ramp ramp;
@@ -618,7 +620,7 @@ static void test_names(void) {
     // clang-format off
     static const struct {
         const char *said, *name;
-    } cases[] = { // the driver's names, then a user's
+    } cases[] = { // first the driver's names, then users'
         {"NVIDIA H200", "H200"}, {"NVIDIA H200 NVL", "H200 NVL"}, {"NVIDIA GH200 480GB", "GH200"},
         {"NVIDIA GB200", "GB200"}, {"NVIDIA B200", "B200"}, {"NVIDIA H100 80GB HBM3", "H100"},
         {"NVIDIA H100 PCIe", "H100 PCIe"}, {"NVIDIA A100-SXM4-80GB", "A100 SXM4 80GB"},
@@ -638,7 +640,7 @@ static void test_names(void) {
         CHECK(spec ? want && strcmp(spec->name, want) == 0 : !want, "%s taken for %s", cases[i].said,
               spec ? spec->name : "");
     }
-    char names[64]; // shorter than the list: cut, not overrun
+    char names[64]; // too short for the list: it is cut
     device_spec_names(names, sizeof names);
     CHECK(strlen(names) == sizeof names - 1 && strncmp(names, "GB200, B200, ", 13) == 0, "%s", names);
 }
@@ -666,7 +668,7 @@ static void test_devices_here_and_elsewhere(void) {
     CHECK_OK(plan_device(&d, "", &none, &(DeviceSpec){0}, &e), &e);
     CHECK(!(d.peak > 0) && strcmp(d.name, "NVIDIA RTX A4000") == 0, "one that the table does not have");
     const DeviceSpec own = {.memory_bytes = 48e9};
-    cpu.flops = 0; // a CPU that has no kernel for the type
+    cpu.flops = 0; // a CPU without a kernel for the type
     CHECK_OK(plan_device(&d, "4090", &cpu, &own, &e), &e);
     CHECK(d.peak == 165.2e12 && d.value == 2 && d.head_bytes > 0, "a GPU, planned by a CPU without its type");
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # --dry-run as a program: it runs without data, plans GPUs on a machine without one, predicts the steps that the trainer
-# then makes, and reports a disk that is too small.
+# makes, and reports a disk that is too small.
 set -u
 . "$(dirname "$0")/../checks.sh" plan
 cd "$work" || exit 70
@@ -15,7 +15,7 @@ plans_a_gpu_from_here() { # shellcheck disable=SC2086
         said '^ +16 +1 +1 +2 ' && said '^run +19,074 steps of 512 rows, .* cost [0-9]' || return 1
     awk 'length > 125 { print "too wide: " $0; bad = 1 } END { if (NR > 63) { print NR " lines"; bad = 1 } exit bad }' plan.txt
 }
-plans_fp8() { # products in e4m3 are faster, and need copies
+plans_fp8() { # products in e4m3 are faster and need copies
     local bf16 fp8
     # shellcheck disable=SC2086
     plan $d12 --device H200 && bf16=$(plan_speed) && plan $d12 --device H200 --dtype fp8 && said '^  copies in e4m3 +450.0 MiB$' || return 1
@@ -33,7 +33,7 @@ plans_this_cpu() {
     plan --model d2 --vocab-size 256 --seq-len 64 --steps 10 && said '^device +CPU, ' && said 'measured just now' &&
         said ' tok/s, MFU ' && said '^run +10 steps of 4 rows'
 }
-plans_a_cut_model() { # also for a machine whose link is unknown
+plans_a_cut_model() { # also on a machine whose link is unknown
     plan --model d2 --ranks 4 --tensor 2 --batch-tokens 8192 && said '^  copy for checkpoints' && said '^> +4 +1 +2 .* unknown ' &&
         ! grep nan plan.txt && plan --model d12 --device H200 --ranks 8 --tensor 4 --zero 3 && said '^> +8 +3 +4 +1 ' &&
         said '^  waiting for other ranks ' && ! grep -E '^>? +(1|2) ' plan.txt
@@ -41,17 +41,17 @@ plans_a_cut_model() { # also for a machine whose link is unknown
 plans_a_run_without_length() {
     plan --model d2 --device H200 && said '^device +H200' && ! said '^run ' > /dev/null && ! said 'checkpoints are written' > /dev/null
 }
-hours_are_tokens_over_speed() { # both from one plan; without --val the hours include no validation
+hours_are_tokens_over_speed() { # without --val the hours include no validation
     # shellcheck disable=SC2086
     plan $d12 --device H200 || return 1
     awk '/tok\/s, MFU/ { gsub(",", "", $3); speed = $3 } /^run/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /^hours/) hours = $i }
         END { want = 1e10 / speed / 3600; if (!(speed > 0) || hours < 0.99 * want || hours > 1.01 * want) {
             print hours " hours at " speed " tok/s, want " want; exit 1 } }' plan.txt
 }
-waiting_share() { # RANKS: prints the percentage of a step that waits
+waiting_share() { # RANKS: prints the percentage of a step spent waiting
     plan "${many[@]}" --ranks "$1" && awk '/waiting for other ranks/ { print $NF + 0; found = 1 } END { if (!found) print 0 }' plan.txt
 }
-# Many ranks, each with enough tokens for its link: the latency of ring rounds limits the step.
+# With many ranks, each with enough tokens for its link, the latency of ring rounds limits the step.
 reports_ranks_that_wait() {
     local many=(--device H200 --model gpt2-124M --batch-tokens 73400320 --zero 2) most
     plan "${many[@]}" --ranks 8960 && said '^> +8960 .* interconnect ' && said '^ +8 +2 .* compute ' || return 1
@@ -61,7 +61,7 @@ reports_ranks_that_wait() {
     plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said '^  compute-bound up to 8 ranks: ' # the batch has 8 rows
 }
 rows() { grep -oE '^[> ] +8 +1 .*' plan.txt | cut -c2- | sort; }
-# The table's lines for 8 ranks do not depend on the plan's --tensor. A copy's size does not depend on --zero.
+# The table's lines for 8 ranks do not depend on the plan's --tensor. The size of a copy does not depend on --zero.
 compares_cuts() {
     local cut d24="--model d24 --device H200 --ranks 8 --batch-tokens 524288 --micro-batch 16"
     plan $d24 && rows > rows.txt && said '^  compute-bound up to 118 ranks' || return 1
@@ -70,13 +70,13 @@ compares_cuts() {
     plan --model d2 --ranks 4 --tensor 2 --zero 0 --batch-tokens 8192 && cp plan.txt plan0.txt && plan --model d2 --ranks 4 --tensor 2 --zero 1 --batch-tokens 8192 &&
         cmp <(grep copy plan0.txt) <(grep copy plan.txt)
 }
-step_of() { # MESH (@ for blanks): prints a step's milliseconds with `options` and MESH
+step_of() { # MESH (@ for blanks): prints the milliseconds of a step with `options` and MESH
     local mesh=${1//@/ }
     # shellcheck disable=SC2086
     [[ $mesh == *micro-batch* ]] || mesh+=" --micro-batch $rows"
     plan "${options[@]}" $mesh && ! grep 'DOES NOT FIT' plan.txt && awk '$1 == ">" { print $11 }' plan.txt
 }
-advises_a_mesh() { # MODEL DEVICE RANKS ROWS: both meshes of the advice fit, and their steps differ as it says
+advises_a_mesh() { # MODEL DEVICE RANKS ROWS: both meshes of the advice fit; their steps differ as it says
     local options=(--model "$1" --device "$2" --ranks "$3" --batch-tokens 524288) rows=$4 best other times first second
     plan "${options[@]}" --micro-batch "$rows" || return 1
     read -r best other times < <(sed -nE 's/^  advice: (.*); (.*) takes (.*) times as long$/\1|\2|\3/p' plan.txt | tr ' |' '@ ')
@@ -101,9 +101,9 @@ compares_the_modes() { # for a model too large for one card
     plan --device H200 --model d84 --micro-batch 4 && said '^  ranks from which it fits, at this micro-batch: none with --zero 0, 4 with 1, 3 with 2, 3 with 3' &&
         plan --model d2 --ranks 4 --batch-tokens 8192 && said '^> +4 +1 .* unknown '
 }
-# Compares with "How to scale your model" (Austin et al. 2025): first the book's example, a TPU pod with the
-# book's figures; then GPUs behind switches. twin.py knows only the transfers of one MLP, in float64, and searches
-# splits and batches.
+# Compares with "How to scale your model" (Austin et al. 2025): first the book's example, a TPU pod with the book's
+# figures; then GPUs behind switches. twin.py searches splits and batches; it computes only the transfers of one MLP, in
+# float64.
 agrees_with_the_textbook() {
     local python
     python=$(find_python) || skip "no Python" || return
@@ -111,7 +111,7 @@ agrees_with_the_textbook() {
 		import math, re, sys
 		C, W, axes, K, B, d, L, V = map(float, sys.argv[1:])
 		D, v = 4 * d, 2
-		def search(low, high, rises):  # bisects log x: where `rises` turns true
+		def search(low, high, rises):  # bisects log x for the point where `rises` becomes true
 		    for _ in range(200):
 		        middle = math.sqrt(low * high)
 		        low, high = (low, middle) if rises(middle) else (middle, high)
@@ -119,7 +119,7 @@ agrees_with_the_textbook() {
 		products = lambda B, K: 4 * B * d * D / (K * C)
 		fsdp = lambda K_F, K, axes: 2 * v * d * D * K_F / K / (axes * W)
 		tensors = lambda B, K_F, axes: 2 * v * B * d / K_F / (axes * W)
-		def both(B, K_F):  # a torus: two axes for FSDP and one for tensors, at once; a switch: one after the other
+		def both(B, K_F):  # on a torus at once: two axes for FSDP, one for tensors; on a switch one after the other
 		    times = (fsdp(K_F, K, 2), tensors(B, K_F, 1)) if axes else (fsdp(K_F, K, 1), tensors(B, K_F, 1))
 		    return max(times) if axes else sum(times)
 		best = lambda B: search(1e-6, 1e9, lambda K_F: both(B, K_F * 1.0000001) > both(B, K_F))
@@ -139,7 +139,7 @@ agrees_with_the_textbook() {
         --layers 80 --heads 56 --channels 7168 --vocab-size 50257 --seq-len 128 --batch-tokens 4194304 --micro-batch 1 --zero 3 &&
         ! grep -q '^ *16384 ' plan.txt && "$python" twin.py 459e12 180e9 3 8960 4194304 7168 80 50257 > twin.txt || return 1
     grep -q '^468 850 34 113 1619 ' twin.txt || { cat twin.txt; return 1; } # the textbook's numbers
-    # The book's best split is 8960 / 1619 = 5.5 ranks for tensors. The advice tries only powers of two.
+    # The book's best split has 8960 / 1619 = 5.5 ranks for tensors. The advice tries only powers of two.
     said '^  advice: --zero 1 --tensor 4; --zero 1 takes 1\.' || return 1
     plan --device H200 --ranks 8 --layers 4 --heads 64 --channels 8192 --vocab-size 1000 --seq-len 64 --batch-tokens 16384 &&
         "$python" twin.py 989e12 450e9 0 8 16384 8192 4 1000 > twin.txt || return 1
@@ -158,7 +158,7 @@ reports_a_disk_too_small() {
     plan --device H200 --layers 1000 --heads 512 --channels 65536 --out not/there/yet && said 'NOT ENOUGH' &&
         plan --device H200 --model d2 --out not/there/yet && ! grep -q 'NOT ENOUGH' plan.txt && said 'free in \.'
 }
-reports_memory_too_small() { # an error for this machine, a note for another; names a remedy that helps
+reports_memory_too_small() { # an error for this machine, a note for another; both name a remedy that helps
     local fits
     plan --device "RTX 4090" --model gpt2-1558M && said 'NOT EVEN ONE ROW FITS' && said '; general kernels' &&
         said '^note: the model does not fit: .* use --recompute block and --zero 3 on more ranks' &&
@@ -192,7 +192,7 @@ plans_with_the_users_figures() { # for a GPU that the table lacks, or instead of
 }
 writes_nothing() { plan --model d2 --steps 3 --out runs/none && [ ! -e runs ]; }
 
-# The plan predicts the number of the run's steps.
+# The plan predicts the run's number of steps.
 predicts_the_steps() {
     local small="--train code_train_*.bin --vocab-size 256 --layers 1 --heads 1 --channels 16 --seq-len 32 --lr 1e-3
         --train-tokens 30000 --micro-batch 8 --gns off --checkpoint-every 0" ramp planned made
@@ -216,8 +216,8 @@ tunes_a_gpu_only() { # --tune is refused where a run would refuse it
     "$train" --dry-run --tune --model d2 --steps 3 --device H100 > log 2>&1 || { cat log; return 1; }
 }
 
-# Refuses what the CUDA trainer refuses (test_cuda_build.sh compares). The same shapes are fine in a plan for this machine,
-# and in a run whose config file names a GPU.
+# A plan for a GPU refuses what the CUDA trainer refuses (test_cuda_build.sh compares). A plan for this machine accepts
+# the same shapes; so does a run whose config file names a GPU.
 refuses_for_a_gpu_what_only_the_cpu_can() {
     local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin code what
     # shellcheck disable=SC2086
@@ -234,7 +234,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 		64 $wide
 		65 --model wide/step_00000001 --seq-len 16
 	END
-    # 64, not 65: an option is at fault, though the shape comes from a checkpoint.
+    # 64, not 65: an option is at fault, not the checkpoint.
     "$train" --dry-run --device H200 --model wide/step_00000001 --seq-len 8 --dtype fp8-dw > plan.txt 2>&1
     [ $? = 64 ] && said '^error: --dtype fp8-dw on a GPU needs a --seq-len that is a multiple of 16, not 8. use --dtype fp8$' || return 1
     # shellcheck disable=SC2086

@@ -1,6 +1,6 @@
-// cores: a library to preload (LD_PRELOAD) into ranks: it fakes sched_getaffinity. A rank's parent has the first
-// CORES_HERE cores. Local rank i has the i-th range of CORES_OF ("0-3,4-7"), or the last one if there are fewer.
-// For test_machines.sh.
+// cores: a library to preload (LD_PRELOAD) into ranks; fakes sched_getaffinity. A rank's parent has the first
+// CORES_HERE cores. Local rank i has the i-th range of CORES_OF ("0-3,4-7"), or the last one if there are fewer. For
+// test_machines.sh.
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>

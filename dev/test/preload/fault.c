@@ -1,16 +1,16 @@
 // fault: a library to preload (LD_PRELOAD) into the ranks of a run. For test_faults.sh.
 //
-// One rank, FAULT_RANK:
-//   FAULT_ACTION  kill, stop, exit:CODE, hang (in its next computation), slow (in every one), or ask: SIGUSR1 just
-//                 before it joins MPI
-//   FAULT_AFTER   seconds from its start (0: before main); +SECONDS: from the moment it has joined MPI
+// Rank FAULT_RANK only:
+//   FAULT_ACTION  kill, stop, exit:CODE, hang (in the next computation), slow (in every computation), or ask (SIGUSR1
+//                 just before joining MPI)
+//   FAULT_AFTER   seconds after the start (0: before main); +SECONDS: after joining MPI
 // Every rank:
-//   FAULT_FSYNC   seconds that an fsync takes, without the disk
-//   FAULT_FLUSH   seconds that a line of output takes in addition
-//   FAULT_READ    seconds that each read of a checkpoint's JSON files takes in addition
-//   FAULT_READS   prefix of a file for each rank: a line for each read of a checkpoint, bytes and path
-//   FAULT_SAVING  at the first fsync of a checkpoint: "ask" (SIGUSR1) or "hang"
-//   FAULT_STARVE  seconds that the threads of Open MPI sleep after each poll, as on a busy machine
+//   FAULT_FSYNC   seconds that replace each fsync
+//   FAULT_FLUSH   seconds added to each line of output
+//   FAULT_READ    seconds added to each read of a checkpoint's JSON files
+//   FAULT_READS   prefix of files, one per rank, with a line for each read of a checkpoint: bytes and path
+//   FAULT_SAVING  at a checkpoint's first fsync: "ask" (SIGUSR1) or "hang"
+//   FAULT_STARVE  seconds that Open MPI's threads sleep after each poll, as on a busy machine
 //   FAULT_HOST    the machine's name, with a number: machines of different numbers share no memory
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,7 +25,7 @@
 
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name)) // the function that this library hides
 
-// Read once, before there are threads: a getenv beside the setenv of MPI_Init reads memory that may be gone.
+// Read once, before threads start: getenv beside MPI_Init's setenv may read freed memory.
 static struct {
     const char *rank, *victim, *action, *after, *fsync, *flush, *read, *reads, *saving, *starve, *host;
 } fault;
@@ -51,7 +51,7 @@ static int is_victim(void) { return fault.rank && fault.victim && strcmp(fault.r
 
 void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags) {
     while (hangs) sleep_for(1);
-    if (slow) sleep_for(0.01); // far above a step of a busy machine
+    if (slow) sleep_for(0.01); // far longer than a step, even on a busy machine
     NEXT(GOMP_parallel)(body, data, threads, flags);
 }
 
@@ -127,7 +127,7 @@ __attribute__((constructor)) static void begin(void) {
                                         "FAULT_HOST"};
     for (int i = 0; i < 11; i++) {
         const char *value = getenv(names[i]);
-        (&fault.rank)[i] = value ? strdup(value) : NULL; // the fields in this order
+        (&fault.rank)[i] = value ? strdup(value) : NULL; // fields in the order of these names
     }
     if (!is_victim() || strcmp(fault.action, "ask") == 0 || *fault.after == '+') return;
     if (atof(fault.after) > 0) arm();

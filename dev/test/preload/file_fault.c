@@ -1,7 +1,7 @@
 // file_fault: a library to preload (LD_PRELOAD) into data/tokenize. Counts calls of renameat, unlink and fsync. Call
-// number FAULT_AT, from 1, fails with EIO; with FAULT_ACTION=kill it kills the program. With FAULT_NAME only calls
-// count whose path, or new name, contains this text (fsync has none). Other calls of fsync return at once: the program
-// fails in these tests, not the machine. For test_tokenize.py and test_recipes.sh.
+// number FAULT_AT, from 1, fails with EIO; with FAULT_ACTION=kill it kills the program. FAULT_NAME: count only calls
+// whose path or new name contains this text (fsync has neither). Other calls of fsync return at once: these tests crash
+// the program, not the machine. For test_tokenize.py and test_recipes.sh.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// Whether this call is to fail. The program makes such calls on one thread.
+// Returns whether this call must fail. The program makes such calls on one thread.
 static int strikes(const char *path) {
     static int calls;
     const char *at = getenv("FAULT_AT"), *action = getenv("FAULT_ACTION"), *name = getenv("FAULT_NAME");

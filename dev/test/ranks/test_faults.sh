@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Harms one rank of a run. The whole run must end soon, with a code other than 0, and say which rank and why.
+# Harms one rank of a run. The whole run must end soon, with a non-zero code, and name the rank and the reason.
 #
 #     dev/test/ranks/test_faults.sh          each fault once or twice, for make test
 #     dev/test/ranks/test_faults.sh ROUNDS   at random times, ROUNDS rounds of six (make test-faults)
 #
-# Uses $GNS_BUILD (dev/test/run.sh sets it). A deadline that must end the run is about 2 s; others are long enough for a slow
-# disk and busy cores. A run may take 25 s more to end.
+# Uses $GNS_BUILD (dev/test/run.sh sets it). A deadline that must end the run is about 2 s; others allow for a slow disk
+# and busy cores. A run may take 25 s more to end.
 set -u
 rounds=${1:-0}
 . "$(dirname "$0")/../checks.sh" faults
@@ -21,8 +21,8 @@ deadline=30 # seconds of a step; set-up has six times as long, a checkpoint thre
 
 seq 1 150 | "$tokenize" --tokenizer bytes --out t - > log 2>&1 && mv t_train_*.bin t.bin || { cat log; exit 1; }
 
-# machine.sh COUNT COMMAND: runs COMMAND as if each machine had COUNT ranks. Fakes the launcher's variables, its directory
-# for what ranks share, and the machine's name.
+# machine.sh COUNT COMMAND: runs COMMAND as if each machine had COUNT ranks. Fakes the launcher's variables, its
+# directory for shared files, and the machine's name.
 cat > machine.sh << 'EOF'
 #!/bin/sh
 machine=$((OMPI_COMM_WORLD_RANK / $1))
@@ -39,8 +39,8 @@ options() { # prints the options of every run
         --batch-tokens 192 --threads 1 ${val:---val-every 0} --deadline $deadline ${mode-}
 }
 forever="--steps 100000000"
-zero3="--zero 3 --layers 3" # a mode in which every pass transfers weights
-tensor="--zero 3 --layers 3 --tensor 2" # every block exchanges activations, too
+zero3="--zero 3 --layers 3" # every pass transfers weights
+tensor="--zero 3 --layers 3 --tensor 2" # every block also exchanges activations
 shard="--zero 3 --layers 3 --shard machine" # machines of two ranks hold replicas
 
 launch() { # RANKS COMMAND...: writes `log`, returns the exit code
@@ -52,7 +52,7 @@ launch() { # RANKS COMMAND...: writes `log`, returns the exit code
 }
 own_words() { grep -E '^(error|warning)|exited|Exit code' log | tail -n 6; }
 
-# Checks the exit code against CODES (a pattern), and that some line of `log` says TEXT. Returns 2 if only TEXT is missing.
+# Checks that the exit code matches CODES, and that a line of `log` says TEXT. Returns 2 if only TEXT is missing.
 ended() { # CODE CODES TEXT
     # shellcheck disable=SC2254
     case $1 in
@@ -62,8 +62,7 @@ ended() { # CODE CODES TEXT
     esac
     grep -qE "$3" log || { echo "nobody says '$3':" && own_words && return 2; }
 }
-soon() { # AFTER: checks that the run ended at most its deadline and 25 s after the harm, which came AFTER seconds after the
-    # start
+soon() { # AFTER: checks that the run ended within its deadline and 25 s after the harm, AFTER seconds after the start
     awk -v now="$EPOCHREALTIME" -v begun="$begun" -v after="$1" '
         match($0, /no progress for [0-9]+ s/) { deadline = substr($0, RSTART + 16, RLENGTH - 18) + 0 }
         END { late = now - begun - after - deadline - 25; if (late > 0) { print late " s too late"; exit 1 } }' log
@@ -86,8 +85,8 @@ harm() { # RANKS RANK ACTION AFTER CODES TEXT OPTIONS...
     told=$?
     [ $told != 1 ] && soon "$4" && return $told
 }
-# Tries again: about once in a hundred times, with busy cores, Open MPI 4.1.4 ends a job in time and with the right code, but
-# does not name the rank. For harms that only Open MPI reports.
+# Tries again if only the rank's name is missing: on busy cores, once in a hundred times, Open MPI 4.1.4 does not name
+# it. For harms that only Open MPI reports.
 harm_that_mpi_tells() { # the arguments of harm
     local told
     for _ in 1 2 3; do
@@ -97,37 +96,37 @@ harm_that_mpi_tells() { # the arguments of harm
     done
     return $told
 }
-# 78 is right, too, besides mpirun's own code: a rank that dies early may make mpirun hang (scripts/mpirun.sh).
+# 78 is right besides mpirun's own code: a rank that dies early may make mpirun hang (scripts/mpirun.sh).
 killed() { harm_that_mpi_tells "$1" "$2" kill "$3" 78 "process rank $2 .* exited on signal 9|^error .*; rank $2 \(process [0-9]+\) is stopped or gone"; }
 exits() { harm_that_mpi_tells "$1" "$2" "exit:$4" "$3" "@($4|78)" "Process name: \[\[[0-9]*,1\],$2\]"; }
 exits_with_0() { harm_that_mpi_tells "$1" "$2" exit:0 "$3" "@(1|78)" "process rank $2 .*exiting improperly|process rank $2"; }
-# Only a deadline ends the faults below.
+# Only a deadline ends the next faults.
 stopped() {
     deadline=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): (step|set-up).*; rank $2 \(process [0-9]+\) is stopped or gone" \
         --checkpoint-every 0
 }
-# All watchdogs run: the board shows which rank is at the earliest collective, even if only some ranks worked on checkpoints.
+# All watchdogs run. The board shows the rank at the earliest collective, even if only some ranks worked on checkpoints.
 # One watchdog reports.
 hangs() {
     deadline=2 harm "$1" "$2" hang "$3" 78 "^error \(rank [0-9]\): (step|set-up|checkpoint).*; rank $2 \(process [0-9]+\) keeps the others waiting\. " "${@:4}" &&
         one_error
 }
-# Each rank sees only the ranks of its machine. The stopped rank's machine reports first. Other machines may see a late rank,
-# which only waits as they do; they accuse nobody.
+# Each rank sees only the ranks of its machine. The stopped rank's machine reports first. Other machines may see a late
+# rank that only waits; they accuse nobody.
 stopped_elsewhere() { # AFTER: stops the last rank; its neighbour on machine 1 sees it
     local machine=("$work/machine.sh" 2)
     deadline=3 harm 4 3 stop "$1" 78 "^error \(rank 2 on node1\): .*; rank 3 \(process [0-9]+ on node1\) is stopped or gone" \
         --checkpoint-every 0 && one_error
 }
 killed_elsewhere() { local machine=("$work/machine.sh" 2) && killed 4 3 "$1"; }
-hangs_elsewhere() { # AFTER: each machine reports, and blames nobody; the smallest number is that of the rank that hangs
+hangs_elsewhere() { # AFTER: each machine reports and blames nobody; the rank that hangs has the smallest number
     local machine=("$work/machine.sh" 2) least
     deadline=2 harm 4 3 hang "$1" 78 '^error .*; rank 3 \(process [0-9]+ on node1\) is at the earliest collective, collective number' \
         --checkpoint-every 0 && nobody_accused || return 1
     least=$(sed -nE 's/^error .*collective number ([0-9]+): .*/\1/p' log | sort -n | head -n 1)
     grep '^error' log | grep -q "rank 3 (.*collective number $least:" || { grep '^error' log; return 1; }
 }
-stopped_alone() { # stops a rank that is alone on its machine: no other rank sees it
+stopped_alone() { # no other rank sees the stopped one: it is alone on its machine
     local machine=("$work/machine.sh" 1)
     deadline=2 harm 3 1 stop "$1" 78 "^error \(rank [02] on node[02]\): .*; this machine's 1 rank runs, collective number [0-9]+: look at the other machines" \
         --checkpoint-every 0 && nobody_accused
@@ -149,7 +148,7 @@ another_build() {
 }
 nowhere_to_write() { : > file && run 3 74 '^error \(rank 0\): file' --steps 9 --out file/out && one_error; }
 
-# Writing a checkpoint takes longer than a step's deadline. The run still gives the reason of its end.
+# A save takes longer than a step's deadline. The run still reports why it ends.
 not_finite_while_saving() { # OPTIONS...: all ranks know, and wait for the save under a checkpoint's deadline
     deadline=2 run 2 76 '^error \(rank 0\): step 4.* not finite' FAULT_FSYNC=0.2 --steps 99 --out nan --lr 100 --grad-clip 0 \
         --weight-decay 100 --checkpoint-every 3 "$@" && one_error && [ -s nan/step_00000003/MANIFEST.json ]
@@ -159,18 +158,18 @@ asked_to_stop_while_saving() { # OPTIONS...: two saves; both make progress
     deadline=2 run 2 75 '^stopped \(rank 0\): SIGUSR1 after step' FAULT_FSYNC=0.2 FAULT_SAVING=ask $forever --out stop \
         --checkpoint-every 400 "$@" && one_error
 }
-# Long work of rank 0 is no hang while it makes progress. A call that never returns is a hang.
+# Rank 0 may work long while it makes progress. A call that never returns is a hang.
 saves_slowly() { # OPTIONS...
     deadline=1 run 2 0 '^model in slow/step_00000003' FAULT_FSYNC=0.25 --steps 3 --out slow "$@"
 }
 samples_slowly() {
     deadline=1 run 2 0 '^model in slow/step_00000002' FAULT_FLUSH=0.05 --steps 2 --out slow --sample-every 1 --sample-tokens 50
 }
-hangs_while_saving() { # OPTIONS...: in the last save, or in a save during training, detected when the next save is due
+hangs_while_saving() { # OPTIONS...: in the last save, or in one during training: detected when the next save is due
     deadline=1 run 2 78 '^error \(rank [01]\): checkpoint .*; rank 0 \(process [0-9]+\) keeps the others waiting\. .*or raise --deadline' \
         FAULT_SAVING=hang --out hung "$@" && soon 3
 }
-# Rank 0 reads the checkpoint to resume from, slowly or without end.
+# Rank 0 reads the checkpoint to resume from slowly, or hangs in it.
 resumes_slowly() {
     run 2 0 . --steps 3 --out slow && deadline=0.7 run 2 0 '^resuming from slow/step_00000003' FAULT_READ=0.4 --steps 6 --out slow
 }
@@ -179,7 +178,7 @@ hangs_while_resuming() {
         FAULT_READ=1000 --steps 6 --out slow && soon 2
 }
 large="--layers 4" # with channels=256 a checkpoint has eleven pieces of 4 MiB
-reads_a_share() { # OPTIONS...: each of 4 ranks verifies a fourth of the checkpoint and loads a fourth
+reads_a_share() { # OPTIONS...: each of 4 ranks verifies and loads a fourth of the checkpoint
     local mode=$large channels=256 all rank n sum=0
     run 4 0 . --steps 1 --out read "$@" && all=$(cat read/step_*/*.safetensors read/step_*/*/*.safetensors | wc -c) &&
         run 4 0 '^resuming from read/step_00000001' FAULT_READS=reads --steps 2 --out read "$@" || return 1
@@ -202,21 +201,21 @@ skips_what_any_rank_finds_damaged() { # all ranks then resume from the previous 
     for file in bad/step_0*/$file; do damage "$file" 4210000; done
     run 4 65 '^error \(rank 0\): bad: all of its 2 checkpoints are damaged' --steps 3 --out bad && one_error
 }
-names_the_slowest() { # OPTIONS...: two of three ranks wait for the slowest during most of a step; the bits stay
+names_the_slowest() { # OPTIONS...: two of three ranks wait for the slowest most of the time; the bits stay
     run 3 0 . --steps 12 --out fast "$@" && run 3 0 . FAULT_RANK=1 FAULT_ACTION=slow FAULT_AFTER=0 --steps 12 --out slow "$@" &&
         cmp {fast,slow}/step_00000012/model.safetensors || return 1
     awk -F '[:,]' '{ for (i = 1; i < NF; i++) if ($i ~ /slowest_rank/) { n += $(i + 1) == 1; share += $(i + 3) } }
         END { if (n < 10 || share / NR < 0.3) { print n " of " NR " steps, a share of " share / NR; exit 1 } }' slow/metrics.jsonl &&
         run 1 0 . --steps 1 --out single && ! grep slowest single/metrics.jsonl
 }
-alone() { # as under srun --mpi=pmix with one rank: PMIx is there, and no other rank to wait for
+alone() { # one rank with PMIx, as under srun --mpi=pmix: there is no other rank to wait for
     local machine=(env -u OMPI_COMM_WORLD_SIZE)
     deadline=0.4 run 1 0 '^model in alone/step_00000003' FAULT_FSYNC=1.3 --steps 3 --out alone # a checkpoint may last 1.2 s, set-up 2.4
 }
 asked_while_joining() { harm "$1" "$2" ask 0 75 '^stopped \(rank 0\): a signal to another rank after step 1, saved in'; }
-ends_before_open_mpi() { run 2 0 '^model in starved/step_00000001' FAULT_STARVE=1 --steps 1 --out starved; } # Open MPI's thread has not run since MPI_Init
+ends_before_open_mpi() { run 2 0 '^model in starved/step_00000001' FAULT_STARVE=1 --steps 1 --out starved; } # before Open MPI's thread runs
 await_steps() { until grep -qs '"step"' stop/metrics.jsonl || ! kill -0 "$job" 2> /dev/null; do sleep 0.05; done; }
-asked_to_stop() { # SIGNAL... start|step: scripts/mpirun.sh passes signals to the ranks, also while they start
+asked_to_stop() { # SIGNAL... start|step: scripts/mpirun.sh passes signals on to ranks, also while they start
     # shellcheck disable=SC2086
     run 3 75 '^stopped \(rank 0\): (SIGUSR1|a signal to another rank) after step' $forever --out stop &
     local job=$! script signal
@@ -226,8 +225,8 @@ asked_to_stop() { # SIGNAL... start|step: scripts/mpirun.sh passes signals to th
     wait $job && one_error
 }
 
-# Runs three faults at a time, since most only wait. Each has its own TMPDIR: two mpiruns that start in one make and remove
-# the same directories, and one may fail.
+# Runs three faults at a time: most only wait. Each has its own TMPDIR: two mpiruns that start in one make and remove
+# the same directories, and may fail.
 one() { # NUMBER NAME ARGUMENTS...
     local result
     mkdir "$work/$1" && cd "$work/$1" && cp ../t.bin . || exit 70

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # What ranks check before training: equal files on all machines, each rank's share of the cores, launchers without Open
-# MPI. A directory stands for a machine's files; its name is the machine's.
+# MPI. A directory holds a machine's files and has the machine's name.
 set -u
 . "$(dirname "$0")/../checks.sh" machines
 has_mpi || skip_suite "no Open MPI here, or a build without it"
 mpi_here
 cc -shared -fPIC -o "$work/fault.so" dev/test/preload/fault.c -lpthread -ldl || exit 1
-export ASAN_OPTIONS=$ASAN_OPTIONS:verify_asan_link_order=0 # what is preloaded comes first
+export ASAN_OPTIONS=$ASAN_OPTIONS:verify_asan_link_order=0 # preloaded libraries come first
 cd "$work" || exit 70
 
 seq 3000 > text.txt
@@ -28,7 +28,7 @@ change() { # FILE: replaces a byte near its end with another token
     [ "$byte" = 1 ] && byte=2 || byte=1
     printf %s "$byte" | dd of="$1" bs=1 seek=$at conv=notrunc status=none
 }
-both() { # CODE COMMAND...: one rank on each machine
+both() { # CODE COMMAND...: runs one rank on each machine
     local code m each=() here=(env OMPI_COMM_WORLD_LOCAL_SIZE=1 LD_PRELOAD="$work/yield.so:$work/fault.so")
     for m in "${machines[@]}"; do each+=(-np 1 -wdir "$m" "${here[@]}" FAULT_HOST="$m" "${@:2}" :); done
     "${mpi[@]}" "${each[@]::${#each[@]}-1}" < /dev/null > log 2>&1
@@ -39,11 +39,11 @@ on_both() { # CODE OPTIONS...: trains
     both "$1" "$train" --train "code_train_*.bin" --val "code_val_*.bin" "${shape[@]}" "${sizes[@]}" --threads 1 \
         --train-tokens "${tokens:-512}" --val-tokens 64 --hellaswag questions.jsonl --hellaswag-every 4 --tokenizer bytes --zero ${zero:-0} "${@:2}"
 }
-refused() { # TEXT: checks that the error is one line, and that nothing was written
+refused() { # TEXT: checks that the error is one line with TEXT, and that nothing was written
     [ "$(grep -c '^error' log)" = 1 ] && grep -q "^error.*$1" log && [ ! -e m0/run ] || { cat log; return 1; }
 }
 same_files() { make_machines && on_both 0 --out run; }
-other_directory() { # each rank writes what it owns: all must see the same --out, not copies
+other_directory() { # each rank writes what it owns: all must see one --out, not copies
     local shape=("${shape[@]}") error="^error (rank 1 on m1): this rank has another directory (--out) than rank 0"
     make_machines && zero=1 on_both 64 --out run && grep -q "$error" log && [ ! -e m1/run ] || { cat log; return 1; }
     mkdir m1/run && echo '{}' > m1/run/run.json && zero=3 on_both 64 --out run && ls m1/run | cmp - <(echo run.json) || return 1
@@ -60,7 +60,7 @@ a_group_on_two_machines() { # trains, with a warning
 other() { # TEXT CHANGE OPTIONS...: changes machine 1's files by the command CHANGE
     make_machines && (cd m1 && eval "$2") && on_both 65 --out run "${@:3}" && refused "$1"
 }
-other_data() { # shards must have equal contents and, since checkpoints name them, equal names
+other_data() { # shards must have equal contents, and equal names, since checkpoints name them
     local text change
     while IFS='|' read -r text change; do other "$text" "$change" || return 1; done << 'END'
 this rank has other training data (--train) than rank 0|change code_train_000000.bin
@@ -105,8 +105,9 @@ other_checkpoint() { # all machines must have the checkpoint to resume from
 # ---- Cores -----------------------------------------------------------------------------------------------------------
 
 cc -shared -fPIC -o cores.so "$root/dev/test/preload/cores.c" -ldl || exit 1
-runs_with() { # RANKS CORES CORES_OF THREADS BOUND: CORES of the launcher, CORES_OF each rank; wants THREADS a rank, and a
-    # note if BOUND is not empty
+# The launcher has CORES, each rank has CORES_OF: checks that each rank runs THREADS, and that a note appears if BOUND
+# is set.
+runs_with() { # RANKS CORES CORES_OF THREADS BOUND
     local bound=$5
     rm -rf cores
     "${mpi[@]}" -np "$1" -x LD_PRELOAD="$work/cores.so" -x CORES_HERE="$2" -x CORES_OF="$3" "$train" --train "code_train_*.bin" "${small[@]}" --val-every 0 --steps 1 --out cores < /dev/null > log 2>&1 || { cat log; return 1; }
@@ -114,7 +115,7 @@ runs_with() { # RANKS CORES CORES_OF THREADS BOUND: CORES of the launcher, CORES
     grep '^note: rank 0 may run' log > note
     [ "$(cat note)" = "${bound:+note: rank 0 may run on $bound: mpirun --bind-to none lifts that (srun: --cpu-bind=none)}" ] || { cat note; return 1; }
 }
-cores() { # each rank has its own; all share; some share; fewer cores than ranks; bound ranks
+cores() { # each rank has its own; all share; some share; there are fewer cores than ranks; ranks are bound
     while IFS='|' read -r -a with; do runs_with "${with[@]}" "" || { echo "${with[*]}"; return 1; }; done << 'END'
 2|8|0-3,4-7|4
 3|16|0-15|5
@@ -128,18 +129,18 @@ END
 
 # ---- Launchers without PMIx ------------------------------------------------------------------------------------------
 
-strangers() { # CODE TEXT OPTIONS...: one of four processes that srun started without PMIx
+strangers() { # CODE TEXT OPTIONS...: runs as one of four processes that srun started without PMIx
     SLURM_STEP_NUM_TASKS=4 "$train" "${@:3}" > log 2>&1
     local code=$?
     [ $code = "$1" ] && grep -q -- "$2" log || { echo "exit code $code, not $1 with $2: ${*:3}"; tail -n 3 log; return 1; }
 }
-strangers_may_look() { # nothing is written or shared
+strangers_may_look() { # commands that write and share nothing
     local run=(--train "code_train_*.bin" "${small[@]}" --steps 1 --val-every 0 --out seen)
     "$train" "${run[@]}" > log 2>&1 || { cat log; return 1; }
     strangers 0 "^  --train" --help && strangers 0 . --version && strangers 0 ": undamaged$" --check seen &&
         strangers 0 "^parameters" --dry-run "${run[@]}" && strangers 0 "" --sample-only --model seen --sample-tokens 4
 }
-strangers_may_not_train() { # nor evaluate: each would write the same run, or evaluate the same rows
+strangers_may_not_train() { # or evaluate: each would write the same run, or evaluate the same rows
     local text="^error: started as one of 4 processes (SLURM_STEP_NUM_TASKS), but not in a way that Open MPI understands"
     strangers 64 "$text" --train "code_train_*.bin" "${small[@]}" --steps 1 --val-every 0 --out strange && [ ! -e strange ] &&
         strangers 64 "$text" --eval-only --model seen --val "code_val_*.bin" &&

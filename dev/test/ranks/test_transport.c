@@ -1,11 +1,11 @@
-// What the MPI transport refuses before it calls MPI, and how whole matrices and rows are divided among ranks.
-// test_ranks.sh tests its transfers.
+// What the MPI transport refuses before it calls MPI, and how ranks divide whole matrices and rows. test_ranks.sh tests
+// transfers.
 #include "ranks/parallel.h"
 #include "../test.h"
 
 #include <limits.h>
 
-// MPI counts in int: a longer bucket would be cut at wrong places.
+// MPI counts in int: a longer bucket would be cut in the wrong places.
 static void test_too_large_a_bucket(void) {
     Comm comm = {.ranks = 2, .local_ranks = 2};
     Transport *t = NULL;
@@ -18,7 +18,7 @@ static void test_too_large_a_bucket(void) {
     if (t) api->destroy(t);
 }
 
-// Muon: the parts of a bucket are contiguous and cover it, and no matrix is cut. Rank 0 owns the most, of whole blocks.
+// Muon: a bucket's parts are contiguous and cover it; no matrix is cut. No rank owns more whole blocks than rank 0.
 static void test_whole_matrices(void) {
     Model model;
     Error e = {0};
@@ -48,7 +48,7 @@ static void test_whole_matrices(void) {
     model_destroy(&model);
 }
 
-// With --tensor each micro-step's rows are dealt anew: rank t of K owns n / K rows, and one more if t < n % K.
+// With --tensor each micro-step deals its rows anew: rank t of K owns n / K rows, and one more if t < n % K.
 static void test_rows_of_a_rank(void) {
     for (int i = 0; i < 4 * 3 * 5 * 20; i++) {
         const int K = 1 + i % 4, groups = 1 + i / 4 % 3, most = 1 + i / 12 % 5, rows = 1 + i / 60;

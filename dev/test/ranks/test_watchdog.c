@@ -1,4 +1,4 @@
-// Which rank a watchdog blames, for boards of a few ranks. test_faults.sh tests that runs feed their watchdogs.
+// Checks which rank a watchdog blames on boards of a few ranks. test_faults.sh tests that runs feed their watchdogs.
 #include "ranks/watchdog.h"
 #include "../test.h"
 
@@ -8,16 +8,16 @@
 
 enum { MOST_RANKS = 4, ABSENT = -1, SAID = 1000 };
 
-// A board of one machine: the number of collectives that each rank has begun; ABSENT: never started. Rank 0 reports.
+// A machine's board. Rank 0 reports.
 typedef struct {
     const char *name;
-    int ranks, here; // ranks in all; on this machine, as the launcher says
-    int begun[MOST_RANKS];
-    int stopped; // the rank without a heartbeat; 0: none
-    bool set_up; // not all ranks have joined
+    int ranks, here;       // ranks in all, on this machine
+    int begun[MOST_RANKS]; // collectives that each rank has begun; ABSENT: the rank never started
+    int stopped;           // the rank without a heartbeat; 0: none
+    bool set_up;           // some rank has not joined
     bool orphaned;
-    bool hands;          // rank 0 hands work to its device while its deadline passes
-    const char *says[4]; // parts of the report; process numbers read 0
+    bool hands;          // rank 0 hands work to its device when its deadline passes
+    const char *says[4]; // parts of the report, with process numbers 0
     int silent;          // bits: ranks that the report must not name
 } Board;
 
@@ -60,13 +60,13 @@ static Watchdog *watchdog_of(const Board *board, WatchdogEntry *entries, int ran
     return w;
 }
 
-// Ends the process with another code if the device is aborted while it is handed work.
+// Ends the process with another code if the device is aborted while rank 0 hands it work.
 static atomic_bool handed;
 static void abort_device(void *) {
     if (!atomic_load(&handed)) _exit(3);
 }
 
-// The other ranks start first, so that rank 0 finds them on the board. Their deadlines are longer, so rank 0 reports.
+// The other ranks start first: rank 0 finds them on the board. Their deadlines are longer: rank 0 reports.
 static void wait_too_long(const Board *board) {
     WatchdogEntry *entries = calloc(1, watchdog_board_bytes(board->ranks));
     for (int rank = 1; rank < board->ranks; rank++) {
@@ -106,7 +106,7 @@ static Child start(const Board *board) {
     return child;
 }
 
-// Reads the child's report, and replaces process numbers by 0.
+// Reads the child's report; replaces process numbers by 0.
 static void report_of(Child child, char text[SAID]) {
     int status = 0;
     size_t used = 0;

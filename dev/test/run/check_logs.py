@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""metrics.jsonl, samples.jsonl and run.json of runs made here, and what scripts/to_tensorboard.py makes of them, as the
-package tensorboard reads it: check_logs.py BUILD_DIRECTORY
+"""Makes runs and checks metrics.jsonl, samples.jsonl and run.json, and the events of scripts/to_tensorboard.py as the
+package tensorboard reads them: check_logs.py BUILD_DIRECTORY
 """
 import glob, json, logging, os, random, resource, shlex, shutil, signal, struct, subprocess, sys, tempfile, time
 
@@ -32,7 +32,7 @@ def test(function):
         word = "FAIL" if failures else "PASS"
     except Skip as skip:
         word, why = "SKIP", f" {skip}"
-    except Exception as error:  # a reader that raises is a failure too
+    except Exception as error:  # an exception of a reader is a failure, too
         word, why = "FAIL", f" {type(error).__name__}: {error}"
     failed_tests += word == "FAIL"
     print(f"{word} logs/{function.__name__} {time.time() - start:.2f}s{why}", flush=True)
@@ -41,11 +41,11 @@ def test(function):
 # ---- Runs -----------------------------------------------------------------------------------------------------------
 
 PROMPT = '''say "it's"\t'''
-LARGEST_FILE = 1 << 20  # bytes, more than a checkpoint's
+LARGEST_FILE = 1 << 20  # bytes; a checkpoint's files are smaller
 
 
 def limit_files():
-    """Stands for a full disk, in the program alone: no file grows beyond LARGEST_FILE."""
+    """Simulates a full disk for the program alone: no file grows beyond LARGEST_FILE."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
 
@@ -98,7 +98,7 @@ def open_events(out):
 
 
 def read_events(out):
-    """({tag: {step: number}}, {tag: {step: text}}); a step that is there twice is an error."""
+    """Returns ({tag: {step: number}}, {tag: {step: text}}); a repeated step is an error."""
     events = open_events(out)
     scalars = {tag: [(x.step, x.value) for x in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     texts = {tag: [(x.step, x.tensor_proto.string_val[0].decode()) for x in events.Tensors(tag)] for tag in events.Tags()["tensors"]}
@@ -114,7 +114,7 @@ def as_float32(x):
 
 
 def check_scalars(out, scalars):
-    """Every number of metrics.jsonl, under its own name, gns/... or ramp/...; a list by element."""
+    """Returns every number of metrics.jsonl under its own name, gns/... or ramp/...; lists by element."""
     want, seconds, before = {}, 0, 0
     for row in lines_of(f"{out}/metrics.jsonl"):
         if "loss" in row:
@@ -182,7 +182,7 @@ def one_run():
 
 
 def tensorboard():
-    """A second call replaces the file of the first, and leaves others."""
+    """A second call replaces the first call's file and leaves others."""
     shutil.copytree("whole", "shown")
     open("shown/events.out.tfevents.0.notes", "w").close()
     open_events("shown")  # may raise Skip
@@ -191,7 +191,7 @@ def tensorboard():
         check("60 steps" in to_tensorboard("shown"), "not 60 steps")
         sizes = sorted(map(os.path.getsize, glob.glob("shown/events.*.gns")))
         check(len(sizes) <= 2 and sizes[-1] > 0 and sizes[:-1] == [0] * (len(sizes) - 1), f"event files of {sizes} bytes")
-        viewer = viewer or open_events("shown")  # a live one, which reads again after four calls
+        viewer = viewer or open_events("shown")  # a live viewer: it reads again after four calls
     check(os.path.exists("shown/events.out.tfevents.0.notes"), "another program's file was removed")
     check_events("shown", [1])
     with open("shown/metrics.jsonl", "a") as file:
@@ -223,14 +223,15 @@ def without_clock(out):
 
 
 def go_back_to(out, step):
-    """As if the machine had failed before any later checkpoint was saved."""
+    """Removes later checkpoints, as if the machine had failed before saving them."""
     for path in glob.glob(f"{out}/step_*"):
         if int(path[-8:]) > step:
             shutil.rmtree(path)
 
 
 def three_parts(out, look=lambda: None):
-    """One part ends at step 60 and is cut back to 30; the next is killed; the last ends. look: called after each."""
+    """The first part ends at step 60 and is cut back to 30; the next is killed; the last ends. Calls look after
+    each."""
     shutil.copytree("whole", out)
     look()
     go_back_to(out, 30)
@@ -247,7 +248,7 @@ def three_parts(out, look=lambda: None):
 
 
 def followed():
-    """A follower that starts before the run, and a viewer that is open across two resumes."""
+    """A follower starts before the run; a viewer stays open across two resumes."""
     open_events("whole")  # may raise Skip
     viewer = None
 
@@ -295,7 +296,7 @@ def torn_ends():
 
 
 def equal_to_the_uninterrupted():
-    """Cut back twice to the same step: nothing is left of the part in between."""
+    """Cutting back twice to the same step leaves nothing of the part in between."""
     shutil.copytree("whole", "again")
     for _ in range(2):
         go_back_to("again", 40)
@@ -304,15 +305,15 @@ def equal_to_the_uninterrupted():
     check(open("again/samples.jsonl").read() == open("whole/samples.jsonl").read(), "samples.jsonl differs")
     check([part["first_step"] for part in json.load(open("again/run.json"))["parts"]] == [1, 41], "run.json: parts")
     with open("again/run.json", "w") as file:
-        file.write('{"parts": [{"first_st')  # no longer whole
+        file.write('{"parts": [{"first_st')  # cut off
     go_back_to("again", 50)
     train("again")
     check(without_clock("again") == without_clock("whole"), "metrics.jsonl differs after a damaged run.json")
 
 
 def cannot_write():
-    """A new run with a directory in place of samples.jsonl ends at once. One whose last sample finds the disk full saves the
-    model all the same."""
+    """A new run with a directory in place of samples.jsonl ends at once. A run whose last sample finds the disk full
+    still saves the model."""
     os.makedirs("blocked/samples.jsonl/inside")
     output = train("blocked", steps=10, code=74)[-1]
     check("error: blocked/samples.jsonl" in output and output.count("\n") == 1, f"samples.jsonl is a directory: {output}")
@@ -327,7 +328,7 @@ def cannot_write():
 
 
 def not_ours():
-    """A new run truncates nothing in its directory, and moves another run's log aside."""
+    """A new run truncates nothing in its directory; it moves another run's log aside."""
     foreign = {"samples.jsonl": '{"id": 7}\n', "metrics.jsonl": "a\nb\n"}
     for out, kept, names in (("shared", "shared.1", foreign), ("lent", "lent", ["samples.jsonl"])):
         os.makedirs(out)

@@ -1,6 +1,6 @@
-// crash: shared by the tests of checkpoints under attack, test_crash.c (one process) and test_crash_ranks.c. COMMAND
-// has the options of their runs. The run "whole" is undisturbed; "part" is attacked, and must end with the same last
-// checkpoint.
+// crash: helpers of the tests of checkpoints under attack, test_crash.c (one process) and test_crash_ranks.c. COMMAND
+// has the options of their runs. The run "whole" is undisturbed; the run "part" is attacked and must end with the same
+// last checkpoint.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -10,7 +10,7 @@
 
 #include <time.h>
 
-// The calls that a test strikes: first, first + stride, ... from a random `first`. GNS_LONG=1: all.
+// The calls that a test strikes: first, first + stride, ..., from a random `first`. GNS_LONG=1: all.
 typedef struct {
     long first, stride;
 } Some;
@@ -25,10 +25,10 @@ static inline void wait_for(const char *path, const char *text) {
     CHECK(file_mentions(path, text), "%s has no '%s' after a minute", path, text);
 }
 
-// Calls of each kind that rank 0 makes in the whole run.
+// Number of calls of each kind that rank 0 makes in the run "whole".
 static long calls_of_run[CALLS + 1];
 
-// Checks that each checkpoint was synced to the disk before it got its name.
+// Checks that each checkpoint was on the disk before it got its name.
 static inline void check_synced(const char *what) {
     CHECK(faults->unsynced == 0, "%s: %ld files had not been synced", what, (long)faults->unsynced);
 }
@@ -45,7 +45,7 @@ static inline void check_nothing_lost(const char *what) {
 
 static inline void no_faults(void) { faults_plan(FAULT_NONE, -1, 0, 0); }
 
-// Makes the run "whole". It must make more than `writes` writes and `steps` steps, and be on the disk.
+// Makes the run "whole". Checks that it makes more than `writes` writes and `steps` steps and syncs everything.
 static inline void run_undisturbed(long writes, long steps) {
     no_faults();
     CHECK_RUN(trainer_run(COMMAND "--out whole"), 0);
@@ -81,8 +81,8 @@ static inline int count_good(const char *out) {
     return good;
 }
 
-// Kills runs of "part" at some_calls(stride). Checks that every checkpoint with a name is whole: a removal takes the
-// name before the first file. killed: the exit code of a killed run.
+// Kills runs of "part" at some_calls(stride). Checks that every named checkpoint is whole: a removal takes the name
+// before the first file. killed: the exit code of a killed run.
 static inline void killed_at_every_call(int rank, long calls, long stride, int killed) {
     Some some = some_calls(stride);
     for (long n = some.first; n <= calls; n += some.stride) {
@@ -99,7 +99,7 @@ static inline void killed_at_every_call(int rank, long calls, long stride, int k
     }
 }
 
-// Checks a run with data that a rank can no longer read: it saves the steps so far, names the file, and resumes later.
+// Checks a run whose data a rank can no longer read: it saves the finished steps, names the file, and resumes later.
 static inline void check_unreadable_data(int rank, const char *data, long readable, const char *command) {
     const char *who = trainer.ranks > 1 ? path_of("error (rank %d): ", rank) : "error: ";
     remove_part();
@@ -118,8 +118,8 @@ static inline void check_unreadable_data(int rank, const char *data, long readab
                      data);
 }
 
-// Lets call n of a kind fail on a rank (FAULT_ON: and all later ones). Checks that training continues to the right end,
-// or all ranks stop with one fitting message. In any case no checkpoint is lost, and the same command resumes.
+// Lets call n of a kind fail on a rank (FAULT_ON: and all later ones). Checks that training reaches the right end, or
+// all ranks stop with one fitting message. No checkpoint may be lost, and the same command must resume.
 static inline void check_failure(Fault fault, int rank, Call call, long n, int error) {
     const char *what = path_of("rank %d: %s %ld %s with %s", rank, call_names[call], n,
                                fault == FAULT_ON ? "and on fail" : "fails", strerror(error));
@@ -129,8 +129,8 @@ static inline void check_failure(Fault fault, int rank, Call call, long n, int e
     int code = trainer_run(COMMAND "--out part");
     bool fits = call == CALL_ALLOC ? code == ERR_MEMORY : code == ERR_WRITE || code == ERR_INPUT;
     CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
-    // A run that goes on need not mention: lack of memory; one failed write, since the log tries again; a failed open
-    // of the watchdogs' board (comm.c).
+    // A run that continues need not mention lack of memory, one failed write (the log tries again), or a failed open of
+    // the watchdogs' board (comm.c).
     bool quiet = call == CALL_ALLOC || (call == CALL_WRITE && fault == FAULT_ONCE) || (call == CALL_OPEN && n == 1);
     bool said = code ? log_mentions("error: ") || log_mentions("error (rank ") : quiet || log_mentions("warning: ");
     CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());

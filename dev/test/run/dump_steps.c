@@ -1,19 +1,20 @@
-// Writes what an engine computes, for dev/oracle/check_engine.py to compare with the float64 oracle:
+// Writes an engine's results, which dev/oracle/check_engine.py compares with the float64 oracle:
 // dump_steps DIR writes DIR/CASE.safetensors, one small model per case. Each file has the settings as metadata, and
 //
 //     tokens               I32 (steps, B, T + 1)
-//     param0/NAME          F32, before, and paramN/NAME after all steps
-//     loss, nll, loss_eval F64 (B), L_b in step 1: by single-row steps, with label smoothing and without; by
-//                          engine_eval, without
-//     grad/NAME            F32, mean over the batch of g_b in step 1
+//     param0/NAME          F32, parameters before step 1
+//     paramN/NAME          F32, parameters after all steps
+//     loss, nll            F64 (B), L_b of single-row steps in step 1, with and without label smoothing
+//     loss_eval            F64 (B), L_b of engine_eval, without label smoothing
+//     grad/NAME            F32, batch mean of g_b in step 1
 //     grad_sq/NAME         F64, |sum_b g_b|^2 in step 1
 //     example_sq/NAME      F64 (B), |g_b|^2: single-row steps in GNS_EXACT mode
 //     example_sq_sum/NAME  F64, sum_b |g_b|^2 of one batched step in GNS_EXACT mode
-//     example_sq_ln/NAME   F64, the same in GNS_LN mode: NaN except for LayerNorms
+//     example_sq_ln/NAME   F64, sum_b |g_b|^2 of one batched step in GNS_LN mode: NaN except for LayerNorms
 //     row                  F64 (B, 3), in GNS_LN mode: |g_b|^2 over the LayerNorms, L_b without label smoothing, 0
 //     source_gram          F64 (sources, sources) <v_s, v_t> of step 1 (StepResult)
-//     source_numbers       F64 (sources, 3) share of the noise, G2 and S of each source, from all steps at param0
-//     source_cosine        F64, between the sources' mean gradients; NaN if a G2 is not significant
+//     source_numbers       F64 (sources, 3) each source's share of the noise, G2 and S, from all steps at param0
+//     source_cosine        F64, cosine of the sources' mean gradients; NaN if a G2 is not significant
 //     losses               F64 (steps), batch means before the update
 //     exponents            I32 (L, FP8_SITES), of all steps; -128 where the engine does not round
 //     padding_max          F64, largest |parameter| outside the tensors after all steps
@@ -36,14 +37,13 @@ typedef struct {
     Optimizer optimizer;
     double dropout;
     int separator; // token that opens a document; -1: none
-    Dtype dtype;   // 0: fp32. fp8, fp8-dw: with the exponents that follow from step 1
+    Dtype dtype;   // 0: fp32. fp8 and fp8-dw use the exponents that follow from step 1
 } Case;
 
-// Odd sizes: T no multiple of anything, V not padded, B = 1, NH = 1, a context longer than T, one token only, so few
-// words that all of them recur (the cross term of the tied weight), T and C larger than the kernels' blocks. Clipping
-// is active in some cases, and off or out of reach in others.
-// Adam's step hardly depends on the gradient's scale; one case has an eps with which it does, and so tests eps.
-// The cases of fp8 are so small that no value lies near a tie, where fp32 and float64 may round differently.
+// Odd sizes: T no multiple of anything, V not padded, B = 1, NH = 1, a context longer than T, a single token, so few
+// words that all recur (the cross term of the tied weight), T and C larger than the kernels' blocks. Clipping is active
+// in some cases, off or out of reach in others. Adam's step hardly depends on the gradient's scale: one case has an eps
+// that matters. The fp8 cases are so small that no value lies near a tie, where fp32 and float64 may round differently.
 static const Case cases[] = {
     {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, 0},
     {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, 0},
@@ -59,9 +59,9 @@ static const Case cases[] = {
     {"fp8_dw_l1_c24_v29_t6_b2", {1, 2, 24, 29, 6}, 6, 2, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.2, -1, DTYPE_FP8_DW},
 };
 
-enum { FIRST_EXAMPLE = 1 << 20 }; // the number of the first row: dropout's masks depend on it
+enum { FIRST_EXAMPLE = 1 << 20 }; // number of the first row; dropout's masks depend on it
 
-// One case under way: the engine, host copies of its arrays, and what goes into the file.
+// A case in progress: the engine, host copies of its arrays, and the file's content.
 typedef struct {
     const Case *c;
     Model model;
@@ -135,7 +135,7 @@ static void dump_destroy(Dump *d) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
 }
 
-// Runs forward and backward over some rows. Writes loss_sum, nll_sum (NULL: unwanted), grad_sq (tensors) and example_sq
+// Runs forward and backward over some rows. Sets loss_sum, nll_sum (may be NULL), grad_sq (tensors), example_sq
 // (tensors).
 static int measure(Dump *d, const uint16_t *tokens, int rows, GnsMode mode, double *loss_sum, double *nll_sum,
                    double *grad_sq, double *example_sq, Error *e) {
@@ -151,7 +151,7 @@ static int measure(Dump *d, const uint16_t *tokens, int rows, GnsMode mode, doub
     return 0;
 }
 
-// Sets the exponents that follow from step 1, whose factors are not rounded.
+// Sets the exponents that follow from an unrounded step 1.
 static int choose_exponents(Dump *d, Error *e) {
     const int sites = d->model.config.layers * FP8_SITES;
     float amax[LAYERS_MOST * FP8_SITES];
@@ -167,7 +167,7 @@ static int choose_exponents(Dump *d, Error *e) {
     return 0;
 }
 
-// Measures losses and squared gradient norms of the rows of step 1, one row at a time.
+// Measures losses and squared gradient norms of step 1's rows, one row at a time.
 static int measure_examples(Dump *d, Error *e) {
     int T = d->c->seq_len, B = d->c->batch;
     float *token_loss = d->grad; // (T); the gradient overwrites it later
@@ -183,7 +183,7 @@ static int measure_examples(Dump *d, Error *e) {
     return 0;
 }
 
-// Measures gradient and sums of norms of the batched step, without update, in GNS_EXACT mode.
+// Measures the batched step's gradient and sums of norms in GNS_EXACT mode, without update.
 static int measure_batch(Dump *d, Error *e) {
     double loss;
     TRY(measure(d, d->tokens, d->c->batch, GNS_EXACT, &loss, NULL, d->grad_sq, d->sum_exact, e));
@@ -192,7 +192,7 @@ static int measure_batch(Dump *d, Error *e) {
     return 0;
 }
 
-// Measures rows and sources in GNS_LN mode. Step 1 comes last, since its own numbers also go into the file.
+// Measures rows and sources in GNS_LN mode. Step 1 comes last: its own numbers go into the file, too.
 static int measure_sources(Dump *d, Error *e) {
     const int B = d->c->batch;
     const double tokens = (double)B * d->c->seq_len;
@@ -233,7 +233,7 @@ static int train(Dump *d, Error *e) {
         TRY_GOTO(measure(d, rows, d->c->batch, GNS_OFF, &loss_sum, NULL, scratch, scratch + tensors, e));
         d->losses[step - 1] = loss_sum / d->c->batch;
         d->update.step = step;
-        d->update.muon_lr = schedule_lr(&d->schedule, (double)step * (double)step_tokens); // tokens done after the step
+        d->update.muon_lr = schedule_lr(&d->schedule, (double)step * (double)step_tokens); // tokens after the step
         d->update.lr = adamw_lr_factor(d) * d->update.muon_lr;
         if (d->c->optimizer == OPTIMIZER_LAMB) TRY_GOTO(engine_trust(d->engine, all_of(&d->model), &d->update, e));
         TRY_GOTO(engine_update(d->engine, all_of(&d->model), &d->update, e));

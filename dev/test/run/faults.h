@@ -1,6 +1,6 @@
 // faults: system calls that fail, fall short or end the program, as planned. The linker sends the library's calls here
-// (-Wl,--wrap=write and so on, see dev/make/tests.mk), so the code under test is unchanged. For programs that run the
-// trainer in child processes: the plan and the counts are in shared memory, a file of the current directory.
+// (--wrap, see dev/make/tests.mk): the code under test is unchanged. Plan and counts are in a file of the current
+// directory, mapped by the test and by the trainers that it starts.
 #pragma once
 
 #include <dirent.h>
@@ -20,7 +20,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-// Calls that can fail. WRITE includes pwrite. OPEN: only opens that write or create.
+// Calls that can fail. WRITE includes pwrite. OPEN counts only opens that write or create.
 typedef enum { CALL_WRITE, CALL_FSYNC, CALL_RENAME, CALL_MKDIR, CALL_OPEN, CALL_UNLINK, CALL_ALLOC, CALLS } Call;
 static const char *const call_names[CALLS] = {"write", "fsync", "rename", "mkdir", "open", "unlink", "malloc"};
 
@@ -44,36 +44,36 @@ typedef struct {
     long slow_us;        // added to every fsync of `rank`
     size_t refused;      // allocations of this many bytes fail on `rank`
     long slow_step_us;   // added to every step, where steps are counted
-    long log_needs_kb;   // metrics.jsonl is not written to where less of disk_kb is free
-    long readable;       // reads of the file `unreadable` that succeed
+    long log_needs_kb;   // writes to metrics.jsonl fail if less of disk_kb is free
+    long readable;       // reads of `unreadable` that succeed first
     char unreadable[80]; // opening a file whose path has this text fails with `error`; EIO: reading fails
-    bool unlisted;       // the first list of a directory fails with `error`
+    bool unlisted;       // the first listing of a directory fails with `error`
     long flip_step;      // the disk flips one bit of this step's checkpoint; 0: never
 
     struct {
-        _Atomic long count[CALLS + 1]; // calls so far of each kind; the last: all but ALLOC
+        _Atomic long count[CALLS + 1]; // calls of each kind so far; the last: all but ALLOC
         _Atomic long steps;            // steps begun
         _Atomic int process;           // 0: not started yet
-        _Atomic int dirty;             // files that the rank has written to and not synced
+        _Atomic int dirty;             // files that the rank wrote and has not synced
     } of[FAULT_RANKS];
     _Atomic long reads;     // of the unreadable file
-    _Atomic long slowed;    // fsyncs that slow_us delayed or is delaying
+    _Atomic long slowed;    // fsyncs that slow_us delays or delayed
     _Atomic long committed; // step of the last checkpoint that got its name; 0: none
-    _Atomic long before;    // step of the checkpoint before that one
+    _Atomic long before;    // step of the checkpoint before `committed`
     _Atomic long struck;    // calls that failed
-    _Atomic long unsynced;  // files and directories not yet on the disk when their checkpoint got its name
-    _Atomic long unnamed;   // checkpoints whose name is not on the disk yet
+    _Atomic long unsynced;  // files and directories that were not on the disk when their checkpoint got its name
+    _Atomic long unnamed;   // checkpoints whose name is not on the disk
 
-    // one bit of a rank's weights that changes before a step
+    // One bit of a rank's weights changes before a step.
     int stray_rank; // -1: none
     long stray_step;
     size_t stray_element;
-    bool stray_late; // changes only when the step's new weights have arrived
+    bool stray_late; // it changes after the step's new weights have arrived
 
-    bool apart; // each rank is on a machine of its own
+    bool apart; // each rank has its own machine
 } Faults;
 
-static Faults *faults; // shared with the children
+static Faults *faults; // shared with children
 
 static pid_t faults_parent; // faults happen in children only
 static int faults_rank;     // this process's rank
@@ -86,7 +86,7 @@ static void faults_setup(void) {
     close(fd);
 }
 
-// faults_setup for a rank that mpirun started.
+// Sets faults up in a rank that mpirun started.
 static inline void faults_join(void) {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
     faults_setup();
@@ -107,7 +107,7 @@ static void faults_plan(Fault fault, int call, long at, int error) {
 
 static bool in_child(void) { return faults && faults_parent && getpid() != faults_parent; }
 
-// Counts the call. True if it is the one that must fail.
+// Counts the call. Returns whether it must fail.
 static bool meant(Call call) {
     if (!in_child()) return false;
     _Atomic long *count = faults->of[faults_rank].count;
@@ -126,8 +126,9 @@ static bool strikes(Call call) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// What is on the disk. A killed process loses nothing that it wrote, a machine without power all that was not synced.
-// So a checkpoint may get its name once its files, their directory, and the metrics up to its step are synced.
+// Tracks what is on the disk. A killed process loses nothing that it wrote; a machine without power loses what was not
+// synced. So a checkpoint may get its name only after its files, their directory, and the metrics up to its step are
+// synced.
 
 enum { FAULT_FILES = 256 };
 static struct {
@@ -135,7 +136,7 @@ static struct {
     struct {
         ino_t inode;
         bool dirty;
-    } file[FAULT_FILES]; // the files and the directory of the checkpoint that is being written
+    } file[FAULT_FILES]; // files and directory of the checkpoint being written
     int count;
     bool metrics_synced; // since the last checkpoint
 } disk = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -170,7 +171,7 @@ static void disk_written(int fd) {
     if (strstr(path, "/.step_") && fstat(fd, &st) == 0) disk_mark(st.st_ino, true);
 }
 
-static void disk_created(const char *path) { // marks its directory as changed, too
+static void disk_created(const char *path) { // also marks its directory as changed
     struct stat st;
     char directory[PATH_MAX];
     snprintf(directory, sizeof directory, "%s", path);
@@ -190,7 +191,7 @@ static void disk_synced(int fd) {
     disk_mark(st.st_ino, false);
 }
 
-// Begins a save: forgets the files of an abandoned one.
+// Begins a save: forgets an abandoned save's files.
 static void disk_begin(void) {
     pthread_mutex_lock(&disk.lock);
     disk.count = faults->of[faults_rank].dirty = 0;

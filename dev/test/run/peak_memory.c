@@ -1,5 +1,5 @@
-// peak_memory PROGRAM ARGUMENT...: runs it, its standard output going to standard error, and prints its peak resident
-// memory in MiB. The exit code is the program's.
+// peak_memory PROGRAM ARGUMENT...: runs the program and prints its peak resident memory in MiB. The program's output
+// goes to standard error; its exit code is returned.
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>

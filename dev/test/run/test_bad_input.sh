@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Bad input, driven through the real program: for every case the exit code, exactly one line on stderr ("error: WHAT.
-# REMEDY") that names the file or flag, and no file written, changed or lost. dev/test/{text/test_shards,options/test_options,
-# options/test_resolve,checkpoint/test_safetensors}.c have more cases of each kind, by function.
+# Runs the program on bad input. Checks for every case the exit code, that stderr is one line ("error: WHAT. REMEDY")
+# that names the file or flag, and that no file is written, changed or lost. More cases of each kind are in
+# dev/test/{text/test_shards,options/test_options,options/test_resolve,checkpoint/test_safetensors}.c.
 #
 #     dev/test/run/test_bad_input.sh [PROGRAM]     default: the one in $GNS_BUILD
 set -u
@@ -17,12 +17,12 @@ mkdir "$work/here" && cd "$work/here" || exit 70
 le32() { printf "\\x$(printf %02x $(($1 & 255)))\\x$(printf %02x $(($1 >> 8 & 255)))$(
     printf '\\x%02x\\x%02x' $(($1 >> 16 & 255)) $(($1 >> 24 & 255)))"; }
 
-header() { # MAGIC VERSION COUNT: the 256 ints that a shard begins with
+header() { # MAGIC VERSION COUNT: prints a shard's header of 256 ints
     le32 "$1"; le32 "$2"; le32 "$3"
     head -c 1012 /dev/zero
 }
 
-tokens() { # COUNT: this many tokens, 1 to 126
+tokens() { # COUNT: prints COUNT tokens, 1 to 126
     for ((i = 0; i < $1; i++)); do printf "\\x$(printf %02x $((1 + i * 37 % 126)))\\0"; done
 }
 
@@ -36,7 +36,7 @@ mkdir shards
 shard > shards/part_1.bin
 cp wrong_magic.bin shards/part_2.bin
 
-# A tiny run with all that it needs; the command line of a case overrides it.
+# A complete tiny run; a case's command line overrides it.
 base="seq-len = 16\nmodel = d1\nchannels = 16\nheads = 1\nvocab-size = 256\nmicro-batch = 2\nthreads = 1\nout = out\n"
 printf "train = good.bin\nval = good.bin\nsteps = 2\n$base" > run.cfg
 printf "train = good.bin\n$base" > endless.cfg # without a length
@@ -45,16 +45,16 @@ printf "train = good.bin\nval = good.bin\nsteps = 2\nout = out\nseq-len = 16\nth
 head -c 2000000 /dev/zero > huge.cfg
 printf '\xef\xbb\xbflearning-rate = 1\n' > marked.cfg
 
-# A good run first: refusals mean something only if the program works. Its model is damaged by the cases below.
+# First a good run: refusals mean something only if the program works. The cases damage its model.
 if ! "$program" --config run.cfg --out first > "$work/stdout" 2> "$work/stderr"; then
     echo "FAIL bad_input/the_good_run: $(cat "$work/stderr")"
     exit 1
 fi
 cp -r first/step_00000002 model
-mv first out # every case has this run in its --out: a refusal must not touch it
+mv first out # every case finds this run in its --out: a refusal must not touch it
 size=$(stat -c %s model/model.safetensors)
 
-damaged() { cp -r model "$1" && rm "$1/MANIFEST.json"; } # NAME: a copy of the model to damage, without hashes
+damaged() { cp -r model "$1" && rm "$1/MANIFEST.json"; } # NAME: copies the model, without hashes, to be damaged
 damaged no_config && rm no_config/config.json
 mkdir pickled only_pickle young && cp model/config.json pickled/
 : > pickled/pytorch_model.bin && : > only_pickle/pytorch_model.bin && : > young/metrics.jsonl
@@ -81,7 +81,7 @@ printf 'not a directory' > out_file
 inventory() { find . -printf '%y %m %p\n' | sort; find . -type f -print0 | sort -z | xargs -0 cksum; }
 inventory > "$work/before"
 
-# bad NAME CODE MENTION ARGUMENTS...: the arguments must be refused with that exit code, in one line with MENTION in it
+# bad NAME CODE MENTION ARGUMENTS...: checks that the arguments are refused with CODE, in one line that has MENTION
 bad() {
     local name=$1 code=$2 mention=$3 start=$EPOCHREALTIME why=
     shift 3
@@ -121,7 +121,7 @@ bad line_break_in_value   $usage --lr               "${run[@]}" --lr $'1\n2'
 bad unquoted_pattern      $usage "quote"            --val $(printf 'wrong_magic.bin %.0s' {1..300}) --config run.cfg
 bad unquoted_pattern_2    $input "wrong_magic.bin: " "${run[@]}" -i good.bin wrong_magic.bin
 
-# Options that contradict each other or the model, and their files
+# Options that contradict each other, the model or its files
 bad heads_not_dividing    $usage --heads            "${run[@]}" --heads 3
 bad replay_missing        $input nosuch.jsonl       "${endless[@]}" --train-tokens 64 --ramp replay:nosuch.jsonl
 bad prompt_too_long       $usage "at most 4095 bytes" "${run[@]}" --sample-every 5 --prompt "$(printf '%05000d' 0)"

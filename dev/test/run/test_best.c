@@ -1,5 +1,5 @@
-// --keep-best keeps the checkpoint with the lowest validation loss in metrics.jsonl: for all intervals of validation
-// and checkpoints, across stops and failures, with any --keep, and on a full disk.
+// --keep-best keeps the checkpoint with the lowest validation loss of metrics.jsonl: with any intervals of validation
+// and checkpoints, across stops and failures, with any --keep, on a full disk.
 #include "run/state.h"
 #include "faults.h"
 #include "../trainer.h"
@@ -12,13 +12,13 @@ static Error e; // set by the last call that failed
     "train_gpt2 --train train.bin --val val.bin --vocab-size 256 --model d1 --layers 1 --heads 1 --channels 16 "       \
     "--seq-len 8 --threads 1 --micro-batch 2 --val-tokens 128 --gns off --lr-schedule constant --out part "
 
-// With a learning rate that is much too high the loss goes up and down.
+// At this learning rate, much too high, the loss goes up and down.
 #define RUN_COMMAND SMALL_COMMAND "--lr 0.3 --seed %d "
 #define EVALUATE    "train_gpt2 --eval-only --val val.bin --val-tokens 128 --threads 1 --model "
 #define COMMAND     RUN_COMMAND "--train-tokens %d --checkpoint-every 5 --keep 2 "
 enum { TOKENS = 880, PARTS = 5 }; // 55 steps of 2 rows of 8 tokens
 
-static int seed; // gives a run whose lowest loss is neither at the beginning nor at the end
+static int seed; // of a run whose lowest loss is neither first nor last
 
 typedef struct {
     long step, last; // step with the lowest validation loss; last step
@@ -89,13 +89,13 @@ static void test_the_best_stays(void) {
     remove_tree("part");
 }
 
-// Runs in five parts: each reads the best from the checkpoint that it resumes.
+// A run in five parts: each part reads the best loss from the checkpoint that it resumes.
 static void test_across_stops(void) {
     for (int part = 1; part <= PARTS; part++)
         CHECK_RUN(trainer_run(COMMAND "--val-every 7 --keep-best", seed, TOKENS / PARTS * part), 0);
     check_best("in parts", 2);
 
-    // A best checkpoint that the user removed is forgotten. Without the option the best is removed like the others.
+    // A best checkpoint that the user removed is forgotten. Without the option the best is removed like others.
     Lowest lowest = lowest_of("part/metrics.jsonl");
     remove_tree(path_of("part/step_%08ld", lowest.step));
     CHECK_RUN(trainer_run(COMMAND "--keep-best --val-every 0", seed, 1000), 64, "--val-every above 0");
@@ -109,7 +109,7 @@ static void test_across_stops(void) {
     remove_tree("part");
 }
 
-// The best between other checkpoints, and without others.
+// The best checkpoint between others, and alone.
 static void test_alone(void) {
     CHECK_RUN(trainer_run(RUN_COMMAND "--val-every 7 --train-tokens 900 --checkpoint-every 0 --keep-best", seed), 0);
     Lowest lowest = lowest_of("part/metrics.jsonl");
@@ -119,7 +119,7 @@ static void test_alone(void) {
 
 // ---- --patience -----------------------------------------------------------------------------------------------------
 
-// Returns the step of the first validation that ends a row of `patience` without a new lowest loss; 0: none.
+// Returns the step of the first validation that completes `patience` validations without a new lowest loss; 0: none.
 static long end_of_patience(const char *metrics, int patience) {
     size_t bytes;
     char *text = read_text(metrics, &bytes), *save = NULL;
@@ -139,7 +139,7 @@ static long end_of_patience(const char *metrics, int patience) {
 
 #define PATIENT RUN_COMMAND "--train-tokens %d --checkpoint-every 2 --keep 0 --val-every 3 --keep-best "
 
-// A run ends after --patience validations without a new lowest loss; a resume counts those before it, too.
+// A run ends after --patience validations without a new lowest loss; a resume counts earlier ones, too.
 static void test_patience(void) {
     CHECK_RUN(trainer_run(PATIENT, seed, TOKENS), 0);
     long first = end_of_patience("part/metrics.jsonl", 2), second = end_of_patience("part/metrics.jsonl", 3);
@@ -171,7 +171,8 @@ static void test_patience(void) {
 
 // ---- --stop-at-loss -------------------------------------------------------------------------------------------------
 
-// Ends at the first validation that is low enough. The same command does nothing; without the option the run goes on.
+// A run ends at the first validation that is low enough. The same command does nothing; without the option the run
+// continues.
 static void test_stop_at_loss(void) {
     const char *early = RUN_COMMAND "--train-tokens %d --checkpoint-every 2 --val-every 3 --stop-at-loss %.17g";
     CHECK_RUN(trainer_run(PATIENT, seed, TOKENS), 0);
@@ -192,12 +193,12 @@ static void test_stop_at_loss(void) {
 
 // ---- On a disk that is too small for --keep -------------------------------------------------------------------------
 
-// Every validation is the best so far; the previous best is then the oldest checkpoint.
+// Every validation of FALLING is the best so far: the previous best becomes the oldest checkpoint.
 #define FALLING SMALL_COMMAND "--lr 0.003 --train-tokens 208 --checkpoint-every 1 --val-every 4 --keep 2 --keep-best "
 enum { FALLING_STEPS = 13 };
 static long one_kb; // size of a checkpoint of FALLING
 
-// Checks that the newest whole checkpoint's best is undamaged, and that the one named at the end of the log exists.
+// Checks that the newest whole checkpoint's best is undamaged, and that the checkpoint named at the log's end exists.
 static void check_best_is_there(const char *what) {
     char directory[ARCHIVE_PATH];
     RunSummary summary = {0};
@@ -213,10 +214,10 @@ static void check_best_is_there(const char *what) {
     memory_free(log);
 }
 
-// Space for three and a half checkpoints, the one being written included.
+// Plans a disk for three and a half checkpoints, with the one being written.
 static void plan_little_room(Fault fault, long at) {
     faults_plan(fault, CALL_RENAME, at, EIO);
-    faults->disk_kb = 7 * one_kb / 2 + 64; // 64: the program's allowance for state.json
+    faults->disk_kb = 7 * one_kb / 2 + 64; // 64: the trainer's allowance for state.json
 }
 
 static int run_with_little_room(Fault fault, long at) {
@@ -225,12 +226,12 @@ static int run_with_little_room(Fault fault, long at) {
     return trainer_run(FALLING);
 }
 
-// Kills the run, or lets a rename fail, at any rename: of a new checkpoint or of one that is removed.
+// Kills the run at any rename, of a new checkpoint or of a removed one, or lets it fail.
 static void test_little_room(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     CHECK_RUN(trainer_run(FALLING), 0);
     CHECK(lowest_of("part/metrics.jsonl").step == FALLING_STEPS, "a bad example");
-    one_kb = disk_used_kb("part") / 2; // two checkpoints: the last is also the best
+    one_kb = disk_used_kb("part") / 2; // "part" has two checkpoints; the last is also the best
     CHECK_RUN(run_with_little_room(FAULT_NONE, -1), 0, "note: removed part/step_00000006 to make room on the disk\n");
     long renames = faults->of[0].count[CALL_RENAME];
     check_best_is_there("little room");
@@ -243,7 +244,7 @@ static void test_little_room(void) {
     remove_tree("part");
 }
 
-// The best checkpoint is damaged by its save: the one before it is kept, and named at the end of the log.
+// A save damages the best checkpoint: the one before it is kept, and named at the log's end.
 static void test_the_best_is_not_saved(void) {
     const char *command = RUN_COMMAND "--train-tokens %ld --val-every 7 --checkpoint-every 1 --keep 2 --keep-best";
     faults_plan(FAULT_NONE, -1, 0, 0);
@@ -252,7 +253,7 @@ static void test_the_best_is_not_saved(void) {
     remove_tree("part");
     plan_little_room(FAULT_NONE, -1);
     faults->flip_step = best;
-    CHECK_RUN(trainer_run(command, seed, (best + 8) * 16), 0, // ends before a later one is better
+    CHECK_RUN(trainer_run(command, seed, (best + 8) * 16), 0, // ends before a better one
               path_of("step %ld was not saved", best), "lowest validation loss");
     CHECK(faults->struck == 1, "%ld calls failed", (long)faults->struck);
     check_best_is_there("the best is not saved");

@@ -1,6 +1,6 @@
 // Checkpoints under attack: processes killed at any call, disks that are full or fail, flipped bits, signals. The
-// previous checkpoint or the new one is always whole, and a run that resumes from it ends with the same bits as an
-// undisturbed run. GNS_LONG=1 (make test-crash): every call instead of some, hundreds of signals.
+// previous checkpoint or the new one is always whole. A run that resumes from it ends with the bits of an undisturbed
+// run. GNS_LONG=1 (make test-crash): every call instead of some, hundreds of signals.
 #define COMMAND "--train-tokens 900 --checkpoint-every 3 "
 #define ENDLESS "--train-tokens 3000000 --checkpoint-every 3 " // runs longer than any test waits
 #define UNSAVED "--train-tokens 3000000 --checkpoint-every 0 "
@@ -35,8 +35,8 @@ static void test_calls_that_fail(void) {
     }
 }
 
-// A disk without room for the old checkpoint and the new one is refused at the start. If the disk fills up later,
-// training continues, and a stop names the lost step and the newest checkpoint.
+// A disk without room for two checkpoints is refused at the start. If the disk fills up later, training continues, and
+// a stop names the lost step and the newest checkpoint.
 static void test_no_room(void) {
     begin_part();
     faults->free_kb = 64;
@@ -57,13 +57,13 @@ static void test_no_room(void) {
     check_resumes("no room");
 }
 
-// The size of a disk that has space for this many and a half checkpoints, the one being written included.
+// Returns the size of a disk for this many and a half checkpoints, with the one being written.
 static long disk_of(double checkpoints) {
     long one = disk_used_kb("whole") / 2;                  // "whole" keeps two
-    return (long)((checkpoints + 0.5) * (double)one) + 64; // the program's allowance for state.json
+    return (long)((checkpoints + 0.5) * (double)one) + 64; // 64: the trainer's allowance for state.json
 }
 
-// On a disk too small for --keep older checkpoints are removed sooner, and the run ends the same.
+// If the disk is too small for --keep, older checkpoints are removed sooner; the run ends the same.
 static void test_little_room(void) {
     begin_part();
     faults->disk_kb = disk_of(2);
@@ -72,7 +72,7 @@ static void test_little_room(void) {
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
     check_same_end("whole", "part", "little room");
 
-    no_faults(); // no checkpoint is removed if that would not make enough room
+    no_faults(); // if removing checkpoints would not make enough room, none is removed
     faults->free_kb = 1;
     CHECK_RUN(trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part"), ERR_WRITE);
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
@@ -84,7 +84,7 @@ static void test_little_room(void) {
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
     check_resumes("two of all");
 
-    begin_part(); // a checkpoint to roll back to is removed only for the last save
+    begin_part(); // a checkpoint for a rollback is removed only for the last save
     faults->disk_kb = disk_of(2);
     CHECK_RUN(trainer_run(COMMAND "--out part --on-spike rollback"), 0, "step 6 was not saved: ",
               "note: removed part/step_00000000 to make room on the disk\nsaved   part/step_00000012 ",
@@ -92,11 +92,11 @@ static void test_little_room(void) {
     check_same_files("whole/step_00000037", "part/step_00000037", "little room for a rollback");
 }
 
-// The newest good checkpoint is never removed, also when the run is killed or the newest one is damaged.
+// The newest good checkpoint is never removed, even if the run is killed or the newest one is damaged.
 static void test_little_room_under_attack(void) {
     long calls = calls_of_run[CALLS];
     Some some = some_calls(calls / 8);
-    for (long n = some.first; n <= calls - 10; n += some.stride) { // this run may make a few calls less
+    for (long n = some.first; n <= calls - 10; n += some.stride) { // this run may make a few calls fewer
         const char *what = path_of("little room, killed at call %ld", n);
         remove_part();
         faults_plan(FAULT_KILL, -1, n, 0);
@@ -117,7 +117,7 @@ static void test_little_room_under_attack(void) {
     }
 }
 
-// A checkpoint is read back before older ones are removed: two good ones are left, as --keep 2 promises.
+// A checkpoint is read back before older ones are removed: two good ones remain, as --keep 2 promises.
 static void test_disk_that_lies(void) {
     long last = newest_step("whole");
     begin_part();
@@ -142,8 +142,8 @@ static void begin_with_whole(void) {
 
 // ---- Nothing good is lost -------------------------------------------------------------------------------------------
 
-// A disk that something else fills: older checkpoints give way for a save and the lines that wait, and training
-// continues.
+// Something else fills the disk: older checkpoints are removed for a save and the waiting lines of the log, and
+// training continues.
 static void test_log_waits_for_room(void) {
     begin_part();
     CHECK_RUN(trainer_run(COMMAND "--keep 0 --out kept"), 0);
@@ -165,8 +165,8 @@ static void test_saves_before_unreadable_data(void) {
     check_unreadable_data(0, "/val.bin", 50, "--train-tokens 900 --checkpoint-every 0");
 }
 
-// The run directory is moved or removed, or another run takes its place: the run writes nothing there. It saves where
-// its directory is now, and says so at its end.
+// The run directory is moved or removed, or another run's takes its name: the run writes nothing under the name. It
+// saves where its directory is now, and says so at its end.
 static void test_the_name_leads_elsewhere(void) {
     for (int how = 0; how < 3; how++) {
         begin_part();
@@ -174,7 +174,7 @@ static void test_the_name_leads_elsewhere(void) {
         pid_t child = trainer_begin(ENDLESS "--out part");
         wait_for("part/metrics.jsonl", "{\"step\": 9,");
         kill(child, SIGSTOP);
-        waitpid(child, NULL, WUNTRACED); // until the run has stopped: a save may be under way
+        waitpid(child, NULL, WUNTRACED); // until the run has stopped: it may be saving
         if (how == 2) remove_tree("part");
         else CHECK(rename("part", "moved") == 0, "rename");
         kill(child, SIGCONT);
@@ -192,7 +192,7 @@ static void test_the_name_leads_elsewhere(void) {
     }
 }
 
-// An unreadable file does not count as damaged: the run ends, and none of its files changes.
+// An unreadable file is not damaged: the run ends and changes none of its files.
 static void test_unreadable_is_not_damaged(void) {
     static const int errors[] = {EACCES, ESTALE, EIO};
     static const char *const files[] = {"MANIFEST.json", "training/state.json", "training/optimizer.safetensors",
@@ -214,7 +214,7 @@ static void test_unreadable_is_not_damaged(void) {
     }
 }
 
-// A directory that cannot be listed once is not one without checkpoints.
+// A directory whose listing fails once is not a directory without checkpoints.
 static void test_unlisted_is_not_empty(void) {
     begin_with_whole();
     faults_plan(FAULT_NONE, -1, 0, EIO);
@@ -241,8 +241,8 @@ static uint64_t bits_of(const char *path) {
     return stat(path, &st) == 0 ? 8 * (uint64_t)st.st_size : 0;
 }
 
-// A run skips a damaged checkpoint, says so, and still ends right. --model refuses one, unless only the optimizer's
-// file is damaged.
+// A run skips a damaged checkpoint, says so, and still ends right. --model refuses a damaged checkpoint, unless only
+// the optimizer's file is damaged.
 static void test_falls_back(void) {
     static const char *const files[] = {"model.safetensors",
                                         "MANIFEST.json",
@@ -269,19 +269,19 @@ static void test_falls_back(void) {
                   of_moments ? 0 : ERR_INPUT, of_moments ? "" : damaged);
         CHECK_RUN(trainer_run("train_gpt2 --check %s", damaged), ERR_INPUT, files[i]);
         if (i > 0) continue;
-        flip_bit(path, 77); // a second damaged one does not overwrite the first
+        flip_bit(path, 77); // a second damaged checkpoint does not overwrite the first
         CHECK_RUN(trainer_run(COMMAND "--out part"), 0,
                   path_of("part/step_%08ld is now part/step_%08ld.damaged.2\n", newest, newest));
     }
     CHECK_RUN(trainer_run("train_gpt2 --check part"), 0, ": undamaged\n");
-    for (long step = newest_step("part"); step >= 0; step--) // if all are damaged, the run does not start over
+    for (long step = newest_step("part"); step >= 0; step--) // if all are damaged, the run must not start over
         if (access(path_of("part/step_%08ld", step), F_OK) == 0)
             unlink(path_of("part/step_%08ld/training/state.json", step));
     CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_INPUT, "all of its 2 checkpoints");
 }
 
-// --check of a file: a checkpoint's, which stands for the checkpoint, a shard, weights alone; whole and with a flipped
-// bit.
+// --check of a file, whole and with a flipped bit: a file of a checkpoint, which stands for the checkpoint; a shard;
+// weights alone.
 static void test_check_of_a_file(void) {
     static const char *const files[] = {"part/step_00000001/model.safetensors",
                                         "part/step_00000001/training/state.json", "shard.bin", "alone.safetensors"};
@@ -296,7 +296,7 @@ static void test_check_of_a_file(void) {
     rename("aside", "part/step_00000001/MANIFEST.json");
     for (int i = 0; i < 4; i++) {
         CHECK_RUN(trainer_run("train_gpt2 --check %s", files[i]), 0, right[i]);
-        const uint64_t bit = i < 2 ? draw((uint32_t)bits_of(files[i])) : 8 + draw(8); // from 2 on: no hash
+        const uint64_t bit = i < 2 ? draw((uint32_t)bits_of(files[i])) : 8 + draw(8); // files from 2 on have no hash
         flip_bit(files[i], bit);
         CHECK_RUN(trainer_run("train_gpt2 --check %s", files[i]), ERR_INPUT, "error: ", files[i]);
         flip_bit(files[i], bit);
@@ -321,7 +321,7 @@ static void test_signals(void) {
         pid_t child = start_and_wait_for_steps(COMMAND "--out part");
         usleep(draw(4000));
         kill(child, signals[i % 5]);
-        if (signals[i % 5] == SIGXCPU) usleep(100), kill(child, SIGXCPU); // the kernel repeats it every second
+        if (signals[i % 5] == SIGXCPU) usleep(100), kill(child, SIGXCPU); // as the kernel does every second
         int code = trainer_wait(child);
         CHECK(code == 0 || code == ERR_STOPPED, "exit code %d: %s", code, log_tail());
         if (code == ERR_STOPPED) {
@@ -340,9 +340,9 @@ static void test_signals(void) {
 static void test_second_signal_ends_at_once(void) {
     begin_part();
     pid_t child = start_and_wait_for_steps(UNSAVED "--out part");
-    faults->slow_us = 30000000; // so that the second signal comes during the save
+    faults->slow_us = 30000000; // the second signal comes during the save
     kill(child, SIGTERM);
-    kill(child, SIGTERM); // the same request again, as `timeout` sends it
+    kill(child, SIGTERM); // the same request again, as from `timeout`
     for (int i = 0; i < 60000 && !faults->slowed; i++) usleep(1000);
     CHECK(faults->slowed, "no save began");
     usleep(1000000 * SIGNALS_TOGETHER);
@@ -354,12 +354,12 @@ static void test_second_signal_ends_at_once(void) {
     check_resumes("two signals");
 }
 
-// A closed terminal sends SIGHUP to the shell, to its job, and to the job once more when the shell ends. Under nohup it
-// is ignored.
+// A closed terminal sends SIGHUP to the shell and its job, and to the job again when the shell ends. Under nohup the
+// run ignores SIGHUP.
 static void test_hangups(void) {
     begin_part();
     faults->slow_us = 100000;
-    signal(SIGHUP, SIG_DFL); // these tests may be under nohup themselves
+    signal(SIGHUP, SIG_DFL); // these tests may run under nohup
     pid_t child = start_and_wait_for_steps(ENDLESS "--out part");
     for (int i = 0; i < 3; i++) kill(child, SIGHUP), usleep(20000);
     CHECK_RUN(trainer_wait(child), ERR_STOPPED, "stopped: SIGHUP after step",
@@ -373,7 +373,7 @@ static void test_hangups(void) {
     check_same_end("whole", "part", "nohup");
 }
 
-// A second run is refused before it looks at the checkpoints: it must not set aside what the first saves meanwhile.
+// A second run is refused before it reads checkpoints: it must not set aside what the first one is saving.
 static void test_one_run_at_a_time(void) {
     begin_with_whole();
     faults->slow_us = 200000;
@@ -386,7 +386,7 @@ static void test_one_run_at_a_time(void) {
     check_resumes("one at a time");
 }
 
-// A process that holds the lock of "part" until it is killed.
+// Starts a process that holds the lock of "part" until it is killed.
 static pid_t lock_part(void) {
     unlink("part/written_by");
     int fd = open("part/metrics.jsonl", O_WRONLY | O_APPEND);
@@ -403,7 +403,7 @@ static void release(pid_t holder) {
     waitpid(holder, NULL, 0);
 }
 
-// A start waits for the lock of a process that is ending, or of a crashed machine. It says so at once, can be stopped
+// A run waits for the lock of a process that is ending, or of a crashed machine. It says so at once, can be stopped
 // meanwhile, and waits no longer than --deadline.
 static void test_waits_for_a_lock(void) {
     begin_with_whole();
@@ -425,7 +425,7 @@ static void test_waits_for_a_lock(void) {
 
 // ---- Checkpoints without a run --------------------------------------------------------------------------------------
 
-// For any --keep and any damage the newest good checkpoint is never removed; --keep counts only complete ones.
+// With any --keep and any damage the newest good checkpoint stays; --keep counts only complete checkpoints.
 static void test_retention(void) {
     int rounds = trainer.thorough ? 1000 : 60;
     Error e = {0};

@@ -1,6 +1,6 @@
-// Checkpoints under attack, with several ranks: kills and failures at any call of any rank, signals at random moments,
-// and a flipped bit in a rank's weights. GNS_LONG=1 (make test-crash): every call, hundreds of signals. Every run is an
-// mpirun of this program itself:
+// Checkpoints of several ranks under attack: kills and failures at any call of any rank, signals at random moments, a
+// flipped bit in a rank's weights. GNS_LONG=1 (make test-crash): every call, hundreds of signals. mpirun starts this
+// program itself:
 //
 //     test_crash_ranks rank train_gpt2 ...     one rank
 #define COMMAND "--train-tokens 640 --checkpoint-every 3 --deadline 60 "
@@ -15,11 +15,11 @@ static int disturbed_step(Engine *engine, Error *e) {
     if (faults->slow_step_us) usleep((useconds_t)faults->slow_step_us);
     if (faults->stray_rank == faults_rank && faults->stray_step == step && !faults->stray_late)
         *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^=
-            1 << 12; // larger than an update's rounding
+            1 << 12; // above an update's rounding
     return cpu_engine.begin_step(engine, e);
 }
 
-// Flips a bit after the step's weights are gathered (stray_late).
+// Flips a bit after the step's weights were gathered (stray_late).
 static int disturbed_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     static bool done;
     bool strays = faults->stray_late && faults->stray_rank == faults_rank && !done;
@@ -42,7 +42,7 @@ static int draw_zero(void) {
     return stages[draw(3)];
 }
 
-static long calls_of_others[CALLS + 1]; // of the last rank
+static long calls_of_others[CALLS + 1]; // calls that the last rank makes
 
 static void test_undisturbed(void) {
     run_undisturbed(40, 9);
@@ -70,7 +70,7 @@ static bool all_in_step(long step) {
     return true;
 }
 
-// Starts a run and returns at a random moment: its 20 steps take longer than the wait, so mostly during a step.
+// Starts a run and returns at a random moment, mostly during a step: the 20 steps take longer than the wait.
 static pid_t start_and_wait(void) {
     no_faults();
     faults->slow_step_us = 20000;
@@ -89,7 +89,7 @@ static void test_calls_that_fail(void) {
         Some some = some_calls(calls_of_run[call]);
         for (long n = some.first; n <= calls_of_run[call]; n += some.stride, k++)
             check_failure(k % 2 ? FAULT_ON : FAULT_ONCE, 0, (Call)call, n, errors[k / 2 % 2]);
-        const long half = calls_of_others[call] / 2; // strikes the later half
+        const long half = calls_of_others[call] / 2; // strike the later half
         some = some_calls(half);
         for (long n = some.first; n <= half; n += some.stride)
             check_failure(FAULT_ONCE, RANKS - 1, (Call)call, half + n, EIO);
@@ -113,7 +113,8 @@ static void test_saves_before_unreadable_data(void) {
     }
 }
 
-// A rank has no memory for its copy, and its disk is slower than a step may be: all ranks wait while it makes progress.
+// A rank lacks memory for its copy, and its disk needs longer than a step's deadline: all ranks wait while it makes
+// progress.
 static void test_no_memory_for_a_copy(void) {
     begin_part();
     faults->rank = RANKS - 1;
@@ -134,8 +135,8 @@ static void test_no_memory_at_the_start(void) {
 
 // ---- Signals --------------------------------------------------------------------------------------------------------
 
-// One rank gets the signal, or all do at different moments; all stop after the same step, which is saved. Returns
-// whether it came in time.
+// Sends a signal to one rank, or to all at different moments. All ranks must save and stop after the same step. Returns
+// whether the signal came in time.
 static bool check_signal(int signal_number, bool to_all) {
     pid_t child = start_and_wait();
     for (int k = 0, first = (int)draw(RANKS); k < (to_all ? RANKS : 1); k++) {
@@ -167,7 +168,7 @@ static void test_signals(void) {
 
 // ---- What is read at a start ----------------------------------------------------------------------------------------
 
-// Rank 0 finds the newest good checkpoint, and all ranks resume from it.
+// Rank 0 finds the newest good checkpoint; all ranks resume from it.
 static void test_rank_0_finds_the_checkpoint(void) {
     begin_part();
     CHECK_RUN(trainer_run(COMMAND "--out kept --keep 0"), 0);
@@ -188,9 +189,8 @@ static void test_rank_0_finds_the_checkpoint(void) {
 
 // ---- Weights that differ between ranks ------------------------------------------------------------------------------
 
-// One bit of one rank flips before step 5: the run ends at the next comparison, at the checkpoint of step 6 or without
-// checkpoints at step 100. It names the rank that differs, saves nothing after it, and resumes from the checkpoint
-// before.
+// One bit of one rank flips before step 5. The run ends at the next comparison: at the checkpoint of step 6, or without
+// checkpoints at step 100. It names the rank that differs, saves nothing more, and resumes from the last checkpoint.
 static void check_stray(const Model *model, int ranks, bool apart, const char *who, bool saves, int zero) {
     const Tensor *t = &model->tensors[draw((uint32_t)model->tensor_count)];
     trainer.ranks = ranks;
@@ -226,7 +226,8 @@ static void test_stray_weights(void) {
     "train_gpt2 --train train.bin --vocab-size 256 --model d1 --layers 1 --heads 2 --channels 16 --seq-len 8 "         \
     "--threads 1 --micro-batch 4 --batch-tokens 128 --steps 9 --deadline 60 --zero 0 --tensor 2 "
 
-// A bit of a rank's weights flips before step 2. Ranks with equal parts compare all; ranks of a group, what both hold.
+// A bit of a rank's weights flips before step 2. Ranks with equal parts compare all weights; ranks of a group compare
+// what both hold.
 static void check_cut_stray(int ranks, int stray, TensorKind kind, const char *who) {
     const ModelConfig config = {.layers = 1, .heads = 2, .channels = 16, .vocab = 256, .context = 8};
     Model model;
@@ -243,7 +244,7 @@ static void check_cut_stray(int ranks, int stray, TensorKind kind, const char *w
     model_destroy(&model);
 }
 
-// A run that saves only at its end needs room for one checkpoint.
+// A run that saves only at its end needs room for a single checkpoint.
 static void check_cut_room(void) {
     struct stat model = {0}, state = {0};
     no_faults();

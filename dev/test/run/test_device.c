@@ -1,13 +1,13 @@
-// What the device decides, and a resume keeps: the default of --gns (exact if every rank's device measures exact norms
-// within the weight gradients, else ln) and the algorithms of --tune. The tests give the CPU engine a device and a
+// Two things depend on the device and survive a resume: the default of --gns (exact if every rank's device fuses exact
+// norms into the weight gradients, else ln) and the algorithms of --tune. The tests give the CPU engine a device and a
 // tuning. GPU tests cover the matrix products.
 #include "model/engine.h"
 #include "../trainer.h"
 
 #include <cjson/cJSON.h>
 
-// The device's name; NULL: the CPU engine itself, without a tuning. Under mpirun each rank has its own. A device whose
-// name begins with "Fused" measures exact norms for free.
+// The device's name; NULL: the CPU, without a tuning. Under mpirun each rank has its own name. A device whose name
+// begins with "Fused" measures exact norms for free.
 static const char *machine;
 static char tuning[TUNING_BYTES];
 static bool gpu; // the device is a GPU
@@ -60,7 +60,7 @@ static const char *value_in(const char *path, const char *field) {
     return value;
 }
 
-// Returns a field's value in run.json, which must equal the newest checkpoint's.
+// Returns a field's value in run.json; checks that the newest checkpoint has the same.
 static const char *recorded(const char *run, const char *field) {
     const char *now = value_in(path_of("%s/run.json", run), field);
     const char *saved = value_in(path_of("%s/step_%08ld/training/state.json", run, newest_step(run)), field);
@@ -74,7 +74,7 @@ static const char *recorded(const char *run, const char *field) {
 
 // ---- The mode of --gns ----------------------------------------------------------------------------------------------
 
-// Checks the recorded mode, and the number of steps that measured every tensor.
+// Checks the recorded mode and the number of steps that measured every tensor.
 static void check_mode(const char *run, const char *mode, const char *interval, long exact_steps) {
     size_t bytes;
     char *log = read_text(path_of("%s/metrics.jsonl", run), &bytes);
@@ -98,7 +98,7 @@ static void test_mode(void) {
                  {"Fused", "ln", "--steps 3 --gns ln", "\"ln\"", "0", 0},
                  {"Fused", "off", "--steps 3 --gns off", "\"off\"", "0", 0},
                  {"Fake", "exact", "--steps 3 --gns exact", "\"exact\"", "1", 3},
-                 // on resume the run's mode is kept, on any device
+                 // A resume keeps the run's mode, on any device.
                  {"Fake", "fused", "--steps 5", "\"exact\"", "1", 5},
                  {"Fused", "plain", "--steps 5", "\"ln\"", "0", 0},
                  {"Fused", "off", "--steps 5", "\"off\"", "0", 0},
@@ -117,7 +117,7 @@ static void test_mode(void) {
     CHECK_RUN(trainer_run(HERE "--steps 3 --dry-run"), 0, "!  exact norms ");
 }
 
-// --dry-run --dtype fp8: the device says whether it is a Hopper, also with a name that the table lacks.
+// --dry-run --dtype fp8: the device reports whether it is a Hopper, even if the table lacks its name.
 static void test_fp8(void) {
 #define PLAN "train_gpt2 --dry-run --dtype fp8 --model d1 --channels 64 --vocab-size 64 --seq-len 8 "
     gpu = true, machine = "Fused H20";
@@ -133,7 +133,7 @@ static void test_fp8(void) {
 
 // ---- --tune ---------------------------------------------------------------------------------------------------------
 
-// Resumed parts use the first part's tuning, with --tune or without. On another machine the run resumes with a note,
+// Resumed parts use the first part's tuning, with or without --tune. On another machine the run resumes with a note,
 // and tunes again only with --tune.
 static void test_tuning(void) {
     machine = "Fake 1";
@@ -150,7 +150,7 @@ static void test_tuning(void) {
     machine = "Fake 12"; // "Fake 1" is a prefix
     CHECK_RUN(trainer_run(HERE "--steps 8 --out tuned --tune"), 0,
               "note: tuned/step_00000006: tuned for another than Fake 12", "timed Fake 12: ");
-    machine = NULL; // the CPU engine has nothing to tune, and resumes a GPU's run
+    machine = NULL; // the CPU has nothing to tune; it resumes a GPU's run
     CHECK_RUN(trainer_run(HERE "--steps 10 --out tuned"), 0, "tuned for Fake 12, and this is the CPU");
     CHECK(strcmp(recorded("tuned", "tuning"), "\"\"") == 0, "%s", recorded("tuned", "tuning"));
     CHECK_RUN(trainer_run(HERE "--steps 2 --out cpu --tune"), ERR_USAGE, "--tune is for GPUs");
@@ -174,7 +174,7 @@ static void test_ranks(void) {
     const char *text = recorded("same", "tuning");
     CHECK_RUN(0, 0, path_of("engine of Fused 1 took [%.*s]", (int)strlen(text) - 2, text + 1)); // rank 1 logs it
     CHECK(strncmp(text, "\"Fused 1: ", 10) == 0, "%s", text);
-    two_ranks("Fused 1", "Fake 2"); // no rank uses a tuning that does not fit rank 1
+    two_ranks("Fused 1", "Fake 2"); // the tuning does not fit rank 1: no rank uses it
     CHECK_RUN(trainer_run(HERE "--steps 2 --out mixed --tune"), 0, "note: the ranks have different GPUs",
               "engine of Fused 1 took []");
     check_mode("mixed", "\"ln\"", "0", 0);
@@ -188,7 +188,7 @@ int main(int argc, char **argv) {
     trainer.engine.tune = fake_tune;
     trainer.engine.tuning = fake_tuning;
     trainer.engine.set_tuning = fake_set_tuning;
-    if (argc > 1) { // one of the ranks
+    if (argc > 1) { // a rank
         machine = getenv(path_of("GNS_TEST_MACHINE_%s", getenv("OMPI_COMM_WORLD_RANK")));
         return trainer_rank(argc, argv);
     }

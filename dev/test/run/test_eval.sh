@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Evaluation through the program: HellaSwag in the loop and --eval-only. The scores themselves are checked against the
-# oracle (dev/oracle/check_evaluation.py).
+# Evaluation by the program: HellaSwag during training, and --eval-only. dev/oracle/check_evaluation.py compares scores
+# with the oracle.
 set -u
 . "$(dirname "$0")/../checks.sh" eval
 mpi_here
@@ -9,8 +9,8 @@ cd "$work" || exit 70
 cat "$root"/llmc/*/*.h > text.txt
 "$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; exit 1; }
 
-# Questions that a model of C headers learns to answer: which of four words follows two others? Three have their letters
-# in another order.
+# Questions that a model of C headers learns to answer: which of four words follows two others? Three of the words have
+# their letters reversed.
 tr -cs 'a-z' ' ' < text.txt | grep -oE '\b[a-z]+ [a-z]+ [a-z]{4,12}\b' | awk 'function back(s, i, t) {
         for (i = length(s); i > 0; i--) t = t substr(s, i, 1)
         return t }
@@ -34,7 +34,7 @@ same() { # A B WHAT: fails if two texts differ
     diff <(echo "$1") <(echo "$2") > diff.log && [ -n "$1" ] || { echo "$3 differs:"; head -n 4 diff.log; return 1; }
 }
 
-training_is_not_disturbed() { # the same bits with HellaSwag during training and without
+training_is_not_disturbed() { # with and without HellaSwag during training the bits are the same
     local common="--steps 35 --batch-tokens 576 --micro-batch 5 --gns exact --val-every 7 --checkpoint-every 20"
     run plain $common && run asked $common $asked || return 1
     cmp "$(newest_checkpoint plain)/model.safetensors" "$(newest_checkpoint asked)/model.safetensors" || return 1
@@ -45,16 +45,16 @@ asked_when_due() { # every --hellaswag-every steps, and at the end
     scores asked | grep -q "\"hellaswag\": [0-9.]*, \"hellaswag_norm\": [0-9.]*}" || return 1
     [ "$(grep -cE "^step +[0-9]+  HellaSwag acc [0-9]+/$questions = 0\.[0-9]{4}  acc_norm" asked.log)" = 4 ] || cat asked.log
 }
-resumed_as_if_never_stopped() { # a run that lost its last checkpoint asks the same questions again
+resumed_as_if_never_stopped() { # a run without its last checkpoint asks the same questions again
     cp -r asked lost && rm -r "$(newest_checkpoint lost)" || return 1
     run lost --steps 35 --batch-tokens 576 --micro-batch 5 --gns exact --val-every 7 --checkpoint-every 20 $asked &&
         grep -q '^resuming from lost/step_00000020' lost.log && same "$(numbers asked)" "$(numbers lost)" metrics
 }
-learns_to_answer() { # at least twice as well as by guessing
+learns_to_answer() { # twice as well as guessing, or better
     run learner --steps 500 --micro-batch 12 --val-every 0 --hellaswag questions.jsonl --hellaswag-every 500 || return 1
     scores learner | awk -F'[:,} ]+' '{ exit !($6 > 0.5 && $8 > 0.5) }' || { scores learner; return 1; }
 }
-one_question() { # has no standard error
+one_question() { # its score has no standard error
     head -n 1 questions.jsonl > one.jsonl
     evaluate --hellaswag one.jsonl > e0 && grep -qE '^  acc_norm +[01]\.000000  by mean loss$' e0 && ! grep -q nan e0 || { cat e0; return 1; }
 }
@@ -73,7 +73,7 @@ evaluate() { # OPTIONS...: evaluates the run "learner"
 figures() { grep '^  ' "$1"; }
 value() { awk -v name="$2" '$1 == name { print $2 }' "$1"; }
 
-eval_only_says_what_the_run_said() { # its last validation, and its last score
+eval_only_says_what_the_run_said() { # at its last validation and last score
     evaluate --val 'code_val_*.bin' --val-tokens 1024 --hellaswag questions.jsonl > e1 || return 1
     run again --model "$(newest_checkpoint learner)" --steps 1 --lr 0 --micro-batch 4 > /dev/null && { echo "--layers accepted"; return 1; }
     small="--train code_train_*.bin --val code_val_*.bin --seq-len 48 --val-tokens 1024 --threads 1 --lr 0" \
@@ -87,10 +87,10 @@ eval_only_says_what_the_run_said() { # its last validation, and its last score
     awk -v n="$questions" '$1 ~ /^acc/ { d = $4 - sqrt($2 * (1 - $2) / (n - 1)); lines++; wrong += !(d < 6e-5 && d > -6e-5) }
         END { exit lines != 2 || wrong }' e1 || { echo "standard errors of $questions answers:"; cat e1; return 1; }
 }
-the_whole_set_by_default() { # here more than the default of --val-tokens
+the_whole_set_by_default() { # more than --val-tokens by default
     evaluate --val 'code_*.bin' --micro-batch 16 > e2 && awk '/^validation/ { exit !($3 > 131072) }' e2 && grep -qE '^validation .* ([0-9]+) of \1 windows$' e2
 }
-a_run_is_its_newest_checkpoint() { # a run as --model stands for its newest whole checkpoint
+a_run_is_its_newest_checkpoint() { # --model RUN means the newest whole checkpoint
     cp -r asked several && cp -r "$(newest_checkpoint several)" several/step_00000090 && truncate -s -4 several/step_00000090/model.safetensors &&
         "$train" --eval-only --model several --val 'code_val_*.bin' > e8 2> e8.err &&
         "$train" --eval-only --model "$(newest_checkpoint asked)" --val 'code_val_*.bin' > e9 && same "$(figures e8)" "$(figures e9)" "the model" &&
@@ -124,7 +124,7 @@ writes_nothing() {
     chmod -R u+w alone
     (cd alone && find . | sort) | diff before - && return $code
 }
-a_tokenizer_for_a_model_from_scratch() { # is saved in the checkpoint, and read from there
+a_tokenizer_for_a_model_from_scratch() { # it is saved in the checkpoint and read from there
     learn_vocabulary 300 vocabulary text.txt || return
     "$tokenize" --tokenizer vocabulary --out words --val-fraction 0.1 text.txt > bpe.log 2>&1 || { cat bpe.log; return 1; }
     local scratch="--train words_train_*.bin --layers 1 --heads 1 --channels 16 --seq-len 32 --steps 3 --threads 1"
@@ -140,7 +140,7 @@ a_tokenizer_for_a_model_from_scratch() { # is saved in the checkpoint, and read 
     awk -v at_the_end="$(sed -nE 's/^validation loss .* nats per token = ([0-9.]+) bits per byte$/\1/p' words.log)" \
         '/bits per byte/ { d = $4 - at_the_end; if (d > 1e-4 || d < -1e-4) { print "a run ends with " at_the_end ", --eval-only says " $4; exit 1 } }' e7
 }
-bits_are_of_the_words_bytes() { # bits per byte: vocab.json tells a token's bytes; <|endoftext|> has none
+bits_are_of_the_words_bytes() { # vocab.json gives a token's bytes; <|endoftext|> has none
     local python part
     python=$(find_python) || skip "no python3" || return
     for part in 1 2 3 4 5 6; do head -c ${part}000 text.txt > "part$part.txt"; done # few enough for one token to tell
@@ -168,7 +168,7 @@ refusals() {
     printf 'nonsense\n' > broken.jsonl
     : > empty.jsonl
     mkdir empty_run
-    cp -r "$model" nan && rm nan/MANIFEST.json # its hashes would refuse the file first
+    cp -r "$model" nan && rm nan/MANIFEST.json # otherwise a wrong hash is refused first
     size=$(stat -c %s nan/model.safetensors)
     head -c 400 /dev/zero | tr '\0' '\177' | dd of=nan/model.safetensors bs=1 seek=$((size - 400)) conv=notrunc status=none
     while IFS='|' read -r code text words; do

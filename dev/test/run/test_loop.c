@@ -1,5 +1,5 @@
-// Compares the training loop, bit for bit, with a plain one on the same engine: each step's rows, batch, learning rate
-// and AdamW step number, and the log. Also the loss scale, and the ramp by the noise scale.
+// Compares the training loop bit for bit with a plain loop on the same engine: each step's rows, batch, learning rate
+// and AdamW step number, and the log. Also tests the loss scale and the ramp by the noise scale.
 #include "checkpoint/checkpoint.h"
 #include "model/engine.h"
 #include "../trainer.h"
@@ -12,18 +12,18 @@ enum { T = 8, V = 256, MICRO_BATCH = 4, LOW = 3, HIGH = 11, REFERENCE = 6, TOKEN
 enum { RAMP_LOW = 2, RAMP_HIGH = 32, RAMP_TOKENS = 6000, HALF_LIFE = 60 }; // of the ramp by the noise scale
 static const double peak = 1e-2, final_frac = 0.1, grad_clip = 1;
 
-// V, T and MICRO_BATCH as options.
+// Options for V, T and MICRO_BATCH.
 #define HERE                                                                                                           \
     "train_gpt2 --train train.bin --vocab-size 256 --model d1 --layers 1 --heads 1 --channels 16 --seq-len 8 "         \
     "--threads 1 --micro-batch 4 "
 
-// Warm-up, then linear decay, times sqrt(batch / reference batch). tokens: after the step.
+// Returns warm-up, then linear decay, times sqrt(batch / reference batch). tokens: after the step.
 static double wanted_lr(double tokens, double batch) {
     double down = 1 - (1 - final_frac) * (tokens - WARMUP) / (TOKENS - WARMUP);
     return peak * (tokens < WARMUP ? tokens / WARMUP : down) * sqrt(batch / REFERENCE);
 }
 
-// Linear from LOW to HIGH rows in the tokens before the step; the last step takes what is left.
+// Returns a batch linear in the tokens before the step, from LOW to HIGH rows; the last step takes the rest.
 static int wanted_batch(int tokens) {
     int batch = (int)round(LOW + (double)(HIGH - LOW) * tokens / TOKENS), left = (TOKENS - tokens) / T;
     return batch < left ? batch : left;
@@ -74,8 +74,8 @@ static void world_close(World *w) {
     free(w->weights);
 }
 
-// Makes step `step`, of `batch` rows from example `first` on, and compares it with its line of the log. updates: made
-// so far, this step's included; 0: this step is skipped.
+// Makes step `step` of `batch` rows from example `first` on, and compares it with its line of the log. updates: number
+// so far, with this step's; 0: this step is skipped.
 static void make_step(World *w, int step, int updates, int first, int batch, const char *line) {
     uint16_t rows[MICRO_BATCH * (T + 1)];
     const Range all = {0, w->model.flat_count};
@@ -112,8 +112,7 @@ static void make_step(World *w, int step, int updates, int first, int batch, con
     else CHECK(strstr(line, "\"grad_norm\": null"), "step %d: %s", step, line);
 }
 
-// Runs, then makes every step once more, the first `overflows` without an update. options: added to the run's, with
-// --out `out`.
+// Runs with options and --out `out`, then makes every step again, the first `overflows` without an update.
 static void check_every_step(const char *out, const char *options, int overflows) {
     World w;
     size_t bytes;
@@ -158,14 +157,14 @@ static void test_every_step(void) {
 
 // ---- The loss scale -------------------------------------------------------------------------------------------------
 
-// Faults of an engine. Gradients overflow (on the last rank only) at loss scales above `above`, and in the steps whose
-// bits are set in in_steps; there fp8's dfc has the largest value `amax`. loss: the loss is not a number.
+// An engine's faults. Gradients overflow, on the last rank only, at loss scales above `above` and in the steps whose
+// bits are set in in_steps; there the largest value of fp8's dfc is `amax`. loss: the loss is not a number.
 static struct {
     double above, scale;
     float amax;
     unsigned in_steps;
     bool loss;
-    int step, stop_in; // the step in which a signal comes; 0: none
+    int step, stop_in; // stop_in: the step in which a signal comes; 0: none
 } overflow = {.above = INFINITY};
 
 static void overflowing_scale(Engine *engine, double scale) {
@@ -197,7 +196,7 @@ static int overflowing_result(Engine *engine, StepResult *result, Error *e) {
     return 0;
 }
 
-// amax: for --dtype fp8; 0: for a loss scale.
+// Returns an engine that overflows. amax: for --dtype fp8; 0: for a loss scale.
 static EngineApi overflowing_engine(float amax) {
     EngineApi engine = cpu_engine;
     engine.needs_loss_scale = amax == 0;
@@ -209,8 +208,8 @@ static EngineApi overflowing_engine(float amax) {
     return engine;
 }
 
-// Scaled by a power of two, fp32 gives the same bits. A step that overflows makes no update, and AdamW does not count
-// it; its rows are consumed. A resumed run continues with its scale.
+// A power of two as scale keeps fp32's bits. A step that overflows makes no update, and AdamW does not count it; its
+// rows are consumed. A resumed run keeps its scale.
 static void test_loss_scale(void) {
     trainer.engine = overflowing_engine(0);
     check_every_step("scaled", "", 0);
@@ -247,7 +246,7 @@ static void test_slow_copy(void) {
         check_same_files(path_of("quick/step_%08d", step), path_of("slow/step_%08d", step), "a slow copy");
 }
 
-// Makes a run of `engine` whose steps are all measured exactly. Returns the text of its log; memory_free it.
+// Runs `engine` with exact norms at every step. Returns the text of metrics.jsonl; free it with memory_free.
 static char *run_exact(const char *out, EngineApi engine) {
     size_t bytes;
     trainer.engine = engine;
@@ -256,7 +255,7 @@ static char *run_exact(const char *out, EngineApi engine) {
     return read_text(path_of("%s/metrics.jsonl", out), &bytes);
 }
 
-// Norms exclude the loss scale. Averages and windows learn nothing from a step that overflows.
+// Norms do not contain the loss scale. A step that overflows enters no average and no window.
 static void test_overflow_measures_nothing(void) {
     int step = 0;
     double before = NAN;
@@ -281,7 +280,7 @@ static void test_overflow_measures_nothing(void) {
     overflow.in_steps = 0;
 }
 
-// Errors: the smallest scale overflows; the loss is not a number; an invalid scale; an engine that needs none.
+// Errors: the smallest scale overflows; the loss is not a number; the scale is invalid; the engine needs none.
 static void test_loss_scale_errors(void) {
 #define BAD "--train-tokens 900 --out bad --fresh "
     trainer.engine = overflowing_engine(0);
@@ -300,7 +299,7 @@ static void test_loss_scale_errors(void) {
     trainer.engine = overflowing_engine(1e6f);
     CHECK_RUN(trainer_run(BAD "--dtype fp8"), 0, "step 2: fp8 overflows at exponent ",
               " of block 0's dfc: ", "now -16");
-    const float amax[] = {0x1p110f, INFINITY, NAN}; // beyond every exponent
+    const float amax[] = {0x1p110f, INFINITY, NAN}; // no exponent is small enough
     for (int i = 0; i < 3; i++) {
         trainer.engine = overflowing_engine(amax[i]);
         CHECK_RUN(trainer_run(BAD "--dtype fp8"), ERR_NONFINITE, "error: step 2, ", "gradient norm inf", "!: fp8");
@@ -309,7 +308,7 @@ static void test_loss_scale_errors(void) {
     overflow.in_steps = 0;
 }
 
-// Where the gradient of one rank alone overflows, all skip the step.
+// If one rank's gradient overflows, all ranks skip the step.
 static void test_overflow_of_one_rank(void) {
     if (getenv("GNS_RUNNER") || system("command -v mpirun > /dev/null") != 0) SKIP("no Open MPI for this program");
     trainer.ranks = trainer.batch_min = 2;
@@ -326,8 +325,8 @@ static void test_overflow_of_one_rank(void) {
 
 // ---- The ramp by the noise scale ------------------------------------------------------------------------------------
 
-// Checks that batches move towards ramp_aim by at most a factor of 2 in a half-life. The target is kappa times
-// gns_ratio times the LayerNorms' scale, or (`total`) kappa times the whole model's scale; the aim is at most that.
+// Checks that batches move towards ramp_aim by at most a factor of 2 per half-life. The target is kappa times gns_ratio
+// times the LayerNorms' scale, or (`total`) kappa times the whole model's scale; the aim does not exceed the target.
 static void check_ramp(const char *path, double kappa, bool total) {
     const char *name = total ? "gns_total" : "gns_ln";
     size_t bytes;
@@ -335,7 +334,7 @@ static void check_ramp(const char *path, double kappa, bool total) {
     double rows = RAMP_LOW, most = 0;
     int sizes = 0, targets = 0;
     for (char *line = log ? strtok(log, "\n") : NULL; line; line = strtok(NULL, "\n")) {
-        bool last = number_in(line, "tokens") == RAMP_TOKENS; // the last step may be cut short
+        bool last = number_in(line, "tokens") == RAMP_TOKENS; // the horizon may cut the last step
         double batch = number_in(line, "batch");
         CHECK(last || batch == round(rows), "%g rows, want %g: %.40s", batch, rows, line);
         double aim = strstr(line, "\"ramp_aim\": null") ? NAN : number_in(line, "ramp_aim");
@@ -362,7 +361,7 @@ static int run_ramp(double kappa, const char *options) {
         RAMP_LOW, RAMP_HIGH, RAMP_TOKENS, HALF_LIFE, peak, kappa, options);
 }
 
-// Where only steps cost, the target is kappa x ratio x scale: runs with the same product are the same.
+// If only steps cost, the target is kappa ratio scale: runs with equal products are equal.
 #define STEPS_COST "--ramp-step-rows 1e9 "
 static void test_ramp_target(void) {
     static const double factors[][2] = {{8, 0.5}, {1, 4}}; // kappa, ratio
@@ -375,7 +374,7 @@ static void test_ramp_target(void) {
     check_same_files(path_of("target0/step_%08ld", step), path_of("target1/step_%08ld", step), "8 x 0.5, 1 x 4");
 }
 
-// With exact at every step the target is kappa x the whole model's scale, unless --gns-ratio is given.
+// With exact norms at every step the target is kappa times the whole model's scale, unless --gns-ratio is given.
 static void test_ramp_of_the_whole_model(void) {
     CHECK_RUN(run_ramp(6, STEPS_COST "--gns exact --out total"), 0);
     check_ramp("total/metrics.jsonl", 6, true);
@@ -383,8 +382,8 @@ static void test_ramp_of_the_whole_model(void) {
     check_ramp("given/metrics.jsonl", 1, false);
 }
 
-// A run that measures --ramp-step-rows has the bits of a run given that number: the steps that it times leave nothing
-// else, even if their gradients overflow.
+// A run that measures --ramp-step-rows has the bits of a run with that number as an option: the timed steps leave no
+// other trace, even if their gradients overflow.
 static void test_ramp_measures(void) {
     static const char *const options[] = {"--gns ln", "--gns exact --optimizer muon --dropout 0.1", "--dtype bf16",
                                           "--loss-scale 1073741824", "--dtype fp8"};
@@ -406,7 +405,7 @@ static void test_ramp_measures(void) {
     CHECK(file_mentions("told3/metrics.jsonl", "\"overflows\": 3"), "no overflow");
 }
 
-// A signal ends the measuring at once. Nothing is saved: the same command begins again.
+// A signal ends the measuring at once. Nothing is saved: the same command starts over.
 static void test_stop_while_measuring(void) {
     overflow.stop_in = 3;
     trainer.engine = overflowing_engine(0);

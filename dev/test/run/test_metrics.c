@@ -1,4 +1,4 @@
-// metrics.jsonl: every number under its own name; unknown and infinite numbers; skipped steps.
+// metrics.jsonl has every number under its own name; numbers may be unknown or infinite; steps may be skipped.
 #include "base/files.h"
 #include "run/metrics.h"
 #include "gns/noise.h"
@@ -23,7 +23,7 @@ static void check_estimate(const char *name, const GnsTracker *t) {
     for (int i = 0; i < 5; i++) check_number(path_of("%s%s", name, ends[i]), want[i]);
 }
 
-// Gives a tracker a scale that no other tracker has.
+// Gives each tracker a scale of its own.
 static int trackers;
 static void learn(GnsTracker *t) {
     trackers++;
@@ -110,7 +110,7 @@ static void test_names(void) {
     CHECK(strstr(text, layers), "%s", layers);
 }
 
-// Unknown numbers are null. G2 far below 0: no finite scale explains that, and the bound is infinite.
+// Unknown numbers are null. If G2 is far below 0, no finite scale explains it: the bound is infinite.
 static void test_unknown_and_infinite(void) {
     make_noise(0);
     gns_init(&noise.ln, 1e4);
@@ -122,8 +122,8 @@ static void test_unknown_and_infinite(void) {
     CHECK(strstr(text, "\"gns_ln\": null") && strstr(text, "\"mfu\": null"), "unknown is not null: %s", text);
 }
 
-// Sampled numbers are in the lines of exact steps that were not skipped. gns_ratio is what a ramp multiplies by:
-// --gns-ratio in each line, or the measured ratio beside the sampled numbers. gns_total is the total that ramps follow.
+// Lines of exact, unskipped steps have the sampled numbers. gns_ratio is a ramp's factor: --gns-ratio in each line, or
+// the measured ratio beside the sampled numbers. gns_total is the total that ramps follow.
 static void test_sampled_numbers(void) {
     static const char *const sampled[] = {"gns_total", "gns_total_lower", "gns_type_mlp", "gns_layer"};
     for (int bits = 0; bits < 24; bits++) {
@@ -143,8 +143,8 @@ static void test_sampled_numbers(void) {
     }
 }
 
-// A resume removes the lines after the checkpoint: those beyond its bytes, or, if no line ends there, those of later
-// steps.
+// A resume removes the lines after the checkpoint: lines beyond its bytes, or lines of later steps if no line ends
+// there.
 static void test_resumed(void) {
     static const char one[] = "{\"step\": 1, \"loss\": 2}\n", two[] = "{\"step\": 2, \"loss\": 2}\n",
                       val[] = "{\"step\": 2, \"val_loss\": 2}\n", three[] = "{\"step\": 3, \"loss\": 2}\n";

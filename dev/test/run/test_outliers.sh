@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# --outliers: planted rows are found, the file survives a kill and is the same from three ranks, and nothing else changes.
+# --outliers finds planted rows and changes nothing else. Its file survives a kill and is the same from three ranks.
 set -u
 . "$(dirname "$0")/../checks.sh" outliers
 python=$(find_python tokenizers) || python=$(find_python) || skip_suite "no python3"
 
-# Sentences of 24 words, in 9,600 rows of 32 bytes. Planted: 6 rows of random bytes and 6 of Russian (0.125% together), 6
-# rows that repeat one byte, and 150 copies of a document of two rows.
+# The text has sentences of 24 words in 9,600 rows of 32 bytes. Planted are 6 rows of random bytes and 6 of Russian
+# (0.125% together), 6 rows that repeat one byte, and 150 copies of a document of two rows.
 "$python" - "$work" << 'END'
 import json, os, random, sys
 os.chdir(sys.argv[1])
@@ -44,7 +44,7 @@ for kind, least in (("rare", 11), ("strange", 10)):
     garbage = [planted in ("binary", "russian") for planted in kinds[kind]]
     best = max(sum(garbage[:n]) for n in range(1, 21) if sum(garbage[:n]) >= 0.9 * n)
     assert best >= least, f"{kind}: {best} of 12 rows at a precision of 0.9"
-assert "byte" in kinds["loud"] and kinds["loud"].count("copy") >= 8  # in so few steps the model does not learn the copies by heart
+assert "byte" in kinds["loud"] and kinds["loud"].count("copy") >= 8  # too few steps to learn the copies by heart
 measures = {"rare": lambda row: -statistics.mean(math.log(counts[byte]) for byte in text[row["offset"]:row["offset"] + 32]),
             "strange": lambda row: row["loss"] - math.log(row["norm"]),
             "uniform": lambda row: math.log(row["norm"] / row["loss"])}
@@ -64,7 +64,7 @@ resumes_with_the_same_file() {
     says "$work/log" "resuming from" && ! says "$work/log" "complete" && cmp "$work/whole/outliers.jsonl" "$work/killed/outliers.jsonl"
 }
 
-# At learning rate 0: gradients are summed over ranks in another order, so trained weights would differ in the last bits.
+# The learning rate is 0: ranks sum gradients in another order, so trained weights would differ in the last bits.
 ranks_keep_the_same_rows() {
     has_mpi || skip "no MPI" || return
     mpi_here

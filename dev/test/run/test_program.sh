@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# The trainer as a program: runs have the same bits on any number of threads; replay repeats a ramp; --dry-run predicts
-# the memory.
+# The trainer as a program: bits do not depend on threads, replay repeats a ramp, --dry-run predicts memory, and more.
 set -u
 . "$(dirname "$0")/../checks.sh" program
 cd "$work" || exit 70
@@ -41,7 +40,7 @@ a_step_is_measured_once() { # run.json has --ramp-step-rows; a run that began wi
 }
 bash_completes_its_options() {
     "$root/dev/make/completion.sh" "$train" train_gpt2 > completion && . ./completion || return 1
-    completes() { # WANTED WORD...: the completions of the last word
+    completes() { # WANTED WORD...: checks the completions of the last word
         COMP_WORDS=("${@:2}") COMP_CWORD=$(($# - 2)) COMPREPLY=()
         _gns_train_gpt2
         [ "${COMPREPLY[*]}" = "$1" ] || { echo "${*:2}: ${COMPREPLY[*]}"; return 1; }
@@ -50,13 +49,13 @@ bash_completes_its_options() {
 }
 threads_do_not_matter() { run c $ramp --threads 2 && same a c; }
 another_seed_is_another_run() { run d $ramp --threads 1 --seed 7 && ! same a d > /dev/null; }
-blocks_begin_as_the_identity() { # with --zero-projections one layer and two have the same first loss; refused with --model PATH
+blocks_begin_as_the_identity() { # --zero-projections: one and two layers have the same first loss; refused with --model PATH
     first_loss() { small=${small/--layers 2/} run zero --steps 1 --micro-batch 4 --threads 1 --fresh "$@" && grep -o '"loss": [0-9.]*' zero/metrics.jsonl; }
     [ "$(first_loss --layers 1 --zero-projections)" = "$(first_loss --layers 2 --zero-projections)" ] &&
         [ "$(first_loss --layers 1)" != "$(first_loss --layers 2)" ] &&
         refused "--zero-projections has no effect without new weights" none --model a --zero-projections --steps 1
 }
-a_schedule_holds() { # until --lr-hold-frac of the run, by default 0.8 with wsd; Muon's rate is --lr whatever --adamw-lr-factor is
+a_schedule_holds() { # until --lr-hold-frac of the run (wsd: 0.8); --adamw-lr-factor does not change Muon's rate
     rates() {
         small=${small/--warmup-tokens 4000/} run held --steps 10 --batch-tokens 128 --lr 1 --final-lr-frac 0 --threads 1 --fresh --lr-schedule "$@" &&
             grep -o '"lr": [0-9.]*' held/metrics.jsonl | awk '{ printf "%.2f ", $2 }'
@@ -71,7 +70,7 @@ replay_repeats_the_batches() {
         --micro-batch 6 --lr 3e-3 --threads 1 &&
         diff <(grep -o '"batch": [0-9]*' a/metrics.jsonl) <(grep -o '"batch": [0-9]*' e/metrics.jsonl)
 }
-micro_batch_does_not_matter() { # except for rounding
+micro_batch_does_not_matter() { # up to rounding
     run f --steps 20 --batch-tokens 384 --micro-batch 12 --gns exact --threads 1 --lr 3e-3 &&
         run g --steps 20 --batch-tokens 384 --micro-batch 1 --gns exact --threads 1 --lr 3e-3 || return 1
     paste <(grep -o '"loss": [0-9.e-]*' f/metrics.jsonl) <(grep -o '"loss": [0-9.e-]*' g/metrics.jsonl) |
@@ -82,7 +81,7 @@ recomputing_changes_no_bit() {
         run r2 --steps 5 --micro-batch 6 --threads 2 -r 2 && same r0 r1 && same r0 r2
 }
 same_weights() { cmp "$(newest_checkpoint "$1")/model.safetensors" "$(newest_checkpoint "$2")/model.safetensors"; }
-documents_are_kept_apart() { # each line is a document: a newline is the token that opens one
+documents_are_kept_apart() { # each line is a document: a newline opens one
     local from lines="--tokenizer lines --threads 1 --lr 3e-3 --steps 20 --micro-batch 12 --checkpoint-every 10" mask
     from=$(newest_checkpoint f) && mkdir lines && cp "$from/merges.txt" lines || return 1
     sed 's/"Ċ": 10/"<|endoftext|>": 10/' "$from/vocab.json" > lines/vocab.json
@@ -103,7 +102,7 @@ a_document_mask_is_refused() {
     refused 'm0/step_00000020/training/state.json: this run has --document-mask false, the command has true' m0 --tokenizer lines --document-mask --steps 30 --micro-batch 12 &&
         refused '--document-mask: the vocabulary of 256 tokens has no <|endoftext|>' none --document-mask --steps 1
 }
-windows_shift() { # --shift-windows: another run than without, and the same one when resumed
+windows_shift() { # --shift-windows changes the run; a resumed run has the same bits
     local text="--epochs 3 --micro-batch 50 --lr 3e-3 --threads 1 --checkpoint-every 5 --keep 0"
     head -c 6000 text.txt > few.txt && "$tokenize" --tokenizer bytes --out few few.txt > few.log || return 1
     local small="--train few_train_*.bin ${small#* * }"
@@ -120,7 +119,7 @@ a_model_is_read_back() { # a run from a model begins with that model's loss
     after=$(grep -o '"val_loss": .*' h/metrics.jsonl | tail -n 1)
     [ -n "$after" ] && [ "$before" = "$after" ] || { echo "$before became $after"; return 1; }
 }
-a_run_stands_for_its_newest_checkpoint() { # as --model, also for training; a resume no longer needs the named run
+a_run_stands_for_its_newest_checkpoint() { # --model RUN, also for training; a resume does not need the named run
     local from small="--train code_train_*.bin --seq-len 32 --threads 1 --lr 1e-3 --batch-tokens 384"
     mkdir source && cp -r "$(ls -d f/step_*)" source/ && from=$(newest_checkpoint source) || return 1
     run w1 --model "$from" --steps 3 && run w2 --model source/ --steps 3 && same w1 w2 || return 1
@@ -136,7 +135,7 @@ a_run_stands_for_its_newest_checkpoint() { # as --model, also for training; a re
     run w2 --model sauce --steps 8 && { echo "another model accepted"; return 1; }
     grep -q '^error: --model sauce: no preset, and no such file' w2.log || { cat w2.log; return 1; }
 }
-prints_the_origin_of_the_weights() { # and a note of a missing tokenizer, if the vocabulary is larger than bytes
+prints_the_origin_of_the_weights() { # and notes a missing tokenizer if the vocabulary is larger than bytes
     local note='^note: checkpoints will hold no tokenizer.*--tokenizer'
     run n --steps 2 --threads 1 --seed 5 && grep -q '^model   .*, T 32; from scratch, seed 5$' n.log && ! grep -q "$note" n.log || { cat n.log; return 1; }
     run n --steps 3 --threads 1 --seed 5 && grep -q '^model   .*, T 32$' n.log || { cat n.log; return 1; } # a resume
@@ -150,18 +149,18 @@ the_vocabulary_is_the_tokenizers() { # without --vocab-size
     local small=${small/--vocab-size 256/} seems='^warning: [a-z]*_train_000000.bin has no token above [0-9]*, '
     run v1 --steps 1 --threads 1 --tokenizer bytes && grep -q '^model .*, vocabulary 256, T 32' v1.log || { cat v1.log; return 1; }
     ! grep -q '^warning' v1.log || { cat v1.log; return 1; }
-    run v2 --steps 1 --threads 1 --tokenizer vocabulary && # bytes, and a tokenizer of words
+    run v2 --steps 1 --threads 1 --tokenizer vocabulary && # shards of bytes, a tokenizer of words
         grep -q '^model .*, vocabulary 300, T 32' v2.log && grep -q "$seems"'and the vocabulary is 300' v2.log || { cat v2.log; return 1; }
-    run v3 --steps 1 --threads 1 && grep -q '^model .*, vocabulary 50257, T 32' v3.log && # bytes, and GPT-2's size
+    run v3 --steps 1 --threads 1 && grep -q '^model .*, vocabulary 50257, T 32' v3.log && # shards of bytes, GPT-2's vocabulary
         grep -q "$seems"'and the vocabulary is 50257. .*--tokenizer bytes' v3.log || { cat v3.log; return 1; }
-    "$train" --train 'code_train_*.bin' --steps 1 --out v9 > v9.log 2>&1 # bytes, and nothing said of the model
+    "$train" --train 'code_train_*.bin' --steps 1 --out v9 > v9.log 2>&1 # shards of bytes, no model given
     [ $? = 65 ] && grep -q '^error: code_train_000000.bin has no token above [0-9]*, .*--tokenizer bytes' v9.log && [ ! -e v9 ] || { cat v9.log; return 1; }
     run v4 --steps 1 --threads 1 --tokenizer vocabulary --vocab-size 320 && grep -q ', vocabulary 320, ' v4.log || { cat v4.log; return 1; }
     small=${small//code_/words_} run v5 --steps 1 --threads 1 --tokenizer vocabulary && ! grep -q '^warning' v5.log &&
         small=${small//code_/words_} run v6 --steps 1 --threads 1 --vocab-size 1500 && ! grep -q '^warning' v6.log || { cat v5.log v6.log; return 1; }
     "$train" --dry-run --tokenizer vocabulary --model d2 --seq-len 32 > v7.log && grep -q 'vocabulary 300' v7.log || { cat v7.log; return 1; }
 }
-prints_its_length() { # as a new run, as one that resumes with another batch, and as a complete one
+prints_its_length() { # a new run, a run that resumes with another batch, a complete run
     local windows
     run v --steps 20 --batch-tokens 384 --threads 1 || return 1
     windows=$(sed -nE 's/.*"train_data": .*"windows": ([0-9]+).*/\1/p' v/run.json)
@@ -176,7 +175,7 @@ prints_its_length() { # as a new run, as one that resumes with another batch, an
         grep -q '^this run is complete: 30 steps, 15360 tokens are done, and the command asks for 15360\. .*A longer run resumes' v.log || { cat v.log; return 1; }
     grep -qx 'run     60000 tokens in steps of 4 to 32 rows of 32 tokens' a.log || { cat a.log; return 1; }
 }
-a_length_in_epochs() { # equals that length in tokens; more --epochs resume it, and --dry-run plans it
+a_length_in_epochs() { # equals its length in tokens; more --epochs resume the run; --dry-run plans it
     local windows tokens
     windows=$(sed -nE 's/.*"train_data": .*"windows": ([0-9]+).*/\1/p' v/run.json)
     tokens=$((32 * ((windows + 25) / 50)))
@@ -188,7 +187,7 @@ a_length_in_epochs() { # equals that length in tokens; more --epochs resume it, 
     GLOBIGNORE='*' "$train" --dry-run $small --epochs 0.02 --batch-tokens 640 > plan.txt && grep -q ': 0.02 epochs$' plan.txt &&
         grep -q "^run  *$(tail -n 1 e2/metrics.jsonl | grep -oE '[0-9]+' | head -n 1) steps" plan.txt || { cat plan.txt; return 1; }
 }
-mixes_sources() { # by weight, whatever the micro-batches; a resume with other weights is refused
+mixes_sources() { # by weight, with any micro-batch; a resume with other weights is refused
     head -c 90000 text.txt | tr a-z A-Z > other.txt
     "$tokenize" --tokenizer bytes --out other other.txt > tokenize.log 2>&1 || { cat tokenize.log; return 1; }
     local common="--batch-tokens 384 --threads 1 --lr 1e-3 --checkpoint-every 4 --keep 0" small="--val code_val_*.bin ${small#*--val code_val_\*.bin}" why
@@ -209,7 +208,7 @@ mixes_sources() { # by weight, whatever the micro-batches; a resume with other w
     fails 64 '--epochs 1: the sources of a --train with weights have epochs' "$train" ${small/code_val/code_train} --train "$mixed" --epochs 1 &&
         fails 64 "--val code_val_*.bin:1: it has weights" "$train" --train 'other_*.bin' --val 'code_val_*.bin:1' --vocab-size 256 --steps 1
 }
-several_patterns_are_one() { # without weights they, and a shell's expansion, equal one pattern of all their files
+several_patterns_are_one() { # several patterns, or a shell's expansion, equal one pattern of all files, without weights
     cp other_*.bin code_train_000001.bin
     local small="--val code_val_*.bin ${small#*--val code_val_\*.bin} --steps 4 --batch-tokens 384 --threads 1"
     run z1 --train 'code_train_*.bin' && run z2 --train 'code_train_000001.bin code_train_000000.bin' && same z1 z2 || return 1
@@ -217,14 +216,14 @@ several_patterns_are_one() { # without weights they, and a shell's expansion, eq
     "$train" --train code_train_*.bin $small --out z3 > z3.log 2>&1 && same z1 z3
     rm code_train_000001.bin
 }
-notes_validation_on_training_data() { # under another name, too
+notes_validation_on_training_data() { # even under another name
     local note='^note: --val shares 1 of its 1 shards with --train: '
     cp code_train_*.bin again.bin
     small=${small/code_val_\*.bin/again.bin} run w --steps 1 --threads 1 && grep -q "$note" w.log || { cat w.log; return 1; }
     ! grep -q "$note" v.log
 }
 sample() { "$train" --sample-only --model "$(newest_checkpoint f)" "$@"; }
-samples_from_a_model() { # repeatable, of the default length; the first of several equals a single one
+samples_from_a_model() { # samples repeat, have the default length, and the first of several equals a single one
     local int=(--prompt 'static int' --sample-tokens 50 --seed 3)
     sample "${int[@]}" > s1 && sample "${int[@]}" > s2 && cmp s1 s2 && sample "${int[@]}" --samples 3 > s3 || return 1
     [ "$(grep -c '^--- sample [123] of 3$' s3)$(grep -c '^static int' s3)" = 33 ] || { cat s3; return 1; }
@@ -236,7 +235,7 @@ samples_from_a_model() { # repeatable, of the default length; the first of sever
         sample --prompt 'int ' --top-p 1e-9 --seed 9 > s2 && cmp s1 s2 && sample --prompt 'int ' --top-p 0.5 > s3 && ! cmp -s s1 s3 &&
         [ "$(wc -c < s1)" = $((4 + 400 + 1)) ] || { echo "$(wc -c < s1) bytes by default"; return 1; }
 }
-a_conversation() { # --interactive: each line is a prompt, the model is read once, the end of input ends it
+a_conversation() { # --interactive: each line is a prompt; the model is read once; the end of input ends the program
     local answer talk=("$train" --sample-only --model spoken --sample-tokens 20)
     cp -r "$(newest_checkpoint f)" spoken && "${talk[@]}" --prompt 'static int' > s1 && "${talk[@]}" --prompt 'void' --samples 2 > s2 || return 1
     coproc "${talk[@]}" --interactive 2> spoken.err
@@ -248,7 +247,7 @@ a_conversation() { # --interactive: each line is a prompt, the model is read onc
     wait "$pid" || { echo "exit code $?"; cat spoken.err; return 1; }
     diff <(sed '1,/^--- sample 2/d' s2) a2 || return 1
     sample --interactive < /dev/null > a3 && [ ! -s a3 ] && fails 64 '--prompt and --interactive exclude' sample --interactive --prompt x &&
-        fails 65 'standard input: cannot read: Is a directory' sample --interactive < . && # a read error is no end of the input
+        fails 65 'standard input: cannot read: Is a directory' sample --interactive < . && # a read error is not the end of input
         fails 65 'standard input: a line has a zero byte' sample --interactive < <(printf 'int\0lost\n')
 }
 config_file_is_the_command_line() {
@@ -256,7 +255,7 @@ config_file_is_the_command_line() {
         awk '/^--/ { name = substr($0, 3); next } name { print name " = " $0; name = "" }' > run.cfg
     "$train" --config run.cfg > i.log 2>&1 && run j --steps 5 --threads 1 && same i j
 }
-a_closed_pipe_does_not_end_it() { # Ctrl-C also ends the tee of `... | tee log`
+a_closed_pipe_does_not_end_it() { # in `... | tee log` Ctrl-C also ends tee
     # shellcheck disable=SC2086
     GLOBIGNORE='*' "$train" $small --out k --steps 60 --threads 1 2> k.log | head -n 1 > /dev/null
     [ "${PIPESTATUS[0]}" = 0 ] || { cat k.log; return 1; }
@@ -269,16 +268,16 @@ standard_output_on_a_full_disk() {
     trains full --threads 1 --steps 5 > /dev/full 2> full.log
     [ $? = 74 ] && same j full || { cat full.log; return 1; } # after the save
 }
-a_hole_in_the_log() { # is not read as a line, into memory
+a_hole_in_the_log() { # it is not read into memory as a line
     cp -r j hole && truncate -s 16G hole/metrics.jsonl && (ulimit -v 4000000 && trains hole --threads 1 --steps 7 > hole.log 2>&1) &&
         [ "$(stat -c %s hole/metrics.jsonl)" -lt 1000000 ] || { cat hole.log; return 1; }
 }
-closed_standard_streams() { # no output file gets descriptor 0, 1 or 2
+closed_standard_streams() { # no output file may get descriptor 0, 1 or 2
     trains closed --threads 1 --steps 5 >&- 2>&- <&- && same j closed || return 1
     "$train" --version >&- 2> full.log
     [ $? = 74 ] || { cat full.log; return 1; }
 }
-threads_that_cannot_start() { # the program's error follows libgomp's, and nothing is written
+threads_that_cannot_start() { # the program's error follows libgomp's; nothing is written
     local line='error: cannot start N threads. use fewer --threads, a smaller OMP_STACKSIZE, or raise ulimit -u and -v'
     local limited=(env OMP_STACKSIZE=100000G timeout 60)
     mkdir -p unstarted && cd unstarted || return 1

@@ -1,5 +1,4 @@
-// Progress: the line of a step (numbers, width on a terminal), long work, the remaining time, and the answer to a
-// signal.
+// Progress: a step's line (numbers, width on a terminal), long work, the remaining time, the answer to a signal.
 #include "base/signals.h"
 #include "gns/noise.h"
 #include "run/progress.h"
@@ -34,7 +33,7 @@ static void end(void) {
     fclose(f);
 }
 
-// Returns what was written to a file since the last call.
+// Returns the text written to a file since the last call.
 static const char *written(FILE *file) {
     static char text[4000];
     fflush(file);
@@ -45,7 +44,7 @@ static const char *written(FILE *file) {
     return text;
 }
 
-// Returns what a step prints into a file.
+// Returns the line that a step prints to a file.
 static const char *show(const StepMetrics *s, const Noise *n) {
     begin(false, 200);
     progress_step(&p, s, n, true);
@@ -67,10 +66,10 @@ static void test_line(void) {
     CHECK(strstr(line, "  B 8  614k tok/s  aim 12.3"), "%s", line);
 }
 
-// The field of the noise scale; empty while unknown.
+// The noise scale's field is empty while the scale is unknown.
 static void test_gns(void) {
     static const struct {
-        double g2, spread; // of the squared gradient
+        double g2, spread; // spread: of the squared gradient
         const char *want;
     } cases[] = {{1, 0, "  GNS 10  "}, {1, 3, "  GNS > "}, {1, 1e6, ""}, {-1, 1e4, ""}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -101,7 +100,7 @@ static void test_width_of_a_terminal(void) {
     }
 }
 
-// Other lines stand between two drawings of the line; a drawn line ends before them.
+// Other lines appear between two drawings of the line; a drawn line ends before them.
 static void test_other_lines(void) {
     for (int terminal = 0; terminal < 2; terminal++) {
         begin(terminal, 120);
@@ -121,7 +120,8 @@ static void test_other_lines(void) {
 
 // ---- Work that takes long -------------------------------------------------------------------------------------------
 
-// A step of 8 rows in pieces shows nothing within the delay, then the share done and the time left, then nothing.
+// A step of 8 rows in pieces first shows nothing, after the delay the share done and the time left, and at its end
+// nothing.
 static void test_step(void) {
     for (int terminal = 0; terminal < 2; terminal++) {
         begin(terminal, 80);
@@ -146,7 +146,7 @@ static void test_step(void) {
     }
 }
 
-// Without a run (--eval-only) the line of work ends at 100% and stays. Work of unknown length shows the time so far.
+// Without a run (--eval-only) the line of work ends at 100% and stays. Work of unknown length shows the elapsed time.
 static void test_work(void) {
     begin(true, 80);
     double now = clock_seconds();
@@ -176,7 +176,7 @@ static void test_work(void) {
 // In a log: the first step, then at most one line per log_interval, and the last step.
 static void test_log(void) {
     static const struct {
-        double started, stepped; // seconds that pass since the start, and since the last step's line
+        double started, stepped; // seconds since the start, since the last step's line
         bool force, line;
     } cases[] = {{0, 0, false, true},      {0, 0, false, false}, {0, 3, false, true},
                  {1000, 19, false, false}, {0, 2, false, true},  {0, 0, true, true}}; // the interval is then 20 s
@@ -189,7 +189,7 @@ static void test_log(void) {
     end();
 }
 
-// Tokens 100 to 200 of 1000 took 10 s: 80 s are left. Within a step the share done counts.
+// Tokens 100 to 200 of 1000 took 10 s: 80 s are left. Within a step the finished share counts.
 static void test_left(void) {
     begin(false, 80);
     progress_run(&p, T, 1, 100, 1000);
@@ -205,7 +205,7 @@ static void test_left(void) {
     end();
 }
 
-// A signal is answered once, on standard error, within the step. (It stays requested: this test is the last.)
+// A signal is answered once, on standard error, within the step. The request stays: this test runs last.
 static void test_signal(void) {
     FILE *errors = tmpfile();
     int before = dup(STDERR_FILENO);

@@ -1,5 +1,5 @@
-// A run removes only its own checkpoints, and writes through no link, device or FIFO. All files at risk are in the
-// scratch directory.
+// A run removes only its own checkpoints, and does not write through links, devices or FIFOs. All files at risk are in
+// the scratch directory.
 #include "../scratch.h"
 #include "../trainer.h"
 
@@ -24,7 +24,7 @@ static void check_victim(const char *what) {
     CHECK(file_mentions("victim/state.json", "precious"), "%s: the victim is lost", what);
 }
 
-// Thins to `keep`, and tidies up; returns the notes, from memory_alloc.
+// Thins to `keep` and tidies up; returns the notes; free them with memory_free.
 static char *thin(int64_t keep) {
     size_t bytes;
     FILE *notes = fopen("notes", "w");
@@ -47,10 +47,10 @@ static void test_only_own_checkpoints_go(void) {
                                       "made by a test", "another run", "made by a test"};
     begin();
     for (int i = 0; i < 6; i++) make_checkpoint("out", i + 1, ids[i], "x", 1);
-    check_thin(2, ""); // of this run's 1, 4 and 6 the oldest is removed
+    check_thin(2, ""); // of this run's checkpoints 1, 4 and 6 the oldest is removed
     CHECK(count_checkpoints("out") == 5 && !file_exists(first), "%d are left", count_checkpoints("out"));
     CHECK(rename("out/step_00000004", "victim/4") == 0 && symlink("../victim/4", "out/step_00000004") == 0, "no link");
-    check_thin(1, ""); // leaves the link, the older build's checkpoint and the other run's
+    check_thin(1, ""); // leaves the link, an older build's checkpoint and another run's
     CHECK(count_checkpoints("out") == 5 && file_exists("victim/4/odd.bin"), "%d are left", count_checkpoints("out"));
 }
 
@@ -81,7 +81,7 @@ static void test_links_are_not_entered(void) {
     check_victim("links");
 }
 
-// A partial checkpoint is removed with all files that a run writes.
+// Removing a partial checkpoint removes all files that a run writes.
 static void test_nothing_of_ours_is_left(void) {
     begin();
     CHECK(trainer_run(SHORT "600") == 0 && !log_mentions(".kept"), "%s", log_tail());
@@ -91,7 +91,7 @@ static void test_nothing_of_ours_is_left(void) {
     CHECK(!file_exists(partial), "the partial is left");
 }
 
-// Tidies up after a killed run, even if the run is complete.
+// A killed run is tidied up, even if it is complete.
 static void test_a_complete_run_is_tidied(void) {
     begin();
     CHECK(trainer_run(SHORT "600") == 0 && mkdir(partial, 0777) == 0, "%s", log_tail());
@@ -100,7 +100,7 @@ static void test_a_complete_run_is_tidied(void) {
     CHECK(!file_exists(partial), "the partial is left");
 }
 
-// --check of a run that removes its older checkpoints meanwhile finds no damage.
+// --check finds no damage in a run that is removing older checkpoints.
 static void test_check_of_a_running_run(void) {
     begin();
     CHECK(rename("out", "victim/out") == 0, "rename");
@@ -114,7 +114,7 @@ static void test_check_of_a_running_run(void) {
     CHECK(trainer_wait(child) == ERR_STOPPED, "it did not stop");
 }
 
-// A log that is a link, a FIFO or a hard link is refused; other output is a new file in the link's place.
+// A log that is a link, a FIFO or a hard link is refused; other output becomes a new file in the link's place.
 static void test_no_output_through_a_link(void) {
     static const char *const names[] = {"metrics.jsonl", "samples.jsonl", "run.json.partial", "run.json", "written_by"};
     for (int i = 0; i < 5; i++)

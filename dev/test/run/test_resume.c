@@ -1,17 +1,17 @@
-// Resume: an interrupted and resumed run has the same bits as an uninterrupted one; which options may change in
-// between, and which may not. GNS_LONG=1: resumes from every step, not only from some.
+// Resume: an interrupted and resumed run has the bits of an uninterrupted run; some options may change in between,
+// others may not. GNS_LONG=1: resumes from every step, not from some.
 #include "math/outliers.h"
 #include "base/manifest.h"
 #include "../trainer.h"
 
 static Error e; // set by the last call that failed
 
-// Command of a run of one small model, to which tests append options.
+// The command of a small run; tests append options.
 #define HERE                                                                                                           \
     "train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 "                \
     "--train train.bin "
 
-// Makes `part` a copy of the run `run` with one step's checkpoint alone, and all lines of metrics.jsonl.
+// Makes `part` a copy of `run` with a single checkpoint and all lines of metrics.jsonl.
 static void make_part(const char *run, long step) {
     remove_tree("part");
     copy_tree(path_of("%s/step_%08ld", run, step), path_of("part/step_%08ld", step));
@@ -51,7 +51,7 @@ static void without_blanks(char *text) {
     if (to) *to = 0;
 }
 
-// Also checks run.json's parts: the first lists all options that were given, the second the options that changed.
+// Also checks run.json's parts: the first part lists all given options, the second the changed ones.
 static void test_what_may_change(void) {
     CHECK_RUN(trainer_run(HERE "--out own --steps 10 --lr 1e-3 --micro-batch 4 --batch-tokens 32"), 0,
               "note: no warm-up: ", "gradients clipped (--grad-clip 1) in ");
@@ -86,7 +86,7 @@ static void test_another_micro_batch(void) {
               "run     10 more steps of 4 rows");
 }
 
-// Replaces state.json, and its hash in the manifest.
+// Replaces state.json and its hash in the manifest.
 static void put_state(const char *checkpoint, const char *text) {
     Manifest manifest, changed = {.dir = open(checkpoint, O_RDONLY)};
     CHECK_OK(file_replace(IN_PATH, path_of("%s/training/state.json", checkpoint), text, strlen(text), &e), &e);
@@ -97,7 +97,7 @@ static void put_state(const char *checkpoint, const char *text) {
         bool state = strcmp(file->name, "training/state.json") == 0;
         CHECK_OK(manifest_add(&changed, file->name, state ? &it : file->piece, state ? 1 : file->pieces, &e), &e);
     }
-    CHECK_OK(manifest_write(&changed, &e), &e); // without an id, as older builds write it
+    CHECK_OK(manifest_write(&changed, &e), &e); // without a run id, as older builds write it
     close(changed.dir);
     manifest_free(&manifest);
     manifest_free(&changed);
@@ -133,8 +133,8 @@ static void test_what_may_not_change(void) {
          "(--train: train.bin)"},
     };
     copy_file("own/metrics.jsonl", "before.jsonl");
-    copy_file("train.bin", "same.bin");      // a shard of another name is another shard,
-    copy_file("other.bin", "far/train.bin"); // and so is another text of the same length and name
+    copy_file("train.bin", "same.bin");      // another shard, by name
+    copy_file("other.bin", "far/train.bin"); // another shard, by text; name and length are the same
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         CHECK_RUN(trainer_run("train_gpt2 --threads 1 --model d1 --out own --steps 30 %s", cases[i].options), ERR_INPUT,
                   cases[i].said, i < 6 ? "give the run's own value, or another --out" : "--model own --with-optimizer");
@@ -168,7 +168,7 @@ static int run_without(const char *const *fields) {
 }
 
 // Options marked of_run may not change. An option that the file lacks had its default. The resumed run has the same
-// bits: dropout's masks follow the examples' numbers.
+// bits: dropout's masks depend on the examples' numbers.
 static void test_options_of_a_run(void) {
     static const struct {
         const char *given, *other, *field, *said;
@@ -194,13 +194,13 @@ static void test_options_of_a_run(void) {
                   "another config.json");
         hide_fields("ofrun/step_00000012", (const char *[]){cases[i].field, NULL});
         CHECK_RUN(trainer_run(HERE "--steps 13 --out ofrun %s", given), ERR_USAGE);
-        CHECK_RUN(trainer_run(HERE "--steps 13 --out ofrun"), 0); // as by default
+        CHECK_RUN(trainer_run(HERE "--steps 13 --out ofrun"), 0); // the defaults
     }
 }
 
 // ---- fp8 ------------------------------------------------------------------------------------------------------------
 
-// Writes another list of exponents into a checkpoint.
+// Replaces the exponents of a checkpoint.
 static void put_exponents(const char *checkpoint, const char *list) {
     size_t bytes;
     char *text = read_text(path_of("%s/training/state.json", checkpoint), &bytes);
@@ -215,7 +215,7 @@ static void put_exponents(const char *checkpoint, const char *list) {
     memory_free(text);
 }
 
-// A rate so high that factors saturate in step 2: no update, and the next step goes on with other exponents. A resumed
+// At so high a rate factors saturate in step 2: it makes no update, and the next step has other exponents. A resumed
 // run has the same bits, also from checkpoints before and after the skipped step.
 static void test_fp8(void) {
 #define FP8 HERE "--micro-batch 4 --steps 12 --warmup-tokens 0 --lr 1 --grad-clip 0 "
@@ -261,8 +261,8 @@ static void read_step(const char *run, int step, double *loss, double *norm) {
     memory_free(log);
 }
 
-// A part of fp8 goes on with its exponents in fp8-dw: the first step has fp8's loss, but other gradients. After a part
-// in fp32 the first step of fp8 has fp32's bits; the second differs.
+// A run in fp8 continues with its exponents in fp8-dw: the first step has fp8's loss and other gradients. After fp32,
+// the first step of fp8 has fp32's bits; the second differs.
 static void test_dtype_changes(void) {
     double loss[2], norm[2];
     make_part("fp8", 3);
@@ -282,7 +282,7 @@ static void test_dtype_changes(void) {
     }
 }
 
-// An option that the file lacks was unknown to the build that wrote it. A missing field of the state is named.
+// An option that the file lacks was unknown to its build. The error names a missing field of the state.
 static void test_missing_fields(void) {
     static const char *const optional[] = {"build", "options.tune", "options.top_p", "options.document_mask", NULL};
     static const char *const needed[] = {"tokens", "ramp", "noise.ln", "tuning", "seed", "model", "train_data"};
@@ -306,7 +306,7 @@ static void test_noise_of_sources(void) {
     CHECK_RUN(trainer_run(SOURCES "--steps 6 --out part"), 0, "resuming from part/step_00000004");
 }
 
-// A ramp that follows the whole model's noise scale resumes to the bit.
+// A ramp that follows the whole model's noise scale resumes with the same bits.
 static void test_ramp_of_the_whole_model(void) {
 #define TOTAL                                                                                                          \
     HERE "--micro-batch 4 --ramp gns --batch-min 2 --batch-max 16 --gns exact --gns-half-life 60 --ramp-kappa 1000 "   \
@@ -321,7 +321,7 @@ static void test_ramp_of_the_whole_model(void) {
     }
 }
 
-// A checkpoint of format 1, written by version 0.1 (a129221): its run resumes, and --check knows its files.
+// A checkpoint of format 1, written by version 0.1 (a129221), resumes, and --check finds its files.
 static void test_format_1(void) {
     const char *build = strstr(trainer.program, "/build/");
     remove_tree("part");
@@ -339,7 +339,7 @@ static void test_format_1(void) {
     memory_free(log);
 }
 
-// Reads a file, and changes the first `from` in it to `to`, which is as long. memory_free it.
+// Returns a file's text with its first `from` changed to `to`, of equal length; free it with memory_free.
 static char *changed(const char *path, const char *from, const char *to) {
     size_t bytes;
     char *text = read_text(path, &bytes), *at = text ? strstr(text, from) : NULL;
@@ -358,8 +358,8 @@ static void put_format(const char *checkpoint, const char *format) {
     memory_free(text);
 }
 
-// A manifest of a newer format is refused. If it counted as damaged, the run would fall back to an older checkpoint.
-// Formats of older checkpoints do not matter.
+// A manifest of a newer format is refused: it does not count as damaged, so the run does not fall back to an older
+// checkpoint. Formats of older checkpoints do not matter.
 static void test_manifest_of_another_format(void) {
 #define REFUSED(code)                                                                                                  \
     CHECK_RUN(code, ERR_INPUT, "part/step_00000010/MANIFEST.json: \"format\" is not 1 to 2",                           \
@@ -394,8 +394,8 @@ static double deviations(const double *value, long n) {
     return n < 128 ? NAN : (value[n] - mean) / sqrt(squares / 128 - mean * mean);
 }
 
-// An outlier makes no update, does not count in the noise averages, and is marked in metrics.jsonl. Checkpoints hold
-// the window: the run resumes to the bit from before and after its first skipped step.
+// An outlier makes no update, enters no noise average, and is marked in metrics.jsonl. Checkpoints hold the window: the
+// run resumes with the same bits from before and after its first skipped step.
 static void test_outliers_are_skipped(void) {
 #define OUTLIERS HERE "--steps 200 --batch-tokens 16 --lr 3e-3 --skip-loss-z 0.5 --skip-grad-z 2.2 "
     enum { STEPS = 200 };
@@ -432,7 +432,7 @@ static void test_outliers_are_skipped(void) {
     }
 }
 
-// The horizon cuts the last step, here to one row of 16. Such a step is no outlier, and does not enter the windows.
+// The horizon cuts the last step, here to one row of 16. Such a step is no outlier and enters no window.
 static void test_cut_step_is_no_outlier(void) {
     enum { STEPS = 140, ROWS = 16 };
     static double norm[STEPS + 1];

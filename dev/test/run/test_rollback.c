@@ -1,4 +1,4 @@
-// --on-spike rollback: a run heals, to the same bits each time, even if it is killed on the way; and when it gives up.
+// --on-spike rollback: a run heals with the same bits each time, even if it is killed meanwhile; or it gives up.
 #include "model/engine.h"
 #include "run/state.h"
 #include "../trainer.h"
@@ -18,7 +18,7 @@ enum { T = 8, V = 64, B = 16, WINDOWS = 3200, SEED = 5, FIRST = 171, LAST = 182,
 #define RUNS     HERE "--micro-batch 16 --steps 260 "
 #define ROLLBACK "--on-spike rollback --spike-z 8 --keep 0 --checkpoint-every 10 "
 
-// "planted.bin": "clean.bin", with random tokens in the rows of steps FIRST to LAST.
+// Makes "clean.bin", and "planted.bin" with random tokens in the rows of steps FIRST to LAST.
 static void make_shards(void) {
     const size_t count = WINDOWS * T + 1;
     Dataset *data;
@@ -39,8 +39,8 @@ static void make_shards(void) {
 
 static struct {
     int step, create;           // calls so far
-    int kill_step, kill_create; // number of the call that kills the process; 0: none
-    int nan_from, nan_to;       // steps
+    int kill_step, kill_create; // the call that kills the process; 0: none
+    int nan_from, nan_to;       // steps whose loss is not a number
     const char *command;        // shell command run at each of these steps, after the first save
     const char *locked;         // run directory that must be locked; NULL: not checked
     bool records;               // appends the rows of every step to the file "rows"
@@ -51,7 +51,7 @@ static int disturbed_create(Engine **engine, const EngineConfig *config, Error *
     return cpu_engine.create(engine, config, e);
 }
 
-// Checks, when a training ends, that the run directory is still locked.
+// Checks at the end of a training that the run directory is still locked.
 static void disturbed_destroy(Engine *engine) {
     int fd = open(path_of("%s/metrics.jsonl", disturbed.locked), O_RDWR);
     CHECK(!disturbed.locked || (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0), "%s is free", disturbed.locked);
@@ -79,9 +79,9 @@ static int disturbed_result(Engine *engine, StepResult *result, Error *e) {
     return 0;
 }
 
-// ---- What a run leaves ----------------------------------------------------------------------------------------------
+// ---- A run's files --------------------------------------------------------------------------------------------------
 
-// Checks that metrics.jsonl has a line for each step, and returns the loss of the last validation.
+// Checks that metrics.jsonl has a line per step. Returns the last validation loss.
 static double check_lines(const char *run, int steps) {
     size_t bytes;
     double val = NAN;
@@ -96,7 +96,7 @@ static double check_lines(const char *run, int steps) {
     return val;
 }
 
-// Returns how many ranges of examples a run's newest checkpoint excludes, and the ranges.
+// Returns the number of ranges of examples that a run's newest checkpoint excludes, and the ranges.
 static int skipped_of(const char *run, int64_t first[ROLLBACKS_MAX], int64_t rows[ROLLBACKS_MAX]) {
     size_t bytes;
     int n = 0;
@@ -108,7 +108,8 @@ static int skipped_of(const char *run, int64_t first[ROLLBACKS_MAX], int64_t row
     return n;
 }
 
-// Checks that no excluded row is computed again, in the next epoch either; of the random rows, since others may recur.
+// Checks that no excluded row is computed again, not in the next epoch either. Compares the random rows: others may
+// recur.
 static void check_rows(int64_t first, int64_t rows) {
     size_t bytes, row = (T + 1) * sizeof(uint16_t), again = 0;
     Dataset *data;
@@ -129,7 +130,7 @@ static void check_rows(int64_t first, int64_t rows) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// The spike of steps 171 to 175 undoes steps 166 to 175. The garbage that is left causes a second one.
+// The spike of steps 171 to 175 undoes steps 166 to 175. The rest of the garbage causes a second spike.
 static void test_heals(void) {
     int64_t first[ROLLBACKS_MAX], rows[ROLLBACKS_MAX];
     CHECK_RUN(trainer_run(RUNS "--train clean.bin --out clean"), 0);
@@ -202,7 +203,7 @@ static void test_not_finite(void) {
 
 #define SHORT HERE "--on-spike rollback --train clean.bin --micro-batch 16 --steps 50 --checkpoint-every 6 "
 
-// A second spike comes so soon that the first rollback has left no checkpoint before the second window.
+// A second spike comes before there is a checkpoint between the first rollback and the second window.
 static void test_again_at_once(void) {
     disturbed.nan_from = 39, disturbed.nan_to = 41, disturbed.locked = "soon1";
     CHECK_RUN(trainer_run(SHORT "--keep 1 --out soon1"), 0, "step 39, ", ": back to soon1/step_00000024, without",
@@ -240,7 +241,7 @@ static void roll_back(const Archive *archive, int64_t step, FILE *notes) {
     CHECK_OK(archive_set_aside_after(archive, step, "rolled_back", notes, &e), &e);
 }
 
-// A second rollback and a full disk remove what the first one set aside.
+// A second rollback and a full disk remove what the first rollback set aside.
 static void test_abandoned(void) {
     FILE *notes = fopen("/dev/null", "w");
     Archive archive = {0};
@@ -274,7 +275,7 @@ static void test_abandoned(void) {
     fclose(notes);
 }
 
-// A ramp, Muon, skipped outliers and a loss scale: the same twice.
+// With a ramp, Muon, skipped outliers and a loss scale two runs are equal.
 static void test_everything_else(void) {
     trainer.engine.needs_loss_scale = true;
     trainer.engine.scale_loss = cpu_engine.scale_loss;
@@ -305,7 +306,7 @@ static void test_gives_up(void) {
     disturbed.nan_from = disturbed.nan_to = 0;
 }
 
-// The ranks decide as one process does; the sums of their gradients have another order.
+// Ranks decide as one process does; sums of their gradients have another order.
 static void test_ranks(void) {
     int64_t first[2][ROLLBACKS_MAX], rows[2][ROLLBACKS_MAX];
     if (getenv("GNS_RUNNER") || system("command -v mpirun > /dev/null") != 0) SKIP("no Open MPI for this program");

@@ -1,20 +1,20 @@
-// Sampling: each token has its share of the unit interval, in its place; the draws and the context of a text.
+// Sampling: each token has its share of the unit interval, in order; a text has known draws and contexts.
 #include "run/run.h"
 #include "../small_model.h"
 #include "../test.h"
 
 #include <time.h>
 
-enum { MAX_V = 1200 }; // more than are sorted by insertion
+enum { MAX_V = 1200 }; // above the limit of insertion sort
 
 static uint64_t seed; // differs from run to run
 
 // ---- One token ------------------------------------------------------------------------------------------------------
 
-// share = softmax(logits / temperature) of the tokens that --top-k and --top-p leave, 0 for the others. Among equal
+// Sets share to softmax(logits / temperature) of the tokens that --top-k and --top-p leave, to 0 for others. Of equal
 // logits the first ranks higher.
 static void shares(const float *logits, int V, const Options *config, double *share) {
-    long double sum = 0, all = 0, before = 0, weight[MAX_V]; // long double needs no maximum subtracted
+    long double sum = 0, all = 0, before = 0, weight[MAX_V]; // in long double exp does not overflow
     int ranked[MAX_V], kept = config->top_k && config->top_k < V ? config->top_k : V, n = 0;
     for (int v = 0; v < V; v++) {
         int rank = 0;
@@ -46,7 +46,7 @@ static void test_shares(void) {
         const Options config = {.temperature = temperatures[trial % 3],
                                 .top_k = V == MAX_V ? 0 : (int)(rng_u32(seed, 1, trial) % 40),
                                 .top_p = nuclei[V == MAX_V ? 4 : trial / 3 % 6]};
-        for (int v = 0; v < V; v++) // some of them equal; all far from 0
+        for (int v = 0; v < V; v++) // some are equal; all are far from 0
             logits[v] = 1000 + 0.25f * (float)(rng_u32(seed, 2 + trial, (uint64_t)v) % 16);
         shares(logits, V, &config, share);
         for (int v = 0; v < V; begin += share[v++]) {
@@ -70,7 +70,7 @@ static void test_likeliest(void) {
     CHECK(last == 4, "token %d at the end of the interval", last);
 }
 
-// ---- A text of one-byte tokens, with a short context that slides ----------------------------------------------------
+// ---- A text of one-byte tokens with a short sliding context ---------------------------------------------------------
 
 enum { T = 6, V = 256, DRAWN = 30, STREAM = 7 };
 
@@ -95,8 +95,8 @@ static void check_text(const char *prompt, const uint16_t *tokens) {
     free(copy);
 }
 
-// Equally likely tokens are drawn by stream 2^20 + STREAM, in order. At temperature 0 the likeliest token follows the
-// last T, from a prompt or from a newline that is not shown.
+// Stream 2^20 + STREAM draws among equally likely tokens, in order. At temperature 0 the likeliest token follows the
+// last T tokens, from a prompt or from a hidden newline.
 static void test_text(void) {
     static const char *const prompts[] = {"", "a", "longer\tthan T\x7f\x01"};
     const ModelConfig config = {.layers = 1, .heads = 2, .channels = 16, .vocab = V, .context = T};

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The CPU trainer and the data program compile for 64-bit Arm without a warning, also code that only Arm sees. Where
-# qemu is, they print their help. What they compute is tested by make test-arm.
+# The CPU trainer and the data program compile for 64-bit Arm without a warning, Arm's own code included. If qemu is
+# installed, they print their help. make test-arm tests their results.
 set -u
 . "$(dirname "$0")/../checks.sh" arm_build
 case $build in *-san*) skip_suite "make test-arm runs no sanitizers" ;; esac

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make demo: after a stop the same command resumes its run; another text is another run. In a tree of its own, with a
-# trainer for fewer tokens.
+# make demo: after a stop the same command resumes its run; another text begins another run. Runs in a copy of the tree
+# whose trainer stops after few tokens.
 set -u
 . "$(dirname "$0")/../checks.sh" demo
 case $build in *-san*) skip_suite "not under the sanitizers: it is scripts/demo.sh that is tested" ;; esac
@@ -9,7 +9,7 @@ cp "$root"/scripts/{common,demo}.sh "$work/tree/scripts"
 ln -s "$tokenize" "$work/tree/data/tokenize"
 cat > "$work/tree/train_gpt2" << END
 #!/usr/bin/env bash
-# The trainer, for \$TOKENS tokens; with a file \`stop\` it gets a signal to stop after its first step.
+# Runs the trainer for \$TOKENS tokens. A file \`stop\` makes it stop by a signal after its first step.
 ! flock -n "$work/tree/build/demo/lock" true || touch "$work/unlocked"
 set -- "\${@/#2300000/\${TOKENS:-8000}}"
 set -- "\${@/#65536/2048}"
@@ -27,14 +27,14 @@ cat "$root"/llmc/[a-m]*/*.c > "$work/text"
 cat "$root"/llmc/[n-z]*/*.c > "$work/mine/b.txt"
 demo=$work/tree/build/demo
 
-demo() { # CODE [TEXT]: its output is in the file log
+demo() { # CODE [TEXT]: leaves the output in $work/log
     bash "$work/tree/scripts/demo.sh" "${@:2}" > "$work/log" 2>&1
     local got=$?
     [ $got = "$1" ] || { echo "exit code $got, not $1"; tail -n 5 "$work/log"; return 1; }
 }
 runs() { compgen -G "$demo/text-*/run" | wc -l; }
 
-resumes_after_a_stop() { # and says when it is complete
+resumes_after_a_stop() { # and reports a complete run
     touch "$work/stop"
     TOKENS=1000000 demo 75 "$work/text" && compgen -G "$demo/text-*/run/step_*" > /dev/null || return 1
     rm "$work/stop"
@@ -45,7 +45,7 @@ resumes_after_a_stop() { # and says when it is complete
     cp -r "$newest" "$newest.damaged" && TOKENS=24000 demo 0 "$work/text" && rm -r "$newest.damaged" &&
         grep -q '^this run is complete' "$work/log" && grep -qF -- "--model $newest --prompt" "$work/log" && [ "$(runs)" = 1 ] || { cat "$work/log"; return 1; }
 }
-another_text_is_another_run() { # also the text of another length under the same name; the earlier runs stay
+another_text_is_another_run() { # also a text of another length under the same name; earlier runs stay
     local before
     before=$(cat "$demo"/text-*/run/*/MANIFEST.json "$demo"/text-*/run/metrics.jsonl | cksum)
     mv "$demo"/text-* "$work/first" && demo 0 "$work/mine" && demo 0 "$work/mine" && grep -q '^this run is complete' "$work/log" || return 1
@@ -53,7 +53,7 @@ another_text_is_another_run() { # also the text of another length under the same
     mv "$work/first" "$demo/text-0" && cd "$work" && demo 0 mine && [ "$(runs)" = 3 ] && # a relative path
         [ "$before" = "$(cat "$demo"/text-0/run/*/MANIFEST.json "$demo/text-0/run/metrics.jsonl" | cksum)" ]
 }
-refusals() { # change no run; the trainer found the lock held
+refusals() { # refusals change no run; the trainer runs under the lock
     local before
     before=$(find "$demo"/text-*/run | sort | cksum)
     head -c 300 "$work/text" > "$work/short"
@@ -64,7 +64,7 @@ refusals() { # change no run; the trainer found the lock held
     exec 8>&-
     [ "$before" = "$(find "$demo"/text-*/run | sort | cksum)" ] && [ ! -e "$work/unlocked" ]
 }
-no_loss_to_compare() { # an error, not "inf" and 0
+no_loss_to_compare() { # is an error, not "inf" with exit code 0
     sed -i '/val_loss/d' "$demo"/text-*/run/metrics.jsonl && demo 65 "$work/mine" &&
         grep -q '^error: .*no validation loss' "$work/log" || { cat "$work/log"; return 1; }
 }

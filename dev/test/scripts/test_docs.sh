@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Options, files and functions that the README and the pages in dev/docs name exist, and their commands work, one after
-# the other in one directory.
+# Options, files and functions that the README and dev/docs name exist. Their commands work, one after the other in one
+# directory.
 set -u
 . "$(dirname "$0")/../checks.sh" docs
 help=$work/help
@@ -8,7 +8,7 @@ pages=(README.md data/README.md dev/RESULTS.md dev/docs/*.md)
 "$tokenize" --help > "$work/tokenize"
 "$train" --help > "$help" || { echo "FAIL docs/help: exit code $?"; exit 1; }
 
-# List the options of --help, one a line: the name, then the name in llm.c if there is one.
+# Lists the options of --help, one per line: the name, then llm.c's name if there is one.
 awk '
     function tell(text) {
         if (!match(text, /^  --[a-z0-9-]+/)) return
@@ -21,7 +21,7 @@ awk '
     END { tell(text) }
 ' "$help" > "$work/options"
 
-# The second column of the three tables names an option that exists; in llm.c's table the first column is its alias.
+# The second column of the three tables names an existing option; in llm.c's table the first column is its alias.
 tables() {
     awk -v options="$work/options" -F ' *[|] *' '
         BEGIN {
@@ -38,7 +38,7 @@ tables() {
     ' dev/docs/coming-from.md
 }
 
-# The trainer answers the other trainers' names as the tables do.
+# The trainer answers other trainers' option names as the tables do.
 foreign() {
     local name ours said
     sed -n '/^## From nanoGPT/,/^A GPT-2 of your own/p' dev/docs/coming-from.md | grep -E '^[|] `[^|]*[|] `--' | while IFS='|' read -r _ name ours _; do
@@ -51,7 +51,7 @@ foreign() {
     done
 }
 
-# The flags of llm.c that the page calls skipped are skipped.
+# The trainer skips the flags of llm.c that the page calls skipped.
 passed_over() {
     local flag flags said
     flags=$(tr '\n' ' ' < dev/docs/coming-from.md | sed -n 's/.*says so in one line: `\([^`]*\)`.*/\1/p')
@@ -62,8 +62,8 @@ passed_over() {
     done
 }
 
-# Every option in the docs exists: in the trainer's commands in ```sh blocks the trainer's, in the text the trainer's or
-# data/tokenize's.
+# Every option in the docs exists: in the trainer's commands of ```sh blocks it is the trainer's, in the text the
+# trainer's or data/tokenize's.
 options() {
     local page option
     for page in "${pages[@]}"; do
@@ -73,7 +73,7 @@ options() {
             case $option in --bind-to | --allow-run-as-root) continue ;; esac # mpirun's
             grep -qE -- "^  $option( |\$)" "$help" || echo "$page: no option $option"
         done
-        [ "$page" != dev/docs/coming-from.md ] || continue # its tables name others' options
+        [ "$page" != dev/docs/coming-from.md ] || continue # names other programs' options
         grep -oE '`--[a-z][a-z0-9-]*' "$page" | tr -d '`' | sort -u | while read -r option; do
             [ "$option" = --from ] && continue # of data/*.sh
             grep -qE -- "^  $option( |\$)" "$help" "$work/tokenize" || echo "$page: no option $option in the text"
@@ -81,7 +81,7 @@ options() {
     done
 }
 
-# Links to files, and the files that a page names, exist.
+# Linked and named files exist.
 files() {
     local page link file
     for page in "${pages[@]}"; do
@@ -93,10 +93,10 @@ files() {
     done
 }
 
-# The tour's tree is llmc/floors.
+# The tour's tree equals llmc/floors.
 tree() { grep -v '^#' llmc/floors | while read -r line; do grep -qxF -- "$line" dev/docs/code.md || echo "no line '$line'"; done; }
 
-# The tour's evening is as long as it says, within a tenth, and every function that it names is in the file of its row.
+# The tour's evening has the stated length, within a tenth; its functions are in the files of their rows.
 evening() {
     local row file name lines=0 said
     said=$(sed -nE 's/^## One evening: about ([0-9]+),([0-9]+) lines.*/\1\2/p' dev/docs/code.md)
@@ -110,7 +110,7 @@ evening() {
     [ $((10 * lines)) -gt $((9 * said)) ] && [ $((10 * lines)) -lt $((11 * said)) ] || echo "$lines lines, not $said"
 }
 
-# "`function` in `file`" holds wherever the tour says it.
+# Every "`function` in `file`" of the tour holds.
 decided() {
     local function file
     grep -oE '`[a-z0-9_]+` in `llmc/[^`]+`' dev/docs/code.md | sed 's/ in / /' | tr -d '`' > "$work/decided"
@@ -118,7 +118,7 @@ decided() {
     while read -r function file; do grep -qw -- "$function" "$file" || echo "no $function in $file"; done < "$work/decided"
 }
 
-# Every function that the tour's diagrams and text name is in the tree.
+# The functions of the tour's diagrams and text exist.
 arrows() {
     local name
     { sed -n '/^```$/,/^```$/p' dev/docs/code.md; grep -oE '`[a-z0-9_]+`' dev/docs/code.md; } |
@@ -129,20 +129,20 @@ arrows() {
 
 # ---- Commands in a page ---------------------------------------------------------------------------------------------
 
-# Print the ```sh blocks under a heading that matches, one command a line; an empty line ends a block.
+# Prints the ```sh blocks under a matching heading, one command per line, with an empty line after each block.
 commands() { # PAGE HEADING
     awk -v heading="$2" '/^#+ / && !code { wanted = $0 ~ heading }
         /^```/ { code = wanted && $0 == "```sh"; print ""; next }
         code { sub(/^ +/, ""); line = line $0; if (!sub(/ *\\$/, " ", line)) { print line; line = "" } }' "$1"
 }
 
-# Make a tree with a trainer that stops after a few steps, and stand-ins for downloads: data/gpt2 is a vocabulary of
-# bytes, models/gpt2 a small model with this vocabulary.
+# Makes a tree whose trainer stops after a few steps, with stand-ins for downloads: data/gpt2 is a vocabulary of bytes,
+# models/gpt2 a small model with it.
 make_tree() {
     local entry
     mkdir -p "$work/tree/data/gpt2" "$work/tree/models" "$work/tree/llmc" "$work/bin" && cd "$work/tree" || return
     for entry in "$root"/{README.md,scripts,dev}; do ln -s "$entry" .; done
-    ln -s "$root/llmc/math" llmc # the README trains on llmc/*/*.[ch]; one folder is enough
+    ln -s "$root/llmc/math" llmc # the README trains on llmc/*/*.[ch]: one folder is enough
     for entry in "$root"/data/*.*; do ln -s "$entry" data; done
     ln -s "$tokenize" data/tokenize
     cat > train_gpt2 << END
@@ -169,8 +169,7 @@ END
             --micro-batch 1 --steps 1 --out "$work/w_run" && cp -r "$work"/w_run/step_* models/gpt2
 }
 
-# All commands that need no GPU and no network.
-walk() { # PAGE HEADING LEAST_COMMANDS
+walk() { # PAGE HEADING LEAST_COMMANDS: runs all commands that need neither a GPU nor a network
     commands "$root/$1" "$2" | grep -vE '# (GPU|network)' > "$work/commands"
     [ "$(grep -c . "$work/commands")" -ge "$3" ] || echo "$1: $(grep -c . "$work/commands") commands, not $3"
     (cd "$work/tree" && PATH=$work/bin:$PATH bash -eux "$work/commands" > "$work/log" 2>&1) || tail -n 4 "$work/log"
@@ -197,7 +196,7 @@ dev/docs/gns.md 150
 dev/docs/lab-notes.md 250"
 }
 
-# The Dockerfile's make targets exist, it installs the packages that scripts/deps.sh demo looks for, and CI runs make test.
+# The Dockerfile's make targets exist; it installs what scripts/deps.sh demo looks for; CI runs make test.
 container() {
     local command package
     grep -oE 'make -j[^&]+' Dockerfile > "$work/commands"
@@ -210,7 +209,7 @@ container() {
     grep -q 'run: sudo make test\b' .github/workflows/*.yml || echo ".github: no make test"
 }
 
-results() { # dev/RESULTS.md is what results.py draws
+results() { # dev/RESULTS.md equals what results.py draws
     local python
     python=$(find_python) || { echo "no python3" && return; }
     "$python" dev/bench/results.py draw dev/results "$work/page.md" && cmp dev/RESULTS.md "$work/page.md"

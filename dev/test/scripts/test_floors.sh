@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The folders of llmc/ are floors: no include and no link-time call goes up (floors.py), and every header compiles
-# alone, as C, and as CUDA C++ where device code includes it.
+# The folders of llmc/ are floors: no include and no call across objects goes up (floors.py). Every header compiles
+# alone, as C, and as CUDA C++ if device code includes it.
 set -u
 . "$(dirname "$0")/../checks.sh" floors
 python=$(find_python) || skip_suite "no python3"
@@ -20,8 +20,8 @@ for header in llmc/*/*.h; do
 done
 end headers_as_c
 
-# Compile the headers that .cu and .cuh files include, in both orders: a header that lacks an include fails where it precedes it.
-# -ptx runs the device compiler alone, which also checks host code.
+# Compile the headers that .cu and .cuh files include, in both orders: a header that lacks an include fails in one of
+# them. -ptx runs only the device compiler, which also checks host code.
 begin
 if nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2> /dev/null); then
     { (cd llmc && ls cuda/*.cuh) && grep -ho '#include "[a-z]*/[a-z0-9_]*\.h"' llmc/*/*.cu* train_gpt2.cu | cut -d '"' -f 2; } | sort -u > "$work/headers"

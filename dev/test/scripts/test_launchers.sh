@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The launchers in scripts/: what they refuse, how they restart a run until it is done, and how they stop.
+# The launchers of scripts/: refusals, restarts of a run until it is done, stops.
 set -u
 . "$(dirname "$0")/../checks.sh" launchers
 mpi_here
 unset CUDA_VISIBLE_DEVICES
 
-# A launcher, and a stand-in for the trainer. Each start removes a line of the file `codes` and exits with its number. m before
-# the number: it first moves the run aside. + after it: it leaves a checkpoint.
+# A launcher, and a stand-in for the trainer: each start removes a line of the file `codes` and exits with its number.
+# mNUMBER first moves the run aside; NUMBER+ leaves a checkpoint.
 mkdir "$work/bin" "$work/data" "$work/gpus"
 for tool in bash cat dirname env grep head id mkdir printf sed setsid tr; do
     path=$(command -v $tool) && [ -x "$path" ] && ln -s "$path" "$work/bin/$tool"
@@ -48,7 +48,7 @@ refusals() {
         refuses 64 "no mpirun here. Install Open MPI" env PATH="$work/bin" "$BASH" scripts/mpirun.sh -np 2 program &&
         refuses 64 "no Slurm job here" env -u SLURM_JOB_ID bash scripts/slurm/run_gpt2.sbatch 124M
 }
-a_rank_a_gpu() { # that CUDA_VISIBLE_DEVICES names; without any the trainer says so
+a_rank_a_gpu() { # one rank per GPU of CUDA_VISIBLE_DEVICES; without a GPU the trainer reports it
     local devices
     for devices in unset:2 1:1 GPU-7d6f,GPU-12ab:2 1,-1,0:1 -1:1 :1; do
         rm -f "$work/starts" && echo 0 > "$work/codes"
@@ -58,7 +58,7 @@ a_rank_a_gpu() { # that CUDA_VISIBLE_DEVICES names; without any the trainer says
     done
 }
 
-# Runs are as long as those of llm.c's scripts of the same names: -x steps (124M: an epoch, 18,865 steps) of -d tokens.
+# Runs are as long as in llm.c's scripts of the same names: -x steps (124M: an epoch, 18,865 steps) of -d tokens.
 recipes() {
     local launcher pattern options
     while IFS='|' read -r launcher pattern options; do
@@ -78,7 +78,7 @@ recipes() {
 124M_gns|^note: no effect: .*--final-lr-frac|--final-lr-frac 0.1 -k constant
 END
 }
-starts_as() { # WORDS VARIABLE=VALUE... -- ARGUMENTS...: what the trainer gets after --config RECIPE
+starts_as() { # WORDS VARIABLE=VALUE... -- ARGUMENTS...: checks that the trainer gets WORDS after --config RECIPE
     local words=$1 variables=()
     shift
     while [ "$1" != -- ]; do variables+=("$1") && shift; done
@@ -86,7 +86,7 @@ starts_as() { # WORDS VARIABLE=VALUE... -- ARGUMENTS...: what the trainer gets a
     env PATH="$PATH:$work/gpus" "${data[@]}" RANKS=1 "${variables[@]}" bash "$work/test.sh" "${@:2}" > "$work/log" 2>&1
     [ "$(cat "$work/starts")" = "--config $work/test.conf $words" ] || { cat "$work/starts" "$work/log"; return 1; }
 }
-given_places() { # override the environment's, on the command line and in a file
+given_places() { # paths on the command line and in a file override the environment's
     local train="$work/data/y_train_*.bin" val="$work/data/y_val_*.bin" places="--train $work/data/x_train_*.bin --val $work/data/x_val_*.bin"
     starts_as "--seed 2 --out $work/out $places" -- --seed 2 && starts_as "--out $work/out $places --tokenizer found" TOKENIZER=found -- &&
         starts_as "-i $train --val=$val -o $work/o --tokenizer t" TOKENIZER=found -- -i "$train" --val="$val" -o "$work/o" --tokenizer t || return 1
@@ -94,7 +94,7 @@ given_places() { # override the environment's, on the command line and in a file
     starts_as "--config $work/mine.conf --val $work/data/x_val_*.bin --hellaswag $root/data/hellaswag/hellaswag_val.jsonl" top= -- --config "$work/mine.conf" ||
         grep -q -- '--hellaswag data/hellaswag' "$work/starts"
 }
-from_elsewhere() { # paths are relative to the caller's directory; defaults are below the root
+from_elsewhere() { # given paths are relative to the caller's directory, defaults to the root
     mkdir -p "$work/elsewhere/in" && cp "$work"/data/x_*.bin "$work/elsewhere/in" && cp "$work/fake_cu" "$work/elsewhere/program_cu"
     cd "$work/elsewhere" && echo 0 > codes
     env PATH="$PATH:$work/gpus" RANKS=1 TRAIN='in/x_train_*' VAL='in/x_val_*' PROGRAM=program_cu TOKENIZER=mine bash "$work/test.sh" > log 2>&1
@@ -103,7 +103,7 @@ from_elsewhere() { # paths are relative to the caller's directory; defaults are 
     env PATH="$PATH:$work/gpus" RANKS=1 PROGRAM=./program_cu bash "$work/test.sh" > log 2>&1
     grep -qF -- "--train $root/data/fineweb/fineweb_train_*.bin --val $root/data/fineweb/fineweb_val_*.bin" starts || { cat log starts; return 1; }
 }
-helps() { # --help works whatever is missing, and under any path
+helps() { # --help needs nothing else, and works under any path
     local script
     ln -sfn "$root" "$work/run_here"
     for script in scripts/run_gpt2_*.sh scripts/lm_eval.sh; do
@@ -114,7 +114,7 @@ helps() { # --help works whatever is missing, and under any path
     bash "$work/test.sh" --steps 5 --help > "$work/log" 2>&1
     head -n 2 "$work/log" | cmp - <(printf 'A made-up recipe.\nIt does nothing.\n') && grep -q -- '--micro-batch 64' "$work/log"
 }
-newest_by_name() { # in shell and in Python, by the names of llmc/checkpoint/archive.c
+newest_by_name() { # shell and Python find the newest checkpoint by llmc/checkpoint/archive.c's names
     local run="$work/new est" name python
     python=$(find_python) || return
     newest() {
@@ -124,12 +124,13 @@ newest_by_name() { # in shell and in Python, by the names of llmc/checkpoint/arc
         [ "$got" = "$1" ] || { [ -z "$1" ] && [[ $got == *"no checkpoint"* ]]; } || { echo "in Python: not $1 but $got"; return 1; }
     }
     for name in step_00000008.damaged step_notes step_7 step_0000000x step_000000009; do leave "$run/$name"; done
-    mkdir "$run/step_00000009" # which is not whole
+    mkdir "$run/step_00000009" # not whole
     newest "" && leave "$run/step_00000008" && newest "$run/step_00000008" && leave "$run/step_99999999" && leave "$run/step_100000000" &&
         newest "$run/step_100000000"
 }
 
-launches() { # CODE STARTS CODES -- ARGUMENTS...: the launcher, or `via`, ends with CODE after STARTS when the program ends with CODES
+# Checks that the launcher, or `via`, ends with CODE after STARTS that end with CODES.
+launches() { # CODE STARTS CODES -- ARGUMENTS...
     local code=$1 starts=$2 got
     [ -n "${again:-}" ] || rm -rf "$work"/out* "$work/starts"
     printf '%s\n' $3 > "$work/codes"
@@ -138,13 +139,13 @@ launches() { # CODE STARTS CODES -- ARGUMENTS...: the launcher, or `via`, ends w
     got=$?
     [ $got = "$code" ] && [ "$(wc -l < "$work/starts")" = "$starts" ] || { echo "exit code $got, starts:"; cat "$work/starts" "$work/log"; return 1; }
 }
-restarts() { # as long as each start leaves a newer checkpoint; a permanent error ends it
+restarts() { # the launcher restarts while each start leaves a newer checkpoint; a permanent error ends it
     launches 0 1 0 && launches 0 4 "75+ 78+ 137+ 0" && launches 78 2 "75+ 78 0" && launches 76 2 "75+ 76+ 0" && launches 64 2 "75+ 64 0" &&
         launches 78 1 137 && says "$work/log" "error: a rank was lost (exit code 137: signal 9). Start the same command again" || return 1
-    rm -rf "$work/out" "$work/starts" && leave "$work/out/step_00099999" # the earlier run is moved aside, and the new one dies before its first checkpoint
+    rm -rf "$work/out" "$work/starts" && leave "$work/out/step_00099999" # the new run moves it aside and dies at once
     again=1 launches 78 1 "m78 78 0" -- --fresh
 }
-starts_over_once() { # the later starts resume, also where a file says fresh
+starts_over_once() { # later starts resume, even if a file says fresh
     local how
     for how in --fresh '-y 0'; do
         # shellcheck disable=SC2086
@@ -153,7 +154,7 @@ starts_over_once() { # the later starts resume, also where a file says fresh
     done
 }
 
-# Stand-ins for Slurm: sbatch reads its lines and runs the job; srun and scontrol write their arguments to a log.
+# Stand-ins for Slurm: sbatch reads its lines and runs the job; srun and scontrol log their arguments.
 mkdir "$work/slurm"
 cat > "$work/slurm/sbatch" <<'END'
 #!/usr/bin/env bash
@@ -173,7 +174,7 @@ while [[ $1 == --* ]]; do shift; done
 END
 printf '#!/usr/bin/env bash\necho "$*" >> "$(dirname "$0")/scontrol.log"\n' > "$work/slurm/scontrol"
 chmod +x "$work"/slurm/*
-submits() { # MODEL CODE STARTS CODES [OPTIONS...]: as launches
+submits() { # MODEL CODE STARTS CODES [OPTIONS...]: like launches
     local via=("$work/slurm/sbatch" scripts/slurm/run_gpt2.sbatch "$1") slurm=$work/slurm:
     rm -f "$work"/slurm/*.log && touch "$work/slurm/scontrol.log"
     launches "$2" "$3" "$4" -- "${@:5}" || return 1
@@ -187,7 +188,7 @@ slurm() {
         FAKE_MPI=pmi2 submits 124M 64 0 "" && says "$work/log" 'error: this Slurm has no PMIx' && submits 125M 64 0 "" &&
         says "$work/log" "error: no model is called '125M'"
 }
-slurm_starts_over_once() { # --fresh, as an option or in a file, holds until Slurm queues the job again
+slurm_starts_over_once() { # --fresh, as an option or in a file, counts until Slurm queues the job again
     echo 'fresh = true' > "$work/fresh.cfg"
     local how
     for how in "--fresh" "--config $work/fresh.cfg"; do
@@ -199,22 +200,22 @@ slurm_starts_over_once() { # --fresh, as an option or in a file, holds until Slu
 
 # ---- mpirun.sh: with stand-ins for mpirun ----------------------------------------------------------------------------------
 
-stand_in() { # NAME: an mpirun that does as standard input says
+stand_in() { # NAME: makes an mpirun from standard input
     mkdir -p "$work/$1" && { echo '#!/usr/bin/env bash' && cat; } > "$work/$1/mpirun" && chmod +x "$work/$1/mpirun"
 }
 stand_in hangs <<< "OMPI_COMM_WORLD_RANK=0 sleep 2; mkfifo $work/hangs/never; read -r < $work/hangs/never"
 (
     PATH="$work/hangs:$PATH" timeout 40 scripts/mpirun.sh -np 2 program > "$work/hangs/log" 2>&1
     echo $? > "$work/hangs/code"
-) & # here, since it takes 10 s
-mpirun_that_hangs() { # when its rank has ended
+) & # begins here: it takes 10 s
+mpirun_that_hangs() { # after its rank ended
     until [ -s "$work/hangs/code" ]; do sleep 0.2; done
     [ "$(cat "$work/hangs/code")" = 78 ] && says "$work/hangs/log" 'it is killed' && tail -n 1 "$work/hangs/log" | grep -q '^error: a rank was lost' ||
         { cat "$work/hangs/code" "$work/hangs/log"; return 1; }
 }
-# A rank that exits with 75 at USR1, and with 3 at a second.
+# A rank that exits with 75 at USR1, with 3 at a second USR1.
 stand_in asks <<'END'
-trap : USR1 # as mpirun does while it starts the ranks
+trap : USR1 # as mpirun while it starts ranks
 echo $$ > "$(dirname "$0")/started"
 OMPI_COMM_WORLD_RANK=0 python3 -c 'import os, signal, sys, time
 asked, end = [], time.monotonic() + 20
@@ -223,10 +224,10 @@ while not asked and time.monotonic() < end: time.sleep(0.05)
 time.sleep(float(os.environ["LONGER"]))
 sys.exit(75 if len(asked) == 1 else 3)'
 END
-asks() { # HOW: mpirun.sh ends with 75, whoever gets TERM
+asks() { # HOW: mpirun.sh ends with 75, whichever process gets TERM
     local here=$work/asks_$1 job
     mkdir "$here" && cp "$work/asks/mpirun" "$here"
-    # on a busy machine, which takes 3 s to find the ranks
+    # A busy machine needs 3 s to find the ranks.
     printf '#!/bin/sh\n[ ! -e %s ] || case $1 in -lszxF) sleep 3;; esac\nexec %s "$@"\n' "$here/busy" "$(command -v grep)" > "$here/grep" && chmod +x "$here/grep"
     env PATH="$here:$PATH" LONGER=$([ "$1" = two-at-once ] && echo 5 || echo 0.2) \
         scripts/mpirun.sh -np 1 program > "$here/log" 2>&1 &
@@ -234,8 +235,8 @@ asks() { # HOW: mpirun.sh ends with 75, whoever gets TERM
     until [ -s "$here/started" ] || ! kill -0 $job; do sleep 0.05; done
     case $1 in
     to-mpirun) kill -TERM "$(cat "$here/started")" ;;
-    to-all) kill -TERM $job $(pgrep -P $job) ;; # the end of a service
-    two-at-once) sleep 1 && touch "$here/busy" && kill -TERM $job && sleep 0.3 && kill -TERM $job ;; # as `timeout`
+    to-all) kill -TERM $job $(pgrep -P $job) ;; # as when a service ends
+    two-at-once) sleep 1 && touch "$here/busy" && kill -TERM $job && sleep 0.3 && kill -TERM $job ;; # as `timeout` does
     esac
     wait $job
     echo $? > "$here/code"
@@ -248,7 +249,7 @@ mpirun_hears() {
         [ "$(cat "$how/code")" = 75 ] || { echo "$how: exit code $(cat "$how/code")"; cat "$how/log"; return 1; }
     done
 }
-mpirun_words() { # its output apart, its binding as asked and else none, and room for its files
+mpirun_words() { # output stays apart, binding is as given or none, files have room
     stand_in speaks <<< 'echo "${OMPI_MCA_hwloc_base_binding_policy:-} $*"; echo err >&2; exit 3'
     speaks() { # WORDS VARIABLES -- ARGUMENTS
         PATH="$work/speaks:$PATH" scripts/mpirun.sh "${@:2}" > "$work/words" 2> "$work/errors"
@@ -256,7 +257,7 @@ mpirun_words() { # its output apart, its binding as asked and else none, and roo
     }
     speaks none -np 2 program --lr 1 && OMPI_MCA_hwloc_base_binding_policy=core speaks core -np 2 program || return 1
     local binding _
-    for _ in {1..4}; do speaks none program || return 1; done # a stop amid the guard's first look prints nothing
+    for _ in {1..4}; do speaks none program || return 1; done # a stop during the guard's first look prints nothing
     for binding in "--cpus-per-proc 4" "--map-by slot:PE=4" "--map-by slot:span,pe=2"; do
         # shellcheck disable=SC2086
         speaks "" -np 2 $binding program || return 1
@@ -270,7 +271,7 @@ mpirun_words() { # its output apart, its binding as asked and else none, and roo
 
 needs_mpi() { has_mpi || skip "no Open MPI here, or a build without it"; }
 mpirun() { scripts/mpirun.sh -np 2 --oversubscribe "$@"; }
-mpirun_that_cannot_start() { # a program, an option, no command; but not where a rank ended with 1
+mpirun_that_cannot_start() { # no such program, a wrong option, no command; a rank's exit code 1 is something else
     needs_mpi || return
     local words
     for words in "$work/nowhere" "--bogus true" ""; do
@@ -281,7 +282,7 @@ mpirun_that_cannot_start() { # a program, an option, no command; but not where a
     mpirun false > "$work/log" 2>&1
     [ $? = 1 ] || { cat "$work/log"; return 1; }
 }
-mpirun_returns_the_code() { # also with the arguments for which Open MPI's returns 0
+mpirun_returns_the_code() { # also with arguments for which Open MPI's mpirun returns 0
     needs_mpi || return
     local how
     for how in "" --continuous -enable-recovery; do
@@ -293,19 +294,19 @@ mpirun_returns_the_code() { # also with the arguments for which Open MPI's retur
     mpirun --continuous sh -c '[ $OMPI_COMM_WORLD_RANK = 0 ] || kill -9 $$; sleep 20' > "$work/log" 2>&1
     [ $? = 78 ] || { cat "$work/log"; return 1; }
 }
-mpirun_outlives_its_reader() { # Ctrl-C of `... | tee log` ends the tee as well; mpirun alone ends after ten lines that nobody reads
+mpirun_outlives_its_reader() { # in `... | tee log` Ctrl-C also ends tee; mpirun alone would end after ten unread lines
     needs_mpi || return
     # shellcheck disable=SC2086
     mpirun "$train" $small --train "$work/data/y_train_*.bin" --steps 300 --out "$work/unread" --sample-every 10 --sample-tokens 40 2>&1 | head -n 1 > /dev/null
     [ "${PIPESTATUS[0]}" = 0 ] && [ -s "$work/unread/step_00000300/MANIFEST.json" ]
 }
-started() { # LAUNCHER ARGUMENTS...: in the background, until it trains
+started() { # LAUNCHER ARGUMENTS...: starts it in the background and waits until it trains
     rm -f "$work/log"
     "$@" > "$work/log" 2>&1 &
     job=$!
     until grep -qs 'step  ' "$work/log" || ! kill -0 $job; do sleep 0.05; done
 }
-stopped() { # SIGNAL TEXT: the started job ends with 75, and its log has the text
+stopped() { # SIGNAL TEXT: checks that the started job ends with 75 and logs TEXT
     kill "-$1" $job && wait $job
     local code=$?
     [ $code = 75 ] && grep -q "$2" "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
@@ -316,7 +317,7 @@ stops_and_resumes() { # two ranks
     started "${run[@]}" && stopped USR1 '^stopped (rank 0): SIGUSR1 after step' &&
         started "${run[@]}" && stopped TERM '^resuming from'
 }
-time_is_up() { # it ends in time, of its own option and, with two ranks, at a launcher's end; nobody restarts it
+time_is_up() { # a run ends in time, by its own option or, with two ranks, at a launcher's end; nothing restarts it
     local code ranks how=--max-hours=0.0014 end
     for ranks in 1 2; do
         [ $ranks = 1 ] || { has_mpi && how=--max-hours=100; } || skip "no Open MPI here, or a build without it" || return
@@ -341,7 +342,7 @@ restarts_when_a_rank_is_killed() {
     wait $job && grep -q '^exit code 78: starting again from .*/step_' "$work/log" && grep -q '^resuming from' "$work/log" &&
         [ "$(grep -c '"loss"' "$work/again/metrics.jsonl")" = 3000 ] || { tail -n 9 "$work/log"; return 1; }
 }
-# SIGKILL to a launcher, to mpirun.sh or to mpirun: the ranks save and end. RANKS without mpirun.sh: 1.
+# After SIGKILL to a launcher, to mpirun.sh or to mpirun, ranks save and end. RANKS 1: without mpirun.sh.
 trainers() { pgrep -f "^$train .*--out $work/killed "; }
 killed() { # launch.sh|mpirun.sh|mpirun RANKS
     local what=$1 ranks=$2 job victim code end=$((SECONDS + 60)) segments=''

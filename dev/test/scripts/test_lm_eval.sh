@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# scripts/lm_eval.sh: its errors, and the arguments it gives lm-evaluation-harness, here a stand-in that logs them.
+# scripts/lm_eval.sh: errors, and the arguments for lm-evaluation-harness, which a stand-in logs.
 set -u
 . "$(dirname "$0")/../checks.sh" lm_eval
 unset LM_EVAL TOKENIZER DTYPE
 cd "$work" || exit 70
 
-# A copy of the script with no build/venv beside it, and a stand-in for the harness.
+# A copy of the script without build/venv, and a stand-in for the harness.
 mkdir -p clone/scripts bin
 cp "$root"/scripts/{lm_eval,common}.sh clone/scripts/
 cat > bin/lm_eval << 'END'
@@ -26,11 +26,11 @@ shape="--train words_train_*.bin --vocab-size 400 --layers 1 --heads 2 --channel
 GLOBIGNORE='*' "$train" $shape --tokenizer vocabulary --steps 12 --lr 1e-2 --checkpoint-every 5 --out run >> log 2>&1 &&
     GLOBIGNORE='*' "$train" $shape --steps 1 --out mute >> log 2>&1 || { cat log; exit 1; }
 
-said() { # LINE...: the harness was called with these arguments
+said() { # LINE...: checks the arguments that the harness got
     diff <(printf '%s\n' --model hf --model_args "$@") said.txt
 }
 all="hellaswag,lambada_openai,piqa,winogrande,arc_easy"
-defaults() { # without a GPU, and with one; a run stands for its newest whole checkpoint
+defaults() { # with and without a GPU; a run stands for its newest whole checkpoint
     mkdir -p run/step_00000099
     script run > out.txt && said pretrained=run/step_00000012,dtype=float32 --tasks $all --device cpu --batch_size 8 &&
         grep -q '^/.*/bin/lm_eval --model hf' out.txt || return 1

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# `make clean`, first builds on a machine without MPI or a library, and builds for several GPUs, in made-up directories.
+# Tests make in made-up trees: clean, first builds without MPI or a library, builds for several GPUs.
 set -u
 . "$(dirname "$0")/../checks.sh" make
-unset MAKEFLAGS MFLAGS MAKELEVEL NO_MPI NATIVE SAN CUDA_ARCH CUDA_HOME CFLAGS # of the make that runs the tests
+unset MAKEFLAGS MFLAGS MAKELEVEL NO_MPI NATIVE SAN CUDA_ARCH CUDA_HOME CFLAGS # set by the make that runs the tests
 
-with_make() { mkdir -p dev && ln -s "$root/Makefile" . && ln -s "$root/dev/make" dev; } # in this directory
+with_make() { mkdir -p dev && ln -s "$root/Makefile" . && ln -s "$root/dev/make" dev; } # links them into this directory
 program() { printf '#!/bin/sh\n%s\n' "$2" > "$1" && chmod +x "$1"; } # FILE TEXT
 
 begin
@@ -56,9 +56,9 @@ where="PREFIX=/usr DESTDIR=$PWD/here"
 returns 0 make install $where NO_MPI=1
 check "installed: $(ls here/usr/bin)" [ "$(ls here/usr/bin | xargs)" = "gns_tokenize train_gpt2 train_gpt2cu" ]
 check "completions" grep -q ' train_gpt2cu$' here/usr/share/bash-completion/completions/train_gpt2cu
-rm -rf build/cpu-nompi # copies, not links
+rm -rf build/cpu-nompi # installed programs are copies, not links
 check "they do not run" [ "$(here/usr/bin/train_gpt2)$(here/usr/bin/gns_tokenize)$(here/usr/bin/train_gpt2cu)" = "a programa programon a GPU" ]
-touch here/usr/bin/tokenize # somebody else's
+touch here/usr/bin/tokenize # another program's
 # shellcheck disable=SC2086
 returns 0 make uninstall $where NO_MPI=1
 check "left: $(find here/usr -type f)" [ "$(find here/usr -type f)" = here/usr/bin/tokenize ]
@@ -67,7 +67,7 @@ for target in all install uninstall check; do check "$target is not in make help
 cd "$root" || exit 70
 end install
 
-# A missing header of a library is an error of one line.
+# A library's missing header is an error of one line.
 begin
 mkdir -p "$work"/bare/{bin,none}
 cd "$work/bare" || exit 70
@@ -84,7 +84,7 @@ returns 0 make clean
 check "kept: $(cat "$work/log")" [ ! -e build ]
 end no_header
 
-# The compiler and CFLAGS: what does not work is named, -march= counts, and NaN checks are not compiled away.
+# CC and CFLAGS: errors name what does not work, -march= counts, and NaN checks are not compiled away.
 begin
 mkdir "$work/flags"
 cd "$work/flags" || exit 70
@@ -101,7 +101,7 @@ returns 0 make -n build/cpu/llmc/base/common.o NO_MPI=1 BUILD=build/cpu CFLAGS="
 check "-march=one: $(cat "$work/log")" [ "$(grep -c -- =native "$work/log")$(grep -c -- "-march=one -c" "$work/log")" = 01 ]
 end compiler
 
-# An nvcc that logs its arguments, and prints the file `report` for what it compiles.
+# A fake nvcc that logs its arguments and prints the file `report` when it compiles.
 mkdir -p "$work"/gpu/{bin,cuda/bin,llmc/{base,cuda,run}}
 cd "$work/gpu" || exit 70
 with_make
@@ -115,7 +115,7 @@ build_gpu() { rm -f calls && touch calls && PATH=$work/gpu/bin:$PATH make train_
 compiled() { grep -e ' -c ' calls | grep -oE 'sm_[0-9]+a?|[a-z0-9_]+\.cu$' | sort -u | xargs; } # files, architectures
 gpus() { program bin/nvidia-smi "printf '$1\\n'"; }
 
-# Other GPUs or flags recompile what depends on them, and only that.
+# Other GPUs or flags recompile only what depends on them.
 begin
 while IFS='|' read -r arch want; do
     returns 0 build_gpu CUDA_ARCH="$arch"
@@ -136,7 +136,7 @@ for native in 0 1; do
 done
 end other_flags
 
-# Without NCCL a build says so, once, and the program knows what it lacks.
+# Without NCCL a build says so once, and the program reports what it lacks.
 begin
 mkdir -p nccl/include llmc/ranks
 program bin/mpicc '[ "$1" != --showme:link ] || echo -lm'
@@ -151,7 +151,7 @@ check "there: $(cat "$work/log")" [ "$(grep -c 'no nccl.h\|NO_NCCL' "$work/log")
 check "linked: $(tail -n 1 calls)" grep -q -- "-rpath=$PWD/cuda/lib64 -L$PWD/nccl/lib -Xlinker -rpath=$PWD/nccl/lib .*-l:libnccl.so.2" calls
 end nccl
 
-# The GPUs that nvidia-smi lists.
+# A build is for the GPUs that nvidia-smi lists.
 begin
 finds() { # COMPUTE_CAPABILITIES ARCHITECTURES [VARIABLE=VALUE]
     gpus "$1"
@@ -174,7 +174,7 @@ too_old() { # CAPABILITY [VARIABLE=VALUE...]
     check "$1: $(cat "$work/log")" says "$work/log" "compute capability $1: the CUDA trainer needs $oldest builds for another machine"
     check "$1: more than a line: $(cat "$work/log")" one_line "$work/log"
 }
-if [ ! -e /dev/nvidia0 ]; then # before anything is compiled
+if [ ! -e /dev/nvidia0 ]; then # refused before anything is compiled
     gpus 9.0
     rm -rf build
     PATH=$PWD/bin:$PATH returns 2 make test-gpu NO_MPI=1
@@ -189,7 +189,7 @@ returns 2 build_gpu PRECISION=FP61
 check "FP61: $(cat "$work/log")" says "$work/log" "PRECISION=FP61: it may be BF16, FP16 or FP32"
 end gpus_found
 
-# Register spills fail a build for GPUs that kernels are tuned for; for others they are warnings. Hopper's products must overlap.
+# Register spills are errors for GPUs with tuned kernels, warnings for others. Hopper's products must overlap.
 begin
 gpus 9.0
 for arch in 80 90a 120; do

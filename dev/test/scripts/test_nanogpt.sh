@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/from_nanogpt.py: weights with nanoGPT's names and layout come back as GPT-2's, meta.pkl becomes a tokenizer, and bad
-# files are refused. A stand-in that pickles arrays replaces torch, which scripts/deps.sh does not install. Where $PYTHON,
-# build/venv or python3 has torch, the test runs again with it.
+# scripts/from_nanogpt.py converts weights with nanoGPT's names and layout to GPT-2's, makes a tokenizer from meta.pkl,
+# and refuses bad files. A stand-in that pickles arrays replaces torch, which scripts/deps.sh does not install. If
+# $PYTHON, build/venv or python3 has torch, the test runs again with it.
 set -u
 . "$(dirname "$0")/../checks.sh" nanogpt
 python=$(find_python numpy safetensors) || skip_suite "no python3 with numpy and safetensors"
@@ -54,7 +54,7 @@ for variant in ("plain", "bias", "bias_mask_compiled"):
     wrong = [name for name in set(got) | set(want) if not np.array_equal(got.get(name), want.get(name))]
     assert not wrong, (variant, wrong)
 END
-converts() { # NAME: with the torch that $python finds
+converts() { # NAME: converts with the torch that $python finds
     begin
     returns 0 "$python" "$work/convert.py" "$work/$1"
     check "$(tail -n 2 "$work/log")" says "$work/log" "; characters of $work/$1/out/../data/letters/meta.pkl"

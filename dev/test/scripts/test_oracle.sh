@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# dev/oracle: the engine and its evaluation against float64, models to and from Hugging Face's transformers. torch and
-# transformers are large, so scripts/deps.sh does not install them.
+# dev/oracle: compares the engine and its evaluation with float64, and exchanges models with Hugging Face's
+# transformers. torch and transformers are large: scripts/deps.sh does not install them.
 set -u
 . "$(dirname "$0")/../checks.sh" oracle
 

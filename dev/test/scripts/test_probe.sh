@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# critical_batch.py probe: its verdict on made-up losses, and real branches of a small run.
+# critical_batch.py probe: verdicts on made-up losses, and real branches of a small run.
 set -u
 . "$(dirname "$0")/../checks.sh" probe
 python=$(find_python) || skip_suite "no python3"
@@ -13,8 +13,8 @@ sys.path.insert(0, "scripts")
 from critical_batch import critical_batch
 cases = [
     ([8, 16, 32, 64], [2.0, 2.004, 2.002, 2.009], (64, None, None)),
-    ([8, 16, 32, 64], [2.0, 1.98, 2.0, 2.02], (32, 64, 32 * 2 ** 0.5)),   # half way between 0 and 0.02
-    ([8, 16, 32, 64], [2.0, 2.0, 2.04, 2.0], (16, 32, 16 * 2 ** 0.25)),   # batches above the first with harm do not count
+    ([8, 16, 32, 64], [2.0, 1.98, 2.0, 2.02], (32, 64, 32 * 2 ** 0.5)),   # half-way between 0 and 0.02
+    ([8, 16, 32, 64], [2.0, 2.0, 2.04, 2.0], (16, 32, 16 * 2 ** 0.25)),   # batches above the first harmful one do not count
     ([8, 32], [2.0, 2.5], (8, 32, 8 * 4 ** 0.02)),
     ([8, 16, 32], [2.0, 2.005, math.inf], (16, 32, 16.0)),                # diverged
     ([8, 16, 32], [2.0, math.nan, 2.0], (8, 16, 8.0)),
@@ -26,7 +26,7 @@ for batches, losses, want in cases:
 END
 end verdict
 
-# A run of 60 steps at a constant learning rate. The branch at the same batch repeats its steps from 20 on.
+# A run of 60 steps at a constant learning rate. The branch with the same batch repeats its steps from 20 on.
 "$python" -c 'import random, sys; r = random.Random(int(sys.argv[1])); w = ["".join(r.choices("abcdefgh", k=4)) for _ in range(40)]
 print(" ".join(r.choices(w, k=20000)))' "${SEED:-$RANDOM}" > "$work/text.txt"
 cd "$work" || exit 70
@@ -63,7 +63,7 @@ for k, batch in ((1, 4), (2, 8), (4, 16)):
     expect("batch", {r["batch"] for r in mine}, {batch})
     expect("lr", {round(r["lr"], 12) for r in mine}, {round(3e-3 * math.sqrt(k), 12)})
     expect("reported", table[batch][1:5], [str(k), f"{3e-3 * math.sqrt(k):.3g}", str(len(mine)), f"{val['val_loss']:.4f}"])
-    if k == 1:  # as the run itself: the same bits
+    if k == 1:  # the run's bits
         expect("k = 1", [r["loss"] for r in mine], [r["loss"] for r in steps(base)[20:20 + len(mine)]])
 END
 end branches
@@ -75,14 +75,14 @@ check "trained again" [ -z "$(find run/probe_00000020 -newer stamp)" ]
 check "not said" says log "batch 8: already trained"
 probe 0 run --factors 0.5,1 --tokens 512
 check "from the newest, downwards: $(tail -n 1 log)" [ -d run/probe_00000060/batch_2-512 ]
-branch=run/probe_00000020/batch_8-2048 # as if killed: it starts at the checkpoint, which expects a longer log
+branch=run/probe_00000020/batch_8-2048 # as if killed: the checkpoint at its start expects a longer log
 numbers $branch > whole
 cp -r run/step_00000020 $branch && rm $branch/done
-truncate -s $(($(stat -c %s $branch/metrics.jsonl) * 2 / 3)) $branch/metrics.jsonl # within a line
+truncate -s $(($(stat -c %s $branch/metrics.jsonl) * 2 / 3)) $branch/metrics.jsonl # cuts a line
 probe 0 run/step_00000020 --factors 1,2,4 --tokens 2048 --tolerance 100
 numbers $branch > again
 check "not as it was: $(diff whole again | head -n 3)" cmp -s whole again
-probe 0 blind --factors 1,2 --tokens 512 # without validation: training losses are compared
+probe 0 blind --factors 1,2 --tokens 512 # without validation, training losses are compared
 check "branches: $(tail -n 1 log)" says log "Recommendation: "
 end again
 

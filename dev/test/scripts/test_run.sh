@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# dev/test/run.sh itself: what it counts, and that a test which never ends is one failure, not the end of all testing.
+# dev/test/run.sh: its counts; a test that never ends is one failure, and the others still run.
 set -u
 . "$(dirname "$0")/../checks.sh" run
 
-fake() { # NAME, a test that does as standard input says
+fake() { # NAME: makes a test from standard input
     { echo '#!/usr/bin/env bash' && cat; } > "$work/test_$1.sh" && chmod +x "$work/test_$1.sh"
 }
 fake good <<< 'echo "PASS good/one"; echo "SKIP good/two: why"'
@@ -11,9 +11,9 @@ fake bad <<< 'echo "FAIL bad/one: why"; exit 1'
 fake crash <<< 'echo "PASS crash/one"; kill -SEGV $$'
 fake silent <<< 'exit 0'
 fake absent <<< 'echo "SKIP absent: not here"; exit 77'
-# In another session, as mpirun's ranks may be.
+# Starts a process in another session, as mpirun may start ranks.
 fake endless <<< "echo 'PASS endless/one'; setsid sleep 1000 & echo \$! > '$work/apart'; sleep 1000; echo 'PASS endless/two'"
-runs() { # LAST_LINE CODE NAME...: of the tests of these names
+runs() { # LAST_LINE CODE NAME...: runs these tests; checks the last line and the exit code
     local last=$1 want=$2 code
     shift 2
     dev/test/run.sh "$work" "${@/#/$work/test_}" > "$work/log" 2>&1
@@ -25,8 +25,8 @@ counts() {
         runs "2 passed, 3 failed, 1 skipped" 1 bad.sh crash.sh silent.sh good.sh &&
         says "$work/log" "FAIL test_crash: exit code 139" && says "$work/log" "FAIL test_silent: exit code 0"
 }
-alive() { grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status"; } # PROCESS; burying it is another's business
-ends_what_never_ends() { # with all that it started, and runs the next test
+alive() { grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status"; } # PROCESS: false for a zombie
+ends_what_never_ends() { # and all that it started; then runs the next test
     GNS_TEST_LIMIT=3 runs "2 passed, 1 failed, 1 skipped" 1 endless.sh good.sh &&
         says "$work/log" "FAIL test_endless: did not end within 3 s" || return 1
     local apart i
@@ -35,7 +35,7 @@ ends_what_never_ends() { # with all that it started, and runs the next test
     echo "process $apart still runs"
     return 1
 }
-no_result() { # a test without a directory of its own is a failure, and so are no tests at a time
+no_result() { # a test without a directory is a failure; so is GNS_TEST_JOBS=0
     TMPDIR=$work/nowhere runs "0 passed, 2 failed, 0 skipped" 1 good.sh bad.sh || return 1
     ! GNS_TEST_JOBS=0 dev/test/run.sh "$work" > "$work/log" 2>&1 && grep -q '^GNS_TEST_JOBS is 0; set it to 1 or more' "$work/log"
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# dev/bench/ramp_study.py with the CPU trainer, its statistics, and dev/docs/plots.py on what it leaves. The figures are
-# skipped where no Python has matplotlib.
+# dev/bench/ramp_study.py with the CPU trainer, its statistics, and dev/docs/plots.py on its results. Skips the figures
+# if no Python has matplotlib.
 set -u
 . "$(dirname "$0")/../checks.sh" study
 export TRAINER=$train JOBS=2
@@ -13,10 +13,10 @@ import math
 from ramp_study import paired, window_loss
 from plots import reference_batch
 rows = [{"tokens": t, "loss": x} for t, x in ((40, 9), (70, 5), (90, 4), (110, 2))]
-assert window_loss(rows, 60, 100) == (10 * 5 + 20 * 4 + 10 * 2) / 40 # steps that lie partly within
+assert window_loss(rows, 60, 100) == (10 * 5 + 20 * 4 + 10 * 2) / 40 # steps may lie partly within
 assert window_loss(rows, 0, 110) == (40 * 9 + 30 * 5 + 20 * 4 + 20 * 2) / 110
 assert math.isnan(window_loss(rows, 110, 120))
-# Losses differ between seeds by 100 times more than between the runs: only the pairs tell.
+# Losses differ 100 times more between seeds than between runs: only pairs show the difference.
 mean, error = paired({"1": 1.002, "2": 3.004, "3": 2.003, "4": 7}, {"3": 2.0, "1": 1.0, "2": 3.0})
 assert abs(mean - 0.003) < 1e-12 and abs(error - 0.001 / math.sqrt(3)) < 1e-12, (mean, error)
 assert math.isnan(paired({"1": 1.0}, {"1": 2.0})[1]) and math.isnan(paired({"1": 1.0}, {"2": 2.0})[0])
@@ -43,7 +43,7 @@ check "fewer: $(row rows16 4)" [ "$(row rows16 4)" = 74.8% ]
 check "equal: $(row rows4 15), $(row late4 15), $(row rows16 15)" [ "$(row rows4 15)" = 313 -a "$(row late4 15)" -gt 0 -a "$(row late4 15)" -lt 313 -a "$(row rows16 15)" = 0 ]
 check "its own rate" says "$out/rows16-seed1/run.json" '"lr": 0.02,'
 check "weights are left" [ -z "$(find "$out" -name '*.safetensors' -o -name '*.work')" ]
-# Compute results again from the runs' logs: the sum of step times, the last tenth's loss, the paired difference.
+# Recompute results from the logs: the sum of step times, the last tenth's loss, the paired difference.
 check "results" python3 - "$out" "$(row rows16 13)" << 'END'
 import json, sys
 out, shown = sys.argv[1:]
@@ -107,13 +107,13 @@ end errors
 
 python=$(find_python matplotlib) || { echo "SKIP study/figures: no Python with matplotlib" && exit $failed; }
 begin
-# A second tuning with a better loss and other step times: the table shows this one.
+# A second tuning has a better loss and other step times: the table shows it.
 better=$out/better-seed1
 mkdir "$better" && cp "$out/rows4-seed1/run.json" "$better"
 sed 's/"val_loss": [0-9.]*/"val_loss": 0.125/; s/"loss": [0-9.]*/"loss": 0.5/; s/"tok_per_s": [0-9.e+]*/"tok_per_s": 2000/' \
     "$out/rows4-seed1/metrics.jsonl" > "$better/metrics.jsonl"
 cp -r "$better" "$out/better-seed2"
-for part in adamw muon adamw-short muon-short; do # exact at every step, from the LayerNorms' numbers
+for part in adamw muon adamw-short muon-short; do # turns the LayerNorms' numbers into exact ones at every step
     mkdir -p "$work/muon/$part/rows4-seed1" && cp "$better/run.json" "$work/muon/$part/rows4-seed1"
     sed 's/"gns_ln/"gns_total/g' "$better/metrics.jsonl" > "$work/muon/$part/rows4-seed1/metrics.jsonl"
 done

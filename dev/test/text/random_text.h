@@ -13,7 +13,7 @@ static inline size_t put_code_point(char *out, uint32_t c) {
     return n;
 }
 
-// Writes a piece. The pieces cover GPT-2's kinds of characters; their kinds are the same in every version of Unicode.
+// Writes a piece. Pieces cover GPT-2's kinds of characters; every version of Unicode classifies them alike.
 static inline size_t put_piece(char *out) {
     static const char *const pieces[] = {" ",  " ",   "\n", "\t", "\r\n", "a",    "bc",   "The", " the", "1",    "23",
                                          "!",  "...", "'",  "'s", "'ll",  "'re",  "'x",   "'S",  "\"",   "\x1f", "\v",
@@ -24,14 +24,14 @@ static inline size_t put_piece(char *out) {
     return strlen(piece);
 }
 
-// Writes `count` pieces. Returns their bytes, at most six each.
+// Writes `count` pieces of at most six bytes. Returns the bytes written.
 static inline size_t random_pieces(char *out, int count) {
     size_t at = 0;
     for (int i = 0; i < count; i++) at += put_piece(out + at);
     return at;
 }
 
-// random_pieces, but a tenth of the pieces are any code points.
+// Writes as random_pieces, but a tenth of the pieces are arbitrary code points.
 static inline size_t random_text(char *out, int count) {
     size_t at = 0;
     for (int i = 0; i < count; i++) {

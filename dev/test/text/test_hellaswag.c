@@ -1,17 +1,17 @@
-// HellaSwag: rows, sums and scores of a small file, by hand; malformed files are refused by name and line.
-// dev/oracle/check_evaluation.py computes the scores of random questions.
+// HellaSwag: rows, sums and scores of a small file, by hand; errors give name and line of malformed files.
+// dev/oracle/check_evaluation.py checks scores of random questions.
 #include "text/hellaswag.h"
 #include "../scratch.h"
 
 static Error e;
-static Tokenizer *bytes_tokenizer; // token b is byte b, so rows are texts
+static Tokenizer *bytes_tokenizer; // token b is byte b: rows are texts
 
 static int open_questions(HellaSwag **h, const char *text, int T) {
     write_text("q.jsonl", text);
     return hellaswag_open(h, "q.jsonl", bytes_tokenizer, T, &e);
 }
 
-// Three questions with T = 5: the second one's context is cut in both rows, the third one has an ending of 6 tokens.
+// Three questions with T = 5: the second one's context is cut in both rows; the third has an ending of 6 tokens.
 static void test_rows_and_scores(void) {
     static const char text[] = "{\"ctx\": \"ab\", \"endings\": [\"c\", \"de\"], \"label\": \"1\"}\n\n"
                                "{\"label\": 0, \"ctx\": \"vwxyz\", \"endings\": [\"\u00e9f\", \"g\"]}\n"
@@ -43,7 +43,7 @@ static void test_rows_and_scores(void) {
         }
         for (int i = 0; i < 4; i++) CHECK(sum[i] == sums[i], "row %d: %g, not %g", i, sum[i], sums[i]);
     }
-    const double by_length[4] = {5, 6, 9, 8}; // means 2.5 and 2; 2.25 and 4
+    const double by_length[4] = {5, 6, 9, 8}; // means per token 2.5, 2, 2.25, 4
     HellaSwagScore score = hellaswag_score(h, by_length);
     CHECK(score.questions == 2 && score.correct == 0 && score.correct_norm == 2, "%d and %d right", score.correct,
           score.correct_norm);

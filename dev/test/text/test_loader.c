@@ -1,4 +1,4 @@
-// The loader gives the rows of dataset_rows, whether it read them ahead or not; it ends and fails cleanly.
+// The loader returns the rows of dataset_rows, read ahead or not. It ends and fails cleanly.
 #include "text/loader.h"
 #include "shard_file.h"
 #include "../scratch.h"
@@ -14,7 +14,7 @@ static void make_shard(const char *name, size_t count, int vocab) {
     free(tokens);
 }
 
-// Writes other tokens into a file that is open.
+// Overwrites the tokens of an open file.
 static void overwrite_tokens(const char *name, size_t count, uint16_t token) {
     FILE *f = fopen(name, "r+b");
     fseek(f, SHARD_HEADER_BYTES, SEEK_SET);
@@ -39,14 +39,14 @@ static void fixture_close(Fixture *f) {
     dataset_close(f->data);
 }
 
-// Whether the rows are those of dataset_rows.
+// Returns whether the rows equal those of dataset_rows.
 static bool same_rows(const Fixture *f, const uint16_t *rows, uint64_t first, int n) {
     uint16_t want[MAX_ROWS * (T + 1)];
     CHECK_OK(dataset_rows(f->data, first, n, want, &e), &e);
     return memcmp(rows, want, (size_t)n * (T + 1) * sizeof *rows) == 0;
 }
 
-// Asks for rows in order and at random places. Announces the right rows, other rows, too many, too few or none. Checks
+// Reads rows in order and at random places. Announces the right rows, other rows, too many, too few or none. Checks
 // rows while the thread reads the next ones.
 static void test_order(void) {
     make_shard("order_0.bin", 1700, V);
@@ -68,25 +68,25 @@ static void test_order(void) {
     fixture_close(&f);
 }
 
-// Announced rows are read at once, other rows when they are asked for.
+// The loader reads announced rows at once, other rows on demand.
 static void test_reads_ahead(void) {
     const size_t count = 400;
     const uint16_t *rows;
     make_shard("ahead.bin", count, V - 1);
     Fixture f = fixture_open("ahead.bin", MAX_ROWS, T);
     loader_expect(f.loader, 0, 4);
-    loader_expect(f.loader, 0, 0); // waits until nothing is being read
+    loader_expect(f.loader, 0, 0); // waits until the thread is idle
     uint16_t before[4 * (T + 1)];
     CHECK_OK(dataset_rows(f.data, 0, 4, before, &e), &e);
     overwrite_tokens("ahead.bin", count, V - 1);
-    CHECK_OK(loader_rows(f.loader, 0, 3, &rows, &e), &e); // the last step of a run asks for less
-    CHECK(memcmp(rows, before, 3 * (T + 1) * sizeof *rows) == 0, "read when asked for, not ahead");
+    CHECK_OK(loader_rows(f.loader, 0, 3, &rows, &e), &e); // a run's last step needs fewer rows
+    CHECK(memcmp(rows, before, 3 * (T + 1) * sizeof *rows) == 0, "read on demand, not ahead");
     CHECK_OK(loader_rows(f.loader, 0, 4, &rows, &e), &e);
     CHECK(rows[0] == V - 1 && rows[4 * (T + 1) - 1] == V - 1, "read ahead without being asked");
     fixture_close(&f);
 }
 
-// Destroying the loader while it reads several megabytes ends its thread first; the sanitizers see a late write.
+// Destroying the loader while it reads several megabytes ends its thread first: the sanitizers would see a late write.
 static void test_ends_while_reading(void) {
     enum { LONG_T = 1024, LONG_ROWS = 512 };
     const uint16_t *rows;
@@ -100,7 +100,7 @@ static void test_ends_while_reading(void) {
     loader_destroy(NULL);
 }
 
-// A shard is cut off or damaged while in use: loader_rows returns the error, and rows once the file is whole again.
+// A shard is cut or damaged while in use: loader_rows returns the error; when the file is whole again, it returns rows.
 static void test_errors_reach_the_caller(void) {
     const size_t count = 300;
     const uint16_t *rows;
@@ -120,7 +120,7 @@ static void test_errors_reach_the_caller(void) {
         CHECK(rows[0] == 7 && same_rows(&f, rows, 5, 9), "rows after the repair");
     }
     CHECK(truncate("bad.bin", SHARD_HEADER_BYTES) == 0, "truncate");
-    loader_expect(f.loader, 0, 9); // an error that no call asks for is dropped
+    loader_expect(f.loader, 0, 9); // an error that no call needs is dropped
     fixture_close(&f);
 }
 

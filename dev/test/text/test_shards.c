@@ -1,5 +1,4 @@
-// Token shards: tokens are read as they were written, in the order that shards.h defines; malformed shards are refused
-// by name.
+// Token shards: tokens are read as written, in the order of shards.h; errors name malformed shards.
 #include "text/shards.h"
 #include "shard_file.h"
 #include "../scratch.h"
@@ -7,9 +6,10 @@
 #include <sys/stat.h>
 
 static Error e;
-static uint64_t shift; // of a window
+static uint64_t shift; // set by dataset_window_at
 
-// A shard with any header: count tokens of value `token`, and `extra` bytes more (or fewer, if negative).
+// Writes a shard with any header and count tokens of value `token`; appends `extra` bytes, or cuts them off if
+// negative.
 static void write_raw(const char *path, int32_t magic, int32_t version, int32_t said, int count, uint16_t token,
                       int extra) {
     size_t bytes = SHARD_HEADER_BYTES + 2 * (size_t)count;
@@ -21,7 +21,8 @@ static void write_raw(const char *path, int32_t magic, int32_t version, int32_t 
     free(raw);
 }
 
-// Shards "NAME_000.bin", ... of the given lengths holding random tokens below vocab; their tokens in one array.
+// Writes shards "NAME_000.bin", ... of the given lengths, with random tokens below vocab. Returns all tokens in one
+// array.
 static uint16_t *make_shards(const char *name, const int *lengths, int shards, int vocab) {
     size_t total = 0, at = 0;
     for (int i = 0; i < shards; i++) total += (size_t)lengths[i];
@@ -38,7 +39,7 @@ static uint16_t *make_shards(const char *name, const int *lengths, int shards, i
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// The windows in file order are those of the definition, computed here from the tokens.
+// Windows in file order equal the definition, computed from the tokens.
 static void test_sequential(void) {
     const int lengths[6] = {1, 100, 7, 8, 9, 1000}, T = 7, V = 300;
     uint16_t *tokens = make_shards("seq", lengths, 6, V), *rows = malloc(2 * 200 * 8);
@@ -54,7 +55,7 @@ static void test_sequential(void) {
     for (int s = 0, w = 0; s < 6; at += (size_t)lengths[s++])
         for (int k = 0; k < (lengths[s] - 1) / T; k++, w++)
             CHECK(memcmp(rows + w * (T + 1), tokens + at + (size_t)(k * T), 2 * (size_t)(T + 1)) == 0, "window %d", w);
-    for (uint64_t i = 0; i < (uint64_t)windows; i++) { // where each example and its document begin
+    for (uint64_t i = 0; i < (uint64_t)windows; i++) { // the places where an example and its document begin
         ExamplePlace place;
         uint16_t row[8];
         CHECK_OK(dataset_rows(data, i, 1, row, &e), &e);
@@ -68,7 +69,7 @@ static void test_sequential(void) {
         CHECK(place.document == -1, "without a separator: %d", (int)place.document);
     }
     uint16_t one[8];
-    for (int w = windows; w-- > 0;) { // the same, one at a time and backwards
+    for (int w = windows; w-- > 0;) { // one at a time, backwards
         CHECK_OK(dataset_rows_sequential(data, (uint64_t)w, 1, one, &e), &e);
         CHECK(memcmp(one, rows + w * (T + 1), sizeof one) == 0, "window %d alone", w);
     }
@@ -78,8 +79,8 @@ static void test_sequential(void) {
     free(rows);
 }
 
-// With shifts, all windows of an epoch move by one number of tokens, the last of a shard only to its end. Each number
-// occurs in some epoch. The order and sequential reads stay the same.
+// With shifts, all windows of an epoch move by the same number of tokens; a shard's last window moves at most to its
+// end. Every number occurs in some epoch. The order and sequential reads do not change.
 static void test_shifted_windows(void) {
     enum { T = 8, EPOCHS = 200 };
     const int lengths[] = {T * 5 + 1, T * 3 + 6};
@@ -105,15 +106,15 @@ static void test_shifted_windows(void) {
         for (int t = 0; t <= T; t++) CHECK(row[t] == row[0] + t, "example %d, token %d: %d", k, t, row[t]);
         if (k % N == N - 1 && first < T) seen[first]++;
     }
-    for (int shift = 0; shift < T; shift++) // a binomial's 25 +- 4.7
+    for (int shift = 0; shift < T; shift++) // binomial: 25 +- 4.7
         CHECK(seen[shift] >= 5 && seen[shift] <= 50, "shift %d in %d epochs of %d", shift, seen[shift], EPOCHS);
     CHECK_OK(dataset_rows_sequential(data, 1, 1, row, &e), &e);
     CHECK(row[0] == T, "a sequential window begins at %d", row[0]);
     dataset_close(data), dataset_close(fixed);
 }
 
-// The sequence of examples does not depend on how many rows are read at a time, on the order of reads, or on a restart:
-// batches, micro-batches and ranks do not change it.
+// The sequence of examples does not depend on the rows per read, the order of reads, or a restart: batches,
+// micro-batches and ranks do not change it.
 static void test_any_split(void) {
     enum { T = 9, ROWS = 500, WIDTH = T + 1, MOST = 64 };
     const int lengths[2] = {1003, 411}; // 156 windows: several epochs
@@ -157,10 +158,10 @@ static void test_words(void) {
     static const char *const made[] = {"u", "v", "w a", "x:2"};
     for (int i = 0; i < 4; i++) free(make_shards(made[i], lengths, 2, 1000));
     check_files("u*", "u_000.bin u_001.bin", 1);
-    check_files("v* u_001.bin", "u_001.bin v_000.bin v_001.bin", 1); // as with one pattern: sorted, each once
+    check_files("v* u_001.bin", "u_001.bin v_000.bin v_001.bin", 1); // sorted, each once
     check_files("  u_001.bin\tu*  u_000.bin ", "u_000.bin u_001.bin", 1);
     free(make_shards("odd[1]*", lengths, 1, 1000));
-    check_files("odd[1]*_000.bin", "odd[1]*_000.bin", 1); // exists as it is written
+    check_files("odd[1]*_000.bin", "odd[1]*_000.bin", 1); // a file of this name exists
     check_files("w a*", "w a_000.bin w a_001.bin", 1);
     check_files("w\\ a_000.bin u_000.bin", "u_000.bin w a_000.bin", 1);
     check_files("x:2_000.bin", "x:2_000.bin", 1);
@@ -198,8 +199,8 @@ static void test_words(void) {
                 "u_000.bin: 100 tokens in 1 file are too few");
 }
 
-// A weight does not change the order of a single source. Each source of a mixture has its own epochs and order, and
-// gets its share of the examples.
+// A weight does not change the order of a single source. Each source of a mixture has its own epochs and order, and its
+// share of the examples.
 static void test_mixture(void) {
     enum { EXAMPLES = 60000, N = 22 };
     Dataset *plain, *one, *mixed;
@@ -228,7 +229,7 @@ static void test_mixture(void) {
     }
     for (int k = 0; k < N; k++) again += (last[0][k] == last[1][k]) + (last[1][k] == last[2][k]);
     CHECK(again < N, "sources in one order: %llu", (unsigned long long)again);
-    // the order of this seed, asked backwards: a resumed run must continue in it
+    // The order of this seed, read backwards; a resumed run must continue it.
     uint64_t hash = 0;
     for (uint64_t i = EXAMPLES; i-- > 0;) hash += hash_element(i, (uint32_t)dataset_window_at(mixed, i, &shift));
     CHECK(hash == 0x86cc9428affed597u, "another order: %016llx", (unsigned long long)hash);
@@ -236,7 +237,7 @@ static void test_mixture(void) {
     dataset_close(mixed);
 }
 
-// An excluded window is no example any more, in any epoch and from any source; every other example stays.
+// An excluded window occurs in no epoch of any source; every other example stays.
 static void test_excluded_windows(void) {
     enum { EXAMPLES = 700, FIRST = 90, COUNT = 60 };
     const int lengths[2] = {701, 801}, T = 7, V = 300;
@@ -246,7 +247,7 @@ static void test_excluded_windows(void) {
     free(make_shards("excluded", lengths, 2, V));
     CHECK_OK(dataset_open(&data, "excluded_000.bin:0.4 excluded_001.bin:0.6", T, V, 1, &e), &e);
     dataset_shift_windows(data);
-    for (int round = 0; round < 2; round++) { // the second time excludes what took the first ones' places, and more
+    for (int round = 0; round < 2; round++) { // round 1 excludes windows that took excluded places, and more
         for (uint64_t k = 0; k < EXAMPLES; k++) before[k] = dataset_window_at(data, k, &shift);
         for (int k = FIRST; k < FIRST + COUNT; k++) gone[before[k]] = true;
         CHECK_OK(dataset_exclude(data, FIRST, COUNT, &e), &e);
@@ -260,7 +261,7 @@ static void test_excluded_windows(void) {
     dataset_close(data);
 }
 
-// With more shards than may stay open, none stays open. They are not written in the order of their names.
+// If there are too many shards to keep open, none stays open. They are not written in the order of their names.
 static void test_many_shards(void) {
     enum { SHARDS = 300, T = 3 };
     for (uint16_t i = 0; i < SHARDS; i++) {
@@ -271,7 +272,7 @@ static void test_many_shards(void) {
     }
     Dataset *data;
     uint16_t rows[SHARDS][T + 1];
-    int unused = dup(0), still; // the lowest descriptor
+    int unused = dup(0), still; // the lowest free descriptor
     close(unused);
     CHECK_OK(dataset_open(&data, "many_*.bin", T, SHARDS, 0, &e), &e);
     CHECK_OK(dataset_rows_sequential(data, 0, SHARDS, rows[0], &e), &e);
@@ -334,17 +335,17 @@ static void test_bad_shards(void) {
     write_raw("unreadable.bin", M, 1, 100, 100, 0, 0);
     chmod("unreadable.bin", 0);
     if (geteuid() != 0) refuse("unreadable.bin", 4, 256, "cannot open"); // root may read anything
-    Dataset *data;                                                       // one bad shard among good ones
+    Dataset *data;                                                       // a bad shard among good ones
     write_raw("set_0.bin", M, 1, 100, 100, 0, 0);
     write_raw("set_1.bin", M, 1, 100, 99, 0, 0);
     CHECK_ERROR(dataset_open(&data, "set_*.bin", 4, 256, 0, &e), &e, ERR_INPUT, "set_1.bin: truncated");
     write_raw("full.bin", M, 1, 100, 100, 65535, 0);
-    CHECK_OK(dataset_open(&data, "full.bin", 4, 65536, 0, &e), &e); // no uint16 is outside this vocabulary
+    CHECK_OK(dataset_open(&data, "full.bin", 4, 65536, 0, &e), &e); // every uint16 is in this vocabulary
     dataset_close(data);
     refuse("full.bin", 4, 65535, "token 65535 at position 0");
 }
 
-// A file too large to be checked when opened: reading the window of its bad token fails, and so does dataset_check.
+// A file too large to be checked when it is opened: reading the window with its bad token fails; so does dataset_check.
 static void test_large_shard(void) {
     const int T = 1000, count = 40000000;
     const char *path = "large.bin";

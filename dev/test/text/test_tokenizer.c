@@ -1,5 +1,5 @@
-// The tokenizer and its files against merges on strings, by definition. test_words checks the steps before merges,
-// compare_tokenizers.py GPT-2's vocabulary.
+// Compares the tokenizer and its files with merges on strings. test_words checks the steps before merges;
+// compare_tokenizers.py checks GPT-2's vocabulary.
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
 #include "random_text.h"
@@ -42,10 +42,11 @@ static int save(const Tokenizer *t) {
 
 enum { MERGES = 300, NAME = 64 };
 typedef struct {
-    char left[NAME], right[NAME]; // as strings of plain letters
+    char left[NAME], right[NAME]; // plain letters
 } NamedMerge;
 
-// A random vocabulary over a, b, c, space and the other bytes. As in training, each merge joins two existing tokens.
+// Makes a random vocabulary over a, b, c, space and the other bytes. As in training, each merge joins two existing
+// tokens.
 static int make_vocabulary(NamedMerge *merges) {
     static char names[MERGES + 4][NAME] = {"a", "b", "c", " "};
     int count = 4, made = 0;
@@ -70,7 +71,7 @@ static void put_name(FILE *f, const char *name) { // in GPT-2's alphabet a space
     }
 }
 
-// The 256 bytes, with ids in another order, and the merges' products.
+// Writes the 256 bytes, with ids in another order, and the merged tokens.
 static void put_vocab(FILE *f, const NamedMerge *merges, int count) {
     int id = 0, other = 256;
     fputs("{", f);
@@ -112,7 +113,7 @@ static void write_vocabulary(const NamedMerge *merges, int count) {
     fclose(f);
 }
 
-// The definition on strings: each merge, by rank, joins its occurrences from left to right.
+// Merges a string by definition: each merge, by rank, joins its occurrences from left to right.
 static int merge_by_definition(const char *word, size_t bytes, const NamedMerge *merges, int count, char (*out)[NAME]) {
     int n = (int)bytes;
     for (int i = 0; i < n; i++) snprintf(out[i], NAME, "%c", word[i]);
@@ -160,7 +161,7 @@ static void test_merges(void) {
             size_t bytes = i % 300 == 0 ? 1000 + draw(2000) : i % 10 == 0 ? 55 + draw(20) : 1 + draw(40);
             for (size_t k = 0; k < bytes; k++) word[k] = (char)('a' + draw(i % 7 ? 3 : 1));
             if (i % 3 == 0) word[0] = ' ';
-            if (i % 5 == 0 && bytes > 20) memcpy(word, "abcabbaccbacbcaabccb", 20); // the same beginning for the cache
+            if (i % 5 == 0 && bytes > 20) memcpy(word, "abcabbaccbacbcaabccb", 20); // a common beginning, for the cache
             if (bytes == 1) word[0] = 'a';
             check_word(t, encoder, word, bytes, merges, count);
         }
@@ -182,7 +183,7 @@ static void check_round_trip(const Tokenizer *t, Encoder *encoder, const char *t
         at += length;
     }
     CHECK(at == bytes && memcmp(back, text, bytes) == 0, "decoding %zu bytes gives %zu", bytes, at);
-    // Cut in two where tokenizer_cut allows: the same tokens.
+    // A text cut in two where tokenizer_cut allows has the same tokens.
     uint16_t *parts = malloc(2 * bytes + 2);
     size_t cut = tokenizer_cut(t, text, bytes ? draw((uint32_t)bytes) + 1 : 0), first, second;
     CHECK(cut <= bytes, "cut %zu of %zu", cut, bytes);
@@ -202,7 +203,7 @@ static void check_round_trips(const Tokenizer *t, int texts) {
         size_t bytes = random_text(text, (int)draw(300));
         for (uint32_t damage = draw(3) ? 0 : draw(20); damage > 0 && bytes > 0; damage--) // any bytes
             text[draw((uint32_t)bytes)] = (char)draw(256);
-        char *exact = malloc(bytes + 1); // the sanitizer sees a read after the end
+        char *exact = malloc(bytes + 1); // a sanitizer sees reads past the end
         memcpy(exact, text, bytes);
         exact = realloc(exact, bytes ? bytes : 1);
         check_round_trip(t, encoder, exact, bytes);
@@ -254,7 +255,7 @@ static void check_loads(const Tokenizer *want) {
     tokenizer_destroy(t);
 }
 
-// Ways of tokenizer.json to say what GPT-2's does.
+// Forms of tokenizer.json that mean the same as GPT-2's.
 #define BYTE_LEVEL(more) "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true" more "}"
 #define SPLIT(regex)                                                                                                   \
     "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"" regex "| ?\\\\p{L}+| ?\\\\p{N}+| "                             \
@@ -272,8 +273,8 @@ static const char *const same_kinds[] = {
 };
 enum { KINDS = sizeof same_kinds / sizeof *same_kinds };
 
-// vocab.json + merges.txt, encoder.json + vocab.bpe, tokenizer.json with both forms of merges, and tokenizer_save's
-// files.
+// All forms give the same tokenizer: vocab.json + merges.txt, encoder.json + vocab.bpe, tokenizer.json with both forms
+// of merges, tokenizer_save's files.
 static void test_forms(void) {
     NamedMerge merges[MERGES];
     int count = make_vocabulary(merges);
@@ -305,7 +306,7 @@ static void test_forms(void) {
     tokenizer_destroy(first);
 }
 
-// ---- Added tokens; compare_tokenizers.py has them found as by the package tokenizers --------------------------------
+// ---- Added tokens; compare_tokenizers.py compares with the package tokenizers ---------------------------------------
 
 static const struct {
     const char *name;
@@ -314,7 +315,8 @@ static const struct {
              {"\xC3\xA4", true, false}, {" <s>", false, true},    {"ab<", true, false}, {"\"\\", true, false}};
 enum { ADDED_COUNT = sizeof ADDED / sizeof *ADDED };
 
-// by_id: as in tokenizer_config.json; otherwise as in added_tokens.json, where all added tokens are `normalized`.
+// Writes added tokens. by_id: as in tokenizer_config.json; otherwise as in added_tokens.json, where all are
+// `normalized`.
 static void write_added(const char *file, int first, bool by_id) {
     FILE *f = create(file);
     fputs(by_id ? "{\"added_tokens_decoder\": {" : "{", f);
@@ -330,7 +332,7 @@ static void write_added(const char *file, int first, bool by_id) {
     fclose(f);
 }
 
-// Each added token is one token, text around them decodes to itself, and cuts do not show.
+// Checks that each added token is one token, that text around them decodes to itself, and that cuts change nothing.
 static void check_added(const Tokenizer *t, int first) {
     static const char *const pieces[] = {"<|u|>", "x",  "b",        "<|", "<s>", " ",  "  ", "c",
                                          " a",    "ab", "\xC3\xA4", "\n", "\"",  "\\", "<"};
@@ -397,7 +399,7 @@ typedef struct {
 
 // Writes each file beside a vocabulary of three merges, or alone.
 static void refuse_each(const BadFile *bad, size_t count, bool alone) {
-    const NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}}; // numbers 256 to 258; <|endoftext|> is 259
+    const NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}}; // ids 256 to 258; <|endoftext|>: 259
     for (size_t i = 0; i < count; i++) {
         if (!alone) write_vocabulary(merges, 3);
         write_json(bad[i].file, bad[i].content);
@@ -484,7 +486,7 @@ static void test_bad_files(void) {
 }
 
 // A vocabulary of characters, as scripts/from_nanogpt.py writes it, decodes what it encodes, also when loaded from its
-// own files. It refuses unknown characters by name. U+010D is also GPT-2's name of the carriage return.
+// own files. Errors name unknown characters. U+010D is also GPT-2's name of the carriage return.
 static void check_characters(void) {
     static const char text[] = "a\rb \xc4\x8d\xc3\xa9 a\xe2\x82\xac";
     static const uint16_t want[] = {2, 0, 3, 1, 5, 4, 1, 2, 6};
@@ -522,7 +524,7 @@ static void test_characters(void) {
                "{'added_tokens_decoder': {'4': {'content': '\\u00e9', 'normalized': false}, '5': {'content': "
                "'\\u010d', 'normalized': false}, '6': {'content': '\\u20ac', 'normalized': false}}}");
     check_characters();
-    check_characters(); // from the files that it wrote
+    check_characters(); // loaded from its own files
     write_json("merges.txt", "#version: 0.2\na b\n");
     refuse("byte 0x00 is missing");
     remove_files();

@@ -1,4 +1,4 @@
-// UTF-8 against the encoding of RFC 3629, and words against PCRE2 with GPT-2's pattern.
+// Compares UTF-8 with the encoding of RFC 3629, and words with PCRE2 on GPT-2's pattern.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
@@ -10,7 +10,7 @@ static Error e;
 
 // ---- UTF-8, against an encoder --------------------------------------------------------------------------------------
 
-static bool rfc_valid(const unsigned char *s, size_t n) { // encoding the code point again gives these n bytes
+static bool rfc_valid(const unsigned char *s, size_t n) { // whether encoding the code point gives these n bytes
     static const unsigned char mask[] = {0, 0x7F, 0x1F, 0x0F, 0x07};
     uint32_t c = s[0] & mask[n];
     char again[4];
@@ -36,7 +36,7 @@ static void test_utf8(void) {
         s[0] = (unsigned char)i, s[1] = (unsigned char)(i >> 8);
         CHECK(utf8_invalid_at((char *)s, 2) == rfc_invalid_at(s, 2), "%02x %02x", s[0], s[1]);
     }
-    for (int i = 0; i < 300000; i++) { // four edge bytes, anywhere around the eight-byte steps
+    for (int i = 0; i < 300000; i++) { // four edge bytes, anywhere in and between steps of eight bytes
         unsigned char t[20];
         memcpy(t, s + 2, 17);
         size_t at = draw(13), n = at + 4 + draw(3);
@@ -53,8 +53,7 @@ static void test_utf8(void) {
 
 // ---- Words, against PCRE2 -------------------------------------------------------------------------------------------
 
-// GPT-2's published pattern with \s written out: PCRE2's \s includes U+180E, which stopped being a space in Unicode
-// 6.3.
+// GPT-2's published pattern with \s written out: PCRE2's \s includes U+180E, no space since Unicode 6.3.
 #define SPACES                                                                                                         \
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 static const char PATTERN[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" SPACES "\\p{L}\\p{N}]+|[" SPACES
@@ -65,7 +64,7 @@ typedef struct {
     pcre2_match_data *match;
     Tokenizer *t;
     char unicode[64];  // the version in PCRE2
-    bool same_unicode; // as in the tokenizer's tables
+    bool same_unicode; // PCRE2 and the tokenizer's tables agree
 } Words;
 
 static Words words_open(void) {
@@ -108,7 +107,7 @@ static void test_words_of_every_code_point(void) {
         if (c >= 0xD800 && c < 0xE000) continue;
         char u[4];
         size_t n = put_code_point(u, c), at = 0;
-        const char *around = "a*1* *  *!**'s*"; // * is the code point: after and before every class
+        const char *around = "a*1* *  *!**'s*"; // the code point replaces *: before and after every class
         for (const char *s = around; *s; s++) {
             if (*s != '*') text[at++] = *s;
             else memcpy(text + at, u, n), at += n;
@@ -116,12 +115,12 @@ static void test_words_of_every_code_point(void) {
         if (!same_words(&w, text, at) && wrong++ < 10 && w.same_unicode) printf("  U+%04X\n", c);
     }
     if (!w.same_unicode) printf("  PCRE2 has Unicode %s, the tables 14.0: %d code points differ\n", w.unicode, wrong);
-    // Other versions of Unicode assign some thousands of code points more or fewer than 14.0.
+    // Other versions of Unicode assign thousands of code points more or fewer than 14.0.
     CHECK(w.same_unicode ? wrong == 0 : wrong < 20000, "%d code points differ", wrong);
     words_close(&w);
 }
 
-// With another version of Unicode in PCRE2, only characters of both versions.
+// If PCRE2 has another version of Unicode, the texts hold only characters of both versions.
 static void test_words_of_random_texts(void) {
     Words w = words_open();
     char text[1024];
