@@ -106,6 +106,7 @@ static int run_program(Run *r, Error *e) {
         code = progress_watch(&r->output.progress, e);
     }
     TRY(comm_agree(r->setup.comm, code, e));
+    if (!(o->help || o->version)) setup_threads(&r->setup);
     if (!(o->help || o->version || *o->check)) TRY(setup_model(r, e));
     if (options_train(o)) return train(r, e);
     if (evaluates(o)) return evaluate_model(r, e);

@@ -102,7 +102,7 @@ static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     return FAIL(e, ERR_USAGE, "use a power of two from 1 on", "--loss-scale %g is none", o->loss_scale);
 }
 
-static int setup_shape(Setup *setup, int threads, Error *e) {
+static int setup_shape(Setup *setup, Error *e) {
     Options *o = &setup->options;
     ModelConfig config = {0};
     bool from_file = setup->source[0];
@@ -114,7 +114,7 @@ static int setup_shape(Setup *setup, int threads, Error *e) {
         .model = &setup->model,
         .micro_batch = o->sample_only ? 1 : (int)o->micro_batch,
         .seq_len = (int)(o->seq_len < config.context ? o->seq_len : config.context),
-        .threads = threads,
+        .threads = setup->shape.threads,
         .gns = most_measured(o),
         .dtype = o->dtype,
         .recompute = o->recompute,
@@ -136,13 +136,17 @@ static int setup_shape(Setup *setup, int threads, Error *e) {
     return 0;
 }
 
+void setup_threads(Setup *setup) {
+    const int asked = (int)setup->options.threads, threads = asked ? asked : comm_threads(setup->comm);
+    if (threads > 0) omp_set_num_threads(threads);
+    setup->shape.threads = threads;
+    thread_start_team(omp_get_max_threads());
+}
+
 int setup_model(Run *r, Error *e) {
     Options *o = &r->setup.options;
-    const int threads = o->threads ? (int)o->threads : comm_threads(r->setup.comm);
-    if (threads > 0) omp_set_num_threads(threads);
-    thread_start_team(omp_get_max_threads());
     TRY(setup_source(r, e));
-    TRY(comm_agree(r->setup.comm, setup_shape(&r->setup, threads, e), e));
+    TRY(comm_agree(r->setup.comm, setup_shape(&r->setup, e), e));
     bool words = !r->setup.tokenizer || tokenizer_has_merges(r->setup.tokenizer);
     if (!o->sample_tokens) o->sample_tokens = words ? 100 : 400; // some lines of text
     return 0;

@@ -284,7 +284,8 @@ threads_that_cannot_start() { # the program's error follows libgomp's; nothing i
     # shellcheck disable=SC2086
     GLOBIGNORE='*' "${limited[@]}" "$train" ${small//code_/../code_} --out a --steps 1 --threads 4 > ../unstarted.train.log 2>&1
     [ $? = 71 ] && "${limited[@]}" "$tokenize" --tokenizer bytes --out a --threads 4 ../text.txt > ../unstarted.tokenize.log 2>&1
-    [ $? = 71 ] && [ -z "$(ls)" ] && [ "$(grep -hv '^libgomp:\|^$' ../unstarted.*.log)" = "${line/N/5}"$'\n'"${line/N/4}" ] || { cat ../unstarted.*.log; ls; return 1; }
+    [ $? = 71 ] && "${limited[@]}" "$train" --check ../a --threads 4 2> ../unstarted.check.log
+    [ $? = 71 ] && [ -z "$(ls)" ] && [ "$(grep -hv '^libgomp:\|^$' ../unstarted.*.log)" = "${line/N/4}"$'\n'"${line/N/5}"$'\n'"${line/N/4}" ] || { cat ../unstarted.*.log; ls; return 1; }
 }
 prints_its_commit() { # with --version and in run.json
     local commit
