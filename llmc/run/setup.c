@@ -308,9 +308,9 @@ static int load_state(Run *r, Error *e) {
     const char *from = resumes ? r->saving.saved : s->source;
     const Share share = {s->comm->local_rank, s->comm->local_ranks}; // each machine may have files of its own
     const Pulse pulse = {comm_progress, s->comm};
+    const int ranks = s->shape.inference || s->comm->ranks == 1 ? 1 : s->parallel.division.ranks;
     progress_begin(&r->output.progress, *from ? "loading the model" : "drawing the weights",
-                   (moments ? 3 : 1) *
-                       (int64_t)(s->model.parameters / (size_t)(s->shape.inference ? 1 : s->comm->ranks)));
+                   (moments ? 3 : 1) * (int64_t)(s->model.parameters / (size_t)ranks));
     if (*from && !resumes) TRY(checkpoint_verify_model(from, moments, share, &pulse, e));
     if (moments && !resumes) TRY(check_moments(s, &r->position.at, e));
     TRY(load_arrays(r, from, moments, e));
