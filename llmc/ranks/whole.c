@@ -31,6 +31,8 @@ typedef struct {
     StateKind kind;
     int bucket, first, end; // tensors [first, end) of the whole model are in the bucket
     float *part;            // this rank's part of the bucket
+    float *values[2];       // (room) sent and received; reused, as fresh memory costs a fault per page
+    size_t room[2];
 } Exchange;
 
 // Returns the range of rank `owner`'s local flat array, within tensor k, that it owns and that `holder`'s part has.
@@ -74,35 +76,44 @@ static int pass(const Exchange *x, bool receives, int *count, float *values, Err
     return 0;
 }
 
-static int exchange_bucket(const Exchange *x, Error *e) {
+static void free_values(Exchange *x, int i) {
+    if (i == 0 && x->values[i]) engine_unpin(x->engine, x->values[i]);
+    memory_free(x->values[i]);
+    x->values[i] = NULL;
+}
+
+static int exchange_bucket(Exchange *x, Error *e) {
     Comm *comm = x->whole->parallel->comm;
     const size_t ranks = (size_t)comm->ranks;
-    float *values[2] = {NULL, NULL}; // sent, received
-    int *counts;                     // of comm_exchange
+    int *counts; // of comm_exchange
     int code = memory_alloc_zero((void **)&counts, 4 * ranks * sizeof *counts, "counts of values", e);
     for (int i = 0; i < 2 && !code; i++) {
         size_t all = 0;
         pass(x, i, counts + (size_t)i * ranks, NULL, e);
         for (size_t r = 0; r < ranks; r++) all += (size_t)counts[(size_t)i * ranks + r];
-        code = memory_alloc((void **)&values[i], all * sizeof(float), "values of a checkpoint", e);
+        if (x->values[i] && all <= x->room[i]) continue;
+        free_values(x, i);
+        code = memory_alloc((void **)&x->values[i], all * sizeof(float), "values of a checkpoint", e);
+        if (i == 0 && !code) engine_pin(x->engine, x->values[i], all * sizeof(float));
+        x->room[i] = all;
     }
-    if (!code) code = pass(x, false, NULL, values[0], e);
+    if (!code) code = pass(x, false, NULL, x->values[0], e);
     TRY_GOTO(comm_agree(comm, code, e)); // a rank that misses an exchange would leave the others waiting
-    TRY_GOTO(comm_exchange(comm, values[0], values[1], counts, e));
-    TRY_GOTO(pass(x, true, NULL, values[1], e));
+    TRY_GOTO(comm_exchange(comm, x->values[0], x->values[1], counts, e));
+    TRY_GOTO(pass(x, true, NULL, x->values[1], e));
 done:
-    memory_free(values[1]);
-    memory_free(values[0]);
     memory_free(counts);
     return code;
 }
 
 int whole_exchange(const Whole *w, Engine *engine, StateKind kind, float *parts, Error *e) {
     Exchange x = {.whole = w, .engine = engine, .kind = kind, .part = parts};
-    for (; x.bucket < w->parallel->buckets; x.part += range_length(w->part[x.bucket++])) {
+    int code = 0;
+    for (; x.bucket < w->parallel->buckets && !code; x.part += range_length(w->part[x.bucket++])) {
         const size_t end = model_bucket(w->model, x.bucket).end;
         for (x.first = x.end; x.end < w->model->tensor_count && w->model->tensors[x.end].offset < end;) x.end++;
-        TRY(exchange_bucket(&x, e));
+        code = exchange_bucket(&x, e);
     }
-    return 0;
+    for (int i = 0; i < 2; i++) free_values(&x, i);
+    return code;
 }
