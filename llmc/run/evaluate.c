@@ -33,7 +33,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
         if (n > 0 && questions) hellaswag_rows(data->hellaswag, (int)first, n, data->rows);
         for (int i = 0; i < n && !questions && !unread; i++) { // windows spread evenly over the validation set
             const uint64_t window = (uint64_t)(first + i) * dataset_describe(data->val).windows / (uint64_t)rows;
-            unread = dataset_rows_sequential(data->val, window, 1, data->rows + i * (width + 1), e);
+            unread = dataset_window(data->val, window, data->rows + i * (width + 1), e);
         }
         if (n == 0 || (unread && p->config.tensor == 1)) {
             TRY(parallel_idle_pass(&setup->parallel, unread ? &ignored : e));

@@ -20,7 +20,7 @@ int row_outliers_create(Run *r, Error *e) {
     o->surprise = o->rarity + rows;
     for (int v = 0; v < V; v++) o->surprise[v] = 1;
     for (uint64_t i = 0; i < windows; i++) {
-        TRY(dataset_rows_sequential(r->data.train, i * all / windows, 1, r->data.rows, e));
+        TRY(dataset_window(r->data.train, i * all / windows, r->data.rows, e));
         for (int t = 0; t < T; t++) o->surprise[r->data.rows[t]]++;
     }
     for (int v = 0; v < V; v++) o->surprise[v] = log(((double)windows * T + V) / o->surprise[v]);

@@ -275,11 +275,9 @@ int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_
     return 0;
 }
 
-int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int count, uint16_t *out, Error *e) {
-    assert(count >= 0 && first_window + (uint64_t)count <= data->info.windows);
-    for (int i = 0; i < count; i++, out += data->seq_len + 1)
-        TRY(window_read(data, first_window + (uint64_t)i, 0, out, e));
-    return 0;
+int dataset_window(const Dataset *data, uint64_t window, uint16_t *out, Error *e) {
+    assert(window < data->info.windows);
+    return window_read(data, window, 0, out, e);
 }
 
 int dataset_check(const Dataset *data, Error *e) {

@@ -73,9 +73,8 @@ int dataset_place(const Dataset *data, uint64_t example, int separator, ExampleP
 // Checks every token against the vocabulary.
 int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out /* (count, T+1) */, Error *e);
 
-// Reads windows in the order of the files, for validation. first_window + count <= N.
-int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int count, uint16_t *out /* (count, T+1) */,
-                            Error *e);
+// Reads a window, by its number in the order of the files: for validation.
+int dataset_window(const Dataset *data, uint64_t window, uint16_t *out /* (T+1) */, Error *e);
 
 // Checks every token of every shard against the vocabulary (`--check`).
 int dataset_check(const Dataset *data, Error *e);

@@ -51,7 +51,7 @@ static void test_sequential(void) {
     DatasetInfo info = dataset_describe(data);
     CHECK(info.windows == (uint64_t)windows, "%d windows", windows);
     CHECK(info.shards == 6 && info.tokens == 1125 && info.skipped == 2, "%d %d", info.shards, info.skipped);
-    CHECK_OK(dataset_rows_sequential(data, 0, windows, rows, &e), &e);
+    for (int w = windows; w-- > 0;) CHECK_OK(dataset_window(data, (uint64_t)w, rows + w * (T + 1), &e), &e);
     for (int s = 0, w = 0; s < 6; at += (size_t)lengths[s++])
         for (int k = 0; k < (lengths[s] - 1) / T; k++, w++)
             CHECK(memcmp(rows + w * (T + 1), tokens + at + (size_t)(k * T), 2 * (size_t)(T + 1)) == 0, "window %d", w);
@@ -67,11 +67,6 @@ static void test_sequential(void) {
         CHECK(place.document == document - shard, "its document begins at %d", (int)place.document);
         CHECK_OK(dataset_place(data, i, -1, &place, &e), &e);
         CHECK(place.document == -1, "without a separator: %d", (int)place.document);
-    }
-    uint16_t one[8];
-    for (int w = windows; w-- > 0;) { // one at a time, backwards
-        CHECK_OK(dataset_rows_sequential(data, (uint64_t)w, 1, one, &e), &e);
-        CHECK(memcmp(one, rows + w * (T + 1), sizeof one) == 0, "window %d alone", w);
     }
     CHECK_OK(dataset_check(data, &e), &e);
     dataset_close(data);
@@ -108,7 +103,7 @@ static void test_shifted_windows(void) {
     }
     for (int shift = 0; shift < T; shift++) // binomial: 25 +- 4.7
         CHECK(seen[shift] >= 5 && seen[shift] <= 50, "shift %d in %d epochs of %d", shift, seen[shift], EPOCHS);
-    CHECK_OK(dataset_rows_sequential(data, 1, 1, row, &e), &e);
+    CHECK_OK(dataset_window(data, 1, row, &e), &e);
     CHECK(row[0] == T, "a sequential window begins at %d", row[0]);
     dataset_close(data), dataset_close(fixed);
 }
@@ -275,7 +270,7 @@ static void test_many_shards(void) {
     int unused = dup(0), still; // the lowest free descriptor
     close(unused);
     CHECK_OK(dataset_open(&data, "many_*.bin", T, SHARDS, 0, &e), &e);
-    CHECK_OK(dataset_rows_sequential(data, 0, SHARDS, rows[0], &e), &e);
+    for (int i = 0; i < SHARDS; i++) CHECK_OK(dataset_window(data, (uint64_t)i, rows[i], &e), &e);
     for (int i = 0; i < SHARDS; i++) CHECK(rows[i][0] == i && rows[i][T] == i, "row %d is of shard %d", i, rows[i][0]);
     CHECK(strstr(dataset_shard_path(data, 7), "many_000007.bin"), "%s", dataset_shard_path(data, 7));
     CHECK_OK(dataset_check(data, &e), &e);
@@ -358,8 +353,8 @@ static void test_large_shard(void) {
     Dataset *data;
     uint16_t row[1001];
     CHECK_OK(dataset_open(&data, path, T, 512, 0, &e), &e);
-    CHECK_OK(dataset_rows_sequential(data, 31414, 1, row, &e), &e);
-    CHECK_ERROR(dataset_rows_sequential(data, 31415, 1, row, &e), &e, ERR_INPUT, "position 31415926, byte 62832876,");
+    CHECK_OK(dataset_window(data, 31414, row, &e), &e);
+    CHECK_ERROR(dataset_window(data, 31415, row, &e), &e, ERR_INPUT, "position 31415926, byte 62832876,");
     CHECK_ERROR(dataset_check(data, &e), &e, ERR_INPUT, "position 31415926, byte 62832876,");
     uint64_t k = 0;
     while (dataset_window_at(data, k, &shift) != 31415) k++;
@@ -369,8 +364,8 @@ static void test_large_shard(void) {
     CHECK_OK(dataset_place(data, k, 512, &place, &e), &e);
     CHECK(place.offset == 31450000 && place.document == 31415926, "document %d", (int)place.document);
     CHECK(truncate(path, 2000000) == 0, "cannot truncate");
-    CHECK_OK(dataset_rows_sequential(data, 0, 1, row, &e), &e);
-    CHECK_ERROR(dataset_rows_sequential(data, 2000, 1, row, &e), &e, ERR_INPUT, "the file ends there");
+    CHECK_OK(dataset_window(data, 0, row, &e), &e);
+    CHECK_ERROR(dataset_window(data, 2000, row, &e), &e, ERR_INPUT, "the file ends there");
     dataset_close(data);
     unlink(path);
 }
