@@ -297,32 +297,31 @@ static uint64_t spare_bytes(const Archive *archive, int64_t step, const Spare *s
     return dir >= 0 ? bytes : 0;
 }
 
-int archive_make_room(const Archive *archive, uint64_t bytes, const Spare *spare, int64_t newest, FILE *notes,
+int archive_make_room(const Archive *archive, uint64_t bytes, Spare spare, int64_t newest, FILE *notes,
                       const Pulse *pulse, Error *e) {
     uint64_t left, in_all;
-    Spare exact = *spare;
     int code = 0;
     TRY(disk_free(archive->dir, archive->path, &left, e));
-    if (left < bytes && spare->keep > 0) {
+    if (left < bytes && spare.keep > 0) {
         TRY(archive_remove_rolled_back(archive, notes, e));
         TRY(disk_free(archive->dir, archive->path, &left, e));
     }
     if (left >= bytes) return 0;
-    if (exact.back < INT64_MAX) exact.back++, next_step(archive, FINAL, -1, &exact.back, &code, e);
+    if (spare.back < INT64_MAX) spare.back++, next_step(archive, FINAL, -1, &spare.back, &code, e);
     if (code) return code;
     in_all = left;
     for (int64_t step = -1; next_step(archive, FINAL, 1, &step, &code, e);)
-        in_all += spare_bytes(archive, step, &exact, newest);
+        in_all += spare_bytes(archive, step, &spare, newest);
     for (int64_t step = -1;
          !code && left < bytes && in_all >= bytes && next_step(archive, FINAL, 1, &step, &code, e);) {
-        if (!spare_bytes(archive, step, &exact, newest)) continue;
+        if (!spare_bytes(archive, step, &spare, newest)) continue;
         TRY(archive_remove(archive, step, notes, e));
         fprintf(notes, "note: removed %s/" FINAL " to make room on the disk\n", archive->path, step);
         pulse_beat(pulse);
         TRY(disk_free(archive->dir, archive->path, &left, e));
     }
     if (left >= bytes || code) return code;
-    return FAIL(e, ERR_WRITE, spare->keep > 0 ? "free some space" : "free some space, or remove older ones with --keep",
+    return FAIL(e, ERR_WRITE, spare.keep > 0 ? "free some space" : "free some space, or remove older ones with --keep",
                 "%s: a checkpoint takes %.1f MiB, and the disk has %.1f MiB left", archive->path,
                 (double)bytes / (1 << 20), (double)left / (1 << 20));
 }

@@ -34,7 +34,7 @@ typedef struct {
 
 // Makes room on the disk for a checkpoint of this many bytes, or returns ERR_WRITE. With keep > 0, removes checkpoints
 // that a rollback renamed, then the oldest before step `newest`, but none if removing all would not suffice.
-int archive_make_room(const Archive *archive, uint64_t bytes, const Spare *spare, int64_t newest, FILE *notes,
+int archive_make_room(const Archive *archive, uint64_t bytes, Spare spare, int64_t newest, FILE *notes,
                       const Pulse *pulse, Error *e);
 
 // Creates an empty directory for the checkpoint of a step, under its temporary name, and opens it (archive_join).

@@ -105,15 +105,16 @@ void noise_observe_sources(Noise *noise, double B, double pairs, const double *s
 
 // With a = |G_s|^2, b = |G_t|^2 and c = <G_s, G_t> the cosine is R = c / sqrt(a b), and by the delta method
 // dR = dc / sqrt(a b) - R da / (2 a) - R db / (2 b).
-NoiseCosine noise_cosine(const Noise *noise, int s, int t) {
+double noise_cosine(const Noise *noise, int s, int t, double *se) {
     const GnsTracker *x = noise->source + 2 * noise->sources + 3 * (t * (t - 1) / 2 + s);
     const double a = x[0].g2 / x[0].weight, b = x[1].g2 / x[0].weight, c = x[0].s / x[0].weight;
     const GnsCovariance ac = gns_covariance(&x[0]), bc = gns_covariance(&x[1]), ab = gns_covariance(&x[2]);
-    if (!(a >= 3 * sqrt(ac.g2) && b >= 3 * sqrt(bc.g2))) return (NoiseCosine){NAN, NAN};
+    if (!(a >= 3 * sqrt(ac.g2) && b >= 3 * sqrt(bc.g2))) return *se = NAN;
     const double by_c = 1 / sqrt(a * b), by_a = -c * by_c / (2 * a), by_b = -c * by_c / (2 * b);
     const double var = by_c * by_c * ac.s + by_a * by_a * ac.g2 + by_b * by_b * bc.g2 +
                        2 * (by_c * by_a * ac.g2_s + by_c * by_b * bc.g2_s + by_a * by_b * ab.g2_s);
-    return (NoiseCosine){c * by_c, sqrt(fmax(var, 0))};
+    *se = sqrt(fmax(var, 0));
+    return c * by_c;
 }
 
 double noise_ratio(const Noise *noise) {

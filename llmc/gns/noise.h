@@ -56,12 +56,9 @@ void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq,
 void noise_observe_sources(Noise *noise, double B, double pairs, const double *share, const double *sq, double *gram,
                            double step_tokens);
 
-// The cosine between the mean gradients of sources s < t, and its standard error. NaN unless both |G_s|^2 are at least
-// 3 standard errors above 0. Noise may push it beyond 1.
-typedef struct {
-    double value, se;
-} NoiseCosine;
-NoiseCosine noise_cosine(const Noise *noise, int s, int t);
+// Returns the cosine between the mean gradients of sources s < t; *se: its standard error. NaN unless both |G_s|^2 are at
+// least 3 standard errors above 0. Noise may push it beyond 1.
+double noise_cosine(const Noise *noise, int s, int t, double *se);
 
 // c: the whole model's noise scale divided by the LayerNorms'.
 double noise_ratio(const Noise *noise);

@@ -268,10 +268,10 @@ static void put_source(FILE *f, const Noise *noise, int i) {
     put_field(f, name, "_s", own.s);
     put_field(f, name, "_s_se", own.s_se);
     for (int s = 0; s < i; s++) {
-        const NoiseCosine cosine = noise_cosine(noise, s, i);
+        double se;
         snprintf(name, sizeof name, "gns_cosine_%d_%d", s, i);
-        put_field(f, name, "", cosine.value);
-        put_field(f, name, "_se", cosine.se);
+        put_field(f, name, "", noise_cosine(noise, s, i, &se));
+        put_field(f, name, "_se", se);
     }
 }
 

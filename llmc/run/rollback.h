@@ -6,14 +6,13 @@
 // are spikes, or if a loss or gradient is not finite. These 2 K steps are the window.
 //
 //   1. All ranks decide the same: they have the same sums.
-//   2. Training ends as on an error; `train` (program.c) resumes from the newest checkpoint before the window, without
-//      the window's rows. Soon after another rollback there may be none: then from the oldest checkpoint.
+//   2. Training ends as on an error, but the run directory stays open and locked. `train` (program.c) resumes from the
+//      newest checkpoint before the window, or if there is none from the oldest, without the window's rows.
 //   3. The next checkpoint stores the excluded rows. A run killed before that repeats the spike and the rollback.
 //   4. setup_output cuts the log, as on every resume, but keeps the lines (metrics.h). After a kill they may be there
 //      twice. Abandoned checkpoints become step_N.rolled_back.
 //   5. A checkpoint to go back to always exists: one of step 0 begins the run, and --keep spares the newest one before
 //      a window that may still spike (archive_thin).
-//   6. The run directory stays open and locked throughout.
 #pragma once
 
 #include "run/metrics.h"

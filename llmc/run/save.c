@@ -152,7 +152,7 @@ static int begin_save(Run *r, Error *e) {
     Spare room = s->spare;
     if (o->keep_best) room.best = r->saving.best_before.step, s->spare.best = at->best.step;
     if (s->waits) room.back = INT64_MAX; // the last save matters more than a rollback
-    TRY(archive_make_room(archive, bytes, &room, r->saving.saved_step, s->notes.f, &pulse, e));
+    TRY(archive_make_room(archive, bytes, room, r->saving.saved_step, s->notes.f, &pulse, e));
     manifest_free(&s->manifest);
     s->manifest.pulse = &s->pulse;
     TRY(archive_begin(archive, at->step, &s->manifest, s->notes.f, e));

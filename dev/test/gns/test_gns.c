@@ -367,8 +367,8 @@ static void check_sources(int ranks) {
             got[k] = x.g2, se[k] = x.g2_se, want[k++] = product(s, s);
             got[k] = x.s, se[k] = x.s_se, want[k++] = noises[s];
             for (int t = 0; t < s; t++) {
-                const NoiseCosine c = noise_cosine(&noise, t, s);
-                got[k] = c.value, se[k] = c.se, want[k++] = product(s, t) / sqrt(product(s, s) * product(t, t));
+                got[k] = noise_cosine(&noise, t, s, &se[k]);
+                want[k++] = product(s, t) / sqrt(product(s, s) * product(t, t));
             }
         }
         for (k = 0; k < NUMBERS; k++)

@@ -213,7 +213,7 @@ static int measure_sources(Dump *d, Error *e) {
         const GnsEstimate part = gns_estimate(&noise.source[s]), own = gns_estimate(&noise.source[SOURCES + s]);
         d->numbers[s][0] = part.scale, d->numbers[s][1] = own.g2, d->numbers[s][2] = own.s;
     }
-    d->cosine = noise_cosine(&noise, 0, 1).value;
+    d->cosine = noise_cosine(&noise, 0, 1, &(double){0});
 done:
     noise_destroy(&noise);
     return code;

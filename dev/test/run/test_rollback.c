@@ -267,9 +267,9 @@ static void test_abandoned(void) {
     roll_back(&archive, 2, notes);
     CHECK(file_exists("left/step_00000003.rolled_back") && !file_exists("left/step_00000003.rolled_back.2"),
           "the older one of the same step goes");
-    CHECK(archive_make_room(&archive, UINT64_MAX / 2, &(Spare){.keep = 0}, 2, notes, NULL, &e) == ERR_WRITE, "room");
+    CHECK(archive_make_room(&archive, UINT64_MAX / 2, (Spare){.keep = 0}, 2, notes, NULL, &e) == ERR_WRITE, "room");
     CHECK(file_exists("left/step_00000003.rolled_back"), "--keep 0 keeps all");
-    CHECK(archive_make_room(&archive, UINT64_MAX / 2, &(Spare){.keep = 2}, 2, notes, NULL, &e) == ERR_WRITE, "room");
+    CHECK(archive_make_room(&archive, UINT64_MAX / 2, (Spare){.keep = 2}, 2, notes, NULL, &e) == ERR_WRITE, "room");
     CHECK(count_checkpoints("left") == 2 && !file_exists("left/step_00000003.rolled_back"), "only the abandoned one");
     archive_close(&archive);
     fclose(notes);
