@@ -54,8 +54,7 @@ static int run_training(Run *r, Error *e) {
 // Trains; after each rollback, trains again from the checkpoint that rollback.h chooses.
 static int train(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
-    Options *o = &r->setup.options;
-    const Options resolved = *o; // training decides some: --gns, --train-hours
+    const Options resolved = r->setup.options; // training decides some: --gns, --train-hours
     const Position start = r->position;
     for (;;) {
         const int64_t before = r->rollback.spikes.rollbacks;
@@ -65,7 +64,7 @@ static int train(Run *r, Error *e) {
         run_end_training(r);
         comm->settled = false;
         comm_phase(comm, PHASE_SETUP, 0);
-        *o = resolved, r->position = start;
+        r->setup.options = resolved, r->position = start;
     }
 }
 

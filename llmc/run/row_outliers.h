@@ -28,9 +28,7 @@ typedef struct {
     double *surprise;           // (vocabulary) -log of a token's share of the text
 } RowOutliers;
 
-static inline double row_number(const cJSON *row, const char *name) {
-    return cJSON_GetNumberValue(json_get(row, name));
-}
+static inline double row_number(const cJSON *row, const char *key) { return cJSON_GetNumberValue(json_get(row, key)); }
 
 typedef struct Run Run; // run.h
 
