@@ -65,8 +65,7 @@ def random_question(rng):
     return dict(ind=0, ctx=sentence(rng, 20), endings=endings, label=int(rng.integers(4)), split="val")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# HellaSwag by the definition in llmc/text/hellaswag.h
+# ---- HellaSwag by the definition in llmc/text/hellaswag.h ------------------------------------------------------------
 
 
 def oracle_hellaswag(world, T):

@@ -12,6 +12,7 @@
 #     TOOLS   tools of compute-sanitizer (memcheck racecheck initcheck synccheck)
 #     TOOL_LIMIT  seconds for each program under a tool (200)
 #     STEPS   steps of parity (200: 105 million tokens)
+# shellcheck disable=SC2046,SC2086
 set -u
 . "$(dirname "$0")/stages.sh"
 check_stages "tests sanitize bench resume pages parity" "$@"
@@ -115,7 +116,6 @@ source_text() { # BYTES: makes token shards of this machine's source text
     [ "$source_bytes" -lt "$1" ] || return 0
     source_bytes=$1
     rm -f "$work"/source_*.bin
-    # shellcheck disable=SC2086
     find $TEXTS -xdev -type f \( -name '*.py' -o -name '*.c' -o -name '*.h' -o -name '*.hpp' \) \
         -size +1k -size -1000k 2> /dev/null | LC_ALL=C sort > "$work/source.list"
     check tokenize 300 "$tokenize" --tokenizer "$DATA/gpt2" --out "$work/source" --invalid bytes \
@@ -134,11 +134,9 @@ recipe() { # MICRO_BATCH MICRO_STEPS STEPS: prints the options that our trainer 
 beside_twin() { # NAME MODEL LAYERS HEADS CHANNELS MICRO_BATCH MICRO_STEPS STEPS GPU EVERY [TOLERANCE]
     local name=$1 data=(--train "$work/source_train_*.bin" --val "$work/source_val_*.bin") follow=() parts=1 part twins=()
     [ "${10}" = 0 ] || follow=(--follow "$work/$name") parts=$gpus
-    # shellcheck disable=SC2046
     CUDA_VISIBLE_DEVICES=$9 check "$name-ours" 400 "$bf16/train_gpt2cu" "${data[@]}" \
         --out "$work/$name" --model "$2" --checkpoint-every "${10}" --keep 0 $(recipe "$6" "$7" "$8")
     for ((part = 1; part <= parts; part++)); do
-        # shellcheck disable=SC2046
         CUDA_VISIBLE_DEVICES=$((($9 + part - 1) % gpus)) check "$name-torch-$part" 500 python3 dev/bench/torch_twin.py \
             train "${follow[@]}" --part "$part/$parts" "${data[@]}" --out "$work/$name-torch-$part.jsonl" \
             --layers "$3" --heads "$4" --channels "$5" $(recipe "$6" "$7" "$8") &

@@ -16,6 +16,7 @@
 #     LIMIT    seconds for everything (915 x MACHINES)
 #
 # Verdicts: PASS, FAIL, SKIP; SLOW: a figure below its floor, no failure; FIGURE: a figure without a floor.
+# shellcheck disable=SC2016,SC2046,SC2086
 set -u
 . "$(dirname "$0")/stages.sh"
 stages="agree tensor shard optimizers faults scaling memory"
@@ -49,7 +50,6 @@ if [[ $TRAINER != *cu ]]; then
     export OMPI_MCA_mpi_yield_when_idle=1 ASAN_OPTIONS=detect_leaks=0
 elif [ "$MACHINES" -gt 1 ]; then # each machine has consecutive ranks, and all GPUs
     export NCCL_SOCKET_IFNAME=lo
-    # shellcheck disable=SC2016
     as_machine=(bash -c 'export NCCL_HOSTID=machine$((OMPI_COMM_WORLD_RANK / $0)) CUDA_VISIBLE_DEVICES=$((OMPI_COMM_WORLD_RANK % $0)); exec "$@"' "$gpu_count")
 fi
 
@@ -91,8 +91,7 @@ with open(path, "wb") as f:
 PYTHON
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Runs, one at a time
+# ---- Runs, one at a time ---------------------------------------------------------------------------------------------
 
 job='' current='' code=0 status=0 # the run's process and name, and how it ended
 now() { echo "${EPOCHREALTIME/,/.}"; }
@@ -124,7 +123,6 @@ kill_run() {
     local process state processes end=$((SECONDS + 20))
     {
         processes=$(run_processes)
-        # shellcheck disable=SC2086
         kill -KILL $processes
         for process in $processes; do
             while read -r _ _ state _ < "/proc/$process/stat" && [ "$state" != Z ] && [ $SECONDS -lt $end ]; do sleep 0.05; done
@@ -163,8 +161,7 @@ time_is_left() { [ "$(seconds_left)" -gt "$2" ] || { row SKIP "$1" "no time left
 values() { grep -o "\"$2\": [^,}]*" "$work/$1/metrics.jsonl" | cut -d ' ' -f 2; } # NAME FIELD
 median() { sort -g | awk '{ x[NR] = $1 } END { print NR ? (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2 : "nan" }'; }
 
-# ----------------------------------------------------------------------------------------------------------------------
-# agree: every number of ranks trains the same run; every mode gives the same bits
+# ---- agree: every number of ranks trains the same run; every mode gives the same bits --------------------------------
 
 # Prints the largest difference of a field between two runs at the same step, divided by SCALE. In SCALE, an awk
 # expression, $2 is the second run's value, $3 its gns_ln_s, $4 its batch.
@@ -260,7 +257,6 @@ shard() {
     local mesh=shard-r$RANKS half=$((RANKS / 2)) as_machine
     [ $((RANKS % 2)) = 0 ] && [ "$MACHINES" = 1 ] || { row SKIP "--shard machine" "$RANKS ranks are no two machines"; return; }
     cc -shared -fPIC -o "$work/fault.so" dev/test/preload/fault.c -lpthread -ldl || { row SKIP "--shard machine" "no C compiler"; return; }
-    # shellcheck disable=SC2016
     as_machine=(bash -c 'export OMPI_COMM_WORLD_LOCAL_SIZE=$0 FAULT_HOST=node$((OMPI_COMM_WORLD_RANK / $0)) LD_PRELOAD=$1
         export NCCL_HOSTID=$FAULT_HOST NCCL_SOCKET_IFNAME=lo CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_RANK; shift; exec "$@"' "$half" "$work/fault.so")
     agree_run shard-r1 1 || return
@@ -282,8 +278,7 @@ optimizers() {
     done
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
-# faults: a run whose rank is killed or stopped ends soon, and names the rank
+# ---- faults: a run whose rank is killed or stopped ends soon, and names the rank -------------------------------------
 
 faults() {
     local victim=$((RANKS - 1)) name signal wanted gone struck seconds said verdict
@@ -299,7 +294,6 @@ faults() {
         *) await_steps 10 ;;
         esac
         struck=$(now)
-        # shellcheck disable=SC2046
         kill -"$signal" $(run_processes $victim) 2> /dev/null
         await_end $((deadline + 30))
         seconds=$(calculate "$(now) - $struck" %.1f)
@@ -316,8 +310,7 @@ stopped-after-1 STOP 2 $gone|rank $victim has not started
 EOF
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
-# scaling and memory
+# ---- scaling and memory ----------------------------------------------------------------------------------------------
 
 tok_per_s() { values "$1" tok_per_s | sed -n "6,${2}p" | median; } # NAME STEPS: the first five do not count
 
@@ -437,8 +430,6 @@ memory() {
     done
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
-
 finish() {
     local run
     [ -z "$job" ] || { runs && kill_run; } 2> /dev/null
@@ -450,7 +441,6 @@ finish() {
 }
 
 declare -A stage_seconds=([agree]=180 [tensor]=60 [shard]=120 [optimizers]=50 [faults]=90 [scaling]=320 [memory]=95) # d48's ranks take 15 s to start
-# shellcheck disable=SC2086
 [ $# -gt 0 ] || set -- $stages
 begin_table "$OUT"
 work=$(mktemp -d -p "$OUT" runs.XXXXXX)

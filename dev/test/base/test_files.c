@@ -77,8 +77,6 @@ int __wrap_fcntl(int fd, int command, ...) {
     return __real_fcntl(fd, command, flags);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-
 // Writes the file's pieces forwards or backwards, from aligned or unaligned memory.
 static int save_in_pieces(const char *path, size_t bytes, size_t largest_piece, Error *e) {
     static unsigned char memory[LARGEST + 2 * PAGE];
@@ -164,8 +162,6 @@ static void test_refused(void) {
         check_save(STAGE + draw(2 * STAGE), MIB);
     }
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
 
 static const size_t fault_bytes = 2 * STAGE + 12345; // takes three reads
 

@@ -3,7 +3,6 @@
 #include "cpu/layers.h"
 #include "world.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
 // A chunk holds 256 rows of 65536 logits. One micro-step of 450 rows needs two chunks; each of three micro-steps of 150
 // rows needs one.
 
@@ -28,8 +27,6 @@ static void test_several_chunks(void) {
     free(o[0].grad), free(o[1].grad);
     world_close(&w);
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
 
 // Returns -log softmax(x)[target], in double.
 static double loss_of(const float *x, int n, int target) {

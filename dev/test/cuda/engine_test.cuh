@@ -238,8 +238,6 @@ static inline void train(const Api *api, Engine *engine, const World *w, double 
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-
 // main calls this first. Exits if no GPU can run this build.
 static inline void engine_test_begin(const char *name, int argc, char **argv) {
     Error e = {};

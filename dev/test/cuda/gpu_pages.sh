@@ -17,8 +17,7 @@ OUT=${OUT:-$work/logs}
 mkdir -p "$OUT"
 trap 'kill -9 $(jobs -p) 2> /dev/null; rm -rf "$work"' EXIT
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Verdicts and runs
+# ---- Verdicts and runs -----------------------------------------------------------------------------------------------
 
 tell() { # NAME CODE WHY: PASS if CODE is 0
     if [ "$2" = 0 ]; then echo "PASS gpu_pages/$1"; else echo "FAIL gpu_pages/$1: $3"; fi | tee -a "$work/verdicts"
@@ -58,7 +57,6 @@ page_stopped() { # NAME DIRECTORY STEPS SIGNAL COMMAND...
     tell "$name" $? "exit code $code, not 75 with a checkpoint: $(last_words "$name")"
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
 # Track 1: GPT-2 124M from scratch: stopped, resumed, evaluated, sampled, tuned, read by transformers (gpt2-124M.md)
 
 gpt2=$work/gpt2-124M
@@ -93,7 +91,6 @@ print(tokenizer.decode(model.generate(**tokenizer("Once upon a time", return_ten
 PYTHON
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
 # Track 2: a ramp and its analysis (gns.md), reports (gpt2-124M.md), the study at a hundredth of its length
 
 track_gns() {
@@ -111,7 +108,6 @@ track_gns() {
     page ramp_study env TRAINER="$program" "$PYTHON" dev/bench/ramp_study.py "$work/queue" --out "$work/study"
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
 # Track 3: llm.c's flags (coming-from.md), the plan and the run on a GPU (README.md), the ramp's recipe, and --tune
 
 tuned() { # OUT OPTIONS...
@@ -150,8 +146,6 @@ track_flags() {
         --hellaswag "$work/hellaswag.jsonl" --hellaswag-every 250 --sample-every 1000 --prompt Once
     pages_tune
 }
-
-# ----------------------------------------------------------------------------------------------------------------------
 
 for kind in text bytes; do
     vocabulary=$data/gpt2

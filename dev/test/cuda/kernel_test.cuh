@@ -269,8 +269,6 @@ static inline Fp8Copy copy_new(size_t n, int k) {
     return copy;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-
 [[noreturn]] static inline void skip_program(const char *name, const char *why) {
     printf("SKIP %s: %s\n", name, why);
     exit(ERR_SKIPPED);

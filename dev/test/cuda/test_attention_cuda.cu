@@ -6,8 +6,7 @@
 #include "cuda/sm90.cuh"
 #include "hold.cuh"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The twin: attention.cuh's formulas in float64, head by head, with the whole T x T matrix
+// ---- The twin: attention.cuh's formulas in float64, head by head, with the whole T x T matrix -----------------------
 
 static double dot(const double *a, const double *b, int n) { return std::inner_product(a, a + n, b, 0.0); }
 

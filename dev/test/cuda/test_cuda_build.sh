@@ -3,6 +3,7 @@
 # registers, and ptxas lets the tensor cores' products (wgmma) overlap (dev/make/ptxas.sh); CUDA 12's ptxas does so too.
 # Compiles to PTX only: each file alone in fp16 for the oldest GPU; fp32, Blackwell, test programs and benchmarks
 # (dev/test/gpu_check.sh builds and runs them all). Compares the trainer's plans and refusals with the CPU trainer's.
+# shellcheck disable=SC2046,SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" cuda_build
 case $build in *-san*) skip_suite "the sanitizers are for the CPU trainer" ;; esac
@@ -33,7 +34,6 @@ as_one() { # FILE...
     grep -h '^#include' "$@"
     for file; do printf 'namespace program_%d {\n#line 1 "%s"\n' $((++number)) "$file" && sed 's/^#include.*//' "$file" && echo "}"; done
 }
-# shellcheck disable=SC2046
 as_one $(grep -l '"engine_test.cuh"' dev/test/*/*.cu) dev/bench/*.cu > "$work/engines.cu" && as_one $(grep -L '"engine_test.cuh"' dev/test/*/*.cu) > "$work/tests.cu"
 
 # Compiles to PTX, which finds calls that do not fit a function: each of the trainer's files in fp16; all in fp32, and
@@ -83,9 +83,7 @@ estimates_what_the_cuda_engine_takes() {
         "--model d12 --ranks 8 --zero 1 --comm-dtype bf16" "--model d12 --ranks 8 --zero 2 --batch-tokens 262144" \
         "--model d48 --ranks 4 --zero 0" "--model d48 --recompute block --dtype fp8" "--model d12 --dtype fp8-dw" \
         "--model d48 --recompute block --ranks 4 --zero 3 --batch-tokens 131072 --dtype fp8"; do
-        # shellcheck disable=SC2086
         plan --device H200 --micro-batch 32 $options || return 1
-        # shellcheck disable=SC2086
         "$cuda" --dry-run --device H200 --micro-batch 32 $options > cuda.txt 2>&1 || { cat cuda.txt; return 1; }
         awk -v here="$(engine_memory plan.txt)" -v there="$(engine_memory cuda.txt)" -v options="$options" 'BEGIN {
             if (!(there > 0) || here / there > 1.05 || here / there < 0.95) {
@@ -104,11 +102,9 @@ plans_the_largest_micro_batch() { # the most tokens: the smallest model on a lar
 refuses_what_the_cuda_engine_cannot() { # before planning or writing, whether shapes come from options or from files
     local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin what code
     seq 99 > text.txt
-    # shellcheck disable=SC2086
     "$tokenize" --tokenizer bytes --out code text.txt > run.log 2>&1 && "$train" --train $shard $wide --steps 1 --out wide >> run.log 2>&1 ||
         { cat run.log; return 1; }
     while read -r code what; do
-        # shellcheck disable=SC2086
         "$cuda" $what --out none > plan.txt 2>&1
         [ $? = "$code" ] && said 'head sizes up to 128, not 192' || { cat plan.txt; return 1; }
         [ "$code" = 64 ] && { said 'use more heads' || return 1; } || ! grep -q 'more heads' plan.txt || return 1
@@ -123,7 +119,6 @@ refuses_what_the_cuda_engine_cannot() { # before planning or writing, whether sh
 	END
     # The CPU trainer's plan for a GPU refuses them with the same line.
     for what in "--channels 768 --heads 4" "$wide" "--model wide/step_00000001 --seq-len 16"; do
-        # shellcheck disable=SC2086
         diff <("$train" --dry-run --device H200 $what 2>&1) <("$cuda" --dry-run --device H200 $what 2>&1) || return 1
     done
 }

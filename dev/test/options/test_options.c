@@ -7,8 +7,6 @@
 #include <cjson/cJSON.h>
 #include <ctype.h>
 
-// ---------------------------------------------------------------------------------------------------------------------
-
 static void test_table_is_sound(void) {
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionRow *row = &option_rows[i];

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # --dry-run as a program: it runs without data, plans GPUs on a machine without one, predicts the steps that the trainer
 # makes, and reports a disk that is too small.
+# shellcheck disable=SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" plan
 cd "$work" || exit 70
@@ -9,7 +10,7 @@ d12="--model gpt2-124M --micro-batch 64 --batch-tokens 524288 --train-tokens 10e
 plan() { "$train" --dry-run "$@" > plan.txt 2>&1 || { cat plan.txt; return 1; }; }
 said() { grep -qE -- "$1" plan.txt || { echo "nothing like '$1' in:"; cat plan.txt; return 1; }; }
 
-plans_a_gpu_from_here() { # shellcheck disable=SC2086
+plans_a_gpu_from_here() {
     plan $d12 --device H200 --ranks 8 --zero 1 --price 3 && said "^device +H200: 989 TFLOP/s bf16.*; Hopper's kernels\\)" &&
         said '^ +matmul, blocks .* compute ' && said '^ +LayerNorm, residual .* memory ' && said '^> +8 +1 +1 +1 +[0-9.]+ +65,536 ' && said '^ +8 +1 +4 +1 +[0-9.]+ ' &&
         said '^ +16 +1 +1 +2 ' && said '^run +19,074 steps of 512 rows, .* cost [0-9]' || return 1
@@ -17,11 +18,9 @@ plans_a_gpu_from_here() { # shellcheck disable=SC2086
 }
 plans_fp8() { # products in e4m3 are faster and need copies
     local bf16 fp8
-    # shellcheck disable=SC2086
     plan $d12 --device H200 && bf16=$(plan_speed) && plan $d12 --device H200 --dtype fp8 && said '^  copies in e4m3 +450.0 MiB$' || return 1
     awk -v bf16="$bf16" -v fp8="$(plan_speed)" 'BEGIN { if (!(fp8 > 1.1 * bf16 && fp8 < 1.2 * bf16)) { print bf16 " and " fp8 " tok/s"; exit 1 } }' || return 1
     fp8=$(plan_speed)
-    # shellcheck disable=SC2086
     plan $d12 --device H200 --dtype fp8-dw && said '^  copies in e4m3 +690.0 MiB$' && [ "$(plan_speed)" -gt "$fp8" ] || return 1
     ! plan --model d2 --seq-len 24 --device H100 --dtype fp8-dw > /dev/null && said 'error: --dtype fp8-dw on a GPU needs a --seq-len that is a multiple of 16, not 24' || return 1
     ! plan $d12 --device A100 --dtype fp8 > /dev/null && said 'error: --dtype fp8 needs a Hopper GPU .H100, H200., not A100. use --dtype bf16$' &&
@@ -42,7 +41,6 @@ plans_a_run_without_length() {
     plan --model d2 --device H200 && said '^device +H200' && ! said '^run ' > /dev/null && ! said 'checkpoints are written' > /dev/null
 }
 hours_are_tokens_over_speed() { # without --val the hours include no validation
-    # shellcheck disable=SC2086
     plan $d12 --device H200 || return 1
     awk '/tok\/s, MFU/ { gsub(",", "", $3); speed = $3 } /^run/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /^hours/) hours = $i }
         END { want = 1e10 / speed / 3600; if (!(speed > 0) || hours < 0.99 * want || hours > 1.01 * want) {
@@ -72,7 +70,6 @@ compares_cuts() {
 }
 step_of() { # MESH (@ for blanks): prints the milliseconds of a step with `options` and MESH
     local mesh=${1//@/ }
-    # shellcheck disable=SC2086
     [[ $mesh == *micro-batch* ]] || mesh+=" --micro-batch $rows"
     plan "${options[@]}" $mesh && ! grep 'DOES NOT FIT' plan.txt && awk '$1 == ">" { print $11 }' plan.txt
 }
@@ -150,7 +147,7 @@ agrees_with_the_textbook() {
 suggests_what_nobody_gave() { # by hand: 0.58 x 80e6^0.571 = 18.4 rows of 1024 tokens; 1.79 x 84,934,656^-0.713 x 80e6^0.307 = 1.06e-3
     plan --device H200 --model d12 --train-tokens 80e6 && said '^suggested +for 80,000,000 tokens: --batch-tokens 18432 --lr 1.1e-03 --warmup-tokens 737280$' &&
         plan --device H200 --model d12 && said '^suggested +for 2,488,796,160 tokens: --batch-tokens 134144 --lr 3.0e-03 ' && said '20 tokens per parameter' || return 1
-    for options in "--lr 1e-3 --batch-tokens 65536" "--optimizer muon"; do # shellcheck disable=SC2086
+    for options in "--lr 1e-3 --batch-tokens 65536" "--optimizer muon"; do
         plan --device H200 --model d12 --train-tokens 80e6 $options && ! grep -q suggested plan.txt || return 1
     done
 }
@@ -199,10 +196,8 @@ predicts_the_steps() {
     cat "$root"/llmc/*/*.[ch] > text.txt
     "$tokenize" --tokenizer bytes --out code --val-fraction 0.1 text.txt > tokenize.log 2>&1 || { cat tokenize.log; return 1; }
     for ramp in "" "--ramp linear --batch-min 2 --batch-max 9" "--ramp seesaw --batch-min 2 --batch-max 9 --warmup-tokens 3000"; do
-        # shellcheck disable=SC2086
         GLOBIGNORE='*' plan $small $ramp || return 1
         planned=$(awk '/^run / { print $2 }' plan.txt)
-        # shellcheck disable=SC2086
         GLOBIGNORE='*' "$train" $small $ramp --out run --fresh > run.log 2>&1 || { cat run.log; return 1; }
         made=$(grep -c '"loss"' run/metrics.jsonl)
         [ "$planned" = "$made" ] || { echo "$ramp: planned $planned steps, made $made"; return 1; }
@@ -220,14 +215,11 @@ tunes_a_gpu_only() { # --tune is refused where a run would refuse it
 # the same shapes; so does a run whose config file names a GPU.
 refuses_for_a_gpu_what_only_the_cpu_can() {
     local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin code what
-    # shellcheck disable=SC2086
     "$train" --train $shard $wide --steps 1 --out wide --fresh > run.log 2>&1 || { cat run.log; return 1; }
     while read -r code what; do
-        # shellcheck disable=SC2086
         "$train" --dry-run --device H200 $what > plan.txt 2>&1
         [ $? = "$code" ] && [ "$(wc -l < plan.txt)" = 1 ] && said 'error: .*head sizes up to 128, not 192\. ' ||
             { cat plan.txt; return 1; }
-        # shellcheck disable=SC2086
         plan $what || return 1
     done <<- END
 		64 --channels 768 --heads 4
@@ -237,7 +229,6 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
     # 64, not 65: an option is at fault, not the checkpoint.
     "$train" --dry-run --device H200 --model wide/step_00000001 --seq-len 8 --dtype fp8-dw > plan.txt 2>&1
     [ $? = 64 ] && said '^error: --dtype fp8-dw on a GPU needs a --seq-len that is a multiple of 16, not 8. use --dtype fp8$' || return 1
-    # shellcheck disable=SC2086
     plan --device H200 $wide --heads 2 && plan --device H200 --channels 129 --heads 3 &&
         plan --device H200 --channels 1920 --heads 15 || return 1
     printf 'device = H200\nchannels = 192\nvocab-size = 256\nseq-len = 16\n' > shared.cfg

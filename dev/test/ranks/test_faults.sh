@@ -6,6 +6,7 @@
 #
 # Uses $GNS_BUILD (dev/test/run.sh sets it). A deadline that must end the run is about 2 s; others allow for a slow disk
 # and busy cores. A run may take 25 s more to end.
+# shellcheck disable=SC2046,SC2086,SC2254
 set -u
 rounds=${1:-0}
 . "$(dirname "$0")/../checks.sh" faults
@@ -54,7 +55,6 @@ own_words() { grep -E '^(error|warning)|exited|Exit code' log | tail -n 6; }
 
 # Checks that the exit code matches CODES, and that a line of `log` says TEXT. Returns 2 if only TEXT is missing.
 ended() { # CODE CODES TEXT
-    # shellcheck disable=SC2254
     case $1 in
     $2) ;;
     124 | 137) echo "did not end within 60 s" && return 1 ;;
@@ -74,13 +74,11 @@ run() { # RANKS CODES TEXT [NAME=VALUE...] OPTIONS...: NAME=VALUE are variables 
     local ranks=$1 codes=$2 text=$3 variables=()
     shift 3
     while [[ ${1-} == *=* ]]; do variables+=(-x "$1") && shift; done
-    # shellcheck disable=SC2046
     launch "$ranks" "${variables[@]}" "${machine[@]}" "$train" $(options) "$@"
     ended $? "$codes" "$text"
 }
 harm() { # RANKS RANK ACTION AFTER CODES TEXT OPTIONS...
     local told
-    # shellcheck disable=SC2086
     run "$1" "$5" "$6" FAULT_RANK="$2" FAULT_ACTION="$3" FAULT_AFTER="$4" $forever --out "run$RANDOM" "${@:7}"
     told=$?
     [ $told != 1 ] && soon "$4" && return $told
@@ -136,7 +134,6 @@ never_came() { deadline=0.5 harm "$1" "$2" stop 0 78 "^error \(rank [0-9]\): set
 stopped_early() { deadline=0.5 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): .*; rank $2 (\(process [0-9]+\) is stopped or gone|has not started)"; }
 
 with_another() { # CODE TEXT PROGRAM OPTIONS...: two ranks, and a third that runs PROGRAM with more OPTIONS
-    # shellcheck disable=SC2046
     launch 2 "$train" $(options) --steps 9 --out a : -np 1 --oversubscribe "$3" $(options) --steps 9 --out a "${@:4}"
     ended $? "$1" "$2"
 }
@@ -154,7 +151,6 @@ not_finite_while_saving() { # OPTIONS...: all ranks know, and wait for the save 
         --weight-decay 100 --checkpoint-every 3 "$@" && one_error && [ -s nan/step_00000003/MANIFEST.json ]
 }
 asked_to_stop_while_saving() { # OPTIONS...: two saves; both make progress
-    # shellcheck disable=SC2086
     deadline=2 run 2 75 '^stopped \(rank 0\): SIGUSR1 after step' FAULT_FSYNC=0.2 FAULT_SAVING=ask $forever --out stop \
         --checkpoint-every 400 "$@" && one_error
 }
@@ -216,7 +212,6 @@ asked_while_joining() { harm "$1" "$2" ask 0 75 '^stopped \(rank 0\): a signal t
 ends_before_open_mpi() { run 2 0 '^model in starved/step_00000001' FAULT_STARVE=1 --steps 1 --out starved; } # before Open MPI's thread runs
 await_steps() { until grep -qs '"step"' stop/metrics.jsonl || ! kill -0 "$job" 2> /dev/null; do sleep 0.05; done; }
 asked_to_stop() { # SIGNAL... start|step: scripts/mpirun.sh passes signals on to ranks, also while they start
-    # shellcheck disable=SC2086
     run 3 75 '^stopped \(rank 0\): (SIGUSR1|a signal to another rank) after step' $forever --out stop &
     local job=$! script signal
     until script=$(pgrep -P "$(pgrep -P $job timeout)") && catches_usr1 "$script" || ! kill -0 $job; do sleep 0.02; done
@@ -262,7 +257,6 @@ done
 while read -r m name arguments; do # MODE (-, zero3, tensor or shard) FAULT ARGUMENTS...
     heads=1 val=
     [ "$m" != tensor ] || heads=2 val="--val t.bin --val-every 1 --val-tokens 16" # one group of two validates
-    # shellcheck disable=SC2086
     mode=$([ "$m" = - ] || echo "${!m}") fault "$name" $arguments
 done << 'EOF'
 - killed 2 1 0.05

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Several ranks train like one process. mpirun starts 1 to 5 ranks on this machine, each with one thread. Runs are small
 # enough for any number of cores.
+# shellcheck disable=SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" ranks
 has_mpi || skip_suite "no Open MPI here, or a build without it"
@@ -30,7 +31,6 @@ run() { # RANKS OUT OPTIONS...; RANKS 0: without mpirun
     local launcher=(mpi "$1") out=$2 code
     [ "$1" != 0 ] || launcher=()
     shift 2
-    # shellcheck disable=SC2086
     GLOBIGNORE='*' "${launcher[@]}" $train $small --lr "${lr:-1e-3}" --layers "${layers:-2}" --micro-batch "${micro:-3}" --out "$out" "$@" > "$out.log" 2>&1
     code=$?
     [ $code = "${wanted:-0}" ] || { echo "exit code $code, not ${wanted:-0}:"; cat "$out.log"; return 1; }
@@ -193,11 +193,9 @@ peak_memory() { # OPTIONS...: prints each rank's peak memory, MiB
 sharded_weights_take_the_planned_memory() {
     case $build in *-san*) skip "AddressSanitizer's shadow memory counts" || return ;; esac
     local plan deep="--layers 120 --channels 128"
-    # shellcheck disable=SC2086
     plan=$("$train" --dry-run --vocab-size 256 --heads 2 --seq-len 16 --threads 1 --gns ln --micro-batch 1 --batch-tokens 64 --ranks 4 \
         --zero 3 $deep | awk '/memory in all/ { print $4 }') || return 1
     # Run one after the other: two mpiruns that start in one TMPDIR may fail.
-    # shellcheck disable=SC2086
     peak_memory --layers 1 --channels 16 | sort -n > base.txt && peak_memory $deep | sort -n > deep.txt || return 1
     paste base.txt deep.txt | awk -v plan="$plan" '
         { n++; base += $1; peak += $2; most = $2; all = all " " $2 }

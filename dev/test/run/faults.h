@@ -125,7 +125,6 @@ static bool strikes(Call call) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // Tracks what is on the disk. A killed process loses nothing that it wrote; a machine without power loses what was not
 // synced. So a checkpoint may get its name only after its files, their directory, and the metrics up to its step are
 // synced.

@@ -11,8 +11,7 @@ program=${1:+$(realpath "$1")}
 program=${program:-$train}
 mkdir "$work/here" && cd "$work/here" || exit 70
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Inputs, good and bad
+# ---- Inputs, good and bad --------------------------------------------------------------------------------------------
 
 le32() { printf "\\x$(printf %02x $(($1 & 255)))\\x$(printf %02x $(($1 >> 8 & 255)))$(
     printf '\\x%02x\\x%02x' $(($1 >> 16 & 255)) $(($1 >> 24 & 255)))"; }
@@ -75,8 +74,6 @@ damaged no_state && rm no_state/training/state.json
 damaged lfs && cp lfs.bin lfs/model.safetensors
 damaged of_words && sed -i 's/"vocab_size": *[0-9]*/"vocab_size": 50257/' of_words/config.json
 printf 'not a directory' > out_file
-
-# ----------------------------------------------------------------------------------------------------------------------
 
 inventory() { find . -printf '%y %m %p\n' | sort; find . -type f -print0 | sort -z | xargs -0 cksum; }
 inventory > "$work/before"

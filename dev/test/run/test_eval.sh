@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Evaluation by the program: HellaSwag during training, and --eval-only. dev/oracle/check_evaluation.py compares scores
 # with the oracle.
+# shellcheck disable=SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" eval
 mpi_here
@@ -26,7 +27,6 @@ asked="--hellaswag questions.jsonl --hellaswag-every 10"
 run() { # OUT OPTIONS...
     local out=$1
     shift
-    # shellcheck disable=SC2086
     GLOBIGNORE='*' "$train" $small --out "$out" "$@" > "$out.log" 2>&1 || { cat "$out.log"; return 1; }
 }
 scores() { grep hellaswag "$1/metrics.jsonl"; }
@@ -110,7 +110,6 @@ ranks_share_the_work() { # and print the same results
             --threads 1 --val 'code_val_*.bin' --hellaswag questions.jsonl > e6 2> e6.err || { cat e6.err; return 1; }
         same "$(figures e5)" "$(figures e6)" "the score of $ranks ranks" || return 1
     done
-    # shellcheck disable=SC2086
     GLOBIGNORE='*' mpirun -np 3 --oversubscribe --allow-run-as-root --bind-to none "$train" --zero 3 ${small/--lr 3e-3/--lr 0} --out r3 --steps 10 \
         --micro-batch 4 --batch-tokens 576 $asked > r3.log 2>&1 &&
         small=${small/--lr 3e-3/--lr 0} run r1 --steps 10 --micro-batch 7 --batch-tokens 576 $asked &&
@@ -172,7 +171,6 @@ refusals() {
     size=$(stat -c %s nan/model.safetensors)
     head -c 400 /dev/zero | tr '\0' '\177' | dd of=nan/model.safetensors bs=1 seek=$((size - 400)) conv=notrunc status=none
     while IFS='|' read -r code text words; do
-        # shellcheck disable=SC2086
         refuses "$code" "$text" "$train" ${words/EVAL/--eval-only --model $model} && [[ $(cat log) == *.\ [a-z-]* ]] || return 1
     done << END
 65|text.txt: neither a preset|--eval-only --model text.txt --val code_val_*.bin

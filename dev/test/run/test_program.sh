@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The trainer as a program: bits do not depend on threads, replay repeats a ramp, --dry-run predicts memory, and more.
+# shellcheck disable=SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" program
 cd "$work" || exit 70
@@ -14,11 +15,8 @@ ramp="--ramp gns --batch-min 4 --batch-max 32 --train-tokens 60000 --gns-half-li
 run() { # run OUT OPTIONS...
     local out=$1
     shift
-    # shellcheck disable=SC2086
     GLOBIGNORE='*' "$train" $small --out "$out" "$@" > "$out.log" 2>&1 || { set -- $? && cat "$out.log" && return "$1"; }
 }
-
-# shellcheck disable=SC2086
 trains() { GLOBIGNORE='*' timeout -k 1 60 "$train" $small --out "$@"; } # OUT OPTIONS...: prints what the trainer prints
 same() {
     diff <(numbers "$1") <(numbers "$2") > diff.log || { echo "metrics of $1 and $2 differ:"; head -n 4 diff.log; return 1; }
@@ -183,7 +181,6 @@ a_length_in_epochs() { # equals its length in tokens; more --epochs resume the r
     grep -q "the run is 0.02 epochs" e1.log && grep -q "\"horizon_tokens\": $tokens," e1/run.json && grep -q '"epochs": 0.02' e1/run.json || { cat e1.log; return 1; }
     run e1 --epochs 0.02 --batch-tokens 640 --threads 1 --lr 1e-3 && grep -q 'A longer run resumes' e1.log &&
         run e1 --epochs 0.04 --batch-tokens 640 --threads 1 --lr 1e-3 && grep -q '^resuming from e1' e1.log || { cat e1.log; return 1; }
-    # shellcheck disable=SC2086
     GLOBIGNORE='*' "$train" --dry-run $small --epochs 0.02 --batch-tokens 640 > plan.txt && grep -q ': 0.02 epochs$' plan.txt &&
         grep -q "^run  *$(tail -n 1 e2/metrics.jsonl | grep -oE '[0-9]+' | head -n 1) steps" plan.txt || { cat plan.txt; return 1; }
 }
@@ -212,7 +209,6 @@ several_patterns_are_one() { # several patterns, or a shell's expansion, equal o
     cp other_*.bin code_train_000001.bin
     local small="--val code_val_*.bin ${small#*--val code_val_\*.bin} --steps 4 --batch-tokens 384 --threads 1"
     run z1 --train 'code_train_*.bin' && run z2 --train 'code_train_000001.bin code_train_000000.bin' && same z1 z2 || return 1
-    # shellcheck disable=SC2086
     "$train" --train code_train_*.bin $small --out z3 > z3.log 2>&1 && same z1 z3
     rm code_train_000001.bin
 }
@@ -256,7 +252,6 @@ config_file_is_the_command_line() {
     "$train" --config run.cfg > i.log 2>&1 && run j --steps 5 --threads 1 && same i j
 }
 a_closed_pipe_does_not_end_it() { # in `... | tee log` Ctrl-C also ends tee
-    # shellcheck disable=SC2086
     GLOBIGNORE='*' "$train" $small --out k --steps 60 --threads 1 2> k.log | head -n 1 > /dev/null
     [ "${PIPESTATUS[0]}" = 0 ] || { cat k.log; return 1; }
     [ "$(wc -l < k/metrics.jsonl)" -ge 60 ] && [ -s k/step_00000060/MANIFEST.json ] || { cat k.log; return 1; }
@@ -281,7 +276,6 @@ threads_that_cannot_start() { # the program's error follows libgomp's; nothing i
     local line='error: cannot start N threads. use fewer --threads, a smaller OMP_STACKSIZE, or raise ulimit -u and -v'
     local limited=(env OMP_STACKSIZE=100000G timeout 60)
     mkdir -p unstarted && cd unstarted || return 1
-    # shellcheck disable=SC2086
     GLOBIGNORE='*' "${limited[@]}" "$train" ${small//code_/../code_} --out a --steps 1 --threads 4 > ../unstarted.train.log 2>&1
     [ $? = 71 ] && "${limited[@]}" "$tokenize" --tokenizer bytes --out a --threads 4 ../text.txt > ../unstarted.tokenize.log 2>&1
     [ $? = 71 ] && "${limited[@]}" "$train" --check ../a --threads 4 2> ../unstarted.check.log

@@ -128,8 +128,6 @@ static void check_rows(int64_t first, int64_t rows) {
     dataset_close(data);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-
 // The spike of steps 171 to 175 undoes steps 166 to 175. The rest of the garbage causes a second spike.
 static void test_heals(void) {
     int64_t first[ROLLBACKS_MAX], rows[ROLLBACKS_MAX];

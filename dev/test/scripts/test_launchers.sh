@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The launchers of scripts/: refusals, restarts of a run until it is done, stops.
+# shellcheck disable=SC2016,SC2046,SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" launchers
 mpi_here
@@ -52,7 +53,6 @@ a_rank_a_gpu() { # one rank per GPU of CUDA_VISIBLE_DEVICES; without a GPU the t
     local devices
     for devices in unset:2 1:1 GPU-7d6f,GPU-12ab:2 1,-1,0:1 -1:1 :1; do
         rm -f "$work/starts" && echo 0 > "$work/codes"
-        # shellcheck disable=SC2046
         env PATH="$work/gpus:$PATH" $([ "${devices%:*}" = unset ] || echo "CUDA_VISIBLE_DEVICES=${devices%:*}") "${data[@]}" bash "$work/test.sh" > "$work/log" 2>&1
         [ "$(grep -o -- '-np [0-9]*' "$work/starts")" = "$([ "${devices##*:}" = 1 ] || echo "-np ${devices##*:}")" ] || { echo "$devices: $(cat "$work/starts")"; cat "$work/log"; return 1; }
     done
@@ -62,7 +62,6 @@ a_rank_a_gpu() { # one rank per GPU of CUDA_VISIBLE_DEVICES; without a GPU the t
 recipes() {
     local launcher pattern options
     while IFS='|' read -r launcher pattern options; do
-        # shellcheck disable=SC2086
         env "${real[@]}" RANKS=1 OUT="$work/dry" bash "scripts/run_gpt2_$launcher.sh" --dry-run $options > "$work/log" 2>&1
         grep -qE "$pattern" "$work/log" || { echo "$launcher does not say $pattern"; cat "$work/log"; return 1; }
     done << 'END'
@@ -148,7 +147,6 @@ restarts() { # the launcher restarts while each start leaves a newer checkpoint;
 starts_over_once() { # later starts resume, even if a file says fresh
     local how
     for how in --fresh '-y 0'; do
-        # shellcheck disable=SC2086
         launches 0 3 "137+ 75+ 0" -- --seed 2 $how --keep 3 || return 1
         diff <(sed 's/ --out.*--val [^ ]*//; s/.*test.conf //' "$work/starts") <(echo "--seed 2 $how --keep 3" && printf -- '--seed 2 --keep 3 -y 1\n%.0s' 1 2) || return 1
     done
@@ -192,7 +190,6 @@ slurm_starts_over_once() { # --fresh, as an option or in a file, counts until Sl
     echo 'fresh = true' > "$work/fresh.cfg"
     local how
     for how in "--fresh" "--config $work/fresh.cfg"; do
-        # shellcheck disable=SC2086
         submits 350M 75 1 75+ $how && SLURM_RESTART_COUNT=1 again=1 submits 350M 0 2 0 $how &&
             [ "$(sed -E 's/.* -y 1$/resume/; s/.*(fresh).*/fresh/' "$work/starts" | xargs)" = "fresh resume" ] || { cat "$work/starts"; return 1; }
     done
@@ -259,7 +256,6 @@ mpirun_words() { # output stays apart, binding is as given or none, files have r
     local binding _
     for _ in {1..4}; do speaks none program || return 1; done # a stop during the guard's first look prints nothing
     for binding in "--cpus-per-proc 4" "--map-by slot:PE=4" "--map-by slot:span,pe=2"; do
-        # shellcheck disable=SC2086
         speaks "" -np 2 $binding program || return 1
     done
     mkdir -p "$work/crammed" && printf '#!/bin/sh\necho head\necho "none 20000 19000 1000 95%% /"\n' > "$work/crammed/df" && chmod +x "$work/crammed/df"
@@ -275,7 +271,6 @@ mpirun_that_cannot_start() { # no such program, a wrong option, no command; a ra
     needs_mpi || return
     local words
     for words in "$work/nowhere" "--bogus true" ""; do
-        # shellcheck disable=SC2086
         mpirun $words > "$work/log" 2>&1
         [ $? = 64 ] && says "$work/log" 'error: mpirun did not start the ranks' && ! says "$work/log" 'rank was lost' || { echo "$words"; cat "$work/log"; return 1; }
     done
@@ -286,17 +281,14 @@ mpirun_returns_the_code() { # also with arguments for which Open MPI's mpirun re
     needs_mpi || return
     local how
     for how in "" --continuous -enable-recovery; do
-        # shellcheck disable=SC2086,SC2016
         mpirun $how sh -c '[ $OMPI_COMM_WORLD_RANK = 0 ] || exit 76; sleep 20' > "$work/log" 2>&1
         [ $? = 76 ] || { echo "$how"; cat "$work/log"; return 1; }
     done
-    # shellcheck disable=SC2016
     mpirun --continuous sh -c '[ $OMPI_COMM_WORLD_RANK = 0 ] || kill -9 $$; sleep 20' > "$work/log" 2>&1
     [ $? = 78 ] || { cat "$work/log"; return 1; }
 }
 mpirun_outlives_its_reader() { # in `... | tee log` Ctrl-C also ends tee; mpirun alone would end after ten unread lines
     needs_mpi || return
-    # shellcheck disable=SC2086
     mpirun "$train" $small --train "$work/data/y_train_*.bin" --steps 300 --out "$work/unread" --sample-every 10 --sample-tokens 40 2>&1 | head -n 1 > /dev/null
     [ "${PIPESTATUS[0]}" = 0 ] && [ -s "$work/unread/step_00000300/MANIFEST.json" ]
 }
@@ -351,7 +343,6 @@ killed() { # launch.sh|mpirun.sh|mpirun RANKS
     if [ "$what" = launch.sh ]; then
         started env "${real[@]}" OUT="$work/killed" RANKS=$ranks bash "$work/small.sh" --steps 100000000
     else
-        # shellcheck disable=SC2086
         started scripts/mpirun.sh -np "$ranks" --oversubscribe "$train" $small --train "$work/data/y_train_*.bin" --out "$work/killed" --steps 100000000
     fi
     victim=$job
@@ -368,7 +359,6 @@ killed() { # launch.sh|mpirun.sh|mpirun RANKS
         echo "ranks trained on" && return 1
     fi
     if [ "$what" = mpirun ]; then
-        # shellcheck disable=SC2086
         [ $code = 78 ] && { [ -z "$segments" ] || ! ls $segments 2> /dev/null; } && ! compgen -G "${TMPDIR:-/tmp}/ompi.*/pid.$victim"
     else
         grep -qE '^stopped( .rank [01].)?: (SIGUSR1|a signal to another rank) after step' "$work/log"

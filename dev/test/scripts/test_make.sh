@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Tests make in made-up trees: clean, first builds without MPI or a library, builds for several GPUs.
+# shellcheck disable=SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" make
 unset MAKEFLAGS MFLAGS MAKELEVEL NO_MPI NATIVE SAN CUDA_ARCH CUDA_HOME CFLAGS # set by the make that runs the tests
@@ -52,14 +53,12 @@ returns 0 make all NO_MPI=1
 check "all is not both" [ "$(./train_gpt2)$(data/tokenize)" = "a programa program" ]
 program train_gpt2cu 'echo on a GPU'
 where="PREFIX=/usr DESTDIR=$PWD/here"
-# shellcheck disable=SC2086
 returns 0 make install $where NO_MPI=1
 check "installed: $(ls here/usr/bin)" [ "$(ls here/usr/bin | xargs)" = "gns_tokenize train_gpt2 train_gpt2cu" ]
 check "completions" grep -q ' train_gpt2cu$' here/usr/share/bash-completion/completions/train_gpt2cu
 rm -rf build/cpu-nompi # installed programs are copies, not links
 check "they do not run" [ "$(here/usr/bin/train_gpt2)$(here/usr/bin/gns_tokenize)$(here/usr/bin/train_gpt2cu)" = "a programa programon a GPU" ]
 touch here/usr/bin/tokenize # another program's
-# shellcheck disable=SC2086
 returns 0 make uninstall $where NO_MPI=1
 check "left: $(find here/usr -type f)" [ "$(find here/usr -type f)" = here/usr/bin/tokenize ]
 returns 0 make help

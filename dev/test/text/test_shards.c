@@ -37,8 +37,6 @@ static uint16_t *make_shards(const char *name, const int *lengths, int shards, i
     return tokens;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-
 // Windows in file order equal the definition, computed from the tokens.
 static void test_sequential(void) {
     const int lengths[6] = {1, 100, 7, 8, 9, 1000}, T = 7, V = 300;
@@ -278,8 +276,6 @@ static void test_many_shards(void) {
     close(still);
     dataset_close(data);
 }
-
-// ---------------------------------------------------------------------------------------------------------------------
 
 static void refuse(const char *name, int T, int V, const char *text) {
     Dataset *data = (Dataset *)&e;

@@ -170,8 +170,6 @@ static void test_merges(void) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-
 static void check_round_trip(const Tokenizer *t, Encoder *encoder, const char *text, size_t bytes) {
     uint16_t *tokens = malloc(2 * bytes + 2);
     char *back = malloc(bytes + 1);
