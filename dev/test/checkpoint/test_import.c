@@ -115,7 +115,7 @@ static void test_beyond_a_chunk(void) {
         CHECK_OK(checkpoint_load_moment("large", k, &to, &e), &e);
     for (const Tensor *t = model.tensors; t < model.tensors + model.tensor_count; t++) // without padding
         for (size_t i = t->offset; i < t->offset + t->count; i++) wrong += received[i] != values[i] + 1;
-    // a rank reads the ranges that it owns, of both moments
+    // A rank reads the ranges that it owns, of both moments.
     const Range owned[] = {{0, 64}, {600, 700}, {1280, 1281}};
     to.wanted = owned, to.count = 3;
     for (size_t i = 0; i < model.flat_count; i++) received[i] = -7;

@@ -1,5 +1,6 @@
-// A model cut over the ranks of a tensor group against the whole model, both on the CUDA engine: K engines as threads
-// on one GPU. This program exchanges their rows by copies, and sums on the host. Arguments: engine_test.cuh.
+// Compares a model cut over the ranks of a tensor group with the whole model on the CUDA engine. The ranks are K
+// engines, as threads on one GPU. The test exchanges their rows by copies and sums on the host. Arguments:
+// engine_test.cuh.
 #include "engine_test.cuh"
 
 #include <barrier>
@@ -18,8 +19,8 @@ enum { OWN_CASES = sizeof own_cases / sizeof *own_cases };
 
 // ---- A group --------------------------------------------------------------------------------------------------------
 
-// Kernels whose blocks wait for each other must not share a GPU: an engine queues work and awaits it while it holds
-// `turn`, and gives that up in an exchange.
+// Kernels whose blocks wait for each other must not share a GPU: an engine queues and awaits work while it holds
+// `turn`, and releases it in an exchange.
 struct Group {
     const Case *c;
     int K;
@@ -30,7 +31,7 @@ struct Group {
         int t;
         World world;
         Engine *engine = NULL;
-        real *rows = NULL; // argument of the exchange
+        real *rows = NULL; // the exchange's argument
         int exchanges = 0;
     };
     std::vector<Rank *> rank;
@@ -83,7 +84,7 @@ static int group_reduce(void *context, void *out, const void *partial, int rows,
     }
     for (size_t i = 0; i < n; i++) part[i] = (real)sum[i];
     code |= cudaMemcpy(out, part.data(), n * sizeof(real), cudaMemcpyHostToDevice);
-    std::fill(part.begin(), part.end(), (real)NAN); // the exchange may overwrite what lies behind the rows
+    std::fill(part.begin(), part.end(), (real)NAN); // the exchange may overwrite memory after the rows
     real *room = (real *)partial + rows * width;
     for (int k = 1; k < r->group->K; k++, room += n)
         code |= cudaMemcpy(room, part.data(), n * sizeof(real), cudaMemcpyHostToDevice);
@@ -114,7 +115,7 @@ Group::Group(const World *whole, int K, Recompute recompute) : c(whole->c), K(K)
     }
 }
 
-// Calls f for every rank, in a thread each.
+// Calls f for every rank, each in its own thread.
 void Group::run(const std::function<void(Rank *)> &f) {
     std::vector<std::thread> threads;
     for (Rank *r : rank)
@@ -135,7 +136,7 @@ static void poison(Engine *engine, const World *w) {
     CALL_OK(gpu.load(engine, STATE_PARAM, all_of(&w->model), w->param, &e));
 }
 
-// Sums a step's outcome over the ranks. Checks that each rank's own |g|^2 is that of its gradient.
+// Sums a step's outcome over the ranks. Checks that each rank's |g|^2 equals its gradient's.
 static Outcome group_measure(Group *g, const World *w, int rows, int micro_batch, GnsMode mode) {
     std::vector<Outcome> of(g->K);
     g->run([&](Group::Rank *r) {
@@ -187,7 +188,7 @@ static void check_step(const World *w, const Outcome *got, const Outcome *want, 
         CHECK_CLOSE(got->row[b].sq, want->row[b].sq, NORM, 0);
         CHECK_CLOSE(got->row[b].nll, want->row[b].nll, LOSS, 0);
     }
-    for (int s = 0; s < SOURCES && rows <= SOURCES; s++) // at most one row for each source
+    for (int s = 0; s < SOURCES && rows <= SOURCES; s++) // at most one row per source
         CHECK_CLOSE(got->source_gram[s][s], want->source_gram[s][s], NORM, 0);
 }
 
@@ -207,7 +208,7 @@ static void check_inference(Group *g, Engine *engine, const World *w) {
     CHECK(error <= LOGIT, "%s, %d ranks: logits off by %.2e", w->c->name, g->K, error);
 }
 
-// Checks how often each rank exchanged rows since it had done so `before` times.
+// Checks the number of each rank's exchanges after the first `before`.
 static void check_exchanges(const Group *g, int before, Recompute recompute, int micro_steps) {
     EngineConfig config = config_of(&g->rank[0]->world, 1, recompute);
     config.tensor.ranks = g->K;
@@ -216,7 +217,7 @@ static void check_exchanges(const Group *g, int before, Recompute recompute, int
               g->c->name, r->t, g->K, r->exchanges - before);
 }
 
-// Other modes of recomputation give the same bits.
+// Checks that other modes of recomputation give the same bits.
 static void check_recompute(const World *w, const Outcome *none, int K) {
     for (Recompute recompute : {RECOMPUTE_GELU, RECOMPUTE_BLOCK}) {
         const int rows = rows_of(w->c), micro = w->c->micro_batch;
@@ -238,7 +239,7 @@ static void check_group(const World *w, Engine *engine, int K) {
         check_step(w, &got, &want, K, rows);
         if (mode == GNS_EXACT && K == 2 && !small) check_recompute(w, &got, K);
     }
-    // One row, of rank 0: the others have none, and the gradients of the last step.
+    // Rank 0 has the only row; the others have none and keep the last step's gradients.
     const int before = g.rank[0]->exchanges;
     Outcome want = measure(&gpu, engine, w, w->tokens, 1, micro, GNS_EXACT);
     Outcome got = group_measure(&g, w, 1, micro, GNS_EXACT);
@@ -259,7 +260,7 @@ static void test_cut_models(void) {
     printf("  largest relative error of a gradient %.1e, of a norm %.1e\n", worst_seen[0], worst_seen[1]);
 }
 
-// With dropout, documents and label smoothing.
+// Compares with dropout, documents and label smoothing.
 static void test_cut_models_with_masks(void) {
     masked = true;
     test_cut_models();

@@ -1,14 +1,14 @@
-// Weight gradients with per-example squared norms, against float64 (kernel_test.cuh).
-// e4m3: small integers, whose sums are exact in 14 bits; and values as in training, within what 14 bits lose.
+// Compares weight gradients and per-example squared norms with float64 (kernel_test.cuh). Values of e4m3 are small
+// integers, whose sums are exact in 14 bits, or like training's, within the error of 14 bits.
 #include "kernel_test.cuh"
 
 #include "cuda/fp8.cuh"
 #include "cuda/weight_gradient.cuh"
 
 static WeightGradientPairs placed;
-static int pairs_here; // of which the schedules of fewer take the first, in order
+static int pairs_here; // pairs on this GPU; schedules of fewer use the first ones
 
-// A product on the device: operands, everything that may be wanted, and a workspace.
+// A product on the device: operands, all possible results, a workspace.
 struct Product {
     WeightGradientShape s;
     int clusters;
@@ -27,7 +27,7 @@ struct Product {
 
 enum Wanted { SQUARES = 1, BIAS = 2, ROWS_OF_EXAMPLES = 4, E4M3 = 8, INTEGERS = 16, ONE_SIGN = 32 };
 
-// e4m3 codes (B, columns, T) of x (B, T, columns). Rounds x to them.
+// Returns e4m3 codes (B, columns, T) of x (B, T, columns); rounds x to them.
 static std::vector<uint8_t> codes_of(std::vector<real> &x, int B, int T, int columns) {
     std::vector<uint8_t> codes(x.size());
     for (size_t row = 0; row < (size_t)B * T; row++)
@@ -69,7 +69,7 @@ static Product product_new(WeightGradientShape s, int clusters, int wanted) {
     if (wanted & ROWS_OF_EXAMPLES) {
         p.row_at.assign((size_t)s.B * s.in, 0);
         for (int b = 0; b < s.B; b++)
-            for (int t = 0; t < s.T; t++) // a later t may take the place
+            for (int t = 0; t < s.T; t++) // a later t may overwrite the place
                 p.row_at[(size_t)b * s.in + random_int(0, s.in - 1)] = t + 1;
         p.g.row_at = device_from(p.row_at);
         p.g.rows = device_new<float>(p.rows_count());
@@ -110,7 +110,7 @@ static std::vector<Output> product_outputs(const Product &p) {
     return outputs;
 }
 
-// Results / scale or scale^2.
+// These return results divided by scale or scale^2.
 static std::vector<float> product_dw(const Product &p) { return times(host_from(p.g.dw, p.count()), 1 / p.g.scale); }
 static std::vector<double> product_norms(const Product &p) {
     return times(host_from(p.g.norms, p.s.B), pow(p.g.scale, -2));
@@ -119,7 +119,7 @@ static double product_squares(const Product &p) {
     return host_from(p.g.squares, 1)[0] / pow(p.g.scale, 2) - SQUARES_BEFORE;
 }
 
-// g_b / scale of one example in float64, (in, out).
+// Returns g_b / scale of one example in float64, (in, out).
 static std::vector<double> example_reference(const Product &p, int b) {
     const size_t in = p.s.in, out = p.s.out;
     std::vector<double> g(in * out, 0.0), dy(out);
@@ -134,7 +134,7 @@ static std::vector<double> example_reference(const Product &p, int b) {
     return g;
 }
 
-// Rows of example b: wanted ones are g_b's, to the last bits that fp32 has; others are as they were.
+// Checks rows of example b: wanted rows equal g_b's up to fp32's rounding; others are unchanged.
 static void check_rows(const Product &p, int b, const std::vector<double> &g, const std::vector<float> &rows) {
     std::vector<char> wanted(p.s.T, 0);
     for (int i = 0; i < p.s.in; i++) {
@@ -184,7 +184,7 @@ static void product_case(WeightGradientShape s, int clusters, int wanted) {
     if (test_state.failures != failures) printf("  in: %s\n", name);
 }
 
-// Few pairs have several tiles each, many pairs share tiles. T and columns fit no tile, or exactly.
+// Few pairs have several tiles each; many pairs share tiles. T and columns fit tiles exactly, or not.
 static void test_shapes(void) {
     const WeightGradientShape shapes[] = {{1, 1, 8, 8},      {1, 64, 128, 192}, {2, 65, 136, 200}, {3, 40, 264, 160},
                                           {5, 7, 64, 392},   {4, 130, 320, 72}, {9, 64, 256, 192}, {7, 20, 8, 640},
@@ -201,7 +201,7 @@ static void test_shapes(void) {
     if (!small_shapes_only) product_case({2, 1024, 768, 768}, pairs_here, SQUARES | BIAS);
 }
 
-// An infinity or NaN in one example stays in its norm, and in the row of dW that it belongs to.
+// An infinity or NaN in one example stays in the example's norm and in its row of dW.
 static void test_not_finite(void) {
     for (float bad : {INFINITY, NAN})
         for (int clusters : {1, 2, pairs_here}) {
@@ -238,7 +238,7 @@ static void test_e4m3_shapes(void) {
                      random_int(1, pairs_here), E4M3 | INTEGERS | random_int(0, SQUARES));
 }
 
-// NaN in all codes of one example stays out of other examples' norms, whose last stage is not full.
+// NaN in all codes of one example stays out of other examples' norms. (The last stage is not full.)
 static void test_e4m3_nan(void) {
     for (int clusters : {1, 2, pairs_here}) {
         Product p = product_new({4, 144, 264, 400}, clusters, E4M3 | INTEGERS | SQUARES);
@@ -259,8 +259,8 @@ static void test_e4m3_nan(void) {
     }
 }
 
-// Errors of dW and of norms. Hopper truncates each product to a multiple of at most 2^-13 of the sum so far: a sum of
-// one sign loses up to T 2^-15 of itself.
+// Bounds errors of dW and of norms. Hopper truncates each product to a multiple of at most 2^-13 of the current sum: a
+// sum of one sign loses up to T 2^-15 of itself.
 static void e4m3_accuracy_case(WeightGradientShape s, int wanted) {
     const double tolerance = wanted & ONE_SIGN ? 0.01 + s.T * 0x1p-15 : 0.01;
     Product p = product_new(s, pairs_here, E4M3 | SQUARES | wanted);

@@ -318,7 +318,7 @@ def test_bad_input_is_not_waited_for():
         with contextlib.suppress(BrokenPipeError):
             p.stdin.write(text)
             p.stdin.flush()
-        error = p.stderr.read().decode()  # to its end; its input stays open
+        error = p.stderr.read().decode()  # stderr ends while the input stays open
         timer.cancel()
         check(p.wait() == 65 and all(name in error for name in names), f"{args} {files}: {p.returncode} {error}")
         with contextlib.suppress(BrokenPipeError):
@@ -330,7 +330,7 @@ def test_bad_input_is_not_waited_for():
     write("next.txt", b"a\nb\xfe\n")
     with open("long.txt", "wb") as f:
         f.write(b"\xfe\n")
-        f.truncate(1 << 40)  # of which the disk keeps nothing
+        f.truncate(1 << 40)  # a hole: no space on the disk
     for threads in (1, 3):
         refuse_open(b"", ["bad.txt line 1", "long.txt line 1", "next.txt line 2"], *BYTES, "--threads", threads,
                     files=("bad.txt", "-", "long.txt", "next.txt"))
@@ -342,7 +342,7 @@ def test_invalid_skip():
     os.makedirs("texts")
     good = {f"texts/{i:02d}.txt": f"{i} {random_text(100000 if i < 30 else 0)}" for i in [*range(30), *range(50, 70)]}
     bad = {f"texts/{i:02d}.txt" for i in range(0, 30, 7)}
-    for name, text in good.items():  # more than there are blocks
+    for name, text in good.items():  # more files than blocks
         write(name, text.encode() + b"\xff" * (name in bad))
     write("texts/40.txt", "end of a character ä".encode()[:-1])
     write("texts/41.jsonl", b'{"text": "one"}\n{"text": "caf\xe9"}\n{"text": "two"}\n{"text": "half \\ud83d"}\n')
@@ -436,7 +436,7 @@ def test_jsonl():
     write("a.jsonl", '{"text": "good"}\n{"text": "truncated file')
     refuse("a.jsonl line 2: is not a JSON object", *BYTES, "a.jsonl")
     good = b'{"text": "' + "a \\u00e4 \\n b".encode() + b'", "n": [1, 2.5e3, true, {"x": null}]}'
-    for _ in range(30):  # mutations must be refused or accepted, and nothing else, under the sanitizers
+    for _ in range(30):  # under the sanitizers mutations must be either refused or accepted
         lines = []
         for _ in range(200):
             line = bytearray(good)
@@ -454,13 +454,13 @@ def test_long_lines():
             f.write(b"first line\n" if name == "a.txt" else b'{"text": "first"}\n')
             f.write(head)
             f.truncate(1 << 30)
-        # bytes may be cut anywhere: text needs a vocabulary with words
+        # Tokens of bytes may be cut anywhere: use a vocabulary with words.
         refuse(f"{name} line 2: ", "--tokenizer", make_bpe() if name == "a.txt" else "bytes", "--out", "out", name)
         os.unlink(name)
 
 
 def make_bpe():
-    """GPT-2's file format with a vocabulary of the 256 bytes, a few merges and <|endoftext|>."""
+    """Writes GPT-2's files for a vocabulary of the 256 bytes, a few merges and <|endoftext|>."""
     os.makedirs("bpe", exist_ok=True)
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters, extra = {}, 0
@@ -478,7 +478,7 @@ def make_bpe():
 
 
 def test_documents_of_bpe():
-    """Every document begins with <|endoftext|>, and the rest decodes to the text; blocks leave no trace."""
+    """Every document begins with <|endoftext|>; the rest decodes to the text; blocks change nothing."""
     bpe = make_bpe()
     vocab = {i: s for s, i in json.load(open("bpe/vocab.json")).items()}
     back, eot = {vocab[b]: b for b in range(256)}, len(vocab) - 1

@@ -44,7 +44,7 @@ static size_t planned_in_all(const EngineConfig *config) {
 // Returns the bytes of n floats in the arena: arrays begin at multiples of 64 bytes.
 static size_t of_floats(size_t n) { return round_up(4 * n, 64); }
 
-// Blocks share the memory of what is recomputed: GELU's output, or all but the block's input (11 C values per token,
+// Blocks share the memory of recomputed values: GELU's output, or all but the block's input (11 C values per token,
 // and statistics). Without training an engine needs the weights and one block's memory, whatever the other modes.
 static void test_plans(void) {
     for (int i = 0; i < SHAPES; i++) {

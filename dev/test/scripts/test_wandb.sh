@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/to_wandb.py on a made-up run, whole or followed: what it sends to a stand-in that logs its calls.
+# scripts/to_wandb.py on a made-up run, whole or followed. A stand-in for wandb logs the calls.
 set -u
 . "$(dirname "$0")/../checks.sh" wandb
 python=$(find_python) || skip_suite "no python3"
@@ -55,12 +55,12 @@ assert logs == [
     [3, {"samples": {"columns": ["step", "tokens", "prompt", "text"], "data": [[2, 128, "", "so\n"]]}}]], logs
 assert calls[-1] == ["finish"], calls[-1]
 END
-rm "$work/calls.json" # the run is in W&B until step 3: nothing is sent that it would ignore
+rm "$work/calls.json" # W&B has the run until step 3: earlier steps are not sent again
 STEP=3 CALLS=$work/calls.json PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/one" --id 7
 check "again: $(cat "$work/calls.json")" [ "$(grep -c '"log", 3, {"tokens": 192' "$work/calls.json")$(grep -cE '"log", [12],' "$work/calls.json")" = 10 ]
 end calls
 
-# Follow a run: steps, then a resume that removes lines and writes them again, then Ctrl-C. test_logs.sh follows a real run.
+# Follow a run: steps, a resume that removes lines and writes them again, Ctrl-C. test_logs.sh follows a real run.
 begin
 CALLS=$work/followed.json PYTHONPATH=$work/fake returns 130 "$python" - "$work/live" << 'END'
 import json, os, sys
