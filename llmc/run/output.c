@@ -165,6 +165,7 @@ int setup_room(const Run *r, Error *e) {
     uint64_t left;
     int present = 0; // an earlier run is moved aside
     if (!is_rank0(&r->setup) || rollback_under_way(&r->rollback)) return 0;
+    if (r->output.metrics) TRY(archive_tidy(&r->saving.archive, stderr, e)); // locked: a killed save left this
     if (r->saving.saved[0]) TRY(archive_count(&r->saving.archive, &present, e));
     const int needed = present ? present == 1 || o->keep == 0 : saves_before_the_end(&r->setup, &r->position) ? 2 : 1;
     path_existing(o->out, disk, sizeof disk);

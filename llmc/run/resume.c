@@ -10,7 +10,8 @@
 //     (state.c). The rest may, and is reported.
 //  5. The steps after the checkpoint are written again: setup_output cuts the logs back to it, and renames newer
 //     checkpoints. A rollback is a resume in the same process (rollback.h), and keeps the lock.
-//  6. Nothing is written before setup_output, so a refused resume leaves the run as it was.
+//  6. Nothing is written before setup_output, so a refused resume leaves the run as it was; but what a killed save left
+//     is removed before the disk's room is checked (setup_room).
 #include "run/run.h"
 
 #include "base/files.h"
