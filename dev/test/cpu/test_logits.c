@@ -97,7 +97,7 @@ static void test_any_order(void) {
     }
 }
 
-// The last LayerNorm writes one row per computed token.
+// Finds the computed tokens by the rows that the last LayerNorm writes, one per computed token.
 static void test_computes_what_is_new(void) {
     for (int kind = 0; kind < kind_count; kind++) {
         Sequence x;

@@ -9,7 +9,7 @@
 
 static size_t random_below(size_t n) { return random_next() % n; }
 
-// Returns random numbers between guards, for +=.
+// Returns random numbers between guards: what C holds before a product accumulates.
 static float *guarded_random(size_t n) {
     float *x = guarded_array(n);
     for (size_t i = 0; i < n; i++) x[i] = random_float();
@@ -39,8 +39,8 @@ static void *values_of(float *x, size_t n, Dtype type) {
     return values;
 }
 
-// Returns the largest error divided by the error that rounding may cause in K products of numbers up to 1 and in a
-// result of the type. A NaN counts as huge.
+// Returns the largest error as a fraction of what rounding may cause: K products of numbers up to 1 are summed, and the
+// sum is rounded to the type. A NaN counts as huge.
 static double worst_error(const void *got, Dtype type, const float *want, size_t n, size_t K) {
     double worst = 0, unit = 6e-8 * (8 + sqrt((double)K)) * (1 + sqrt((double)K));
     double rounding = type == DTYPE_BF16 ? 0x1.01p-8 : 0;
@@ -94,7 +94,7 @@ static void check_case(Matmul one, Matmul many, Case t) {
     float *a = random_array(t.M * t.K, 1), *b = random_array(t.K * t.N, 1), *bias = random_array(t.N, 1);
     void *a_values = values_of(a, t.M * t.K, type), *b_values = values_of(b, t.K * t.N, type),
          *bias_values = values_of(bias, t.N, type);
-    float *c[3], *sums[3]; // expected; one thread's; several threads': the last two as values of the type
+    float *c[3], *sums[3]; // [0] expected; [1] by one thread, [2] by several: c in c_type
     for (int i = 0; i < 3; i++) {
         c[i] = t.accumulate ? guarded_random(n) : guarded_array(n);
         sums[i] = t.accumulate ? guarded_random(t.N) : guarded_array(t.N);
@@ -124,7 +124,7 @@ static void check_case(Matmul one, Matmul many, Case t) {
 
 static void check_shapes(const size_t (*shapes)[3], size_t count) {
     for (int k = 0; k < kernel_count; k++) {
-        Matmul one = matmul_create(kernels[k], 1, matmul_a_block()); // the others have small blocks of rows
+        Matmul one = matmul_create(kernels[k], 1, matmul_a_block()); // `two` and `five`: small blocks of A
         Matmul two = matmul_create(kernels[k], 2, 40 << 10), five = matmul_create(kernels[k], 5, 1);
         for (size_t i = 0; i < count; i++)
             for (int variant = 0; variant < 4 * PRODUCTS; variant++) {
@@ -146,7 +146,7 @@ static void test_blocked_shapes(void) { // beyond one block of K or N, with and 
     const size_t shapes[][3] = {{1, 1, 1000},    {1, 1100, 1},   {1100, 1, 1},    {13, 33, 769}, {37, 513, 385},
                                 {24, 1024, 384}, {70, 384, 128}, {64, 1537, 9},   {1025, 47, 5}, {12, 32, 1153},
                                 {769, 33, 13},   {385, 513, 37}, {1024, 24, 384}, {690, 3, 801}, {3, 3100, 801},
-                                {601, 464, 9}}; // the last gradient is written past the caches
+                                {601, 464, 9}}; // large enough for TN to write past the caches
     check_shapes(shapes, sizeof shapes / sizeof *shapes);
 }
 

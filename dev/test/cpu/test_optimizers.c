@@ -39,7 +39,7 @@ static float *state_of(World *w, Engine *engine, StateKind kind) {
     return x;
 }
 
-// Checks that the passes read the new weights; in bf16 rounded ones.
+// Checks that passes read the updated weights: an engine that loads `param` (bf16: and rounds it) has the same losses.
 static void check_weights(World *w, Engine *engine, const float *param, Dtype dtype) {
     float loss[2][ROWS * T];
     Engine *other = optimizing_engine(w, OPTIMIZER_ADAMW, 1, dtype);
@@ -98,7 +98,7 @@ static void test_nonfinite_gradient(void) {
 static void check_adamw(size_t n, bool decay) {
     enum { PARAM, GRAD, MOMENT1, MOMENT2, ARRAYS };
     const AdamWStep step = adamw_step(1e-2, 0.9, 0.95, 1e-8, 0.1, 3, 0.5);
-    float *x[ARRAYS], *was[ARRAYS], *rounded = guarded_array(n); // rounded: n bf16 values, in the first half
+    float *x[ARRAYS], *was[ARRAYS], *rounded = guarded_array(n); // rounded: its first half holds n bf16 values
     for (int k = 0; k < ARRAYS; k++) {
         x[k] = guarded_array(n), was[k] = guarded_array(n);
         for (size_t i = 0; i < n; i++) x[k][i] = was[k][i] = k == MOMENT2 ? fabsf(random_float()) : random_float();

@@ -141,7 +141,7 @@ static void group_close(Group *g) {
 
 // ---- Tests ----------------------------------------------------------------------------------------------------------
 
-// Compares with the gradient of one engine: whole tensors' gradients summed over ranks, and cut tensors' parts.
+// Compares with the gradient of one engine. Adds each rank's gradient at its elements' places in the whole model.
 static void check_gradients(const Group *g, const float *want) {
     float *sum = calloc(g->world->model.flat_count, sizeof *sum);
     for (int t = 0; t < g->ranks; t++)
@@ -187,7 +187,7 @@ static void check_numbers(const Group *g, const Outcome *one, const float *loss,
     for (int v = 0; v < g->world->model.config.vocab; v++) CHECK_CLOSE(g->rank[0].logits[v], logits[v], 2e-5, 1);
 }
 
-// A rank's |v_s|^2 is 0 if the rank owns no row of source s, the row's squared norm if it owns one, above 0 otherwise.
+// Checks a rank's |v_s|^2. It is 0 without rows of source s, the row's squared norm with one, above 0 with more.
 static void check_sources(const Group *g, const Outcome *one) {
     for (int i = 0; i < g->ranks * WORLD_SOURCES && g->rank[0].config.gns != GNS_OFF; i++) {
         const int t = i / WORLD_SOURCES, s = i % WORLD_SOURCES;

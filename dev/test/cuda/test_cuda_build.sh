@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Compiles the CUDA trainer in bf16 for sm_80 and sm_90a, all files as one: there are no warnings, no kernel spills
-# registers, and ptxas lets the tensor cores' products (wgmma) overlap (dev/make/ptxas.sh); CUDA 12's ptxas does so too.
-# Compiles to PTX only: each file alone in fp16 for the oldest GPU; fp32, Blackwell, test programs and benchmarks
+# Compiles the CUDA trainer in bf16 for sm_80 and sm_90a, all files in one. Checks that there are no warnings, that no
+# kernel spills registers, and that ptxas, CUDA 12's too, lets tensor core products (wgmma) overlap: dev/make/ptxas.sh.
+# Compiles the rest to PTX only: each file alone in fp16 for the oldest GPU; fp32, Blackwell, test programs, benchmarks
 # (dev/test/gpu_check.sh builds and runs them all). Compares the trainer's plans and refusals with the CPU trainer's.
 # shellcheck disable=SC2046,SC2086
 set -u
@@ -13,8 +13,8 @@ export nvcc work
 one=build/cuda-one
 mkdir -p $one "$work/keep"
 
-# trainer.cu: the trainer's files as one. They include the same headers: this compiles in a fraction of their time. A
-# file's constants get the file's number.
+# trainer.cu: all files of the trainer in one, which compiles their common headers once. Numbers each file's constants:
+# several files use the same names.
 number=0
 cp train_gpt2.cu "$work/trainer.cu"
 for file in llmc/cuda/*.cu; do
@@ -36,8 +36,8 @@ as_one() { # FILE...
 }
 as_one $(grep -l '"engine_test.cuh"' dev/test/*/*.cu) dev/bench/*.cu > "$work/engines.cu" && as_one $(grep -L '"engine_test.cuh"' dev/test/*/*.cu) > "$work/tests.cu"
 
-# Compiles to PTX, which finds calls that do not fit a function: each of the trainer's files in fp16; all in fp32, and
-# in bf16 for Blackwell if nvcc knows it (from CUDA 12.8 on); the programs that need a GPU.
+# Compiles to PTX: each of the trainer's files in fp16; all in one in fp32, and in bf16 for Blackwell if nvcc knows it
+# (from CUDA 12.8 on); the programs that need a GPU. This finds calls that do not match a function's parameters.
 ptx_compiles() {
     {
         printf -- '-DGNS_FP16 -arch=compute_75 %s\n' train_gpt2.cu llmc/cuda/*.cu
@@ -51,7 +51,7 @@ ptx_compiles() {
 overlaps_with_older_ptxas() {
     local python release tools
     python=$(find_python pip) || skip "no pip" || return
-    # Two kernels are enough, one of bf16 and one of e4m3: these releases serialised all kernels of the file.
+    # Compile only two kernels, one of bf16 and one of e4m3: the fault was in every kernel of the file.
     awk '/\.(entry|func) / { wanted = /linear_kernelIL14LinearEpilogue0E/; body = 1 } !body || wanted' "$work"/keep/trainer.compute_90a.ptx > "$work/new.ptx"
     [ "$(grep -c '\.entry ' "$work/new.ptx")" = 2 ] || { echo "not two kernels of linear_sm90.cu in trainer.compute_90a.ptx"; return 1; }
     for release in 12.4.131:8.4 12.8.93:8.7; do # RELEASE:PTX_VERSION
@@ -94,12 +94,12 @@ estimates_what_the_cuda_engine_takes() {
     done
 }
 
-plans_the_largest_micro_batch() { # the most tokens: the smallest model on a large device
+plans_the_largest_micro_batch() { # MICRO_BATCH_TOKENS_MAX: a tiny model on a large device
     "$cuda" --dry-run --device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512 > plan.txt 2>&1 &&
         said 'the largest --micro-batch that fits is 512$' || { cat plan.txt; return 1; }
 }
 
-refuses_what_the_cuda_engine_cannot() { # before planning or writing, whether shapes come from options or from files
+refuses_what_the_cuda_engine_cannot() { # too wide heads, from options or files, before it plans or writes
     local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin what code
     seq 99 > text.txt
     "$tokenize" --tokenizer bytes --out code text.txt > run.log 2>&1 && "$train" --train $shard $wide --steps 1 --out wide >> run.log 2>&1 ||
@@ -117,7 +117,7 @@ refuses_what_the_cuda_engine_cannot() { # before planning or writing, whether sh
 		65 --train $shard --model wide/step_00000001 --seq-len 16 --steps 1
 		65 --sample-only --model wide
 	END
-    # The CPU trainer's plan for a GPU refuses them with the same line.
+    # The CPU trainer's plan for a GPU refuses these shapes with the same message.
     for what in "--channels 768 --heads 4" "$wide" "--model wide/step_00000001 --seq-len 16"; do
         diff <("$train" --dry-run --device H200 $what 2>&1) <("$cuda" --dry-run --device H200 $what 2>&1) || return 1
     done

@@ -1,5 +1,5 @@
-// Which GPU a rank takes, and the errors if it cannot. Fakes replace the CUDA runtime and the messages between two
-// ranks (the Makefile wraps these functions): this test needs no GPU.
+// Which GPU a rank chooses, and the errors if it cannot use one. Needs no GPU: fakes replace the CUDA runtime and the
+// messages between two ranks (the Makefile wraps these functions).
 #include "../test.h"
 
 #include "cuda/device.cuh"
