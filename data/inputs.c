@@ -44,7 +44,7 @@ static int format_of_file(const char *path) {
     return format_of_text(text, bytes < 0 ? 0 : (size_t)bytes, true);
 }
 
-// Sets the format. Refuses a pipe with options that need the whole input first: its length, or whether it is UTF-8.
+// Sets the format. Refuses a pipe if an option must know at its start how long it is, or whether all of it is UTF-8.
 static int input_set_format(Input *input, const TokenizeOptions *o, int format, bool by_line, Error *e) {
     input->jsonl = format == FORMAT_JSONL;
     input->undecided = format == FORMAT_AUTO;
@@ -79,7 +79,8 @@ static int inputs_push(Inputs *in, const char *path, const struct stat *st, Erro
     return input_set_format(input, in->o, by_line ? format_of_file(path) : format, by_line, e);
 }
 
-// Adds a path. inside: found in a directory; then adds only files with a text's ending, or .json with JSON Lines.
+// Adds a file, or a directory's files. inside: `path` was found in a directory; passes over it unless its name has a
+// text's ending, or is *.json and it holds JSON Lines.
 static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
     struct stat st, link;
     if (strcmp(path, "-") == 0) return inputs_push(in, path, NULL, e);
