@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Makes one self-contained HTML page of one or more runs: report.py RUN... [--plan FILE] [-o report.html]
 
-Loss against tokens, steps and time; what each run saves against the first to the loss that all reach; noise scale with
-error band and batch, by layer and by type; learning rate, gradient norm, throughput; samples, commands and options. With
---plan, a page of --dry-run: the roofline of a step's kernels as planned, and of the runs' whole steps.
+Shows loss against tokens, steps and time; what each run saves, compared with the first, until the lowest loss that all
+reach; noise scale (with error band) and batch, by layer and by type; learning rate, gradient norm, throughput; samples,
+commands and options. --plan adds a roofline: a step's kernels as a --dry-run planned them, and the runs' whole steps.
 """
 
 import html
