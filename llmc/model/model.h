@@ -63,8 +63,8 @@ typedef struct {
     size_t rows, columns; // of this model; rows = 1 for a vector
     size_t offset;        // place of its first element in the flat array
     size_t count;         // elements: rows * columns
-    // Place in the whole tensor (model_create_local): rows from first_row on; in each of `matrices` equal groups of
-    // columns (q, k and v; else one group), columns from first_column on.
+    // Place in the whole tensor (model_create_local): its first row and column. qkv's columns are 3 `matrices` of equal
+    // width, q, k and v: first_column counts within each. Other tensors are 1.
     size_t whole_rows, whole_columns, first_row, first_column;
     int matrices;
     TensorInit init;
@@ -98,9 +98,9 @@ GNS_HD static inline Range range_overlap(Range a, Range b) {
 typedef struct {
     ModelConfig config;     // of the whole model
     int vocab_padded;       // rows of wte in memory: V rounded up to 128; rows from V on stay 0 and are never saved
-    int first_head, heads;  // of this model's blocks; 0 and config.heads in a whole model
+    int first_head, heads;  // this model's heads: [first_head, first_head + heads)
     size_t attention_width; // A: heads times a head's width; qkv has 3 A columns
-    size_t mlp_first, mlp_width; // columns of fc: the first one, and F, their number
+    size_t mlp_first, mlp_width; // this model's columns of fc: the first one; F, their number
     int tensor_count;
     Tensor *tensors;   // wte, wpe, the blocks from first to last, ln_f; a whole model's flat array has this order
     size_t flat_count; // elements of the flat array, padding included
@@ -127,8 +127,8 @@ enum {
     MODEL_CONTEXT_MAX = 1 << 16
 };
 
-// Most rows B and most tokens N = B x T of a micro-batch. They keep N and attention's work items within int: at most
-// MODEL_HEADS_MAX (N / 32 + B), one per head and tile of 32 tokens. (An example's last tile may be short.)
+// Most rows B and most tokens N = B x T of a micro-batch. An int holds N, and the number of attention's work items: one
+// per head and tile of 32 tokens, at most MODEL_HEADS_MAX (N / 32 + B), since an example's last tile may be short.
 enum { MICRO_BATCH_MAX = 1 << 16, MICRO_BATCH_TOKENS_MAX = 1 << 25 };
 
 // ERR_INPUT if no model has this shape. The message names the file `path`.
@@ -147,7 +147,7 @@ int model_create_local(Model *local, const ModelConfig *config, int t, int K, Er
 // A cut tensor's elements keep the whole tensor's order. Indices count from a tensor's first element.
 size_t tensor_whole_index(const Tensor *t, size_t index);     // index in the whole tensor of a cut tensor's element
 size_t tensor_elements_before(const Tensor *t, size_t whole); // elements whose whole index is below `whole`
-size_t tensor_run(const Tensor *t, size_t index);             // elements from `index` on that stay neighbours there
+size_t tensor_run(const Tensor *t, size_t index);             // elements from `index` on, adjacent in the whole tensor
 
 // Returns the range of `local` that holds the elements of `range`, a range of the whole model within tensor i.
 Range model_local_range(const Model *local, const Model *whole, int i, Range range);
