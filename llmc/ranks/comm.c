@@ -30,8 +30,8 @@ static int environment_int(const char *name, int otherwise) {
     return text ? atoi(text) : otherwise;
 }
 
-// True if a launcher started this process as one of several ranks. Open MPI's mpirun sets their number; with srun
-// --mpi=pmix assume several: MPI_Init finds the number.
+// True if a launcher started this process as one of several ranks. Open MPI's mpirun sets their number. srun --mpi=pmix
+// does not: assume several until MPI_Init tells.
 static bool launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
 // Returns the number of cores (hardware threads) that a process may run on; all if there are more than the set holds.
@@ -40,7 +40,8 @@ static int cores_of(pid_t process) {
     return sched_getaffinity(process, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-// True if the launcher is gone; also requests a stop. If a shell started this rank, only PMIx notices (open_mpi.h).
+// True if the launcher is gone; also requests a stop. Watches the parent process. If that is a shell between launcher
+// and rank, only PMIx notices (open_mpi.h).
 static bool is_orphan(const Comm *comm) {
     if (comm->launcher && getppid() != comm->launcher) signals_orphaned("the launcher is gone");
     return signals_is_orphan();
@@ -279,7 +280,7 @@ void comm_settle(Comm *comm) {
 
 int comm_agree(Comm *comm, int code, Error *e) {
     if (comm->ranks == 1 || comm->settled) return code;
-    int codes[comm->ranks]; // from memory_alloc, a rank that failed would leave the others waiting
+    int codes[comm->ranks]; // no memory_alloc: a rank where it failed would leave the others waiting
     int failed = comm_gather(comm, &code, codes, sizeof code, e);
     for (int r = 0; !failed && r < comm->ranks; r++) {
         if (!codes[r]) continue;

@@ -126,7 +126,7 @@ static int await_weights(void *context, Range range, Error *e) {
     if (last < p->arrived) return 0;
     TRY(send_weights(p, range, e));
     if (last >= p->kept) {
-        // Count this wait; every rank awaits every block. Else a rank that hangs in compute would have begun as many
+        // Count this wait, which every rank makes for every block. Uncounted, a rank hung in compute would show as many
         // collectives as the ranks that wait for it.
         watchdog_begin(p->comm->watchdog, TRANSPORT_WORK);
         return p->api->wait_for(p->transport, p->slot[last % SHARD_WEIGHT_SLOTS].work, e);
@@ -296,8 +296,9 @@ int parallel_norms(Parallel *p, Error *e) {
     for (int i = p->buckets - 1; i >= 0; i--) { // buckets [0, i) are still in transfer
         TRY(collect_from(p, i, e));
         TRY(p->api->wait_for(p->transport, p->work[i], e));
+        // Only the first machine's replica counts (8). The others call engine_norms too: it reports fp8's saturation.
         Range counted = p->owned[i];
-        if (p->comm->rank >= p->division.ranks) counted.end = counted.begin; // (8); fp8's saturation counts anywhere
+        if (p->comm->rank >= p->division.ranks) counted.end = counted.begin;
         TRY(engine_norms(p->engine, counted, e));
     }
     return p->api->sum(p->transport, engine_buffer(p->engine, BUFFER_NORMS, 0), p->model->tensor_count, e);

@@ -23,7 +23,7 @@ struct Transport {
     Division division;
     MPI_Comm mpi;      // the division's ranks; separate from the control messages' communicator
     MPI_Comm peers;    // the ranks of equal t; without --tensor `mpi`
-    MPI_Comm replicas; // if there are others: the ranks that own the same parts (--shard machine)
+    MPI_Comm replicas; // with --shard machine: the ranks of other machines that own the same parts, and this one
     MPI_Comm group;    // with --tensor: the ranks of this rank's d
     MPI_Op add_bf16;
     void *partial; // of reduce_rows: (ranks of the group, own rows, width)
@@ -31,7 +31,7 @@ struct Transport {
     WireType wire;
     Pending *first, **end;  // in flight, in the order of their starts; end: where the next one is linked
     int64_t started, ended; // numbers of transfers
-    double waited;          // seconds, since mpi_waited
+    double waited;          // seconds of waiting since the last mpi_waited
 };
 
 // Adds in fp32 and rounds at every hop.
@@ -102,7 +102,7 @@ static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t
     Pending *p;
     TRY(pending_add(t, bucket, &p, work, e));
     p->request = MPI_REQUEST_NULL;
-    if (division_ranks(&t->division, bucket) == 1 && !has_replicas(t)) return 0; // the values are their sum
+    if (division_ranks(&t->division, bucket) == 1 && !has_replicas(t)) return 0; // one rank: its values are the sum
     p->own = values + p->places[rank];
     p->count = (size_t)p->counts[rank];
     if (t->wire == WIRE_FP32) {
@@ -119,7 +119,7 @@ static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t
 
 static int mpi_all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket,
                           int64_t *work, Error *e) {
-    MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // copies: only the size counts
+    MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // any type of this size: copies
     Pending *p;
     TRY(pending_add(t, bucket, &p, work, e));
     const int rank = division_rank(&t->division, bucket), count = p->counts[rank];
@@ -131,8 +131,9 @@ static int mpi_all_gather(Transport *t, const void *own, void *values, size_t el
 
 // ---- Rows of activations --------------------------------------------------------------------------------------------
 
-// Blocks until `sent` rows are exchanged in the group, whose rank r owns rows_of_rank(rows, r, K). received NULL:
-// every rank gets all rows, in place; else rank r gets each rank's copy of its rows, in the order of the ranks.
+// Exchanges rows in the group, and blocks until that is done. Rank r owns rows_of_rank(rows, r, K) of `sent`. Without
+// `received`, every rank gets all rows, each from its owner, in place. Else every rank has values for all rows, and
+// `received` gets all ranks' values for this rank's own rows, in the order of the ranks.
 static int exchange_rows(Transport *t, void *sent, void *received, int rows, size_t width, Dtype type, Error *e) {
     const int K = t->division.tensor, mine = t->comm->rank % K;
     const double begin = clock_seconds();

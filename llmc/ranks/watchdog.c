@@ -11,12 +11,12 @@
 #include <unistd.h>
 
 enum {
-    SECONDS_TO_END = 5,     // for MPI to end the job; then this process exits by itself
-    SECONDS_FOR_OTHERS = 1, // after an unsure report, for reports of other machines (invariant 4)
-    ORPHAN_SECONDS = 5,     // deadline of set-up without a launcher, which would tell this rank that others ended
-    HANDING_MS = 1000       // for the main thread to return from the device's communication before it is aborted
+    SECONDS_TO_END = 5,     // MPI may take this long to end the job; then this process exits by itself
+    SECONDS_FOR_OTHERS = 1, // from an unsure report to the end: other machines report too (invariant 4)
+    ORPHAN_SECONDS = 5,     // deadline of set-up once the launcher is gone: nobody tells this rank that others ended
+    HANDING_MS = 1000       // an abort waits this long for the main thread's call of the device's communication
 };
-static const double seconds_for_other_machines = 4; // before an unsure report: clocks there started at other times
+static const double seconds_for_other_machines = 4; // delays an unsure report: their clocks may run out later
 static const double seconds_claimed = SECONDS_FOR_OTHERS + SECONDS_TO_END + 1;
 static const double seconds_until_stalled = 1.5;     // a rank is stalled after this long without a heartbeat
 static const double fraction_of_wait_stalled = 0.75; // and this fraction of the wait: a busy machine delays heartbeats

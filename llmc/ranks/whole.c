@@ -35,7 +35,8 @@ typedef struct {
     size_t room[2];
 } Exchange;
 
-// Returns the range of rank `owner`'s local flat array, within tensor k, that it owns and that `holder`'s part has.
+// Returns the elements of tensor k that rank `owner` owns and that belong to `holder`'s part, as a range of `owner`'s
+// local flat array.
 static Range common(const Exchange *x, int owner, int holder, int k) {
     const Whole *w = x->whole;
     const int K = w->parallel->config.tensor, shared = w->parallel->division.ranks;
@@ -57,8 +58,8 @@ static void copy_held(const Exchange *x, const Tensor *t, size_t whole_offset, R
     }
 }
 
-// Passes over the values that this rank sends to or receives from each rank. values NULL: adds their numbers to count
-// (ranks). Else copies them from this rank's engine to `values`, or (receives) from there to its part.
+// Visits the values that this rank sends to each rank or, if `receives`, gets from each. values NULL: adds their
+// numbers to count (ranks). Else copies: to send, from the engine to `values`; received, from `values` to the part.
 static int pass(const Exchange *x, bool receives, int *count, float *values, Error *e) {
     const Whole *w = x->whole;
     const int own = w->parallel->comm->rank, K = w->parallel->config.tensor;

@@ -1,5 +1,5 @@
-// whole: a checkpoint holds the whole model, and with --tensor each rank a local one. In a checkpoint every rank writes
-// one part of each bucket of the whole model. whole_exchange moves the values from engines to parts.
+// whole: a checkpoint holds the whole model, but with --tensor an engine holds only its rank's local model. Each rank
+// writes one part of every bucket of the whole model. whole_exchange copies the values from the engines to the parts.
 #pragma once
 
 #include "ranks/parallel.h"
