@@ -59,7 +59,7 @@ int metrics_flush(Metrics *m, Error *e) {
     if (log_waits(&m->samples) == 0) return 0;
     TRY(file_open_output(m->dir, m->samples.path, O_RDWR | O_CREAT | O_APPEND, &fd, e));
     int code = log_send(&m->samples, fd, e);
-    if (!code) code = descriptor_sync(fd, m->samples.path, e); // at once: checkpoints do not sync samples
+    if (!code) code = descriptor_sync(fd, m->samples.path, e); // now: no checkpoint syncs samples
     close(fd);
     return code;
 }
@@ -152,8 +152,8 @@ int metrics_close(Metrics *m, Error *e) {
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
 // *keep: bytes of a log to keep, at most `end`: the lines before the first incomplete one, and before the first of a
-// step after `step`. Stops at a line that does not begin with '{': a hole that a full disk or a power cut left would be
-// a very long line.
+// step after `step`. Stops at a line that does not begin with '{': a full disk or power cut may leave a hole of zeros,
+// which getline would read as one very long line.
 static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_t *keep, Error *e) {
     char *line = NULL;
     size_t room = 0;

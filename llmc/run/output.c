@@ -156,8 +156,9 @@ static bool saves_before_the_end(const Setup *setup, const Position *position) {
            (best_every(o) > 0 && steps >= best_every(o));
 }
 
-// Fails on rank 0 unless the disk has room for the next checkpoint beside the old one; without --keep 0 it may replace
-// one that is older still. A rollback needs no more room than the run before it.
+// Fails on rank 0 unless the disk has room for the next saves. A new run needs room for two checkpoints, or for one if it
+// saves only at its end. A resumed run needs room for one more; but with two or more checkpoints for none, unless --keep
+// is 0, since a save may remove an old one first. A rollback needs no more room than the run before it.
 int setup_room(const Run *r, Error *e) {
     const Options *o = &r->setup.options;
     const uint64_t one = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);
@@ -165,7 +166,7 @@ int setup_room(const Run *r, Error *e) {
     uint64_t left;
     int present = 0; // an earlier run is moved aside
     if (!is_rank0(&r->setup) || rollback_under_way(&r->rollback)) return 0;
-    if (r->output.metrics) TRY(archive_tidy(&r->saving.archive, stderr, e)); // locked: a killed save left this
+    if (r->output.metrics) TRY(archive_tidy(&r->saving.archive, stderr, e)); // a killed save's files; holds the lock
     if (r->saving.saved[0]) TRY(archive_count(&r->saving.archive, &present, e));
     const int needed = present ? present == 1 || o->keep == 0 : saves_before_the_end(&r->setup, &r->position) ? 2 : 1;
     path_existing(o->out, disk, sizeof disk);
@@ -201,7 +202,7 @@ static int setup_directory(Run *r, Error *e) {
                 out);
     TRY(run_lock_sign(archive->dir, out, e));
     TRY(archive_tidy(archive, stderr, e));
-    TRY(write_run_json(r, e)); // before any change to the run's data: it reads the old run.json
+    TRY(write_run_json(r, e)); // reads the old one; comes before changes to the run's data
     if (back && r->setup.options.keep > 0) TRY(archive_remove_rolled_back(archive, stderr, e));
     TRY(archive_set_aside_after(archive, r->position.at.step, back ? "rolled_back" : "damaged", stderr, e));
     return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, back, e);

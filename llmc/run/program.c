@@ -123,7 +123,7 @@ static int run_program(Run *r, Error *e) {
 
 void program_spin_briefly(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
-    char program[PATH_MAX]; // the real path: ps and killall show the name that execv is given
+    char program[PATH_MAX]; // execv the real path: with /proc/self/exe, ps and killall would show "exe"
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
     if (n <= 0 || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) return;
     program[n] = 0;

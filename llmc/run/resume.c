@@ -35,9 +35,9 @@ static int check_same_checkpoint(const Setup *setup, const char *directory, Erro
                      SAME_FILES_HINT, e);
 }
 
-// (all) Verifies rank 0's candidate: each rank reads a share. All ranks divide the files where --out must be one
-// directory on all machines; otherwise the ranks of each machine divide its files. Damage fails on rank 0 only, with
-// the error of the lowest rank that found some. Other errors fail on all ranks.
+// (all) Verifies rank 0's candidate. Each rank reads a share. All ranks divide the files if --out must be the same
+// directory on all machines; else the ranks of each machine do. Damage fails on rank 0 only, with the error of the
+// lowest rank that found some. Other errors fail on all ranks.
 static int verify_share(void *run, Error *e) {
     Run *r = run;
     const Setup *s = &r->setup;

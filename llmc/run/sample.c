@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { SAMPLE_STREAM = 1 << 20 }; // rng streams from here on are samples; those below initialise tensors
+enum { SAMPLE_STREAM = 1 << 20 }; // samples draw from rng streams from here on; tensors are initialised from lower ones
 
 // ---- One token ------------------------------------------------------------------------------------------------------
 
@@ -18,7 +18,7 @@ static int compare_descending(const void *a, const void *b) {
 
 // Keeps the likeliest tokens and sets the other logits to -INFINITY. Among equal logits at the edge keeps the first.
 static void keep_likeliest(float *logits, float *sorted, int V, const Options *o) {
-    const int few = 1000; // up to here, insert: a sort of GPT-2's vocabulary takes 10 ms
+    const int few = 1000; // k up to this: inserts; sorting GPT-2's vocabulary takes 10 ms
     int k = o->top_k > 0 && o->top_k < V ? (int)o->top_k : V;
     if (k == V && o->top_p >= 1) return;
     for (int v = 0, n = 0, i; k <= few && v < V; v++) {

@@ -29,7 +29,7 @@ struct Saver {
     float *copy; // (ARRAYS, stride): the owned ranges one after the other; NULL: the thread reads the engine
     size_t elements, stride;
     bool copies; // every rank has memory for its copy
-    Pulse pulse; // counts in `done`
+    Pulse pulse; // increments `done`
     Worker worker;
     atomic_bool copying; // the thread still copies from the engine
     atomic_bool ended;   // set by the thread's last access to this struct
@@ -210,7 +210,7 @@ static void start_writing(Saver *s) {
     const Setup *setup = &s->run->setup;
     Error *e = &s->error;
     Manifest partial = {.dir = -1};
-    worker_join(&s->worker); // touch_copy
+    worker_join(&s->worker); // ends touch_copy
     for (int f = 0; f < LAYOUT_FILES; f++) s->fd[f] = -1;
     if (s->pieces) archive_join(&s->run->saving.archive, s->step, &partial, e);
     for (int f = 0; f < LAYOUT_FILES && s->pieces && !e->code; f++)
@@ -403,8 +403,8 @@ static int await_save(Run *r, Error *e) {
     return comm_wait_first(r->setup.comm, e);
 }
 
-// (all) Ends the previous save, then starts one; with `waits`, also ends that. *unsaved: the code of a failed save, for
-// which the function returns 0; rank 0's saver holds the error.
+// (all) Waits for the previous save, then starts one; with `waits`, also waits for its end. If the save fails,
+// returns 0 and sets *unsaved to its code; rank 0's saver holds the error.
 static int save(Run *r, bool waits, int *unsaved, Error *e) {
     enum { SAVED_ALREADY = -1 };
     Comm *comm = r->setup.comm;
@@ -461,8 +461,8 @@ int save_and_wait(Run *r, Error *e) {
     return comm_agree(r->setup.comm, code, e);
 }
 
-// Clears `settled` during the save, so that the ranks can agree on the save's errors; then restores it. An error that
-// they do not agree on leaves it cleared, which ends the job.
+// The ranks may have agreed on an error already (`settled`). Clears it during the save: they must agree on the save's
+// errors too. Then restores it. If they could not agree, leaves it cleared, which ends the job.
 void save_at_error(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
     const Saver *s = r->saving.saver;

@@ -256,7 +256,8 @@ int setup_gns_mode(Setup *setup, bool fused, Error *e) {
     return 0;
 }
 
-// The default is exact if it is fused on every rank's device. A resumed run has kept its mode (state.c).
+// Sets the default of --gns: exact if every rank's device fuses exact norms, else ln. A resumed run has its mode from
+// state.c.
 int setup_gns(Run *r, Error *e) {
     Setup *s = &r->setup;
     EngineDevice device;

@@ -41,7 +41,7 @@ __attribute__((format(printf, 2, 3))) static const char *path_text(char out[STAT
     return out;
 }
 
-// Returns the item at a path; NULL: missing. Unless `add` is NULL, first puts it there, and creates what is above it.
+// Returns the item at a path; NULL: missing. If `add` is given, puts it at a missing path, and creates its parents.
 static cJSON *find(const StateIO *io, const char *path, cJSON *add) {
     cJSON *at = io->root;
     for (const char *name = path, *end; at && *name; name = end + (*end != 0)) {
@@ -297,7 +297,7 @@ static int options_item(const Options *o, bool raw, cJSON **out, Error *e) {
 }
 
 // Lists the options that differ from the file's. An option that the file lacks is newer than the file: its old value is
-// the default. ERR_USAGE if an option differs that makes the run (OptionRow.of_run).
+// the default. ERR_USAGE if an option that may not change (OptionRow.of_run) differs.
 static int compare_options(const StateIO *io, const Options *o, bool *changed, FILE *f, Error *e) {
     Options *by_default;
     cJSON *now = NULL, *defaults = NULL;

@@ -15,14 +15,14 @@ static GnsMode step_mode(const Setup *setup, const Position *position) {
 // True if this step also measures the norms of the ranks' own gradients. Reading the gradients again costs half a
 // percent of a step of one micro-step. The norms are a cross-check: every NOISE_RANKS_EVERY-th step is enough.
 static bool measures_ranks(const Setup *setup, const Position *position, GnsMode mode) {
-    if (setup->parallel.config.tensor > 1) return false; // ranks of a group hold other tensors
+    if (setup->parallel.config.tensor > 1) return false; // ranks of a group hold different tensors
     return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
 }
 
 // Computes the gradients of B rows over all ranks, and their norms. Each rank computes its rows while the loader reads
 // the next ones; the last micro-step reads ahead for the next step, assuming the same batch. A rank without rows left
-// runs the micro-step with n = 0. So does a rank that cannot read its rows; with --tensor it computes other rows, since
-// its group exchanges with it. All ranks then end the step together. what: for the progress; NULL: a step.
+// runs the micro-step with n = 0. So does a rank that cannot read its rows, except with --tensor: its group waits for
+// its exchanges, so it computes placeholder rows. All ranks then fail together. what: for the progress; NULL: a step.
 static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
@@ -94,8 +94,8 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
     };
 }
 
-// Estimates the noise scale from the ranks' own gradients. rank_sq: their squared norms, summed over ranks or, with
-// --reduce micro-step, over micro-steps. One rank gives no estimate.
+// Estimates the noise scale from the ranks' own gradients. rank_sq: the sum of their squared norms; with --reduce
+// micro-step each micro-step of a rank is a gradient of its own. One rank gives no estimate.
 static void observe_ranks(const Setup *setup, Position *position, int64_t B, double rank_sq) {
     const int ranks = setup->comm->ranks;
     const bool by_rank = setup->parallel.config.reduce == REDUCE_STEP || ranks == 1;

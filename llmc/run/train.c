@@ -59,7 +59,7 @@ static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
     r->saving.timed_seconds += batch / m->tok_per_s;
     if (left > 0.9 * time && (m->step < STEPS || left > 0.98 * time)) return 0;
     const double a_token = r->saving.timed_seconds / r->saving.timed_tokens;
-    double validation = 0; // seconds per step: one pass, where training takes three
+    double validation = 0; // seconds per step; a forward pass takes a third of training
     if (r->data.val && o->val_every > 0)
         validation = fmin((double)o->val_tokens, (double)dataset_describe(r->data.val).tokens) * a_token / 3 /
                      (double)o->val_every;
