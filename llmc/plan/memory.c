@@ -29,7 +29,7 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     const PlanDevice *device = &plan->device;
     const Model *model = shape.model;
     const double rows = (double)own_rows(&shape, shape.micro_batch).count, T = shape.seq_len;
-    const double n = rows * T * model->config.channels; // values of own rows; wide: of fc's output, all rows
+    const double n = rows * T * model->config.channels; // values of own rows; wide: values of all rows of fc's output
     const double wide = shape.micro_batch * T * (double)model->mlp_width;
     const bool rounded = device->value < sizeof(float), exact = shape.gns == GNS_EXACT && !shape.inference;
     const double example = device->value * shape.seq_len * model->vocab_padded; // bytes of an example's logits
@@ -76,7 +76,7 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     shape.micro_batch = micro_batch, shape.model = model, shape.tensor.ranks = 1;
     shape.owned = NULL, shape.owned_count = 0, shape.shard_grads = shape.shard_weights = false;
     if (parallel_create(&parallel, &comm, model, &plan->sharing, &none) == 0) parallel_shard(&parallel, &shape);
-    // If parallel_create lacked memory here, plan for whole arrays.
+    // If this machine lacks memory for parallel_create, `shape` stays unsharded: plan for whole arrays.
     if (plan->estimate_memory) estimate_engine(plan, shape, memory);
     else plan->engine->plan_memory(&shape, memory);
     // The copy holds weights and moments of what a rank owns. With --zero 0 rank 0 alone copies all. With --tensor each
@@ -118,7 +118,8 @@ static bool lacks_memory(const Plan *p, int groups) {
     return !plan_fits(&on, p->shape.micro_batch);
 }
 
-// Tries one rank, or group, first: alone it has no NCCL. From two on, more ranks never need more memory each.
+// Tries one rank, or one group of --tensor, first: one rank needs no NCCL, so two may need more memory each. From two
+// on, more ranks never need more.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most) {
     const int K = plan_tensor(plan);
     Plan p = plan_with(plan, zero, plan->ranks, K);

@@ -18,8 +18,8 @@ static const PlanEfficiency gpu_efficiency = {
     .matmul_reads = 1.0 / 3,
     .of_peak[WORK_ATTENTION_FORWARD] = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
     .of_peak[WORK_ATTENTION_BACKWARD] = 318.0 / 989, // the same heads
-    // e4m3, copies included: a step's planned gain is within 3% of the gain of d12, d24 and d48 on an H100. cuBLASLt's
-    // products alone are 1.45 to 1.89 times as fast as bf16's.
+    // Products in e4m3, with the copies they need: on an H100 the planned gain of a step of d12, d24 and d48 is within
+    // 3% of the measured gain. cuBLASLt's products alone are 1.45 to 1.89 times as fast as bf16's.
     .of_peak[WORK_FP8] = 1.55 * 750 / 989,
     .of_peak[WORK_MASKS] = 31.0 / 989, // from d12's step: dropout 0.1 adds 6.3% (its branches alone: 2.4%)
     .copy = 4.23 / 4.8,
@@ -235,7 +235,7 @@ typedef struct {
     double blocks, embeddings;
 } Transfer;
 
-// replicas: sums each part over the machines that own it, too.
+// replicas: includes summing each part over the machines that own it.
 static Transfer transfer(const Plan *p, const Model *model, double value_bytes, bool replicas) {
     const int shared = shared_by(p), machines = replicas ? (p->ranks + shared - 1) / shared : 1;
     PlanDevice peers = p->device; // ranks of equal t (parallel.h): with --tensor fewer of them share a machine
@@ -251,11 +251,11 @@ static Transfer transfer(const Plan *p, const Model *model, double value_bytes, 
                           2 * plan_ring_seconds(&apart, machines, whole * embeddings)};
 }
 
-// Returns the seconds of a step's transfers that no computation hides. The backward pass hides scattering the blocks'
-// gradients. The embeddings' gradients are final last: only the next micro-step's forward pass can hide them (--reduce
-// micro-step). The update (ZeRO-0: gradients) or the next forward pass (weights) hides gathering the blocks. Nothing
-// hides gathering the embeddings, which a forward pass needs first. With ZeRO-3 each pass gathers blocks, and hides
-// that.
+// Returns the seconds of a step's transfers that no computation hides.
+// Scattering gradients: the backward pass hides the blocks. The embeddings' gradients are final last: only the next
+// micro-step's forward pass can hide them (--reduce micro-step).
+// Gathering: the update hides the blocks' gradients (ZeRO-0), or the next forward pass hides the blocks' weights.
+// Nothing hides the embeddings: a forward pass needs them first. With ZeRO-3 each pass gathers blocks, and hides it.
 static double exposed_seconds(const Plan *p, const Model *model, const PlanStep *s) {
     if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
     bool zero = p->sharing.zero != ZERO_0, by_pass = p->sharing.zero == ZERO_3;
@@ -356,7 +356,7 @@ int64_t plan_checkpoints(const Ramp *ramp, const Options *o) {
     int64_t written = 1 + (every > 0 ? steps / every : 0) + (best > 0 ? steps / best : 0);
     int64_t kept = o->keep + 1 + (best > 0); // a new checkpoint is written before the oldest is removed
     if (!o->on_spike) return o->keep > 0 && kept < written ? kept : written;
-    // Keeps all back to the newest one before the window. Step 0's and abandoned ones come on top.
+    // --on-spike keeps the newest checkpoint before the window and all later ones, also step 0's and abandoned ones.
     const int64_t window = 2 * o->spike_steps - 1;
     const int64_t recent = 1 + (window + every - 1) / every + (best ? window / best : 0);
     kept += recent > o->keep ? recent - o->keep : 0;

@@ -235,14 +235,14 @@ static Figure mesh(const Plan *q, const Plan *p) {
     return out;
 }
 
-// Names the fastest --zero and --tensor that fit on the plan's ranks, and what the fastest without --tensor, or with
-// it, costs. Where the plan does not fit, tries a smaller micro-batch, and gradients sharded at every micro-step.
+// Names the fastest --zero and --tensor that fit on the plan's ranks. Compares the fastest plans with and without
+// --tensor. Where a plan does not fit, tries a smaller micro-batch, and gradients sharded at every micro-step.
 static void print_advice(FILE *f, const Plan *p) {
     const int given = p->shape.micro_batch;
     Plan best[2];                             // without --tensor, with it
     double seconds[2] = {INFINITY, INFINITY}; // INFINITY: none fits
     for (int k = 1; k <= tensor_most(p); k *= 2)
-        for (int i = 0; i < 8 && p->ranks % k == 0 && p->ranks / k <= p->rows; i++) { // from 4 on --shard machine
+        for (int i = 0; i < 8 && p->ranks % k == 0 && p->ranks / k <= p->rows; i++) { // i >= 4: --shard machine
             const int zero = i % 4, machine = plan_machine(&p->device, p->ranks);
             if (i >= 4 && (machine == p->ranks || p->ranks % machine || machine % k)) continue;
             Plan q = plan_with(p, (ZeroStage)zero, p->ranks, k);

@@ -73,7 +73,7 @@ typedef struct {
 
 Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     const Model *model = shape->model;
-    // Own rows (TensorRanks): B, n values. Blocks compute all rows: N tokens, a values of attention, f of GELU.
+    // Own rows (TensorRanks): B rows, n values. All rows, for the blocks: N tokens, a values of attention, f of GELU.
     const double B = (double)own_rows(shape, rows).count, T = shape->seq_len, N = rows * T, C = model->config.channels;
     const double A = (double)model->attention_width, F = (double)model->mlp_width, a = N * A, f = N * F;
     const double n = B * T * C, L = model->config.layers, v = w.value;
@@ -85,7 +85,7 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     // The head computes a chunk of examples at a time, and keeps the logits of one chunk.
     const double V = model->vocab_padded, chunks = ceil(B / fmax(1, fmin(B, floor(w.head_bytes / (v * T * V)))));
     const double R = B * T / chunks; // rows of a chunk
-    // The loss reads and writes a row's logits; with stores_exponentials it reads 2 lnf and a row of wte, writes lnf.
+    // Per row the loss reads and writes V logits; with stores_exponentials reads 2 rows of lnf, 1 of wte, writes 1 lnf.
     const double read = v * R * (w.stores_exponentials ? 3 * C : V), written = v * R * (w.stores_exponentials ? C : V);
     const double drops = shape->dropout.below > 0, branches = drops * (2 * L + 1), copied = drops * v * n;
     const WorkPass forward = PASS_FORWARD, backward = PASS_BACKWARD;
