@@ -156,9 +156,9 @@ static bool saves_before_the_end(const Setup *setup, const Position *position) {
            (best_every(o) > 0 && steps >= best_every(o));
 }
 
-// Fails on rank 0 unless the disk has room for the next saves. A new run needs room for two checkpoints, or for one if it
-// saves only at its end. A resumed run needs room for one more; but with two or more checkpoints for none, unless --keep
-// is 0, since a save may remove an old one first. A rollback needs no more room than the run before it.
+// Fails on rank 0 unless the disk has room for the next saves. A new run needs room for two checkpoints, or for one if
+// it saves only at its end. A resumed run needs room for one more. With two or more checkpoints it needs none, unless
+// --keep is 0: a save may remove an old one first. A rollback needs no more room than the run before it.
 int setup_room(const Run *r, Error *e) {
     const Options *o = &r->setup.options;
     const uint64_t one = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);
