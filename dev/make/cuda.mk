@@ -33,7 +33,7 @@ $(error compute capability $(TOO_OLD): the CUDA trainer needs $(OLDEST_GPU) or n
 endif
 endif
 # Only 90a has Hopper's own instructions (wgmma), which the fast attention and products use.
-NVCC_FLAGS := -O3 -std=c++20 -Illmc -diag-suppress 177 -Xcompiler -Wall,-Wextra,-Wno-deprecated-enum-enum-conversion -Xptxas -v \
+NVCC_FLAGS := -O3 -std=c++20 -Illmc -diag-suppress 177 -Xcompiler -Wall,-Wextra,-Wno-deprecated-enum-enum-conversion,-Wno-missing-field-initializers -Xptxas -v \
 	$(foreach a,$(patsubst 90,90a,$(CUDA_ARCH)),-gencode=arch=compute_$(a),code=sm_$(a)) $(if $(PTX_ARCH),-gencode=arch=compute_$(PTX_ARCH)$(comma)code=compute_$(PTX_ARCH)) \
 	$(if $(filter FP%,$(PRECISION)),-DGNS_$(PRECISION)) $(NCCL_HOME:%=-I%/include)
 # NCCL from PyPI has no libnccl.so, only libnccl.so.2.

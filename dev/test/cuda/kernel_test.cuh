@@ -107,7 +107,7 @@ template <typename X> static std::vector<X> random_vector(size_t n, double mean 
     return v;
 }
 
-static double gelu_tanh(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
+inline double gelu_tanh(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
 
 // ---- Comparing ------------------------------------------------------------------------------------------------------
 
