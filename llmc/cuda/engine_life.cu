@@ -95,8 +95,9 @@ static size_t columns_bytes(const Engine *engine) {
         };
         const size_t fc = size_max(pass(F), linear_sm90_column_bytes(B * T, T, F)), qkv = pass(3 * s.C());
         const size_t rounded = config->dtype == DTYPE_FP8_DW ? fp8_column_bytes(B, T, 3 * C) : 0;
-        const int own = min(B, own_rows_most(config));
-        most = size_max(most, 2 * layernorm_backward_bytes(own, T, C, config->sources) + fc + size_max(qkv, rounded));
+        const int own = (int)own_rows(config, B).count; // fewer rows may need more
+        const size_t norm = own ? layernorm_backward_bytes(own, T, C, config->sources) : 0;
+        most = size_max(most, 2 * norm + fc + size_max(qkv, rounded));
     }
     return most;
 }
