@@ -81,7 +81,7 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     else plan->engine->plan_memory(&shape, memory);
     // The copy holds weights and moments of what a rank owns. With --zero 0 rank 0 alone copies all. With --tensor each
     // rank copies a part of the whole model.
-    const double all = (double)plan->shape.model->flat_count / plan->ranks;
+    const double all = (double)plan->shape.model->flat_count / fmax(1, parallel.division.ranks);
     double copy =
         plan->copies ? 3.0 * sizeof(float) * (plan_tensor(plan) > 1 ? all : (double)shard_elements(&shape)) : 0;
     if (plan->device.measured) { // a CPU

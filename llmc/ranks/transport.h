@@ -22,7 +22,8 @@ enum { PART_UNIT = 64 }; // elements: parts, like tensors, begin at multiples of
 
 // Who owns what. A bucket is cut into a part for each rank that shares it, in the order of the ranks. All ranks share
 // bucket 0, which begins at element 0; the ranks of equal t (--tensor) share the others. Parts are equal, except that
-// the last includes the remainder. With --shard machine `ranks` are those of this rank's machine. Muon needs whole matrices: rank l mod `ranks` owns all of block l.
+// the last includes the remainder. With --shard machine `ranks` are those of this rank's machine. Muon needs whole
+// matrices: rank l mod `ranks` owns all of block l.
 typedef struct {
     int rank, ranks, tensor; // tensor: K; 1: no --tensor
     const Model *uncut;      // with Muon, the model; NULL: blocks are cut

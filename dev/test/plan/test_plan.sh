@@ -84,8 +84,8 @@ advises_a_mesh() { # MODEL DEVICE RANKS ROWS: both meshes of the advice fit; the
 advises_replicas() { # where two machines share a slow network: less traffic, and as much memory as one machine
     local base=(--model d24 --device H200 --batch-tokens 524288 --micro-batch 16) ranks zero
     plan "${base[@]}" --ranks 16 --link 0.625 && said '^  advice: --zero [1-3] --shard machine; ' && plan "${base[@]}" --ranks 16 && ! grep 'advice.*--shard' plan.txt || return 1
-    for zero in 1 3; do
-        for ranks in 8 16; do plan "${base[@]}" --ranks $ranks --zero $zero --link 0.625 --shard machine && grep 'memory in all' plan.txt > $ranks.txt || return 1; done
+    for zero in 1 3 "1 --tensor 2"; do
+        for ranks in 8 16; do plan "${base[@]}" --ranks $ranks --zero $zero --link 0.625 --shard machine && grep -E 'memory in all|on the host' plan.txt > $ranks.txt || return 1; done
         said '^> +16 ' && cmp 8.txt 16.txt || { cat plan.txt; return 1; }
     done
     refuses 64 '--shard machine: --ranks 12 on machines of 8. use a multiple, or --device-count' "$train" --dry-run "${base[@]}" --ranks 12 --shard machine --steps 1
