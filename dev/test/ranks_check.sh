@@ -8,7 +8,7 @@
 #     BUILD    where the programs are (build): $BUILD/cuda-BF16/train_gpt2cu
 #     TRAINER  another program: build/cpu/train_gpt2 with SMALL=1 tries this script without a GPU
 #     MACHINES number of machines that this one simulates (1). Each has all GPUs here. NCCL goes through sockets between
-#              them. Ranks take turns on a GPU: slow, with the results of real machines.
+#              them. Slow, since ranks share GPUs; results are as on real machines.
 #     RANKS    largest number of ranks (MACHINES times the GPUs here)
 #     ZERO     --zero of the runs that are killed and stopped (1)
 #     OUT      logs and run directories (build/ranks_check)

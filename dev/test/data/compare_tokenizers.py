@@ -101,7 +101,7 @@ def added():
 
 
 def train():
-    """scripts/train_bpe.py: its merges equal those of one pass over the whole text; its files are a tokenizer."""
+    """scripts/train_bpe.py finds the merges of one pass over the whole text, and writes files of a tokenizer."""
     start, size, wrong = time.monotonic(), 1500, 0
     text = open(os.path.join(DATA, "tinyshakespeare.txt"), newline="").read(300000)
     t = tokenizers.Tokenizer(tokenizers.models.BPE())

@@ -127,7 +127,7 @@ __attribute__((constructor)) static void begin(void) {
                                         "FAULT_HOST"};
     for (int i = 0; i < 11; i++) {
         const char *value = getenv(names[i]);
-        (&fault.rank)[i] = value ? strdup(value) : NULL; // fields in the order of these names
+        (&fault.rank)[i] = value ? strdup(value) : NULL; // `names` lists the fields in order
     }
     if (!is_victim() || strcmp(fault.action, "ask") == 0 || *fault.after == '+') return;
     if (atof(fault.after) > 0) arm();

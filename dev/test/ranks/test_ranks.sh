@@ -137,7 +137,7 @@ another_optimizer_resumes() { # at another stage; then with sharded gradients, w
     for zero in 0 2; do wide 2 ow_$zero $short --optimizer muon --zero $zero || return 1; done
     same_run ow_0 ow_2 && agree ow_0 o_muon
 }
-goes_on_from_the_moments() { # --with-optimizer: rows are alike, so the bits equal those of one longer run
+goes_on_from_the_moments() { # --with-optimizer: all rows are alike, so two runs have the bits of one longer run
     local optimizer ranks=0 small="--seq-len 16 --threads 1 --batch-tokens 96 --lr-schedule constant --gns off --train same_*.bin" from="--with-optimizer"
     printf 'to be or not to %.0s' {1..300} > same.txt && "$tokenize" --tokenizer bytes --out same same.txt > /dev/null || return 1
     moved() { mpi "$1" "$train" $small ${more-} --lr 1e-3 --micro-batch 3 $from --model "${@:2}"; } # RANKS MODEL OPTIONS...
