@@ -3,8 +3,9 @@
 // becomes 448, NaN stays. e4m3: 1 sign, 4 exponent and 3 mantissa bits, bias 7; normal from 2^-6, subnormal from 2^-9;
 // 0x7f is NaN. Every e4m3 number times a power of two is exactly a bf16 number.
 //
-// The exponent k belongs to one site of one block. It changes rarely: the relative rounding error is the same for any
-// largest |x| 2^k within nine binades. fp8_next keeps k if the largest is in [3.5, 112], else moves it to [14, 28).
+// The exponent k belongs to one site of one block. It may stay for long, since the relative rounding error is the same
+// for any largest |x| 2^k within nine binades. fp8_next keeps k if that largest value is in [3.5, 112]. Otherwise it
+// sets k so that the value is in [14, 28).
 #pragma once
 
 #include "base/common.h"
@@ -34,8 +35,8 @@ static const char *const fp8_site_names[] = {"ln1",        "attention",   "ln2",
                                              "dfcproj",    "dfc",         "dproj",     "dqkv",
                                              "qkv weight", "proj weight", "fc weight", "fcproj weight"};
 
-// FP8_UNSET: exponent of a site that has none yet; its products keep their unrounded factors. FP8_EXPONENT_MAX: 2^(sum
-// of two exponents) is a normal float.
+// FP8_UNSET: exponent of a site that has none yet; its products keep their unrounded factors. FP8_EXPONENT_MAX: largest
+// |exponent|; 2^(sum of two exponents) is then a normal float.
 enum { FP8_UNSET = -128, FP8_EXPONENT_MAX = 63 };
 #define FP8_MAX 448.0f
 

@@ -16,9 +16,9 @@
 #define GELU_CUBIC 0.044715f
 
 // A byte that stands for GELU's derivative d: 26 + 202 d, rounded. CUDA keeps it for the backward pass (not in fp32).
-// d(-x) = 1 - d(x), and -0.1290 <= d <= 1.1290 (x = -1.42 and 1.42). So 202 is the largest whole number of steps with
-// codes below 255, the code of NaN; a whole number makes 0 and 1, the derivatives of large |x|, exact. The error is at
-// most 1/404. For normal x its rms is 2.1e-3 of d's rms; rounding d to bf16 instead errs by 1.6e-3.
+// d(-x) = 1 - d(x), and -0.1290 <= d <= 1.1290 (x = -1.42 and 1.42). 202 codes per unit of d are the most that keep all
+// codes below 255, NaN's code. Since 202 is an integer, 0 and 1, the derivatives at large |x|, are exact. The error is
+// at most 1/404. For normal x its rms is 2.1e-3 of d's rms; rounding d to bf16 instead errs by 1.6e-3.
 enum { GELU_CODE_ZERO = 26, GELU_CODE_NAN = 255 };
 #define GELU_CODE_STEPS 202.0f
 #define GELU_CODE_SHIFT (0x1p23f + (float)GELU_CODE_ZERO) // floats from 2^23 on are whole: their last byte is the code

@@ -8,8 +8,8 @@
 // scalable for LLM training", arXiv 2502.16982, section 2.2). Jordan's lr is this lr times 0.2 sqrt(longer side)
 // / sqrt(max(1, out / in)).
 //
-// The weights of queries, keys and values are three matrices (tensor_muon_matrices), as Jordan advises. Orthogonalized
-// together, they would tie the sizes of each other's steps.
+// The weights of queries, keys and values are three matrices (tensor_muon_matrices), as Jordan advises. If they were
+// orthogonalized as one, the size of each one's step would depend on the other two.
 #pragma once
 
 #include "base/common.h"

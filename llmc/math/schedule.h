@@ -5,10 +5,10 @@
 //   constant      lr
 //   linear        straight to final_frac x lr at train_tokens
 //   cosine        half a cosine to final_frac x lr at train_tokens (Loshchilov, Hutter 2017, arXiv 1608.03983, eq. 5)
-//   wsd           by 1 - sqrt(share of the decay done) to final_frac x lr at train_tokens (Haegele et al. 2024, arXiv
+//   wsd           as 1 - sqrt(share of the decay done) to final_frac x lr at train_tokens (Haegele et al. 2024, arXiv
 //                 2405.18392, "1-sqrt"; as in llm.c)
-//   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3). Without a warm-up: warmup in
-//                 the root is 1% of the horizon, and the rate is lr until then
+//   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3). Without a warm-up: lr for 1%
+//                 of the horizon, then lr sqrt(1% of the horizon / tokens)
 // linear, cosine and wsd hold lr until hold_frac of the horizon (warm-up, stable, decay: Hu et al. 2024, arXiv
 // 2404.06395, section 4), and final_frac x lr beyond it. constant and inverse-sqrt ignore both fractions.
 #pragma once
