@@ -154,9 +154,9 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 //
 // Over such a long average, |G|^2 falls by orders of magnitude, and a step's variance with it. So each step has its own
 // variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A
-// heteroskedasticity-consistent covariance matrix estimator"). This error forgets as fast as the average, but rests on
-// half as many steps, so the calibration demands 10 / m more standard errors. The LayerNorms' own tracker keeps the
-// mean square of differences, since with White's the bound would hold in only 93% of runs.
+// heteroskedasticity-consistent covariance matrix estimator"). Old steps lose their weight in this error as fast as in
+// the average. The error rests on half as many steps, so the calibration demands 10 / m more standard errors. The
+// LayerNorms' own tracker uses the mean square of differences. With White's error its bound held in only 93% of runs.
 //
 // To first order, the relative error of c is the error of log((S_t / G2_t) (G2_l / S_l)), t: total, l: ln. It includes
 // all covariances: a step's two estimates of |G|^2 share most of their noise, and that cancels in c.
