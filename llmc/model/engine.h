@@ -229,8 +229,8 @@ struct EngineApi {
     // (watch_weights). The engine does not use `values` after store or load has returned, even with an error.
     int (*store)(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 
-    // Pins (page-locks) host memory that store fills or load reads, until unpin: a device copies only pinned pages
-    // directly. Only a hint: other memory is copied more slowly. From any thread. NULL: no need to pin.
+    // Pins (page-locks) host memory that store fills or load reads, until unpin. Optional: memory that is not pinned is
+    // copied more slowly. From any thread. NULL: the engine does not need it.
     void (*pin)(Engine *engine, void *memory, size_t bytes);
     void (*unpin)(Engine *engine, void *memory);
 
@@ -252,9 +252,10 @@ struct EngineApi {
     void (*scale_loss)(Engine *engine, double scale);
 
     // Sets the exponents k (L, FP8_SITES) of the following steps (math/fp8.h); copies them. FP8_UNSET until then.
-    // Rounds a product's factors if both have an exponent. DTYPE_FP8_DW rounds a weight gradient's factors if the
-    // weight, too, has one. If a site saturates, `norms` makes the norm of the first tensor infinite, so that no rank
-    // updates. k NULL: steps of bf16, for benchmarks of the CUDA engine. Call only for types of fp8.
+    // Rounds a product's factors if both have an exponent. With DTYPE_FP8_DW also rounds a weight gradient's two
+    // factors, if both and the weight have exponents. If a site saturates, `norms` makes the norm of the first tensor
+    // infinite, so that no rank updates. k NULL: steps of bf16, for benchmarks of the CUDA engine. Call only for types
+    // of fp8.
     void (*exponents)(Engine *engine, const int8_t *k);
 
     // Runs forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to

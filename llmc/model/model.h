@@ -63,8 +63,8 @@ typedef struct {
     size_t rows, columns; // of this model; rows = 1 for a vector
     size_t offset;        // place of its first element in the flat array
     size_t count;         // elements: rows * columns
-    // Place in the whole tensor (model_create_local): its first row and column. qkv's columns are 3 `matrices` of equal
-    // width, q, k and v: first_column counts within each. Other tensors are 1.
+    // Place in the whole tensor (model_create_local): its first row and column. qkv's tensors consist of 3 matrices of
+    // equal width, q, k and v, side by side, and first_column counts within each; other tensors of 1.
     size_t whole_rows, whole_columns, first_row, first_column;
     int matrices;
     TensorInit init;
