@@ -91,7 +91,7 @@ static int reduce_rows(Engine *engine, const Batch *batch, void *own, Error *e) 
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// Returns the place of w among FP8_LN1...; the sites of gradients count down from FP8_DQKV.
+// Returns the number of w's layer: its x has site FP8_LN1 + number, its dy FP8_DQKV - number (math/fp8.h).
 static int linear_number(TensorKind w) { return w == QKV_W ? 0 : w == PROJ_W ? 1 : w == FC_W ? 2 : 3; }
 
 typedef struct {
@@ -151,9 +151,9 @@ static Attention attention_of(const Engine *engine, const Batch *batch, int l) {
     return attention;
 }
 
-// LayerNorms add the residual stream. ln_1 adds `residual`, the previous block's x_mid, to x (NULL: nothing). Writes
-// fcproj's output to `out`; the next LayerNorm adds x_mid to it. Arrays begin with token `first`, except that qkv,
-// attention and lse hold all tokens.
+// Each LayerNorm first adds the residual: ln_1 adds `residual`, the previous block's x_mid, to x (NULL: nothing), ln_2
+// adds x to x_mid. Writes fcproj's output to `out`; the next LayerNorm adds x_mid to it. Arrays begin with token
+// `first`, except that qkv, attention and lse hold all tokens.
 static int block_forward(Engine *engine, const Batch *batch, Block *k, const void *residual, void *out, int l,
                          Error *e) {
     const Model *model = engine->config.model;
@@ -237,7 +237,7 @@ static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t e
     const Model *model = engine->config.model;
     size_t C = batch->C, Vp = (size_t)model->vocab_padded, rows;
     const float smoothing = engine->config.label_smoothing;
-    // gradient of an example's loss, the mean over T, by a token's loss
+    // gradient of an example's loss, its tokens' mean, with respect to one token's loss
     const float seed = dwte ? engine->loss_scale / (float)engine->config.seq_len : 0.0f;
     for (; first < end; first += rows, add = true) {
         rows = size_min((size_t)engine_head_rows(&engine->config), end - first);
@@ -359,7 +359,8 @@ static int block_backward(Engine *engine, const Batch *batch, Block *k, int l, E
     const void *branch;
     const size_t A = model->attention_width, NH = (size_t)model->heads, wide = batch->all.N * model->mlp_width;
     const Attention attention = attention_of(engine, batch, l);
-    // Recompute what the forward pass did not keep. Memory still holds the last block. x already includes its residual.
+    // Recompute what the forward pass did not keep, except the last block's: memory still holds that. x already
+    // includes its residual.
     const bool last = l == model->config.layers - 1;
     if (engine->config.recompute == RECOMPUTE_BLOCK && !last) TRY(block_forward(engine, batch, k, NULL, NULL, l, e));
     if (engine->config.recompute == RECOMPUTE_GELU && !last) gelu_forward(k->gelu, k->fc, wide, batch->type);

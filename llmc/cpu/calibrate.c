@@ -23,7 +23,7 @@ static double multiply(const MatmulKernel *kernel, size_t steps) {
     }
     Vec v[CHAINS], scale = vec_set(0.999f), shift = vec_set(0.002f);
     for (int i = 0; i < CHAINS; i++)
-        v[i] = vec_set((float)i * 0.1f); // not 2, the fixed point: the compiler could fold the loop there
+        v[i] = vec_set((float)i * 0.1f); // away from 2, the fixed point: there the compiler could fold the loop
     for (size_t s = 0; s < steps; s++)
 #pragma GCC unroll 12
         for (int i = 0; i < CHAINS; i++) v[i] = v[i] * scale + shift;

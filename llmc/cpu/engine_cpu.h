@@ -13,7 +13,8 @@
 // `void` arrays are values of the engine's type (cpu/value.h).
 //
 // A block's activations; its backward pass reads them. With --recompute gelu the blocks share gelu, with --recompute
-// block all but x. For inference they share everything, or with one row all but qkv, which cpu_logits reads again.
+// block all but x. For inference they share everything; if a micro-batch is one row, everything but qkv, which
+// cpu_logits reads again.
 typedef struct {
     void *x;              // (B, T, C)  input of the block
     void *ln1;            // (M, T, C)

@@ -21,7 +21,7 @@ void engine_configure(Engine *engine, const EngineConfig *config) {
 }
 
 int engine_head_rows(const EngineConfig *config) {
-    // Use fp32's size for bf16 too: all types then sum over rows in the same order.
+    // Use fp32's size for bf16 too, so that all types sum over rows in the same order.
     size_t rows = ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded;
     size_t all = (size_t)own_rows(config, config->micro_batch).count * (size_t)config->seq_len;
     return (int)size_min(all, size_max(rows, 64));

@@ -75,7 +75,7 @@ static void compute_columns(const MatmulProduct *p, BPanel now, size_t first, si
 
 // Every thread of a parallel region calls this. after: the next block, or NULL. One barrier, after the packing, is
 // enough: past it no thread reads the previous block's buffer, so the next call may pack there. Each thread computes
-// the same columns in every block: they may still be in its cache.
+// the same columns of C in every block, so they may still be in its cache.
 static void compute_block(const MatmulProduct *p, const MatmulBlock *block, const MatmulBlock *after, int threads) {
     const MatmulKernel *kernel = p->kernel;
     size_t columns = divide_up(block->columns, kernel->columns), panels = divide_up(block->rows, kernel->rows);

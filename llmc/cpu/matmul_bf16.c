@@ -120,7 +120,7 @@ static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t
     }
 }
 
-// Writes part `at` (from 0) of `of` equal parts of tiles->last.
+// Divides tiles->last into `of` equal parts, and writes part `at`, counted from 0.
 static void write_last_tile(MatmulTiles *tiles, size_t at, size_t of) {
     size_t rows = tiles->last.rows;
     if (rows) write_rows(&tiles->last, tiles->sums, rows * at / of, rows * (at + 1) / of);
@@ -294,7 +294,7 @@ static void bf16_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBl
                       const void *b, size_t i, size_t j) {
     const MatmulTile tile = {p, block, i, j, size_min(p->kernel->rows, p->M - i)};
     p->kernel->multiply(tiles, a, b, block->padded / 2, tile.rows);
-    prefetch_ahead(&tiles->ahead, tiles->ahead.lines); // what `multiply` has left
+    prefetch_ahead(&tiles->ahead, tiles->ahead.lines); // the lines that `multiply` did not prefetch
     tiles->last = tile;
 }
 
