@@ -9,7 +9,7 @@
 #   NCCL_HOME=...   where NCCL is, for several GPUs, if not in CUDA_HOME, /usr or /usr/local
 #   V=1             nvcc's whole commands
 #   NO_MPI=1        one process only; default: Open MPI if it is installed
-#   PREFIX=...      where install and uninstall put and look for programs, below DESTDIR; default: /usr/local
+#   PREFIX=...      where install puts programs and uninstall looks for them, below DESTDIR; default: /usr/local
 
 .DEFAULT_GOAL := train_gpt2
 .DELETE_ON_ERROR:
@@ -69,7 +69,8 @@ ALL_CFLAGS := -std=gnu11 -Illmc $(if $(MPI_LIBS),-DGNS_MPI) -Wall -Wextra -fopen
 LDLIBS := -lcjson -lm -lpthread
 ifeq ($(SAN),1)
 ALL_CFLAGS += -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
-$(BUILD)/llmc/cpu/%.o $(BUILD)/train_gpt2.o: ALL_CFLAGS += -O1 # these compute; -O0 compiles in half the time
+# -O1 for the files whose run time counts; -O0 for the others, which then compile in half the time.
+$(BUILD)/llmc/cpu/%.o $(BUILD)/train_gpt2.o: ALL_CFLAGS += -O1
 endif
 
 # Writes a file of one line if the line has changed: what depends on the file is then rebuilt.
@@ -103,8 +104,8 @@ uninstall: ## removes them from PREFIX/bin
 OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/run/main_% $(if $(MPI_LIBS),,%/transport_mpi.c),$(wildcard llmc/*/*.c)))
 LIBRARY := $(BUILD)/libgns.a
 
-# The trainer, the tokenizer and their objects appear whole, as another make may be reading them: each is made in PART, by
-# each make's own shell.
+# Programs and objects get their names once they are whole, since another make may be reading them. Each is made as
+# PART, whose name holds the shell's process number.
 PART = $@.part$$$$
 SHOW_WHOLE = && mv -f $(PART) $@
 
@@ -132,7 +133,7 @@ $(BUILD)/flags: FORCE
 # Only these see the headers of MPI.
 $(BUILD)/llmc/ranks/comm.o $(BUILD)/llmc/ranks/transport_mpi.o $(BUILD)/llmc/ranks/open_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS) $(if $(NO_NCCL),-DGNS_NO_NCCL)
 
-# Checks the compiler and the libraries' headers once: a missing one is an error of one line, not a page of the compiler's.
+# Checks the compiler and the libraries' headers once, so that a missing one gives one line, not a page of errors.
 $(BUILD)/headers: $(BUILD)/flags
 	@why=$$($(CC) $(ALL_CFLAGS) -E -x c -MF /dev/null /dev/null 2>&1 > /dev/null) || { echo "error: CC=$(firstword $(CC)) with these CFLAGS does not work: $${why%%$$'\n'*}" \
 		"(CC and CFLAGS choose the compiler and its flags)" >&2; exit 69; }
@@ -160,7 +161,7 @@ help: ## this list
 	@echo "and variables may follow:"
 	@sed -nE 's/^#   ([A-Z_]+=.*)/    \1/p' Makefile
 
-# Keeps what takes long to make: runs, also those in build/, Python's environment and Arm's libraries.
+# Keeps what takes long to make: runs (in build/, too), Python's environment and Arm's libraries.
 clean: ## removes what was compiled; keeps runs and build/venv
 	rm -rf $(wildcard build/cpu build/cpu-* build/cuda-*) train_gpt2 train_gpt2cu data/tokenize
 	@rmdir build 2> /dev/null || [ ! -d build ] || { cd build && kept=(*) && \
