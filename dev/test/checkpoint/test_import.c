@@ -196,7 +196,8 @@ static void test_one_file(void) {
     }
 }
 
-// A field in front of a valid config.json makes it another model's: the first of two with one name counts.
+// A config.json of another model is refused. Each case puts one field before those of a valid file; of two fields with
+// one name the first counts.
 static void test_other_models(void) {
     static const char *const fields[] = {"\"model_type\": \"gpt_neo\"",
                                          "\"activation_function\": \"gelu\"",
@@ -248,7 +249,7 @@ static void test_other_models(void) {
     memory_free(text);
 }
 
-// Moments must be fp32; the tensor's name says their number.
+// Moments must be fp32, as many as the tensor's name says.
 static void test_moments_of_another_kind(void) {
     static const struct {
         const char *type;
@@ -304,7 +305,7 @@ static void test_several_files(void) {
     unlink("many/head.safetensors");
     unlink("many/part-1.safetensors");
     CHECK_ERROR(checkpoint_load_model("many", &to, &e), &e, ERR_INPUT, "many: no tensor");
-    save_all("many"); // beside model.safetensors other files do not count
+    save_all("many"); // with model.safetensors there, other files are ignored
     check_received("many");
 }
 

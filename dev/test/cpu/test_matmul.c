@@ -94,7 +94,7 @@ static void check_case(Matmul one, Matmul many, Case t) {
     float *a = random_array(t.M * t.K, 1), *b = random_array(t.K * t.N, 1), *bias = random_array(t.N, 1);
     void *a_values = values_of(a, t.M * t.K, type), *b_values = values_of(b, t.K * t.N, type),
          *bias_values = values_of(bias, t.N, type);
-    float *c[3], *sums[3]; // [0] expected; [1] by one thread, [2] by several: c in c_type
+    float *c[3], *sums[3]; // [0] expected; [1] by one thread; [2] by several. c[1] and c[2] hold values of c_type
     for (int i = 0; i < 3; i++) {
         c[i] = t.accumulate ? guarded_random(n) : guarded_array(n);
         sums[i] = t.accumulate ? guarded_random(t.N) : guarded_array(t.N);

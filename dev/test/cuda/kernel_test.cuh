@@ -138,9 +138,9 @@ static void check_close(const char *name, const std::vector<X> &got, const std::
     check_within(name, got, want, tolerance);
 }
 
-// Rounding to bf16 (8 significant bits) changes a number by at most 2^-8 / (1 + 2^-8) of itself. The rest of 2^-8, and
-// REAL_ABSOLUTE, allow for the fp32 arithmetic before it. In fp16 (11 bits) the rest of 2^-11 is too small: add 1e-5.
-// fp32 has only the arithmetic's errors.
+// ROUNDING is 2^-8 in bf16 (8 significant bits). There rounding changes a number by at most 2^-8 / (1 + 2^-8) of it.
+// The difference, and REAL_ABSOLUTE, allow for errors of the fp32 arithmetic before it. In fp16 (11 bits) that
+// difference is too small, so REAL_RELATIVE adds 1e-5. In fp32 only the arithmetic errs.
 static const double ROUNDING = by_type(0, 1.0 / 2048, 1.0 / 256);
 static const double REAL_RELATIVE = by_type(2e-5, ROUNDING + 1e-5, ROUNDING), REAL_ABSOLUTE = FP32 ? 1e-5 : 2e-5;
 static const double SUM_RELATIVE = 2e-5, SUM_ABSOLUTE = 2e-5; // sums in fp32

@@ -3,8 +3,8 @@
 
 #include "cuda/crossentropy.cuh"
 
-// Bound on the error of fp32 arithmetic before the result is rounded. |x| + log T reaches 64, in base 2 92, where half
-// a unit in the last place is 2^-19 and 2^-18. An error of an exponent is a relative error of p:
+// Bound on the error of fp32 arithmetic before the result is rounded. |x| + log T reaches 64, which is 92 in base 2.
+// Half a unit in the last place is 2^-19 up to 64 and 2^-18 up to 92. An error of an exponent is a relative error of p:
 //   2 x 2^-19             logsumexp = max + log(sum), shift = logsumexp + log T
 //   3 x 2^-18 ln 2        max log2 e, shift log2 e, x log2 e - shift log2 e
 //   1.3e-6                log2 e as a float, times 64
@@ -49,7 +49,7 @@ static void crossentropy_case(int B, int T, int V, int Vp, double smoothing) {
             const double p = exp(value(row[v]) - max) / sum * scale / T, even = smoothing / V * scale / T;
             const double d = p - (1 - smoothing) * (v == target) * scale / T - even;
             want[(size_t)r * Vp + v] = d;
-            const double onehot = v == target ? 0x1p-22 * scale / T : 0.0; // scale / T and the difference, rounded
+            const double onehot = v == target ? 0x1p-22 * scale / T : 0.0; // rounding of scale / T and of p - scale / T
             tolerance[(size_t)r * Vp + v] = ROUNDING * fabs(d) + ARITHMETIC * p + onehot + even * 0x1p-22 + SMALLEST;
         }
     }

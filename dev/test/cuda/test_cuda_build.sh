@@ -13,8 +13,8 @@ export nvcc work
 one=build/cuda-one
 mkdir -p $one "$work/keep"
 
-# trainer.cu: all files of the trainer in one, which compiles their common headers once. Numbers each file's constants:
-# several files use the same names.
+# trainer.cu: all files of the trainer in one, so that their common headers are compiled once. Constants get the number
+# of their file, since several files use the same names.
 number=0
 cp train_gpt2.cu "$work/trainer.cu"
 for file in llmc/cuda/*.cu; do

@@ -90,7 +90,7 @@ static void gpus_are(int count) {
     gpu.bus = "0000:1B:00.0";
 }
 
-// Rank `rank` of two on one machine chooses; its GPU is at `bus`.
+// Lets rank `rank` of two on one machine choose a GPU. The rank sees the GPU at `bus`.
 static int take(int rank, const char *bus) {
     Comm comm = {};
     comm.rank = comm.local_rank = rank;

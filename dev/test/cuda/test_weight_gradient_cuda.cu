@@ -1,5 +1,6 @@
-// Compares weight gradients and per-example squared norms with float64 (kernel_test.cuh). Values of e4m3 are small
-// integers, whose sums are exact in 14 bits, or like training's, within the error of 14 bits.
+// Compares weight gradients and per-example squared norms with float64 (kernel_test.cuh). Tensor cores sum products of
+// e4m3 in 14 bits. So e4m3 operands are small integers, whose sums are exact, or numbers like training's, whose
+// tolerance is the error of 14 bits.
 #include "kernel_test.cuh"
 
 #include "cuda/fp8.cuh"

@@ -601,7 +601,7 @@ def run_with_fault(args, **fault):
 
 
 def test_fault_at_every_call():
-    """After a kill at any rename, unlink or fsync, or its EIO, the same command gives the same bytes."""
+    """After a kill or an EIO at any rename, unlink or fsync the same command gives the same bytes."""
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "fault.so", FAULT_SOURCE, "-ldl"], check=True)
     write("a.txt", random_text(3000))
     old = [f"out_{split}_{i:06d}.bin" for split in ("train", "val") for i in range(5)]

@@ -152,9 +152,9 @@ static void test_step_rows(void) {
 
 // ---- The closed loop: simulated gradients; the program's averages, calibration and ramp ----------------------------
 
-// Simulates models of 0.2M parameters at 16 and 64 rows, as measured. The whole model's noise has more effective
-// directions than the LayerNorms', and a larger scale: both noises are equal shares of a step's |G|^2. Most of the
-// noise is common: the two estimates of |G|^2 correlate at 0.9.
+// Simulates models of 0.2M parameters as measured at 16 and 64 rows. The whole model has a larger noise scale than the
+// LayerNorms, but its noise has more effective directions. So a step's estimates of both |G|^2 have about the same
+// relative error. Most of the noise is common: the two estimates correlate at 0.9.
 enum { WHOLE = 36, NORMS = 16, SEQ_LEN = 512, SEEDS = 60 };
 static const double common_noise = 0.97, run_tokens = 80e6, million = 1e6;
 

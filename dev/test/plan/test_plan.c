@@ -243,9 +243,9 @@ static double mib_of(const Plan *p) {
 }
 
 // measured false: the CUDA engine's own exact plan plus CUDA's 532 MiB; exact norms are batched. measured true:
-// nvidia-smi on H200s (4 ranks: the trainer's log), the head in chunks of 800 MiB. After these measurements a slope of
-// 1 byte replaced GELU's input of 2 bytes, in all blocks or one; RECOMPUTE_GELU keeps one slope more. The terms -4800
-// to +192 compute this change.
+// nvidia-smi on H200s (4 ranks: the trainer's log), the head in chunks of 800 MiB. The figures are from before GELU's
+// slope, 1 byte, replaced GELU's input, 2 bytes, in all blocks or one; RECOMPUTE_GELU now keeps one slope more. The
+// terms -4800 to +192 add this change.
 static void test_memory_estimate(void) {
     static const struct {
         const char *preset;

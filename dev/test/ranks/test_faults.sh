@@ -83,8 +83,8 @@ harm() { # RANKS RANK ACTION AFTER CODES TEXT OPTIONS...
     told=$?
     [ $told != 1 ] && soon "$4" && return $told
 }
-# Tries again if only the rank's name is missing: on busy cores, once in a hundred times, Open MPI 4.1.4 does not name
-# it. For harms that only Open MPI reports.
+# For harms that only Open MPI reports. On busy cores Open MPI 4.1.4 omits the rank's name once in a hundred times: if
+# only the name is missing, tries again.
 harm_that_mpi_tells() { # the arguments of harm
     local told
     for _ in 1 2 3; do

@@ -81,8 +81,8 @@ static inline int count_good(const char *out) {
     return good;
 }
 
-// Kills runs of "part" at some_calls(stride). Checks that every named checkpoint is whole: a removal takes the name
-// before the first file. killed: the exit code of a killed run.
+// Kills runs of "part" at some_calls(stride). Checks that every named checkpoint is whole, also when a removal was
+// killed: it renames a checkpoint before it removes the first file. killed: the exit code of a killed run.
 static inline void killed_at_every_call(int rank, long calls, long stride, int killed) {
     Some some = some_calls(stride);
     for (long n = some.first; n <= calls; n += some.stride) {

@@ -42,8 +42,9 @@ typedef struct {
 
 // Odd sizes: T no multiple of anything, V not padded, B = 1, NH = 1, a context longer than T, a single token, so few
 // words that all recur (the cross term of the tied weight), T and C larger than the kernels' blocks. Clipping is active
-// in some cases, off or out of reach in others. Adam's step hardly depends on the gradient's scale: one case has an eps
-// that matters. The fp8 cases are so small that no value lies near a tie, where fp32 and float64 may round differently.
+// in some cases, off or out of reach in others. Adam's step hardly depends on the gradient's scale unless eps is large:
+// one case has a large eps. The fp8 cases are so small that no value lies near a tie, where fp32 and float64 may round
+// differently.
 static const Case cases[] = {
     {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, 0},
     {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, 0},

@@ -157,8 +157,8 @@ static void test_every_step(void) {
 
 // ---- The loss scale -------------------------------------------------------------------------------------------------
 
-// An engine's faults. Gradients overflow, on the last rank only, at loss scales above `above` and in the steps whose
-// bits are set in in_steps; there the largest value of fp8's dfc is `amax`. loss: the loss is not a number.
+// An engine's faults. On the last rank gradients overflow at loss scales above `above`, and in the steps whose bits are
+// set in in_steps. In the steps of in_steps the largest value of fp8's dfc is `amax`. loss: the loss is not a number.
 static struct {
     double above, scale;
     float amax;
