@@ -45,8 +45,8 @@ void dataset_close(Dataset *data); // NULL is fine
 
 void dataset_shift_windows(Dataset *data); // call it before the first dataset_rows
 
-// Excludes the windows of examples [first, first + count) from all later reads. In a range of several epochs, a later
-// epoch's examples may already have replacements; these are excluded too.
+// Excludes the windows of examples [first, first + count) from all later reads. If the range spans epochs, later
+// examples may already have replacement windows; excludes these too.
 int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e);
 
 DatasetInfo dataset_describe(const Dataset *data);

@@ -14,7 +14,7 @@
 //
 //     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
-// No regular expressions: an engine takes several times as long as the rest of encoding.
+// It uses no regular expressions, whose engines take several times as long as the rest of encoding.
 // test_words compares the words with PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor
 // space.
 

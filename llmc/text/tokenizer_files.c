@@ -225,7 +225,7 @@ static int find_eot(const VocabReader *r) {
     return -1;
 }
 
-// Fills text, start and by_text from the names. The end token keeps only LITERAL: encoding never finds it.
+// Fills text, start and by_text from the names. The end token keeps no flag but LITERAL, so encoding never finds it.
 static int spell_tokens(VocabReader *r, Error *e) {
     Tokenizer *t = r->t;
     t->eot = find_eot(r);
