@@ -13,7 +13,7 @@
 // 7. A checkpoint that cannot be read does not count as damaged: nothing is removed or renamed because of it, and no
 //    older one is used instead.
 // 8. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
-//    (archive_set_aside_after). Those that a rollback renames stay until the next one, or until the disk is full
+//    (archive_set_aside_after). Those that a rollback renames stay until the next rollback, or until the disk is full
 //    (archive_remove_rolled_back).
 #include "checkpoint/archive.h"
 

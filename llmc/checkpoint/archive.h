@@ -57,8 +57,8 @@ int archive_verify(const Archive *archive, int64_t step, Verify what, const Puls
 
 int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e); // no-op unless it is this run's
 
-// Removes this run's checkpoints, but keeps the newest `keep` complete ones, whose files have the right sizes, and all
-// from the newest of step `back` or before on: as the window moves, a rollback goes back to each in turn.
+// Removes this run's checkpoints. Keeps the newest `keep` complete ones, whose files have the right sizes. Keeps those
+// that a rollback may need: the newest of step `back` or before, and all later ones.
 int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error *e);
 
 // A run's newest checkpoint that reads back as it was written.

@@ -30,8 +30,8 @@ int checkpoint_verify_model(const char *path, bool moments, Share share, const P
 // Identifies a model without reading all of it. {0} if its weights are in several files.
 int checkpoint_digest_model(const char *path, FileDigest *digest, Error *e);
 
-// What is loaded, and where to: `count` ranges of the model's flat array, which ascend, without its padding; count 0:
-// all. model: the whole model of the files, or a local one of it.
+// What is loaded, and where to: `count` ascending ranges of the model's flat array, less its padding; count 0: all.
+// model: the whole model of the files, or a local one of it.
 typedef struct {
     const Model *model;
     const Range *wanted;
@@ -48,7 +48,7 @@ typedef int (*TensorReader)(void *context, size_t first, size_t n, float *out, E
 // Hands over the wanted values of tensor i, whose values `read` returns.
 int checkpoint_load_tensor(const Receiver *to, StateKind kind, int i, TensorReader read, void *context, Error *e);
 
-// Hands over the wanted weights. Checks all shapes first. Hands over all of llm.c's .bin.
+// Hands over the wanted weights. Checks all shapes first. From llm.c's .bin hands over all weights.
 int checkpoint_load_model(const char *path, const Receiver *to, Error *e);
 
 // Writes a line to `notes` if the files hold tensors that the model does not have.
