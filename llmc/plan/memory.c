@@ -119,7 +119,7 @@ static bool lacks_memory(const Plan *p, int groups) {
 }
 
 // Tries one rank, or one group of --tensor, first: one rank needs no NCCL, so two may need more memory each. From two
-// on, more ranks never need more.
+// on, more ranks never need more memory each.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most) {
     const int K = plan_tensor(plan);
     Plan p = plan_with(plan, zero, plan->ranks, K);
