@@ -1,8 +1,8 @@
 // bench_save: compares a save of a whole training state (of the engine that it is linked with) with dd conv=fsync of as
 // many bytes. Also measured: dd past the page cache (oflag=direct), and the shortest C program, which writes one buffer
 // again and again, then fsyncs. They alternate, forwards in one round and backwards in the next, and each round begins
-// with another of them: the page cache's cost depends on when its memory was last used. A save is removed by the next
-// one, other files at once. Figures are medians, with quartiles.
+// with another of them: the page cache's cost depends on when its memory was last used. A save removes the checkpoint
+// of the save before; other files are removed at once. Figures are medians, with quartiles.
 //
 //     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (15) [micro-batch (4) [seq-len (64)]]]]]
 //
