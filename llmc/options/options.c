@@ -84,20 +84,17 @@ static const ForeignName foreign_names[] = {
     {NULL, NULL, NULL},
 };
 
-// llm.c's flags without a counterpart here. Each has a value; the parser ignores it.
-static const char *const foreign_flags[] = {"-nm", "-f",  "-w",  "-ge", "-a",  "-lg", "-pi",
-                                            "-pm", "-pn", "-pr", "-pg", "-ps", "-pp", "-pf"};
-
 static OptionId find_alias(const char *flag) { // OPTION_COUNT: none
     int id = 0;
     while (id < OPTION_COUNT && !(option_rows[id].alias && strcmp(option_rows[id].alias, flag) == 0)) id++;
     return (OptionId)id;
 }
 
+// True for llm.c's flags without a counterpart here. Each has a value; the parser ignores it.
 static bool is_foreign(const char *flag) {
-    for (size_t i = 0; i < sizeof foreign_flags / sizeof *foreign_flags; i++)
-        if (strcmp(foreign_flags[i], flag) == 0) return true;
-    return false;
+    char word[8];
+    const bool fits = snprintf(word, sizeof word, " %s ", flag) < (int)sizeof word;
+    return fits && strstr(" -nm -f -w -ge -a -lg -pi -pm -pn -pr -pg -ps -pp -pf ", word);
 }
 
 // Sets the option that one of llm.c's flags stands for.
@@ -179,30 +176,25 @@ int options_print(FILE *f, const Options *o, Error *e) {
 
 // ---- run.json -------------------------------------------------------------------------------------------------------
 
-void options_write_json(FILE *f, const Options *o, const bool *which, int indent) {
-    char next[40], inner[40], *separator = "";
-    snprintf(next, sizeof next, which ? ", " : ",\n%*s", indent + 2, "");
-    snprintf(inner, sizeof inner, ",\n%*s", indent + 4, "");
-    fputs("{", f);
-    if (!which) fputs(next + 1, f);
+void options_write_json(FILE *f, const Options *o, const bool *which) {
+    const char *separator = which ? "" : "\n    ";
+    fputc('{', f);
     for (int id = 0; id < OPTION_COUNT; id++) {
         const OptionRow *row = &option_rows[id];
         if ((which && !which[id]) || option_is_of_planning(id)) continue;
         fprintf(f, "%s\"%s\": ", separator, row->field);
         row_write_json(f, row->type, row->names, (const char *)o + row->offset);
-        separator = next;
+        separator = which ? ", " : ",\n    ";
     }
-    if (which) {
-        fputs("}", f);
-        return;
-    }
-    fprintf(f, "%s\"resolved\": {%s", next, inner + 1);
-    separator = "";
+    if (!which) {
+        separator = ",\n    \"resolved\": {\n      ";
 #define R(type, field)                                                                                                 \
     fprintf(f, "%s\"%s\": ", separator, #field);                                                                       \
     row_write_json(f, TYPE_##type, "", &o->run.field);                                                                 \
-    separator = inner;
-    OPTIONS_RESOLVED(R)
+    separator = ",\n      ";
+        OPTIONS_RESOLVED(R)
 #undef R
-    fprintf(f, "%s}\n%*s}", next + 1, indent, "");
+        fputs("\n    }\n  ", f);
+    }
+    fputc('}', f);
 }

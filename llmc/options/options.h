@@ -84,10 +84,10 @@ void options_print_help(FILE *f, const Options *o, const char *program);
 // it after options_resolve.
 int options_print(FILE *f, const Options *o, Error *e);
 
-// Writes one JSON object: every option by its field's name, except options of planning; and "resolved". Indents all
-// lines but the first by `indent` spaces; writes no newline at the end. which: writes only the options whose `which` is
-// true, on one line; NULL: all.
-void options_write_json(FILE *f, const Options *o, const bool *which, int indent);
+// Writes one JSON object, without a newline at its end. which NULL: every option by its field's name, except options of
+// planning, and "resolved", as a member of an object that is indented by 2. Else the options whose `which` is true, on
+// one line.
+void options_write_json(FILE *f, const Options *o, const bool *which);
 
 void options_defaults(Options *o);
 

@@ -43,18 +43,6 @@ static bool parse_real(const char *text, double *out) {
     return *end == 0;
 }
 
-// Reads a whole number: digits exactly, or a form like 10e9. Clamps it to the range of int64_t.
-static bool parse_int(const char *text, int64_t *out) {
-    double real;
-    if (!parse_real(text, &real) || real != floor(real)) return false;
-    char *end;
-    *out = strtoll(text, &end, 10);
-    if (*end == 0) return true;
-    const double limit = 9223372036854775808.0; // 2^63
-    *out = real >= limit ? INT64_MAX : real < -limit ? INT64_MIN : (int64_t)real;
-    return true;
-}
-
 // Returns the index of text among "first|second|third", or -1.
 static int choice_find(const char *names, const char *text) {
     size_t length = strlen(text);
@@ -69,14 +57,17 @@ static int choice_find(const char *names, const char *text) {
 // Reads a value of the row's type into *out. ERR_USAGE if `text` is no such value.
 static int value_parse(const OptionRow *row, const char *said, const char *text, void *out, Error *e) {
     const char *why = NULL, *unit = row->unit ? row->unit : "";
-    int64_t whole;
+    char *end;
     double real;
     int choice;
     switch (row->type) {
     case TYPE_INT:
-        if (!parse_int(text, &whole)) why = "not a whole number";
-        else if (!option_range_contains(row, (double)whole)) why = "out of range";
-        else *(int64_t *)out = whole;
+        if (!parse_real(text, &real) || real != floor(real)) why = "not a whole number";
+        else if (!option_range_contains(row, real)) why = "out of range";
+        else {
+            const int64_t digits = strtoll(text, &end, 10);  // exact above 2^53
+            *(int64_t *)out = *end ? (int64_t)real : digits; // not only digits: 10e9
+        }
         break;
     case TYPE_REAL:
         if (!parse_real(text, &real)) why = "not a number";

@@ -55,7 +55,7 @@ static void put_this_part(FILE *f, const Run *r) {
     put_text_field(f, "directory", directory);
     for (int id = 0; id < OPTION_COUNT; id++) given[id] = r->setup.options.given[id] != 0;
     fputs(", \"options\": ", f);
-    options_write_json(f, &r->setup.options, r->saving.first_step > 1 ? r->saving.changed : given, 0);
+    options_write_json(f, &r->setup.options, r->saving.first_step > 1 ? r->saving.changed : given);
     for (int i = 0; i < r->setup.argc; i++) {
         fputs(i ? ", " : ", \"command\": [", f);
         text_write_json(f, r->setup.argv[i]);
@@ -90,7 +90,7 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
     fputs("    ", f);
     put_this_part(f, r);
     fprintf(f, "\n  ],\n  \"tuning\": \"%s\",\n  \"options\": ", r->position.at.tuning); // needs no escapes
-    options_write_json(f, &r->setup.options, NULL, 2);
+    options_write_json(f, &r->setup.options, NULL);
     fprintf(f, "\n}\n");
 }
 

@@ -289,7 +289,7 @@ static void io_identity(StateIO *io, const Setup *s, const RunData *data) {
 static int options_item(const Options *o, bool raw, cJSON **out, Error *e) {
     Text text;
     TRY(text_begin(&text, e));
-    options_write_json(text.f, o, NULL, 2);
+    options_write_json(text.f, o, NULL);
     TRY(text_end(&text, e));
     *out = raw ? cJSON_CreateRaw(text.text) : cJSON_Parse(text.text);
     text_free(&text);

@@ -45,7 +45,7 @@ static inline void check_options(const Options *o, const char *words, const char
     char *text = NULL, wants[512], *rest = wants, json[600];
     size_t bytes;
     FILE *f = open_memstream(&text, &bytes);
-    options_write_json(f, o, NULL, 0);
+    options_write_json(f, o, NULL);
     fclose(f);
     snprintf(wants, sizeof wants, "%s", are);
     for (char *c = wants; *c; c++) *c = *c == '\'' ? '"' : *c;

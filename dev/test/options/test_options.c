@@ -375,7 +375,7 @@ static void test_json(void) {
     char *text = NULL;
     size_t bytes;
     FILE *f = open_memstream(&text, &bytes);
-    options_write_json(f, &o, NULL, 4);
+    options_write_json(f, &o, NULL);
     fclose(f);
     cJSON *json = cJSON_ParseWithOpts(text, NULL, 1);
     CHECK(json != NULL, "no JSON: %s", text);
