@@ -241,7 +241,7 @@ static void print_input_notes(const Pipeline *run, int code) {
     if (code) return;
     if (*run->options.separator && !run->reader.separated)
         print_note("note: --separator %s is nowhere in the text", run->options.separator);
-    if (run->writer.eot < 0 && !tokenizer_is_bytes(run->tokenizer))
+    if (run->writer.eot < 0 && !run->tokenizer->is_bytes)
         print_note("note: %s declares no eos_token and has no <|endoftext|>: %s separates documents",
                    run->options.tokenizer, run->writer.newline < 0 ? "nothing" : "a newline");
 }

@@ -1,5 +1,4 @@
 #include "writer.h"
-#include "text/tokenizer_impl.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -84,7 +83,7 @@ static int check_inputs(const Writer *w, const char *directory, const Inputs *in
 int writer_open(Writer *w, const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs, Error *e) {
     char directory[PATH_MAX], path[PATH_MAX];
     int newline = t->lacks['\n'] ? -1 : t->byte_token['\n'];
-    *w = (Writer){.o = o, .lock = -1, .eot = tokenizer_eot(t), .newline = newline};
+    *w = (Writer){.o = o, .lock = -1, .eot = t->eot, .newline = newline};
     path_parent(o->out, directory, sizeof directory);
     TRY(directory_create(directory, e));
     TRY(acquire_lock(w, e));

@@ -50,9 +50,9 @@ int run_dry(Run *r, Error *e) {
     shape.model = &setup->model;
 
     path_existing(o->out, disk, sizeof disk);
-    DatasetInfo data = r->data.train ? dataset_describe(r->data.train) : (DatasetInfo){0};
+    DatasetInfo data = r->data.train ? r->data.train->info : (DatasetInfo){0};
     int64_t val_rows = o->val[0] ? (o->val_tokens + T - 1) / T : 0;
-    if (r->data.val) val_rows = (int64_t)fmin((double)val_rows, (double)dataset_describe(r->data.val).windows);
+    if (r->data.val) val_rows = (int64_t)fmin((double)val_rows, (double)r->data.val->info.windows);
     Plan plan = {
         .options = o,
         .engine = setup->engine_api,

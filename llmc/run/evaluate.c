@@ -9,7 +9,7 @@ static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int 
     for (int t = 1; t <= T; t++) {
         size_t bytes;
         tokenizer_decode(tokenizer, row[t], &bytes);
-        if (row[t] != tokenizer_eot(tokenizer)) sum += (double)bytes;
+        if (row[t] != tokenizer->eot) sum += (double)bytes;
     }
     return sum;
 }
@@ -32,7 +32,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
         const int64_t first = mine.first + done;
         if (n > 0 && questions) hellaswag_rows(data->hellaswag, (int)first, n, data->rows);
         for (int i = 0; i < n && !questions && !unread; i++) { // windows spread evenly over the validation set
-            const uint64_t window = (uint64_t)(first + i) * dataset_describe(data->val).windows / (uint64_t)rows;
+            const uint64_t window = (uint64_t)(first + i) * data->val->info.windows / (uint64_t)rows;
             unread = dataset_window(data->val, window, data->rows + i * (width + 1), e);
         }
         if (n == 0 || (unread && p->config.tensor == 1)) {
@@ -57,7 +57,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
 
 int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e) {
     int64_t T = r->setup.shape.seq_len, rows = most_tokens / T + (most_tokens % T != 0);
-    int64_t windows = (int64_t)dataset_describe(r->data.val).windows;
+    int64_t windows = (int64_t)r->data.val->info.windows;
     double sum[2] = {0};
     if (rows > windows) rows = windows;
     TRY(evaluate_rows(r, false, rows, (int)T, sum, e));
@@ -87,7 +87,7 @@ static int print_loss(Run *r, Error *e) {
     const Setup *setup = &r->setup;
     const Options *o = &setup->options;
     Evaluation v;
-    int64_t windows = (int64_t)dataset_describe(r->data.val).windows;
+    int64_t windows = (int64_t)r->data.val->info.windows;
     TRY(evaluate_loss(r, o->given[OPTION_val_tokens] ? o->val_tokens : INT64_MAX, &v, e));
     if (!isfinite(v.loss)) {
         comm_settle(setup->comm); // all ranks have the same sum

@@ -89,7 +89,7 @@ static int inspect_shards(const char *pattern, FILE *out, Error *e) {
     const int any_token = 65536;
     TRY(dataset_open(&data, pattern, 1, any_token, 0, e));
     int code = dataset_check(data, e);
-    DatasetInfo info = dataset_describe(data);
+    DatasetInfo info = data->info;
     if (!code)
         fprintf(out, "%s: token shards, %d file%s, %" PRIu64 " tokens\n", pattern, info.shards,
                 info.shards == 1 ? "" : "s", info.tokens);

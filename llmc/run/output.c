@@ -22,11 +22,11 @@
 
 static void put_data_json(FILE *f, const char *name, const Dataset *data) {
     if (!data) return;
-    DatasetInfo info = dataset_describe(data);
+    DatasetInfo info = data->info;
     fprintf(f, "  \"%s\": {\"shards\": %d, \"tokens\": %llu, \"windows\": %llu", name, info.shards,
             (unsigned long long)info.tokens, (unsigned long long)info.windows);
     for (int s = 0; info.weighted && s < info.sources; s++) {
-        DatasetSource source = dataset_source(data, s);
+        DatasetSource source = data->sources.source[s];
         fprintf(f, "%s{\"files\": ", s ? ", " : ", \"sources\": [");
         text_write_json(f, source.files);
         fprintf(f, ", \"share\": %.17g, \"shards\": %d, \"tokens\": %llu, \"windows\": %llu}", source.share,

@@ -12,7 +12,7 @@ const char *const row_kinds[ROW_KINDS] = {"loud", "rare", "strange", "uniform"};
 // starts at 1.
 int row_outliers_create(Run *r, Error *e) {
     RowOutliers *o = &r->position.outliers;
-    const uint64_t all = dataset_describe(r->data.train).windows, windows = all < 1024 ? all : 1024;
+    const uint64_t all = r->data.train->info.windows, windows = all < 1024 ? all : 1024;
     const int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
     const size_t rows = (size_t)ramp_largest(&r->position.ramp);
     TRY(memory_alloc((void **)&o->scratch, (3 * rows + (size_t)V) * sizeof *o->scratch, "outliers", e));
@@ -64,7 +64,7 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
     const int most = (int)r->setup.options.outliers;
     const Dataset *data = r->data.train;
     const Tokenizer *tokenizer = r->setup.tokenizer;
-    const int end = checkpoint_end_of_text(r->setup.model.config.vocab, tokenizer ? tokenizer_eot(tokenizer) : -1);
+    const int end = checkpoint_end_of_text(r->setup.model.config.vocab, tokenizer ? tokenizer->eot : -1);
     const uint64_t example = (uint64_t)(r->position.at.examples - B + b);
     cJSON *list = o->list[kind], *next = list->child, *row;
     ExamplePlace place;
@@ -74,8 +74,8 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
     if (!(row = cJSON_CreateObject())) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for a row");
     cJSON_AddStringToObject(row, "kind", row_kinds[kind]);
     cJSON_AddNumberToObject(row, "step", (double)r->position.at.step);
-    cJSON_AddStringToObject(row, "source", dataset_source(data, dataset_example_source(data, example)).files);
-    cJSON_AddStringToObject(row, "shard", dataset_shard_path(data, place.shard));
+    cJSON_AddStringToObject(row, "source", data->sources.source[dataset_example_source(data, example)].files);
+    cJSON_AddStringToObject(row, "shard", data->shards[place.shard].path);
     cJSON_AddNumberToObject(row, "document", place.document < 0 ? NAN : (double)place.document); // NaN: null
     cJSON_AddNumberToObject(row, "offset", (double)place.offset);
     cJSON_AddNumberToObject(row, "norm", sqrt(r->position.rows[b].sq));

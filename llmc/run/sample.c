@@ -75,7 +75,7 @@ static void print_text(const char *text, size_t bytes, FILE *out) {
 static void print_token(const Tokenizer *tokenizer, int token, FILE *out) {
     size_t bytes;
     const char *text = tokenizer_decode(tokenizer, token, &bytes);
-    if (token == tokenizer_eot(tokenizer)) text = "\n---\n", bytes = strlen(text); // another document begins
+    if (token == tokenizer->eot) text = "\n---\n", bytes = strlen(text); // another document begins
     print_text(text, bytes, out);
 }
 
@@ -83,7 +83,7 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
     Setup *setup = &r->setup;
     const Options *o = &setup->options;
     const Tokenizer *tokenizer = setup->tokenizer;
-    const int V = setup->model.config.vocab, eot = tokenizer_eot(tokenizer);
+    const int V = setup->model.config.vocab, eot = tokenizer->eot;
     const size_t context = (size_t)setup->shape.seq_len, most = strlen(prompt) + 1 + (size_t)o->sample_tokens;
     double *scratch;
     size_t count = 0;

@@ -70,7 +70,7 @@ const char *stop_cause(const Run *r) {
 
 uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer) {
     const uint64_t json = 1 << 16, bpe = 2 << 20; // GPT-2's vocabulary and merges are 1.5 MB
-    uint64_t rest = json + (tokenizer && !tokenizer_is_bytes(tokenizer) ? bpe : 0);
+    uint64_t rest = json + (tokenizer && !tokenizer->is_bytes ? bpe : 0);
     return (model->parameters + 2 * model->flat_count) * sizeof(float) + rest;
 }
 
@@ -242,7 +242,7 @@ static void *finish(void *saver) {
     const Setup *setup = &s->run->setup;
     const Archive *archive = &s->run->saving.archive;
     const ModelConfig *config = &setup->model.config;
-    const int eot = checkpoint_end_of_text(config->vocab, setup->tokenizer ? tokenizer_eot(setup->tokenizer) : -1);
+    const int eot = checkpoint_end_of_text(config->vocab, setup->tokenizer ? setup->tokenizer->eot : -1);
     Error *e = &s->error, kept;
     Manifest verified;
     int code = manifest_save(&s->manifest, TRAINING STATE_NAME, s->state, s->state_bytes, e);

@@ -46,7 +46,7 @@ static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, Model
     if (o->given[OPTION_layers]) config->layers = (int)o->layers;
     if (o->given[OPTION_heads]) config->heads = (int)o->heads;
     if (o->given[OPTION_channels]) config->channels = (int)o->channels;
-    config->vocab = tokenizer ? tokenizer_vocab_size(tokenizer) : 50257; // GPT-2's
+    config->vocab = tokenizer ? tokenizer->vocab_size : 50257; // GPT-2's
     if (o->given[OPTION_vocab_size]) config->vocab = (int)o->vocab_size;
     config->context = (int)o->seq_len;
     return 0;
@@ -60,7 +60,7 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
     if (!*path && vocab == 256) path = "bytes";
     if (!*path) return 0;
     if (!setup->tokenizer) TRY(tokenizer_load(&setup->tokenizer, path, e));
-    int tokens = tokenizer_vocab_size(setup->tokenizer);
+    int tokens = setup->tokenizer->vocab_size;
     bool other = model_from_file && *given && vocab > 2 * tokens; // padding never doubles a vocabulary
     if (tokens <= vocab && !other) return 0;
     FAIL(e, ERR_INPUT, NULL, "the tokenizer %s has %d tokens, the model's vocabulary %d", path, tokens, vocab);
@@ -126,7 +126,7 @@ static int setup_shape(Setup *setup, Error *e) {
     TRY(check_shape(setup, from_file, e));
     TRY(setup_tokenizer(setup, from_file, e));
     if (!o->document_mask) return 0;
-    int separator = setup->tokenizer ? tokenizer_eot(setup->tokenizer) : checkpoint_end_of_text(config.vocab, -1);
+    int separator = setup->tokenizer ? setup->tokenizer->eot : checkpoint_end_of_text(config.vocab, -1);
     if (separator < 0)
         return FAIL(e, ERR_USAGE, "leave it out, or use a tokenizer with one (data/gpt2)",
                     "--document-mask: the vocabulary of %d tokens has no <|endoftext|> between documents",
@@ -147,7 +147,7 @@ int setup_model(Run *r, Error *e) {
     Options *o = &r->setup.options;
     TRY(setup_source(r, e));
     TRY(comm_agree(r->setup.comm, setup_shape(&r->setup, e), e));
-    bool words = !r->setup.tokenizer || tokenizer_has_merges(r->setup.tokenizer);
+    bool words = !r->setup.tokenizer || r->setup.tokenizer->merge_count > 0;
     if (!o->sample_tokens) o->sample_tokens = words ? 100 : 400; // some lines of text
     return 0;
 }
@@ -366,11 +366,11 @@ int setup_tuning(Run *r, Error *e) {
 // model, whose vocabulary no option named; else warns.
 static int check_words(const Setup *setup, const Dataset *data, Error *e) {
     const uint8_t *given = setup->options.given;
-    const int V = setup->model.config.vocab, largest = dataset_describe(data).largest;
-    bool words = V > 1000 || (setup->tokenizer && tokenizer_has_merges(setup->tokenizer));
+    const int V = setup->model.config.vocab, largest = data->info.largest;
+    bool words = V > 1000 || (setup->tokenizer && setup->tokenizer->merge_count > 0);
     if (!words || largest >= BYTE_VALUES) return 0;
     FAIL(e, ERR_INPUT, "say --tokenizer bytes if these are bytes, else the tokenizer or --vocab-size of these shards",
-         "%s has no token above %d, and the vocabulary is %d", dataset_shard_path(data, 0), largest, V);
+         "%s has no token above %d, and the vocabulary is %d", data->shards[0].path, largest, V);
     if (!(given[OPTION_model] || given[OPTION_layers] || given[OPTION_channels] || given[OPTION_vocab_size] ||
           given[OPTION_tokenizer]))
         return e->code;
@@ -387,7 +387,7 @@ int setup_data(Run *r, Error *e) {
     if (!o->eval_only) {
         TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
         if (o->shift_windows) dataset_shift_windows(data->train);
-        DatasetInfo info = dataset_describe(data->train);
+        DatasetInfo info = data->train->info;
         if (o->epochs && info.weighted)
             return FAIL(e, ERR_USAGE, "use --train-tokens or --steps",
                         "--epochs %g: the sources of a --train with weights have epochs of their own", o->epochs);
@@ -395,7 +395,7 @@ int setup_data(Run *r, Error *e) {
     }
     if (o->val[0]) {
         TRY(dataset_open(&data->val, o->val, T, V, (uint64_t)o->seed, e));
-        if (dataset_describe(data->val).weighted)
+        if (data->val->info.weighted)
             return FAIL(e, ERR_USAGE, "leave them out: validation reads all files alike", "--val %s: it has weights",
                         o->val);
     }
@@ -407,10 +407,10 @@ int setup_data(Run *r, Error *e) {
 
 static uint64_t hash_shards(const Dataset *data) { // may be NULL
     uint64_t hash = HASH_START;
-    for (int i = 0; data && i < dataset_describe(data).shards; i++) {
-        const char *name = path_name(dataset_shard_path(data, i));
+    for (int i = 0; data && i < data->info.shards; i++) {
+        const char *name = path_name(data->shards[i].path);
         hash = hash_bytes(hash, name, strlen(name) + 1);
-        hash = hash_bytes(hash, dataset_shard_digest(data, i)->hash, HASH_TEXT); // the hash covers the size
+        hash = hash_bytes(hash, data->shards[i].digest.hash, HASH_TEXT); // the hash covers the size
     }
     return hash;
 }
@@ -446,7 +446,7 @@ int setup_same_data(const Run *r, Error *e) {
 int setup_schedule(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     Position *position = &r->position;
-    const DatasetInfo data = r->data.train ? dataset_describe(r->data.train) : (DatasetInfo){0};
+    const DatasetInfo data = r->data.train ? r->data.train->info : (DatasetInfo){0};
     position->schedule = (Schedule){
         .kind = o->lr_schedule,
         .lr = o->lr,

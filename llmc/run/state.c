@@ -247,14 +247,14 @@ static void keep_length(StateIO *io, const char *name, int now, const char *what
 }
 
 static void io_data(StateIO *io, const RunData *data, const char *out) {
-    const DatasetInfo info = dataset_describe(data->train);
+    const DatasetInfo info = data->train->info;
     const int weights = info.weighted ? info.sources : 0;
     if (io->code) return;
     if (!io->writing && !cJSON_IsArray(get(io, "train_data"))) malformed(io, "train_data", "a list");
     keep_length(io, "train_data", info.shards, "shards");
     for (int i = 0; i < info.shards && !io->code; i++) {
-        const char *name = path_name(dataset_shard_path(data->train, i)), *flag = AT("--train: %.80s", name);
-        const FileDigest *digest = dataset_shard_digest(data->train, i);
+        const char *name = path_name(data->train->shards[i].path), *flag = AT("--train: %.80s", name);
+        const FileDigest *digest = &data->train->shards[i].digest;
         keep(io, AT("train_data[%d].name", i), "--train", cJSON_CreateString(name));
         keep(io, AT("train_data[%d].bytes", i), flag, cJSON_CreateNumber((double)digest->bytes));
         keep(io, AT("train_data[%d].xxh3_128", i), flag, cJSON_CreateString(digest->hash));
@@ -263,7 +263,7 @@ static void io_data(StateIO *io, const RunData *data, const char *out) {
         error_hint(io->e, "give the run's own; to go on with other data: --model %s --with-optimizer --out NEW", out);
     keep_length(io, "train_mixture", weights, "weights");
     for (int s = 0; s < weights; s++) { // each source's fraction of the rows, and its number of shards
-        const DatasetSource source = dataset_source(data->train, s);
+        const DatasetSource source = data->train->sources.source[s];
         keep(io, AT("train_mixture[%d].share", s), "--train", cJSON_CreateString(AT("%.17g", source.share)));
         keep(io, AT("train_mixture[%d].shards", s), "--train", cJSON_CreateNumber(source.shards));
     }

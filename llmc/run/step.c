@@ -113,7 +113,7 @@ static void observe_sources(Run *r, int64_t B) {
     Position *p = &r->position;
     const int n = p->noise.sources;
     double *share = p->source_sums, *sq = share + n, *gram = sq + n, pairs = 0;
-    for (int s = 0; s < n; s++) share[s] = dataset_source(r->data.train, s).share, sq[s] = 0;
+    for (int s = 0; s < n; s++) share[s] = r->data.train->sources.source[s].share, sq[s] = 0;
     for (int64_t b = 0; b < B && n > 0; b++)
         sq[dataset_example_source(r->data.train, (uint64_t)(p->at.examples + b))] += p->rows[b].sq;
     for (int i = 0; i < r->setup.comm->ranks; i++) {

@@ -2,22 +2,22 @@
 #include "run/run.h"
 
 static void print_data(const Setup *setup, const RunData *data) {
-    DatasetInfo info = dataset_describe(data->train);
+    DatasetInfo info = data->train->info;
     double examples = (double)setup->options.run.horizon_tokens / setup->shape.seq_len;
     printf("data    %llu tokens, %llu windows of T", (unsigned long long)info.tokens, (unsigned long long)info.windows);
     bool decided = setup->options.run.horizon_tokens < HORIZON_UNDECIDED / 2;
     if (!info.weighted && decided) printf("; the run is %.3g epochs", examples / (double)info.windows);
     printf("\n");
     for (int s = 0; info.weighted && s < info.sources; s++) {
-        DatasetSource source = dataset_source(data->train, s);
+        DatasetSource source = data->train->sources.source[s];
         printf("        %5.2f%% of the rows from %s: %llu tokens, %.3g epochs\n", 100 * source.share, source.files,
                (unsigned long long)source.tokens, source.share * examples / (double)source.windows);
     }
-    const int val = data->val ? dataset_describe(data->val).shards : 0;
+    const int val = data->val ? data->val->info.shards : 0;
     int shared = 0; // shards equal by content: a copy may have another name
     for (int i = 0, known = 0; i < val; i++, shared += known)
         for (int j = known = 0; j < info.shards && !known; j++)
-            known = digest_equal(dataset_shard_digest(data->train, j), dataset_shard_digest(data->val, i));
+            known = digest_equal(&data->train->shards[j].digest, &data->val->shards[i].digest);
     if (shared)
         printf("note: --val shares %d of its %d shards with --train: the model is trained on text of its validation\n",
                shared, val);

@@ -18,26 +18,6 @@ enum {
 
 #define HINT_TOKENIZE "make shards with data/tokenize (or llm.c's scripts)"
 
-typedef struct {
-    const char *path;
-    int fd;                // -1: opened for every read
-    uint64_t tokens;       // n_i
-    uint64_t first_window; // windows in the shards before this one
-    FileDigest digest;
-} Shard;
-
-struct Dataset {
-    Sources sources;
-    double *share_end; // p_0 + ... + p_s
-    uint64_t *counts;  // (sources + 1) examples of each source before example counts[sources] (math/mixture.h)
-    Shard *shards;
-    int seq_len, vocab_size;
-    uint64_t seed;
-    bool shifts;    // shift windows by epoch
-    bool *excluded; // (windows) those that dataset_window_at skips; NULL: none
-    DatasetInfo info;
-};
-
 // ---- A shard --------------------------------------------------------------------------------------------------------
 
 // Reads tokens [at, at + count). A file that shrinks gives an error; in a memory map it would raise SIGBUS.
@@ -179,23 +159,6 @@ void dataset_close(Dataset *data) {
 }
 
 void dataset_shift_windows(Dataset *data) { data->shifts = true; }
-
-DatasetInfo dataset_describe(const Dataset *data) { return data->info; }
-
-DatasetSource dataset_source(const Dataset *data, int source) {
-    assert(source >= 0 && source < data->info.sources);
-    return data->sources.source[source];
-}
-
-const char *dataset_shard_path(const Dataset *data, int shard) {
-    assert(shard >= 0 && shard < data->info.shards);
-    return data->shards[shard].path;
-}
-
-const FileDigest *dataset_shard_digest(const Dataset *data, int shard) {
-    assert(shard >= 0 && shard < data->info.shards);
-    return &data->shards[shard].digest;
-}
 
 // ---- Examples -------------------------------------------------------------------------------------------------------
 

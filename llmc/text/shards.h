@@ -25,7 +25,13 @@
 
 enum { SHARD_HEADER_INTS = 256, SHARD_HEADER_BYTES = 4 * SHARD_HEADER_INTS, SHARD_MAGIC = 20240520, SHARD_VERSION = 1 };
 
-typedef struct Dataset Dataset; // one thread at a time may read examples
+typedef struct {
+    const char *path;
+    int fd;                // -1: opened for every read
+    uint64_t tokens;       // n_i
+    uint64_t first_window; // windows in the shards before this one
+    FileDigest digest;     // identifies it in any directory (file_digest)
+} Shard;
 
 typedef struct {
     int shards;
@@ -38,6 +44,18 @@ typedef struct {
     double epoch; // mean number of examples in an epoch of the source that repeats most
 } DatasetInfo;
 
+typedef struct { // one thread at a time may read examples
+    DatasetInfo info;
+    Sources sources;
+    Shard *shards;     // (info.shards) in reading order
+    double *share_end; // p_0 + ... + p_s
+    uint64_t *counts;  // (sources + 1) examples of each source before example counts[sources] (math/mixture.h)
+    int seq_len, vocab_size;
+    uint64_t seed;
+    bool shifts;    // shift windows by epoch
+    bool *excluded; // (windows) those that dataset_window_at skips; NULL: none
+} Dataset;
+
 // Opens the shards that `files` names (text/sources.h). Checks every header against its file's size, and every file
 // below 64 MB for tokens outside vocab_size. If the first file is larger, checks its first million tokens.
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e);
@@ -48,11 +66,6 @@ void dataset_shift_windows(Dataset *data); // call it before the first dataset_r
 // Excludes the windows of examples [first, first + count) from all later reads. If the range spans epochs, later
 // examples may already have replacement windows; excludes these too.
 int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e);
-
-DatasetInfo dataset_describe(const Dataset *data);
-DatasetSource dataset_source(const Dataset *data, int source);          // without weights all files are one source
-const char *dataset_shard_path(const Dataset *data, int shard);         // in reading order
-const FileDigest *dataset_shard_digest(const Dataset *data, int shard); // identifies it in any directory (file_digest)
 
 // Returns the window of an example. *shift: the tokens by which it begins later (dataset_shift_windows).
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift);

@@ -23,7 +23,7 @@ typedef struct {
 } DatasetSource;
 
 typedef struct {
-    DatasetSource *source;
+    DatasetSource *source; // (count) without weights all files are one source
     int count;
     double weights; // their sum
     char *value;    // owns the memory of the words

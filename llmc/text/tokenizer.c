@@ -1,5 +1,4 @@
 #include "text/tokenizer.h"
-#include "text/tokenizer_impl.h"
 #include "base/hash.h"
 #include "text/unicode_class.h"
 
@@ -291,11 +290,6 @@ int tokenizer_create_bytes(Tokenizer **out, Error *e) {
 }
 
 void tokenizer_destroy(Tokenizer *t) { memory_free(t); }
-
-int tokenizer_vocab_size(const Tokenizer *t) { return t->vocab_size; }
-int tokenizer_eot(const Tokenizer *t) { return t->eot; }
-bool tokenizer_is_bytes(const Tokenizer *t) { return t->is_bytes; }
-bool tokenizer_has_merges(const Tokenizer *t) { return t->merge_count > 0; }
 
 const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes) {
     bool known = token >= 0 && token < t->vocab_size;

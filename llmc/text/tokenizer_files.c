@@ -12,7 +12,7 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/text.h"
-#include "text/tokenizer_impl.h"
+#include "text/tokenizer.h"
 
 #include <limits.h>
 #include <stdlib.h>

@@ -123,7 +123,7 @@ static int read_shard(const char *path, Error *e) {
     TRY(dataset_open(&data, path, T, V, 7, e));
     uint16_t *rows = malloc(2 * 4 * ((size_t)T + 1));
     CHECK_OK(dataset_check(data, e), e);
-    for (uint64_t k = 0, N = dataset_describe(data).windows; k < 2 * N && k < 40; k += 4) {
+    for (uint64_t k = 0, N = data->info.windows; k < 2 * N && k < 40; k += 4) {
         CHECK_OK(dataset_rows(data, k, 4, rows, e), e);
         for (int i = 0; i < 4 * (T + 1); i++) CHECK(rows[i] < V, "token %d", rows[i]);
     }

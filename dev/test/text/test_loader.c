@@ -52,7 +52,7 @@ static void test_order(void) {
     make_shard("order_0.bin", 1700, V);
     make_shard("order_1.bin", 450, V);
     Fixture f = fixture_open("order_*.bin", MAX_ROWS, T);
-    uint64_t windows = dataset_describe(f.data).windows, first = 0;
+    uint64_t windows = f.data->info.windows, first = 0;
     for (int i = 0; i < 2000; i++) {
         int n = 1 + (int)draw(MAX_ROWS), kind = (int)draw(6);
         const uint16_t *rows = NULL;

@@ -46,7 +46,7 @@ static void test_sequential(void) {
     int windows = 0;
     size_t at = 0;
     for (int s = 0; s < 6; s++) windows += (lengths[s] - 1) / T;
-    DatasetInfo info = dataset_describe(data);
+    DatasetInfo info = data->info;
     CHECK(info.windows == (uint64_t)windows, "%d windows", windows);
     CHECK(info.shards == 6 && info.tokens == 1125 && info.skipped == 2, "%d %d", info.shards, info.skipped);
     for (int w = windows; w-- > 0;) CHECK_OK(dataset_window(data, (uint64_t)w, rows + w * (T + 1), &e), &e);
@@ -86,7 +86,7 @@ static void test_shifted_windows(void) {
     CHECK_OK(dataset_open(&data, "shift_*.bin", T, 1000, 5, &e), &e);
     CHECK_OK(dataset_open(&fixed, "shift_*.bin", T, 1000, 5, &e), &e);
     dataset_shift_windows(data);
-    int N = (int)dataset_describe(data).windows;
+    int N = (int)data->info.windows;
     CHECK(N == 8, "%d windows", N);
     for (int k = 0; k < EPOCHS * N; k++) {
         CHECK_OK(dataset_rows(data, (uint64_t)k, 1, row, &e), &e);
@@ -132,8 +132,8 @@ static const char *names_of(const Dataset *data) {
     static char names[1000];
     size_t used = 0;
     names[0] = 0;
-    for (int i = 0; i < dataset_describe(data).shards; i++)
-        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? " " : "", dataset_shard_path(data, i));
+    for (int i = 0; i < data->info.shards; i++)
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? " " : "", data->shards[i].path);
     return names;
 }
 
@@ -141,8 +141,8 @@ static void check_files(const char *value, const char *names, int sources) {
     Dataset *data;
     CHECK_OK(dataset_open(&data, value, 9, 1000, 1, &e), &e);
     if (!data) return;
-    CHECK(strcmp(names_of(data), names) == 0 && dataset_describe(data).sources == sources, "%s: %s in %d", value,
-          names_of(data), dataset_describe(data).sources);
+    CHECK(strcmp(names_of(data), names) == 0 && data->info.sources == sources, "%s: %s in %d", value, names_of(data),
+          data->info.sources);
     dataset_close(data);
 }
 
@@ -163,12 +163,12 @@ static void test_words(void) {
 
     Dataset *data;
     CHECK_OK(dataset_open(&data, "v*:0.5 u_000.bin:1.5", 9, 1000, 1, &e), &e);
-    DatasetSource second = dataset_source(data, 1);
-    CHECK(dataset_source(data, 0).share == 0.25 && second.share == 0.75 && dataset_source(data, 0).shards == 2,
+    DatasetSource second = data->sources.source[1];
+    CHECK(data->sources.source[0].share == 0.25 && second.share == 0.75 && data->sources.source[0].shards == 2,
           "shares");
     CHECK(second.windows == 11 && second.first_window == 33 && second.tokens == 100, "%llu",
           (unsigned long long)second.windows);
-    CHECK_CLOSE(dataset_describe(data).epoch, 11 / 0.75, 1e-15, 0);
+    CHECK_CLOSE(data->info.epoch, 11 / 0.75, 1e-15, 0);
     dataset_close(data);
 
     static const struct {
@@ -270,7 +270,7 @@ static void test_many_shards(void) {
     CHECK_OK(dataset_open(&data, "many_*.bin", T, SHARDS, 0, &e), &e);
     for (int i = 0; i < SHARDS; i++) CHECK_OK(dataset_window(data, (uint64_t)i, rows[i], &e), &e);
     for (int i = 0; i < SHARDS; i++) CHECK(rows[i][0] == i && rows[i][T] == i, "row %d is of shard %d", i, rows[i][0]);
-    CHECK(strstr(dataset_shard_path(data, 7), "many_000007.bin"), "%s", dataset_shard_path(data, 7));
+    CHECK(strstr(data->shards[7].path, "many_000007.bin"), "%s", data->shards[7].path);
     CHECK_OK(dataset_check(data, &e), &e);
     CHECK((still = dup(0)) == unused, "shards are left open: the next descriptor is %d", still);
     close(still);

@@ -1,7 +1,6 @@
 // Compares the tokenizer and its files with merges on strings. test_words checks the steps before merges;
 // compare_tokenizers.py checks GPT-2's vocabulary.
 #include "text/tokenizer.h"
-#include "text/tokenizer_impl.h"
 #include "random_text.h"
 
 static Error e;
@@ -155,7 +154,7 @@ static void test_merges(void) {
         Tokenizer *t = load();
         Encoder *encoder;
         CHECK_OK(encoder_create(&encoder, t, &e), &e);
-        CHECK(tokenizer_vocab_size(t) == 257 + count && tokenizer_eot(t) == 256 + count, "%d", tokenizer_vocab_size(t));
+        CHECK(t->vocab_size == 257 + count && t->eot == 256 + count, "%d", t->vocab_size);
         char word[4096];
         for (int i = 0; i < 3000; i++) { // short words, words of about 64 bytes, and long words
             size_t bytes = i % 300 == 0 ? 1000 + draw(2000) : i % 10 == 0 ? 55 + draw(20) : 1 + draw(40);
@@ -218,7 +217,7 @@ static void test_bytes(void) {
     size_t count;
     CHECK_OK(tokenizer_create_bytes(&t, &e), &e);
     CHECK_OK(tokenizer_load(&loaded, "bytes", &e), &e);
-    CHECK(tokenizer_vocab_size(t) == 256 && tokenizer_eot(t) == -1 && tokenizer_is_bytes(loaded), "not bytes");
+    CHECK(t->vocab_size == 256 && t->eot == -1 && loaded->is_bytes, "not bytes");
     for (int b = 0; b < 256; b++) all[b] = (char)b;
     CHECK_OK(tokenizer_encode(t, all, 256, tokens, &count, &e), &e);
     CHECK(count == 256, "%zu tokens", count);
@@ -229,7 +228,7 @@ static void test_bytes(void) {
     CHECK_OK(save(t), &e);
     CHECK(tokenizer_exists("."), "saved, but not there");
     Tokenizer *saved = load();
-    CHECK(tokenizer_is_bytes(saved), "bytes saved and loaded are no bytes");
+    CHECK(saved->is_bytes, "bytes saved and loaded are no bytes");
     tokenizer_destroy(t);
     tokenizer_destroy(loaded);
     tokenizer_destroy(saved);
@@ -358,7 +357,7 @@ static void test_added(void) {
     write_added("tokenizer_config.json", first, true);
     Tokenizer *t = load();
     if (!t) return;
-    CHECK(tokenizer_vocab_size(t) == first + ADDED_COUNT, "%d tokens", tokenizer_vocab_size(t));
+    CHECK(t->vocab_size == first + ADDED_COUNT, "%d tokens", t->vocab_size);
     check_added(t, first);
     CHECK_OK(save(t), &e);
     Tokenizer *saved = load();
@@ -493,8 +492,7 @@ static void check_characters(void) {
     char back[64];
     size_t count, bytes, used = 0;
     if (!t) return;
-    CHECK(tokenizer_vocab_size(t) == 7 && !tokenizer_has_merges(t) && !tokenizer_is_bytes(t) && tokenizer_eot(t) < 0,
-          "kind");
+    CHECK(t->vocab_size == 7 && t->merge_count == 0 && !t->is_bytes && t->eot < 0, "kind");
     CHECK_OK(tokenizer_encode(t, text, strlen(text), tokens, &count, &e), &e);
     CHECK(count == 9 && memcmp(tokens, want, sizeof want) == 0, "%zu tokens", count);
     for (size_t i = 0; i < count; i++, used += bytes) {

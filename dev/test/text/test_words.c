@@ -1,7 +1,6 @@
 // Compares UTF-8 with the encoding of RFC 3629, and words with PCRE2 on GPT-2's pattern.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/tokenizer.h"
-#include "text/tokenizer_impl.h"
 #include "random_text.h"
 
 #include <pcre2.h>
