@@ -8,8 +8,8 @@
 // 4. It is removed in the opposite order: renamed to .step_N.partial, then removed (archive_remove).
 // 5. Only a checkpoint whose manifest holds this run's id is removed, and only its files that the manifest or own_files
 //    names. Its other files stay in OUT/step_N.kept; a line in `notes` says so. A checkpoint that is a link stays.
-// 6. Never removed: what `Spare` names, and the newest one that this run has read back whole (step `newest` of
-//    archive_make_room; archive_thin's callers verify the newest before).
+// 6. Never removed: the checkpoints that `Spare` names, and the newest one that this run has read back whole. That is
+//    step `newest` of archive_make_room; callers of archive_thin verify the newest one first.
 // 7. A checkpoint that cannot be read does not count as damaged: nothing is removed or renamed because of it, and no
 //    older one is used instead.
 // 8. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed

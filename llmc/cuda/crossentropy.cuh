@@ -18,10 +18,11 @@ struct LogitRows {
 //   logits[r] = (softmax(logits[r]) - onehot(target)) scale / T for columns < V, 0 for V <= column < Vp
 int crossentropy(LogitRows rows, cudaStream_t stream, Error *e);
 
-// Two calls around a product that stores exponentials = exp(logit - target's logit) instead of logits (LINEAR_SOFTMAX)
-// save a pass. With sum = their sum over a row, softmax = exponentials / sum, and
+// The two functions below save a pass over the logits. The head's product (LINEAR_SOFTMAX) stores exponentials =
+// exp(logit - target's logit) instead. With sum = their sum over a row, softmax = exponentials / sum, and
 //   dlogits = factor (exponentials - sum onehot(target)),  factor = scale / T / sum
-// The next products apply the factor: the input gradient per row (LINEAR_SCALED), the weight gradient through scaled x.
+// Later products multiply by the factor: the input gradient row by row (LINEAR_SCALED); the weight gradient reads x,
+// which is scaled by it.
 
 // Before the product: target_logits[r] = x[r] . weight[target]; x (R, C), weight (.., C), C a multiple of 8.
 int crossentropy_targets(float *target_logits, const real *x, const real *weight, const LogitRows &k, int C,

@@ -59,8 +59,9 @@ const uint8_t *tokenizer_word(const Tokenizer *t, const uint8_t *s, const uint8_
 size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes) {
     const uint8_t *s = (const uint8_t *)text;
     if (t->is_bytes) return utf8_boundary(text, bytes);
-    // Find the last space after another character. A cut there is safe: no alternative of the pattern matches across it
-    // or looks back; only (?!\S) looks ahead, and it follows a space. Added tokens cross it only if added_spaced.
+    // Find the last space that follows a character other than a space. A cut between them is safe: no alternative of
+    // the pattern matches across it or looks back; only (?!\S) looks ahead, and it follows a space. Added tokens cross
+    // it only if added_spaced.
     for (size_t i = t->added_spaced ? 0 : bytes; i-- > 1;) {
         if (t->byte_class[s[i]] != CLASS_SPACE || t->byte_class[s[i - 1]] == CLASS_SPACE) continue;
         size_t first = i - 1, length; // the beginning of the character before i

@@ -37,7 +37,7 @@ static void check_forward(const Case &k, const uint16_t *d_first, const std::vec
     check_close("embedding", host_from(out, want.size()), want, masked ? ROUNDING + 1e-6 : 0.0, masked ? 1e-6 : 0.0);
 }
 
-// Leaves both orders in k.
+// Checks the order of rows by token, and that by example and token; leaves both in k.
 static void check_sort(Case *k) {
     const int N = k->rows();
     std::vector<uint32_t> sorted(4 * (size_t)N), want(N), keys;

@@ -109,7 +109,7 @@ static void test_across_stops(void) {
     remove_tree("part");
 }
 
-// The best checkpoint between others, and alone.
+// With --checkpoint-every 0 the best checkpoint is still written.
 static void test_alone(void) {
     CHECK_RUN(trainer_run(RUN_COMMAND "--val-every 7 --train-tokens 900 --checkpoint-every 0 --keep-best", seed), 0);
     Lowest lowest = lowest_of("part/metrics.jsonl");
