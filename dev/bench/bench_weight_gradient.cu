@@ -40,7 +40,8 @@ __global__ static void fill_kernel(real *x, size_t n, uint64_t stream, float sca
     }
 }
 
-// Writes e4m3 codes of x scale. Read as transposed, they are codes of other numbers.
+// Writes the e4m3 codes of scale x. weight_gradient reads them as a transposed matrix, of other numbers than x, which
+// takes as long.
 __global__ static void encode_kernel(uint8_t *codes, const real *x, size_t n, float scale) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
         codes[i] = (uint8_t)fp8_pack((float)x[i] * scale, 0);

@@ -126,7 +126,7 @@ static const char *member_on(const cJSON *object, const char *known) {
     return NULL;
 }
 
-// Returns the element of a Sequence that has only one, else the part itself.
+// Returns the only element of a Sequence of one, otherwise the part itself.
 static const cJSON *only_part(const cJSON *part, const char *list) {
     const cJSON *parts = is_text(json_get(part, "type"), "Sequence") ? json_get(part, list) : NULL;
     return parts && cJSON_GetArraySize(parts) == 1 ? only_part(parts->child, list) : part;

@@ -4,7 +4,7 @@
 # signal to stop, as their pages say, or fewer tokens. dev/test/gpu_check.sh runs this script.
 #
 #     OUT     logs ($OUT/NAME.log); a temporary directory
-#     PYTHON  a Python with numpy, scipy and matplotlib; torch and transformers read checkpoints (python3)
+#     PYTHON  a Python with numpy, scipy and matplotlib (python3); if it has torch and transformers, they read checkpoints
 #
 # Three tracks run side by side on one GPU: most of their time is start-up.
 set -u
