@@ -12,8 +12,8 @@
 #     lost rank, so both are left out here.
 #   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize.
 #     Here mpirun is killed 10 s after the end of its ranks: 78.
-#   - If this script is killed with KILL, the ranks are asked to stop. If mpirun is, they notice it (llmc/ranks/comm.c),
-#     save and exit, and the files that it leaves in /dev/shm and TMPDIR are removed.
+#   - If this script is killed with KILL, the ranks are asked to stop. If mpirun is killed, the ranks notice it
+#     (llmc/ranks/comm.c), save and exit, and this script removes the files that mpirun leaves in /dev/shm and TMPDIR.
 #   - If nothing reads its output, mpirun kills its ranks after about ten lines; and Ctrl-C of `... | tee log` ends the
 #     tee first. Here mpirun writes to a process that outlives the reader.
 #   - mpirun refuses to run as root, the user of most containers. Here it runs.

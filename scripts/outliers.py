@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Prints the outliers of a run (train_gpt2 --outliers N) as text: outliers.py RUN
 
-Loud rows have the largest gradients of their step, rare rows tokens that are rare in the text, strange rows a large loss for their
-gradient, as garbage has, uniform rows a small one, as one token again and again has. Rows that share 32 successive tokens are one
-group, printed with the text and the numbers of its farthest row.
+Kinds: loud, the largest gradients of their step; rare, tokens that are rare in the text; strange, a large loss for their gradient
+(garbage); uniform, a small loss for their gradient (one token again and again). Rows that share 32 successive tokens are one group,
+printed with the text and the numbers of its farthest row.
 """
 
 import glob

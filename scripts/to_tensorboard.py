@@ -50,7 +50,7 @@ class EventFile(Sink):
         """Begins a new file in place of the last one. Its session start makes a live TensorBoard drop the old points."""
         for old in glob.glob(os.path.join(glob.escape(self.path), f"events.out.tfevents.*{SUFFIX}")):
             if os.path.getsize(old) > 0:
-                os.truncate(old, 0)  # a live TensorBoard that has not read to its end looks for no other file once it is gone
+                os.truncate(old, 0)  # if it were gone, a live TensorBoard that has not read all of it would read no other
             elif time.time() - os.path.getmtime(old) > 3600:
                 os.remove(old)
         self.writer = self.new_writer(self.path, max_queue_size=1000, filename_suffix=SUFFIX)

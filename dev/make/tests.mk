@@ -19,8 +19,9 @@ CRASH_FUZZER := $(SAN_BUILD)/dev/test/run/fuzz_readers
 
 # GNS_ENGINE: the engine in tests and benchmarks that run on either.
 $(BUILD)/dev/%.o: ALL_CFLAGS += -DGNS_ENGINE=cpu_engine
-$(BUILD)/dev/test/%.o: ALL_CFLAGS += -O0 # in a third of the time; the library keeps -O3
-$(BUILD)/dev/test/cpu/%.o $(BUILD)/dev/test/gns/%.o $(BUILD)/dev/test/math/%.o: ALL_CFLAGS += -O2 # these compute
+$(BUILD)/dev/test/%.o: ALL_CFLAGS += -O0 # compiles in a third of the time; the library keeps -O3
+# -O2 for the tests whose run time counts.
+$(BUILD)/dev/test/cpu/%.o $(BUILD)/dev/test/gns/%.o $(BUILD)/dev/test/math/%.o: ALL_CFLAGS += -O2
 $(BUILD)/dev/test/run/test_metrics.o: ALL_CFLAGS += -O3 # compares bits of gns.h's inline functions with the library's
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/train_gpt2.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)

@@ -19,9 +19,9 @@
 //      the same micro-steps together (TensorRanks); each owns other rows of them. Bucket 0 is cut among all ranks, and
 //      the others among the ranks of equal t (Division). So owned parts are disjoint, and norms are sums over
 //      all ranks. A group without rows counts the exchanges that it does not make, for the watchdog.
-//   8. With --shard machine each machine divides the state among its own ranks, so machines hold replicas. The ranks with
-//      one local number own the same part. A part is summed within each machine, then over these ranks. Machine 0 counts
-//      its norms; LAMB's are ratios, so all may count.
+//   8. With --shard machine each machine divides the state among its own ranks, so machines hold replicas. Ranks with
+//      the same number on their machines own the same part. A part is summed within each machine, then over these
+//      ranks. Only machine 0 counts the part's norms. LAMB needs only ratios of norms, so there all machines count.
 //
 // --zero (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) says which rank keeps what:
 //   0  Every rank gathers all gradients and updates all weights. It keeps all moments.

@@ -59,7 +59,8 @@ static void copy_held(const Exchange *x, const Tensor *t, size_t whole_offset, R
 }
 
 // Visits the values that this rank sends to each rank or, if `receives`, gets from each. values NULL: adds their
-// numbers to count (ranks). Else copies: to send, from the engine to `values`; received, from `values` to the part.
+// numbers to count (ranks). Otherwise copies them: from the engine to `values` or, if `receives`, from `values` to the
+// part.
 static int pass(const Exchange *x, bool receives, int *count, float *values, Error *e) {
     const Whole *w = x->whole;
     const int own = w->parallel->comm->rank, K = w->parallel->config.tensor;
