@@ -292,6 +292,19 @@ int comm_agree(Comm *comm, int code, Error *e) {
     return failed;
 }
 
+int comm_lowest_error(Comm *comm, Error *error, Error *e) {
+    Error all[comm->ranks]; // no memory_alloc, as in comm_agree
+    TRY(comm_gather(comm, error, all, sizeof *error, e));
+    for (int r = 0; r < comm->ranks; r++) {
+        if (!all[r].code) continue;
+        *error = all[r];
+        if (comm->ranks > 1) error_prefix(error, "rank %d", r);
+        if (comm->rank != r) error->file = NULL; // an address in that rank's program
+        break;
+    }
+    return 0;
+}
+
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e) {
     const int other = comm->rank % classes;
     uint64_t all[comm->ranks];

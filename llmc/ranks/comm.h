@@ -77,6 +77,9 @@ enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's words to the others
 // 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank that has one prints it.
 int comm_agree(Comm *comm, int code, Error *e);
 
+// Sets *error, on all ranks, to that of the lowest rank that has one, and names the rank in it.
+int comm_lowest_error(Comm *comm, Error *error, Error *e);
+
 // 0 if all ranks of equal rank modulo `classes` have the same hash (hash_bytes). Else a settled error of the lowest
 // rank that differs from the lowest of its class.
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e);

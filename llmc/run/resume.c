@@ -43,18 +43,15 @@ static int verify_share(void *run, Error *e) {
     const Setup *s = &r->setup;
     Comm *comm = s->comm;
     const Pulse pulse = {comm_progress, comm};
-    Error mine = {0}, *all;
+    Error lowest = {0};
     TRY(comm_broadcast(comm, &r->saving.candidate, sizeof r->saving.candidate, e));
     const bool shared = r->saving.candidate.own && s->options.zero != ZERO_0;
     const Share share = shared ? (Share){comm->rank, comm->ranks} : (Share){comm->local_rank, comm->local_ranks};
     if (check_same_checkpoint(s, r->saving.candidate.directory, e)) return e->unreadable = true, e->code;
-    TRY(memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "the ranks' errors", e));
-    checkpoint_verify_model(r->saving.candidate.directory, true, share, &pulse, &mine);
-    int code = comm_gather(comm, &mine, all, sizeof mine, e);
-    for (int k = 0; k < comm->ranks && is_rank0(s) && !code; k++)
-        if (all[k].code) *e = all[k], code = comm->ranks > 1 ? error_prefix(e, "rank %d", k) : e->code;
-    memory_free(all);
-    return code;
+    checkpoint_verify_model(r->saving.candidate.directory, true, share, &pulse, &lowest);
+    TRY(comm_lowest_error(comm, &lowest, e));
+    if (is_rank0(s) && lowest.code) *e = lowest;
+    return is_rank0(s) ? lowest.code : 0;
 }
 
 // archive_newest's `verify`, on rank 0. The other ranks wait in share_newest, and verify with it.

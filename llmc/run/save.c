@@ -271,64 +271,26 @@ static int compare_places(const void *a, const void *b) {
     return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-// Gathers the pieces of all ranks. Rank 0 adds them to its manifest, in the order of the files and their bytes. If a
-// rank failed, gathers the error of the lowest failed rank instead.
-static int gather_shares(Saver *s, Error *e) {
+// Adds the pieces of all ranks to rank 0's manifest, in the order of the files and their bytes. If a rank failed, sets
+// s->error instead.
+static int gather_pieces(Saver *s, Error *e) {
     Comm *comm = s->run->setup.comm;
-    struct {
-        Error error;
-        int pieces;
-    } mine = {s->error, s->pieces}, *all;
-    LayoutPiece *of_all = NULL, *padded = NULL; // this rank's pieces, padded to the most pieces of any rank
-    int most = 0, failed = -1, code = 0, pieces = 0;
-    TRY(memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "the ranks' shares", e));
-    TRY_GOTO(comm_gather(comm, &mine, all, sizeof mine, e));
-    for (int r = comm->ranks - 1; r >= 0; r--) {
-        if (all[r].error.code) failed = r;
-        if (all[r].pieces > most) most = all[r].pieces;
-    }
-    if (failed >= 0) s->error = all[failed].error;
-    if (failed > 0) error_prefix(&s->error, "rank %d", failed);
-    if (failed >= 0) goto done;
-    TRY_GOTO(memory_alloc((void **)&of_all, (size_t)(comm->ranks * most) * sizeof *padded, "digests", e));
-    TRY_GOTO(memory_alloc_zero((void **)&padded, (size_t)most * sizeof *padded, "digests", e));
-    for (int i = 0; i < s->pieces; i++) padded[i] = s->piece[i];
-    TRY_GOTO(comm_gather(comm, padded, of_all, (size_t)most * sizeof *padded, e));
-    for (int i = 0; i < comm->ranks * most; i++)
-        if (of_all[i].digest.bytes) of_all[pieces++] = of_all[i];
-    qsort(of_all, (size_t)pieces, sizeof *of_all, compare_places);
-    if (comm->rank == 0) layout_list(&s->layout, of_all, pieces, &s->manifest, &s->error);
-done:
-    memory_free(padded);
-    memory_free(of_all);
+    double most = s->pieces; // of any rank
+    LayoutPiece *all;        // (ranks + 1, most), padded with pieces of 0 bytes; the last row is this rank's
+    int pieces = 0;
+    TRY(comm_lowest_error(comm, &s->error, e));
+    if (s->error.code) return 0;
+    TRY(comm_reduce(comm, &most, 0, 1, NULL, e));
+    const size_t row = (size_t)most, rows = (size_t)comm->ranks;
+    TRY(memory_alloc_zero((void **)&all, (rows + 1) * row * sizeof *all, "digests", e));
+    for (int i = 0; i < s->pieces; i++) all[rows * row + (size_t)i] = s->piece[i];
+    int code = comm_gather(comm, all + rows * row, all, row * sizeof *all, e);
+    for (size_t i = 0; i < rows * row; i++)
+        if (all[i].digest.bytes) all[pieces++] = all[i];
+    qsort(all, (size_t)pieces, sizeof *all, compare_places);
+    if (!code && comm->rank == 0) layout_list(&s->layout, all, pieces, &s->manifest, &s->error);
     memory_free(all);
     return code;
-}
-
-// Once no rank writes, rank 0 finishes the save on its thread, unless some rank failed.
-static int advance(Saver *s, const SaverCounts *sums, Error *e) {
-    if (s->phase != WRITING || sums->writing > 0) return 0;
-    worker_join(&s->worker);
-    TRY(gather_shares(s, e));
-    s->phase = is_rank0(&s->run->setup) ? FINISHING : IDLE;
-    if (s->phase == IDLE) return 0;
-    if (s->error.code) archive_abandon(&s->run->saving.archive, s->step, s->manifest.dir, s->notes.f, &(Error){0});
-    else start_thread(s, finish);
-    return 0;
-}
-
-static int await_written(Saver *s, Error *e) {
-    for (double done = -1; s->phase == WRITING;) {
-        SaverCounts sums = saver_counts(s);
-        if (sums.writing && sums.done == done) { // no progress: the watchdog reports a rank whose disk hangs
-            nanosleep(&poll_interval, NULL);
-            continue;
-        }
-        done = sums.done;
-        TRY(comm_sum(s->run->setup.comm, &sums.writing, sizeof sums / sizeof(double), e));
-        TRY(advance(s, &sums, e));
-    }
-    return 0;
 }
 
 // ---- Reports --------------------------------------------------------------------------------------------------------
@@ -374,7 +336,14 @@ static void report(Run *r) {
 
 int collect_save(Run *r, Error *e) {
     Saver *s = r->saving.saver;
-    TRY(advance(s, &r->saving.sums, e));
+    if (s->phase == WRITING && r->saving.sums.writing == 0) {
+        worker_join(&s->worker);
+        TRY(gather_pieces(s, e));
+        s->phase = is_rank0(&r->setup) ? FINISHING : IDLE;
+        if (s->phase == FINISHING && !s->error.code) start_thread(s, finish);
+        else if (s->phase == FINISHING)
+            archive_abandon(&r->saving.archive, s->step, s->manifest.dir, s->notes.f, &(Error){0});
+    }
     if (s->phase != FINISHING || !atomic_load(&s->ended)) return 0;
     worker_join(&s->worker);
     report(r);
@@ -390,17 +359,22 @@ void write_waiting_log(Run *r) {
     fprintf(stderr, "warning: %s: the log waits in memory\n", why.what);
 }
 
-// Waits until no save runs.
-static int await_save(Run *r, Error *e) {
+// (all) Waits until no rank writes; with `whole`, until no save runs.
+static int await_save(Run *r, bool whole, Error *e) {
     Saver *s = r->saving.saver;
-    TRY(await_written(s, e));
-    for (long done = -1; s->phase == FINISHING; nanosleep(&poll_interval, NULL)) {
-        long now = atomic_load(&s->done);
-        if (now != done) comm_beat(r->setup.comm);
-        done = now;
+    for (double done = -1; s->phase == WRITING || (whole && s->phase == FINISHING);) {
+        SaverCounts sums = saver_counts(s);
+        if (sums.done == done && !atomic_load(&s->ended)) { // the watchdog reports a rank whose disk hangs
+            nanosleep(&poll_interval, NULL);
+            continue;
+        }
+        done = sums.done;
+        if (s->phase == FINISHING) comm_beat(r->setup.comm);
+        else TRY(comm_sum(r->setup.comm, &sums.writing, sizeof sums / sizeof(double), e));
+        r->saving.sums = sums;
         TRY(collect_save(r, e));
     }
-    return comm_wait_first(r->setup.comm, e);
+    return whole ? comm_wait_first(r->setup.comm, e) : 0;
 }
 
 // (all) Waits for the previous save, then starts one; with `waits`, also waits for its end. If the save fails,
@@ -412,7 +386,7 @@ static int save(Run *r, bool waits, int *unsaved, Error *e) {
     int begun = 0;
     comm_phase(comm, PHASE_CHECKPOINT, r->position.at.step);
     progress_begin(&r->output.progress, "saving", 0);
-    TRY(await_save(r, e));
+    TRY(await_save(r, true, e));
     s->step = r->position.at.step;
     s->waits = waits;
     s->error = (Error){0};
@@ -429,10 +403,10 @@ static int save(Run *r, bool waits, int *unsaved, Error *e) {
         start_writing(s);
         r->saving.sums = (SaverCounts){.writing = 1};
         if (waits) {
-            TRY(await_save(r, e));
+            TRY(await_save(r, true, e));
             begun = s->error.code;
             TRY(comm_broadcast(comm, &begun, sizeof begun, e));
-        } else if (!s->copies) TRY(await_written(s, e));
+        } else if (!s->copies) TRY(await_save(r, false, e));
         s->paused = clock_seconds() - s->started;
     }
     progress_end(&r->output.progress);
@@ -491,7 +465,7 @@ void end_save(Run *r) {
     bool all_know = setup->comm->settled || setup->comm->ranks == 1;
     comm_phase(setup->comm, PHASE_CHECKPOINT, r->position.at.step);
     int failed = all_know ? parallel_drain(&setup->parallel, &ignored) : 0;
-    if (all_know && !failed) failed = await_save(r, &ignored);
+    if (all_know && !failed) failed = await_save(r, true, &ignored);
     for (double end = clock_seconds() + 0.5 * setup->options.deadline;
          r->saving.saver->phase == FINISHING && clock_seconds() < end; nanosleep(&poll_interval, NULL))
         collect_save(r, &ignored);

@@ -18,8 +18,8 @@
 //
 // A save, on all ranks:
 //
-//     idle --save--> writing --advance, when no rank writes--> idle (the other ranks)
-//                                                          `--> finishing (rank 0) --report--> idle
+//     idle --save--> writing --collect_save, when no rank writes--> idle (the other ranks)
+//                                                               `--> finishing (rank 0) --report--> idle
 //
 // What the main threads and the saves' threads promise each other:
 //   1. At most one save is running. All main threads start it together, and leave `writing` together: the sums of
