@@ -176,7 +176,7 @@ int options_print(FILE *f, const Options *o, Error *e) {
 
 // ---- run.json -------------------------------------------------------------------------------------------------------
 
-void options_write_json(FILE *f, const Options *o, const bool *which) {
+void options_write_json(FILE *f, const Options *o, const uint8_t *which) {
     const char *separator = which ? "" : "\n    ";
     fputc('{', f);
     for (int id = 0; id < OPTION_COUNT; id++) {

@@ -18,7 +18,8 @@ static int plan_on_device(PlanDevice *device, Setup *setup, const EngineDevice *
         return FAIL(e, ERR_USAGE, "use --dtype bf16", "--dtype %s needs a Hopper GPU (H100, H200), not %s",
                     dtype_names[setup->shape.dtype], device->name);
     setup->shape.plan_fused = plan_fuses_exact(device, &setup->model.config);
-    return o->given[OPTION_gns] ? 0 : setup_gns_mode(setup, setup->shape.plan_fused, e);
+    if (o->given[OPTION_gns]) return 0;
+    return options_resolve_gns(&setup->options, setup->shape.plan_fused ? GNS_EXACT : GNS_LN, e);
 }
 
 int run_dry(Run *r, Error *e) {

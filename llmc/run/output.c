@@ -42,7 +42,6 @@ static void put_text_field(FILE *f, const char *name, const char *text) {
 
 static void put_this_part(FILE *f, const Run *r) {
     char host[256] = "unknown", directory[PATH_MAX], date[32];
-    bool given[OPTION_COUNT];
     FileDigest program;
     time_t now = time(NULL);
     gethostname(host, sizeof host - 1);
@@ -53,9 +52,9 @@ static void put_this_part(FILE *f, const Run *r) {
     put_text_field(f, "host", host);
     if (file_digest("/proc/self/exe", &program, &(Error){0}) == 0) put_text_field(f, "program_xxh3_128", program.hash);
     put_text_field(f, "directory", directory);
-    for (int id = 0; id < OPTION_COUNT; id++) given[id] = r->setup.options.given[id] != 0;
     fputs(", \"options\": ", f);
-    options_write_json(f, &r->setup.options, r->saving.first_step > 1 ? r->saving.changed : given);
+    const uint8_t *which = r->saving.first_step > 1 ? r->saving.changed : r->setup.options.given;
+    options_write_json(f, &r->setup.options, which);
     for (int i = 0; i < r->setup.argc; i++) {
         fputs(i ? ", " : ", \"command\": [", f);
         text_write_json(f, r->setup.argv[i]);
@@ -193,8 +192,7 @@ static int setup_directory(Run *r, Error *e) {
         r->output.metrics = NULL;
         archive_close(archive);
         TRY(move_old_run(out, e));
-        TRY(archive_open(archive, out, e));
-        TRY(metrics_open(&r->output.metrics, archive->dir, out, e));
+        return setup_directory(r, e);
     }
     const bool back = rollback_under_way(&r->rollback);
     if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)

@@ -45,15 +45,6 @@ double progress_left(const Progress *p, double now) {
 
 // ---- The line -------------------------------------------------------------------------------------------------------
 
-// Writes "  ETA 1:19", or "" while it is unknown.
-static const char *write_eta(const Progress *p, double now, char out[64]) {
-    char eta[32];
-    double left = progress_left(p, now);
-    format_duration(eta, left);
-    snprintf(out, 64, p->horizon > 0 && isfinite(left) ? "  ETA %s" : "%.0s", eta);
-    return out;
-}
-
 // Sets p->last and p->numbers.
 static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
     const double many = 99999.5; // tokens per second
@@ -78,9 +69,12 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
 
 // Draws a line of fields, two blanks before each. Cuts it to the width, after a whole field.
 static void draw(Progress *p, const char *step, const char *work, const char *numbers, double now) {
-    char line[600], eta[64];
+    char line[600], eta[32];
     const int columns = terminal_columns(p->out) - p->terminal; // a line that wraps cannot be redrawn
-    snprintf(line, sizeof line, "%s%s%s%s", step, work, write_eta(p, now, eta), numbers);
+    const double left = progress_left(p, now);
+    const bool known = p->horizon > 0 && isfinite(left);
+    format_duration(eta, left);
+    snprintf(line, sizeof line, "%s%s%s%s%s", step, work, known ? "  ETA " : "", known ? eta : "", numbers);
     char *text = line + strspn(line, " "), *cut = text + size_min(strlen(text), (size_t)columns);
     for (char *c = cut; *cut && c > text; c--)
         if (strncmp(c, "  ", 2) == 0) *(cut = c) = 0;
@@ -142,7 +136,7 @@ void progress_end(Progress *p) {
 
 // ---- The thread -----------------------------------------------------------------------------------------------------
 
-// Prints "finishing this step, then saving; again: quit without saving".
+// Prints "finishing this step, then saving; again: quit without saving", once.
 static void answer_signal(Progress *p) {
     const char *why = signals_requested(), *what = p->now.runs && p->now.what ? p->now.what : "this step";
     if (p->answered || !why) return;

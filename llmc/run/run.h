@@ -19,7 +19,6 @@
 #include "run/row_outliers.h"
 #include "run/state.h"
 #include "run/save.h"
-#include "math/schedule.h"
 #include "text/tokenizer.h"
 
 #include <math.h>
@@ -57,7 +56,6 @@ typedef struct {
 // Where the run stands, and what the next step depends on.
 typedef struct {
     RunPoint at; // saved in every checkpoint
-    Schedule schedule;
     Ramp ramp;
     Noise noise;
     RowOutliers outliers; // --outliers
@@ -89,7 +87,7 @@ typedef struct {
     bool log_waits;             // lines of the log wait, as a warning has said
     bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;      // the best before the running save
-    bool changed[OPTION_COUNT]; // in a resumed run: options that differ from the part before
+    uint8_t changed[OPTION_COUNT]; // in a resumed run: 1 for options that differ from the part before
     struct {
         bool searched; // the search for a checkpoint to resume from was made
         Newest newest;
@@ -161,7 +159,6 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e);
 int setup_room(const Run *r, Error *e);                 // ERR_WRITE if the disk has no room for a save
 int setup_device(const Setup *setup, Error *e);         // (all) chooses this rank's device
 int setup_gns(Run *r, Error *e);                        // (all) the mode of --gns, unless given
-int setup_gns_mode(Setup *setup, bool fused, Error *e); // sets the default mode: exact if fused, otherwise ln
 int setup_engine(Run *r, Error *e);                     // setup_shards, then the engine with its weights
 int setup_tuning(Run *r, Error *e); // (all) the algorithms of the matrix products: r->position.at.tuning
 int setup_output(Run *r, Error *e); // the run directory, on rank 0; the first to write anything

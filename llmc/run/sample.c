@@ -65,18 +65,14 @@ int sample_token(float *logits, double *scratch, int V, const Options *o, double
 // ---- A text ---------------------------------------------------------------------------------------------------------
 
 // Replaces control bytes: a model draws them early in training, and they would move the cursor.
-static void print_text(const char *text, size_t bytes, FILE *out) {
+static void print_text(const char *text, size_t bytes, FILE *out, FILE *copy) {
     for (size_t i = 0; i < bytes; i++) {
         unsigned char c = (unsigned char)text[i];
-        fputc((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f ? '?' : c, out);
+        if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f) c = '?';
+        fputc(c, out);
+        fputc(c, copy);
     }
-}
-
-static void print_token(const Tokenizer *tokenizer, int token, FILE *out) {
-    size_t bytes;
-    const char *text = tokenizer_decode(tokenizer, token, &bytes);
-    if (token == tokenizer->eot) text = "\n---\n", bytes = strlen(text); // another document begins
-    print_text(text, bytes, out);
+    fflush(out);
 }
 
 int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *copy, Error *e) {
@@ -94,9 +90,7 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
     uint16_t *tokens = (uint16_t *)(logits + V); // the whole text
     if (*prompt) {
         TRY_GOTO(tokenizer_encode(tokenizer, prompt, strlen(prompt), tokens, &count, e));
-        print_text(prompt, strlen(prompt), out);
-        print_text(prompt, strlen(prompt), copy);
-        fflush(out);
+        print_text(prompt, strlen(prompt), out, copy);
     } else if (eot >= 0 || tokenizer_encode(tokenizer, "\n", 1, tokens, &count, e)) { // <|endoftext|>, or a newline
         tokens[0] = (uint16_t)(eot < 0 ? 0 : eot);
         count = 1;
@@ -112,10 +106,11 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
                             "the logits after token %zu are not finite", count);
         if (code) break;
         const int token = sample_token(logits, scratch, V, o, u);
+        size_t bytes;
+        const char *text = tokenizer_decode(tokenizer, token, &bytes);
+        if (token == eot) text = "\n---\n", bytes = strlen(text); // another document begins
         tokens[count++] = (uint16_t)token;
-        print_token(tokenizer, token, out);
-        print_token(tokenizer, token, copy);
-        fflush(out);
+        print_text(text, bytes, out, copy);
         comm_beat(setup->comm);
     }
 done:

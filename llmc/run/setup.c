@@ -85,10 +85,6 @@ static int check_shape(const Setup *setup, bool from_file, Error *e) {
     return code;
 }
 
-static GnsMode most_measured(const Options *o) {
-    return o->run.gns_exact_interval > 0 || o->run.gns_calibrates ? GNS_EXACT : (GnsMode)o->gns;
-}
-
 // Sets the type of the weights, and checks it and --loss-scale against the engine.
 static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     bool plan_gpu = o->dry_run && *o->device; // the device table gives its type
@@ -115,7 +111,6 @@ static int setup_shape(Setup *setup, Error *e) {
         .micro_batch = o->sample_only ? 1 : (int)o->micro_batch,
         .seq_len = (int)(o->seq_len < config.context ? o->seq_len : config.context),
         .threads = setup->shape.threads,
-        .gns = most_measured(o),
         .dtype = o->dtype,
         .recompute = o->recompute,
         .optimizer = o->optimizer,
@@ -223,6 +218,8 @@ static int setup_local_model(Setup *setup, const Comm *comm, Error *e) {
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
     const Options *o = &setup->options;
     const int K = setup->shape.inference ? 1 : (int)o->tensor;
+    const bool exact = o->run.gns_exact_interval > 0 || o->run.gns_calibrates; // in some steps
+    setup->shape.gns = exact ? GNS_EXACT : (GnsMode)o->gns;
     ParallelConfig config = {
         .shared = o->shard && !setup->shape.inference ? comm->local_ranks : 0,
         .tensor = K,
@@ -250,12 +247,6 @@ int setup_device(const Setup *setup, Error *e) {
     return setup->comm->ranks > 1 && setup->transport_api->device ? setup->transport_api->device(setup->comm, e) : 0;
 }
 
-int setup_gns_mode(Setup *setup, bool fused, Error *e) {
-    TRY(options_resolve_gns(&setup->options, fused ? GNS_EXACT : GNS_LN, e));
-    setup->shape.gns = most_measured(&setup->options);
-    return 0;
-}
-
 // Sets the default of --gns: exact if every rank's device fuses exact norms, else ln. A resumed run has its mode from
 // state.c.
 int setup_gns(Run *r, Error *e) {
@@ -265,9 +256,8 @@ int setup_gns(Run *r, Error *e) {
         s->engine_api->device(&s->shape, false, &device);
         double lacking = device.exact_is_fused ? 0 : 1; // ranks
         TRY(comm_sum(s->comm, &lacking, 1, e));
-        TRY(setup_gns_mode(s, lacking == 0, e));
+        TRY(options_resolve_gns(&s->options, lacking == 0 ? GNS_EXACT : GNS_LN, e));
     }
-    s->shape.gns = most_measured(&s->options);
     r->position.noise.follows_total = ramp_follows_total(&s->options);
     return 0;
 }
@@ -447,14 +437,6 @@ int setup_schedule(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     Position *position = &r->position;
     const DatasetInfo data = r->data.train ? r->data.train->info : (DatasetInfo){0};
-    position->schedule = (Schedule){
-        .kind = o->lr_schedule,
-        .lr = o->lr,
-        .warmup_tokens = (double)o->warmup_tokens,
-        .train_tokens = (double)o->run.horizon_tokens,
-        .final_frac = o->final_lr_frac,
-        .hold_frac = o->lr_hold_frac,
-    };
     RampConfig ramp = {
         .mode = o->run.ramp_mode,
         .batch_min = o->run.batch_min_rows,
@@ -467,7 +449,12 @@ int setup_schedule(Run *r, Error *e) {
         .lr_power = o->ramp_lr_power,
         .half_life_tokens = o->run.gns_half_life_tokens,
         .train_tokens = (double)o->run.horizon_tokens,
-        .schedule = position->schedule,
+        .schedule = {.kind = o->lr_schedule,
+                     .lr = o->lr,
+                     .warmup_tokens = (double)o->warmup_tokens,
+                     .train_tokens = (double)o->run.horizon_tokens,
+                     .final_frac = o->final_lr_frac,
+                     .hold_frac = o->lr_hold_frac},
     };
     TRY(ramp_create(&position->ramp, &ramp, o->run.ramp_argument, e));
     return noise_create(&position->noise, &r->setup.model, o->run.gns_half_life_tokens, o->gns_ratio,
@@ -479,7 +466,7 @@ int run_set_horizon(Run *r, int64_t tokens, Error *e) {
     Position *p = &r->position;
     p->at.horizon = o->run.horizon_tokens = tokens;
     TRY(options_resolve_gns(o, (GnsMode)o->gns, e)); // the half-life
-    p->schedule.train_tokens = p->ramp.config.schedule.train_tokens = p->ramp.config.train_tokens = (double)tokens;
+    p->ramp.config.schedule.train_tokens = p->ramp.config.train_tokens = (double)tokens;
     p->ramp.config.half_life_tokens = o->run.gns_half_life_tokens;
     noise_set_half_life(&p->noise, o->run.gns_half_life_tokens);
     return 0;

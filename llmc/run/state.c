@@ -298,7 +298,7 @@ static int options_item(const Options *o, bool raw, cJSON **out, Error *e) {
 
 // Lists the options that differ from the file's. An option that the file lacks is newer than the file: its old value is
 // the default. ERR_USAGE if an option that may not change (OptionRow.of_run) differs.
-static int compare_options(const StateIO *io, const Options *o, bool *changed, FILE *f, Error *e) {
+static int compare_options(const StateIO *io, const Options *o, uint8_t *changed, FILE *f, Error *e) {
     Options *by_default;
     cJSON *now = NULL, *defaults = NULL;
     TRY(memory_alloc_zero((void **)&by_default, sizeof *by_default, "options", e));
@@ -330,17 +330,18 @@ static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
     const Position *p = &r->position;
     const double ranks = number(io, "ranks"), tokens = (double)p->at.tokens;
     TRY(text_begin(changes, e));
-    const char *now = version_text();                // only the same build promises the same bits
+    const char *version = version_text();            // only the same build promises the same bits
     const int length = (int)strcspn(io->build, ","); // "BUILD, ENGINE"
-    if ((size_t)length != strlen(now) || strncmp(io->build, now, (size_t)length) != 0)
-        fprintf(changes->f, "build: %.*s then, %s now\n", length, io->build, now);
+    if ((size_t)length != strlen(version) || strncmp(io->build, version, (size_t)length) != 0)
+        fprintf(changes->f, "build: %.*s then, %s now\n", length, io->build, version);
     if (ranks > 0 && ranks != r->setup.comm->ranks)
         fprintf(changes->f, "ranks: %.0f then, %d now\n", ranks, r->setup.comm->ranks);
     int code = compare_options(io, &r->setup.options, r->saving.changed, changes->f, e);
-    Schedule then = p->schedule;
+    const Schedule *now = &p->ramp.config.schedule;
+    Schedule then = *now;
     then.train_tokens = number(io, "options.resolved.horizon_tokens");
-    const double lr_then = schedule_lr(&then, tokens), lr_now = schedule_lr(&p->schedule, tokens);
-    if (then.train_tokens < p->schedule.train_tokens && lr_now > 1.5 * lr_then)
+    const double lr_then = schedule_lr(&then, tokens), lr_now = schedule_lr(now, tokens);
+    if (then.train_tokens < now->train_tokens && lr_now > 1.5 * lr_then)
         fprintf(changes->f,
                 "the learning rate rises from %.3g to %.3g in one step, as the schedule now ends later: a smaller --lr "
                 "or --lr-schedule constant goes on without it; wsd is the schedule for runs that may become longer\n",

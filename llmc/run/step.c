@@ -78,7 +78,7 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
     const Options *o = &r->setup.options;
     const Position *position = &r->position;
     const double after = (double)(position->at.tokens + B * r->setup.shape.seq_len);
-    const double lr = ramp_lr(&position->ramp, schedule_lr(&position->schedule, after), B);
+    const double lr = ramp_lr(&position->ramp, schedule_lr(&position->ramp.config.schedule, after), B);
     return (UpdateConfig){
         .lr = lr * o->adamw_lr_factor,
         .muon_lr = lr,
@@ -228,33 +228,25 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
     return 0;
 }
 
-// Sets the exponents of the next step. Counts and reports a step that saturated.
-static void adapt_exponents(Run *r, bool saturated) {
-    RunPoint *at = &r->position.at;
-    const int site = saturated ? saturated_site(r) : 0, k = at->exponents[site];
-    next_exponents(r);
-    if (!saturated) return;
-    at->loss_scale.overflows++;
-    if (!is_rank0(&r->setup)) return;
-    progress_break(&r->output.progress);
-    fprintf(stderr, "step %lld: fp8 overflows at exponent %d of block %d's %s: update skipped, now %d\n",
-            (long long)at->step + 1, k, site / FP8_SITES, fp8_site_names[site % FP8_SITES], at->exponents[site]);
-}
-
 // Sets the loss scale or the exponents of the next step, and *skipped on overflow. ERR_NONFINITE on overflow at the
 // smallest scale.
 static int adapt_scales(Run *r, int64_t B, bool *skipped, Error *e) {
-    const RunPoint *at = &r->position.at;
-    const double scale = at->loss_scale.scale;
+    RunPoint *at = &r->position.at;
+    const double scale = at->loss_scale.scale; // 0: not fp16
     const bool overflowed = overflows(r, B);
+    const int site = overflowed && scale == 0 ? saturated_site(r) : 0, k = at->exponents[site];
     *skipped = *skipped || overflowed;
-    if (amax_count(r)) adapt_exponents(r, overflowed);
-    if (scale == 0) return 0;
-    if (!loss_scale_step(&r->position.at.loss_scale, overflowed)) return fail_nonfinite(r, B, e);
+    next_exponents(r);
+    if (scale == 0 && overflowed) at->loss_scale.overflows++;
+    if (scale != 0 && !loss_scale_step(&at->loss_scale, overflowed)) return fail_nonfinite(r, B, e);
     if (!overflowed || !is_rank0(&r->setup)) return 0;
     progress_break(&r->output.progress);
-    fprintf(stderr, "step %lld: the gradient overflows at loss scale %.0f: update skipped, now %.0f\n",
-            (long long)at->step + 1, scale, at->loss_scale.scale);
+    if (scale == 0)
+        fprintf(stderr, "step %lld: fp8 overflows at exponent %d of block %d's %s: update skipped, now %d\n",
+                (long long)at->step + 1, k, site / FP8_SITES, fp8_site_names[site % FP8_SITES], at->exponents[site]);
+    else
+        fprintf(stderr, "step %lld: the gradient overflows at loss scale %.0f: update skipped, now %.0f\n",
+                (long long)at->step + 1, scale, at->loss_scale.scale);
     return 0;
 }
 
