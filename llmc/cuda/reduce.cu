@@ -320,33 +320,24 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
 
 // ---- Whole arrays ---------------------------------------------------------------------------------------------------
 
-// Grid: a block per row.
-__global__ void sum_kernel(double *sums, const float *x, size_t n) {
-    __shared__ double shared[SUM_WARPS];
-    double mine = 0.0;
-#pragma unroll 8
-    for (size_t i = threadIdx.x; i < n; i += blockDim.x) mine += x[blockIdx.x * n + i];
-    mine = block_sum(mine, shared);
-    if (threadIdx.x == 0) sums[blockIdx.x] += mine;
-}
-
-int reduce_sum(double *sums, const float *x, int rows, size_t n, cudaStream_t stream, Error *e) {
-    return launch({rows, SUM_THREADS, stream}, e, sum_kernel, sums, x, n);
-}
-
-// Grid: a block per pair of rows.
-__global__ void gram_kernel(double *gram, const float *x, size_t n) {
+// Grid: a block per sum. GRAM: per pair of rows; else per row.
+template <bool GRAM> __global__ void sum_kernel(double *sums, const float *x, size_t n) {
     __shared__ double shared[SUM_WARPS];
     const float *a = x + blockIdx.x * n, *b = x + blockIdx.y * n;
     double mine = 0.0;
 #pragma unroll 8
-    for (size_t i = threadIdx.x; i < n; i += blockDim.x) mine += (double)a[i] * b[i];
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x) mine += GRAM ? (double)a[i] * b[i] : a[i];
     mine = block_sum(mine, shared);
-    if (threadIdx.x == 0) gram[blockIdx.x * gridDim.x + blockIdx.y] = mine;
+    double *sum = sums + blockIdx.x * gridDim.y + blockIdx.y;
+    if (threadIdx.x == 0) *sum = GRAM ? mine : *sum + mine;
+}
+
+int reduce_sum(double *sums, const float *x, int rows, size_t n, cudaStream_t stream, Error *e) {
+    return launch({rows, SUM_THREADS, stream}, e, sum_kernel<false>, sums, x, n);
 }
 
 int reduce_gram(double *gram, const float *x, int rows, size_t n, cudaStream_t stream, Error *e) {
-    return launch({dim3(rows, rows), SUM_THREADS, stream}, e, gram_kernel, gram, x, n);
+    return launch({dim3(rows, rows), SUM_THREADS, stream}, e, sum_kernel<true>, gram, x, n);
 }
 
 static unsigned flat_blocks(size_t n) { return min(blocks_of(n, FLAT_THREADS), (unsigned)FLAT_BLOCKS); }
