@@ -14,7 +14,7 @@
 //    older one is used instead.
 // 8. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
 //    (archive_set_aside_after). Those that a rollback renames stay until the next rollback, or until the disk is full
-//    (archive_remove_rolled_back).
+//    (archive_tidy).
 #include "checkpoint/archive.h"
 
 #include <errno.h>
@@ -167,13 +167,6 @@ static int remove_partial(const Archive *archive, int64_t step, FILE *notes, Err
     return dir < 0 ? 0 : archive_abandon(archive, step, dir, notes, e);
 }
 
-int archive_tidy(const Archive *archive, FILE *notes, Error *e) {
-    int code = 0;
-    for (int64_t step = INT64_MAX; next_step(archive, PARTIAL, -1, &step, &code, e);)
-        TRY(remove_partial(archive, step, notes, e));
-    return code;
-}
-
 // ---- Writing and verifying ------------------------------------------------------------------------------------------
 
 int archive_join(const Archive *archive, int64_t step, Manifest *manifest, Error *e) {
@@ -265,9 +258,11 @@ int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e) 
     return remove_own(archive, step, FINAL, notes, e);
 }
 
-int archive_remove_rolled_back(const Archive *archive, FILE *notes, Error *e) {
+int archive_tidy(const Archive *archive, bool rolled_back, FILE *notes, Error *e) {
     int code = 0;
-    for (int64_t step = INT64_MAX; next_step(archive, ROLLED_BACK, -1, &step, &code, e);)
+    for (int64_t step = INT64_MAX; next_step(archive, PARTIAL, -1, &step, &code, e);)
+        TRY(remove_partial(archive, step, notes, e));
+    for (int64_t step = INT64_MAX; rolled_back && !code && next_step(archive, ROLLED_BACK, -1, &step, &code, e);)
         TRY(remove_own(archive, step, ROLLED_BACK, notes, e));
     return code;
 }
@@ -303,7 +298,7 @@ int archive_make_room(const Archive *archive, uint64_t bytes, Spare spare, int64
     int code = 0;
     TRY(disk_free(archive->dir, archive->path, &left, e));
     if (left < bytes && spare.keep > 0) {
-        TRY(archive_remove_rolled_back(archive, notes, e));
+        TRY(archive_tidy(archive, true, notes, e));
         TRY(disk_free(archive->dir, archive->path, &left, e));
     }
     if (left >= bytes) return 0;

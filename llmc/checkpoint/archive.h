@@ -79,9 +79,8 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
 // Renames checkpoints later than `step`, but not another run's, to "step_00000120.WHY": "damaged" or "rolled_back".
 int archive_set_aside_after(const Archive *archive, int64_t step, const char *why, FILE *notes, Error *e);
 
-int archive_remove_rolled_back(const Archive *archive, FILE *notes, Error *e); // this run's
-
 // Counts the checkpoints, damaged or not.
 int archive_count(const Archive *archive, int *count, Error *e);
 
-int archive_tidy(const Archive *archive, FILE *notes, Error *e); // removes the partials of a killed run
+// Removes the partials of a killed run; rolled_back: also this run's checkpoints that a rollback renamed.
+int archive_tidy(const Archive *archive, bool rolled_back, FILE *notes, Error *e);

@@ -37,7 +37,7 @@ static int run_training(Run *r, Error *e) {
                "%s. %s resumes, --fresh starts over\n",
                (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved,
                ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run");
-        return archive_tidy(&r->saving.archive, stderr, e); // what a killed run left
+        return archive_tidy(&r->saving.archive, false, stderr, e); // what a killed run left
     }
     TRY(comm_agree(r->setup.comm, setup_room(r, e), e));
     if (o->shard) TRY(comm_same_machines(r->setup.comm, e));

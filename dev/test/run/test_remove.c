@@ -30,7 +30,7 @@ static char *thin(int64_t keep) {
     FILE *notes = fopen("notes", "w");
     Archive archive = archive_at("out");
     CHECK_OK(archive_thin(&archive, &(Spare){.keep = keep, .back = INT64_MAX}, notes, &e), &e);
-    CHECK_OK(archive_tidy(&archive, notes, &e), &e);
+    CHECK_OK(archive_tidy(&archive, false, notes, &e), &e);
     archive_close(&archive);
     fclose(notes);
     return read_text("notes", &bytes);

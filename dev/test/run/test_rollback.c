@@ -235,7 +235,7 @@ static void test_another_runs_checkpoint(void) {
 }
 
 static void roll_back(const Archive *archive, int64_t step, FILE *notes) {
-    CHECK_OK(archive_remove_rolled_back(archive, notes, &e), &e);
+    CHECK_OK(archive_tidy(archive, true, notes, &e), &e);
     CHECK_OK(archive_set_aside_after(archive, step, "rolled_back", notes, &e), &e);
 }
 
