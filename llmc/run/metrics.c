@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,11 +22,15 @@ typedef struct {
     char path[PATH_MAX];
 } Log;
 
+// UNDONE: what a rollback cuts from STEPS.
+enum { STEPS, SAMPLES, UNDONE, LOGS };
+static const char *const log_names[LOGS] = {"metrics.jsonl", "samples.jsonl", "metrics.rolled_back.jsonl"};
+
 struct Metrics {
-    int dir; // the directory of both files (files.h)
+    int dir; // the directory of the files (files.h)
     int fd;  // metrics.jsonl
     int64_t bytes;
-    Log steps, samples;
+    Log log[LOGS];
 };
 
 static int cannot_write(const char *path, Error *e) {
@@ -51,16 +54,18 @@ static int log_send(Log *log, int fd, Error *e) {
     return 0;
 }
 
-size_t metrics_waiting(const Metrics *m) { return m ? log_waits(&m->steps) + log_waits(&m->samples) : 0; }
+size_t metrics_waiting(const Metrics *m) { return m ? log_waits(&m->log[STEPS]) + log_waits(&m->log[SAMPLES]) : 0; }
 
 int metrics_flush(Metrics *m, Error *e) {
-    int fd;
-    TRY(log_send(&m->steps, m->fd, e));
-    if (log_waits(&m->samples) == 0) return 0;
-    TRY(file_open_output(m->dir, m->samples.path, O_RDWR | O_CREAT | O_APPEND, &fd, e));
-    int code = log_send(&m->samples, fd, e);
-    if (!code) code = descriptor_sync(fd, m->samples.path, e); // now: no checkpoint syncs samples
-    close(fd);
+    int fd, code = log_send(&m->log[STEPS], m->fd, e);
+    for (int i = SAMPLES; i < LOGS && !code; i++) {
+        Log *log = &m->log[i];
+        if (log_waits(log) == 0) continue;
+        TRY(file_open_output(m->dir, log->path, O_RDWR | O_CREAT | O_APPEND, &fd, e));
+        code = log_send(log, fd, e);
+        if (!code) code = descriptor_sync(fd, log->path, e); // now: no checkpoint syncs it
+        close(fd);
+    }
     return code;
 }
 
@@ -117,14 +122,14 @@ int metrics_open(Metrics **out, int dir, const char *directory, Error *e) {
     TRY(memory_alloc_zero((void **)&m, sizeof *m, "metrics", e));
     m->fd = -1;
     m->dir = dir;
-    TRY_GOTO(path_join(m->steps.path, sizeof m->steps.path, directory, "metrics.jsonl", e));
-    TRY_GOTO(path_join(m->samples.path, sizeof m->samples.path, directory, "samples.jsonl", e));
-    TRY_GOTO(text_begin(&m->steps.lines, e));
-    TRY_GOTO(text_begin(&m->samples.lines, e));
-    TRY_GOTO(file_open_output(dir, m->steps.path, O_RDWR | O_CREAT | O_APPEND, &m->fd, e));
+    for (int i = 0; i < LOGS; i++) {
+        TRY_GOTO(path_join(m->log[i].path, sizeof m->log[i].path, directory, log_names[i], e));
+        TRY_GOTO(text_begin(&m->log[i].lines, e));
+    }
+    TRY_GOTO(file_open_output(dir, m->log[STEPS].path, O_RDWR | O_CREAT | O_APPEND, &m->fd, e));
     TRY_GOTO(take_lock(m->fd, dir, directory, e));
     m->bytes = lseek(m->fd, 0, SEEK_END);
-    TRY_GOTO(m->bytes < 0 ? cannot_write(m->steps.path, e) : 0);
+    TRY_GOTO(m->bytes < 0 ? cannot_write(m->log[STEPS].path, e) : 0);
     *out = m;
 done:
     if (code) metrics_close(m, &(Error){0});
@@ -133,7 +138,7 @@ done:
 
 int64_t metrics_bytes(const Metrics *m) { return m->bytes; }
 
-int metrics_sync(const Metrics *m, Error *e) { return descriptor_sync(m->fd, m->steps.path, e); }
+int metrics_sync(const Metrics *m, Error *e) { return descriptor_sync(m->fd, m->log[STEPS].path, e); }
 
 int metrics_close(Metrics *m, Error *e) {
     if (!m) return 0;
@@ -141,10 +146,9 @@ int metrics_close(Metrics *m, Error *e) {
     int code = m->fd < 0 ? 0 : metrics_flush(m, e);
     if (!code && m->fd >= 0 && fstat(m->fd, &st) == 0 && st.st_nlink == 0)
         code = FAIL(e, ERR_WRITE, "leave a run's files alone until it ends",
-                    "%s was removed or replaced, and its lines are lost", m->steps.path);
-    if (m->fd >= 0 && close(m->fd) != 0 && errno != EINTR && !code) code = cannot_write(m->steps.path, e);
-    text_free(&m->steps.lines);
-    text_free(&m->samples.lines);
+                    "%s was removed or replaced, and its lines are lost", m->log[STEPS].path);
+    if (m->fd >= 0 && close(m->fd) != 0 && errno != EINTR && !code) code = cannot_write(m->log[STEPS].path, e);
+    for (int i = 0; i < LOGS; i++) text_free(&m->log[i].lines);
     memory_free(m);
     return code;
 }
@@ -153,8 +157,8 @@ int metrics_close(Metrics *m, Error *e) {
 
 // *keep: bytes of a log to keep, at most `end`: the lines before the first incomplete one, and before the first of a
 // step after `step`. Stops at a line that does not begin with '{': a full disk or power cut may leave a hole of zeros,
-// which getline would read as one very long line.
-static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_t *keep, Error *e) {
+// which getline would read as one very long line. Copies the other bytes to `rest`, unless that is NULL.
+static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_t *keep, FILE *rest, Error *e) {
     char *line = NULL;
     size_t room = 0;
     long long at;
@@ -167,6 +171,8 @@ static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_
         if (n <= 0 || line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
         *keep += n;
     }
+    if (f && rest) fseek(f, *keep, SEEK_SET);
+    for (int c; f && rest && (c = getc(f)) != EOF;) putc(c, rest);
     const int error = !f || ferror(f) ? errno : 0;
     free(line);
     if (f) fclose(f);
@@ -174,37 +180,19 @@ static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_
     return FAIL_UNREADABLE(e, "make it readable, and start again", "%s: cannot read: %s", path, strerror(error));
 }
 
-// Appends the lines of metrics.jsonl from byte `keep` on to metrics.rolled_back.jsonl.
-static int set_aside(const Metrics *m, off_t keep, Error *e) {
-    char path[PATH_MAX + 16];
-    int fd;
-    snprintf(path, sizeof path, "%.*s.rolled_back.jsonl", (int)(strlen(m->steps.path) - strlen(".jsonl")),
-             m->steps.path);
-    TRY(file_open_output(m->dir, path, O_WRONLY | O_CREAT, &fd, e));
-    lseek(fd, 0, SEEK_END);
-    while (keep < m->bytes && sendfile(fd, m->fd, &keep, (size_t)(m->bytes - keep)) > 0) {
-    }
-    if (keep >= m->bytes) return file_close(fd, path, e);
-    cannot_write(path, e);
-    close(fd);
-    return e->code;
-}
-
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e) {
-    const char *samples = m->samples.path;
+    const char *samples = m->log[SAMPLES].path;
     off_t keep;
     int fd;
-    Error lost;
     if (keeps) TRY(metrics_flush(m, e));
     // Cut by steps as well as bytes: the checkpoint may be from another directory, or the file edited.
-    TRY(bytes_until(m->fd, m->steps.path, step, bytes, &keep, e));
-    if (keeps && m->bytes > keep && set_aside(m, keep, &lost))
-        fprintf(stderr, "warning: %s: the undone steps' lines are lost\n", lost.what);
-    if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->steps.path, e);
+    TRY(bytes_until(m->fd, m->log[STEPS].path, step, bytes, &keep, keeps ? m->log[UNDONE].lines.f : NULL, e));
+    if (keeps) fflush(m->log[UNDONE].lines.f), metrics_flush(m, &(Error){0}); // on failure the lines wait
+    if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->log[STEPS].path, e);
     m->bytes = keep;
     if (!file_exists_in(m->dir, samples)) return 0;
     TRY(file_open_output(m->dir, samples, O_RDWR, &fd, e)); // a run whose samples cannot be written ends now
-    int code = bytes_until(fd, samples, step, INT64_MAX, &keep, e);
+    int code = bytes_until(fd, samples, step, INT64_MAX, &keep, NULL, e);
     if (!code && step > 0 && ftruncate(fd, keep) != 0) code = cannot_write(samples, e); // a new run keeps older samples
     close(fd);
     return code;
@@ -238,7 +226,7 @@ static int log_end_line(Metrics *m, Log *log, Error *e) {
     fputs("}\n", log->lines.f);
     if (fflush(log->lines.f) != 0)
         return FAIL(e, ERR_MEMORY, "free some memory", "out of memory: a line of %s", log->path);
-    if (log == &m->steps) m->bytes += (int64_t)(log->lines.bytes - before);
+    if (log == &m->log[STEPS]) m->bytes += (int64_t)(log->lines.bytes - before);
     metrics_flush(m, &(Error){0}); // on failure the line waits
     return 0;
 }
@@ -287,7 +275,7 @@ static void put_calibration(FILE *f, const Noise *noise) {
 }
 
 int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e) {
-    FILE *f = begin_line(&m->steps, s->step, s->tokens);
+    FILE *f = begin_line(&m->log[STEPS], s->step, s->tokens);
     put_number(f, "examples", (double)s->examples);
     put_number(f, "batch", (double)s->batch);
     put_number(f, "loss", s->loss);
@@ -317,21 +305,21 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
     bool calibrated = s->mode == GNS_EXACT && !s->skipped;
     if (calibrated || (s->mode != GNS_OFF && noise->fixed_ratio > 0)) put_number(f, "gns_ratio", noise_ratio(noise));
     if (calibrated) put_calibration(f, noise);
-    return log_end_line(m, &m->steps, e);
+    return log_end_line(m, &m->log[STEPS], e);
 }
 
 int metrics_test(Metrics *m, int64_t step, int64_t tokens, const char *name, double x, double norm, Error *e) {
-    FILE *f = begin_line(&m->steps, step, tokens);
+    FILE *f = begin_line(&m->log[STEPS], step, tokens);
     put_number(f, name, x);
     if (!isnan(norm)) put_field(f, name, "_norm", norm);
-    return log_end_line(m, &m->steps, e);
+    return log_end_line(m, &m->log[STEPS], e);
 }
 
 int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e) {
-    FILE *f = begin_line(&m->samples, step, tokens);
+    FILE *f = begin_line(&m->log[SAMPLES], step, tokens);
     fputs(", \"prompt\": ", f);
     text_write_json(f, prompt);
     fputs(", \"text\": ", f);
     text_write_json(f, text);
-    return log_end_line(m, &m->samples, e);
+    return log_end_line(m, &m->log[SAMPLES], e);
 }
