@@ -4,20 +4,17 @@
 #include "base/files.h"
 #include "run/run.h"
 
-// Adds the window's loudest and strangest rows (--outliers) to a text: on rank 0, which has them.
+// Adds the window's farthest rows (--outliers) to a text: on rank 0, which has them.
 static void add_rows(const Run *r, int64_t after, char *text, size_t bytes) {
-    static const char *const before[ROW_KINDS] = {[ROW_LOUD] = "; loud ", [ROW_STRANGE] = "; strange "};
     const int most = 3; // of each kind
-    for (int k = 0, n = 0; k < ROW_KINDS; k++, n = 0) {
-        const cJSON *list = before[k] ? r->position.outliers.list[k] : NULL, *row;
-        cJSON_ArrayForEach(row, list) {
+    const cJSON *row;
+    for (int k = 0, n = 0; k < ROW_KINDS; k++, n = 0) cJSON_ArrayForEach(row, r->position.outliers.list[k]) {
             const size_t used = strlen(text);
             const char *shard = cJSON_GetStringValue(json_get(row, "shard"));
-            if (row_number(row, "step") > (double)after && shard && n < most)
-                snprintf(text + used, bytes - used, "%s%s:%.0f", n++ ? ", " : before[k], path_name(shard),
+            if (row_number(row, "step") > (double)after && shard && n++ < most)
+                snprintf(text + used, bytes - used, "; %s %s:%.0f", row_kinds[k], path_name(shard),
                          row_number(row, "offset"));
         }
-    }
 }
 
 int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {

@@ -159,8 +159,8 @@ static void io_window(StateIO *io, const char *name, Outliers *o) {
     for (int i = 0; i < o->count && i < OUTLIERS_WINDOW; i++) real(io, AT("%s.ring[%d]", name, i), &o->value[i]);
 }
 
-static void io_outliers(StateIO *io, RowOutliers *o, bool wanted) {
-    for (int k = 0; k < ROW_KINDS && wanted; k++) {
+static void io_outliers(StateIO *io, RowOutliers *o) {
+    for (int k = 0; k < ROW_KINDS; k++) {
         const char *spread = AT("outliers.spread.%s", row_kinds[k]), *rows = AT("outliers.rows.%s", row_kinds[k]);
         if (io->writing || get(io, spread)) io_window(io, spread, &o->spread[k]);
         if (io->writing) put(io, rows, cJSON_Duplicate(o->list[k], true));
@@ -229,11 +229,14 @@ static void io_exponents(StateIO *io, const Setup *s, int8_t *k) {
     }
 }
 
-static void io_position(StateIO *io, Position *p) {
+static void io_position(StateIO *io, const Setup *s, Position *p) {
     io_point(io, &p->at);
     real(io, "ramp.rows", &p->ramp.rows);
     if (!(p->ramp.rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
     io_noise(io, &p->noise);
+    io_exponents(io, s, p->at.exponents);
+    if (s->options.outliers) io_outliers(io, &p->outliers);
+    io_spikes(io, &p->at.spikes, p->at.examples, s->options.on_spike);
 }
 
 // ---- What may not change --------------------------------------------------------------------------------------------
@@ -405,10 +408,7 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     cJSON *options;
     position.at.seconds = run_seconds(r);
     count(&io, "format", &format);
-    io_position(&io, &position);
-    io_exponents(&io, &r->setup, position.at.exponents);
-    io_outliers(&io, &position.outliers, r->setup.options.outliers > 0);
-    io_spikes(&io, &position.at.spikes, position.at.examples, r->setup.options.on_spike);
+    io_position(&io, &r->setup, &position);
     io_identity(&io, &r->setup, &r->data);
     engine_describe(r->setup.engine, engine, sizeof engine);
     put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
@@ -443,10 +443,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     *changes = (Text){0};
     TRY(state_open(&io, path, directory, e));
     io_identity(&io, &r->setup, &r->data);
-    io_position(&io, &r->position);
-    io_exponents(&io, &r->setup, r->position.at.exponents);
-    io_outliers(&io, &r->position.outliers, r->setup.options.outliers > 0);
-    io_spikes(&io, &r->position.at.spikes, r->position.at.examples, r->setup.options.on_spike);
+    io_position(&io, &r->setup, &r->position);
     r->position.begun -= r->position.at.seconds;
     int code = io.code;
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
