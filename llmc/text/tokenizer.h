@@ -93,7 +93,7 @@ int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out,
 // there is none, or if some added token contains a space after another character.
 size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes);
 
-// ---- For tokenizer_files.c and tests -------------------------------------------------------------------------------
+// ---- For tokenizer_files.c and tests --------------------------------------------------------------------------------
 
 // Creates a tokenizer that has only its character classes, and room for `text_bytes` of text.
 int tokenizer_new(Tokenizer **out, size_t text_bytes, Error *e);

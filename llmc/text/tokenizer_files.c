@@ -68,8 +68,8 @@ typedef struct {
     const JsonFile *vocab;
     char merges_path[PATH_MAX], *merges; // lines "left right"
     bool listed;                         // the merges are those of tokenizer.json
-    size_t merges_bytes;
-    const char *name[VOCAB_MAX]; // NULL: none yet
+    size_t merges_bytes, bytes;          // bytes: of all files
+    const char *name[VOCAB_MAX];         // NULL: none yet
 } VocabReader;
 
 static bool is_text(const cJSON *item, const char *text) {
@@ -80,7 +80,7 @@ static bool is_text(const cJSON *item, const char *text) {
 static int read_json_files(VocabReader *r, const char *directory, const char *const form[2], Error *e) {
     const char *vocab = form[0] == form[1] ? NULL : form[0];
     const char *const names[FILES] = {"tokenizer.json", "tokenizer_config.json", "added_tokens.json", vocab};
-    size_t bytes = 0, size;
+    size_t size;
     char *text;
     for (int i = 0; i < FILES && names[i]; i++) {
         JsonFile *file = &r->files[i];
@@ -89,14 +89,15 @@ static int read_json_files(VocabReader *r, const char *directory, const char *co
         TRY(file_read(IN_PATH, file->path, FILE_BYTES_MAX, &text, &size, e));
         TRY(json_parse_text(&file->root, text, size, file->path, HINT_GET, e));
         if (!cJSON_IsObject(file->root)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: not a JSON object", file->path);
-        bytes += size;
+        r->bytes += size;
     }
     r->vocab = &r->files[vocab ? VOCAB : TOKENIZER_JSON];
     r->directory = directory;
     r->listed = !vocab;
     TRY(path_join(r->merges_path, sizeof r->merges_path, directory, form[1], e));
     if (vocab) TRY(file_read(IN_PATH, r->merges_path, FILE_BYTES_MAX, &r->merges, &r->merges_bytes, e));
-    return tokenizer_new(&r->t, bytes, e);
+    r->bytes += r->merges_bytes;
+    return tokenizer_new(&r->t, r->bytes, e);
 }
 
 static double number_of(const cJSON *item) { return cJSON_IsNumber(item) ? item->valuedouble : -1; }
@@ -261,55 +262,46 @@ static int token_of(const Tokenizer *t, const char *text, size_t bytes) { // -1:
     return (int)*tokenizer_slot(t, hash_bytes(HASH_START, text, bytes), text, bytes) - 1;
 }
 
-// Adds the merge of a line. `number` counts the lines of merges.txt, or the elements of model.merges, from 1. text:
-// scratch with room for the line.
-static int add_merge(VocabReader *r, int number, const char *line, size_t length, char *text, Error *e) {
-    const char *space = memchr(line, ' ', length); // the alphabet has none
-    int n = space ? alphabet_decode(line, (size_t)(space - line), text) : -1, left = -1, right = -1, merged = -1;
-    int m = n > 0 ? alphabet_decode(space + 1, (size_t)(line + length - space - 1), text + n) : -1;
+// Adds the merge of two names, or without `right` of a line "left right". `number` counts the lines of merges.txt, or
+// the elements of model.merges, from 1. text: scratch with room for both.
+static int add_merge(VocabReader *r, int number, const char *left, const char *right, char *text, Error *e) {
+    const char *space = right ? left + strlen(left) : strchr(left, ' '), *second = right; // the alphabet has no blank
+    if (!right && space) second = space + 1;
+    int n = space ? alphabet_decode(left, (size_t)(space - left), text) : -1, first = -1, next = -1, merged = -1;
+    int m = n > 0 ? alphabet_decode(second, strlen(second), text + n) : -1;
     if (m > 0) {
-        left = token_of(r->t, text, (size_t)n);
-        right = token_of(r->t, text + n, (size_t)m);
+        first = token_of(r->t, text, (size_t)n);
+        next = token_of(r->t, text + n, (size_t)m);
         merged = token_of(r->t, text, (size_t)(n + m));
     }
-    if (left < 0 || right < 0 || merged < 0 || r->t->merge_count == MERGES_MAX)
-        return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.*s' is not two tokens that merge to another one",
-                    r->merges_path, r->listed ? "merge" : "line", number, (int)size_min(length, 100), line);
-    tokenizer_add_merge(r->t, (Merge){(uint16_t)left, (uint16_t)right, (uint16_t)merged});
-    return 0;
-}
-
-// Writes the merges of tokenizer.json as lines of merges.txt. Each is "left right" or ["left", "right"].
-static int list_merges(VocabReader *r, Error *e) {
-    const cJSON *merges = json_get(json_get(r->vocab->root, "model"), "merges"), *item;
-    Text text;
-    if (!cJSON_IsArray(merges)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", r->merges_path);
-    TRY(text_begin(&text, e));
-    cJSON_ArrayForEach(item, merges) {
-        const cJSON *left = cJSON_IsArray(item) ? item->child : NULL, *right = left ? left->next : NULL;
-        bool two = cJSON_IsString(left) && cJSON_IsString(right) && !right->next;
-        if (two) fprintf(text.f, "%s %s\n", left->valuestring, right->valuestring);
-        else fprintf(text.f, "%s\n", cJSON_IsString(item) && *item->valuestring ? item->valuestring : "?");
-    }
-    TRY(text_end(&text, e));
-    r->merges = text.text;
-    r->merges_bytes = text.bytes;
+    if (first < 0 || next < 0 || merged < 0 || r->t->merge_count == MERGES_MAX)
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.100s%s%.100s' is not two tokens that merge to another one",
+                    r->merges_path, r->listed ? "merge" : "line", number, left, right ? " " : "", right ? right : "");
+    tokenizer_add_merge(r->t, (Merge){(uint16_t)first, (uint16_t)next, (uint16_t)merged});
     return 0;
 }
 
 // Reads the merges. A vocabulary that lacks bytes must be one of characters, without merges.
 static int read_merges(VocabReader *r, Error *e) {
+    const cJSON *merges = r->listed ? json_get(json_get(r->vocab->root, "model"), "merges") : NULL, *item;
     Tokenizer *t = r->t;
-    char *scratch;
-    int code = 0;
-    if (r->listed) TRY(list_merges(r, e));
-    TRY(memory_alloc((void **)&scratch, r->merges_bytes, "merges", e));
-    const char *line = r->merges + utf8_mark(r->merges, r->merges_bytes), *next;
-    for (int number = 1; line < r->merges + r->merges_bytes && !code; line = next + 1, number++) {
-        next = line + strcspn(line, "\n");
-        size_t length = (size_t)(next - line) - (next > line && next[-1] == '\r');
-        bool version = number == 1 && !r->listed && strncmp(line, "#version", 8) == 0;
-        if (length > 0 && !version) code = add_merge(r, number, line, length, scratch, e);
+    char *scratch, *line = r->merges, *end;
+    int code = 0, number = 1;
+    if (r->listed && !cJSON_IsArray(merges))
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", r->merges_path);
+    TRY(memory_alloc((void **)&scratch, r->bytes, "merges", e));
+    for (item = merges ? merges->child : NULL; item && !code; item = item->next) { // "left right" or ["left", "right"]
+        const cJSON *left = cJSON_IsArray(item) ? item->child : item, *right = left && left != item ? left->next : NULL;
+        const char *name = cJSON_GetStringValue(left);
+        const bool whole = left == item || (right && !right->next);
+        code = add_merge(r, number++, name && whole ? name : "?", cJSON_GetStringValue(right), scratch, e);
+    }
+    for (line += utf8_mark(line, r->merges_bytes); line < r->merges + r->merges_bytes && !code; line = end + 1) {
+        end = line + strcspn(line, "\n");
+        *end = 0;
+        line[strcspn(line, "\r")] = 0;
+        bool version = number++ == 1 && strncmp(line, "#version", 8) == 0;
+        if (*line && !version) code = add_merge(r, number - 1, line, NULL, scratch, e);
     }
     memory_free(scratch);
     t->is_bytes = t->vocab_size == BYTE_VALUES && t->merge_count == 0 && t->added_count == 0;
