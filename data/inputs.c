@@ -95,8 +95,8 @@ static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
         if (inside && lstat(path, &link) == 0 && S_ISLNK(link.st_mode)) return 0; // it may lead back up
         TRY(directory_list(IN_PATH, path, &names, e));
         for (int i = 0; i < names.count && !code; i++) {
-            if (names.name[i][0] == '.') continue;
-            code = path_join(child, sizeof child, path, names.name[i], e);
+            if (names.entry[i]->d_name[0] == '.') continue;
+            code = path_join(child, sizeof child, path, names.entry[i]->d_name, e);
             if (!code) code = inputs_add(in, child, true, e);
         }
         names_free(&names);

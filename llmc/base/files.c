@@ -9,7 +9,6 @@
 #define _GNU_SOURCE // O_DIRECT, scandirat
 #include "base/files.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -341,9 +340,8 @@ int path_rename(int dir, const char *from, const char *to, Error *e) {
 }
 
 void names_free(Names *names) {
-    for (int i = 0; i < names->count; i++) free(names->name[i]);
-    memory_free(names->name);
-    *names = (Names){0};
+    while (names->count > 0) free(names->entry[--names->count]);
+    free(names->entry);
 }
 
 static int is_name(const struct dirent *entry) {
@@ -351,16 +349,10 @@ static int is_name(const struct dirent *entry) {
 }
 
 int directory_list(int dir, const char *path, Names *out, Error *e) {
-    struct dirent **entries;
     *out = (Names){0};
-    int count = scandirat(dir, dir == IN_PATH ? path : ".", &entries, is_name, alphasort);
-    if (count < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot list: %s", path, strerror(errno));
-    int code = memory_alloc((void **)&out->name, (size_t)count * sizeof *out->name, "names of files", e);
-    for (int i = 0; i < count; i++) // move the name to the start of its entry's memory
-        if (code) free(entries[i]);
-        else out->name[out->count++] = memmove(entries[i], entries[i]->d_name, strlen(entries[i]->d_name) + 1);
-    free(entries);
-    return code;
+    out->count = scandirat(dir, dir == IN_PATH ? path : ".", &out->entry, is_name, alphasort);
+    if (out->count >= 0) return 0;
+    return FAIL(e, ERR_INPUT, "check the path", "%s: cannot list: %s", path, strerror(errno));
 }
 
 int disk_free(int dir, const char *path, uint64_t *bytes, Error *e) {

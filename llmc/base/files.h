@@ -3,6 +3,7 @@
 
 #include "base/common.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 
 enum { HASH_TEXT = 33 }; // bytes of an XXH3-128 in hexadecimal, with its NUL
@@ -86,9 +87,9 @@ int directory_create(const char *path, Error *e);
 // Renames in the open directory `dir`, and syncs it. ERR_WRITE if the new name is taken.
 int path_rename(int dir, const char *from, const char *to, Error *e);
 
-// The names in a directory, ascending, without . and .. (release: names_free).
+// The entries of a directory, ascending by name, without . and .. (release: names_free).
 typedef struct {
-    char **name;
+    struct dirent **entry;
     int count;
 } Names;
 int directory_list(int dir, const char *path, Names *out, Error *e); // IN_PATH lists `path`; else `dir` itself

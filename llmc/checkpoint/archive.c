@@ -98,7 +98,7 @@ static bool next_step(const Archive *archive, const char *format, int by, int64_
     *code = directory_list(archive->dir, archive->path, &names, e);
     if (*code) return false;
     for (int i = 0; i < names.count; i++) {
-        const int64_t at = step_of(names.name[i], format);
+        const int64_t at = step_of(names.entry[i]->d_name, format);
         if (at >= 0 && (by < 0 ? at < *step && at > next : at > *step && (next < 0 || at < next))) next = at;
     }
     names_free(&names);

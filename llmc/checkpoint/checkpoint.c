@@ -150,8 +150,8 @@ static int files_open(ModelFiles *files, const char *directory, Error *e) {
     int code = memory_alloc_zero((void **)&files->reader, (size_t)(names.count + 1) * sizeof *files->reader,
                                  "the model's files", e);
     for (int i = 0; i < names.count && !code && !one; i++)
-        if (path_ends(names.name[i], ".safetensors") && strcmp(names.name[i], OPTIMIZER_NAME) != 0)
-            code = files_add(files, directory, names.name[i], e);
+        if (path_ends(names.entry[i]->d_name, ".safetensors") && strcmp(names.entry[i]->d_name, OPTIMIZER_NAME) != 0)
+            code = files_add(files, directory, names.entry[i]->d_name, e);
     names_free(&names);
     return code || files->count ? code : files_add(files, directory, MODEL_FILE, e); // names it if it is missing
 }

@@ -25,8 +25,10 @@ static int bin_read(Bin *bin, void *out, size_t bytes, Error *e) {
     return 0;
 }
 
+// Reads the header, and checks it and the file's size: a wrong header could ask for any amount of memory.
 static int bin_header(Bin *bin, Error *e) {
     int32_t header[HEADER_INTS];
+    Model model;
     TRY(bin_read(bin, header, sizeof header, e));
     if (header[0] != MAGIC)
         return FAIL(e, ERR_INPUT, hint, "%s: not llm.c's model file: %d at byte 0, want %d", bin->path, header[0],
@@ -44,11 +46,7 @@ static int bin_header(Bin *bin, Error *e) {
     if (bin->vocab_padded < bin->config.vocab)
         return FAIL(e, ERR_INPUT, hint, "%s: a vocabulary of %d at byte 12, padded to %d at byte 28", bin->path,
                     bin->config.vocab, bin->vocab_padded);
-    return model_check_file(&bin->config, bin->path, e);
-}
-
-static int bin_check_size(const Bin *bin, Error *e) {
-    Model model;
+    TRY(model_check_file(&bin->config, bin->path, e));
     TRY(model_create(&model, &bin->config, e));
     const uint64_t padding = (uint64_t)(bin->vocab_padded - bin->config.vocab) * (uint64_t)bin->config.channels;
     const uint64_t want = bin->at + (model.parameters + padding) * bin->value_bytes;
@@ -58,12 +56,10 @@ static int bin_check_size(const Bin *bin, Error *e) {
                 (unsigned long long)bin->bytes, (unsigned long long)want);
 }
 
-// Checks the header and the file's size: a wrong header could ask for any amount of memory.
 static int bin_open(Bin *bin, const char *path, Error *e) {
     *bin = (Bin){.path = path};
     TRY(file_open_input(IN_PATH, path, &bin->fd, &bin->bytes, e));
     int code = bin_header(bin, e);
-    if (!code) code = bin_check_size(bin, e);
     if (code) close(bin->fd);
     return code;
 }

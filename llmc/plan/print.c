@@ -303,7 +303,7 @@ static void print_ranks(FILE *f, const Plan *p) {
 
 // ---- The run --------------------------------------------------------------------------------------------------------
 
-static void print_run_line(FILE *f, const Plan *p, const char *what, double target) {
+static void print_run(FILE *f, const Plan *p, const char *what, double target) {
     const PlanRun run = plan_run(p, target);
     fprintf(f, "%s%s%s step%s of %lld", what, run.cut ? "about " : "", grouped((double)run.steps).s,
             run.steps == 1 ? "" : "s", (long long)run.first_batch);
@@ -320,15 +320,6 @@ static void print_run_line(FILE *f, const Plan *p, const char *what, double targ
         if (price > 0) fprintf(f, ", cost %.2f", seconds / 3600 * p->ranks * price);
     }
     fprintf(f, "\n");
-}
-
-// Prints one line; with --ramp gns the ramp's bounds, since the noise scale of a future run is unknown.
-static void print_run(FILE *f, const Plan *p) {
-    if (!p->ramp) return;
-    if (p->ramp->config.mode != RAMP_GNS) return print_run_line(f, p, "\nrun         ", 0);
-    fprintf(f, "\nrun         its length depends on the noise scale; the ramp's bounds are\n");
-    print_run_line(f, p, "  never growing             ", 0);
-    print_run_line(f, p, "  growing as soon as it may ", INFINITY);
 }
 
 // Suggests values of the options that nobody gave, for AdamW: 20 tokens per parameter (Hoffmann et al. 2022, arXiv
@@ -375,7 +366,11 @@ void plan_print(FILE *f, const Plan *p) {
         print_step(f, p);
         print_ranks(f, p);
     }
-    print_run(f, p);
+    if (p->ramp && p->ramp->config.mode == RAMP_GNS) { // the noise scale of a future run is unknown
+        fprintf(f, "\nrun         its length depends on the noise scale; the ramp's bounds are\n");
+        print_run(f, p, "  never growing             ", 0);
+        print_run(f, p, "  growing as soon as it may ", INFINITY);
+    } else if (p->ramp) print_run(f, p, "\nrun         ", 0);
     print_suggestions(f, p);
     print_checkpoints(f, p);
 }

@@ -85,15 +85,6 @@ static int gather(Parallel *p, EngineBuffer array, int i, int64_t *work, Error *
     return p->api->all_gather(p->transport, own, values, bytes, bucket, work, e);
 }
 
-// ZeRO-0: gathers whole arrays. Each rank has loaded what it owns.
-static int gather_state(Parallel *p, Error *e) {
-    static const EngineBuffer arrays[] = {BUFFER_WEIGHT, BUFFER_MASTER, BUFFER_MOMENT1, BUFFER_MOMENT2};
-    const int count = sizeof arrays / sizeof *arrays;
-    int64_t work = 0;
-    for (int i = 0; i < p->buckets * count; i++) TRY(gather(p, arrays[i % count], i / count, &work, e));
-    return p->api->wait_for(p->transport, work, e);
-}
-
 // Starts the gatherings of buckets [0, end) that have not started. Their weights stay in memory between passes.
 static int send_until(Parallel *p, int end, Error *e) {
     for (; p->sent < end; p->sent++) TRY(gather(p, BUFFER_WEIGHT, p->sent, &p->work[p->sent], e));
@@ -186,19 +177,17 @@ int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e) {
 // Warns if a group's ranks are on several machines.
 static int check_groups(const Parallel *p, Error *e) {
     const int ranks = p->comm->ranks, K = p->config.tensor;
-    char(*host)[COMM_HOST]; // (ranks)
-    TRY(memory_alloc((void **)&host, (size_t)ranks * sizeof *host, "names of machines", e));
-    const int code = comm_gather(p->comm, p->comm->host, host, sizeof *host, e);
+    char host[ranks][COMM_HOST]; // no memory_alloc: a rank where it failed would leave the others waiting
     int r = 0;
-    while (!code && r < ranks && strcmp(host[r], host[r / K * K]) == 0) r++;
-    if (!code && r < ranks && p->comm->rank == 0)
+    TRY(comm_gather(p->comm, p->comm->host, host, sizeof *host, e));
+    while (r < ranks && strcmp(host[r], host[r / K * K]) == 0) r++;
+    if (r < ranks && p->comm->rank == 0)
         fprintf(
             stderr,
             "warning: --tensor %d: ranks %d (%s) and %d (%s) hold one model on two machines, so every block waits for "
             "their network. use a --tensor that divides a machine's ranks, in order (mpirun --map-by slot)\n",
             K, r / K * K, host[r / K * K], r, host[r]);
-    memory_free(host);
-    return code;
+    return 0;
 }
 
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
@@ -208,9 +197,14 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     if (p->config.tensor > 1) TRY(check_groups(p, e));
     TRY(p->api->create(&p->transport, p->comm, &p->division, wire, model_bucket_largest(p->model),
                        engine_stream(engine), e));
-    if (p->config.zero == ZERO_0) return gather_state(p, e);
-    engine_watch_weights(engine, &(WeightsWatch){send_weights, await_weights, p});
-    return 0;
+    if (p->config.zero > ZERO_0) {
+        engine_watch_weights(engine, &(WeightsWatch){send_weights, await_weights, p});
+        return 0;
+    }
+    static const EngineBuffer arrays[] = {BUFFER_WEIGHT, BUFFER_MASTER, BUFFER_MOMENT1, BUFFER_MOMENT2};
+    int64_t work = 0; // gathers whole arrays: each rank has loaded what it owns
+    for (int i = 0; i < 4 * p->buckets; i++) TRY(gather(p, arrays[i % 4], i / 4, &work, e));
+    return p->api->wait_for(p->transport, work, e);
 }
 
 // ---- Gradients ------------------------------------------------------------------------------------------------------
@@ -306,32 +300,11 @@ int parallel_norms(Parallel *p, Error *e) {
 
 // ---- Update ---------------------------------------------------------------------------------------------------------
 
-// Updates each bucket while the gradients of later buckets are in transfer.
-static int update_all(Parallel *p, const UpdateConfig *update, Error *e) {
-    for (int i = 0; i < p->buckets; i++) TRY(gather(p, BUFFER_GRAD, i, &p->work[i], e)); // the sums
-    for (int i = 0; i < p->buckets; i++) {
-        TRY(p->api->wait_for(p->transport, p->work[i], e));
-        TRY(engine_update(p->engine, model_bucket(p->model, i), update, e));
-    }
-    return 0;
-}
-
 int parallel_drain(Parallel *p, Error *e) {
     if (!p->transport) return 0;
     double nothing = 0;
     TRY(p->api->finish(p->transport, e));
     return comm_sum(p->comm, &nothing, 1, e); // waits for every rank
-}
-
-// Updates the owned parts. Gathers buckets 0 and 1 meanwhile: the next forward pass reads them first.
-static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
-    p->sent = p->arrived = 0;
-    for (int s = 0; s < SHARD_WEIGHT_SLOTS; s++) p->slot[s].bucket = 0;
-    for (int i = 0; i < p->buckets; i++) {
-        TRY(engine_update(p->engine, p->owned[i], update, e));
-        if (i < 2) TRY(i < p->kept ? send_until(p, i + 1, e) : send_block(p, i, e));
-    }
-    return 0;
 }
 
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
@@ -343,7 +316,22 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
         for (int i = 0; i < p->buckets; i++) TRY(engine_trust(p->engine, p->owned[i], update, e));
         TRY(p->api->sum(p->transport, engine_buffer(p->engine, BUFFER_TRUST, 0), 2 * p->model->tensor_count, e));
     }
-    return p->config.zero == ZERO_0 ? update_all(p, update, e) : update_owned(p, update, e);
+    if (p->config.zero == ZERO_0) { // update each bucket while the sums of later buckets are in transfer
+        for (int i = 0; i < p->buckets; i++) TRY(gather(p, BUFFER_GRAD, i, &p->work[i], e));
+        for (int i = 0; i < p->buckets; i++) {
+            TRY(p->api->wait_for(p->transport, p->work[i], e));
+            TRY(engine_update(p->engine, model_bucket(p->model, i), update, e));
+        }
+        return 0;
+    }
+    // Update the owned parts. Gather buckets 0 and 1 meanwhile: the next forward pass reads them first.
+    p->sent = p->arrived = 0;
+    for (int s = 0; s < SHARD_WEIGHT_SLOTS; s++) p->slot[s].bucket = 0;
+    for (int i = 0; i < p->buckets; i++) {
+        TRY(engine_update(p->engine, p->owned[i], update, e));
+        if (i < 2) TRY(i < p->kept ? send_until(p, i + 1, e) : send_block(p, i, e));
+    }
+    return 0;
 }
 
 // Sends one message: seconds waited, losses, stop, |s_r|^2, the examples' squared norms by tensor, `more`, and the

@@ -64,26 +64,21 @@ typedef struct {
     char machine[64], bus[32];
 } GpuPlace;
 
-static int find_place(GpuPlace *place, Error *e) {
-    int device;
-    const char *id = getenv("NCCL_HOSTID");
-    FILE *f = id ? NULL : fopen("/proc/sys/kernel/random/boot_id", "r");
-    *place = {};
-    if (id) snprintf(place->machine, sizeof place->machine, "%s", id);
-    else if (!f || !fgets(place->machine, sizeof place->machine, f)) gethostname(place->machine, 63);
-    if (f) fclose(f);
-    CUDA_TRY(cudaGetDevice(&device), e);
-    return CUDA_CALL(cudaDeviceGetPCIBusId(place->bus, sizeof place->bus, device), e);
-}
-
 // Refuses two ranks on one GPU: they would compete for memory, and hang in NCCL or crawl. Ranks with different
 // NCCL_HOSTID may share one (dev/test/ranks_check.sh, MACHINES).
 static int check_apart(Comm *comm, Error *e) {
-    GpuPlace mine, *all;
-    int same = -1;
-    TRY(comm_agree(comm, find_place(&mine, e), e));
-    TRY(memory_alloc((void **)&all, sizeof *all * (size_t)comm->ranks, "the ranks' GPUs", e));
-    int code = comm_gather(comm, &mine, all, sizeof mine, e);
+    GpuPlace mine = {}, *all = NULL;
+    int same = -1, device;
+    const char *id = getenv("NCCL_HOSTID");
+    FILE *f = id ? NULL : fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (id) snprintf(mine.machine, sizeof mine.machine, "%s", id);
+    else if (!f || !fgets(mine.machine, sizeof mine.machine, f)) gethostname(mine.machine, 63);
+    if (f) fclose(f);
+    int code = CUDA_CALL(cudaGetDevice(&device), e);
+    if (!code) code = CUDA_CALL(cudaDeviceGetPCIBusId(mine.bus, sizeof mine.bus, device), e);
+    if (!code) code = memory_alloc((void **)&all, sizeof *all * (size_t)comm->ranks, "the ranks' GPUs", e);
+    TRY(comm_agree(comm, code, e));
+    code = comm_gather(comm, &mine, all, sizeof mine, e);
     for (int r = 0; !code && r < comm->ranks; r++)
         if (r != comm->rank && strcmp(all[r].machine, mine.machine) == 0 && strcmp(all[r].bus, mine.bus) == 0) same = r;
     memory_free(all);
@@ -156,19 +151,6 @@ static int start_nccl(Transport *t, Error *e) {
     return 0;
 }
 
-static int reserve_rounded(Transport *t, Error *e) {
-    size_t bytes = transport_buffer_bytes(t->wire, t->largest);
-    if (bytes == 0) return 0;
-    cudaError_t status = cudaMalloc((void **)&t->rounded, bytes);
-    if (status == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError(); // else the next launch reports this failure
-        return FAIL(e, ERR_MEMORY, "use a smaller --micro-batch, or --comm-dtype fp32",
-                    "out of GPU memory: --comm-dtype bf16 needs %.1f MiB for the transfer of gradients",
-                    (double)bytes / (1 << 20));
-    }
-    return CUDA_CALL(status, e);
-}
-
 static int nccl_create(Transport **out, Comm *comm, const Division *division, WireType wire, size_t largest,
                        void *stream, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
@@ -179,7 +161,16 @@ static int nccl_create(Transport **out, Comm *comm, const Division *division, Wi
     t->wire = wire;
     t->largest = largest;
     t->engine = (cudaStream_t)stream;
-    TRY(comm_agree(comm, reserve_rounded(t, e), e));
+    const size_t bytes = transport_buffer_bytes(wire, largest);
+    const cudaError_t status = bytes ? cudaMalloc((void **)&t->rounded, bytes) : cudaSuccess;
+    int code = CUDA_CALL(status, e);
+    if (status == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError(); // else the next launch reports this failure
+        code = FAIL(e, ERR_MEMORY, "use a smaller --micro-batch, or --comm-dtype fp32",
+                    "out of GPU memory: --comm-dtype bf16 needs %.1f MiB for the transfer of gradients",
+                    (double)bytes / (1 << 20));
+    }
+    TRY(comm_agree(comm, code, e));
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &most), e);
     CUDA_TRY(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, most), e);
     CUDA_TRY(cudaEventCreateWithFlags(&t->engine_done, cudaEventDisableTiming), e);
@@ -292,22 +283,17 @@ template <typename To, typename From> __global__ static void convert_kernel(To *
 // Enough blocks for full memory bandwidth: with 64, rounding took 12 ms of a step of 110, more than the wire saves.
 enum { CONVERT_BLOCKS = 1024, CONVERT_THREADS = 256 };
 
-static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Error *e) {
-    Range mine = division_part(&t->division, bucket, division_rank(&t->division, bucket));
-    size_t all = range_length(bucket), begin = mine.begin - bucket.begin;
-    assert(all <= t->largest);
-    const Launch l = {CONVERT_BLOCKS, CONVERT_THREADS, t->stream};
-    TRY(launch(l, e, convert_kernel<__nv_bfloat16, float>, t->rounded, values, all));
-    TRY(reduce_scatter_type(t, t->rounded, sizeof *t->rounded, ncclBfloat16, bucket, e));
-    size_t own = range_length(mine);
-    return launch(l, e, convert_kernel<float, __nv_bfloat16>, values + begin, t->rounded + begin, own);
-}
-
 static int nccl_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
     TRY(after_engine(t, e));
     const bool rounds = t->wire == WIRE_BF16 && (t->replicas || division_ranks(&t->division, bucket) > 1);
-    if (rounds) TRY(reduce_scatter_bf16(t, values, bucket, e));
+    const Range mine = division_part(&t->division, bucket, division_rank(&t->division, bucket));
+    const size_t all = range_length(bucket), own = range_length(mine), begin = mine.begin - bucket.begin;
+    const Launch l = {CONVERT_BLOCKS, CONVERT_THREADS, t->stream};
+    assert(all <= t->largest);
+    if (rounds) TRY(launch(l, e, convert_kernel<__nv_bfloat16, float>, t->rounded, values, all));
+    if (rounds) TRY(reduce_scatter_type(t, t->rounded, sizeof *t->rounded, ncclBfloat16, bucket, e));
     else TRY(reduce_scatter_type(t, values, sizeof(float), ncclFloat32, bucket, e));
+    if (rounds) TRY(launch(l, e, convert_kernel<float, __nv_bfloat16>, values + begin, t->rounded + begin, own));
     return work_started(t, work, e);
 }
 

@@ -68,9 +68,9 @@ static int inspect_run(const char *directory, FILE *out, Error *e) {
     for (int i = 0; i < names.count; i++) {
         char path[ARCHIVE_PATH];
         Error one = {0};
-        if (archive_step_of(names.name[i]) < 0) continue;
+        if (archive_step_of(names.entry[i]->d_name) < 0) continue;
         any = true;
-        int code = path_join(path, sizeof path, directory, names.name[i], &one);
+        int code = path_join(path, sizeof path, directory, names.entry[i]->d_name, &one);
         if (!code) code = inspect_checkpoint(path, out, &one);
         if (code && !file_exists(path)) continue; // the run has removed it meanwhile
         if (code) fprintf(out, "%s\n", one.what);
