@@ -7,7 +7,6 @@
 // - Warpgroups are not synchronised: one computes its softmax while another multiplies, or starts a tile of queries.
 // - A warpgroup's softmax of one tile overlaps its product P V of the tile before.
 #include "cuda/attention_sm90.cuh"
-#ifndef GNS_FP32
 
 template <int D_> struct ForwardLayout {
     static constexpr int D = D_, TEAMS = D == 64 ? 2 : 1, GROUPS = 2, QUERIES = 64 * GROUPS;
@@ -33,7 +32,7 @@ template <int D_> struct ForwardLayout {
 
 namespace {
 
-#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef SM90_CODE
 
 template <class F, Masks M>
 __device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, unsigned *ticket, AttentionShape s,
@@ -55,7 +54,7 @@ __device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, u
             tile_in<64, F::D>(shared.q[q_ring.stage][g], qkv, q_full, work.column, row + 64 * g, work.b);
         q_ring.advance();
         int first = M == CAUSAL ? 0 : first_key(masks, s, work.b, row) / F::KEYS;
-#        pragma unroll 1
+#    pragma unroll 1
         for (int n = key_tiles<F::KEYS>(row + F::QUERIES - 1, s.T) - 1; n >= first; n--) {
             int stage = ring.stage;
             barrier_wait(&shared.k_empty[stage], ring.parity ^ 1);
@@ -171,7 +170,7 @@ __device__ void queries_attend(typename F::Team &shared, Ring<F::STAGES> &ring, 
 
 // Releases tiles that this warpgroup does not need, as they arrive.
 template <class F> __device__ void tiles_skip(typename F::Team &shared, Ring<F::STAGES> &ring, int count) {
-#        pragma unroll 1
+#    pragma unroll 1
     for (int i = 0; i < count; i++) {
         barrier_wait(&shared.k_full[ring.stage], ring.parity);
         warp_arrive(&shared.k_empty[ring.stage]);
@@ -223,13 +222,13 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
     if (lane == 0) copy_out_wait();
 }
 
-#    endif
+#endif
 
 template <class F, Masks M>
 __global__ void __launch_bounds__(SM90_THREADS(F::THREADS), 1)
     forward_sm90_kernel(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap out, float *lse,
                         unsigned *ticket, AttentionShape s, float scale, const __grid_constant__ AttentionMasks masks) {
-#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef SM90_CODE
     typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     if (threadIdx.x < F::TEAMS) {
         typename F::Team &team = shared.team[threadIdx.x];
@@ -255,7 +254,7 @@ __global__ void __launch_bounds__(SM90_THREADS(F::THREADS), 1)
         int team = uniform(threadIdx.x / (WARPGROUP * F::GROUPS));
         forward_work<F, M>(shared.team[team], &out, lse, s, masks, scale);
     }
-#    endif
+#endif
 }
 
 } // namespace
@@ -278,5 +277,3 @@ int attention_sm90_forward(const Attention &a, cudaStream_t stream, Error *e) {
                       wide ? sizeof(Wide::Shared) : sizeof(Narrow::Shared)};
     return launch(l, e, kernels[wide][masks_of(a.masks)], qkv, out, a.lse, a.ticket, s, attention_scale(s), a.masks);
 }
-
-#endif

@@ -4,7 +4,6 @@
 #include "cuda/attention_paths.cuh"
 #include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
-#ifndef GNS_FP32
 
 enum { BOX_ROWS = 64, STORE_ROWS = 16 };
 
@@ -24,6 +23,7 @@ template <int ROWS, int D> constexpr int TILE_BYTES = ROWS *D *(int)sizeof(real)
 
 // c (64, N) = a b + (accumulate ? c : 0), summed over 16: a in registers, b in shared memory. B_ALONG: the summed
 // dimension runs along the rows of b, else down its columns.
+#ifdef SM90_CODE
 #    define SM90_WGMMA_LEFT(N, COUNT, A, B, ACCUMULATE, B_DOWN)                                                        \
         template <bool B_ALONG>                                                                                        \
         __device__ static inline void wgmma(float(&c)[COUNT], const unsigned *a, uint64_t b, int accumulate) {         \
@@ -32,6 +32,7 @@ template <int ROWS, int D> constexpr int TILE_BYTES = ROWS *D *(int)sizeof(real)
         }
 SM90_WGMMA_LEFT(64, 32, "%32, %33, %34, %35", "%36", "%37", "%38")
 SM90_WGMMA_LEFT(128, 64, "%64, %65, %66, %67", "%68", "%69", "%70")
+#endif
 
 // Left operand (64, D) of a product, in shared memory or, for D = 64, in registers: two operands of a product (64, 64)
 // would use all of shared memory's bandwidth, 128 bytes per clock.
@@ -172,5 +173,3 @@ static inline int attention_sm90_map(CUtensorMap *map, const real *tensor, int c
                                      Error *e) {
     return copy_map(map, tensor, {REAL_MAP, {columns, s.T, s.B}, {PANEL, rows, 1}}, e);
 }
-
-#endif

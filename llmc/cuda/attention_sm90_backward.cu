@@ -10,7 +10,6 @@
 // next own rows arrive while it works (OWN_STAGES); at D = 128 shared memory has no room for that.
 #include "cuda/attention_sm90.cuh"
 #include <type_traits>
-#ifndef GNS_FP32
 
 enum { GROUPS = 2, ROWS = 64 * GROUPS, FEEDER = WARPGROUP * GROUPS, THREADS = FEEDER + WARPGROUP };
 
@@ -46,7 +45,7 @@ template <int D_, bool DQ_> struct BackwardLayout {
 
 namespace {
 
-#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef SM90_CODE
 
 // Releases a stage. One arrival per warp would suffice, but racecheck follows only the arriving thread.
 template <class F> __device__ void stage_release(uint64_t *empty) {
@@ -56,7 +55,7 @@ template <class F> __device__ void stage_release(uint64_t *empty) {
 
 // Releases stages that this warpgroup does not need, as they arrive.
 template <class F> __device__ void stages_skip(typename F::Shared &shared, Ring<F::STAGES> &ring, int count) {
-#        pragma unroll 1
+#    pragma unroll 1
     for (int i = 0; i < count; i++) {
         barrier_wait(&shared.full[ring.stage], ring.parity);
         stage_release<F>(&shared.empty[ring.stage]);
@@ -90,7 +89,7 @@ __device__ void backward_feed(typename F::Shared &shared, const BackwardMaps &ma
         }
         barrier_expect(own_full, own_bytes);
         int row = (F::DQ ? work.tile : s.tiles(ROWS) - 1 - work.tile) * ROWS; // longest walks first
-#        pragma unroll 1
+#    pragma unroll 1
         for (int g = 0; g < GROUPS; g++) {
             pair_in<F::DQ, 64, F::D>(shared.own[0][own.stage][g], shared.own[1][own.stage][g], maps, own_full, work,
                                      row + 64 * g, s);
@@ -104,7 +103,7 @@ __device__ void backward_feed(typename F::Shared &shared, const BackwardMaps &ma
         int end = F::DQ ? first_key(masks, s, work.b, row) / F::OTHERS       // dQ: last tile; else end of queries
                         : last_query(masks, s, work.b, row + ROWS - 1) + 1;
         if (M == CAUSAL) end = F::DQ ? 0 : s.T;
-#        pragma unroll 1
+#    pragma unroll 1
         for (; F::DQ ? n >= end : n < end; n += F::DQ ? -1 : F::OTHERS) {
             uint64_t *full = &shared.full[ring.stage];
             barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
@@ -348,14 +347,14 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
     if (lane == 0) copy_out_wait();
 }
 
-#    endif
+#endif
 
 template <class F, Masks M>
 __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     backward_sm90_kernel(const __grid_constant__ BackwardMaps maps, AttentionRows rows, const float *lse,
                          unsigned *ticket, AttentionShape s, float scale,
                          const __grid_constant__ AttentionMasks masks) {
-#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef SM90_CODE
     typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     if (threadIdx.x == 0) {
         for (int i = 0; i < F::OWN_STAGES; i++) {
@@ -377,7 +376,7 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
         if constexpr (F::DQ) dq_work<F, M>(shared, &maps.dqkv, rows, lse, s, masks, scale);
         else dkdv_work<F, M>(shared, &maps.dqkv, s, masks, scale);
     }
-#    endif
+#endif
 }
 
 } // namespace
@@ -406,5 +405,3 @@ int attention_sm90_backward(const Attention &a, AttentionRows rows, cudaStream_t
     TRY(dq(a, maps, rows, stream, e));
     return dkdv(a, maps, rows, stream, e);
 }
-
-#endif

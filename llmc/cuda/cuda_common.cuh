@@ -20,6 +20,7 @@ typedef float real; // make PRECISION=FP32: no TF32 either; for comparing with t
 constexpr Dtype REAL_DTYPE = DTYPE_FP32;
 constexpr cudaDataType_t REAL_LIBRARY = CUDA_R_32F;
 constexpr int REAL_OLDEST = 80;
+#    define REAL_MAP CU_TENSOR_MAP_DATA_TYPE_FLOAT32
 #elif defined(GNS_FP16)
 typedef __half real; // make PRECISION=FP16: with loss scaling, for GPUs before Ampere
 typedef __half2 real2;

@@ -15,7 +15,6 @@
 #include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
 #include "model/cuda_sizes.h"
-#ifndef GNS_FP32
 
 namespace {
 
@@ -84,7 +83,7 @@ __device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
     return {(rest / width * PAIR + rank) * ROWS, (band * BAND + rest % width) * COLUMNS};
 }
 
-#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef SM90_CODE
 
 // Draws a tile for a pair, or -1 (as work_draw, attention_sm90.cuh).
 __device__ int tile_draw(const LinearJob &job) {
@@ -130,7 +129,7 @@ __device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, c
             continue;
         }
         const TilePlace place = tile_place(job, tile, rank);
-#        pragma unroll 1
+#    pragma unroll 1
         for (int k = 0; k < job.depths; k++) {
             uint64_t *full = &s.full[ring.stage];
             barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
@@ -393,7 +392,7 @@ __device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int tu
     ring.stage = turn * depths % STAGES, ring.parity = turn * depths / STAGES & 1;
     int previous = 0;
     barrier_wait(&s.order[group], (round & 1) ^ (group == 0)); // turn 0 waits for none
-#        pragma unroll 1
+#    pragma unroll 1
     for (int k = 0; k < depths; k++) {
         barrier_wait(&s.full[ring.stage], ring.parity);
         const uint64_t x = operand(s.x[ring.stage], 0);
@@ -494,14 +493,14 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
     if (E4M3 && job.copy.amax) fp8_raise(job.copy.amax, unpack(max(most & 0xffff, most >> 16), 0));
 }
 
-#    endif
+#endif
 
 template <LinearEpilogue EPILOGUE, bool E4M3>
 __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     linear_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
                   const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap other,
                   const __grid_constant__ CUtensorMap codes, const LinearJob job) {
-#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef SM90_CODE
     Shared &s = *(Shared *)shared_memory();
     const int rank = blockIdx.x % PAIR, group = uniform(threadIdx.x / WARPGROUP);
     if (threadIdx.x == 0) {
@@ -527,7 +526,7 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     }
     __syncwarp();
     cluster_sync(); // the other block may still signal this one's barriers
-#    endif
+#endif
 }
 
 // Describes a matrix (rows, columns) to the copy engine, in boxes of `box_rows` rows x `panels` panels.
@@ -585,13 +584,3 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     return launch({blocks / PAIR * PAIR, THREADS, stream, sizeof(Shared), PAIR}, e, kernels[e4m3][l.epilogue], x, w, y,
                   other, codes, job);
 }
-
-#else
-
-bool linear_sm90_sums(int) { return false; }
-size_t linear_sm90_column_bytes(int, int, int) { return 0; }
-int linear_sm90(const Linear &, cudaStream_t, Error *e) {
-    return FAIL(e, ERR_INTERNAL, NULL, "this build has no linear_sm90");
-}
-
-#endif

@@ -3,10 +3,6 @@
 
 #include <atomic>
 
-#ifdef GNS_FP32
-bool sm90_runs(void) { return false; }
-#else
-
 __global__ static void __launch_bounds__(SM90_THREADS(WARPGROUP)) probe_kernel() {}
 
 bool sm90_runs(void) {
@@ -19,13 +15,13 @@ static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {
     static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known; // constant once set
     cudaDriverEntryPointQueryResult found;
     if ((*encode = known)) return 0;
-#    if CUDART_VERSION >= 12050
+#if CUDART_VERSION >= 12050
     CUDA_TRY(
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)encode, 12000, cudaEnableDefault, &found),
         e);
-#    else
+#else
     CUDA_TRY(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", (void **)encode, cudaEnableDefault, &found), e);
-#    endif
+#endif
     if (found != cudaDriverEntryPointSuccess)
         return FAIL(e, ERR_UNAVAILABLE, "update the NVIDIA driver", "the driver has no cuTensorMapEncodeTiled");
     known = *encode;
@@ -50,5 +46,3 @@ int copy_map(CUtensorMap *map, const void *tensor, const CopyTensor &t, Error *e
                     (int)result, (long long)t.size[1], (long long)t.size[0]);
     return 0;
 }
-
-#endif

@@ -7,20 +7,22 @@
 
 #include "cuda/cuda_common.cuh"
 
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
 // True if this build has kernels of these instructions and the GPU runs them: Hopper in 16 bits.
 bool sm90_runs(void);
 
-#ifndef GNS_FP32
-#    include <cuda.h>
-#    include <cudaTypedefs.h>
-
-// Launch bounds of a kernel of sm_90a instructions. Other targets compile it empty, with a bound of one thread. By this
-// bound the host sees that the kernel is missing.
-#    if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#        define SM90_THREADS(threads) 1
-#    else
-#        define SM90_THREADS(threads) threads
-#    endif
+// SM90_CODE: defined where kernels of sm_90a instructions are compiled. SM90_THREADS: such a kernel's launch bounds.
+// Elsewhere the kernel is compiled empty, with a bound of one thread. By this bound the host sees that it is missing.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(GNS_FP32)
+#    define SM90_CODE
+#endif
+#if defined(__CUDA_ARCH__) && !defined(SM90_CODE)
+#    define SM90_THREADS(threads) 1
+#else
+#    define SM90_THREADS(threads) threads
+#endif
 
 enum { WARPGROUP = 128, PANEL = 64, PANEL_ROW_BYTES = 128 };
 
@@ -212,6 +214,7 @@ template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
     UNROLL_FOR (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
 }
 
+#ifdef SM90_CODE
 #    define SM90_LIST_32                                                                                               \
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                       \
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -260,7 +263,6 @@ SM90_WGMMA(208, 104, "%104", "%105", "%106", "%107", "%108")
 // Return registers of a warpgroup to the block's pool, or allocate from it; every warp of the group must call.
 // Allocating waits until enough are free: forever if the warpgroups want more than the block got at launch (384
 // threads: 168 each, enough for 2 x 232 + 40 or 2 x 240 + 24).
-#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <int A_THREAD> __device__ static inline void registers_give() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(A_THREAD));
 }
@@ -268,7 +270,7 @@ template <int A_THREAD> __device__ static inline void registers_give() {
 template <int A_THREAD> __device__ static inline void registers_take() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(A_THREAD));
 }
-#    endif
+#endif
 
 enum { SHARED_ALIGNMENT = 1024 };
 
@@ -276,5 +278,3 @@ __device__ static inline char *shared_memory() {
     extern __shared__ __align__(SHARED_ALIGNMENT) char shared_of_block[];
     return shared_of_block;
 }
-
-#endif

@@ -23,8 +23,6 @@
 #include <math.h>
 #include <type_traits>
 
-#ifndef GNS_FP32
-
 enum { TILE_M = WEIGHT_GRADIENT_TILE, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 }; // OUT: a box that a warp copies out
 
 // ---- Who does what --------------------------------------------------------------------------------------------------
@@ -206,7 +204,7 @@ struct GradientMaps {
     CUtensorMap x, dy, dy_narrow, dw, dw_narrow, parts, parts_narrow;
 };
 
-#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef SM90_CODE
 
 // ---- The feeder's warpgroup -----------------------------------------------------------------------------------------
 
@@ -217,7 +215,7 @@ __device__ void operands_feed(typename L::Shared &s, const GradientMaps &maps, c
     Step step;
     for (int i = 0; step_at(&step, job.schedule, cluster, i); i++) {
         const int row = L::row(job, step.tile, rank), column = L::column(job, step.tile, rank);
-#        pragma unroll 1
+#    pragma unroll 1
         for (int t = 0; t < job.shape.T; t += L::DEPTH) {
             barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
             barrier_expect(&s.full[ring.stage], L::FETCHED_BYTES);
@@ -244,10 +242,10 @@ __device__ void dy_columns_sum(typename L::Shared &s, const GradientJob &job, in
         const int share = L::row(job, step.tile, rank) / TILE_M, column = L::column(job, step.tile, rank);
         const int row = share < job.shares ? share + row0 * job.shares : ROWS;
         float sum[PANELS][VEC] = {};
-#        pragma unroll 1
+#    pragma unroll 1
         for (int k = 0; k < job.row_blocks; k++) {
             barrier_wait(&s.full[ring.stage], ring.parity);
-#        pragma unroll 2
+#    pragma unroll 2
             for (int r = row; r < ROWS; r += WARP / 8 * job.shares)
                 UNROLL_FOR (int p = 0; p < PANELS; p++) {
                     const int panel = first + p * COLUMN_WARPS;
@@ -411,7 +409,7 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
                 });
             }
         }
-#        pragma unroll 1
+#    pragma unroll 1
         while (k < blocks) next();
         // Compute this while the last products are in flight.
         const int b = step.b, row = L::row(job, step.tile, rank) + warp * OUT_ROWS;
@@ -434,12 +432,12 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
     __syncwarp();
 }
 
-#    endif
+#endif
 
 template <class L, bool SQUARES>
 __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     product_kernel(const __grid_constant__ GradientMaps maps, const __grid_constant__ GradientJob job) {
-#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef SM90_CODE
     auto &s = *(typename L::Shared *)shared_memory();
     const int number = blockIdx.x / PAIR, rank = blockIdx.x % PAIR;
     const int cluster = uniform(job.pairs.place[number]);
@@ -469,7 +467,7 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
         gradient_work<L, SQUARES>(s, maps, job, cluster, rank);
         cluster_sync();
     }
-#    endif
+#endif
 }
 
 // ---- Second kernel: adds parts and squares --------------------------------------------------------------------------
@@ -481,9 +479,9 @@ struct GradientFinish {
     const float *parts; // (parts, 2, 128, n)
     float *dw;
     double *squares, *norms, scale; // norms (B); scale: of squares
-    int examples;         // blocks for squares; the others add parts
-    int n, tile_blocks;   // columns of a tile; blocks per tile
-    int pair_m, pair_n;   // size of a pair's tile
+    int examples;                   // blocks for squares; the others add parts
+    int n, tile_blocks;             // columns of a tile; blocks per tile
+    int pair_m, pair_n;             // size of a pair's tile
 };
 
 // norms[b] = sum of example b's squares. The last block to arrive adds all norms to *squares, in order.
@@ -534,12 +532,12 @@ __device__ void parts_finish(const GradientFinish &f, int i) {
 }
 
 __global__ void __launch_bounds__(FINISH_THREADS, 3) gradient_finish_kernel(const __grid_constant__ GradientFinish f) {
-#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#ifdef SM90_CODE
     const int i = blockIdx.x;
     after_wait();
     if (i < f.examples) squares_finish(f, i);
     else parts_finish(f, i - f.examples);
-#    endif
+#endif
 }
 
 // ---- Host -----------------------------------------------------------------------------------------------------------
@@ -747,16 +745,3 @@ int weight_gradient(const WeightGradient &g, const void *x, const void *dy, Weig
     return launch({.blocks = blocks, .threads = FINISH_THREADS, .stream = stream, .early = true}, e,
                   gradient_finish_kernel, f);
 }
-
-#else
-
-int weight_gradient_clusters(void) { return 0; }
-int weight_gradient_pairs(WeightGradientPairs *pairs, Error *) { return pairs->count = 0; }
-size_t weight_gradient_workspace_bytes(WeightGradientShape, int) { return 0; }
-size_t weight_gradient_column_bytes(WeightGradientShape) { return 0; }
-int weight_gradient(const WeightGradient &, const void *, const void *, WeightGradientShape,
-                    const WeightGradientPairs &, void *, cudaStream_t, Error *e) {
-    return FAIL(e, ERR_INTERNAL, NULL, "weight_gradient: not in this build");
-}
-
-#endif
