@@ -1,4 +1,5 @@
-// attention_tiled: attention on any GPU, for any D <= 128, zero-padded to DP = 64 or 128 in shared memory.
+// attention_tiled: attention on any GPU, for any D <= 128, zero-padded to DP = 64 or 128 in shared memory. At the end:
+// the choice between it and attention_sm90.
 //
 // A block of 4 warps owns ROWS rows (queries in the forward and for dQ, keys for dK and dV) and walks over tiles of the
 // other side. A warp owns WARP_ROWS rows; a few lanes hold a row's scores, so its softmax needs no shared memory. dQ
@@ -9,6 +10,7 @@
 // multiplies.
 #include "cuda/attention_paths.cuh"
 #include "cuda/mma.cuh"
+#include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
@@ -414,4 +416,19 @@ int attention_tiled_backward(const Attention &a, AttentionRows rows, cudaStream_
         TRY(launch({s.heads() * s.tiles(ROWS), THREADS, stream, bytes}, e, kernel, a.dqkv, a.dout, a.qkv, rows, s,
                    attention_scale(s), a.masks));
     return 0;
+}
+
+// ---- The choice of the path -----------------------------------------------------------------------------------------
+
+static bool is_fast(AttentionShape s) { return (s.D == 64 || s.D == 128) && sm90_runs(); }
+
+int attention_forward(const Attention &a, cudaStream_t stream, Error *e) {
+    return (is_fast(a.shape) ? attention_sm90_forward : attention_tiled_forward)(a, stream, e);
+}
+
+size_t attention_workspace_bytes(AttentionShape s) { return 2 * sizeof(float) * (size_t)s.heads() * s.padded_T(); }
+
+int attention_backward(const Attention &a, cudaStream_t stream, Error *e) {
+    float *lse2 = (float *)a.workspace, *delta = lse2 + (size_t)a.shape.heads() * a.shape.padded_T();
+    return (is_fast(a.shape) ? attention_sm90_backward : attention_tiled_backward)(a, {lse2, delta}, stream, e);
 }
