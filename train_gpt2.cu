@@ -156,7 +156,7 @@ static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool ours = engine->fused_linear && (dgelu || !back) && !(residual && l.in > l.out);
     if (l.x8 || ours) return linear_sm90(l, engine->stream, e);
     MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = back, .accumulate = residual};
-    shape.epilogue = back ? MATMUL_PLAIN : MATMUL_BIAS;
+    shape.bias = !back;
     TRY(matmul_run(engine->matmul, shape, {l.y, l.x, l.weight, l.bias, 1, 1, residual ? l.extra : NULL}, e));
     if (dgelu) return bias_backward(l.columns, l.y, l.slope, l.rows / l.T, l.T, l.out, l.jobs, engine->stream, e);
     return l.epilogue == LINEAR_GELU ? gelu_forward(l.y, l.slope, l.y, (size_t)l.rows * l.out, engine->stream, e) : 0;
@@ -183,7 +183,7 @@ static int linear_residual(Engine *engine, const Pass *p, real *sum, const real 
     l.extra = residual;
     if (!is_cut(engine)) return linear_run(engine, l, e);
     MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in};
-    if (engine->config.tensor.rank == 0) shape.epilogue = MATMUL_BIAS; // the sum over ranks has it once
+    shape.bias = engine->config.tensor.rank == 0; // the sum over ranks has it once
     TRY(matmul_run(engine->matmul, shape, {engine->exchange, l.x, l.weight, l.bias}, e));
     return rows_reduce(engine, p, engine->delta, e);
 }
@@ -497,8 +497,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     Attention attention = attention_of(engine, p, k, l);
     attention.dout = dattention, attention.dqkv = dwide, attention.workspace = engine->scratch;
     TRY(attention_backward(attention, engine->stream, e));
-    if (rounded)
-        TRY(fp8_copy_dqkv(engine, dwide, column_gradient(engine, p, QKV_B, l), l, p->B, p->T, e));
+    if (rounded) TRY(fp8_copy_dqkv(engine, dwide, column_gradient(engine, p, QKV_B, l), l, p->B, p->T, e));
     else {
         TRY(fp8_cast(fp8_copy_of(engine, p->fp8, FP8_DQKV, l), dwide, (size_t)p->all * 3 * A, engine->stream, e));
         TRY(bias_dwide(engine, p, QKV_W, l, 3 * A, e));

@@ -147,7 +147,7 @@ static void product(Bench *b, const char *name, int times, MatmulShape s) {
     if (!wanted(b, name) || left_out(b, times)) return;
     const size_t out_count = (size_t)s.m * s.n, out_bytes = out_count * (s.out_float ? sizeof(float) : sizeof(real));
     const size_t a = (size_t)s.m * s.k, w = (size_t)s.k * s.n;
-    const size_t extra = s.epilogue == MATMUL_BIAS ? s.n : 0;
+    const size_t extra = s.bias ? s.n : 0;
     const double bytes = (double)(a + w + extra) * sizeof(real) + (double)out_bytes * (s.accumulate ? 2 : 1);
     real *left = randoms<real>(SETS * a), *right = randoms<real>(w, 0, 0.05f);
     real *more = extra ? randoms<real>(extra) : NULL;
@@ -207,12 +207,10 @@ static void fused_dweight(Bench *b, const char *name, int times, bool norms, boo
 }
 
 // x (rows, in), W (in, out)
-static MatmulShape forward(int rows, int in, int out, MatmulEpilogue epilogue) {
-    return {.m = rows, .n = out, .k = in, .epilogue = epilogue};
+static MatmulShape forward(int rows, int in, int out, bool bias = false) {
+    return {.m = rows, .n = out, .k = in, .bias = bias};
 }
-static MatmulShape dinput(int rows, int in, int out, MatmulEpilogue epilogue) {
-    return {.m = rows, .n = in, .k = out, .transpose_b = true, .epilogue = epilogue};
-}
+static MatmulShape dinput(int rows, int in, int out) { return {.m = rows, .n = in, .k = out, .transpose_b = true}; }
 static MatmulShape dweight(int rows, int in, int out) {
     return {.m = in, .n = out, .k = rows, .transpose_a = true, .out_float = true};
 }
@@ -234,20 +232,20 @@ static void dweights(Bench *b, int B, int C, int L) {
 
 static void products(Bench *b, const ModelConfig *m, int B) {
     const int C = m->channels, L = m->layers, N = B * T, alone = b->fused ? 0 : L;
-    product(b, "qkv forward", alone, forward(N, C, 3 * C, MATMUL_BIAS));
-    product(b, "proj forward", alone, forward(N, C, C, MATMUL_BIAS));
-    product(b, "fc forward", alone, forward(N, C, 4 * C, MATMUL_BIAS));
-    product(b, "fcproj forward", alone, forward(N, 4 * C, C, MATMUL_BIAS));
+    product(b, "qkv forward", alone, forward(N, C, 3 * C, true));
+    product(b, "proj forward", alone, forward(N, C, C, true));
+    product(b, "fc forward", alone, forward(N, C, 4 * C, true));
+    product(b, "fcproj forward", alone, forward(N, 4 * C, C, true));
     fused_product(b, "qkv forward, ours", L, LINEAR_BIAS, N, C, 3 * C);
     fused_product(b, "proj forward and residual", L, LINEAR_RESIDUAL, N, C, C);
     fused_product(b, "fc forward and gelu", L, LINEAR_GELU, N, C, 4 * C);
-    MatmulShape fcproj = forward(N, 4 * C, C, MATMUL_BIAS);
+    MatmulShape fcproj = forward(N, 4 * C, C, true);
     fcproj.accumulate = true;
     product(b, "fcproj forward and residual", L - alone, fcproj);
-    product(b, "qkv dinput", L, dinput(N, C, 3 * C, MATMUL_PLAIN));
-    product(b, "proj dinput", L, dinput(N, C, C, MATMUL_PLAIN));
-    product(b, "fc dinput", L, dinput(N, C, 4 * C, MATMUL_PLAIN));
-    product(b, "fcproj dinput", alone, dinput(N, 4 * C, C, MATMUL_PLAIN));
+    product(b, "qkv dinput", L, dinput(N, C, 3 * C));
+    product(b, "proj dinput", L, dinput(N, C, C));
+    product(b, "fc dinput", L, dinput(N, C, 4 * C));
+    product(b, "fcproj dinput", alone, dinput(N, 4 * C, C));
     fused_product(b, "fcproj dinput and dgelu, ours", L, LINEAR_DGELU, N, C, 4 * C);
     dweights(b, B, C, L);
 }
@@ -309,9 +307,9 @@ static void e4m3_products(Bench *b, const ModelConfig *m, int B) {
 // logits = x wte^T
 static void head_products(Bench *b, int rows, int C, int V, int Vp, int chunks) {
     const int alone = b->fused ? 0 : chunks;
-    product(b, "head forward", alone, dinput(rows, Vp, C, MATMUL_PLAIN));
+    product(b, "head forward", alone, dinput(rows, Vp, C));
     fused_product(b, "head forward, exponentials", chunks, LINEAR_SOFTMAX, rows, C, Vp, V);
-    product(b, "head dinput", alone, forward(rows, Vp, C, MATMUL_PLAIN));
+    product(b, "head dinput", alone, forward(rows, Vp, C));
     fused_product(b, "head dinput, by row", chunks, LINEAR_SCALED, rows, Vp, C);
     product(b, "head dweight", chunks, dweight(rows, Vp, C));
     fused_dweight(b, "head dweight and norms", 0, true, false, rows / T, Vp, C);
@@ -567,7 +565,7 @@ static void measure_ceilings(Bench *b) {
     const int n = 8192;
     const std::vector<std::string> only = b->only;
     b->only.clear();
-    MatmulShape s = forward(n, n, n, MATMUL_PLAIN);
+    MatmulShape s = forward(n, n, n);
     real *left = randoms<real>((size_t)n * n), *right = randoms<real>((size_t)n * n), *out = zeros<real>((size_t)n * n);
     Error e = {};
     const BenchCall multiply = [&](int) { bench_check(matmul_run(b->mm, s, {out, left, right}, &e), &e); };

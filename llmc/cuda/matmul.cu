@@ -76,14 +76,14 @@ static int operation_create(MatmulPlan *plan, Error *e) {
     TRY(CUBLAS_CALL(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), e));
     TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, op_a, e));
     TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, op_b, e));
-    const bool bias = s->epilogue == MATMUL_BIAS && !plan->apart;
+    const bool bias = s->bias && !plan->apart;
     return operation_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT,
                          e);
 }
 
-static int plan_point(MatmulPlan *plan, const void *extra, Error *e) {
-    if (plan->apart || plan->shape.epilogue == MATMUL_PLAIN) return 0;
-    return operation_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, extra, e);
+static int plan_point(MatmulPlan *plan, const void *bias, Error *e) {
+    if (plan->apart || !plan->shape.bias) return 0;
+    return operation_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias, e);
 }
 
 // Asks cuBLASLt for at most `most` algorithms, best first by its estimate.
@@ -105,8 +105,8 @@ static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmul
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         mm->handle, plan->operation, plan->a, plan->b, plan->out, plan->out, mm->preference, most, found, count);
     if (status != CUBLAS_STATUS_SUCCESS || *count < 1)
-        return FAIL(e, ERR_INTERNAL, NULL, "cuBLASLt has no algorithm for a (%d, %d, %d) product, epilogue %d: %s",
-                    s->m, s->n, s->k, (int)s->epilogue, cublasLtGetStatusString(status));
+        return FAIL(e, ERR_INTERNAL, NULL, "cuBLASLt has no algorithm for a (%d, %d, %d) product, bias %d: %s", s->m,
+                    s->n, s->k, s->bias, cublasLtGetStatusString(status));
     return 0;
 }
 
@@ -219,11 +219,11 @@ static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cub
 // Sets the plan's algorithm: the tuned one of this shape, now or earlier, else the heuristic's first.
 static int plan_choose(Matmul *mm, MatmulPlan *plan, const MatmulOperands *o, Error *e) {
     const MatmulShape *s = &plan->shape;
-    char key[SHAPE_KEY_BYTES]; // " m,n,k,flags,epilogue,batch,alignment="
+    char key[SHAPE_KEY_BYTES]; // " m,n,k,flags,bias,batch,alignment="
     cublasLtMatmulHeuristicResult_t found[MATMUL_ANSWERS_MAX];
     int count, fastest = 0;
     snprintf(key, sizeof key, " %d,%d,%d,%d%d%d%d,%d,%d,%d=", s->m, s->n, s->k, s->transpose_a, s->transpose_b,
-             s->out_float, s->accumulate, (int)s->epilogue, s->batch, plan->align);
+             s->out_float, s->accumulate, s->bias, s->batch, plan->align);
     const char *chosen = strstr(mm->choices, key);
     if (chosen) return choice_read(mm, plan, chosen + strlen(key), &plan->algorithm, e);
     TRY(plan_ask(mm, plan, mm->tuning ? (int)MATMUL_ANSWERS_MAX : 1, found, &count, e));
@@ -245,11 +245,11 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     TRY(matrix_layout(&plan->a, false, b_rows, s->transpose_b ? s->k : s->n, batch, s->stride_b, e));
     TRY(matrix_layout(&plan->b, false, a_rows, s->transpose_a ? s->m : s->k, batch, s->stride_a, e));
     TRY(matrix_layout(&plan->out, s->out_float, s->m, s->n, batch, s->stride_out, e));
-    TRY(plan_point(plan, o->extra, e));
+    TRY(plan_point(plan, o->bias, e));
     cublasLtMatmulHeuristicResult_t found;
     Error none;
     int count;
-    plan->apart = s->epilogue != MATMUL_PLAIN && plan_ask(mm, plan, 1, &found, &count, &none);
+    plan->apart = s->bias && plan_ask(mm, plan, 1, &found, &count, &none);
     if (plan->apart) { // create anew: cublasLtMatmul refuses a bias without its epilogue
         TRY(CUBLAS_CALL(cublasLtMatmulDescDestroy(plan->operation), e));
         plan->operation = NULL;
@@ -303,11 +303,10 @@ int matmul_run(Matmul *mm, const MatmulShape &s, const MatmulOperands &operands,
     bits |= (uintptr_t)(s.stride_out * out_bytes) | (uintptr_t)((s.stride_a | s.stride_b) * sizeof(real));
     MatmulPlan *plan;
     TRY(plan_get(mm, &plan, &s, (int)(bits & (~bits + 1)), &o, e));
-    TRY(plan_point(plan, o.extra, e));
+    TRY(plan_point(plan, o.bias, e));
     TRY(CUBLAS_CALL(plan_launch(mm, plan, &plan->algorithm, &o), e));
     if (!plan->apart) return 0;
-    return launch({1024, 256, mm->stream}, e, bias_kernel, (real *)o.out, (const real *)o.extra, (size_t)s.m * s.n,
-                  s.n);
+    return launch({1024, 256, mm->stream}, e, bias_kernel, (real *)o.out, (const real *)o.bias, (size_t)s.m * s.n, s.n);
 }
 
 void matmul_tune(Matmul *mm, bool on) {

@@ -118,7 +118,7 @@ static void check_library(const Case &c, const std::vector<real> &y) {
     const double fp32 = l.x8 ? 0.02 : 1e-4; // sums are about 1
     real *product = device_new<real>(y.size());
     MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = is_across(l)};
-    if (takes_bias(l.epilogue)) shape.epilogue = MATMUL_BIAS;
+    shape.bias = takes_bias(l.epilogue);
     CALL_OK(matmul_run(library, shape, {product, l.x, l.weight, l.bias}, &e));
     std::vector<double> want = as_doubles(host_from(product, y.size())), tolerance;
     for (size_t i = 0; i < want.size(); i++) {

@@ -53,7 +53,7 @@ static std::vector<double> product_reference(const MatmulShape &s, const Operand
             for (int k = 0; k < s.k; k++)
                 sum += value(a.host[s.transpose_a ? (size_t)k * s.m + i : (size_t)i * s.k + k]) *
                        value(b.host[s.transpose_b ? (size_t)j * s.k + k : (size_t)k * s.n + j]);
-            if (s.epilogue == MATMUL_BIAS) sum += value(extra.host[j]);
+            if (s.bias) sum += value(extra.host[j]);
             out[(size_t)i * s.n + j] = sum;
         }
     return out;
@@ -93,10 +93,10 @@ static MatmulShape random_shape(int i) {
 static void test_products(void) {
     for (int i = 0; i < 24; i++) {
         MatmulShape s = random_shape(i);
-        if (i % 4 == 1) s.epilogue = MATMUL_BIAS;
+        if (i % 4 == 1) s.bias = 1;
         if (i % 4 == 2) s.transpose_b = true;
         product_case<real>(s);
-        s.epilogue = MATMUL_PLAIN;
+        s.bias = 0;
         s.transpose_a = true, s.transpose_b = false, s.out_float = true, s.accumulate = i % 2;
         product_case<float>(s);
     }
@@ -105,7 +105,7 @@ static void test_products(void) {
 static void test_addend(void) {
     for (int i = 0; i < 8; i++) {
         MatmulShape s = random_shape(i);
-        s.accumulate = true, s.epilogue = MATMUL_BIAS;
+        s.accumulate = true, s.bias = 1;
         product_case<real>(s, true);
     }
 }
