@@ -45,10 +45,10 @@ int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, E
 void cpu_watch_weights(Engine *engine, const WeightsWatch *watch) { engine->weights_watch = *watch; }
 
 int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
+    (void)e;
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     const float *array = state_array(engine, kind);
     Piece p;
-    if (kind == STATE_PARAM && !engine->config.shard_weights) TRY(watch_await(&engine->weights_watch, range, e));
     for (int next = 0; shard_next(&engine->config, kind, range, &next, &p);)
         memcpy(values + (p.range.begin - range.begin), array + p.place, range_float_bytes(p.range));
     return 0;

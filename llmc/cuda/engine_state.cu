@@ -5,8 +5,7 @@
 // 2. A store waits on store_stream for state_ready, not for work queued later. Later work only reads weights and
 //    moments: no caller updates before the store is done (engine.h). Before the first update no write is queued:
 //    cuda_create and cuda_load drain their stream.
-// 3. Weight transfers read owned ranges and write the others. A store of any other range awaits them, then records
-//    state_ready anew, as a store of gradients does.
+// 3. Weight transfers read owned ranges and write the others. Meanwhile callers store owned ranges only (engine.h).
 // 4. Load and store drain their stream even on failure: on return no copy uses the caller's memory.
 #include "base/hash.h"
 #include "math/adamw.h"
@@ -86,12 +85,8 @@ static int store_pieces(Engine *engine, StateKind kind, Range range, float *valu
 
 int cuda_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
-    CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // for the calling thread
-    bool in_transfer = engine->weights_watch.await && !engine->config.shard_weights;
-    for (int i = 0; i < engine->config.owned_count; i++)
-        if (range_length(range_overlap(range, engine->config.owned[i])) == range_length(range)) in_transfer = false;
-    if (in_transfer) TRY(watch_await(&engine->weights_watch, range, e));
-    if (kind == STATE_GRAD || in_transfer) CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e); // (3)
+    CUDA_TRY(cudaSetDevice(engine->device.ordinal), e);                                        // for the calling thread
+    if (kind == STATE_GRAD) CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e); // nothing recorded it
     CUDA_TRY(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
     return copies_end(engine->store_stream, store_pieces(engine, kind, range, values, e), e);
 }

@@ -134,11 +134,10 @@ typedef struct {
 // With several ranks new weights may still be in transfer when the next forward pass begins. The engine calls `await`
 // before it reads any weight of a range; its stream then waits for their arrival. It may call `soon` earlier: a
 // transfer that begins then overlaps well. The ranges are the model's buckets, from the first to the last; `soon` may
-// cover all at once. `hash` calls `await` for its range, too, and so may `store` for ranges that are not owned.
+// cover all at once. `hash` calls `await` for its range, too; `store` never does.
 //
 // With shard_weights every pass gathers the blocks' weights, the backward pass in reverse (`own_weights`). Then `soon`
-// names the next block's bucket only. The engine calls it once the last read of that bucket's slot is queued. `store`
-// then does not call `await`.
+// names the next block's bucket only. The engine calls it once the last read of that bucket's slot is queued.
 typedef struct {
     int (*soon)(void *context, Range range, Error *e);
     int (*await)(void *context, Range range, Error *e);
@@ -225,8 +224,8 @@ struct EngineApi {
     int (*load)(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 
     // Stores the values of the last update; does not wait for work queued since. May run in another thread until the
-    // next update or load. For owned ranges it may run while weights are in transfer: transfers only read those
-    // (watch_weights). The engine does not use `values` after store or load has returned, even with an error.
+    // next update or load. While weights are in transfer (watch_weights), only for owned ranges: transfers only read
+    // those. The engine does not use `values` after store or load has returned, even with an error.
     int (*store)(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 
     // Pins (page-locks) host memory that store fills or load reads, until unpin. Optional: memory that is not pinned is
