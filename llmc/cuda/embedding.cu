@@ -124,13 +124,12 @@ __device__ static int run_end(const uint32_t *key, uint32_t token, int low, int 
     return low;
 }
 
-enum { RUN_SHARES = 4 }; // threads (in y) that split a run's partials
+enum { RUN_SHARES = 4 }; // sums of a run's partials: more loads are in flight
 
 // Grid: (tile, columns). Adds up the partials of the run that starts in this tile and continues, if any.
 template <int W>
-__global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
+__global__ void __launch_bounds__(COLUMN_THREADS_MAX)
     token_run_kernel(float *dw, const float *partials, EmbeddingOrder order, int N, int C) {
-    extern __shared__ float shares[]; // (RUN_SHARES, W, blockDim.x)
     const int tile = blockIdx.x, tiles = gridDim.x, last_row = tile * TILE + TILE - 1;
     if (last_row + 1 >= N) return;
     const uint32_t token = order.key[last_row];
@@ -139,21 +138,17 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
     const int end = run_end(order.key, token, tile + 1, tiles, TILE);
 
     const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
-    float sum[W] = {};
-    if (c < C) {
-#pragma unroll 4
-        for (int t = tile + threadIdx.y; t < end; t += RUN_SHARES) {
-            float part[W];
-            floats_load(part, partials + ((size_t)t * 2 + (t == tile)) * C + c);
-            floats_add(sum, part);
+    float sum[RUN_SHARES][W] = {};
+    if (c >= C) return;
+    for (int t0 = tile; t0 < end; t0 += RUN_SHARES)
+        UNROLL_FOR (int i = 0; i < RUN_SHARES; i++) {
+            const int t = t0 + i;
+            float part[W] = {};
+            if (t < end) floats_load(part, partials + ((size_t)t * 2 + (t == tile)) * C + c);
+            floats_add(sum[i], part);
         }
-    }
-    UNROLL_FOR (int j = 0; j < W; j++) shares[(threadIdx.y * W + j) * blockDim.x + threadIdx.x] = sum[j];
-    __syncthreads();
-    if (threadIdx.y > 0 || c >= C) return;
-    for (int share = 1; share < RUN_SHARES; share++)
-        UNROLL_FOR (int j = 0; j < W; j++) sum[j] += shares[(share * W + j) * blockDim.x + threadIdx.x];
-    row_add(dw + (size_t)token * C + c, sum);
+    UNROLL_FOR (int i = 1; i < RUN_SHARES; i++) floats_add(sum[0], sum[i]);
+    row_add(dw + (size_t)token * C + c, sum[0]);
 }
 
 int embedding_backward(float *dw, const real *dx, EmbeddingOrder order, int B, int T, int C, void *workspace,
@@ -161,12 +156,11 @@ int embedding_backward(float *dw, const real *dx, EmbeddingOrder order, int B, i
     const int W = C % VEC ? 1 : VEC, packs = C / W, columns = ceil_div(packs, COLUMN_THREADS_MAX);
     const int threads = (int)round_up((size_t)ceil_div(packs, columns), WARP);
     const dim3 blocks(ceil_div(B * T, TILE), columns);
-    const size_t shares_bytes = threads * RUN_SHARES * W * sizeof(float);
     const auto tile = W == 1 ? token_tile_kernel<1> : token_tile_kernel<VEC>;
     const auto run = W == 1 ? token_run_kernel<1> : token_run_kernel<VEC>;
     float *partials = (float *)workspace;
     TRY(launch({blocks, threads, stream}, e, tile, dw, partials, dx, order, B * T, C));
-    return launch({blocks, dim3(threads, RUN_SHARES), stream, shares_bytes}, e, run, dw, partials, order, B * T, C);
+    return launch({blocks, threads, stream}, e, run, dw, partials, order, B * T, C);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
