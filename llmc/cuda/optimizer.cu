@@ -61,9 +61,9 @@ int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, co
 
 enum { TRUST_BLOCKS = 128 };
 
-// partials (S, TRUST_BLOCKS): squared norms of weights and direction. Grid: (TRUST_BLOCKS, segment).
+// partials (2, S, TRUST_BLOCKS): squared norms of weights; of the direction. Grid: (TRUST_BLOCKS, segment).
 __global__ static void __launch_bounds__(THREADS)
-    trust_kernel(double2 *partials, OptimizerArrays a, Range range, const Range *segments, AdamWStep step,
+    trust_kernel(double *partials, OptimizerArrays a, Range range, const Range *segments, AdamWStep step,
                  const float *scale) {
     __shared__ double shared[2][THREADS / WARP];
     const Range part = range_overlap(segments[blockIdx.y], range);
@@ -78,32 +78,18 @@ __global__ static void __launch_bounds__(THREADS)
     }
     weights = block_sum(weights, shared[0]);
     direction = block_sum(direction, shared[1]);
-    if (threadIdx.x == 0) partials[blockIdx.y * TRUST_BLOCKS + blockIdx.x] = {weights, direction};
+    const size_t at = blockIdx.y * TRUST_BLOCKS + blockIdx.x;
+    if (threadIdx.x == 0) partials[at] = weights, partials[gridDim.y * TRUST_BLOCKS + at] = direction;
 }
 
-// Grid: a warp per segment.
-__global__ static void trust_finish_kernel(double *squares, const double2 *partials, Range range,
-                                           const Range *segments) {
-    if (range_length(range_overlap(segments[blockIdx.x], range)) == 0) return;
-    double2 sum = {0, 0};
-    for (int k = threadIdx.x; k < TRUST_BLOCKS; k += WARP) {
-        const double2 x = partials[blockIdx.x * TRUST_BLOCKS + k];
-        sum.x += x.x, sum.y += x.y;
-    }
-    sum = {warp_sum(sum.x), warp_sum(sum.y)};
-    if (threadIdx.x > 0) return;
-    squares[blockIdx.x] = sum.x;
-    squares[gridDim.x + blockIdx.x] = sum.y;
-}
-
-size_t optimizer_trust_workspace_bytes(int S) { return sizeof(double2) * TRUST_BLOCKS * (size_t)S; }
+size_t optimizer_trust_workspace_bytes(int S) { return 2 * sizeof(double) * TRUST_BLOCKS * (size_t)S; }
 
 int optimizer_trust(double *squares, const OptimizerArrays *arrays, Range range, const Range *segments, int S,
                     AdamWStep step, const float *scale, void *workspace, cudaStream_t stream, Error *e) {
-    double2 *partials = (double2 *)workspace;
+    double *partials = (double *)workspace;
     TRY(launch({dim3(TRUST_BLOCKS, S), THREADS, stream}, e, trust_kernel, partials, *arrays, range, segments, step,
                scale));
-    return launch({S, WARP, stream}, e, trust_finish_kernel, squares, partials, range, segments);
+    return reduce_example_partials({{}, squares}, partials, 2, S, TRUST_BLOCKS, stream, e);
 }
 
 __global__ static void rates_kernel(float *rate, const double *squares, int tensors, double lr) {

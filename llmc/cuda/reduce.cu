@@ -7,7 +7,7 @@
 
 enum { SUM_THREADS = 1024, SUM_WARPS = SUM_THREADS / WARP };
 
-// *to += sum of partials (B, G), unless to is NULL; rows (B) = its sums over G, unless rows is NULL. By one block.
+// *to += sum of partials (B, G), rows (B) += their sums over G, unless NULL. By one block.
 __device__ static void example_partials_sum(double *to, double *rows, const double *partials, int B, int G) {
     __shared__ double shared[SUM_WARPS];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -19,7 +19,7 @@ __device__ static void example_partials_sum(double *to, double *rows, const doub
         for (int g = lane; g < G; g += WARP) example += partials[(size_t)b * G + g];
         example = warp_sum(example);
         if (lane == 0) total += example;
-        if (lane == 0 && rows) rows[b] = example;
+        if (lane == 0 && rows) rows[b] += example;
     }
     total = block_sum(total, shared);
     if (threadIdx.x == 0 && to) *to = before + total;
@@ -28,7 +28,8 @@ __device__ static void example_partials_sum(double *to, double *rows, const doub
 // Grid: a block per set.
 __global__ void __launch_bounds__(SUM_THREADS)
     example_partials_kernel(const __grid_constant__ ExampleSums sums, const double *partials, int B, int G) {
-    example_partials_sum(sums.of[blockIdx.x], NULL, partials + (size_t)blockIdx.x * B * G, B, G);
+    double *rows = sums.rows ? sums.rows + blockIdx.x * B : NULL;
+    example_partials_sum(sums.of[blockIdx.x], rows, partials + (size_t)blockIdx.x * B * G, B, G);
 }
 
 int reduce_example_partials(ExampleSums sums, const double *partials, int sets, int B, int G, cudaStream_t stream,

@@ -15,7 +15,7 @@ typedef struct ColumnGradient {
     float *sum;      // (C) += sum over all rows; `first` overwrites it
     double *squares; // (1) += sum over examples of |g_b|^2, g_b (C) the sum over the example's rows; or NULL
     bool first;
-    double *rows = NULL;     // (B) = |g_b|^2 of each example, where `squares` are wanted; or NULL
+    double *rows = NULL;     // (B) += |g_b|^2 of each example; or NULL
     float *by_source = NULL; // (sources of ColumnSources, C) += sum of g_b over the examples of a source; or NULL
 } ColumnGradient;
 
@@ -86,9 +86,10 @@ int reduce_add(float *sum, const float *x, size_t n, bool first, cudaStream_t st
 int reduce_hash(uint64_t *sum, const void *x, size_t value_bytes, size_t n, uint64_t place, cudaStream_t stream,
                 Error *e);
 
-// Last step of per-example norms: *of[s] += sum of partials (sets, B, G) of set s over B and G, unless of[s] is NULL.
+// Last step of per-example norms: adds up partials (sets, B, G).
 typedef struct {
-    double *of[COLUMN_SETS_MAX];
+    double *of[COLUMN_SETS_MAX]; // *of[s] += sum of set s over B and G; or NULL
+    double *rows = NULL;         // (sets, B) += sums over G; or NULL
 } ExampleSums;
 int reduce_example_partials(ExampleSums sums, const double *partials, int sets, int B, int G, cudaStream_t stream,
                             Error *e);
