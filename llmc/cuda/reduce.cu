@@ -47,9 +47,9 @@ ColumnSplit column_split(int B, int T, int target_blocks) {
 }
 
 // Pass two, in two kernels.
-// 1. Block (x, set, z) of a job owns 32 W columns (W per lane) of a batch of examples, with equally many warps per
-//    example. It adds up each example's slots. It writes the batch's sums (of all examples, then of each source's) and,
-//    for each example and 32 columns, the sum of squares.
+// 1. Block (x, set, z) of a job owns 32 columns of a batch of examples, with equally many warps per example. It adds up
+//    each example's slots. It writes the batch's sums (of all examples, then of each source's) and, for each example,
+//    the sum of squares over its columns.
 // 2. Block (0, set) of a job adds up the squares; block (1 + x, set) adds up SUM_THREADS columns of one sum over the
 //    batches.
 enum { FINISH_WARPS = 16, SLOTS_IN_FLIGHT = 8 };
@@ -58,13 +58,12 @@ enum { FINISH_WARPS = 16, SLOTS_IN_FLIGHT = 8 };
 typedef struct {
     ColumnJob job;
     int B;
-    int lane_columns, blocks_x; // W; blocks along x
-    int column_groups;          // groups of 32 columns
-    int warps_per_example;      // a power of two
-    int batch, batches;         // examples per block; blocks along z
-    int sums;                   // 1 + sources
-    float *batch_sums;          // (batches, sets, sums, C)
-    double *squares;            // (sets, B, column_groups)
+    int column_groups;     // of 32 columns: blocks along x
+    int warps_per_example; // a power of two
+    int batch, batches;    // examples per block; blocks along z
+    int sums;              // 1 + sources
+    float *batch_sums;     // (batches, sets, sums, C)
+    double *squares;       // (sets, B, column_groups)
 } ColumnFinish;
 
 struct ColumnFinishes {
@@ -74,7 +73,7 @@ struct ColumnFinishes {
 // Lays out a job's memory, *bytes in all: partial sums (slots, sets, C), sums of batches, squares.
 static ColumnFinish finish_of(const ColumnJob &job, size_t *bytes) {
     const ColumnSplit split = job.split;
-    const int B = split.rows / split.T, groups = ceil_div(job.C, WARP), W = job.C % 4 ? 1 : 4;
+    const int B = split.rows / split.T, groups = ceil_div(job.C, WARP);
     const int slots_per_example = split.blocks / B + 2; // upper bound
     int warps = 1;
     while (warps < FINISH_WARPS && warps * SLOTS_IN_FLIGHT < slots_per_example) warps *= 2;
@@ -84,7 +83,7 @@ static ColumnFinish finish_of(const ColumnJob &job, size_t *bytes) {
     *bytes = round_up(squares_at + (size_t)job.sets * B * groups * sizeof(double), 16);
     char *memory = (char *)job.partials;
     ColumnFinish f = {};
-    f.job = job, f.B = B, f.lane_columns = W, f.blocks_x = ceil_div(groups, W), f.column_groups = groups;
+    f.job = job, f.B = B, f.column_groups = groups;
     f.warps_per_example = warps, f.batch = batch, f.batches = batches, f.sums = sums;
     f.batch_sums = (float *)(memory + batch_sums_at), f.squares = (double *)(memory + squares_at);
     return f;
@@ -108,68 +107,55 @@ float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets,
     return job.partials;
 }
 
-// Kernel 1, block (x, set, z) of a job. W 4: C is a multiple of 4.
-template <int W> __device__ static void examples_sum(const ColumnFinish &f, int x, int set, int z) {
-    __shared__ Bundle<float, W> parts[FINISH_WARPS][WARP];
-    __shared__ Bundle<float, W> examples[FINISH_WARPS][WARP];
-    const int C = f.job.C, T = f.job.split.T, rows_per_block = f.job.split.rows_per_block, b0 = z * f.batch;
-    const int lane = threadIdx.x, warp = threadIdx.y, c = (x * WARP + lane) * W, b = b0 + warp / f.warps_per_example;
-    const int first = b * T / rows_per_block, last = ((b + 1) * T - 1) / rows_per_block;
-    const int source = lane < f.batch && b0 + lane < f.B && f.sums > 1 ? f.job.sources.of[b0 + lane] : -1;
-    Bundle<float, W> part = {};
-    if (b < f.B && c < C) {
-        for (int k0 = first + warp % f.warps_per_example; k0 <= last; k0 += f.warps_per_example * SLOTS_IN_FLIGHT) {
-            float v[SLOTS_IN_FLIGHT][W] = {};
-            UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) {
-                const int k = k0 + i * f.warps_per_example;
-                if (k <= last) floats_load(v[i], f.job.partials + ((size_t)(k + b) * f.job.sets + set) * C + c);
-            }
-            UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) floats_add(part.x, v[i]);
-        }
-    }
-    parts[warp][lane] = part;
-    __syncthreads();
-    if (warp < f.batch) {
-        Bundle<float, W> g = {};
-        float square[W];
-        for (int w = 0; w < f.warps_per_example; w++) floats_add(g.x, parts[warp * f.warps_per_example + w][lane].x);
-        examples[warp][lane] = g;
-        UNROLL_FOR (int j = 0; j < W; j++) square[j] = g.x[j] * g.x[j];
-        // Add 32 neighbouring columns in warp_sum's order, whatever W.
-        UNROLL_FOR (int offset = WARP / W / 2; offset > 0; offset /= 2)
-            UNROLL_FOR (int j = 0; j < W; j++) square[j] += __shfl_xor_sync(0xffffffffu, square[j], offset);
-        UNROLL_FOR (int offset = W / 2; offset > 0; offset /= 2)
-            UNROLL_FOR (int j = 0; j < offset; j++) square[j] += square[j + offset];
-        const int group = x * W + lane / (WARP / W);
-        if (lane % (WARP / W) == 0 && group < f.column_groups && b0 + warp < f.B)
-            f.squares[((size_t)set * f.B + b0 + warp) * f.column_groups + group] = square[0];
-    }
-    __syncthreads();
-    for (int k = warp; k < f.sums; k += FINISH_WARPS) {
-        float sum[W] = {};
-        for (int i = 0; i < f.batch; i++) {
-            const bool counts = __shfl_sync(0xffffffffu, source, i) == k - 1;
-            if (k == 0 || counts) floats_add(sum, examples[i][lane].x);
-        }
-        if (c < C) floats_store(f.batch_sums + (((size_t)z * f.job.sets + set) * f.sums + k) * C + c, sum);
-    }
+// Blocks of a job in kernel 1, in kernel 2.
+static __host__ __device__ int example_blocks(const ColumnFinish &f) {
+    return f.column_groups * f.job.sets * f.batches;
+}
+static __host__ __device__ int total_blocks(const ColumnFinish &f) {
+    return (1 + (f.job.C + SUM_THREADS - 1) / SUM_THREADS * f.sums) * f.job.sets;
 }
 
 __global__ void __launch_bounds__(FINISH_WARPS *WARP)
     column_examples_kernel(const __grid_constant__ ColumnFinishes all) {
-    int i = 0, block = blockIdx.x;
-    for (; block >= all.of[i].blocks_x * all.of[i].job.sets * all.of[i].batches; i++)
-        block -= all.of[i].blocks_x * all.of[i].job.sets * all.of[i].batches;
-    const ColumnFinish &f = all.of[i];
-    const int x = block % f.blocks_x, set = block / f.blocks_x % f.job.sets, z = block / f.blocks_x / f.job.sets;
+    __shared__ float parts[FINISH_WARPS][WARP], examples[FINISH_WARPS][WARP];
+    int job = 0, block = blockIdx.x;
+    for (; block >= example_blocks(all.of[job]); job++) block -= example_blocks(all.of[job]);
+    const ColumnFinish &f = all.of[job];
+    const int C = f.job.C, T = f.job.split.T, rows_per_block = f.job.split.rows_per_block, sets = f.job.sets;
+    const int x = block % f.column_groups, set = block / f.column_groups % sets, z = block / f.column_groups / sets;
+    const int lane = threadIdx.x, warp = threadIdx.y, c = x * WARP + lane;
+    const int b0 = z * f.batch, b = b0 + warp / f.warps_per_example;
+    const int first = b * T / rows_per_block, last = ((b + 1) * T - 1) / rows_per_block;
     after_allow();
     after_wait();
-    if (f.lane_columns == 4) examples_sum<4>(f, x, set, z);
-    else examples_sum<1>(f, x, set, z);
-}
-
-static __host__ __device__ int total_blocks(const ColumnFinish &f) {
-    return (1 + (f.job.C + SUM_THREADS - 1) / SUM_THREADS * f.sums) * f.job.sets;
+    const int source = lane < f.batch && b0 + lane < f.B && f.sums > 1 ? f.job.sources.of[b0 + lane] : -1;
+    float part = 0.0f, g = 0.0f;
+    if (b < f.B && c < C)
+        for (int k0 = first + warp % f.warps_per_example; k0 <= last; k0 += f.warps_per_example * SLOTS_IN_FLIGHT) {
+            float v[SLOTS_IN_FLIGHT];
+            UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) {
+                const int k = k0 + i * f.warps_per_example;
+                v[i] = k <= last ? f.job.partials[((size_t)(k + b) * sets + set) * C + c] : 0.0f;
+            }
+            UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) part += v[i];
+        }
+    parts[warp][lane] = part;
+    __syncthreads();
+    if (warp < f.batch) {
+        for (int w = 0; w < f.warps_per_example; w++) g += parts[warp * f.warps_per_example + w][lane];
+        examples[warp][lane] = g;
+        const float square = warp_sum(g * g);
+        if (lane == 0 && b0 + warp < f.B) f.squares[((size_t)set * f.B + b0 + warp) * f.column_groups + x] = square;
+    }
+    __syncthreads();
+    for (int k = warp; k < f.sums; k += FINISH_WARPS) {
+        float sum = 0.0f;
+        for (int i = 0; i < f.batch; i++) {
+            const bool counts = __shfl_sync(0xffffffffu, source, i) == k - 1;
+            if (k == 0 || counts) sum += examples[i][lane];
+        }
+        if (c < C) f.batch_sums[(((size_t)z * sets + set) * f.sums + k) * C + c] = sum;
+    }
 }
 
 __global__ void __launch_bounds__(SUM_THREADS) column_total_kernel(const __grid_constant__ ColumnFinishes all) {
@@ -200,7 +186,7 @@ int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e) {
     size_t bytes;
     for (int i = 0; i < jobs->count; i++) {
         const ColumnFinish f = all.of[i] = finish_of(jobs->job[i], &bytes);
-        examples += f.blocks_x * f.job.sets * f.batches, totals += total_blocks(f);
+        examples += example_blocks(f), totals += total_blocks(f);
     }
     jobs->count = 0, jobs->used = 0;
     if (!examples) return 0;
