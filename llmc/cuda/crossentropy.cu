@@ -62,17 +62,11 @@ __device__ static inline Pack<VEC> logits_load(const real *row, int c, int V) {
 }
 
 __device__ static inline float pack_max(const Pack<VEC> &pack) {
-#ifdef GNS_FP32
     float x[VEC];
     pack_get(x, pack);
     float max = x[0];
     UNROLL_FOR (int j = 1; j < VEC; j++) max = fmaxf(max, x[j]);
     return max;
-#else // two comparisons per instruction
-    const real2 *pairs = reinterpret_cast<const real2 *>(pack.words);
-    const real2 m = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
-    return fmaxf(__low2float(m), __high2float(m));
-#endif
 }
 
 enum { ROW_PACKS = 4 }; // in flight per thread

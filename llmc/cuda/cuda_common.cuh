@@ -12,6 +12,7 @@
 // master weights and arithmetic inside kernels are fp32 in every build. Only these differ between the 16-bit builds:
 //   REAL_NAME      the type in messages            REAL_PTX     in the tensor cores' instructions
 //   REAL_LIBRARY   in cuBLASLt                     REAL_MAP     in tensor maps (cuda.h)
+//   REAL_PAIR      two floats to a pair of values
 //   REAL_OLDEST    ten times the oldest compute capability that the kernels run on
 //   pack, unpack   two floats to values in a register; value i of such a register
 #if defined(GNS_FP32)
@@ -23,34 +24,32 @@ constexpr int REAL_OLDEST = 80;
 #    define REAL_MAP CU_TENSOR_MAP_DATA_TYPE_FLOAT32
 #elif defined(GNS_FP16)
 typedef __half real; // make PRECISION=FP16: with loss scaling, for GPUs before Ampere
-typedef __half2 real2;
 constexpr Dtype REAL_DTYPE = DTYPE_FP16;
 constexpr cudaDataType_t REAL_LIBRARY = CUDA_R_16F;
 constexpr int REAL_OLDEST = 75;
 #    define REAL_NAME "fp16"
 #    define REAL_PTX  "f16"
 #    define REAL_MAP  CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-__device__ static inline real2 real2_of(float low, float high) { return __floats2half2_rn(low, high); }
+#    define REAL_PAIR __floats2half2_rn
 __device__ static inline float unpack(unsigned pair, int i) {
     return __half2float(__ushort_as_half((unsigned short)(i ? pair >> 16 : pair)));
 }
 #else
 typedef __nv_bfloat16 real;
-typedef __nv_bfloat162 real2;
 constexpr Dtype REAL_DTYPE = DTYPE_BF16;
 constexpr cudaDataType_t REAL_LIBRARY = CUDA_R_16BF;
 constexpr int REAL_OLDEST = 80;
 #    define REAL_NAME "bf16"
 #    define REAL_PTX  "bf16"
 #    define REAL_MAP  CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-__device__ static inline real2 real2_of(float low, float high) { return __floats2bfloat162_rn(low, high); }
+#    define REAL_PAIR __floats2bfloat162_rn
 __device__ static inline float unpack(unsigned pair, int i) { // a bf16 is the upper half of a float
     return __uint_as_float(i ? pair & 0xffff0000u : pair << 16);
 }
 #endif
 #ifndef GNS_FP32
 __device__ static inline unsigned pack(float low, float high) {
-    const real2 pair = real2_of(low, high);
+    const auto pair = REAL_PAIR(low, high);
     return *reinterpret_cast<const unsigned *>(&pair);
 }
 #endif
