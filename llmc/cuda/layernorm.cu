@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(ROW_THREADS) forward_block_kernel(const __grid
     const size_t start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f, x[W];
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
-        const Pack<W> pack = !n.b                    ? row_load<ALONE, W>(n, blockIdx.x, c)
+        const Pack<W> pack = !n.b                   ? row_load<ALONE, W>(n, blockIdx.x, c)
                              : n.drop.dropout.below ? row_load<DROPPED, W>(n, blockIdx.x, c)
                                                     : row_load<SUM, W>(n, blockIdx.x, c);
         if (n.b) pack_store(n.sum + start + c, pack);
@@ -182,8 +182,10 @@ __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][V
 __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*shared)[2 * TILE]) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int lanes_each = WARP / (2 * TILE);
-    const float sum = warp_sum_each(sums);
-    if (lane % lanes_each == 0) shared[warp][lane / lanes_each] = sum;
+    UNROLL_FOR (int i = 0; i < 2 * TILE; i++) {
+        const float sum = warp_sum(sums[i]);
+        if (lane == 0) shared[warp][i] = sum;
+    }
     __syncthreads();
     // Lane l adds sum l % (2 TILE) of warps l / (2 TILE), l / (2 TILE) + lanes_each and so on.
     const int first = lane / (2 * TILE), i0 = lane % (2 * TILE);

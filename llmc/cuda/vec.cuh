@@ -79,24 +79,6 @@ template <typename F> __device__ inline F warp_sum(F x) {
     return x;
 }
 
-// Sums K values over the warp (K a power of two up to 32); each exchange halves the values per lane. Lane l returns the
-// sum of v[l / (32 / K)]. Overwrites v.
-template <int K> __device__ inline float warp_sum_each(float (&v)[K]) {
-    const int lane = threadIdx.x % WARP;
-    int offset = WARP / 2;
-    UNROLL_FOR (int half = K / 2; half > 0; half /= 2, offset /= 2) {
-        const bool upper = lane & offset;
-        UNROLL_FOR (int i = 0; i < half; i++) {
-            const float sent = upper ? v[i] : v[i + half];
-            const float kept = upper ? v[i + half] : v[i];
-            v[i] = kept + __shfl_xor_sync(0xffffffffu, sent, offset);
-        }
-    }
-    float x = v[0];
-    UNROLL_FOR (; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
-    return x;
-}
-
 // Returns the sum over a block of whole warps, in every thread. shared: one F per warp, in use until the next
 // __syncthreads.
 template <typename F> __device__ inline F block_sum(F x, F *shared) {
