@@ -38,9 +38,9 @@ int copy_map(CUtensorMap *map, const void *tensor, const CopyTensor &t, Error *e
     const int64_t row = t.stride[0] ? t.stride[0] : t.size[0], plane = t.stride[1] ? t.stride[1] : t.size[1] * row;
     const cuuint64_t stride[2] = {(cuuint64_t)(row * bytes), (cuuint64_t)(plane * bytes)};
     TRY(encode_find(&encode, e));
-    CUresult result = encode(map, t.type, t.size[2] ? 3 : 2, (void *)tensor, (const cuuint64_t *)t.size, stride,
-                             (const cuuint32_t *)t.box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, t.promotion,
-                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult result =
+        encode(map, t.type, 3, (void *)tensor, (const cuuint64_t *)t.size, stride, (const cuuint32_t *)t.box, step,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, t.promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
         return FAIL(e, ERR_INTERNAL, NULL, "cuTensorMapEncodeTiled: error %d for a tensor (.., %lld, %lld)",
                     (int)result, (long long)t.size[1], (long long)t.size[0]);

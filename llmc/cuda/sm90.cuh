@@ -140,17 +140,11 @@ __device__ static inline void copy_box_out(const CUtensorMap *map, const void *f
                  : "memory");
 }
 
-__device__ static inline void copy_box_out(const CUtensorMap *map, const void *from, int column, int row) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-                 "r"(shared_address(from)), "r"(column), "r"(row)
-                 : "memory");
-}
-
 // Adds a box of floats to memory.
-__device__ static inline void copy_box_add(const CUtensorMap *map, const void *from, int column, int row) {
+__device__ static inline void copy_box_add(const CUtensorMap *map, const void *from, int column, int row, int b) {
     asm volatile(
-        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-        "r"(shared_address(from)), "r"(column), "r"(row)
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+        "r"(shared_address(from)), "r"(column), "r"(row), "r"(b)
         : "memory");
 }
 
@@ -172,7 +166,7 @@ __device__ static inline void copy_run_in(void *to, const void *from, int bytes,
                  : "memory");
 }
 
-// A tensor of 2 (size[2] = 0) or 3 dimensions and its boxes, swizzled over 128 bytes, or over 64 if a box's rows are 64
+// A tensor of 3 dimensions and its boxes, swizzled over 128 bytes, or over 64 if a box's rows are 64
 // single bytes: the 16-byte piece c of row r then lies at c ^ (r / 2 % 4). Dimension 0 is the innermost.
 // stride: elements between neighbours along dimensions 1 and 2; 0: no gaps. Strides in bytes and the tensor's address
 // must be multiples of 16.

@@ -308,9 +308,9 @@ __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, cons
     __syncwarp();
     if (lane > 0) return;
     const CUtensorMap *dw = NARROW ? &maps.dw_narrow : &maps.dw;
-    if (out.target == TO_PARTS) copy_box_out(NARROW ? &maps.parts_narrow : &maps.parts, place, column, out.row);
-    else if (add) copy_box_add(dw, place, column, out.row);
-    else copy_box_out(dw, place, column, out.row);
+    if (out.target == TO_PARTS) copy_box_out(NARROW ? &maps.parts_narrow : &maps.parts, place, column, out.row, 0);
+    else if (add) copy_box_add(dw, place, column, out.row, 0);
+    else copy_box_out(dw, place, column, out.row, 0);
     copy_out_commit();
 }
 
@@ -628,7 +628,7 @@ static int maps_of(GradientMaps *maps, const Tiling &t, WeightGradientShape s, c
     };
     const auto map_out = [&](CUtensorMap *map, float *to, int rows, int columns, int wide) {
         const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-        return copy_map(map, to, {type, {columns, rows}, {wide, OUT_ROWS}, CU_TENSOR_MAP_L2_PROMOTION_NONE}, e);
+        return copy_map(map, to, {type, {columns, rows, 1}, {wide, OUT_ROWS, 1}, CU_TENSOR_MAP_L2_PROMOTION_NONE}, e);
     };
     if (t.e4m3) {
         TRY(map_codes(&maps->x, x, s.in, t.along_m ? TILE_M : TILE_M / PAIR));
