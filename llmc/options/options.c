@@ -97,38 +97,31 @@ static bool is_foreign(const char *flag) {
     return fits && strstr(" -nm -f -w -ge -a -lg -pi -pm -pn -pr -pg -ps -pp -pf ", word);
 }
 
-// Sets the option that one of llm.c's flags stands for.
-static int parse_alias(const OptionTable *t, OptionId id, const char *alias, const char *value, Error *e) {
-    const OptionRow *row = &option_rows[id];
-    if (row->type == TYPE_INT && strcmp(value, "-1") == 0) return 0;        // llm.c's "default"
-    if (id == OPTION_model && strncmp(value, "gpt2:d", 6) == 0) value += 5; // llm.c: "gpt2:d12" and "d12" are the same
-    if (id == OPTION_recompute && strlen(value) == 1 && strchr("012", *value)) // llm.c numbers the modes
-        value = recompute_names[*value - '0'];
-    if (id == OPTION_fresh && strcmp(value, "1") == 0) value = "false"; // llm.c's -y 1: resume
-    if (id == OPTION_fresh && strcmp(value, "0") == 0) value = "true";  // and -y 0: start over
-    char said[2 * FLAG_BYTES], flag[FLAG_BYTES];
-    row_flag(flag, row);
-    snprintf(said, sizeof said, "%s (%s)", alias, flag);
-    TRY(row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e));
-    t->given[id] |= OPTION_GIVEN_ALIAS | (row->alias_unit ? OPTION_IN_ALIAS_UNIT : 0);
-    return 0;
-}
-
 static bool is_short(const char *word) { return find_alias(word) < OPTION_COUNT || is_foreign(word); }
 
 // Reads one of llm.c's flags: one dash and always a value. -h without a value is --help.
 static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Error *e) {
     const char *flag = argv[*i], *value = NULL;
-    char joined[OPTION_TEXT + 2];
+    char joined[OPTION_TEXT + 2], said[2 * FLAG_BYTES], name[FLAG_BYTES];
     if (flag[0] != '-' || !flag[1])
         return FAIL(e, ERR_USAGE, "options begin with --; --help lists them", "'" SAID "' is no option", flag);
     if (strcmp(flag, "-h") == 0 && (*i + 1 >= argc || strncmp(argv[*i + 1], "--", 2) == 0 || is_short(argv[*i + 1])))
         return row_set(t, OPTION_help, flag, "true", OPTION_GIVEN_COMMAND_LINE, e);
     OptionId id = find_alias(flag);
     if (id == OPTION_COUNT && !is_foreign(flag)) return rows_unknown(t, flag, flag + 1, "--", e);
-    TRY(rows_next_value(t, id < OPTION_COUNT ? &option_rows[id] : NULL, argc, argv, i, joined, &value, e));
-    if (id < OPTION_COUNT) return parse_alias(t, id, flag, value, e);
-    option_note(t->values, "llm.c's %s has no counterpart here: ignored", flag);
+    const OptionRow *row = id < OPTION_COUNT ? &option_rows[id] : NULL;
+    TRY(rows_next_value(t, row, argc, argv, i, joined, &value, e));
+    if (!row) return option_note(t->values, "llm.c's %s has no counterpart here: ignored", flag), 0;
+    if (row->type == TYPE_INT && strcmp(value, "-1") == 0) return 0;        // llm.c's "default"
+    if (id == OPTION_model && strncmp(value, "gpt2:d", 6) == 0) value += 5; // llm.c: "gpt2:d12" and "d12" are the same
+    if (id == OPTION_recompute && strlen(value) == 1 && strchr("012", *value)) // llm.c numbers the modes
+        value = recompute_names[*value - '0'];
+    if (id == OPTION_fresh && strcmp(value, "1") == 0) value = "false"; // llm.c's -y 1: resume
+    if (id == OPTION_fresh && strcmp(value, "0") == 0) value = "true";  // and -y 0: start over
+    row_flag(name, row);
+    snprintf(said, sizeof said, "%s (%s)", flag, name);
+    TRY(row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e));
+    t->given[id] |= OPTION_GIVEN_ALIAS | (row->alias_unit ? OPTION_IN_ALIAS_UNIT : 0);
     return 0;
 }
 
