@@ -164,7 +164,7 @@ static int reader_open(Reader *r, Error *e) {
     r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : STDIN_FILENO;
     if (r->fd < 0)
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));
-    char *text = MAP_FAILED; // of an empty file, too; reading reports other errors
+    char *text = MAP_FAILED; // remains so for an empty file; if mapping fails, reading reports why
     if (r->o->invalid == INVALID_SKIP && !input->pipe)
         text = mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, r->fd, 0);
     if (text != MAP_FAILED) {

@@ -80,7 +80,7 @@ unpack_arm() {
             -o Dir::State="$apt" -o Dir::State::status=/dev/null -o Dir::Cache="$apt" -o Dir::Etc::SourceList="$apt/sources.list" \
             -o Dir::Etc::SourceParts="$apt/sources.list.d" "$@"
     }
-    arm_apt update # some source may have nothing for Arm
+    arm_apt update # may fail: some source has nothing for Arm
     (cd "$apt" && arm_apt download libcjson1 libcjson-dev libxxhash-dev libpcre2-8-0 libpcre2-dev) || return 1
     for package in "$apt"/*.deb; do dpkg -x "$package" build/arm64 || return 1; done
     rm -rf "$apt" && touch build/arm64/unpacked

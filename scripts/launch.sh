@@ -25,7 +25,7 @@ fi
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}
-[[ $PROGRAM == */* ]] || PROGRAM=./$PROGRAM # not one in PATH
+[[ $PROGRAM == */* ]] || PROGRAM=./$PROGRAM # bash looks in PATH for a name without a slash
 RECIPE=${RECIPE:-${top}scripts/recipes/$NAME.conf}
 
 # These read `options`: the NAME = VALUE lines that the trainer resolves from the recipe and the user's options.

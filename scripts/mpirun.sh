@@ -23,7 +23,7 @@ set -u
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 trap_stop_requests
-trap '[ $asked -gt 0 ] || on_stop_request' USR2 # return_mpirun_signal
+trap '[ $asked -gt 0 ] || on_stop_request' USR2 # from return_mpirun_signal
 arguments=()
 for word; do [[ $word == @(-|--)@(continuous|enable-recovery) ]] || arguments+=("$word"); done
 set -- "${arguments[@]}"

@@ -155,7 +155,7 @@ def read_json(path, shape):
 
 def read_lines(path, shape, known):
     """Yields (where, object) of every line. Leaves out a last line that is not whole: its run is writing it, or waits for
-    space on the disk. known: objects of lines read before; those of new lines are added."""
+    space on the disk. known: {line: object} of earlier calls; new lines are added to it."""
     for number, line in enumerate(read_bytes(path).splitlines(keepends=True), 1):
         where = f"{path} line {number}"
         try:
@@ -185,7 +185,7 @@ def finite(values):
 
 class Run:
     """A run as its logs are now: parts (its commands), lines (of metrics.jsonl), samples. The lines are of steps (`rows`), of
-    validations (`val_rows`) and of tests (`test_rows`). live: it may have no step yet.
+    validations (`val_rows`) and of tests (`test_rows`). live: accepts a run that has no step yet.
 
     A line's `seconds` is the training time up to it: each step's tokens over its tok_per_s. Validation, samples and
     checkpoints do not count."""

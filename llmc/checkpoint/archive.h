@@ -28,7 +28,7 @@ int64_t archive_step_of(const char *name); // -1 for any name but "step_00000120
 // What is not removed, by the steps of checkpoints.
 typedef struct {
     int64_t keep; // the newest complete ones; 0: all
-    int64_t back; // a rollback goes back to the newest of this step or before; INT64_MAX: no rollback
+    int64_t back; // a rollback goes to the newest checkpoint at or before this step; INT64_MAX: no rollback
     int64_t best; // --keep-best; 0: none
 } Spare;
 

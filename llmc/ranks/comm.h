@@ -56,8 +56,8 @@ int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e)
 // and room for two arrays. Allocates nothing: a rank that failed would leave the others waiting.
 int comm_exchange(Comm *comm, const float *sent, float *received, int *counts, Error *e);
 
-// Reduces values over the ranks: the first `sums` to their sums, `maxima` more to the largest. NaN is the largest.
-// least: the smallest values[0] of any rank, and the lowest rank with it; NULL: not wanted.
+// Reduces values over the ranks: the first `sums` of them become sums, the `maxima` after them maxima. NaN is the
+// largest. least: the smallest values[0] of any rank, and the lowest rank that has it; NULL: not wanted.
 typedef struct {
     int rank;
     double value;

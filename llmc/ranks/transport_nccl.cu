@@ -243,13 +243,13 @@ static int nccl_finish(Transport *t, Error *e) {
 
 static ncclComm_t nccl_of(const Transport *t, Range bucket) { return bucket.begin == 0 ? t->shared : t->peers; }
 
-// Elements per rank of the equal part; 0 if parts are unequal.
+// Returns the elements that each rank's part of a bucket has at least; 0 with Muon, whose parts are whole blocks.
 static size_t each_elements(const Transport *t, Range bucket) {
     const bool unequal = t->division.uncut && bucket.begin > 0;
     return unequal ? 0 : range_length(division_part(&t->division, bucket, 0));
 }
 
-// The part of rank r beyond its each_elements.
+// Returns rank r's part without its first each_elements.
 static Range rest_of(const Transport *t, Range bucket, int r) {
     Range part = division_part(&t->division, bucket, r);
     part.begin += each_elements(t, bucket);

@@ -14,7 +14,7 @@ enum {
     SECONDS_TO_END = 5,     // MPI may take this long to end the job; then this process exits by itself
     SECONDS_FOR_OTHERS = 1, // from an unsure report to the end: other machines report too (invariant 4)
     ORPHAN_SECONDS = 5,     // deadline of set-up once the launcher is gone: nobody tells this rank that others ended
-    HANDING_MS = 1000       // an abort waits this long for the main thread's call of the device's communication
+    HANDING_MS = 1000       // an abort waits this long for a call that hands work to the device's communication
 };
 static const double seconds_for_other_machines = 4; // delays an unsure report: their clocks may run out later
 static const double seconds_claimed = SECONDS_FOR_OTHERS + SECONDS_TO_END + 1;

@@ -51,7 +51,7 @@ typedef struct {    // immutable: any number of threads may use one
     uint8_t flags[VOCAB_MAX];      // TOKEN_*
     uint16_t byte_token[BYTE_VALUES];
     bool lacks[BYTE_VALUES]; // true: a vocabulary of characters has no token for the byte
-    bool lacks_some;
+    bool lacks_some;         // true if any of `lacks` is
     int added_count;
     bool added_spaced;                                 // an added token has a space after another character
     uint32_t added_longest[ADDED_PASSES][BYTE_VALUES]; // bytes of the pass's longest token with this first byte
