@@ -240,7 +240,8 @@ static int own_open(const Archive *archive, int64_t step, const char *format, ui
     return -1;
 }
 
-static int remove_own(const Archive *archive, int64_t step, const char *format, FILE *notes, Error *e) {
+int archive_remove(const Archive *archive, int64_t step, bool rolled_back, FILE *notes, Error *e) {
+    const char *format = rolled_back ? ROLLED_BACK : FINAL;
     char path[ARCHIVE_PATH], partial[ARCHIVE_PATH];
     uint64_t bytes;
     int dir = own_open(archive, step, format, &bytes);
@@ -254,16 +255,12 @@ static int remove_own(const Archive *archive, int64_t step, const char *format, 
     return code;
 }
 
-int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e) {
-    return remove_own(archive, step, FINAL, notes, e);
-}
-
 int archive_tidy(const Archive *archive, bool rolled_back, FILE *notes, Error *e) {
     int code = 0;
     for (int64_t step = INT64_MAX; next_step(archive, PARTIAL, -1, &step, &code, e);)
         TRY(remove_partial(archive, step, notes, e));
     for (int64_t step = INT64_MAX; rolled_back && !code && next_step(archive, ROLLED_BACK, -1, &step, &code, e);)
-        TRY(remove_own(archive, step, ROLLED_BACK, notes, e));
+        TRY(archive_remove(archive, step, true, notes, e));
     return code;
 }
 
@@ -276,7 +273,7 @@ int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error 
     if (spare->keep == 0) return 0;
     for (int64_t step = INT64_MAX; next_step(archive, FINAL, -1, &step, &code, e);) {
         Manifest manifest;
-        if (enough && !is_best(spare, step)) TRY(archive_remove(archive, step, notes, e));
+        if (enough && !is_best(spare, step)) TRY(archive_remove(archive, step, false, notes, e));
         if (enough || archive_verify(archive, step, VERIFY_SIZES, NULL, &manifest, &(Error){0})) continue;
         if (!of_another_run(archive, &manifest)) enough = ++complete >= spare->keep && step <= spare->back;
     }
@@ -310,7 +307,7 @@ int archive_make_room(const Archive *archive, uint64_t bytes, Spare spare, int64
     for (int64_t step = -1;
          !code && left < bytes && in_all >= bytes && next_step(archive, FINAL, 1, &step, &code, e);) {
         if (!spare_bytes(archive, step, &spare, newest)) continue;
-        TRY(archive_remove(archive, step, notes, e));
+        TRY(archive_remove(archive, step, false, notes, e));
         fprintf(notes, "note: removed %s/" FINAL " to make room on the disk\n", archive->path, step);
         pulse_beat(pulse);
         TRY(disk_free(archive->dir, archive->path, &left, e));

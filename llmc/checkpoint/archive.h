@@ -55,7 +55,8 @@ bool archive_has(const Archive *archive, int64_t step); // true also for a damag
 // damaged one.
 int archive_verify(const Archive *archive, int64_t step, Verify what, const Pulse *pulse, Manifest *manifest, Error *e);
 
-int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e); // no-op unless it is this run's
+// Removes step_N or step_N.rolled_back; no-op unless it is this run's.
+int archive_remove(const Archive *archive, int64_t step, bool rolled_back, FILE *notes, Error *e);
 
 // Removes this run's checkpoints. Keeps the newest `keep` complete ones, whose files have the right sizes. Keeps those
 // that a rollback may need: the newest of step `back` or before, and all later ones.

@@ -252,7 +252,7 @@ static void *finish(void *saver) {
     if (!code) code = archive_commit(archive, s->step, &s->manifest, e);
     if (code) archive_abandon(archive, s->step, s->manifest.dir, s->notes.f, &kept);
     else if (archive_verify(archive, s->step, VERIFY_DISK, &s->pulse, &verified, e) == ERR_INPUT) {
-        if (!e->unreadable) archive_remove(archive, s->step, s->notes.f, &kept);
+        if (!e->unreadable) archive_remove(archive, s->step, false, s->notes.f, &kept);
         e->code = ERR_WRITE; // the file is not an input: this program has just written it
         error_hint(e, "the disk does not give back what was written: check it, or choose another --out");
     }
