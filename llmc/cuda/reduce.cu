@@ -128,7 +128,6 @@ __global__ void __launch_bounds__(FINISH_WARPS *WARP)
     const int first = b * T / rows_per_block, last = ((b + 1) * T - 1) / rows_per_block;
     after_allow();
     after_wait();
-    const int source = lane < f.batch && b0 + lane < f.B && f.sums > 1 ? f.job.sources.of[b0 + lane] : -1;
     float part = 0.0f, g = 0.0f;
     if (b < f.B && c < C)
         for (int k0 = first + warp % f.warps_per_example; k0 <= last; k0 += f.warps_per_example * SLOTS_IN_FLIGHT) {
@@ -150,10 +149,8 @@ __global__ void __launch_bounds__(FINISH_WARPS *WARP)
     __syncthreads();
     for (int k = warp; k < f.sums; k += FINISH_WARPS) {
         float sum = 0.0f;
-        for (int i = 0; i < f.batch; i++) {
-            const bool counts = __shfl_sync(0xffffffffu, source, i) == k - 1;
-            if (k == 0 || counts) sum += examples[i][lane];
-        }
+        for (int i = 0; i < f.batch && b0 + i < f.B; i++)
+            if (k == 0 || f.job.sources.of[b0 + i] == k - 1) sum += examples[i][lane];
         if (c < C) f.batch_sums[(((size_t)z * sets + set) * f.sums + k) * C + c] = sum;
     }
 }
