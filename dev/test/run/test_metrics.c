@@ -4,6 +4,8 @@
 #include "gns/noise.h"
 #include "../scratch.h"
 
+#include <sys/stat.h>
+
 static char text[1 << 16]; // the text of metrics.jsonl
 static Error e;            // set by the last call that failed
 static Noise noise;
@@ -168,11 +170,33 @@ static void test_resumed(void) {
     }
 }
 
+// A rollback moves lines to metrics.rolled_back.jsonl. They wait while they cannot be written.
+static void test_undone_lines_wait(void) {
+    Metrics *m;
+    char *moved = NULL;
+    size_t bytes;
+    FILE *f = fopen("metrics.jsonl", "w");
+    fprintf(f, "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3}\n");
+    fclose(f);
+    CHECK(mkdir("metrics.rolled_back.jsonl", 0777) == 0, "a directory in its place");
+    CHECK_OK(metrics_open(&m, IN_PATH, ".", &e), &e);
+    CHECK_OK(metrics_begin(m, 1, INT64_MAX, true, &e), &e);
+    CHECK_ERROR(metrics_flush(m, &e), &e, ERR_WRITE, "metrics.rolled_back.jsonl");
+    read_log();
+    CHECK(strcmp(text, "{\"step\": 1}\n") == 0, "kept: %s", text);
+    CHECK(rmdir("metrics.rolled_back.jsonl") == 0, "the directory goes");
+    CHECK_OK(metrics_test(m, 2, 2, "val_loss", 10.5, NAN, &e), &e);
+    CHECK_OK(file_read(IN_PATH, "metrics.rolled_back.jsonl", 1 << 16, &moved, &bytes, &e), &e);
+    CHECK(moved && strcmp(moved, "{\"step\": 2}\n{\"step\": 3}\n") == 0, "moved: %s", moved);
+    CHECK_OK(metrics_close(m, &e), &e);
+    memory_free(moved);
+}
+
 int main(void) {
     const ModelConfig config = {3, 1, 8, 16, 8};
     scratch_begin();
     CHECK_OK(model_create(&model, &config, &e), &e);
-    RUN(test_names, test_unknown_and_infinite, test_sampled_numbers, test_resumed);
+    RUN(test_names, test_unknown_and_infinite, test_sampled_numbers, test_resumed, test_undone_lines_wait);
     noise_destroy(&noise);
     model_destroy(&model);
     return scratch_end();
