@@ -46,18 +46,18 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
 //   batch_sq  |sum_r s_r|^2
 void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq, double batch_sq);
 
-// Adds a step of B examples to the estimates by source; dev/docs/gns-study.md derives them. A tracker averages a pair of
-// values, its fields g2 and s. Of source s of n, with G_s its mean gradient and S_s the noise of its examples:
+// Adds a step of B examples to the estimates by source; dev/docs/gns-study.md derives them. A tracker averages a pair
+// of values, its fields g2 and s. Source s of n has the mean gradient G_s; S_s is the noise of its examples:
 //   source[s]          mean |g_b|^2 of all examples; source s's part of it
 //   source[n + s]      |G_s|^2; S_s                                                              (n >= 2)
 //   source[2 n + ...]  for s < t (|G_s|^2, <G_s, G_t>), (|G_t|^2, <G_s, G_t>), (|G_s|^2, |G_t|^2): noise_cosine
-// share (n): fraction of the examples. sq (n): sum of |g_b|^2. With m_r examples on rank r, and v_s the sum of their g_b
-// of source s: gram (n, n) = sum_r <v_s, v_t>, overwritten; pairs = sum_r m_r (m_r - 1).
+// share (n): fraction of the examples. sq (n): sum of |g_b|^2. Rank r has m_r examples; v_s is the sum of its g_b of
+// source s: gram (n, n) = sum_r <v_s, v_t>, overwritten; pairs = sum_r m_r (m_r - 1).
 void noise_observe_sources(Noise *noise, double B, double pairs, const double *share, const double *sq, double *gram,
                            double step_tokens);
 
-// Returns the cosine between the mean gradients of sources s < t; *se: its standard error. NaN unless both |G_s|^2 are at
-// least 3 standard errors above 0. Noise may push it beyond 1.
+// Returns the cosine between the mean gradients of sources s < t; *se: its standard error. NaN unless both |G_s|^2 are
+// at least 3 standard errors above 0. Noise may push it beyond 1.
 double noise_cosine(const Noise *noise, int s, int t, double *se);
 
 // c: the whole model's noise scale divided by the LayerNorms'.

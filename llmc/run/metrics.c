@@ -22,7 +22,7 @@ typedef struct {
     char path[PATH_MAX];
 } Log;
 
-// UNDONE: what a rollback cuts from STEPS.
+// UNDONE: lines that a rollback has cut from STEPS.
 enum { STEPS, SAMPLES, UNDONE, LOGS };
 static const char *const log_names[LOGS] = {"metrics.jsonl", "samples.jsonl", "metrics.rolled_back.jsonl"};
 
@@ -155,9 +155,9 @@ int metrics_close(Metrics *m, Error *e) {
 
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
-// *keep: bytes of a log to keep, at most `end`: the lines before the first incomplete one, and before the first of a
-// step after `step`. Stops at a line that does not begin with '{': a full disk or power cut may leave a hole of zeros,
-// which getline would read as one very long line. Copies the other bytes to `rest`, unless that is NULL.
+// Sets *keep to the bytes of a log to keep: its whole lines of steps up to `step`, and only up to byte `end` if a line
+// ends there. Copies the other bytes to `rest`, unless that is NULL. Stops at a line that does not begin with '{': a
+// full disk or power cut may leave a hole of zeros, which getline would read as one very long line.
 static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_t *keep, FILE *rest, Error *e) {
     char *line = NULL;
     size_t room = 0;

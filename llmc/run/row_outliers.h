@@ -22,7 +22,7 @@ extern const char *const row_kinds[ROW_KINDS];
 typedef struct {
     cJSON *list[ROW_KINDS];     // objects of outliers.jsonl, highest score first
     Outliers spread[ROW_KINDS]; // medians |x - median| of the last steps
-    double least[ROW_KINDS];    // scores at most this large need no look at the list
+    double least[ROW_KINDS];    // a row needs a larger score to be kept
     double *scratch;            // (2, largest batch)
     double *rarity;             // (largest batch) means of this rank's rows
     double *surprise;           // (vocabulary) -log of a token's share of the text
