@@ -226,7 +226,7 @@ static inline long newest_step(const char *run) {
     long newest = -1;
     if (directory_list(IN_PATH, run, &names, &e)) return -1;
     for (int i = 0; i < names.count; i++)
-        if (archive_step_of(names.name[i]) > newest) newest = (long)archive_step_of(names.name[i]);
+        if (archive_step_of(names.entry[i]->d_name) > newest) newest = (long)archive_step_of(names.entry[i]->d_name);
     names_free(&names);
     return newest;
 }
@@ -298,9 +298,9 @@ static inline void check_same_files(const char *a, const char *b, const char *wh
     Error e = {0};
     CHECK_OK(directory_list(IN_PATH, a, &names, &e), &e);
     for (int i = 0; i < names.count; i++)
-        if (strcmp(names.name[i], "training") != 0 && strcmp(names.name[i], "MANIFEST.json") != 0)
-            CHECK(same_file(path_of("%s/%s", a, names.name[i]), path_of("%s/%s", b, names.name[i])), "%s: %s differs",
-                  what, names.name[i]);
+        if (strcmp(names.entry[i]->d_name, "training") != 0 && strcmp(names.entry[i]->d_name, "MANIFEST.json") != 0)
+            CHECK(same_file(path_of("%s/%s", a, names.entry[i]->d_name), path_of("%s/%s", b, names.entry[i]->d_name)),
+                  "%s: %s differs", what, names.entry[i]->d_name);
     CHECK(same_file(path_of("%s/training/optimizer.safetensors", a), path_of("%s/training/optimizer.safetensors", b)),
           "%s: optimizer.safetensors differs", what);
     CHECK(names.count > 3, "%s: %d files", a, names.count);
