@@ -4,8 +4,6 @@
 
 #include "base/common.h"
 
-GNS_C_BEGIN
-
 // Call after MPI_Init. Makes a broken connection to mpirun a request to stop (base/signals.h). Open MPI would end this
 // process at once.
 void open_mpi_survive(void);
@@ -14,5 +12,3 @@ void open_mpi_survive(void);
 // Open MPI 4.1.4 unloads the thread's code before it ends the thread (rte_finalize): in a run that ends soon after its
 // start, the thread would jump into unmapped memory.
 void open_mpi_settle(void);
-
-GNS_C_END

@@ -25,8 +25,9 @@ struct Transport {
     MPI_Comm peers;    // the ranks of equal t; without --tensor `mpi`
     MPI_Comm replicas; // with --shard machine: the ranks of other machines that own the same parts, and this one
     MPI_Comm group;    // with --tensor: the ranks of this rank's d
-    MPI_Op add_bf16;
-    void *partial; // of reduce_rows: (ranks of the group, own rows, width)
+    MPI_Datatype type; // of gradients in transfer
+    MPI_Op op;         // their sum
+    void *partial;     // of reduce_rows: (ranks of the group, own rows, width)
     size_t partial_bytes;
     WireType wire;
     Pending *first, **end;  // in flight, in the order of their starts; end: where the next one is linked
@@ -53,7 +54,8 @@ static int mpi_create(Transport **out, Comm *comm, const Division *division, Wir
     }
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
-    *t = (Transport){.comm = comm, .division = *division, .wire = wire, .end = &t->first, .add_bf16 = MPI_OP_NULL};
+    *t = (Transport){.comm = comm, .division = *division, .wire = wire, .end = &t->first, .op = MPI_SUM};
+    t->type = wire == WIRE_BF16 ? MPI_UINT16_T : MPI_FLOAT;
     MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank / shared, comm->rank, &t->mpi), e); // keeps the error handler
     MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank % shared, comm->rank, &t->replicas), e);
     t->peers = t->mpi;
@@ -61,13 +63,13 @@ static int mpi_create(Transport **out, Comm *comm, const Division *division, Wir
         MPI_TRY(MPI_Comm_split(t->mpi, comm->rank % tensor, comm->rank, &t->peers), e);
         MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank / tensor, comm->rank, &t->group), e);
     }
-    MPI_TRY(MPI_Op_create(add_bf16, 1, &t->add_bf16), e);
+    if (wire == WIRE_BF16) MPI_TRY(MPI_Op_create(add_bf16, 1, &t->op), e);
     return 0;
 }
 
 // MPI_Finalize frees the communicators. No transfer may be in flight (parallel_drain): MPI would write to freed memory.
 static void mpi_destroy(Transport *t) {
-    if (t->add_bf16 != MPI_OP_NULL) MPI_Op_free(&t->add_bf16);
+    if (t->op != MPI_SUM) MPI_Op_free(&t->op);
     memory_free(t->partial);
     memory_free(t);
 }
@@ -98,22 +100,18 @@ static MPI_Comm comm_of(const Transport *t, Range bucket) { return bucket.begin 
 static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
     const size_t all = range_length(bucket);
     const int rank = division_rank(&t->division, bucket);
-    const MPI_Comm mpi = comm_of(t, bucket);
+    const bool rounded = t->wire == WIRE_BF16;
     Pending *p;
     TRY(pending_add(t, bucket, &p, work, e));
-    p->request = MPI_REQUEST_NULL;
     if (division_ranks(&t->division, bucket) == 1 && !has_replicas(t)) return 0; // one rank: its values are the sum
     p->own = values + p->places[rank];
     p->count = (size_t)p->counts[rank];
-    if (t->wire == WIRE_FP32) {
-        TRY(memory_alloc(&p->received, sizeof(float) * p->count, "sums of gradients", e));
-        MPI_TRY(MPI_Ireduce_scatter(values, p->received, p->counts, MPI_FLOAT, MPI_SUM, mpi, &p->request), e);
-        return 0;
-    }
-    TRY(memory_alloc(&p->sent, sizeof(uint16_t) * all, "gradients in bf16", e));
-    TRY(memory_alloc(&p->received, sizeof(uint16_t) * p->count, "sums of gradients", e));
-    for (size_t i = 0; i < all; i++) ((uint16_t *)p->sent)[i] = f32_to_bf16(values[i]);
-    MPI_TRY(MPI_Ireduce_scatter(p->sent, p->received, p->counts, MPI_UINT16_T, t->add_bf16, mpi, &p->request), e);
+    if (rounded) TRY(memory_alloc(&p->sent, sizeof(uint16_t) * all, "gradients in bf16", e));
+    for (size_t i = 0; i < all && rounded; i++) ((uint16_t *)p->sent)[i] = f32_to_bf16(values[i]);
+    TRY(memory_alloc(&p->received, (rounded ? sizeof(uint16_t) : sizeof(float)) * p->count, "sums of gradients", e));
+    MPI_TRY(MPI_Ireduce_scatter(rounded ? p->sent : values, p->received, p->counts, t->type, t->op, comm_of(t, bucket),
+                                &p->request),
+            e);
     return 0;
 }
 
@@ -206,11 +204,8 @@ static int mpi_wait_for(Transport *t, int64_t work, Error *e) {
         const double begin = clock_seconds();
         MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
         if (p->own && has_replicas(t)) { // counted: a rank that hangs has begun fewer than those that wait for it
-            const bool rounded = t->wire == WIRE_BF16;
             watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
-            MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, p->received, (int)p->count, rounded ? MPI_UINT16_T : MPI_FLOAT,
-                                  rounded ? t->add_bf16 : MPI_SUM, t->replicas),
-                    e);
+            MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, p->received, (int)p->count, t->type, t->op, t->replicas), e);
         }
         t->waited += clock_seconds() - begin;
         for (size_t i = 0; p->own && i < p->count; i++)

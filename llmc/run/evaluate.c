@@ -66,7 +66,7 @@ int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e) {
 }
 
 int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e) {
-    const HellaSwagInfo info = hellaswag_describe(r->data.hellaswag);
+    const HellaSwagInfo info = r->data.hellaswag->info;
     double *sum;
     TRY(memory_alloc_zero((void **)&sum, (size_t)info.rows * sizeof *sum, "HellaSwag's scores", e));
     int code = evaluate_rows(r, true, info.rows, info.width, sum, e);

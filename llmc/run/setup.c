@@ -516,7 +516,7 @@ void run_end_training(Run *r) {
     memory_free(r->data.rows);
     noise_destroy(&r->position.noise);
     ramp_destroy(&r->position.ramp);
-    hellaswag_close(r->data.hellaswag);
+    memory_free(r->data.hellaswag);
     dataset_close(r->data.val);
     dataset_close(r->data.train);
     r->setup.engine = NULL;

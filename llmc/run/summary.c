@@ -99,7 +99,7 @@ void print_setup(const Run *r) {
             fputs("update  Muon for the matrices of the blocks, AdamW for the rest\n", stdout);
     }
     if (r->data.hellaswag) {
-        HellaSwagInfo info = hellaswag_describe(r->data.hellaswag);
+        HellaSwagInfo info = r->data.hellaswag->info;
         printf("tests   %d questions of %s", info.questions, o->hellaswag);
         if (info.left_out) printf("; %d with an ending longer than T are left out", info.left_out);
         if (info.cut) printf("; the context cut to fit T before %d of %d endings", info.cut, info.rows);

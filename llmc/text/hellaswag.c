@@ -16,20 +16,12 @@ enum {
 
 #define HINT_FILE "get it with data/hellaswag.sh"
 
-typedef struct {
+typedef struct HellaSwagRow {
     uint32_t context, ending; // indices of their first tokens in HellaSwag.tokens
     int context_count, ending_count;
     bool right; // the right ending of its question
     bool last;  // the last ending of its question
 } Row;
-
-struct HellaSwag {
-    int seq_len, longest; // longest: tokens of the longest row
-    HellaSwagInfo info;
-    Row *rows; // (info.rows)
-    uint16_t *tokens;
-    size_t token_count;
-};
 
 // Adds a question. Its tokens follow h->tokens[0..token_count): count[0] tokens of the context, then count[1 + i]
 // tokens of ending i. A row may have T + 1 tokens: the model predicts the last one and does not read it.
@@ -40,12 +32,12 @@ static void question_add(HellaSwag *h, int label, int endings, const size_t coun
         if (count[i] > T) return (void)h->info.left_out++;
     for (int i = 1; i <= endings; at += count[i++]) {
         size_t tokens = count[0] + count[i], excess = tokens > T + 1 ? tokens - (T + 1) : 0;
-        h->rows[h->info.rows++] = (Row){(uint32_t)(context + excess),
-                                        (uint32_t)at,
-                                        (int)(count[0] - excess),
-                                        (int)count[i],
-                                        i - 1 == label,
-                                        i == endings};
+        h->row[h->info.rows++] = (Row){(uint32_t)(context + excess),
+                                       (uint32_t)at,
+                                       (int)(count[0] - excess),
+                                       (int)count[i],
+                                       i - 1 == label,
+                                       i == endings};
         h->info.cut += excess > 0;
         h->longest = (int)size_max((size_t)h->longest, tokens - excess);
     }
@@ -108,11 +100,11 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
     if (file_read(IN_PATH, path, FILE_MAX_BYTES, &file, &bytes, e))
         return e->code == ERR_INPUT ? error_hint(e, "check --hellaswag, or " HINT_FILE) : e->code;
     size_t rows = bytes / ROW_MIN_BYTES + 1; // an upper bound: untouched memory costs nothing
-    int code = memory_alloc((void **)&h, sizeof *h + rows * sizeof *h->rows + bytes * sizeof *h->tokens,
+    int code = memory_alloc((void **)&h, sizeof *h + rows * sizeof *h->row + bytes * sizeof *h->tokens,
                             "HellaSwag's questions", e);
     if (code) return memory_free(file), code;
-    *h = (HellaSwag){.seq_len = seq_len, .rows = (Row *)(h + 1)};
-    h->tokens = (uint16_t *)(h->rows + rows);
+    *h = (HellaSwag){.seq_len = seq_len, .row = (Row *)(h + 1)};
+    h->tokens = (uint16_t *)(h->row + rows);
     code = questions_read(h, file, bytes, tokenizer, e);
     if (!code && h->info.questions == 0)
         code = FAIL(e, ERR_INPUT, "use a longer --seq-len, or another file",
@@ -120,19 +112,15 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
     if (code) error_prefix(e, "%s", path);
     h->info.width = (int)size_min(round_up((size_t)h->longest - 1, WIDTH_STEP), (size_t)seq_len);
     memory_free(file);
-    if (code) hellaswag_close(h);
+    if (code) memory_free(h);
     else *out = h;
     return code;
 }
 
-void hellaswag_close(HellaSwag *h) { memory_free(h); }
-
-HellaSwagInfo hellaswag_describe(const HellaSwag *h) { return h->info; }
-
 void hellaswag_rows(const HellaSwag *h, int first, int n, uint16_t *out) {
     assert(first >= 0 && n >= 0 && first + n <= h->info.rows);
     for (int i = 0; i < n; i++, out += h->info.width + 1) {
-        const Row *row = &h->rows[first + i];
+        const Row *row = &h->row[first + i];
         size_t context = (size_t)row->context_count, ending = (size_t)row->ending_count;
         memset(out, 0, ((size_t)h->info.width + 1) * sizeof *out);
         memcpy(out, h->tokens + row->context, context * sizeof *out);
@@ -143,7 +131,7 @@ void hellaswag_rows(const HellaSwag *h, int first, int n, uint16_t *out) {
 void hellaswag_sums(const HellaSwag *h, int first, int n, const float *loss, double *sum) {
     assert(first >= 0 && n >= 0 && first + n <= h->info.rows);
     for (int i = 0; i < n; i++, loss += h->info.width) {
-        const Row *row = &h->rows[first + i];
+        const Row *row = &h->row[first + i];
         sum[i] = 0;
         for (int t = 0; t < row->ending_count; t++) sum[i] += loss[row->context_count - 1 + t];
     }
@@ -151,7 +139,7 @@ void hellaswag_sums(const HellaSwag *h, int first, int n, const float *loss, dou
 
 HellaSwagScore hellaswag_score(const HellaSwag *h, const double *sum) {
     HellaSwagScore score = {.questions = h->info.questions};
-    const Row *row = h->rows;
+    const Row *row = h->row;
     for (int i = 0, best = 0, best_norm = 0; i < h->info.rows; i++) { // best: this question's best row so far
         if (sum[i] < sum[best]) best = i;
         if (sum[i] / row[i].ending_count < sum[best_norm] / row[best_norm].ending_count) best_norm = i;

@@ -18,8 +18,6 @@
 
 #include "text/tokenizer.h"
 
-typedef struct HellaSwag HellaSwag;
-
 typedef struct {
     int questions; // without the left_out ones
     int left_out;  // questions with an ending of more than T tokens
@@ -28,10 +26,16 @@ typedef struct {
     int width;     // tokens of a row that the model reads, at most T
 } HellaSwagInfo;
 
-// T = seq_len. ERR_USAGE if tokenizer is NULL.
+typedef struct {
+    HellaSwagInfo info;
+    int seq_len, longest;     // longest: tokens of the longest row
+    struct HellaSwagRow *row; // (info.rows)
+    uint16_t *tokens;
+    size_t token_count;
+} HellaSwag;
+
+// T = seq_len. ERR_USAGE if tokenizer is NULL. *out is one allocation: memory_free.
 int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer, int seq_len, Error *e);
-void hellaswag_close(HellaSwag *h); // NULL is fine
-HellaSwagInfo hellaswag_describe(const HellaSwag *h);
 
 // Copies rows [first, first + n) to out (n, width + 1), padded at their end. The model is causal: the padding does not
 // change an ending's loss.

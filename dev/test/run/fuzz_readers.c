@@ -136,7 +136,7 @@ static int read_shard(const char *path, Error *e) {
 static int read_questions(const char *path, Error *e) {
     HellaSwag *h;
     TRY(hellaswag_open(&h, path, byte_tokenizer, 1 + (int)draw(90), e));
-    HellaSwagInfo info = hellaswag_describe(h);
+    HellaSwagInfo info = h->info;
     size_t width = (size_t)info.width, n = (size_t)info.rows;
     uint16_t *rows = malloc(n * (width + 1) * sizeof *rows);
     float *loss = calloc(n * width, sizeof *loss);
@@ -149,7 +149,7 @@ static int read_questions(const char *path, Error *e) {
     free(rows);
     free(loss);
     free(sum);
-    hellaswag_close(h);
+    memory_free(h);
     return 0;
 }
 

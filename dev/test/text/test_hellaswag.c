@@ -23,7 +23,7 @@ static void test_rows_and_scores(void) {
     static const double sums[] = {2 + 3, 2 + 3 + 4, 2 + 3 + 4 + 5, 4 + 5}; // column t has the loss t + 1
     HellaSwag *h;
     CHECK_OK(open_questions(&h, text, 5), &e);
-    HellaSwagInfo info = hellaswag_describe(h);
+    HellaSwagInfo info = h->info;
     CHECK(info.questions == 2 && info.left_out == 1 && info.rows == 4 && info.cut == 2 && info.width == 5,
           "questions %d, left out %d, rows %d, cut %d, width %d", info.questions, info.left_out, info.rows, info.cut,
           info.width);
@@ -49,7 +49,7 @@ static void test_rows_and_scores(void) {
           score.correct_norm);
     score = hellaswag_score(h, (double[]){1, 1, 2, 3}); // the first of equal endings wins
     CHECK(score.correct == 1, "%d right with a tie", score.correct);
-    hellaswag_close(h);
+    memory_free(h);
 }
 
 // ---- Bad files ------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ static void test_bad_jsonl(void) {
     CHECK_ERROR(hellaswag_open(&h, "q.jsonl", bytes_tokenizer, 64, &e), &e, ERR_INPUT, "line 2");
     CHECK_ERROR(open_questions(&h, GOOD, 1), &e, ERR_INPUT, "no question in it whose endings have at most 1 tokens");
     CHECK_OK(open_questions(&h, GOOD, 2), &e);
-    hellaswag_close(h);
+    memory_free(h);
     CHECK_ERROR(hellaswag_open(&h, "q.jsonl", NULL, 64, &e), &e, ERR_USAGE, "q.jsonl: no tokenizer");
     CHECK(strstr(e.hint, "--tokenizer"), "%s", e.hint);
     CHECK_ERROR(hellaswag_open(&h, "nosuch", NULL, 64, &e), &e, ERR_INPUT, "nosuch");
