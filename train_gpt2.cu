@@ -691,14 +691,14 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
 
 // y = epilogue(x W + b) for one row x. LINEAR_RESIDUAL adds to y. QKV_W and FC_W normalise x first.
 static int row_product(Engine *engine, LinearEpilogue epilogue, real *y, const real *x, TensorKind w, int l, Error *e) {
-    const Pass p = pass_of(engine, 1, 1, GNS_OFF);
-    LayerNorm n = norm_of(engine, &p, w == QKV_W ? LN1_W : LN2_W, l);
     const bool normalises = w == QKV_W || w == FC_W;
-    n.a = x;
-    if (normalises) TRY(layernorm_forward(n, engine->stream, e));
-    Linear linear = linear_of(engine, &p, epilogue, y, normalises ? n.out : x, w, l);
+    const TensorKind ln = w == QKV_W ? LN1_W : LN2_W;
+    const real *gamma = normalises ? weight(engine, ln, l) : NULL;
+    const real *beta = normalises ? weight(engine, bias_of(ln), l) : NULL;
+    const Pass p = pass_of(engine, 1, 1, GNS_OFF);
+    Linear linear = linear_of(engine, &p, epilogue, y, x, w, l);
     linear.extra = y;
-    return decode_linear(linear, engine->stream, e);
+    return decode_linear(linear, gamma, beta, engine->stream, e);
 }
 
 // engine->logits = logits after n tokens. Reads keys and values of the first n - 1, and stores the last token's.

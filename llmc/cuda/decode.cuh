@@ -7,8 +7,9 @@
 #include "cuda/vec.cuh"
 
 // Computes LINEAR_BIAS, LINEAR_RESIDUAL (y may be extra) or LINEAR_GELU (without slope) for one row. in, out:
-// multiples of VEC. Kernels queued earlier must not write weight or bias: they may still run when these are read.
-int decode_linear(const Linear &l, cudaStream_t stream, Error *e);
+// multiples of VEC. gamma, beta (in): normalise x first; NULL: do not. Kernels queued earlier must not write weight,
+// bias, gamma or beta: they may still run when these are read.
+int decode_linear(const Linear &l, const real *gamma, const real *beta, cudaStream_t stream, Error *e);
 
 // out (C) = attention of the query in the given row of qkv (T, 3C) to the keys in this row and all before it.
 int decode_attention(real *out, const real *qkv, int row, int heads, int head_size, cudaStream_t stream, Error *e);
