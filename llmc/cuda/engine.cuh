@@ -103,7 +103,6 @@ struct Engine {
     UpdateRule *rule;           // (granules)
     uint16_t *tensor;           // (granules) LAMB: the number of the tensor's segment
     double *trust;              // (2, tensors) LAMB: squared norms of weights, of the step's direction
-    float *rate;                // (tensors) LAMB
     void *muon;                 // Muon's scratch, in memory of activations
     Range *segment;             // (tensors) places in the flat arrays, ascending: whole tensors, then cut ones
     double *stats;              // (stats_count) numbers of the step

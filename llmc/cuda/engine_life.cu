@@ -126,7 +126,6 @@ static void layout_state(Engine *engine, Arena *a) {
     ADD("small tables", engine->rule, n / DECAY_GRANULE, FORWARD, UPDATE);
     ADD("small tables", engine->tensor, lamb ? n / DECAY_GRANULE : 0, FORWARD, UPDATE);
     ADD("small tables", engine->trust, lamb ? 2 * model->tensor_count : 0, FORWARD, UPDATE);
-    ADD("small tables", engine->rate, lamb ? model->tensor_count : 0, FORWARD, UPDATE);
     ADD("small tables", engine->exponent_there, engine_sites(&engine->config), FORWARD, UPDATE);
     arena_add(a, "matmul workspace", &engine->matmul_scratch, MATMUL_WORKSPACE_BYTES, FORWARD, UPDATE);
     if (inference) return;

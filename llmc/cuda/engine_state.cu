@@ -152,7 +152,7 @@ int engine_send_stats(Engine *engine, Error *e) {
 }
 
 // Arrays of the optimizer for a piece of an owned range.
-static OptimizerArrays arrays_of(Engine *engine, Piece p) {
+static OptimizerArrays arrays_of(Engine *engine, Piece p, const UpdateConfig *u) {
     const size_t begin = p.range.begin;
     assert(begin % DECAY_GRANULE == 0);
     real *weight = REAL_DTYPE != DTYPE_FP32 ? engine->weight + begin : NULL;
@@ -164,7 +164,9 @@ static OptimizerArrays arrays_of(Engine *engine, Piece p) {
             .grad = engine->grad_sum + shard_grad_sum_place(&engine->config, p.range),
             .rule = engine->rule + begin / DECAY_GRANULE,
             .tensor = engine->tensor ? engine->tensor + begin / DECAY_GRANULE : NULL,
-            .rate = engine->rate};
+            .trust = engine->trust,
+            .tensors = engine->config.model->tensor_count,
+            .lr = u->lr};
 }
 
 static AdamWStep update_step(const UpdateConfig *u) { // kernels read grad_scale from the device
@@ -183,7 +185,7 @@ int cuda_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     TRY(scale_gradient(engine, u, e));
     Piece p;
     for (int next = 0; shard_next(&engine->config, STATE_MOMENT1, range, &next, &p);) {
-        const OptimizerArrays arrays = arrays_of(engine, p);
+        const OptimizerArrays arrays = arrays_of(engine, p, u);
         TRY(optimizer_trust(engine->trust, &arrays, p.range, engine->segment, engine->config.model->tensor_count,
                             update_step(u), engine->grad_scale, engine->scratch, engine->stream, e));
     }
@@ -219,11 +221,9 @@ int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     engine->seen_count = 0;
     TRY(engine_send_stats(engine, e)); // before the update, so that the host goes on during it
     TRY(scale_gradient(engine, u, e));
-    if (engine->rate)
-        TRY(optimizer_rates(engine->rate, engine->trust, c->model->tensor_count, u->lr, engine->stream, e));
     Piece p;
     for (int next = 0; shard_next(c, STATE_MOMENT1, range, &next, &p);) {
-        const OptimizerArrays arrays = arrays_of(engine, p);
+        const OptimizerArrays arrays = arrays_of(engine, p, u);
         TRY(optimizer_update(&arrays, range_length(p.range), update_step(u), engine->grad_scale, engine->stream, e));
         for (int aspect = -1; aspect <= 1 && c->optimizer == OPTIMIZER_MUON; aspect++)
             TRY(update_matrices(engine, &arrays, p.range, u, aspect, e));

@@ -37,7 +37,8 @@ __global__ static void update_kernel(OptimizerArrays a, size_t fours, AdamWStep 
     const UpdateRule rule = a.rule[granule];
     const bool decay = rule == RULE_DECAY;
     if (rule == RULE_MUON) return;
-    if (a.rate) step.lr = a.rate[a.tensor[granule]];
+    if (a.trust)
+        step.lr = (float)(a.lr * lamb_ratio(a.trust[a.tensor[granule]], a.trust[a.tensors + a.tensor[granule]]));
     float4 p = ((float4 *)a.param)[i], m = ((float4 *)a.moment1)[i], v = ((float4 *)a.moment2)[i];
     float4 g = ((const float4 *)a.grad)[i];
     p.x = adamw_update(p.x, g.x, &m.x, &v.x, &step, decay);
@@ -90,13 +91,4 @@ int optimizer_trust(double *squares, const OptimizerArrays *arrays, Range range,
     TRY(launch({dim3(TRUST_BLOCKS, S), THREADS, stream}, e, trust_kernel, partials, *arrays, range, segments, step,
                scale));
     return reduce_example_partials({{}, squares}, partials, 2, S, TRUST_BLOCKS, stream, e);
-}
-
-__global__ static void rates_kernel(float *rate, const double *squares, int tensors, double lr) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < tensors) rate[i] = (float)(lr * lamb_ratio(squares[i], squares[tensors + i]));
-}
-
-int optimizer_rates(float *rate, const double *squares, int tensors, double lr, cudaStream_t stream, Error *e) {
-    return launch({blocks_of(tensors, THREADS), THREADS, stream}, e, rates_kernel, rate, squares, tensors, lr);
 }

@@ -28,7 +28,9 @@ typedef struct {
     const float *grad;
     const UpdateRule *rule; // (granules)
     const uint16_t *tensor; // (granules) LAMB: the tensor's number
-    const float *rate;      // (tensors) LAMB: used instead of step.lr; NULL: AdamW
+    const double *trust;    // (2, tensors) LAMB: optimizer_trust's squares; NULL: AdamW
+    int tensors;
+    double lr; // LAMB: times the trust ratio, in place of step.lr
 } OptimizerArrays;
 
 // One step over n elements, a multiple of 64, with *scale as step.grad_scale. NaN: no change. Skips RULE_MUON.
@@ -40,6 +42,3 @@ int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, co
 size_t optimizer_trust_workspace_bytes(int S);
 int optimizer_trust(double *squares, const OptimizerArrays *arrays, Range range, const Range *segments, int S,
                     AdamWStep step, const float *scale, void *workspace, cudaStream_t stream, Error *e);
-
-// rate[i] = lr x trust ratio of tensor i, from squares as above.
-int optimizer_rates(float *rate, const double *squares, int tensors, double lr, cudaStream_t stream, Error *e);
