@@ -618,18 +618,11 @@ static int cuda_tune(Engine *engine, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t count = (size_t)c->micro_batch * (c->seq_len + 1), stride = 7919; // a prime
     uint16_t *tokens;
-    int code = 0;
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
     for (size_t i = 0; i < count; i++) tokens[i] = (uint16_t)(i * stride % c->model->config.vocab);
     matmul_tune(engine->matmul, true);
-    // With shard_weights no block's weights are in memory: copy embeddings there, since zeros would leave a GPU cool.
-    const size_t first = model_bucket(c->model, 0).end, n = shard_weight_elements(c) - first;
-    if (c->shard_weights)
-        code = CUDA_CALL(cudaMemcpyAsync(engine->weight + first, engine->weight, size_min(first, n) * sizeof(real),
-                                         cudaMemcpyDeviceToDevice, engine->stream),
-                         e);
     engine->measures = false;
-    if (!code) code = cuda_begin_step(engine, e);
+    int code = cuda_begin_step(engine, e);
     for (int i = 0; i < (c->gns == GNS_EXACT ? 3 : 2) && !code; i++)
         code = cuda_micro_step(engine, tokens, c->micro_batch, i < 2 ? GNS_OFF : GNS_EXACT, e);
     if (!code) code = cuda_begin_step(engine, e);
