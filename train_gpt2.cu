@@ -305,7 +305,7 @@ static LayerNorm norm_of(Engine *engine, const Pass *p, TensorKind w, int l) {
     return n;
 }
 
-// residual: the one of the linear_residual before; if that left delta, the input is residual + delta. NULL: it is
+// residual: that of the linear_residual before. If this left delta, the input is residual + delta. NULL: the input is
 // whole.
 static int ln_forward(Engine *engine, const Pass *p, TensorKind w, int l, const real *residual, Error *e) {
     LayerNorm n = norm_of(engine, p, w, l);

@@ -19,7 +19,7 @@ struct AttentionRows {
 int attention_tiled_forward(const Attention &a, cudaStream_t stream, Error *e);
 int attention_tiled_backward(const Attention &a, AttentionRows rows, cudaStream_t stream, Error *e);
 
-// Given sm90_runs, D = 64 or 128: wgmma and the copy engine.
+// Hopper (sm90_runs), D = 64 or 128: wgmma and the copy engine.
 int attention_sm90_forward(const Attention &a, cudaStream_t stream, Error *e);
 int attention_sm90_backward(const Attention &a, AttentionRows rows, cudaStream_t stream, Error *e);
 
@@ -46,8 +46,8 @@ struct HeadDropout {
           blocks(masks.constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head, 0, 0)) {}
 };
 
-// Returns the bit of a lane's element i in a mask of kept elements: bit i / 2 of the mask's half i % 2. Bit k of all
-// lanes' halves is an 8 x 8 matrix; movmatrix transposes all of them at once.
+// Returns the bit of a lane's element i in a mask of kept elements: bit i / 2 of the mask's half i % 2. For each k, bit
+// k of all lanes' halves is an 8 x 8 matrix: movmatrix transposes all 16 at once.
 __device__ static inline unsigned kept_bit(int i) { return 1u << (i % 2 * 16 + i / 2); }
 
 constexpr int VECTOR = 16 / sizeof(real); // elements of a 16-byte access
@@ -65,7 +65,6 @@ template <int N> __device__ static inline void clear(float (&c)[N]) {
     UNROLL_FOR (int i = 0; i < N; i++) c[i] = 0.0f;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // Accumulators of mma.m16n8k16 and of wgmma, and fp32's: a warp owns a matrix (16, N). A lane's element i lies in row
 // lane / 4 + fragment_row(i) and column fragment_column(i).
 
@@ -97,7 +96,8 @@ __device__ static inline unsigned lane_kept(const HeadDropout &h, int row, int c
     return transposed;
 }
 
-// Returns a mask for packed elements 2 i, 2 i + 1: a kept one's half is all ones. prmt replicates a byte's sign bit.
+// Returns a mask for packed elements 2 i, 2 i + 1: all ones in the half of a kept element. prmt replicates a byte's
+// sign bit.
 __device__ static inline unsigned kept_pair(unsigned kept, int i) {
     unsigned mask;
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(mask) : "r"(kept << (7 - i % 8)), "r"(i < 8 ? 0xaa88 : 0xbb99));

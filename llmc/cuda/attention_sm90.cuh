@@ -18,7 +18,6 @@ __device__ static inline void tile_in(char *tile, const CUtensorMap *map, uint64
 
 template <int ROWS, int D> constexpr int TILE_BYTES = ROWS *D *(int)sizeof(real);
 
-// ---------------------------------------------------------------------------------------------------------------------
 // Products. A warpgroup computes 64 rows, each warp 16. Accumulators: see fragment_row, fragment_column.
 
 // c (64, N) = a b + (accumulate ? c : 0), summed over 16: a in registers, b in shared memory. B_ALONG: the summed
@@ -34,8 +33,8 @@ SM90_WGMMA_LEFT(64, 32, "%32, %33, %34, %35", "%36", "%37", "%38")
 SM90_WGMMA_LEFT(128, 64, "%64, %65, %66, %67", "%68", "%69", "%70")
 #endif
 
-// Left operand (64, D) of a product, in shared memory or, for D = 64, in registers: two operands of a product (64, 64)
-// would use all of shared memory's bandwidth, 128 bytes per clock.
+// Left operand (64, D) of a product: in shared memory, or in registers. For D = 64 two operands in shared memory would
+// use all of its bandwidth, 128 bytes per clock.
 struct LeftShared {
     const char *tile;
 

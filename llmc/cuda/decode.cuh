@@ -1,5 +1,5 @@
-// decode: the products of logits_of_last (train_gpt2.cu), a forward pass over one token. They round where the kernels of
-// a whole pass round; only sums have another order.
+// decode: the products of logits_of_last (train_gpt2.cu), a forward pass over one token. They round where those of a
+// whole pass round; only sums have another order.
 #pragma once
 
 #include "cuda/linear_sm90.cuh"

@@ -67,7 +67,6 @@ void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *fi
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // Backward. Sorted rows are cut into tiles of TILE; equal keys (tokens or positions) form a run. Kernel 1 sums a tile's
 // runs: a run within the tile is added to dw, a run across tiles leaves a partial sum in each. Kernel 2 adds these in a
 // fixed order. partials (tiles, 2, C): [0] of the run that continues from the tile before, [1] of the one that starts
@@ -163,7 +162,6 @@ int embedding_backward(float *dw, const real *dx, EmbeddingOrder order, int B, i
     return launch({blocks, threads, stream}, e, run, dw, partials, order, B * T, C);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // Per-example norms. Grid: a block per example and GROUP_COLUMNS columns. A thread sums a column over one of SHARES
 // pieces of the example's sorted rows, about equal, cut between runs.
 

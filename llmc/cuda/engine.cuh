@@ -51,7 +51,7 @@
 //     run, slot    rows that one block sums; the place of their sum for one example (reduce.cuh)
 //     set, job     one column gradient; the sets of one kernel, until column_finish adds them up (reduce.cuh)
 //     part         a sum over some of the examples of a tile (weight_gradient.cu)
-//     share        every n-th row of an example, summed by one block: a run (weight_gradient.cu)
+//     share        every n-th row of an example; a run that one block sums (weight_gradient.cu)
 #pragma once
 
 #include "model/engine.h"
@@ -221,14 +221,14 @@ size_t engine_muon_bytes(const EngineConfig *config);
 int engine_head_examples(const EngineConfig *config);
 
 // e4m3 factors of a pass, for block l (engine_fp8.cu). Without `fp8` (Pass.fp8) these functions do nothing.
-Fp8Site fp8_x_site(TensorKind w), fp8_dy_site(TensorKind w); // of a weight's x and dy
+Fp8Site fp8_x_site(TensorKind w), fp8_dy_site(TensorKind w); // the site of a weight's x; of its dy
 // Returns the copy of a site of activations. Its codes are NULL unless the product is in e4m3.
 Fp8Copy fp8_copy_of(const Engine *engine, bool fp8, Fp8Site s, int l);
 // Sets the e4m3 factors of a product with site s, if it rounds them.
 void fp8_factors(const Engine *engine, bool fp8, Linear *linear, Fp8Site s, int l);
-// Copies the weights. No-op if this step has already copied them; sharded: if they are still in memory.
+// Copies the weights. No-op if this step has already copied them or, with shard_weights, their copies are in memory.
 int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e);
-// True if the gradient of w rounds both factors: DTYPE_FP8_DW, and both other products of w round theirs.
+// True if the gradient of w rounds both factors: the type is DTYPE_FP8_DW, and w's other two products round theirs.
 bool fp8_dweight_rounds(const Engine *engine, bool fp8, TensorKind w, int l);
 // Copies dqkv (B, T, 3C) for fp8_dweight and the product dln1, and sums its columns.
 int fp8_copy_dqkv(Engine *engine, const real *dqkv, const ColumnGradient &bias, int l, int B, int T, Error *e);

@@ -67,7 +67,7 @@ static size_t head_bytes(const EngineConfig *c) {
     return REAL_DTYPE == DTYPE_BF16 ? rows * (2 + linear_sm90_tiles((int)c->model->vocab_padded)) * sizeof(float) : 0;
 }
 
-// Largest scratch of any kernel at any micro-batch up to the configured one: a smaller one may need more.
+// Largest scratch of any kernel. Tries all micro-batches up to the configured one: a smaller one may need more.
 static size_t scratch_bytes(const Engine *engine) {
     const EngineConfig *config = &engine->config;
     int T = config->seq_len, C = config->model->config.channels, own = own_rows_most(config);
@@ -90,12 +90,12 @@ static size_t columns_bytes(const Engine *engine) {
     size_t most = 0;
     for (int B = 1; B <= config->micro_batch; B++) {
         const AttentionShape s = attention_shape(config, B, T);
-        const auto pass = [&](int out) { // over dwide, or over its stages in shared memory
+        const auto pass = [&](int out) { // the larger of two kernels that may sum dwide's columns
             return size_max(bias_backward_bytes(B, T, out), weight_gradient_column_bytes({B, T, C, out}));
         };
         const size_t fc = size_max(pass(F), linear_sm90_column_bytes(B * T, T, F)), qkv = pass(3 * s.C());
         const size_t rounded = config->dtype == DTYPE_FP8_DW ? fp8_column_bytes(B, T, 3 * C) : 0;
-        const int own = (int)own_rows(config, B).count; // fewer rows may need more
+        const int own = (int)own_rows(config, B).count; // tries all: fewer rows may need more
         const size_t norm = own ? layernorm_backward_bytes(own, T, C, config->sources) : 0;
         most = size_max(most, 2 * norm + fc + size_max(qkv, rounded));
     }

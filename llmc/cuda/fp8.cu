@@ -144,8 +144,6 @@ int fp8_transpose(uint8_t *transposed, const uint8_t *codes, int B, int T, int C
                   Transpose{transposed, codes, {}, NULL, split, C});
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-
 // Grid: one block.
 __global__ static void veto_kernel(double *norm, const int8_t *k, const float *amax, int count) {
     for (int i = threadIdx.x; i < count; i += THREADS)

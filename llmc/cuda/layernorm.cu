@@ -128,7 +128,6 @@ int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e) {
     return fp8_cast(n.copy, n.out, (size_t)n.N * n.C, stream, e);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // Backward. Both kernels are pass one of a column gradient (reduce.cuh) with the sets dgamma, dbeta and, if wanted,
 // dbias. Grid: a block per run of rows.
 
@@ -324,7 +323,7 @@ size_t layernorm_backward_bytes(int B, int T, int C, int sources) {
 
 int layernorm_backward(LayerNormBackward k, const ColumnGradient (&gradients)[3], int B, ColumnJobs *jobs,
                        cudaStream_t stream, Error *e) {
-    // By inputs (accumulate, bias): (false, true), (true, false), (true, true). Then: plain, with a copy, with dropout
+    // Rows: (accumulate, bias) = (false, true), (true, false), (true, true). Columns: plain, with a copy, with dropout
     static constexpr decltype(&backward_kernel<true, true, false>) fast[3][3] = {
         {backward_kernel<false, true, false>, backward_kernel<false, true, false, FP8_BUILT>,
          backward_kernel<false, true, true, FP8_BUILT>},

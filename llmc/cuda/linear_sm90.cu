@@ -25,9 +25,9 @@ enum { THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGIS
 enum { COLUMNS = LINEAR_SM90_COLUMNS, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
 static_assert(LINEAR_SM90_MULTIPLE % PANEL == 0 && LINEAR_SM90_MULTIPLE % DEPTH == 0, "whole panels and stages");
 enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES };
-// A warp's slot holds SLOT_ROWS rows: of all panels of y; if by_panel, two buffers for panels of y, then the slopes of
-// all panels. With e4m3 factors LINEAR_GELU has two buffers for panels of slopes and one for codes instead of all
-// slopes. LINEAR_DGELU overwrites slopes with codes.
+// A warp's slot holds SLOT_ROWS rows of all panels of y. If by_panel, it holds two buffers for panels of y, then the
+// slopes of all panels. With e4m3 factors LINEAR_GELU has two buffers for panels of slopes and one for codes instead of
+// all slopes; LINEAR_DGELU overwrites slopes with codes.
 enum { PANEL_BYTES = SLOT_ROWS * PANEL_ROW_BYTES, SLOPES_BYTES = SLOT_ROWS * PANEL, SLOPES_AT = 2 * PANEL_BYTES };
 enum { ROWS_BYTES = PANELS * PANEL_BYTES, SLOT_BYTES = SLOPES_AT + PANELS * SLOPES_BYTES };
 static_assert(PANELS % 2 == 1 && SLOT_BYTES >= ROWS_BYTES, "panels in turn, across the halves of a tile");
@@ -41,8 +41,7 @@ struct Shared {
     int tile[TURNS];
 };
 
-// Operands of the epilogues: a bias, a number per row. by_panel: stores y panel by panel, with slopes. is_across: W is
-// stored (out, in).
+// True if an epilogue stores y panel by panel, with slopes; adds a bias; takes a number per row; reads W as (out, in).
 __host__ __device__ constexpr bool by_panel(LinearEpilogue e) { return e == LINEAR_GELU || e == LINEAR_DGELU; }
 __host__ __device__ constexpr bool takes_bias(LinearEpilogue e) {
     return e == LINEAR_GELU || e == LINEAR_RESIDUAL || e == LINEAR_BIAS;
@@ -456,7 +455,7 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
         const int panel = place.column / PANEL;
         if (lane == 0) operands_in<EPILOGUE, E4M3>(slot, bias, other, own_full, job, place);
         const int width = job.out - place.column; // less than COLUMNS for narrow tiles
-        // Without these zeros the compiler keeps the previous tile's sums to here; their epilogue needs the registers.
+        // Without these zeros the compiler keeps the previous tile's sums up to here; its epilogue needs the registers.
         UNROLL_FOR (int i = 0; E4M3 && by_panel(EPILOGUE) && i < COLUMNS; i++)
             c[i / (COLUMNS / 2)][i % (COLUMNS / 2)] = 0;
         if (width >= COLUMNS) tile_multiply<COLUMNS, ALONG, E4M3>(c, s, turn, job.depths, rank);

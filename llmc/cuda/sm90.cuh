@@ -26,7 +26,6 @@ bool sm90_runs(void);
 
 enum { WARPGROUP = 128, PANEL = 64, PANEL_ROW_BYTES = 128 };
 
-// ---------------------------------------------------------------------------------------------------------------------
 // Barriers. A barrier counts arrivals and bytes; a wait names the parity of the phase it waits for.
 
 __device__ static inline unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
@@ -113,7 +112,6 @@ __device__ static inline void threads_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
 // The copy engine. A CUtensorMap (copy_map) describes a tensor and its boxes. Elements outside the tensor arrive as
 // zeros, whose bytes the barrier counts too; copies out skip them.
 
@@ -179,7 +177,6 @@ struct CopyTensor {
 };
 int copy_map(CUtensorMap *map, const void *tensor, const CopyTensor &t, Error *e);
 
-// ---------------------------------------------------------------------------------------------------------------------
 // wgmma. A warpgroup computes 64 rows, each warp 16. Accumulators: see fragment_row, fragment_column.
 
 // Matrix descriptor of a tile, in units of 16 bytes: address, distance between panels, 1024 bytes between groups of 8

@@ -37,7 +37,7 @@ struct Level {
     int whole_part, rest_part;                            // first part; < 0: tiles are not cut
 };
 
-enum { LEVELS_MAX = 8 }; // 5 suffice up to 66 pairs, 400 tiles and 130 examples; the last is not balanced
+enum { LEVELS_MAX = 8 }; // 5 suffice up to 66 pairs, 400 tiles and 130 examples; an eighth is not balanced
 
 struct TileSchedule { // depends on the shape and number of pairs only
     Level level[LEVELS_MAX];
@@ -378,8 +378,8 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
     constexpr bool BY_STEP = SQUARES || L::E4M3;
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP), lane = threadIdx.x % WARP;
     Ring<L::STAGES> ring;
-    float e[L::N / 2], total[L::N / 2] = {}; // total: if BY_STEP
-    float squares = 0.0f, *square = NULL;    // of the last step; where to write them, during the next one
+    float e[L::N / 2], total[L::N / 2] = {}; // total: used if BY_STEP
+    float squares = 0.0f, *square = NULL;    // of the last step, and where the next step writes them
     auto square_out = [&]() {
         const float sum = SQUARES && square ? warp_sum(squares) : 0.0f;
         if (SQUARES && square && lane == 0) *square = sum;
