@@ -23,7 +23,12 @@
 #include <math.h>
 #include <type_traits>
 
-enum { TILE_M = WEIGHT_GRADIENT_TILE, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 }; // OUT: a box that a warp copies out
+enum {
+    TILE_M = WEIGHT_GRADIENT_TILE,
+    PAIR = WEIGHT_GRADIENT_PAIR,
+    OUT_ROWS = 16,
+    OUT_COLUMNS = 32
+}; // OUT: a box that a warp copies out
 
 // ---- Who does what --------------------------------------------------------------------------------------------------
 
@@ -123,8 +128,6 @@ struct GradientJob {
     __device__ int m(int tile) const { return tiles_m <= tiles_n ? tile % tiles_m : tile / tiles_n; }
     __device__ int n(int tile) const { return tiles_m <= tiles_n ? tile / tiles_m : tile % tiles_n; }
 };
-
-enum { PAIRS_MOST = WEIGHT_GRADIENT_PAIRS_MOST, BLOCKS_MOST = PAIR * PAIRS_MOST };
 
 // ---- Shared memory --------------------------------------------------------------------------------------------------
 
@@ -643,75 +646,6 @@ static int maps_of(GradientMaps *maps, const Tiling &t, WeightGradientShape s, c
     TRY(map_out(&maps->dw_narrow, dw, s.in, s.out, out));
     TRY(map_out(&maps->parts, parts, part_rows, t.n, OUT_COLUMNS));
     return map_out(&maps->parts_narrow, parts, part_rows, t.n, out);
-}
-
-// Writes each block's multiprocessor. Blocks wait for each other, so that each keeps its own.
-__global__ static void where_kernel(int *block_at, int *blocks_begun) {
-    if (threadIdx.x > 0) return;
-    asm volatile("mov.u32 %0, %%smid;" : "=r"(block_at[blockIdx.x]));
-    atomicAdd(blocks_begun, 1);
-    for (int tries = 0; tries < 2000 && *(volatile int *)blocks_begun < (int)gridDim.x; tries++) {
-    }
-}
-
-// Finds the multiprocessors of the blocks that run at once in clusters of `size`. *blocks = 0: there are no such
-// clusters. room: (BLOCKS_MOST + 1) on the device.
-static int blocks_where(int *at, int *blocks, int size, int *room, Error *e) {
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = size, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(size), config.blockDim = dim3(WARP), config.dynamicSmemBytes = 200 * 1024;
-    config.attrs = &attribute, config.numAttrs = 1;
-    int clusters = 0;
-    if (cudaOccupancyMaxActiveClusters(&clusters, where_kernel, &config) != cudaSuccess) cudaGetLastError();
-    *blocks = std::min(clusters, BLOCKS_MOST / size) * size;
-    if (*blocks == 0) return 0;
-    config.gridDim = dim3(*blocks);
-    CUDA_TRY(cudaMemset(room + BLOCKS_MOST, 0, sizeof *room), e);
-    CUDA_TRY(cudaLaunchKernelEx(&config, where_kernel, room, room + BLOCKS_MOST), e);
-    return CUDA_CALL(cudaMemcpy(at, room, *blocks * sizeof *at, cudaMemcpyDeviceToHost), e);
-}
-
-// Places the pairs by GPC. A cluster's blocks lie in one GPC: overlapping clusters of several sizes reveal it.
-static int pairs_place(WeightGradientPairs *pairs, int *room, Error *e) {
-    int at[BLOCKS_MOST], blocks, group[BLOCKS_MOST], by_group[PAIRS_MOST];
-    for (int i = 0; i < BLOCKS_MOST; i++) group[i] = i;
-    CUDA_TRY(cudaFuncSetAttribute(where_kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), e);
-    TRY(shared_memory_allow(where_kernel, 200 * 1024, e));
-    for (int size : {16, 8, 6, (int)PAIR}) {
-        TRY(blocks_where(at, &blocks, size, room, e));
-        for (int i = 0; i < blocks; i++) {
-            if (at[i] >= BLOCKS_MOST) return 0; // keep launch order
-            const int one = group[at[i / size * size]], other = group[at[i]];
-            for (int &g : group) g = g == other ? one : g;
-        }
-    }
-    if (blocks != pairs->count * PAIR) return 0;
-    for (int i = 0; i < pairs->count; i++) by_group[i] = i;
-    std::stable_sort(by_group, by_group + pairs->count,
-                     [&](int a, int b) { return group[at[PAIR * a]] < group[at[PAIR * b]]; });
-    for (int i = 0; i < pairs->count; i++) pairs->place[by_group[i]] = (unsigned char)i;
-    return 0;
-}
-
-int weight_gradient_clusters(void) {
-    Error none_here;
-    int blocks;
-    if (!sm90_runs() || device_attribute(&blocks, cudaDevAttrMultiProcessorCount, &none_here)) return 0;
-    return std::min(blocks / PAIR, (int)PAIRS_MOST);
-}
-
-int weight_gradient_pairs(WeightGradientPairs *pairs, Error *e) {
-    Error ignored;
-    int *room;
-    *pairs = {};
-    pairs->count = weight_gradient_clusters();
-    for (int i = 0; i < pairs->count; i++) pairs->place[i] = (unsigned char)i;
-    if (pairs->count == 0) return 0;
-    CUDA_TRY(cudaMalloc(&room, (BLOCKS_MOST + 1) * sizeof *room), e);
-    if (pairs_place(pairs, room, &ignored)) cudaGetLastError(); // only speed is lost
-    return CUDA_CALL(cudaFree(room), e);
 }
 
 int weight_gradient(const WeightGradient &g, const void *x, const void *dy, WeightGradientShape s,

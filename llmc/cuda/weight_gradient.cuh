@@ -10,7 +10,7 @@
 #include "model/cuda_sizes.h"
 
 enum { WEIGHT_GRADIENT_TILE = 128 }; // rows of dW per block and tile
-enum { WEIGHT_GRADIENT_PAIRS_MOST = 128 };
+enum { WEIGHT_GRADIENT_PAIR = 2, WEIGHT_GRADIENT_PAIRS_MOST = 128 }; // blocks per pair; pairs
 
 struct WeightGradientShape {
     int B, T, in, out; // in and out: multiples of WEIGHT_GRADIENT_MULTIPLE
