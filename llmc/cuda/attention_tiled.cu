@@ -6,8 +6,8 @@
 // has a separate kernel, as in attention_sm90_backward.cu.
 //
 // A lane's element i of an accumulator (WARP_ROWS, N) lies in row own_row() + fragment_row(i) and column
-// element_column(i); fragment_element(r, k) is the k-th in row r = 0 or 1. 16 bits and fp32 differ in how a warp
-// multiplies.
+// element_column(i); fragment_element(r, k) is the index of its k-th element in row r = 0 or 1. 16 bits and fp32 differ
+// in how a warp multiplies.
 #include "cuda/attention_paths.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/sm90.cuh"

@@ -123,7 +123,7 @@ __device__ static int run_end(const uint32_t *key, uint32_t token, int low, int 
     return low;
 }
 
-enum { RUN_SHARES = 4 }; // sums of a run's partials: more loads are in flight
+enum { RUN_SHARES = 4 }; // a thread's sums of a run's partials: as many loads are in flight
 
 // Grid: (tile, columns). Adds up the partials of the run that starts in this tile and continues, if any.
 template <int W>

@@ -85,8 +85,9 @@ static int store_pieces(Engine *engine, StateKind kind, Range range, float *valu
 
 int cuda_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
-    CUDA_TRY(cudaSetDevice(engine->device.ordinal), e);                                        // for the calling thread
-    if (kind == STATE_GRAD) CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e); // nothing recorded it
+    CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // for the calling thread
+    if (kind == STATE_GRAD)
+        CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e); // micro-steps do not record it
     CUDA_TRY(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
     return copies_end(engine->store_stream, store_pieces(engine, kind, range, values, e), e);
 }

@@ -33,7 +33,8 @@ __device__ inline Pack<W> pack_normalise(const float (&x)[W], float mean, float 
 
 enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = LAYERNORM_WARP_COLUMNS / (WARP * VEC) };
 
-// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. COPY: writes n.copy, too; DROPPED: if wanted.
+// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. COPY: also writes n.copy; if
+// DROPPED, only where it is wanted.
 template <Input INPUT, int PACKS, bool COPY>
 __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const __grid_constant__ LayerNorm n) {
     __shared__ float amax; // of the block
@@ -117,7 +118,7 @@ constexpr decltype(&forward_warp_kernel<INPUT, 8, COPY>) of_packs[ROW_PACKS_MAX]
 
 int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e) {
     const bool copies = n.copy.amax, drops = n.b && n.drop.dropout.below;
-    const auto kernels = n.b && (drops || copies) ? of_packs<DROPPED, FP8_BUILT> // of a rate that may be 0
+    const auto kernels = n.b && (drops || copies) ? of_packs<DROPPED, FP8_BUILT> // the rate may be 0
                          : n.b                    ? of_packs<SUM, false>
                          : copies                 ? of_packs<ALONE, FP8_BUILT>
                                                   : of_packs<ALONE, false>;
@@ -229,7 +230,7 @@ __device__ inline void tile_write(bool copies, const LayerNormBackward &k, float
 }
 
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Threads beyond the row
-// only join the barriers. COPY: also writes k.copy; DROP: if it is wanted.
+// only join the barriers. COPY: also writes k.copy; if DROP, only where it is wanted.
 template <bool ACCUMULATE, bool DBIAS, bool DROP, bool COPY = false>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ LayerNormBackward k) {
     constexpr int SETS = DBIAS ? 3 : 2;

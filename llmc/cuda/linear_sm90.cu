@@ -84,7 +84,7 @@ __device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
 
 #ifdef SM90_CODE
 
-// Draws a tile for a pair, or -1 (as work_draw, attention_sm90.cuh).
+// Draws a pair's next tile, as work_draw (attention_sm90.cuh) does. -1: none is left.
 __device__ int tile_draw(const LinearJob &job) {
     const int tile = (int)atomicInc(job.ticket, job.tiles() + gridDim.x / PAIR - 1);
     return tile < job.tiles() ? tile : -1;
@@ -383,7 +383,7 @@ __device__ void tile_columns_out(const float (&sums)[WARPS][COLUMNS], const Line
     threads_sync(barrier, WARPGROUP); // before the next tile's sums
 }
 
-// c = product of a warpgroup's tile, its first N columns.
+// c = the first N columns of a warpgroup's tile.
 template <int N, bool ALONG, bool E4M3>
 __device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int turn, int depths, int rank) {
     const int group = turn % GROUPS, round = turn / GROUPS;
@@ -420,7 +420,7 @@ __device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int tu
     UNROLL_FOR (int h = 0; h < HALVES; h++) registers_settle(c[h]);
 }
 
-// Starts the copies of a tile's first operands of the epilogue. They complete `full`. For one lane.
+// Starts the copies of the first operands of a tile's epilogue, which complete `full`. One lane calls.
 template <LinearEpilogue EPILOGUE, bool E4M3>
 __device__ void operands_in(char *slot, real *bias, const CUtensorMap *other, uint64_t *full, const LinearJob &job,
                             const TilePlace &place) {

@@ -143,7 +143,7 @@ template <int COLUMNS, bool SHARED> struct Operand {
     static constexpr int BYTES = PANELS * ROWS * PANEL_ROW_BYTES, FETCHED_BYTES = ROWS * COLUMNS * sizeof(real);
 
     __device__ static constexpr int row(int r) { return r / BOX_ROWS * BOX_BYTES + r % BOX_ROWS * PANEL_ROW_BYTES; }
-    __device__ static constexpr int step(int k) { return row(16 * k) >> 4; } // to the k-th wgmma's rows
+    __device__ static constexpr int step(int k) { return row(16 * k) >> 4; } // offset of the k-th wgmma's rows
 
     // Fetches the operand, or this block's half of it for both blocks. narrow: map of a narrower panel.
     __device__ static void load(char *tile, const CUtensorMap *map, const CUtensorMap *narrow, uint64_t *full, int row,
@@ -582,7 +582,7 @@ struct GradientPlan {
     size_t squares, norms, bytes;
 };
 
-// Runs are shares of an example: its length counts in shares.
+// A run is a share of an example, so the example's length T counts shares.
 static ColumnSplit columns_split(WeightGradientShape s) {
     const int shares = std::min(ceil_div(s.in, TILE_M), (int)ROWS), blocks = s.B * shares;
     return {blocks, shares, 1, blocks, blocks + s.B};
