@@ -164,8 +164,8 @@ __device__ static inline void copy_run_in(void *to, const void *from, int bytes,
                  : "memory");
 }
 
-// A tensor of 3 dimensions, and boxes of it. Dimension 0 is the innermost. Boxes are swizzled over 128 bytes, or over 64
-// if their rows are 64 single bytes: the 16-byte piece c of row r then lies at c ^ (r / 2 % 4).
+// A tensor of 3 dimensions, and boxes of it. Dimension 0 is the innermost. Boxes are swizzled over 128 bytes, or over
+// 64 if their rows are 64 single bytes: the 16-byte piece c of row r then lies at c ^ (r / 2 % 4).
 // stride: elements between neighbours along dimensions 1 and 2; 0: no gaps. Strides in bytes and the tensor's address
 // must be multiples of 16.
 struct CopyTensor {
