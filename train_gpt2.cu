@@ -148,26 +148,21 @@ static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, 
     return l;
 }
 
-// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt and gelu.cuh.
-// cuBLASLt also runs input gradients (LINEAR_BIAS, back), and fcproj with its residual: in 502, 419, 549 us, against
-// linear_sm90's 503, 470, 547 (d12, d24, d48; H200).
+// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS, and makes l.copy. Without linear_sm90 cuBLASLt and the
+// kernels of gelu.cuh run. cuBLASLt also runs input gradients (LINEAR_BIAS, back), and fcproj with its residual: in 502,
+// 419, 549 us, against linear_sm90's 503, 470, 547 (d12, d24, d48; H200).
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU, back = !l.bias;
-    const bool ours = engine->fused_linear && (dgelu || !back) && !(residual && l.in > l.out);
-    if (l.x8 || ours) return linear_sm90(l, engine->stream, e);
+    const bool ours = l.x8 || (engine->fused_linear && (dgelu || !back) && !(residual && l.in > l.out));
+    const size_t n = (size_t)l.rows * l.out;
     MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = back, .accumulate = residual};
     shape.bias = !back;
-    TRY(matmul_run(engine->matmul, shape, {l.y, l.x, l.weight, l.bias, 1, 1, residual ? l.extra : NULL}, e));
-    if (dgelu) return bias_backward(l.columns, l.y, l.slope, l.rows / l.T, l.T, l.out, l.jobs, engine->stream, e);
-    return l.epilogue == LINEAR_GELU ? gelu_forward(l.y, l.slope, l.y, (size_t)l.rows * l.out, engine->stream, e) : 0;
-}
-
-// Runs LINEAR_GELU or LINEAR_DGELU. Also copies y, the factor of site s.
-static int linear_copy(Engine *engine, const Pass *p, Linear l, Fp8Site s, int layer, Error *e) {
-    const Fp8Copy copy = fp8_copy_of(engine, p->fp8, s, layer);
-    if (l.x8) l.copy = copy;
-    TRY(linear_run(engine, l, e));
-    return l.x8 ? 0 : fp8_cast(copy, l.y, (size_t)l.rows * l.out, engine->stream, e);
+    if (ours) TRY(linear_sm90(l, engine->stream, e));
+    else TRY(matmul_run(engine->matmul, shape, {l.y, l.x, l.weight, l.bias, 1, 1, residual ? l.extra : NULL}, e));
+    if (!ours && dgelu)
+        TRY(bias_backward(l.columns, l.y, l.slope, l.rows / l.T, l.T, l.out, l.jobs, engine->stream, e));
+    if (!ours && l.epilogue == LINEAR_GELU) TRY(gelu_forward(l.y, l.slope, l.y, n, engine->stream, e));
+    return l.x8 ? 0 : fp8_cast(l.copy, l.y, n, engine->stream, e);
 }
 
 // True if the product that ends a branch also adds the residual: the branch is neither masked nor summed over ranks.
@@ -327,10 +322,12 @@ static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, i
     TRY(rows_gather(engine, p, k->ln2, e));
     Linear fc = linear_of(engine, p, k->fc ? LINEAR_BIAS : LINEAR_GELU, k->fc ? k->fc : k->gelu, k->ln2, FC_W, l);
     fc.slope = k->slope;
-    if (!k->fc) return linear_copy(engine, p, fc, FP8_GELU, l, e);
+    const Fp8Copy copy = fp8_copy_of(engine, p->fp8, FP8_GELU, l);
+    if (!k->fc) fc.copy = copy;
     TRY(linear_run(engine, fc, e));
+    if (!k->fc) return 0;
     TRY(gelu_forward(k->gelu, k->slope, k->fc, wide, engine->stream, e));
-    return fp8_cast(fp8_copy_of(engine, p->fp8, FP8_GELU, l), k->gelu, wide, engine->stream, e);
+    return fp8_cast(copy, k->gelu, wide, engine->stream, e);
 }
 
 // Computes lnf (B, T, C) from engine->tokens (all rows, T + 1).
@@ -481,7 +478,8 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     Linear wide = linear_of(engine, p, LINEAR_DGELU, dwide, branch, FCPROJ_W, l, true);
     wide.slope = k->slope, wide.T = p->T, wide.jobs = &engine->columns;
     if (bias_is_summed(engine, p, FC_W)) wide.columns = column_gradient(engine, p, FC_B, l);
-    TRY(linear_copy(engine, p, wide, FP8_DFC, l, e));
+    wide.copy = fp8_copy_of(engine, p->fp8, FP8_DFC, l);
+    TRY(linear_run(engine, wide, e));
     TRY(bias_dwide(engine, p, FC_W, l, F, e));
     TRY(linear_dweight(engine, p, k->ln2, dwide, FC_W, l, e));
     TRY(linear_dinput_own(engine, p, dy, dwide, FC_W, l, e));
