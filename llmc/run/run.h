@@ -59,8 +59,7 @@ typedef struct {
     Ramp ramp;
     Noise noise;
     RowOutliers outliers; // --outliers
-    double *source_sums;  // of this step's sources: (n) shares, (n) sums of |g_b|^2, (n, n) StepResult.source_gram
-    RowResult *rows;      // this step's rows, all ranks; size: largest batch; lies behind source_sums; NULL: unneeded
+    RowResult *rows;      // (largest batch) this step's rows, all ranks; lies behind result.source_gram; NULL: unneeded
     StepResult result;    // numbers of this step
     double z;             // Spikes.z of this step
     bool stop;            // the run stops (same on all ranks); why: stop_cause in save.h

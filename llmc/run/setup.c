@@ -491,11 +491,9 @@ int setup_buffers(Run *r, Error *e) {
         TRY(memory_alloc((void **)&result->amax, sites * sizeof *result->amax, "the largest factors", e));
     if (!r->setup.options.outliers && !r->position.noise.sources) return 0;
     Position *p = &r->position;
-    const size_t rows = (size_t)ramp_largest(&p->ramp), sources = (size_t)p->noise.sources;
-    const size_t sums = sources * (sources + 2);
-    TRY(memory_alloc_zero((void **)&p->source_sums, sums * sizeof(double) + rows * sizeof *p->rows, "rows", e));
-    p->rows = (RowResult *)(p->source_sums + sums);
-    if (sources) result->source_gram = p->source_sums + 2 * sources;
+    const size_t rows = (size_t)ramp_largest(&p->ramp), gram = (size_t)(p->noise.sources * p->noise.sources);
+    TRY(memory_alloc_zero((void **)&result->source_gram, gram * sizeof(double) + rows * sizeof *p->rows, "rows", e));
+    p->rows = (RowResult *)(result->source_gram + gram);
     return r->setup.options.outliers ? row_outliers_create(r, e) : 0;
 }
 
@@ -511,7 +509,7 @@ void run_end_training(Run *r) {
     memory_free(r->position.result.amax);
     memory_free(r->position.outliers.scratch);
     for (int k = 0; k < ROW_KINDS; k++) cJSON_Delete(r->position.outliers.list[k]);
-    memory_free(r->position.source_sums);
+    memory_free(r->position.result.source_gram);
     memory_free(r->data.losses);
     memory_free(r->data.rows);
     noise_destroy(&r->position.noise);

@@ -112,9 +112,9 @@ static void observe_ranks(const Setup *setup, Position *position, int64_t B, dou
 static void observe_sources(Run *r, int64_t B) {
     Position *p = &r->position;
     const int n = p->noise.sources;
-    double *share = p->source_sums, *sq = share + n, *gram = sq + n, pairs = 0;
+    double share[n], sq[n], pairs = 0, *gram = p->result.source_gram;
     for (int s = 0; s < n; s++) share[s] = r->data.train->sources.source[s].share, sq[s] = 0;
-    for (int64_t b = 0; b < B && n > 0; b++)
+    for (int64_t b = 0; b < B; b++)
         sq[dataset_example_source(r->data.train, (uint64_t)(p->at.examples + b))] += p->rows[b].sq;
     for (int i = 0; i < r->setup.comm->ranks; i++) {
         const double rows = (double)parallel_rows(&r->setup.parallel, B, i);
@@ -180,7 +180,7 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
         position->result.row[b].rarity = position->outliers.rarity[b] / p->config.tensor;
     TRY(parallel_sums(&setup->parallel, sums, e));
     const int n = position->noise.sources, numbers = (int)B * (int)(sizeof *rows / sizeof(double));
-    if (rows) TRY(comm_sum(setup->comm, position->source_sums + 2 * n, n * n + numbers, e));
+    if (rows) TRY(comm_sum(setup->comm, position->result.source_gram, n * n + numbers, e));
     position->stop = sums->stop;
     bool finite = isfinite(position->result.loss_sum) && isfinite(grad_norm(r, B));
     return finite || overflows(r, B) ? 0 : fail_nonfinite(r, B, e);
@@ -288,7 +288,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     TRY(adapt_scales(r, B, &skipped, e));
     progress_end(&r->output.progress);
     if (!skipped) observe_noise(setup, position, B, sums.rank_sq, mode, &target);
-    if (!skipped && mode != GNS_OFF) observe_sources(r, B);
+    if (!skipped && mode != GNS_OFF && position->noise.sources) observe_sources(r, B);
     at->step++;
     at->batch = B;
     at->examples += B;
