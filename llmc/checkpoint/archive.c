@@ -294,10 +294,8 @@ int archive_make_room(const Archive *archive, uint64_t bytes, Spare spare, int64
     uint64_t left, in_all;
     int code = 0;
     TRY(disk_free(archive->dir, archive->path, &left, e));
-    if (left < bytes && spare.keep > 0) {
-        TRY(archive_tidy(archive, true, notes, e));
-        TRY(disk_free(archive->dir, archive->path, &left, e));
-    }
+    if (left < bytes && spare.keep > 0) TRY(archive_tidy(archive, true, notes, e));
+    TRY(disk_free(archive->dir, archive->path, &left, e));
     if (left >= bytes) return 0;
     if (spare.back < INT64_MAX) spare.back++, next_step(archive, FINAL, -1, &spare.back, &code, e);
     if (code) return code;

@@ -175,8 +175,7 @@ static void layout_activations(Engine *engine, Arena *a) {
     ADD(what, engine->lnf, N * C, FORWARD, HEAD);
     ADD(what, engine->meanf, N, FORWARD, BACKWARD);
     ADD(what, engine->rstdf, N, FORWARD, BACKWARD);
-    const size_t sources = c->sources ? c->micro_batch : 0;
-    ADD(what, engine->tokens, c->micro_batch + (c->document_mask ? 3 : 1) * all + sources, FORWARD, BACKWARD);
+    ADD(what, engine->tokens, 2 * c->micro_batch + (c->document_mask ? 3 : 1) * all, FORWARD, BACKWARD);
     ADD(what, engine->loss, N, HEAD, BACKWARD);
     ADD(what, engine->smoothed, c->label_smoothing > 0 && !c->inference ? N : 0, HEAD, BACKWARD);
     if (engine_sites(c)) {
