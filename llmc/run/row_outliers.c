@@ -75,7 +75,7 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
     cJSON_AddStringToObject(row, "kind", row_kinds[kind]);
     cJSON_AddNumberToObject(row, "step", (double)r->position.at.step);
     cJSON_AddStringToObject(row, "source", data->sources.source[dataset_example_source(data, example)].files);
-    cJSON_AddStringToObject(row, "shard", data->shards[place.shard].path);
+    cJSON_AddStringToObject(row, "shard", place.shard->path);
     cJSON_AddNumberToObject(row, "document", place.document < 0 ? NAN : (double)place.document); // NaN: null
     cJSON_AddNumberToObject(row, "offset", (double)place.offset);
     cJSON_AddNumberToObject(row, "norm", sqrt(r->position.rows[b].sq));

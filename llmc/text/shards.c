@@ -212,11 +212,10 @@ static const Shard *window_find(const Dataset *data, uint64_t window, uint64_t s
 int dataset_place(const Dataset *data, uint64_t example, int separator, ExamplePlace *place, Error *e) {
     uint16_t tokens[1 << 17]; // the last ones up to the example's first
     uint64_t shift, window = dataset_window_at(data, example, &shift);
-    const Shard *shard = window_find(data, window, shift, &place->offset);
+    place->shard = window_find(data, window, shift, &place->offset);
     const uint64_t end = place->offset + 1, n = size_min(end, sizeof tokens / sizeof *tokens);
-    place->shard = (int)(shard - data->shards);
     place->document = separator < 0 || n < end ? -1 : 0; // without a separator among the tokens
-    TRY(shard_read(shard, end - n, n, tokens, e));
+    TRY(shard_read(place->shard, end - n, n, tokens, e));
     for (uint64_t i = 0; i < n; i++)
         if (tokens[i] == separator) place->document = (int64_t)(end - n + i);
     return 0;

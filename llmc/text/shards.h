@@ -72,9 +72,9 @@ uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shif
 
 int dataset_example_source(const void *dataset, uint64_t example); // EngineConfig.source; from any thread
 
-// Where an example's tokens begin: the number of its shard, and the number of a token in it.
+// Where an example's tokens begin: token `offset` of a shard.
 typedef struct {
-    int shard;
+    const Shard *shard;
     uint64_t offset;
     int64_t document; // the last separator at or before `offset`, else 0; -1: unknown
 } ExamplePlace;
