@@ -24,7 +24,6 @@
 #include "cuda/weight_gradient.cuh" // weight_gradient
 #include "model/arena.h"            // ARENA_ALIGNMENT
 #include "model/shard.h"            // shard_weight_place, shard_grad_place
-#include "math/loss.h"
 
 #include <assert.h>
 #include <math.h>

@@ -3,7 +3,6 @@
 // A first pass over a row finds its maximum and its sum of exponentials (online softmax: Milakov, Gimelshein 2018,
 // arXiv 1805.02867); a second, which reads the row from L2, writes the gradient.
 #include "cuda/crossentropy.cuh"
-#include "cuda/reduce.cuh"
 #include "cuda/vec.cuh"
 #include "math/loss.h"
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "cuda/linear_sm90.cuh"
-#include "cuda/vec.cuh"
 
 // Computes LINEAR_BIAS, LINEAR_RESIDUAL (y may be extra) or LINEAR_GELU (without slope) for one row. in, out:
 // multiples of VEC. gamma, beta (in): normalise x first; NULL: do not. Kernels queued earlier must not write weight,

@@ -3,7 +3,6 @@
 #include "model/shard.h"
 #include "model/arena.h"
 #include "cuda/attention.cuh"
-#include "cuda/crossentropy.cuh"
 #include "cuda/embedding.cuh"
 #include "cuda/engine.cuh"
 #include "cuda/gelu.cuh"
