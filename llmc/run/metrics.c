@@ -86,17 +86,6 @@ static bool read_holder(int dir, const char *directory, char host[HOST_BYTES], l
     return known;
 }
 
-// Locks metrics.jsonl, open as `fd`.
-static int take_lock(int fd, int dir, const char *directory, Error *e) {
-    char host[HOST_BYTES], who[HOST_BYTES + 64] = "";
-    long process;
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
-    if (read_holder(dir, directory, host, &process))
-        snprintf(who, sizeof who, "; the last known one is process %ld on %s", process, host);
-    return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out",
-                "%s/metrics.jsonl: another run is writing to it%s", directory, who);
-}
-
 bool run_lock_is_here(int dir, const char *directory) {
     char host[HOST_BYTES], here[HOST_BYTES] = "unknown";
     long process;
@@ -116,7 +105,9 @@ int run_lock_sign(int dir, const char *directory, Error *e) {
 // ---- Opening and closing --------------------------------------------------------------------------------------------
 
 int metrics_open(Metrics **out, int dir, const char *directory, Error *e) {
+    char host[HOST_BYTES], who[HOST_BYTES + 64] = "";
     Metrics *m;
+    long process;
     int code = 0;
     *out = NULL;
     TRY(memory_alloc_zero((void **)&m, sizeof *m, "metrics", e));
@@ -127,7 +118,12 @@ int metrics_open(Metrics **out, int dir, const char *directory, Error *e) {
         TRY_GOTO(text_begin(&m->log[i].lines, e));
     }
     TRY_GOTO(file_open_output(dir, m->log[STEPS].path, O_RDWR | O_CREAT | O_APPEND, &m->fd, e));
-    TRY_GOTO(take_lock(m->fd, dir, directory, e));
+    if (flock(m->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        if (read_holder(dir, directory, host, &process))
+            snprintf(who, sizeof who, "; the last known one is process %ld on %s", process, host);
+        TRY_GOTO(FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out",
+                      "%s/metrics.jsonl: another run is writing to it%s", directory, who));
+    }
     m->bytes = lseek(m->fd, 0, SEEK_END);
     TRY_GOTO(m->bytes < 0 ? cannot_write(m->log[STEPS].path, e) : 0);
     *out = m;

@@ -93,31 +93,26 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
     fprintf(f, "\n}\n");
 }
 
-// Chooses the id in run.json, else the id of the resumed checkpoint, else (a new run, or an older build's) 128 random
-// bits.
-static int choose_id(Archive *archive, const char *of_json, const char *of_checkpoint, Error *e) {
-    const char *known = of_json && strlen(of_json) < sizeof archive->id ? of_json : of_checkpoint;
-    uint64_t random[2];
-    if (*archive->id) return 0; // chosen at the start
-    snprintf(archive->id, sizeof archive->id, "%s", known);
-    if (*archive->id) return 0;
-    if (getentropy(random, sizeof random) != 0)
-        return FAIL(e, ERR_INTERNAL, NULL, "no random number for the run's id: %s", strerror(errno));
-    snprintf(archive->id, sizeof archive->id, "%016" PRIx64 "%016" PRIx64, random[0], random[1]);
-    return 0;
-}
-
 int write_run_json(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
     char path[ARCHIVE_PATH], *text = NULL;
+    uint64_t random[2];
     size_t bytes;
+    int code = 0;
     cJSON *old = NULL;
     Text new = {0};
     TRY(path_join(path, sizeof path, archive->path, "run.json", e));
     if (r->saving.saved[0] && file_read(archive->dir, path, RUN_JSON_MAX_BYTES, &text, &bytes, e) && e->unreadable)
         return e->code;
     if (text) json_parse_text(&old, text, bytes, path, NULL, e); // a damaged run.json counts as none
-    int code = choose_id(archive, cJSON_GetStringValue(json_get(old, "id")), r->saving.own.newest.run, e);
+    // The id is chosen once: that of run.json or of the resumed checkpoint; for a new run 128 random bits.
+    const char *known = cJSON_GetStringValue(json_get(old, "id"));
+    if (!known || strlen(known) >= sizeof archive->id) known = r->saving.own.newest.run;
+    if (!*archive->id) strcpy(archive->id, known);
+    if (!*archive->id && getentropy(random, sizeof random) != 0)
+        code = FAIL(e, ERR_INTERNAL, NULL, "no random number for the run's id: %s", strerror(errno));
+    else if (!*archive->id)
+        snprintf(archive->id, sizeof archive->id, "%016" PRIx64 "%016" PRIx64, random[0], random[1]);
     if (!code) code = text_begin(&new, e);
     if (!code) put_run_json(new.f, r, old);
     if (!code) code = text_end(&new, e);

@@ -121,7 +121,8 @@ static int run_program(Run *r, Error *e) {
     return code == ERR_NONFINITE ? error_prefix(e, "--model %s", o->model) : code;
 }
 
-void program_spin_briefly(char **argv) {
+void program_begin(char **argv) {
+    process_begin();
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
     char program[PATH_MAX]; // execv the real path: with /proc/self/exe, ps and killall would show "exe"
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);

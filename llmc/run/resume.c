@@ -22,33 +22,29 @@
 #include <stdlib.h>
 #include <time.h>
 
-// Fails on all ranks unless all see the checkpoint that rank 0 sees (2). Its manifest holds the hashes of its other
-// files.
-static int check_same_checkpoint(const Setup *setup, const char *directory, Error *e) {
-    char path[ARCHIVE_PATH], other[ARCHIVE_PATH + 20];
-    FileDigest manifest = {0}; // zeros without a manifest
-    snprintf(other, sizeof other, "another checkpoint (%s)", directory);
-    TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
-    int code = file_digest(path, &manifest, e);
-    TRY(comm_agree(setup->comm, code && e->unreadable ? code : 0, e));
-    return comm_same(setup->comm, hash_bytes(HASH_START, manifest.hash, sizeof manifest.hash), 1, ERR_USAGE, other,
-                     SAME_FILES_HINT, e);
-}
-
 // (all) Verifies rank 0's candidate. Each rank reads a share. All ranks divide the files if --out must be the same
 // directory on all machines; else the ranks of each machine do. Damage fails on rank 0 only, with the error of the
-// lowest rank that found some. Other errors fail on all ranks.
+// lowest rank that found some. Other errors fail on all ranks: also if one sees another checkpoint (2).
 static int verify_share(void *run, Error *e) {
     Run *r = run;
     const Setup *s = &r->setup;
     Comm *comm = s->comm;
     const Pulse pulse = {comm_progress, comm};
+    const char *directory = r->saving.candidate.directory;
+    char path[ARCHIVE_PATH], other[ARCHIVE_PATH + 24];
+    FileDigest manifest = {0}; // zeros without a manifest; it holds the hashes of the other files
     Error lowest = {0};
     TRY(comm_broadcast(comm, &r->saving.candidate, sizeof r->saving.candidate, e));
     const bool shared = r->saving.candidate.own && s->options.zero != ZERO_0;
     const Share share = shared ? (Share){comm->rank, comm->ranks} : (Share){comm->local_rank, comm->local_ranks};
-    if (check_same_checkpoint(s, r->saving.candidate.directory, e)) return e->unreadable = true, e->code;
-    checkpoint_verify_model(r->saving.candidate.directory, true, share, &pulse, &lowest);
+    snprintf(other, sizeof other, "another checkpoint (%s)", directory);
+    TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
+    int code = file_digest(path, &manifest, e);
+    code = comm_agree(comm, code && e->unreadable ? code : 0, e);
+    const uint64_t hash = hash_bytes(HASH_START, manifest.hash, sizeof manifest.hash);
+    if (!code) code = comm_same(comm, hash, 1, ERR_USAGE, other, SAME_FILES_HINT, e);
+    if (code) return e->unreadable = true, code; // not damage: every rank ends
+    checkpoint_verify_model(directory, true, share, &pulse, &lowest);
     TRY(comm_lowest_error(comm, &lowest, e));
     if (is_rank0(s) && lowest.code) *e = lowest;
     return is_rank0(s) ? lowest.code : 0;

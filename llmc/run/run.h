@@ -69,23 +69,23 @@ typedef struct {
 } Position;
 
 typedef struct {
-    Saver *saver;               // NULL before training
-    SaverCounts sums;           // over all ranks, at the latest step
-    Archive archive;            // the run directory; open on rank 0 and on ranks that write there
-    char saved[ARCHIVE_PATH];   // the newest checkpoint; "" before the first
-    int64_t saved_step;         // step of `saved`; -1 before the first
-    int64_t first_step;         // first step after this start of the run
-    double limit;               // end of --max-hours, in seconds of the clock
-    double longest_save;        // seconds; 0 before the first
-    double longest_step;        // seconds, including the work after the step
-    double step_began;          // seconds of the clock; 0 before the first
-    double timed_tokens;        // tokens of the timed steps (--train-hours)
-    double timed_seconds;       // seconds of the timed steps
-    bool out_of_time;           // --max-hours stops the run
-    bool last;                  // the save before the run's end was made, or failed
-    bool log_waits;             // lines of the log wait, as a warning has said
-    bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)
-    BestPoint best_before;      // the best before the running save
+    Saver *saver;                  // NULL before training
+    SaverCounts sums;              // over all ranks, at the latest step
+    Archive archive;               // the run directory; open on rank 0 and on ranks that write there
+    char saved[ARCHIVE_PATH];      // the newest checkpoint; "" before the first
+    int64_t saved_step;            // step of `saved`; -1 before the first
+    int64_t first_step;            // first step after this start of the run
+    double limit;                  // end of --max-hours, in seconds of the clock
+    double longest_save;           // seconds; 0 before the first
+    double longest_step;           // seconds, including the work after the step
+    double step_began;             // seconds of the clock; 0 before the first
+    double timed_tokens;           // tokens of the timed steps (--train-hours)
+    double timed_seconds;          // seconds of the timed steps
+    bool out_of_time;              // --max-hours stops the run
+    bool last;                     // the save before the run's end was made, or failed
+    bool log_waits;                // lines of the log wait, as a warning has said
+    bool is_best;                  // the validation loss after this step is the lowest so far (--keep-best)
+    BestPoint best_before;         // the best before the running save
     uint8_t changed[OPTION_COUNT]; // in a resumed run: 1 for options that differ from the part before
     struct {
         bool searched; // the search for a checkpoint to resume from was made
@@ -155,12 +155,12 @@ int setup_buffers(Run *r, Error *e);                               // setup_rows
 // Sets setup->parallel and setup->shape to what rank comm->rank of comm->ranks keeps at the ramp's largest batch.
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e);
 
-int setup_room(const Run *r, Error *e);                 // ERR_WRITE if the disk has no room for a save
-int setup_device(const Setup *setup, Error *e);         // (all) chooses this rank's device
-int setup_gns(Run *r, Error *e);                        // (all) the mode of --gns, unless given
-int setup_engine(Run *r, Error *e);                     // setup_shards, then the engine with its weights
-int setup_tuning(Run *r, Error *e); // (all) the algorithms of the matrix products: r->position.at.tuning
-int setup_output(Run *r, Error *e); // the run directory, on rank 0; the first to write anything
+int setup_room(const Run *r, Error *e);         // ERR_WRITE if the disk has no room for a save
+int setup_device(const Setup *setup, Error *e); // (all) chooses this rank's device
+int setup_gns(Run *r, Error *e);                // (all) the mode of --gns, unless given
+int setup_engine(Run *r, Error *e);             // setup_shards, then the engine with its weights
+int setup_tuning(Run *r, Error *e);             // (all) the algorithms of the matrix products: r->position.at.tuning
+int setup_output(Run *r, Error *e);             // the run directory, on rank 0; the first to write anything
 void run_end_training(Run *r);
 int run_destroy(Run *r, Error *e); // ends threads, then frees. Fails if the log's last lines are lost
 

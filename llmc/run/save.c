@@ -377,13 +377,11 @@ static int await_save(Run *r, bool whole, Error *e) {
     return whole ? comm_wait_first(r->setup.comm, e) : 0;
 }
 
-// (all) Waits for the previous save, then starts one; with `waits`, also waits for its end. If the save fails,
-// returns 0 and sets *unsaved to its code; rank 0's saver holds the error.
-static int save(Run *r, bool waits, int *unsaved, Error *e) {
-    enum { SAVED_ALREADY = -1 };
+// (all) Waits for the previous save, then starts one; with `waits`, also waits for its end. If the save fails, returns 0,
+// and s->error.code is its code on all ranks; rank 0 has the whole error. No save of a step that is saved: -1.
+static int save(Run *r, bool waits, Error *e) {
     Comm *comm = r->setup.comm;
     Saver *s = r->saving.saver;
-    int begun = 0;
     comm_phase(comm, PHASE_CHECKPOINT, r->position.at.step);
     progress_begin(&r->output.progress, "saving", 0);
     TRY(await_save(r, true, e));
@@ -391,41 +389,32 @@ static int save(Run *r, bool waits, int *unsaved, Error *e) {
     s->waits = waits;
     s->error = (Error){0};
     s->started = clock_seconds();
-    if (is_rank0(&r->setup)) {
-        begun = r->saving.saved_step == s->step ? SAVED_ALREADY : begin_save(r, &s->error);
-        if (begun > 0) report(r);
-    }
+    if (is_rank0(&r->setup) && r->saving.saved_step == s->step) s->error.code = -1;
+    else if (is_rank0(&r->setup) && begin_save(r, &s->error)) report(r);
     TRY(comm_wait_first(comm, e));
-    TRY(comm_broadcast(comm, &begun, sizeof begun, e));
-    if (begun == 0) {
+    TRY(comm_broadcast(comm, &s->error.code, sizeof s->error.code, e));
+    if (s->error.code == 0) {
         for (size_t k = 0; k < ARRAYS && r->setup.whole.part; k++)
             TRY(whole_exchange(&r->setup.whole, r->setup.engine, kinds[k], s->copy + k * s->stride, e));
         start_writing(s);
         r->saving.sums = (SaverCounts){.writing = 1};
-        if (waits) {
-            TRY(await_save(r, true, e));
-            begun = s->error.code;
-            TRY(comm_broadcast(comm, &begun, sizeof begun, e));
-        } else if (!s->copies) TRY(await_save(r, false, e));
+        if (waits || !s->copies) TRY(await_save(r, waits, e));
+        if (waits) TRY(comm_broadcast(comm, &s->error.code, sizeof s->error.code, e));
         s->paused = clock_seconds() - s->started;
     }
     progress_end(&r->output.progress);
-    *unsaved = begun > 0 ? begun : 0;
     return 0;
 }
 
-int save_in_background(Run *r, Error *e) {
-    int reported;
-    return save(r, false, &reported, e);
-}
+int save_in_background(Run *r, Error *e) { return save(r, false, e); }
 
 // Also fails if the run directory was moved: the files are saved there, but the same command would not find them.
 int save_and_wait(Run *r, Error *e) {
     const char *newest = r->saving.saved;
-    int unsaved, code = 0;
+    int code = 0;
     r->saving.last = true;
-    TRY(save(r, true, &unsaved, e));
-    if (is_rank0(&r->setup) && unsaved) {
+    TRY(save(r, true, e));
+    if (is_rank0(&r->setup) && r->saving.saver->error.code > 0) {
         *e = r->saving.saver->error;
         if (*newest) hint_to_resume(r, e, "");
         code = error_prefix(e, "step %lld is not saved, and the newest checkpoint is %s",
@@ -444,13 +433,12 @@ void save_at_error(Run *r, Error *e) {
     const int speaker = comm->speaker;
     char what[ARCHIVE_PATH + 100];
     Error failed = {0};
-    int unsaved = 1;
     comm->settled = false;
     int code = parallel_send_weights(&r->setup.parallel, &failed);
     if (!code) code = compare_ranks(r, &failed);
-    if (!code) code = save(r, true, &unsaved, &failed);
+    if (!code) code = save(r, true, &failed);
     if (!code || comm->settled) comm->settled = settled, comm->speaker = speaker;
-    if (code || unsaved) {
+    if (code || s->error.code > 0) {
         report_failure(r, r->position.at.step, code ? &failed : &s->error, true);
         return;
     }

@@ -193,12 +193,6 @@ static int draw(void *drawn, size_t first, size_t n, float *out, Error *e) {
     return 0;
 }
 
-static int init_parameters(const Setup *s, const Receiver *to, Error *e) {
-    for (int i = 0; i < s->model.tensor_count; i++)
-        TRY(checkpoint_load_tensor(to, STATE_PARAM, i, draw, &(Drawn){s, &s->model.tensors[i]}, e));
-    return 0;
-}
-
 // Makes this rank's local model (--tensor).
 static int setup_local_model(Setup *setup, const Comm *comm, Error *e) {
     const bool by_machine = setup->options.shard;
@@ -278,23 +272,10 @@ static int check_moments(const Setup *s, RunPoint *at, Error *e) {
 }
 
 // Loads what this rank owns of a checkpoint's arrays, or draws the weights. parallel_start gathers the rest.
-static int load_arrays(Run *r, const char *from, bool moments, Error *e) {
+static int load_state(Run *r, Error *e) {
     Setup *s = &r->setup;
     Receiver to = {.model = s->shape.model, .wanted = s->parallel.owned, .load = load, .context = r};
     const size_t bytes = RECEIVER_VALUES * sizeof *to.buffer;
-    if (!s->shape.inference) to.count = s->parallel.buckets;
-    TRY(memory_alloc((void **)&to.buffer, bytes, "a file buffer", e));
-    engine_pin(s->engine, to.buffer, bytes);
-    int code = *from ? checkpoint_load_model(from, &to, e) : init_parameters(s, &to, e);
-    if (moments && !code) code = checkpoint_load_moment(from, STATE_MOMENT1, &to, e);
-    if (moments && !code) code = checkpoint_load_moment(from, STATE_MOMENT2, &to, e);
-    engine_unpin(s->engine, to.buffer);
-    memory_free(to.buffer);
-    return code;
-}
-
-static int load_state(Run *r, Error *e) {
-    Setup *s = &r->setup;
     const bool resumes = r->saving.saved[0], moments = resumes || s->options.with_optimizer;
     const char *from = resumes ? r->saving.saved : s->source;
     const Share share = {s->comm->local_rank, s->comm->local_ranks}; // each machine may have files of its own
@@ -304,8 +285,17 @@ static int load_state(Run *r, Error *e) {
                    (moments ? 3 : 1) * (int64_t)(s->model.parameters / (size_t)ranks));
     if (*from && !resumes) TRY(checkpoint_verify_model(from, moments, share, &pulse, e));
     if (moments && !resumes) TRY(check_moments(s, &r->position.at, e));
-    TRY(load_arrays(r, from, moments, e));
-    if (!*from || resumes || !is_rank0(s)) return 0;
+    if (!s->shape.inference) to.count = s->parallel.buckets;
+    TRY(memory_alloc((void **)&to.buffer, bytes, "a file buffer", e));
+    engine_pin(s->engine, to.buffer, bytes);
+    int code = *from ? checkpoint_load_model(from, &to, e) : 0;
+    for (int i = 0; !*from && i < s->model.tensor_count && !code; i++)
+        code = checkpoint_load_tensor(&to, STATE_PARAM, i, draw, &(Drawn){s, &s->model.tensors[i]}, e);
+    if (moments && !code) code = checkpoint_load_moment(from, STATE_MOMENT1, &to, e);
+    if (moments && !code) code = checkpoint_load_moment(from, STATE_MOMENT2, &to, e);
+    engine_unpin(s->engine, to.buffer);
+    memory_free(to.buffer);
+    if (code || !*from || resumes || !is_rank0(s)) return code;
     progress_break(&r->output.progress);
     return checkpoint_note_unknown(from, &s->model, stderr, e);
 }

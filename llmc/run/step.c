@@ -123,17 +123,18 @@ static void observe_sources(Run *r, int64_t B) {
     noise_observe_sources(&p->noise, (double)B, pairs, share, sq, gram, (double)(B * r->setup.shape.seq_len));
 }
 
-// Updates the noise scale, and with it the ramp.
-static void observe_noise(const Setup *setup, Position *position, int64_t B, double rank_sq, GnsMode mode,
-                          RampTarget *target) {
+// Updates the noise scales, and with them the ramp.
+static void observe_noise(Run *r, int64_t B, double rank_sq, GnsMode mode, bool measured_ranks, RampTarget *target) {
+    const Setup *setup = &r->setup;
+    Position *position = &r->position;
     double step_tokens = (double)(B * setup->shape.seq_len), done = (double)position->at.tokens + step_tokens;
-    bool measured_ranks = measures_ranks(setup, position, mode);
     noise_observe(&position->noise, &setup->model, &position->result, B, step_tokens, done, mode);
     if (mode == GNS_OFF) return;
     NoiseSignal signal = noise_signal(&position->noise);
     *target = ramp_target(&position->ramp, signal.tracker, signal.c);
     ramp_observe(&position->ramp, step_tokens, target->aim);
     if (measured_ranks) observe_ranks(setup, position, B, rank_sq);
+    if (position->noise.sources) observe_sources(r, B);
 }
 
 static int amax_count(const Run *r) { return r->position.result.amax ? r->setup.model.config.layers * FP8_SITES : 0; }
@@ -287,8 +288,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     const double loss_scale = at->loss_scale.scale;
     TRY(adapt_scales(r, B, &skipped, e));
     progress_end(&r->output.progress);
-    if (!skipped) observe_noise(setup, position, B, sums.rank_sq, mode, &target);
-    if (!skipped && mode != GNS_OFF && position->noise.sources) observe_sources(r, B);
+    if (!skipped) observe_noise(r, B, sums.rank_sq, mode, measured_ranks, &target);
     at->step++;
     at->batch = B;
     at->examples += B;

@@ -61,8 +61,7 @@ static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
     const double a_token = r->saving.timed_seconds / r->saving.timed_tokens;
     double validation = 0; // seconds per step; a forward pass takes a third of training
     if (r->data.val && o->val_every > 0)
-        validation = fmin((double)o->val_tokens, (double)r->data.val->info.tokens) * a_token / 3 /
-                     (double)o->val_every;
+        validation = fmin((double)o->val_tokens, (double)r->data.val->info.tokens) * a_token / 3 / (double)o->val_every;
     const double steps = fmax(0, left) / (batch * a_token + validation);
     const double all = fmin((double)m->tokens + steps * batch, (double)HORIZON_UNDECIDED);
     const double unit = pow(10, floor(log10(all)) - 2);
