@@ -249,9 +249,19 @@ static void keep_length(StateIO *io, const char *name, int now, const char *what
                         io->file, name, was, what, now);
 }
 
-static void io_data(StateIO *io, const RunData *data, const char *out) {
+static void io_identity(StateIO *io, const Setup *s, const RunData *data) {
+    const ModelConfig *model = &s->model.config;
+    const char *start = s->source[0] ? s->model_name : "scratch"; // the files may be moved
     const DatasetInfo info = data->train->info;
     const int weights = info.weighted ? info.sources : 0;
+    keep(io, "model.start", "--model", cJSON_CreateString(start));
+    keep(io, "model.layers", "--model, --layers", cJSON_CreateNumber(model->layers));
+    keep(io, "model.heads", "--model, --heads", cJSON_CreateNumber(model->heads));
+    keep(io, "model.channels", "--model, --channels", cJSON_CreateNumber(model->channels));
+    keep(io, "model.vocab", "--model, --vocab-size", cJSON_CreateNumber(model->vocab));
+    keep(io, "model.context", "--model, --seq-len", cJSON_CreateNumber(model->context));
+    keep(io, "seq_len", "--seq-len", cJSON_CreateNumber(s->shape.seq_len));
+    keep(io, "seed", "--seed", cJSON_CreateString(AT("%" PRId64, s->options.seed))); // may need all of its 63 bits
     if (io->code) return;
     if (!io->writing && !cJSON_IsArray(get(io, "train_data"))) malformed(io, "train_data", "a list");
     keep_length(io, "train_data", info.shards, "shards");
@@ -263,27 +273,14 @@ static void io_data(StateIO *io, const RunData *data, const char *out) {
         keep(io, AT("train_data[%d].xxh3_128", i), flag, cJSON_CreateString(digest->hash));
     }
     if (io->code && strcmp(io->e->hint, other_run) == 0)
-        error_hint(io->e, "give the run's own; to go on with other data: --model %s --with-optimizer --out NEW", out);
+        error_hint(io->e, "give the run's own; to go on with other data: --model %s --with-optimizer --out NEW",
+                   s->options.out);
     keep_length(io, "train_mixture", weights, "weights");
-    for (int s = 0; s < weights; s++) { // each source's fraction of the rows, and its number of shards
-        const DatasetSource source = data->train->sources.source[s];
-        keep(io, AT("train_mixture[%d].share", s), "--train", cJSON_CreateString(AT("%.17g", source.share)));
-        keep(io, AT("train_mixture[%d].shards", s), "--train", cJSON_CreateNumber(source.shards));
+    for (int i = 0; i < weights; i++) { // each source's fraction of the rows, and its number of shards
+        const DatasetSource source = data->train->sources.source[i];
+        keep(io, AT("train_mixture[%d].share", i), "--train", cJSON_CreateString(AT("%.17g", source.share)));
+        keep(io, AT("train_mixture[%d].shards", i), "--train", cJSON_CreateNumber(source.shards));
     }
-}
-
-static void io_identity(StateIO *io, const Setup *s, const RunData *data) {
-    const ModelConfig *model = &s->model.config;
-    const char *start = s->source[0] ? s->model_name : "scratch"; // the files may be moved
-    keep(io, "model.start", "--model", cJSON_CreateString(start));
-    keep(io, "model.layers", "--model, --layers", cJSON_CreateNumber(model->layers));
-    keep(io, "model.heads", "--model, --heads", cJSON_CreateNumber(model->heads));
-    keep(io, "model.channels", "--model, --channels", cJSON_CreateNumber(model->channels));
-    keep(io, "model.vocab", "--model, --vocab-size", cJSON_CreateNumber(model->vocab));
-    keep(io, "model.context", "--model, --seq-len", cJSON_CreateNumber(model->context));
-    keep(io, "seq_len", "--seq-len", cJSON_CreateNumber(s->shape.seq_len));
-    keep(io, "seed", "--seed", cJSON_CreateString(AT("%" PRId64, s->options.seed))); // may need all of its 63 bits
-    io_data(io, data, s->options.out);
 }
 
 // ---- What may change ------------------------------------------------------------------------------------------------
@@ -302,12 +299,11 @@ static int options_item(const Options *o, bool raw, cJSON **out, Error *e) {
 // Lists the options that differ from the file's. An option that the file lacks is newer than the file: its old value is
 // the default. ERR_USAGE if an option that may not change (OptionRow.of_run) differs.
 static int compare_options(const StateIO *io, const Options *o, uint8_t *changed, FILE *f, Error *e) {
-    Options *by_default;
+    Options by_default;
     cJSON *now = NULL, *defaults = NULL;
-    TRY(memory_alloc_zero((void **)&by_default, sizeof *by_default, "options", e));
-    options_defaults(by_default);
+    options_defaults(&by_default);
     int code = options_item(o, false, &now, e);
-    if (!code) code = options_item(by_default, false, &defaults, e);
+    if (!code) code = options_item(&by_default, false, &defaults, e);
     for (int id = 0; id < OPTION_COUNT && !code; id++) {
         const OptionRow *row = &option_rows[id];
         const cJSON *before = get(io, AT("options.%s", row->field)), *item = json_get(now, row->field);
@@ -325,7 +321,6 @@ static int compare_options(const StateIO *io, const Options *o, uint8_t *changed
     }
     cJSON_Delete(now);
     cJSON_Delete(defaults);
-    memory_free(by_default);
     return code;
 }
 
