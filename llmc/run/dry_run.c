@@ -40,7 +40,7 @@ int run_dry(Run *r, Error *e) {
         return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --device",
                     "--tune is for GPUs, and the plan is for %s", here.name);
     TRY(plan_on_device(&device, setup, &here, e));
-    // Plan for rank 0: no rank needs 1% more memory. Starts no ranks.
+    // Plan for rank 0: no other rank needs 1% more memory. No rank is started.
     Comm comm = {.ranks = ranks, .local_ranks = plan_machine(&device, ranks)};
     if (o->shard && ranks % comm.local_ranks)
         return FAIL(e, ERR_USAGE, "use a multiple, or --device-count", "--shard machine: --ranks %d on machines of %d",

@@ -21,9 +21,9 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
     const RunData *data = &r->data;
     Progress *progress = &r->output.progress;
     const Parallel *p = &setup->parallel;
-    const bool counts = setup->comm->rank % p->config.tensor == 0; // counts each row once
+    const bool counts = setup->comm->rank % p->config.tensor == 0; // one rank of a tensor group counts a row
     RankRows mine = rows_of_rank(rows, p->group, p->groups);
-    int unread = 0; // not 0: this rank cannot read its rows; that ends the evaluation on all
+    int unread = 0; // an error code if this rank cannot read its rows, which ends the evaluation on all ranks
     Error ignored;
     progress_begin(progress, questions ? "HellaSwag" : "validation", mine.count);
     for (int64_t done = 0, passes = parallel_micro_steps(p, rows); passes > 0; passes--) {

@@ -30,7 +30,7 @@ typedef struct {
     double lr;
     double grad_norm;  // norm of the mean gradient, before clipping; null if not finite
     double tok_per_s;  // over the time until the step's numbers arrive; a GPU's update counts in the next step
-    int slowest_rank;  // waited least for transfers, so the others waited for it; -1: one rank
+    int slowest_rank;  // the rank that waited least for transfers: the others waited for it; -1: one rank
     double wait_share; // mean over ranks of the time waited beyond the slowest rank's, as a fraction of the step
     double mfu;        // fraction of the peak FLOP/s of all ranks' devices; NaN: peak unknown
     GnsMode mode;      // what this step measured
@@ -39,7 +39,7 @@ typedef struct {
     bool has_target;   // --ramp gns: `target` is set
     RampTarget target;
     double loss_scale;   // fp16: of this step; 0: none
-    int64_t overflows;   // fp16, fp8: steps so far whose gradient overflowed or whose e4m3 saturated; all were skipped
+    int64_t overflows;   // fp16, fp8: steps skipped so far because the gradient overflowed or e4m3 saturated
     bool ranks_measured; // noise->ranks was updated
 } StepMetrics;
 

@@ -160,7 +160,8 @@ int setup_room(const Run *r, Error *e) {
     uint64_t left;
     int present = 0; // an earlier run is moved aside
     if (!is_rank0(&r->setup) || rollback_under_way(&r->rollback)) return 0;
-    if (r->output.metrics) TRY(archive_tidy(&r->saving.archive, false, stderr, e)); // a killed save's files; holds the lock
+    if (r->output.metrics)
+        TRY(archive_tidy(&r->saving.archive, false, stderr, e)); // of a killed save; the lock is held
     if (r->saving.saved[0]) TRY(archive_count(&r->saving.archive, &present, e));
     const int needed = present ? present == 1 || o->keep == 0 : saves_before_the_end(&r->setup, &r->position) ? 2 : 1;
     path_existing(o->out, disk, sizeof disk);
@@ -195,7 +196,7 @@ static int setup_directory(Run *r, Error *e) {
                 out);
     TRY(run_lock_sign(archive->dir, out, e));
     TRY(archive_tidy(archive, back && r->setup.options.keep > 0, stderr, e));
-    TRY(write_run_json(r, e)); // reads the old one; comes before changes to the run's data
+    TRY(write_run_json(r, e)); // it reads the old one, so before the run's other files change
     TRY(archive_set_aside_after(archive, r->position.at.step, back ? "rolled_back" : "damaged", stderr, e));
     return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, back, e);
 }

@@ -21,7 +21,7 @@ typedef struct {
     bool answered;         // a signal was acknowledged
     double started;        // when the run started, in seconds of the clock
     double shown, stepped; // when the last line and the last step's line were shown; 0: never
-    double ends;           // when a run without a horizon yet will end; 0: the horizon is decided
+    double ends;           // when --train-hours ends, while the horizon is undecided; else 0
     int64_t horizon;       // tokens of the whole run; 0: no run
     int64_t step, tokens;  // done
     int64_t first_tokens;  // tokens done at `started`
@@ -32,7 +32,7 @@ typedef struct {
         const char *what;    // the work's name; NULL: a step
         double begun;        // when the work began
         int64_t done, total; // rows, or other units; total 0: unknown
-        bool quiet, shown;   // quiet: show no more of it (1); shown: in a line
+        bool quiet, shown;   // quiet: may not be shown any more (1); shown: was in a line
     } now;
     char last[64], numbers[400]; // the last step's line: before its ETA, and after it
     Ticker ticker;

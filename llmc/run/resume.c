@@ -10,8 +10,8 @@
 //     (state.c). The rest may, and is reported.
 //  5. The steps after the checkpoint are written again: setup_output cuts the logs back to it, and renames newer
 //     checkpoints. A rollback is a resume in the same process (rollback.h), and keeps the lock.
-//  6. Nothing is written before setup_output, so a refused resume leaves the run as it was; but what a killed save left
-//     is removed before the disk's room is checked (setup_room).
+//  6. Nothing is written before setup_output, so a refused resume leaves the run as it was. One exception: setup_room
+//     removes what a killed save left before it checks the disk's room.
 #include "run/run.h"
 
 #include "base/files.h"
@@ -24,7 +24,7 @@
 
 // (all) Verifies rank 0's candidate. Each rank reads a share. All ranks divide the files if --out must be the same
 // directory on all machines; else the ranks of each machine do. Damage fails on rank 0 only, with the error of the
-// lowest rank that found some. Other errors fail on all ranks: also if one sees another checkpoint (2).
+// lowest rank that found some. Other errors fail on all ranks, such as another checkpoint on one of them (2).
 static int verify_share(void *run, Error *e) {
     Run *r = run;
     const Setup *s = &r->setup;

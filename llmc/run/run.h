@@ -49,7 +49,7 @@ typedef struct {
     Dataset *train, *val; // val may be NULL
     HellaSwag *hellaswag; // NULL: none
     Loader *loader;       // reads rows of `train`
-    uint16_t *rows;       // (micro_batch, T + 1), for evaluation, and in place of rows that a rank cannot read
+    uint16_t *rows;       // (micro_batch, T + 1): rows to evaluate; placeholders if a rank cannot read its rows
     float *losses;        // (micro_batch, T)
 } RunData;
 
@@ -65,7 +65,7 @@ typedef struct {
     bool stop;            // the run stops (same on all ranks); why: stop_cause in save.h
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown
     int64_t clipped;      // steps since the start whose gradient was clipped
-    double begun;         // seconds of the clock, the time of earlier parts subtracted
+    double begun;         // clock time of the start, less the seconds of earlier parts
 } Position;
 
 typedef struct {
@@ -82,13 +82,13 @@ typedef struct {
     double timed_tokens;           // tokens of the timed steps (--train-hours)
     double timed_seconds;          // seconds of the timed steps
     bool out_of_time;              // --max-hours stops the run
-    bool last;                     // the save before the run's end was made, or failed
-    bool log_waits;                // lines of the log wait, as a warning has said
+    bool last;                     // the run's last save was tried
+    bool log_waits;                // a warning has said that lines of the log wait
     bool is_best;                  // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;         // the best before the running save
     uint8_t changed[OPTION_COUNT]; // in a resumed run: 1 for options that differ from the part before
     struct {
-        bool searched; // the search for a checkpoint to resume from was made
+        bool searched; // the newest checkpoint was looked for
         Newest newest;
     } own; // on rank 0
     struct {
@@ -138,7 +138,7 @@ int setup_sampling(const Setup *setup, Error *e); // ERR_USAGE if samples are wa
 int setup_data(Run *r, Error *e);                 // data: training (sets --epochs' horizon), validation, HellaSwag
 int setup_schedule(Run *r, Error *e);             // learning rate, ramp, noise scale of a new run
 
-// Sets the length that --train-hours means, and all that depends on it.
+// --train-hours: sets the run's length in tokens, and what depends on it.
 int run_set_horizon(Run *r, int64_t tokens, Error *e);
 
 // (all) ERR_INPUT if the ranks have different models or data.
@@ -152,7 +152,7 @@ int setup_resume(Run *r, Error *e);
 int setup_rows(const Setup *setup, const RunData *data, Error *e); // buffers of an evaluation
 int setup_buffers(Run *r, Error *e);                               // setup_rows, and the loader and buffers of training
 
-// Sets setup->parallel and setup->shape to what rank comm->rank of comm->ranks keeps at the ramp's largest batch.
+// Sets what rank comm->rank of comm->ranks keeps at the ramp's largest batch: setup->parallel and setup->shape.
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e);
 
 int setup_room(const Run *r, Error *e);         // ERR_WRITE if the disk has no room for a save
@@ -170,7 +170,7 @@ enum { RUN_JSON_MAX_BYTES = 1 << 26 };
 // Writes run.json. The first call chooses the run's id (output.c).
 int write_run_json(Run *r, Error *e);
 
-// True if the run saves from the saver's copy: before its end, or with --tensor.
+// True if saves need a copy of the state: those before the run's end, and all with --tensor.
 bool saves_in_background(const Setup *setup, const Position *position);
 
 // --dry-run (dry_run.c): plans the run and prints the plan.
@@ -191,7 +191,7 @@ typedef struct {
 } Evaluation;
 
 // Computes the loss on at most `most_tokens` of the validation set, rounded up to whole rows. The rows are always the
-// same, spread over the whole set: its beginning may be a single document.
+// same. They are spread over the whole set, since its beginning may be a single document.
 int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e);
 int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e);
 

@@ -87,9 +87,10 @@ static void *touch_copy(void *saver) {
 int saver_create(Saver **out, const Run *r, Error *e) {
     const Setup *setup = &r->setup;
     const Parallel *p = &setup->parallel;
-    const bool alone = parallel_stores_alone(p), is_first = is_rank0(setup);      // with --zero 0 rank 0 writes alone
-    const bool writes = alone ? is_first : setup->comm->rank < p->division.ranks; // of replicas only the first
-    const size_t page = 64 << 10; // bytes: the largest page of any machine
+    const bool alone = parallel_stores_alone(p), is_first = is_rank0(setup); // with --zero 0 rank 0 writes alone
+    const bool writes =
+        alone ? is_first : setup->comm->rank < p->division.ranks; // --shard machine: only the first replica writes
+    const size_t page = 64 << 10;                                 // bytes: the largest page of any machine
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     Saver *s = *out;
     s->run = r;
@@ -310,8 +311,8 @@ static void hint_to_resume(const Run *r, Error *e, const char *what) {
                r->setup.options.fresh ? " without --fresh" : "");
 }
 
-// Reports a save that has ended, on rank 0. If the run waited for it, the caller reports a failure. After a failure the
-// best checkpoint is again the previous one.
+// Reports a save that has ended, on rank 0; a failure only if the run did not wait for the save, for then the caller
+// reports it. After a failure the best checkpoint is again the previous one.
 static void report(Run *r) {
     Saver *s = r->saving.saver;
     BestPoint *best = &r->position.at.best;
@@ -377,8 +378,9 @@ static int await_save(Run *r, bool whole, Error *e) {
     return whole ? comm_wait_first(r->setup.comm, e) : 0;
 }
 
-// (all) Waits for the previous save, then starts one; with `waits`, also waits for its end. If the save fails, returns 0,
-// and s->error.code is its code on all ranks; rank 0 has the whole error. No save of a step that is saved: -1.
+// (all) Waits for the previous save, then starts one; with `waits`, also waits for its end. Returns 0 also
+// if the save fails: s->error.code is then its code on all ranks, and rank 0 has the whole error. The code is -1, and
+// nothing is saved, if the step is saved already.
 static int save(Run *r, bool waits, Error *e) {
     Comm *comm = r->setup.comm;
     Saver *s = r->saving.saver;

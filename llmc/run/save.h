@@ -26,16 +26,16 @@
 //      saver_counts over the ranks tell them that no rank writes any more.
 //   2. A checkpoint is the state after one step. Each rank's thread first copies what the rank owns; the main thread
 //      awaits the copy before the next update (await_copy). Where a rank has no memory for the copy, its thread reads
-//      the engine, and all ranks wait until everything is written. compare_ranks, called before, has awaited all
-//      weights: a thread's store waits for no transfer. With --tensor each rank writes a part of the whole model: the
-//      main threads exchange its values into the copy first, while training waits.
+//      the engine, and all ranks wait until everything is written. compare_ranks has awaited all weights before, so
+//      engine_store waits for no transfer. With --tensor each rank writes a part of the whole model: the main threads
+//      first exchange its values into the copy, while training waits.
 //   3. Rank 0 creates the files. Each rank opens them once and writes only through these descriptors, only its pieces.
 //   4. While writing or finishing, the thread owns the copy, the pieces, the text of state.json, the manifest, the
 //      notes and the error. The main thread reads only the atomics `copying`, `ended` and `done`.
 //   5. Only main threads talk to other ranks. If one rank fails, all give the save up.
-//   6. A checkpoint gets its name when its files and the metrics are on the disk, except lines that could not be
-//      written (metrics.h). Then it is read back; one that differs is removed. Older checkpoints are removed after
-//      that; earlier only if the disk has no room for both and the lines that wait.
+//   6. A checkpoint gets its name when its files and metrics.jsonl are on the disk; lines that could not be written
+//      may still wait (metrics.h). Then it is read back, and removed if it differs. Older checkpoints are removed
+//      after that, or before if the disk has no room for both and the lines that wait.
 #pragma once
 
 #include "model/model.h"
@@ -49,14 +49,14 @@ uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer);
 
 int saver_create(Saver **out, const Run *r, Error *e);
 
-// (all) Call before a run that saves in the background. Allocates the copy of what this rank owns, and touches and pins
-// it on the thread: training would otherwise stand still for seconds at the first touch of fresh memory.
+// (all) Call before a run that saves in the background. Allocates the copy of what this rank owns. The thread touches
+// and pins it: the first touch of fresh memory takes seconds, and training would stand still.
 int saver_prepare(Saver *saver, Error *e);
 void saver_destroy(Saver *saver); // waits for the thread; NULL is fine
 
 int save_in_background(Run *r, Error *e);
 int save_and_wait(Run *r, Error *e);
-void save_at_error(Run *r, Error *e); // e: the error that ended training; gets the checkpoint as a hint
+void save_at_error(Run *r, Error *e); // e: the error that ended training; its hint then names the checkpoint
 
 void await_copy(Run *r); // call before every update
 
@@ -70,8 +70,8 @@ SaverCounts saver_counts(const Saver *saver);
 int collect_save(Run *r, Error *e);
 
 // Call when training ended on an error, while a save may still run. If all ranks know the error, they wait for the
-// save. If only this rank does, the others wait in a collective. Then this rank waits for the save at most half the
-// deadline, so that it reports the error first.
+// save. If only this rank knows it, the others wait for this rank in a collective. So it waits for the save at most
+// half the deadline, and reports its error before their watchdogs do.
 void end_save(Run *r);
 
 // Call after collect_save. Writes the lines of the log that wait because the disk is full. The next save makes room for

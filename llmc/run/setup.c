@@ -22,7 +22,7 @@ static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
     if (o->given[OPTION_vocab_size] && o->vocab_size != config->vocab)
         return FAIL(e, ERR_USAGE, "leave it out", "--vocab-size %lld: --model %s has %d", (long long)o->vocab_size,
                     o->model, config->vocab);
-    bool shorten = !options_train(o) && !o->given[OPTION_seq_len]; // to the model's context
+    bool shorten = !options_train(o) && !o->given[OPTION_seq_len]; // cuts rows to the model's context
     if (o->seq_len > config->context && !shorten)
         return FAIL(e, ERR_USAGE, "use a smaller --seq-len", "--seq-len %lld: --model %s has a context of %d tokens",
                     (long long)o->seq_len, o->model, config->context);
@@ -160,7 +160,7 @@ int setup_sampling(const Setup *setup, Error *e) {
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
-// Loads values. Fails on one that is not finite, and names its tensor: training or a sample could not name it.
+// Loads values. Fails on one that is not finite, and names its tensor: later errors could not.
 static int load(void *run, StateKind kind, Range range, const float *values, Error *e) {
     Run *r = run;
     Progress *p = &r->output.progress;
@@ -241,14 +241,14 @@ int setup_device(const Setup *setup, Error *e) {
     return setup->comm->ranks > 1 && setup->transport_api->device ? setup->transport_api->device(setup->comm, e) : 0;
 }
 
-// Sets the default of --gns: exact if every rank's device fuses exact norms, else ln. A resumed run has its mode from
-// state.c.
+// Sets the default of --gns: exact if every rank's device fuses exact norms, else ln. A resumed run keeps its mode
+// (state.c).
 int setup_gns(Run *r, Error *e) {
     Setup *s = &r->setup;
     EngineDevice device;
     if (!s->options.given[OPTION_gns] && !r->saving.saved[0]) {
         s->engine_api->device(&s->shape, false, &device);
-        double lacking = device.exact_is_fused ? 0 : 1; // ranks
+        double lacking = device.exact_is_fused ? 0 : 1; // ranks whose device does not
         TRY(comm_sum(s->comm, &lacking, 1, e));
         TRY(options_resolve_gns(&s->options, lacking == 0 ? GNS_EXACT : GNS_LN, e));
     }

@@ -68,7 +68,7 @@ static const char *text_at(const StateIO *io, const char *path) { // "": none
 
 static int out_of_memory(Error *e) { return FAIL(e, ERR_MEMORY, "free some memory", "no memory for " STATE_NAME); }
 
-// Adds an item at a path; owns it, also on failure.
+// Adds an item at a path; deletes it on failure.
 static void put(StateIO *io, const char *path, cJSON *item) {
     if (!io->code && item && find(io, path, item)) return;
     cJSON_Delete(item);
@@ -105,7 +105,7 @@ static void count_unless_0(StateIO *io, const char *path, int64_t *x) {
     if (io->writing ? *x > 0 : get(io, path) != NULL) count(io, path, x);
 }
 
-// Writes the present value, or fails unless the file has the same one. Owns `now`.
+// Writing: adds `now`. Reading: fails unless the file has the same value, and deletes `now`.
 static void keep(StateIO *io, const char *path, const char *flag, cJSON *now) {
     const cJSON *was = get(io, path);
     if (io->writing) {
@@ -148,7 +148,7 @@ static void io_noise(StateIO *io, Noise *noise) {
     real(io, "noise.tokens_since_ranks", &noise->tokens_since_ranks);
     for (int i = 0; i < GROUP_COUNT; i++) io_tracker(io, AT("noise.type.%s", group_names[i]), &noise->type[i]);
     for (int l = 0; l < noise->layers; l++) io_tracker(io, AT("noise.layer.%d", l), &noise->layer[l]);
-    const bool there = io->writing || get(io, "noise.source"); // not in an older build's state, or after --gns off
+    const bool there = io->writing || get(io, "noise.source"); // missing in an older build's state, or after --gns off
     for (int i = 0; i < noise->source_trackers && there; i++)
         io_tracker(io, AT("noise.source.%d", i), &noise->source[i]);
 }
@@ -212,7 +212,7 @@ static void io_point(StateIO *io, RunPoint *at) {
     else strcpy(at->tuning, tuning);
 }
 
-// The exponents of --dtype fp8 and fp8-dw are unset if the part before had neither.
+// --dtype fp8 and fp8-dw: the exponents. They are unset if the part before had another type.
 static void io_exponents(StateIO *io, const Setup *s, int8_t *k) {
     const char *path = "fp8_exponents";
     const int n = s->model.config.layers * FP8_SITES;
@@ -261,7 +261,8 @@ static void io_identity(StateIO *io, const Setup *s, const RunData *data) {
     keep(io, "model.vocab", "--model, --vocab-size", cJSON_CreateNumber(model->vocab));
     keep(io, "model.context", "--model, --seq-len", cJSON_CreateNumber(model->context));
     keep(io, "seq_len", "--seq-len", cJSON_CreateNumber(s->shape.seq_len));
-    keep(io, "seed", "--seed", cJSON_CreateString(AT("%" PRId64, s->options.seed))); // may need all of its 63 bits
+    keep(io, "seed", "--seed",
+         cJSON_CreateString(AT("%" PRId64, s->options.seed))); // a string: a JSON number holds 53 bits
     if (io->code) return;
     if (!io->writing && !cJSON_IsArray(get(io, "train_data"))) malformed(io, "train_data", "a list");
     keep_length(io, "train_data", info.shards, "shards");
@@ -453,7 +454,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
 int run_state_summary(RunSummary *summary, const char *directory, Error *e) {
     char path[PATH_MAX];
     StateIO io;
-    *summary = (RunSummary){0}; // fields that are left out are 0
+    *summary = (RunSummary){0}; // a field that the file lacks is 0
     TRY(state_open(&io, path, directory, e));
     io_point(&io, &summary->at);
     snprintf(summary->build, sizeof summary->build, "%s", io.build);

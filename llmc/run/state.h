@@ -1,4 +1,4 @@
-// state: state.json, what a checkpoint says of its run besides the flat arrays: what the run is, and where it stands.
+// state: state.json, which a checkpoint has beside weights and moments: what the run is, and where it stands.
 #pragma once
 
 #include "math/loss_scale.h"
@@ -50,16 +50,17 @@ typedef struct Run Run; // run.h
 // Writes the text of state.json to *text; free it with free(). NULL on failure.
 int run_state_write(const Run *r, char **text, size_t *bytes, Error *e);
 
-// Reads where the run stands from DIRECTORY/state.json into r->position, and the mode of --gns that it keeps. ERR_INPUT
-// or ERR_USAGE names the first field that may not change and did. *changes: what else changed, one line each; text_free
-// it in any case. r->saving.changed: the options that changed.
+// Reads DIRECTORY/state.json: where the run stands into r->position, its mode of --gns, and what changed since then.
+// ERR_INPUT or ERR_USAGE names the first field that changed and may not. Changed options: r->saving.changed. *changes:
+// all that changed, one line each; text_free it in any case.
 int run_state_read(Run *r, const char *directory, Text *changes, Error *e);
 
-// Reads what needs no knowledge of the run: for --check, and to find a run's --model.
+// Reads the fields that need no set-up of a run: for --check, and to find a run's --model.
 typedef struct {
     RunPoint at;
     char build[256];
-    char start[256], model[OPTION_TEXT]; // --model's name at the start or "scratch", and --model; "": missing
-    char optimizer[16];                  // --optimizer
+    char start[256];         // the last part of --model at the run's start, or "scratch"; "": missing
+    char model[OPTION_TEXT]; // --model; "": missing
+    char optimizer[16];      // --optimizer
 } RunSummary;
 int run_state_summary(RunSummary *summary, const char *directory, Error *e);

@@ -343,7 +343,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     for (int i = 0; i < COST_STEPS; i++) {
         const double start = clock_seconds();
         TRY(run_rows(r, B, mode, "timing steps", e));
-        TRY(parallel_update(&r->setup.parallel, &update, e)); // no copy to await: no save has begun
+        TRY(parallel_update(&r->setup.parallel, &update, e)); // no await_copy: no save has begun
         TRY(step_result(r, B, &sums, e));
         const bool overflowed = overflows(r, B);
         if (!overflowed && i > 0) *seconds = fmin(*seconds, clock_seconds() - start);
