@@ -13,7 +13,7 @@
 // Output of one column gradient. sum NULL: not wanted.
 typedef struct ColumnGradient {
     float *sum;      // (C) += sum over all rows; `first` overwrites it
-    double *squares; // (1) += sum over examples of |g_b|^2, g_b (C) the sum over the example's rows; or NULL
+    double *squares; // (1) += sum over examples b of |g_b|^2; g_b (C) is the sum over b's rows. Or NULL
     bool first;
     double *rows = NULL;     // (B) += |g_b|^2 of each example; or NULL
     float *by_source = NULL; // (sources of ColumnSources, C) += sum of g_b over the examples of a source; or NULL

@@ -90,7 +90,7 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
 }
 
 int row_outliers_observe(Run *r, int64_t B, Error *e) {
-    const int64_t first_steps = 32; // judges no rows in these: the spread is still a guess
+    const int64_t first_steps = 32; // their rows are not judged: the spread is still a guess
     RowOutliers *o = &r->position.outliers;
     double *x = o->scratch;
     for (RowKind k = 0; k < ROW_KINDS; k++) {
