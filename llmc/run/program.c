@@ -23,6 +23,8 @@ static int check_rows_of_ranks(const Setup *setup, const Position *position, Err
 static int run_training(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
+    r->position = (Position){.at = {.val_loss = NAN, .best.loss = INFINITY}, .begun = r->position.begun};
+    memset(r->position.at.exponents, FP8_UNSET, sizeof at->exponents);
     // First make all checks that need no engine.
     int code = setup_sampling(&r->setup, e);
     if (!code) code = setup_data(r, e);
@@ -55,7 +57,6 @@ static int run_training(Run *r, Error *e) {
 static int train(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
     const Options resolved = r->setup.options; // training decides some: --gns, --train-hours
-    const Position start = r->position;
     for (;;) {
         const int64_t before = r->rollback.spikes.rollbacks;
         const int code = run_training(r, e);
@@ -64,7 +65,7 @@ static int train(Run *r, Error *e) {
         run_end_training(r);
         comm->settled = false;
         comm_phase(comm, PHASE_SETUP, 0);
-        r->setup.options = resolved, r->position = start;
+        r->setup.options = resolved;
     }
 }
 
@@ -158,9 +159,6 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
         r->setup.argc = argc;
         r->setup.argv = argv;
         r->position.begun = r->setup.started = clock_seconds();
-        r->position.at.val_loss = NAN;
-        memset(r->position.at.exponents, FP8_UNSET, sizeof r->position.at.exponents);
-        r->position.at.best.loss = INFINITY;
         code = run_program(r, &e);
         if (code) progress_break(&r->output.progress);
         e.code = code;

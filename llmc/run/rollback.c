@@ -38,7 +38,7 @@ int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
     s->skipped[s->rollbacks].first = first;
     s->skipped[s->rollbacks++].rows = m->examples - first;
     add_rows(r, m->step - steps, e->what, sizeof e->what);
-    r->rollback = (Rollback){.spikes = *s, .latest = m->step - steps, .begun = r->position.begun, .why = *e};
+    r->rollback = (Rollback){.spikes = *s, .latest = m->step - steps, .why = *e};
     return e->code;
 }
 
@@ -46,7 +46,6 @@ int rollback_skip(Run *r, Error *e) {
     Spikes *s = &r->position.at.spikes;
     const Rollback *back = &r->rollback;
     if (rollback_under_way(back)) {
-        r->position.begun = back->begun;
         s->rollbacks = back->spikes.rollbacks;
         memcpy(s->skipped, back->spikes.skipped, sizeof s->skipped);
         const int64_t first = s->skipped[s->rollbacks - 1].first, rows = s->skipped[s->rollbacks - 1].rows;

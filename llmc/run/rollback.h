@@ -22,7 +22,6 @@
 typedef struct {
     Spikes spikes;
     int64_t latest; // the last step before the window
-    double begun;   // Position.begun: the time of undone steps counts
     Error why;
 } Rollback;
 

@@ -440,7 +440,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     TRY(state_open(&io, path, directory, e));
     io_identity(&io, &r->setup, &r->data);
     io_position(&io, &r->setup, &r->position);
-    r->position.begun -= r->position.at.seconds;
+    if (!rollback_under_way(&r->rollback)) r->position.begun -= r->position.at.seconds; // else undone steps count
     int code = io.code;
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
     if (!code) code = keep_gns(&io, &r->setup.options, e);
