@@ -208,7 +208,7 @@ static void run_thread(Pipeline *run) {
         pthread_cond_broadcast(&run->next);
         pthread_mutex_unlock(&run->turn);
     }
-    encoder_destroy(encoder);
+    memory_free(encoder);
     memory_free(b.pieces);
 }
 
@@ -312,7 +312,7 @@ done:
     writer_close(&run.writer);
     free(run.reader.buffer);
     inputs_free(&run.inputs);
-    tokenizer_destroy(run.tokenizer);
+    memory_free(run.tokenizer);
     return code;
 }
 

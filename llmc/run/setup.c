@@ -366,7 +366,7 @@ int setup_data(Run *r, Error *e) {
     progress_begin(&r->output.progress, "reading the data", 0);
     if (!o->eval_only) {
         TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
-        if (o->shift_windows) dataset_shift_windows(data->train);
+        if (o->shift_windows) data->train->shifts = true;
         DatasetInfo info = data->train->info;
         if (o->epochs && info.weighted)
             return FAIL(e, ERR_USAGE, "use --train-tokens or --steps",
@@ -517,7 +517,7 @@ int run_destroy(Run *r, Error *e) {
     run_end_training(r);
     const int code = metrics_close(r->output.metrics, e);
     archive_close(&r->saving.archive);
-    tokenizer_destroy(r->setup.tokenizer);
+    memory_free(r->setup.tokenizer);
     model_destroy(&r->setup.model);
     return code;
 }

@@ -88,7 +88,7 @@ static int questions_read(HellaSwag *h, char *file, size_t bytes, const Tokenize
         cJSON_Delete(object);
         if (code) error_prefix(e, "line %d", number);
     }
-    encoder_destroy(encoder);
+    memory_free(encoder);
     return code;
 }
 

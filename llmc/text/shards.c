@@ -158,8 +158,6 @@ void dataset_close(Dataset *data) {
     memory_free(data);
 }
 
-void dataset_shift_windows(Dataset *data) { data->shifts = true; }
-
 // ---- Examples -------------------------------------------------------------------------------------------------------
 
 // Returns n(e): how many examples before e belong to this source (math/mixture.h). Calls come in nearly ascending

@@ -13,7 +13,7 @@
 // The order of training is a pure function of (seed, epoch, k): example number e of a run is window permutation_at(N,
 // key(seed, epoch), k) with epoch = e / N and k = e % N. With several sources e first chooses one of them
 // (math/mixture.h). So one counter is a run's position in its data, and any batch size, micro-batch, number of ranks or
-// restart sees the same sequence. After dataset_shift_windows the windows of an epoch begin permutation_shift(T, key)
+// restart sees the same sequence. With `shifts` the windows of an epoch begin permutation_shift(T, key)
 // tokens later; the last window of a shard moves only as far as it fits.
 //
 // dataset_exclude removes windows from every epoch. An example whose window is excluded gets the window at the same
@@ -52,7 +52,7 @@ typedef struct { // one thread at a time may read examples
     uint64_t *counts;  // (sources + 1) examples of each source before example counts[sources] (math/mixture.h)
     int seq_len, vocab_size;
     uint64_t seed;
-    bool shifts;    // shift windows by epoch
+    bool shifts;    // shift windows by epoch; the caller may set it before the first dataset_rows
     bool *excluded; // (windows) those that dataset_window_at skips; NULL: none
 } Dataset;
 
@@ -61,13 +61,11 @@ typedef struct { // one thread at a time may read examples
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e);
 void dataset_close(Dataset *data); // NULL is fine
 
-void dataset_shift_windows(Dataset *data); // call it before the first dataset_rows
-
 // Excludes the windows of examples [first, first + count) from all later reads. If the range spans epochs, later
 // examples may already have replacement windows; excludes these too.
 int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e);
 
-// Returns the window of an example. *shift: the tokens by which it begins later (dataset_shift_windows).
+// Returns the window of an example. *shift: the tokens by which it begins later (`shifts`).
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift);
 
 int dataset_example_source(const void *dataset, uint64_t example); // EngineConfig.source; from any thread

@@ -193,8 +193,6 @@ int encoder_create(Encoder **out, const Tokenizer *t, Error *e) {
     return 0;
 }
 
-void encoder_destroy(Encoder *encoder) { memory_free(encoder); }
-
 static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
     const Tokenizer *t = encoder->t;
     if (bytes > encoder->cached_bytes) return merge_word(t, word, bytes, out, count, e);
@@ -289,8 +287,6 @@ int tokenizer_create_bytes(Tokenizer **out, Error *e) {
     }
     return 0;
 }
-
-void tokenizer_destroy(Tokenizer *t) { memory_free(t); }
 
 const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes) {
     bool known = token >= 0 && token < t->vocab_size;

@@ -68,9 +68,9 @@ typedef struct {    // immutable: any number of threads may use one
 int tokenizer_create_bytes(Tokenizer **out, Error *e);
 
 // Loads a tokenizer: `path` is a directory with its files, or the word "bytes". ERR_INPUT if tokenizer_exists is false.
+// Release a tokenizer, and an encoder, with memory_free.
 int tokenizer_load(Tokenizer **out, const char *path, Error *e);
 bool tokenizer_exists(const char *directory);
-void tokenizer_destroy(Tokenizer *t); // NULL is fine
 
 // Returns the bytes of one token, without a NUL. A token outside the vocabulary (padding) has 0 bytes.
 const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes);
@@ -86,7 +86,6 @@ int tokenizer_save(const Tokenizer *t, int context, Manifest *manifest, Error *e
 // An encoder caches the tokens of words, for bulk work. Each thread needs its own.
 typedef struct Encoder Encoder;
 int encoder_create(Encoder **out, const Tokenizer *t, Error *e);
-void encoder_destroy(Encoder *encoder); // NULL is fine
 int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e);
 
 // Returns the last position in text[0..bytes) where a cut changes no tokens, whatever follows the text. Returns 0 if

@@ -351,7 +351,7 @@ int tokenizer_load(Tokenizer **out, const char *path, Error *e) {
 done:
     for (int i = 0; i < FILES; i++) cJSON_Delete(r->files[i].root);
     memory_free(r->merges);
-    if (code) tokenizer_destroy(r->t);
+    if (code) memory_free(r->t);
     else *out = r->t;
     memory_free(r);
     return code;

@@ -89,7 +89,7 @@ static int read_tokenizer(const char *directory, Error *e) {
     TRY(tokenizer_load(&t, directory, e));
     int code = tokenizer_encode(t, text, sizeof text, tokens, &count, e);
     for (size_t i = 0; !code && i < count; i++) tokenizer_decode(t, tokens[i], &bytes);
-    tokenizer_destroy(t);
+    memory_free(t);
     return code;
 }
 
@@ -389,7 +389,7 @@ static void make_tokenizers(void) {
     CHECK_OK(tokenizer_save(bytes, 0, &manifest, &e), &e);
     close(manifest.dir);
     manifest_free(&manifest);
-    tokenizer_destroy(bytes);
+    memory_free(bytes);
     char *vocab = read_text("words/vocab.json", &length), *end = vocab ? strrchr(vocab, '}') : NULL;
     CHECK(end != NULL, "no vocab.json");
     if (!end) return;
@@ -475,6 +475,6 @@ int main(int argc, char **argv) {
         if (test_wanted(target->file)) test_run(__FILE__, target->file, fuzz);
     dataset_close(run.data.train);
     model_destroy(&model);
-    tokenizer_destroy(byte_tokenizer);
+    memory_free(byte_tokenizer);
     return trainer_end();
 }

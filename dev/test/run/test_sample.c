@@ -132,7 +132,7 @@ static void test_text(void) {
         check_text(prompts[p], tokens + first);
     }
     free(params);
-    tokenizer_destroy(s->tokenizer);
+    memory_free(s->tokenizer);
     engine_destroy(s->engine);
     parallel_destroy(&s->parallel);
     model_destroy(&s->model);

@@ -102,6 +102,6 @@ int main(void) {
     scratch_begin();
     if (tokenizer_create_bytes(&bytes_tokenizer, &e)) return ERR_INTERNAL;
     RUN(test_rows_and_scores, test_bad_jsonl);
-    tokenizer_destroy(bytes_tokenizer);
+    memory_free(bytes_tokenizer);
     return scratch_end();
 }

@@ -164,8 +164,8 @@ static void test_merges(void) {
             if (bytes == 1) word[0] = 'a';
             check_word(t, encoder, word, bytes, merges, count);
         }
-        encoder_destroy(encoder);
-        tokenizer_destroy(t);
+        memory_free(encoder);
+        memory_free(t);
     }
 }
 
@@ -207,7 +207,7 @@ static void check_round_trips(const Tokenizer *t, int texts) {
         free(exact);
     }
     free(text);
-    encoder_destroy(encoder);
+    memory_free(encoder);
 }
 
 static void test_bytes(void) {
@@ -229,9 +229,9 @@ static void test_bytes(void) {
     CHECK(tokenizer_exists("."), "saved, but not there");
     Tokenizer *saved = load();
     CHECK(saved->is_bytes, "bytes saved and loaded are no bytes");
-    tokenizer_destroy(t);
-    tokenizer_destroy(loaded);
-    tokenizer_destroy(saved);
+    memory_free(t);
+    memory_free(loaded);
+    memory_free(saved);
 }
 
 static void check_same(const Tokenizer *a, const Tokenizer *b) {
@@ -249,7 +249,7 @@ static void check_same(const Tokenizer *a, const Tokenizer *b) {
 static void check_loads(const Tokenizer *want) {
     Tokenizer *t = load();
     if (t) check_same(want, t);
-    tokenizer_destroy(t);
+    memory_free(t);
 }
 
 // Forms of tokenizer.json that mean the same as GPT-2's.
@@ -300,7 +300,7 @@ static void test_forms(void) {
         check_loads(first);
     }
     remove_files();
-    tokenizer_destroy(first);
+    memory_free(first);
 }
 
 // ---- Added tokens; compare_tokenizers.py compares with the package tokenizers ---------------------------------------
@@ -346,7 +346,7 @@ static void check_added(const Tokenizer *t, int first) {
         for (uint32_t n = draw(24); n > 0; n--) strcat(text, pieces[draw(sizeof pieces / sizeof *pieces)]);
         check_round_trip(t, encoder, text, strlen(text));
     }
-    encoder_destroy(encoder);
+    memory_free(encoder);
 }
 
 static void test_added(void) {
@@ -364,21 +364,21 @@ static void test_added(void) {
     check_added(saved, first);
     for (int i = 0; i < ADDED_COUNT; i++)
         CHECK(!(saved->flags[first + i] & TOKEN_SPECIAL) == !ADDED[i].special, "'%s' special", ADDED[i].name);
-    tokenizer_destroy(saved);
-    tokenizer_destroy(t);
+    memory_free(saved);
+    memory_free(t);
     remove_files();
     write_vocabulary(merges, count);
     write_added("added_tokens.json", first, false);
     t = load();
     CHECK(t && t->added_count == ADDED_COUNT && t->flags[first] & TOKEN_NORMALIZED, "added_tokens.json");
-    tokenizer_destroy(t);
+    memory_free(t);
     char spaced[80];
     snprintf(spaced, sizeof spaced, "{'c a': %d}", first);
     write_json("added_tokens.json", spaced);
     t = load();
     CHECK(t && tokenizer_cut(plain, "c a", 3) == 1 && tokenizer_cut(t, "c a", 3) == 0, "a cut in an added token");
-    tokenizer_destroy(t);
-    tokenizer_destroy(plain);
+    memory_free(t);
+    memory_free(plain);
     remove_files();
 }
 
@@ -478,7 +478,7 @@ static void test_bad_files(void) {
     write_json("merges.txt", "\xef\xbb\xbf#version: 0.2\r\na b\r\nab c\r\n"); // a byte order mark, lines from Windows
     Tokenizer *windows = load();
     CHECK(windows && windows->merge_count == 2, "merges");
-    tokenizer_destroy(windows);
+    memory_free(windows);
     remove_files();
 }
 
@@ -505,7 +505,7 @@ static void check_characters(void) {
                 "no token for '\xc3\xa8', byte 0xc3");
     CHECK_ERROR(tokenizer_encode(t, "a\xff", 2, tokens, &count, &e), &e, ERR_INPUT, "byte 0xff");
     CHECK_OK(save(t), &e);
-    tokenizer_destroy(t);
+    memory_free(t);
     char vocab[200] = "";
     FILE *f = fopen("vocab.json", "rb");
     CHECK(f && fread(vocab, 1, sizeof vocab - 1, f) > 0, "no vocab.json");

@@ -84,7 +84,7 @@ static Words words_open(void) {
 static void words_close(Words *w) {
     pcre2_match_data_free(w->match);
     pcre2_code_free(w->code);
-    tokenizer_destroy(w->t);
+    memory_free(w->t);
 }
 
 static bool same_words(Words *w, const char *text, size_t bytes) {
