@@ -126,19 +126,6 @@ static int parse_file(Manifest *manifest, const cJSON *item, const char *path, E
     return FAIL(e, ERR_INPUT, damaged, "%s: entry %d of \"files\" is malformed", path, manifest->count);
 }
 
-static int parse_manifest(Manifest *manifest, const cJSON *root, const char *path, Error *e) {
-    const cJSON *files = json_get(root, "files"), *item;
-    const char *run = cJSON_GetStringValue(json_get(root, "run"));
-    snprintf(manifest->run, sizeof manifest->run, "%s", run ? run : "");
-    manifest->foreign = !json_whole(json_get(root, "format"), 1, FORMAT);
-    if (manifest->foreign)
-        return FAIL(e, ERR_INPUT, "was it written by a newer version? Use that one", "%s: \"format\" is not 1 to %d",
-                    path, FORMAT);
-    if (!cJSON_IsArray(files) || !files->child) return FAIL(e, ERR_INPUT, damaged, "%s: it lists no \"files\"", path);
-    cJSON_ArrayForEach(item, files) TRY(parse_file(manifest, item, path, e));
-    return 0;
-}
-
 int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e) {
     char path[PATH_MAX], last[LAST_BYTES + 1], *text;
     size_t bytes;
@@ -154,7 +141,16 @@ int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e) 
         return FAIL(e, ERR_INPUT, damaged, "%s: damaged: its last line is not the hash of the lines above", path);
     }
     TRY(json_parse_text(&root, text, bytes, path, damaged, e));
-    int code = parse_manifest(manifest, root, path, e);
+    const cJSON *files = json_get(root, "files"), *item = cJSON_IsArray(files) ? files->child : NULL;
+    const char *run = cJSON_GetStringValue(json_get(root, "run"));
+    int code = 0;
+    snprintf(manifest->run, sizeof manifest->run, "%s", run ? run : "");
+    manifest->foreign = !json_whole(json_get(root, "format"), 1, FORMAT);
+    if (manifest->foreign)
+        code = FAIL(e, ERR_INPUT, "was it written by a newer version? Use that one", "%s: \"format\" is not 1 to %d",
+                    path, FORMAT);
+    else if (!item) code = FAIL(e, ERR_INPUT, damaged, "%s: it lists no \"files\"", path);
+    for (; item && !code; item = item->next) code = parse_file(manifest, item, path, e);
     cJSON_Delete(root);
     return code;
 }

@@ -189,13 +189,12 @@ static unsigned long long data_byte(const SafetensorsEntry *entry) { return entr
 
 static int check_tensor(const ModelFiles *files, const char *directory, const Tensor *t, Error *e) {
     const SafetensorsEntry *entry = find_tensor(files, t->name);
-    const char *const hint = "does config.json belong to this file?";
     if (!entry)
         return FAIL(e, ERR_INPUT, "is a file missing, or does config.json belong to another model?", "%s: no tensor %s",
                     files->count > 1 ? directory : files->reader->path, t->name);
     uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1, columns = entry->shape[entry->dimensions == 2];
     if (entry->dimensions == t->dimensions && rows == t->whole_rows && columns == t->whole_columns) return 0;
-    return FAIL(e, ERR_INPUT, hint,
+    return FAIL(e, ERR_INPUT, "does config.json belong to this file?",
                 "%s: tensor %s from byte %llu on has another shape than config.json says (%zu x %zu)",
                 entry->reader->path, t->name, data_byte(entry), t->whole_rows, t->whole_columns);
 }
@@ -212,19 +211,6 @@ static int check_head(const ModelFiles *files, const Tensor *wte, Error *e) {
     return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here: it ties the two",
                 "%s: tensor lm_head.weight from byte %llu on is not %s", head->reader->path, data_byte(head),
                 wte->name);
-}
-
-// Checks that the files have all tensors in config.json's shape, and no further layer.
-static int check_tensors(const ModelFiles *files, const char *directory, const Model *model, Error *e) {
-    char more[40];
-    for (int i = 0; i < model->tensor_count; i++) TRY(check_tensor(files, directory, &model->tensors[i], e));
-    snprintf(more, sizeof more, "h.%d.ln_1.weight", model->config.layers);
-    const SafetensorsEntry *entry = find_tensor(files, more);
-    if (entry)
-        return FAIL(e, ERR_INPUT, "does config.json belong to this file?",
-                    "%s: tensor %s is of a layer beyond the %d of config.json", entry->reader->path, more,
-                    model->config.layers);
-    return check_head(files, model_tensor(model, WTE, -1), e);
 }
 
 // A chunk of a tensor on its way to a receiver: elements [first, first + n).
@@ -312,12 +298,21 @@ int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, E
 }
 
 int checkpoint_load_model(const char *path, const Receiver *to, Error *e) {
+    const Model *model = to->model;
     ModelFiles files;
-    if (llmc_bin_is(path)) return llmc_bin_load(path, to->model, to->load, to->context, e);
+    char more[40];
+    if (llmc_bin_is(path)) return llmc_bin_load(path, model, to->load, to->context, e);
     int code = files_open(&files, path, e);
-    if (!code) code = check_tensors(&files, path, to->model, e);
-    for (int i = 0; i < to->model->tensor_count && !code; i++) {
-        Source source = {find_tensor(&files, to->model->tensors[i].name), 0};
+    for (int i = 0; i < model->tensor_count && !code; i++) code = check_tensor(&files, path, &model->tensors[i], e);
+    snprintf(more, sizeof more, "h.%d.ln_1.weight", model->config.layers);
+    const SafetensorsEntry *beyond = code ? NULL : find_tensor(&files, more);
+    if (beyond)
+        code = FAIL(e, ERR_INPUT, "does config.json belong to this file?",
+                    "%s: tensor %s is of a layer beyond the %d of config.json", beyond->reader->path, more,
+                    model->config.layers);
+    if (!code) code = check_head(&files, model_tensor(model, WTE, -1), e);
+    for (int i = 0; i < model->tensor_count && !code; i++) {
+        Source source = {find_tensor(&files, model->tensors[i].name), 0};
         code = checkpoint_load_tensor(to, STATE_PARAM, i, read_source, &source, e);
     }
     files_close(&files);

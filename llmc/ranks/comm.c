@@ -20,7 +20,7 @@
 #    include "ranks/open_mpi.h"
 #else // one process: no call of MPI is reached
 #    pragma GCC diagnostic ignored "-Wunused-parameter"
-#    define MPI_TRY(call, e) assert(!#call), (void)(e)
+#    define MPI_TRY(call, e) assert(!#    call), (void)(e)
 #endif
 
 // ---- Who started us -------------------------------------------------------------------------------------------------
@@ -120,27 +120,6 @@ static int join(Comm *comm, double deadline, Error *e) {
     return 0;
 }
 
-// Ends MPI on this rank: 4 to 7 of program.c's list. MPI stays open if the launcher is gone: MPI_Finalize needs it.
-static int leave(Comm *comm, const Error *e) {
-    Error ending = {0};
-    if (!mpi_runs()) return e->code;
-    if (e->code && !comm->settled) abort_job(e->code);
-    watchdog_begin(comm->watchdog, "end of MPI");
-    int code = e->code, result = MPI_Barrier(MPI_COMM_WORLD);
-    if (result == MPI_SUCCESS && !is_orphan(comm)) {
-        open_mpi_settle();
-        result = MPI_Finalize();
-    }
-    if (result != MPI_SUCCESS && !code) {
-        code = mpi_fail(result, "end of MPI", __FILE__, __LINE__, &ending);
-        error_print_on(&ending, comm->rank, comm->ranks, comm->host);
-    }
-    watchdog_destroy(comm->watchdog);
-    if (!mpi_runs()) return code;
-    fflush(stdout);
-    _exit(code);
-}
-
 #endif
 
 // ---- Begin, end, and the collectives that MPI has -------------------------------------------------------------------
@@ -165,12 +144,26 @@ bool comm_asked_to_stop(const Comm *comm) { return is_orphan(comm) || signals_re
 
 int comm_finish(Comm *comm, const Error *e) {
     bool reports = e->code && (!comm->settled || comm->speaker == comm->rank);
+    int code = e->code;
     if (reports) error_print_on(e, comm->rank, comm->ranks, comm->host);
-#ifdef GNS_MPI
-    return leave(comm, e);
-#else
-    return e->code;
+#ifdef GNS_MPI // 4 to 7 of program.c's list
+    Error ending = {0};
+    if (!mpi_runs()) return code;
+    if (code && !comm->settled) abort_job(code);
+    watchdog_begin(comm->watchdog, "end of MPI");
+    int result = MPI_Barrier(MPI_COMM_WORLD);
+    if (result == MPI_SUCCESS && !is_orphan(comm)) { // MPI_Finalize needs the launcher
+        open_mpi_settle();
+        result = MPI_Finalize();
+    }
+    if (result != MPI_SUCCESS && !code) {
+        code = mpi_fail(result, "end of MPI", __FILE__, __LINE__, &ending);
+        error_print_on(&ending, comm->rank, comm->ranks, comm->host);
+    }
+    watchdog_destroy(comm->watchdog);
+    if (mpi_runs()) fflush(stdout), _exit(code);
 #endif
+    return code;
 }
 
 static inline int int_bytes(size_t bytes) { // MPI counts in int

@@ -139,7 +139,7 @@ void program_begin(char **argv) {
 //   4. A barrier, so that no rank exits while another still needs it.
 //   5. Open MPI's own threads have nothing left to do before MPI_Finalize unloads their code (open_mpi_settle).
 //   6. The watchdog ends. It has watched 4 and 5.
-//   7. The process exits. If MPI could not end, its threads still run, so exit handlers are skipped (comm.c: leave).
+//   7. The process exits. If MPI could not end, its threads still run, so exit handlers are skipped (comm_finish).
 // An error that only one rank knows ends the job at 3, by MPI_Abort: nothing is freed, and threads run until then.
 int program_main(int argc, char **argv, const EngineApi *engine, const TransportApi *transport) {
     Error e = {0}, closing = {0};
