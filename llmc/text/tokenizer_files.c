@@ -292,14 +292,14 @@ static int read_merges(VocabReader *r, Error *e) {
     TRY(memory_alloc((void **)&scratch, r->bytes, "merges", e));
     for (item = merges ? merges->child : NULL; item && !code; item = item->next) { // "left right" or ["left", "right"]
         const cJSON *left = cJSON_IsArray(item) ? item->child : item, *right = left && left != item ? left->next : NULL;
-        const char *name = cJSON_GetStringValue(left);
-        const bool whole = left == item || (right && !right->next);
-        code = add_merge(r, number++, name && whole ? name : "?", cJSON_GetStringValue(right), scratch, e);
+        const char *name = cJSON_GetStringValue(left), *second = cJSON_GetStringValue(right);
+        const bool whole = name && (left == item || (second && !right->next));
+        code = add_merge(r, number++, whole ? name : "?", whole ? second : NULL, scratch, e);
     }
     for (line += utf8_mark(line, r->merges_bytes); line < r->merges + r->merges_bytes && !code; line = end + 1) {
         end = line + strcspn(line, "\n");
         *end = 0;
-        line[strcspn(line, "\r")] = 0;
+        if (end > line && end[-1] == '\r') end[-1] = 0;
         bool version = number++ == 1 && strncmp(line, "#version", 8) == 0;
         if (*line && !version) code = add_merge(r, number - 1, line, NULL, scratch, e);
     }

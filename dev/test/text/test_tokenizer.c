@@ -424,6 +424,7 @@ static void test_bad_files(void) {
         {"merges.txt", "a b\nab\n", "merges.txt line 2: 'ab' is not two tokens"},
         {"merges.txt", "a b\n\nqq c\n", "merges.txt line 3: 'qq c' is not two tokens"},
         {"merges.txt", "c a\n", "merges.txt line 1: 'c a' is not two tokens that merge"},
+        {"merges.txt", "a b\rab c\n", "merges.txt line 1: 'a b"},
         {DECODER("[{'content': '<|x|>'}]"), "tokenizer_config.json: token '<|x|>' has no number"},
         {DECODER("{'260': '<|x|>'}"), "an added token has no text"},
         {DECODER("{'260': ['<|x|>']}"), "an added token has no text"},
@@ -474,6 +475,16 @@ static void test_bad_files(void) {
     refuse("merges.txt: cannot open");
     REFUSE_EACH(beside, false);
     REFUSE_EACH(alone, true);
+    static const char *const no_merges[] = {"[\"?\", \"b\", \"b\"]", "[\"? b\", 1]", "[1, \"b\"]", "1"};
+    for (size_t i = 0; i < sizeof no_merges / sizeof *no_merges; i++) {
+        FILE *f = create("tokenizer.json");
+        fputs("{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": ", f);
+        put_vocab(f, &(NamedMerge){"?", "b"}, 1);
+        fprintf(f, ", \"merges\": [%s]}}", no_merges[i]);
+        fclose(f);
+        refuse("tokenizer.json merge 1: '?");
+        remove_files();
+    }
     write_vocabulary((NamedMerge[]){{"a", "b"}, {"ab", "c"}}, 2);
     write_json("merges.txt", "\xef\xbb\xbf#version: 0.2\r\na b\r\nab c\r\n"); // a byte order mark, lines from Windows
     Tokenizer *windows = load();
