@@ -80,40 +80,37 @@ static int setup_options(Setup *setup, Error *e) {
     return 0;
 }
 
-static bool evaluates(const Options *o) {
-    return o->eval_only && !(o->help || o->version || o->print_options || o->dry_run || *o->check);
-}
-
 static int run_program(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     Error usage; // reported after comm_create, which needs the deadline among the options
     int code = options_parse(&r->setup.options, r->setup.argc, r->setup.argv, &usage);
+    const bool evaluates = o->eval_only && !(o->help || o->version || o->print_options || o->dry_run || *o->check);
     if (options_train(o)) signals_install(); // a stop may be requested while the ranks still connect
     TRY(comm_create(r->setup.comm, o->deadline, e));
     if (options_train(o)) comm_outlive_launcher();
     if (code) *e = usage;
-    else if (options_train(o) || evaluates(o)) code = comm_check_launch(r->setup.comm, e);
+    else if (options_train(o) || evaluates) code = comm_check_launch(r->setup.comm, e);
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
     const uint64_t hash = hash_bytes(HASH_START, o, offsetof(Options, run)); // of all options of the table
     TRY(comm_same(r->setup.comm, hash, 1, ERR_USAGE, "other options",
                   "start all ranks with one command line, and the same --config file", e));
     TRY(comm_same_build(r->setup.comm, e));
-    if (o->print_options) return is_rank0(&r->setup) ? options_print(stdout, o, e) : 0;
+    if (is_rank0(&r->setup) && o->help) options_print_help(stdout, o, r->setup.argv[0]);
+    else if (is_rank0(&r->setup) && o->version) printf("%s\n", version_text());
+    else if (is_rank0(&r->setup) && o->print_options) TRY(options_print(stdout, o, e));
+    if (o->help || o->version || o->print_options) return 0;
     // Training shows progress on standard output: in plain lines under mpirun, whose pseudo-terminal is often logged.
     // Other work shows it on standard error: a program may read the result from standard output.
-    if (is_rank0(&r->setup) && !(o->help || o->version || o->dry_run || *o->check)) {
+    if (is_rank0(&r->setup) && !(o->dry_run || *o->check)) {
         progress_create(&r->output.progress, options_train(o) ? stdout : stderr, r->setup.comm->ranks > 1);
         code = progress_watch(&r->output.progress, e);
     }
     TRY(comm_agree(r->setup.comm, code, e));
-    if (!(o->help || o->version)) setup_threads(&r->setup);
-    if (!(o->help || o->version || *o->check)) TRY(setup_model(r, e));
+    setup_threads(&r->setup);
+    if (!*o->check) TRY(setup_model(r, e));
     if (options_train(o)) return train(r, e);
-    if (evaluates(o)) return evaluate_model(r, e);
+    if (evaluates) return evaluate_model(r, e);
     if (!is_rank0(&r->setup)) return 0;
-    if (o->help) options_print_help(stdout, o, r->setup.argv[0]);
-    else if (o->version) printf("%s\n", version_text());
-    if (o->help || o->version) return 0;
     if (*o->check) return inspect(o->check, stdout, e);
     if (o->dry_run) return run_dry(r, e);
     TRY(setup_sampling(&r->setup, e));

@@ -231,7 +231,6 @@ void await_copy(Run *r) {
 }
 
 SaverCounts saver_counts(const Saver *s) {
-    if (!s) return (SaverCounts){0};
     return (SaverCounts){s->phase == WRITING && !atomic_load(&s->ended), (double)atomic_load(&s->done)};
 }
 
@@ -344,6 +343,7 @@ int collect_save(Run *r, Error *e) {
         if (s->phase == FINISHING && !s->error.code) start_thread(s, finish);
         else if (s->phase == FINISHING)
             archive_abandon(&r->saving.archive, s->step, s->manifest.dir, s->notes.f, &(Error){0});
+        return 0; // save has not set `paused` yet
     }
     if (s->phase != FINISHING || !atomic_load(&s->ended)) return 0;
     worker_join(&s->worker);

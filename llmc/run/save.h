@@ -60,7 +60,7 @@ void save_at_error(Run *r, Error *e); // e: the error that ended training; its h
 
 void await_copy(Run *r); // call before every update
 
-// writing: 1 if this rank writes, else 0. done: grows whenever this rank's save makes progress. Zeros for NULL.
+// writing: 1 if this rank writes, else 0. done: grows whenever this rank's save makes progress.
 typedef struct {
     double writing, done;
 } SaverCounts;
