@@ -54,7 +54,9 @@ static int log_send(Log *log, int fd, Error *e) {
     return 0;
 }
 
-size_t metrics_waiting(const Metrics *m) { return m ? log_waits(&m->log[STEPS]) + log_waits(&m->log[SAMPLES]) : 0; }
+size_t metrics_waiting(const Metrics *m) {
+    return m ? log_waits(&m->log[STEPS]) + log_waits(&m->log[SAMPLES]) + log_waits(&m->log[UNDONE]) : 0;
+}
 
 int metrics_flush(Metrics *m, Error *e) {
     int fd, code = log_send(&m->log[STEPS], m->fd, e);
@@ -180,7 +182,7 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e)
     const char *samples = m->log[SAMPLES].path;
     off_t keep;
     int fd;
-    if (keeps) TRY(metrics_flush(m, e));
+    if (keeps && metrics_flush(m, e) && metrics_waiting(m) > log_waits(&m->log[UNDONE])) return e->code;
     // Cut by steps as well as bytes: the checkpoint may be from another directory, or the file edited.
     TRY(bytes_until(m->fd, m->log[STEPS].path, step, bytes, &keep, keeps ? m->log[UNDONE].lines.f : NULL, e));
     if (keeps) fflush(m->log[UNDONE].lines.f), metrics_flush(m, &(Error){0}); // on failure the lines wait

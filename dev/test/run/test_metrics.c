@@ -182,6 +182,8 @@ static void test_undone_lines_wait(void) {
     CHECK_OK(metrics_open(&m, IN_PATH, ".", &e), &e);
     CHECK_OK(metrics_begin(m, 1, INT64_MAX, true, &e), &e);
     CHECK_ERROR(metrics_flush(m, &e), &e, ERR_WRITE, "metrics.rolled_back.jsonl");
+    CHECK(metrics_waiting(m) == strlen("{\"step\": 2}\n{\"step\": 3}\n"), "%zu bytes wait", metrics_waiting(m));
+    CHECK_OK(metrics_begin(m, 1, INT64_MAX, true, &e), &e); // another rollback
     read_log();
     CHECK(strcmp(text, "{\"step\": 1}\n") == 0, "kept: %s", text);
     CHECK(rmdir("metrics.rolled_back.jsonl") == 0, "the directory goes");

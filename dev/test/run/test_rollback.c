@@ -224,7 +224,8 @@ static void test_another_runs_checkpoint(void) {
         "rm -rf mine2/step_0000000* mine2/step_0000001* mine2/step_00000024 && cp -r other/step_00000025 mine2 && "
         "mkdir mine2/metrics.rolled_back.jsonl";
     CHECK_RUN(trainer_run(SHORT "--out mine2"), ERR_WRITE, ": back to mine2/step_00000030, without",
-              "mine2/metrics.rolled_back.jsonl: ");
+              "warning: mine2/metrics.rolled_back.jsonl: ", ": the log waits in memory\n",
+              "error: mine2/metrics.rolled_back.jsonl: ");
     CHECK(newest_step("mine2") == 50, "the run was finished");
     disturbed.nan_from = disturbed.nan_to = 0, disturbed.command = NULL;
     CHECK(file_exists("mine/step_00000025"), "another run's");
