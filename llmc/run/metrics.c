@@ -240,19 +240,12 @@ static void put_estimate(FILE *f, const char *name, const GnsTracker *t) {
 
 // Writes source i's numbers, and its cosines with sources 0 to i - 1.
 static void put_source(FILE *f, const Noise *noise, int i) {
+    static const char *const end[] = {"", "_se", "_scale", "_scale_se", "_scale_lower", "_g2", "_g2_se", "_s", "_s_se"};
+    const GnsEstimate part = gns_estimate(&noise->source[i]), g = gns_estimate(&noise->source[noise->sources + i]);
+    const double x[] = {part.scale, part.scale_se, g.scale, g.scale_se, g.lower, g.g2, g.g2_se, g.s, g.s_se};
     char name[40];
-    const GnsEstimate part = gns_estimate(&noise->source[i]);
     snprintf(name, sizeof name, "gns_source_%d", i);
-    put_field(f, name, "", part.scale);
-    put_field(f, name, "_se", part.scale_se);
-    const GnsEstimate own = gns_estimate(&noise->source[noise->sources + i]);
-    put_field(f, name, "_scale", own.scale);
-    put_field(f, name, "_scale_se", own.scale_se);
-    put_field(f, name, "_scale_lower", own.lower);
-    put_field(f, name, "_g2", own.g2);
-    put_field(f, name, "_g2_se", own.g2_se);
-    put_field(f, name, "_s", own.s);
-    put_field(f, name, "_s_se", own.s_se);
+    for (size_t k = 0; k < sizeof x / sizeof *x; k++) put_field(f, name, end[k], x[k]);
     for (int s = 0; s < i; s++) {
         double se;
         snprintf(name, sizeof name, "gns_cosine_%d_%d", s, i);
