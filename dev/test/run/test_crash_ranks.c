@@ -14,8 +14,8 @@ static int disturbed_step(Engine *engine, Error *e) {
     long step = ++faults->of[faults_rank].steps;
     if (faults->slow_step_us) usleep((useconds_t)faults->slow_step_us);
     if (faults->stray_rank == faults_rank && faults->stray_step == step && !faults->stray_late)
-        *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^=
-            1 << 12; // above an update's rounding
+        *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^= 1
+                                                                                    << 12; // above an update's rounding
     return cpu_engine.begin_step(engine, e);
 }
 
@@ -28,6 +28,11 @@ static int disturbed_hash(Engine *engine, Range range, uint64_t *hash, Error *e)
     done = true;
     *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^= 1;
     return cpu_engine.hash(engine, range, hash, e);
+}
+
+static int failing_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
+    if (faults->stray_rank == faults_rank && !faults->stray_step) return FAIL(e, ERR_INTERNAL, NULL, "a planted fault");
+    return cpu_engine.store(engine, kind, range, values, e);
 }
 
 int __real_gethostname(char *name, size_t bytes);
@@ -131,6 +136,14 @@ static void test_no_memory_at_the_start(void) {
     faults->refused = 3 * 16 * sizeof(double); // "norms": 3 for each tensor
     CHECK_RUN(trainer_run(COMMAND "--shard machine --out part"), ERR_MEMORY, "norms needs ", "!MPI_");
     CHECK(faults->struck == 1, "%ld", (long)faults->struck);
+}
+
+// Rank 0 reports another rank's internal error, whose source position is an address in that rank's process.
+static void test_another_ranks_error(void) {
+    begin_part();
+    faults->stray_rank = RANKS - 1;
+    CHECK_RUN(trainer_run("--train-tokens 160 --checkpoint-every 0 --zero 1 --deadline 60 --out part"), ERR_INTERNAL,
+              path_of("rank %d: a planted fault", RANKS - 1));
 }
 
 // ---- Signals --------------------------------------------------------------------------------------------------------
@@ -272,6 +285,7 @@ int main(int argc, char **argv) {
         EngineApi engine = cpu_engine;
         engine.begin_step = disturbed_step;
         engine.hash = disturbed_hash;
+        engine.store = failing_store;
         return program_main(argc - 2, argv + 2, &engine, TRANSPORT_OR_NULL(mpi_transport));
     }
     trainer_setup();
@@ -284,7 +298,7 @@ int main(int argc, char **argv) {
         return trainer_end();
     }
     RUN(test_undisturbed, test_killed_at_every_call, test_calls_that_fail, test_allocations_that_fail,
-        test_saves_before_unreadable_data, test_no_memory_for_a_copy, test_no_memory_at_the_start, test_signals, test_rank_0_finds_the_checkpoint,
-        test_stray_weights, test_a_cut_model);
+        test_saves_before_unreadable_data, test_no_memory_for_a_copy, test_no_memory_at_the_start,
+        test_another_ranks_error, test_signals, test_rank_0_finds_the_checkpoint, test_stray_weights, test_a_cut_model);
     return trainer_end();
 }
