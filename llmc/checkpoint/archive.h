@@ -70,9 +70,9 @@ typedef struct {
     char run[HASH_TEXT]; // its run's id; "": of an older build
 } Newest;
 
-// Finds the newest checkpoint of step `latest` or earlier; if there is none, the oldest later one. Skips another run's
-// if the archive has an id, and damaged ones (`verify` returns ERR_INPUT). ERR_INPUT if all are damaged,
-// or if one that is tried cannot be read or has another build's format.
+// Finds the newest checkpoint of step `latest` or earlier; if there is none, the oldest later one. Skips damaged ones
+// (`verify` returns ERR_INPUT) and, if the archive has an id, another run's. ERR_INPUT if all are damaged, or if one
+// that is tried cannot be read or has another build's format.
 int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
                    int (*verify)(void *context, const char *directory, Error *e), void *context, Newest *newest,
                    Error *e);

@@ -1,7 +1,7 @@
 // metrics: the logs of a run, in its directory:
 //
 //     metrics.jsonl    one JSON object for every optimizer step, validation and test. Numbers read back as the same
-//                      bits; an unknown one is null, an infinite lower bound (G2 below 0 by more than its error) 1e308
+//                      bits. Unknown ones are null. 1e308 is infinity: a lower bound where G2 is too far below 0
 //     samples.jsonl    one JSON object for every sample: step, tokens, prompt, text. The text begins with the prompt
 //
 // Fields of a step's line are those of StepMetrics, and the noise scale's:
