@@ -14,8 +14,8 @@ static int disturbed_step(Engine *engine, Error *e) {
     long step = ++faults->of[faults_rank].steps;
     if (faults->slow_step_us) usleep((useconds_t)faults->slow_step_us);
     if (faults->stray_rank == faults_rank && faults->stray_step == step && !faults->stray_late)
-        *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^= 1
-                                                                                    << 12; // above an update's rounding
+        *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^=
+            1 << 12; // above an update's rounding
     return cpu_engine.begin_step(engine, e);
 }
 
