@@ -56,8 +56,11 @@ int ramp_check_list(const char *list, int64_t *fewest, int64_t *most, Error *e) 
 
 // ---- Create and destroy ---------------------------------------------------------------------------------------------
 
-// Fills r->replay with the `batch` of every line that has a `step` and a `batch`; lines of validations have none.
+// Fills r->replay with the `batch` of every line that has a `step` and a `batch`; lines of validations have none. Sets
+// batch_min and batch_max to the fewest and the most rows. batch_min ignores a step that reaches the horizon: a horizon
+// may have cut it in the file too.
 static int ramp_replay_read(Ramp *r, const char *path, Error *e) {
+    RampConfig *c = &r->config;
     const char *const hint =
         "give the metrics.jsonl of an earlier run; the steps of a run must be complete and in order";
     char *text = NULL;
@@ -75,16 +78,18 @@ static int ramp_replay_read(Ramp *r, const char *path, Error *e) {
         else if (is_step && !(json_whole(step, expected, expected) && json_whole(batch, 1, RAMP_MOST_ROWS)))
             code = FAIL(e, ERR_INPUT, hint, "%s line %zu: not the rows of step %.0f", path, lines + 1, expected);
         else if (is_step) {
-            r->replay[r->replay_steps++] = (int64_t)batch->valuedouble;
-            tokens += batch->valuedouble * (double)r->config.seq_len;
+            const int64_t rows = (int64_t)batch->valuedouble;
+            tokens += batch->valuedouble * (double)c->seq_len;
+            if (expected == 1 || (rows < c->batch_min && tokens < c->train_tokens)) c->batch_min = rows;
+            if (expected == 1 || rows > c->batch_max) c->batch_max = rows;
+            r->replay[r->replay_steps++] = rows;
         }
         cJSON_Delete(object);
     }
     memory_free(text);
-    if (code || tokens >= r->config.train_tokens) return code;
+    if (code || tokens >= c->train_tokens) return code;
     return FAIL(e, ERR_INPUT, "shorten --train-tokens or replay a longer run",
-                "%s ends at line %zu after %.0f tokens, this run takes %.0f", path, lines, tokens,
-                r->config.train_tokens);
+                "%s ends at line %zu after %.0f tokens, this run takes %.0f", path, lines, tokens, c->train_tokens);
 }
 
 int ramp_create(Ramp *r, const RampConfig *config, const char *argument, Error *e) {
@@ -120,7 +125,7 @@ int64_t ramp_batch(const Ramp *r, int64_t step, double tokens) {
     case RAMP_STEPS:
         for (const char *rest = r->argument; *rest && ramp_pair(&rest, &from, &next) && from <= tokens;) rows = next;
         break;
-    case RAMP_REPLAY: assert(step >= 0); return step < r->replay_steps ? r->replay[step] : ramp_largest(r);
+    case RAMP_REPLAY: assert(step >= 0); return step < r->replay_steps ? r->replay[step] : c->batch_max;
     default: return c->batch_ref;
     }
     return (int64_t)llround(ramp_limit(c, rows));
@@ -131,26 +136,6 @@ int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens) {
     if (left <= 0) return 0;
     int64_t batch = ramp_batch(r, step, (double)tokens);
     return batch < left ? batch : left;
-}
-
-int64_t ramp_largest(const Ramp *r) {
-    int64_t most = r->config.mode == RAMP_FIXED ? r->config.batch_ref : r->config.batch_max;
-    for (int64_t i = 0; i < r->replay_steps; i++) most = i == 0 || r->replay[i] > most ? r->replay[i] : most;
-    return most;
-}
-
-int64_t ramp_smallest(const Ramp *r) {
-    const RampConfig *c = &r->config;
-    if (c->mode == RAMP_FIXED) return c->batch_ref;
-    if (c->mode != RAMP_REPLAY) return c->batch_min;
-    int64_t fewest = r->replay[0];
-    double tokens = 0;
-    for (int64_t i = 0; i < r->replay_steps; i++) {
-        tokens += (double)r->replay[i] * (double)c->seq_len;
-        if (tokens >= c->train_tokens) break; // skip the last step: a horizon may have cut it in the file too
-        if (r->replay[i] < fewest) fewest = r->replay[i];
-    }
-    return fewest;
 }
 
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {

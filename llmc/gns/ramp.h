@@ -42,8 +42,8 @@ extern const char *const ramp_mode_names[RAMP_MODES];
 
 typedef struct {
     RampMode mode;
-    int64_t batch_min, batch_max; // rows
-    int64_t batch_ref;            // rows: the batch for which the learning rate was chosen
+    int64_t batch_min, batch_max; // fewest and most rows of a step; a last step that the horizon cuts may have fewer
+    int64_t batch_ref;            // rows: the batch for which the learning rate was chosen; in fixed mode all three
     int64_t seq_len;              // tokens per row
     double kappa;                 // k: the critical batch, in noise scales
     double waste;                 // largest batch, in critical batches: the share of extra tokens that the run accepts
@@ -78,7 +78,7 @@ int ramp_parse(const char *text, RampMode *mode, const char **argument, Error *e
 // Sets the fewest and the most rows of a LIST. ERR_USAGE unless its TOKENS begin at 0 and rise.
 int ramp_check_list(const char *list, int64_t *fewest, int64_t *most, Error *e);
 
-// argument: LIST or FILE, kept. ERR_INPUT unless the file covers the whole horizon.
+// argument: LIST or FILE, kept. A FILE sets batch_min and batch_max. ERR_INPUT unless it covers the whole horizon.
 int ramp_create(Ramp *r, const RampConfig *config, const char *argument, Error *e);
 void ramp_destroy(Ramp *r);
 
@@ -91,10 +91,6 @@ int64_t ramp_batch(const Ramp *r, int64_t step, double tokens);
 
 // Returns ramp_batch, cut short at the horizon; 0 at the horizon.
 int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens);
-
-// Return the most and the fewest rows of any step. ramp_smallest ignores a last step that the horizon cuts short.
-int64_t ramp_largest(const Ramp *r);
-int64_t ramp_smallest(const Ramp *r);
 
 // Returns the target for a noise scale that is c times the tracker's.
 RampTarget ramp_target(const Ramp *r, const GnsTracker *tracker, GnsFactor c);

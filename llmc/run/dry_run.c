@@ -63,7 +63,7 @@ int run_dry(Run *r, Error *e) {
         .ranks = ranks,
         .sharing = setup->parallel.config,
         .ramp = ramp,
-        .rows = ramp ? ramp_largest(ramp) : o->run.batch_ref_rows,
+        .rows = ramp ? ramp->config.batch_max : o->run.batch_ref_rows,
         .val_rows = val_rows,
         .train_tokens = data.windows * (double)T,
         .epoch_tokens = data.epoch * T,

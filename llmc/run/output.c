@@ -145,7 +145,7 @@ static int move_old_run(const char *out, Error *e) {
 static bool saves_before_the_end(const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
     if (o->run.horizon_tokens == 0) return false; // --dry-run without a run's length
-    int64_t steps = (o->run.horizon_tokens - 1) / (ramp_smallest(&position->ramp) * o->seq_len);
+    int64_t steps = (o->run.horizon_tokens - 1) / (position->ramp.config.batch_min * o->seq_len);
     return o->on_spike || (o->checkpoint_every > 0 && steps >= o->checkpoint_every) ||
            (best_every(o) > 0 && steps >= best_every(o));
 }

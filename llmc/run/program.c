@@ -12,7 +12,7 @@
 
 // Every rank, or group of --tensor, must have rows in every step except the last, which the horizon cuts.
 static int check_rows_of_ranks(const Setup *setup, const Position *position, Error *e) {
-    const int64_t rows = ramp_smallest(&position->ramp), K = setup->options.tensor, groups = setup->comm->ranks / K;
+    const int64_t rows = position->ramp.config.batch_min, K = setup->options.tensor, groups = setup->comm->ranks / K;
     if (rows >= groups) return 0;
     FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows is too small for %lld %s", (long long)rows, (long long)groups,
          K > 1 ? "groups of ranks (--tensor)" : "ranks");

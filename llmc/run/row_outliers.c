@@ -14,7 +14,7 @@ int row_outliers_create(Run *r, Error *e) {
     RowOutliers *o = &r->position.outliers;
     const uint64_t all = r->data.train->info.windows, windows = all < 1024 ? all : 1024;
     const int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
-    const size_t rows = (size_t)ramp_largest(&r->position.ramp);
+    const size_t rows = (size_t)r->position.ramp.config.batch_max;
     TRY(memory_alloc((void **)&o->scratch, (3 * rows + (size_t)V) * sizeof *o->scratch, "outliers", e));
     o->rarity = o->scratch + 2 * rows;
     o->surprise = o->rarity + rows;

@@ -221,7 +221,7 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
         .reduce = o->reduce,
         .optimizer = o->optimizer,
         .micro_batch = setup->shape.micro_batch,
-        .batch_max = position->ramp.replay ? ramp_largest(&position->ramp) : o->run.batch_max_rows,
+        .batch_max = position->ramp.replay ? position->ramp.config.batch_max : o->run.batch_max_rows,
         .transport = setup->transport_api,
     };
     if (setup->shape.inference) config.zero = ZERO_0; // inference computes with all weights
@@ -481,7 +481,7 @@ int setup_buffers(Run *r, Error *e) {
         TRY(memory_alloc((void **)&result->amax, sites * sizeof *result->amax, "the largest factors", e));
     if (!r->setup.options.outliers && !r->position.noise.sources) return 0;
     Position *p = &r->position;
-    const size_t rows = (size_t)ramp_largest(&p->ramp), gram = (size_t)(p->noise.sources * p->noise.sources);
+    const size_t rows = (size_t)p->ramp.config.batch_max, gram = (size_t)(p->noise.sources * p->noise.sources);
     TRY(memory_alloc_zero((void **)&result->source_gram, gram * sizeof(double) + rows * sizeof *p->rows, "rows", e));
     p->rows = (RowResult *)(result->source_gram + gram);
     return r->setup.options.outliers ? row_outliers_create(r, e) : 0;

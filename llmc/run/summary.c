@@ -32,7 +32,7 @@ static void print_length(const Setup *setup, const Position *position) {
     }
     if (o->run.ramp_mode != RAMP_FIXED) {
         printf("run     %lld tokens in steps of %lld to %lld rows of %lld tokens\n", (long long)horizon,
-               (long long)ramp_smallest(&position->ramp), (long long)ramp_largest(&position->ramp), (long long)T);
+               (long long)position->ramp.config.batch_min, (long long)position->ramp.config.batch_max, (long long)T);
         if (o->run.ramp_mode == RAMP_GNS && o->ramp_step_rows > 0)
             printf("        a step of B rows costs as much as %g + B rows\n", o->ramp_step_rows);
         return;

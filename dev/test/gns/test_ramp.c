@@ -367,7 +367,7 @@ static void test_steps(void) {
         CHECK_ERROR(ramp_check_list(bad[i], &fewest, &most, &e), &e, ERR_USAGE, "no list of batches");
 }
 
-// The present options limit a checkpoint's batch and the largest step.
+// The present options limit a checkpoint's batch.
 static void test_settle(void) {
     RampConfig c = config_make(RAMP_GNS);
     Ramp r = ramp_make(&c);
@@ -378,10 +378,6 @@ static void test_settle(void) {
         CHECK_OK(ramp_settle(&r, 7, 7000, &e), &e);
         CHECK(r.rows == cases[i][1], "%g rows become %g", cases[i][0], r.rows);
     }
-    CHECK(ramp_largest(&r) == 16 && ramp_smallest(&r) == 2, "gns: %lld", (long long)ramp_largest(&r));
-    r.config.mode = RAMP_FIXED;
-    CHECK(ramp_largest(&r) == 8 && ramp_smallest(&r) == 8, "fixed: %lld", (long long)ramp_largest(&r));
-    ramp_destroy(&r);
 }
 
 // ---- replay ---------------------------------------------------------------------------------------------------------
@@ -426,14 +422,13 @@ static void test_replay_resumed(void) {
     }
     Ramp r;
     replay_make(&r, 2000, (const int64_t[]){5, 3, 4, 8}, 4);
-    CHECK(ramp_largest(&r) == 8, "at most %lld rows", (long long)ramp_largest(&r));
     CHECK_ERROR(ramp_settle(&r, 9, 900, &e), &e, ERR_INPUT, "the file has 2000 tokens up to step 4");
     CHECK(strstr(e.what, "900 tokens in 9 steps"), "'%s'", e.what);
     ramp_destroy(&r);
 }
 
-// Finds the fewest rows of a step; ignores the last step, which the horizon may have cut.
-static void test_replay_smallest(void) {
+// Finds the fewest rows of a step, and the most; the fewest leave out the last step, which the horizon may have cut.
+static void test_replay_limits(void) {
     static const struct {
         double horizon;
         int64_t fewest;
@@ -442,8 +437,9 @@ static void test_replay_smallest(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Ramp r;
         replay_make(&r, cases[i].horizon, (const int64_t[]){5, 3, 4, 8, 1, 9}, 6);
-        CHECK(ramp_smallest(&r) == cases[i].fewest, "horizon %g: %lld rows, want %lld", cases[i].horizon,
-              (long long)ramp_smallest(&r), (long long)cases[i].fewest);
+        const RampConfig *c = &r.config;
+        CHECK(c->batch_min == cases[i].fewest && c->batch_max == 9, "horizon %g: %lld to %lld rows, want %lld to 9",
+              cases[i].horizon, (long long)c->batch_min, (long long)c->batch_max, (long long)cases[i].fewest);
         ramp_destroy(&r);
     }
 }
@@ -489,6 +485,6 @@ static void test_replay_bad_files(void) {
 int main(void) {
     scratch_begin();
     RUN(test_follows, test_target, test_law, test_step_rows, test_study, test_linear, test_seesaw, test_lr, test_parse,
-        test_steps, test_settle, test_replay_resumed, test_replay_smallest, test_replay_bad_files);
+        test_steps, test_settle, test_replay_resumed, test_replay_limits, test_replay_bad_files);
     return scratch_end();
 }
