@@ -147,9 +147,9 @@ static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, 
     return l;
 }
 
-// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS, and makes l.copy. Without linear_sm90 cuBLASLt and the
-// kernels of gelu.cuh run. cuBLASLt also runs input gradients (LINEAR_BIAS, back), and fcproj with its residual: in 502,
-// 419, 549 us, against linear_sm90's 503, 470, 547 (d12, d24, d48; H200).
+// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS, and makes l.copy. Without linear_sm90 cuBLASLt and
+// the kernels of gelu.cuh run. cuBLASLt also runs input gradients (LINEAR_BIAS, back), and fcproj with its residual: in
+// 502, 419, 549 us, against linear_sm90's 503, 470, 547 (d12, d24, d48; H200).
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU, back = !l.bias;
     const bool ours = l.x8 || (engine->fused_linear && (dgelu || !back) && !(residual && l.in > l.out));

@@ -29,8 +29,8 @@ typedef struct {
     float max, sum;
 } Partial;
 
-// Joins the lanes' partials; returns the result in every lane. The largest maximum's sums
-// are not scaled: -inf minus -inf is NaN.
+// Joins the lanes' partials; returns the result in every lane. The largest maximum's sums are not scaled: -inf minus
+// -inf is NaN.
 __device__ static inline Partial partial_join_warp(Partial p) {
     float max = p.max;
     UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2)

@@ -33,8 +33,8 @@ __device__ inline Pack<W> pack_normalise(const float (&x)[W], float mean, float 
 
 enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = LAYERNORM_WARP_COLUMNS / (WARP * VEC) };
 
-// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. COPY: also writes n.copy; if
-// DROPPED, only where it is wanted.
+// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. COPY: also writes n.copy; if DROPPED, only
+// where it is wanted.
 template <Input INPUT, int PACKS, bool COPY>
 __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const __grid_constant__ LayerNorm n) {
     __shared__ float amax; // of the block

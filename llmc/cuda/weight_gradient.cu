@@ -23,12 +23,8 @@
 #include <math.h>
 #include <type_traits>
 
-enum {
-    TILE_M = WEIGHT_GRADIENT_TILE,
-    PAIR = WEIGHT_GRADIENT_PAIR,
-    OUT_ROWS = 16,
-    OUT_COLUMNS = 32
-}; // OUT: a box that a warp copies out
+enum { TILE_M = WEIGHT_GRADIENT_TILE, PAIR = WEIGHT_GRADIENT_PAIR };
+enum { OUT_ROWS = 16, OUT_COLUMNS = 32 }; // a box that a warp copies out
 
 // ---- Who does what --------------------------------------------------------------------------------------------------
 
