@@ -22,16 +22,6 @@ static const char *const fetch_again = "fetch the file again";
 
 bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || directory_holds(path, "config.json"); }
 
-static int config_int(const cJSON *root, const char *path, const char *name, int *out, Error *e) {
-    const cJSON *item = json_get(root, name);
-    if (!item) return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\"", path, name);
-    if (!json_whole(item, 1, INT_MAX))
-        return FAIL(e, ERR_INPUT, "use another model", "%s: field \"%s\" is no whole number from 1 to %d", path, name,
-                    INT_MAX);
-    *out = (int)item->valuedouble;
-    return 0;
-}
-
 // Fields of config.json that must have a supported value: a word of must_be, or `number` where must_be is NULL. A
 // missing field passes. remedy: the error's hint.
 static const struct {
@@ -63,6 +53,8 @@ static bool config_field_fits(const cJSON *item, const char *words, double numbe
 }
 
 static int config_parse(const cJSON *root, const char *path, ModelConfig *config, Error *e) {
+    const char *const sizes[] = {"n_layer", "n_head", "n_embd", "vocab_size", "n_positions"};
+    int *const out[] = {&config->layers, &config->heads, &config->channels, &config->vocab, &config->context};
     if (!cJSON_IsObject(root)) return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: not a JSON object", path);
     for (size_t i = 0; i < sizeof config_fixed / sizeof *config_fixed; i++) {
         const cJSON *item = json_get(root, config_fixed[i].name);
@@ -70,11 +62,14 @@ static int config_parse(const cJSON *root, const char *path, ModelConfig *config
             return FAIL(e, ERR_INPUT, config_fixed[i].remedy, "%s: field \"%s\" describes another model than GPT-2",
                         path, config_fixed[i].name);
     }
-    TRY(config_int(root, path, "n_layer", &config->layers, e));
-    TRY(config_int(root, path, "n_head", &config->heads, e));
-    TRY(config_int(root, path, "n_embd", &config->channels, e));
-    TRY(config_int(root, path, "vocab_size", &config->vocab, e));
-    TRY(config_int(root, path, "n_positions", &config->context, e));
+    for (int i = 0; i < 5; i++) {
+        const cJSON *item = json_get(root, sizes[i]);
+        if (!item) return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\"", path, sizes[i]);
+        if (!json_whole(item, 1, INT_MAX))
+            return FAIL(e, ERR_INPUT, "use another model", "%s: field \"%s\" is no whole number from 1 to %d", path,
+                        sizes[i], INT_MAX);
+        *out[i] = (int)item->valuedouble;
+    }
     const cJSON *inner = json_get(root, "n_inner");
     if (cJSON_IsNumber(inner) && inner->valuedouble != 4.0 * config->channels)
         return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here", "%s: n_inner is not 4 n_embd", path);

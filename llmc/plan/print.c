@@ -79,18 +79,12 @@ static void print_device(FILE *f, const Plan *p) {
 
 enum { RANKS_MOST = 8960 };
 
-static Figure fewest_ranks(const Plan *p, ZeroStage zero) {
-    Figure out;
-    int fewest = plan_fewest_ranks(p, zero, RANKS_MOST);
-    snprintf(out.s, sizeof out.s, fewest ? "%d" : "none", fewest);
-    return out;
-}
-
 static void print_memory(FILE *f, const Plan *p) {
     const double mib = 1 << 20;
     MemoryPlan memory;
     double copy = plan_memory(p, p->shape.micro_batch, &memory);
-    bool known = p->device.spec.memory_bytes > 0;
+    const bool known = p->device.spec.memory_bytes > 0;
+    const bool lacks = known && !p->shape.inference && !plan_fewest_ranks(p, ZERO_0, 1);
     fprintf(f, "\nmemory of %s, --micro-batch %d\n", p->ranks > 1 ? "a rank" : "the device", p->shape.micro_batch);
     for (int i = 0; i < memory.count; i++)
         fprintf(f, "  %-36s %10.1f MiB\n", memory.item[i].what, (double)memory.item[i].bytes / mib);
@@ -104,10 +98,13 @@ static void print_memory(FILE *f, const Plan *p) {
         else fprintf(f, "NOT EVEN ONE ROW FITS");
     }
     fprintf(f, "\n");
-    if (known && !p->shape.inference && !plan_fewest_ranks(p, ZERO_0, 1))
-        fprintf(
-            f, "  ranks from which it fits, at this micro-batch: %s with --zero 0, %s with 1, %s with 2, %s with 3\n",
-            fewest_ranks(p, ZERO_0).s, fewest_ranks(p, ZERO_1).s, fewest_ranks(p, ZERO_2).s, fewest_ranks(p, ZERO_3).s);
+    for (int zero = ZERO_0; zero <= ZERO_3 && lacks; zero++) {
+        int fewest = plan_fewest_ranks(p, (ZeroStage)zero, RANKS_MOST);
+        fprintf(f, zero ? ", " : "  ranks from which it fits, at this micro-batch: ");
+        fprintf(f, fewest ? "%d" : "none", fewest);
+        fprintf(f, zero ? " with %d" : " with --zero %d", zero);
+    }
+    if (lacks) fprintf(f, "\n");
     if (copy > 0 && !p->device.measured)
         fprintf(f, "  (on the host: %s, a copy from which checkpoints are written)\n", binary(copy).s);
     if (p->estimate_memory) fprintf(f, "  (estimated; train_gpt2cu --dry-run knows them to the byte, without a GPU)\n");

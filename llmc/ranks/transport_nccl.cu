@@ -118,11 +118,9 @@ static int check_nccl(void *context, Error *e) {
 // Does not wait for other ranks, which may have ended.
 static void abort_nccl(void *context) {
     Transport *t = (Transport *)context;
-    if (t->group) ncclCommAbort(t->group);
-    if (t->peers && t->peers != t->shared) ncclCommAbort(t->peers);
-    if (t->replicas) ncclCommAbort(t->replicas);
-    if (t->shared && t->shared != t->nccl) ncclCommAbort(t->shared);
-    if (t->nccl) ncclCommAbort(t->nccl);
+    const ncclComm_t peers = t->peers != t->shared ? t->peers : NULL, shared = t->shared != t->nccl ? t->shared : NULL;
+    for (ncclComm_t comm : {t->group, peers, t->replicas, shared, t->nccl})
+        if (comm) ncclCommAbort(comm);
 }
 
 static int start_nccl(Transport *t, Error *e) {
