@@ -80,20 +80,17 @@ def savings_section(runs, kind, target, found):
 MOST_SAMPLES = 8  # per run
 
 
-def show_sample(sample):
-    prompt, text = sample.get("prompt") or "", sample["text"]
-    said = f"<b>{html.escape(prompt)}</b>" if prompt and text.startswith(prompt) else ""
-    at = f"step {sample['step']:,}" + (f", {sample['tokens']:,} tokens" if sample.get("tokens") else "")
-    return f"<p class=note>{at}</p><pre>{said}{html.escape(text[len(prompt):] if said else text)}</pre>\n"
-
-
 def samples_section(runs):
     """Shows samples at even distances over each run, with the first and the last."""
     out = ""
     for run in runs:
         n, last = min(len(run.samples), MOST_SAMPLES), len(run.samples) - 1
-        chosen = [run.samples[i * last // max(1, n - 1)] for i in range(n)]
-        out += f"<h3>{html.escape(run.label)}</h3>\n" * bool(n) + "".join(map(show_sample, chosen))
+        out += f"<h3>{html.escape(run.label)}</h3>\n" * bool(n)
+        for sample in (run.samples[i * last // max(1, n - 1)] for i in range(n)):
+            prompt, text = sample.get("prompt") or "", sample["text"]
+            said = f"<b>{html.escape(prompt)}</b>" if prompt and text.startswith(prompt) else ""
+            at = f"step {sample['step']:,}" + (f", {sample['tokens']:,} tokens" if sample.get("tokens") else "")
+            out += f"<p class=note>{at}</p><pre>{said}{html.escape(text[len(prompt):] if said else text)}</pre>\n"
     return out and f"<h2>Samples along the way</h2>\n<p class=note>Coloured: the prompt.</p>\n{out}"
 
 

@@ -29,13 +29,6 @@ def verbatim(text):
     return "".join(f"    {line}\n" for line in text.removesuffix("\n").split("\n"))
 
 
-def start_time(parts):
-    """Returns when the run began, in seconds since 1970; 0: unknown."""
-    with contextlib.suppress(IndexError, KeyError, ValueError):
-        return calendar.timegm(time.strptime(parts[0]["started"], "%Y-%m-%dT%H:%M:%SZ"))
-    return 0
-
-
 class EventFile(Sink):
     def __init__(self, path):
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -53,6 +46,9 @@ class EventFile(Sink):
                 os.truncate(old, 0)  # if it were gone, a live TensorBoard that has not read all of it would read no other
             elif time.time() - os.path.getmtime(old) > 3600:
                 os.remove(old)
+        self.start = 0  # of the run, in seconds since 1970; 0: unknown
+        with contextlib.suppress(IndexError, KeyError, ValueError):
+            self.start = calendar.timegm(time.strptime(self.run.parts[0]["started"], "%Y-%m-%dT%H:%M:%SZ"))
         self.writer = self.new_writer(self.path, max_queue_size=1000, filename_suffix=SUFFIX)
         start = self.event.SessionLog(status=self.event.SessionLog.START)
         self.writer.add_event(self.event.Event(wall_time=time.time(), session_log=start))
@@ -71,7 +67,7 @@ class EventFile(Sink):
         self.writer.flush()
 
     def write(self, step, summary):
-        wall_time = start_time(self.run.parts) + self.run.seconds_at(step)
+        wall_time = self.start + self.run.seconds_at(step)
         self.writer.add_event(self.event.Event(wall_time=wall_time, step=step, summary=summary))
 
     def went_back(self):
