@@ -16,34 +16,25 @@ RUN = {"options!": {"seq_len!": COUNT}, "model!": {"context!": COUNT}, "parts!":
 SHARD_HEADER, SHARED = 1024, 2 * 32  # bytes
 
 
-def read_tokens(run, row):
-    path = os.path.join(run.parts[-1].get("directory", "."), row["shard"])
-    with open(path if os.path.exists(path) else os.devnull, "rb") as file:
-        file.seek(SHARD_HEADER + 2 * row["offset"])
-        return file.read(2 * min(run.info["options"]["seq_len"], run.info["model"]["context"]))  # b"" where the shard is gone
-
-
-def decoder(run):
-    """Returns a function from tokens to a line of text, by the newest checkpoint's tokenizer. Without one: their numbers."""
-    path = max(glob.glob(os.path.join(glob.escape(run.path), "step_*", "vocab.json")), default=None)
-    if not path:
-        return str
-    from tokenizers import Tokenizer, decoders, models
-
-    tokenizer = Tokenizer(models.BPE.from_file(path, os.path.join(os.path.dirname(path), "merges.txt")))
-    tokenizer.decoder = decoders.ByteLevel()
-    return lambda tokens: repr(tokenizer.decode(tokens))[1:-1]
-
-
 def outliers_text(run, most=None):
     """Returns two lines for each group, farthest first, of at most `most` groups of a kind; "" without outliers."""
     path, kinds, group_of = os.path.join(run.path, "outliers.jsonl"), {}, {}
     if not os.path.exists(path):
         return ""
     check(run.info_path, run.info | {"parts": run.parts[-1] if run.parts else None}, RUN)
-    decode = decoder(run)
+    T = min(run.info["options"]["seq_len"], run.info["model"]["context"])
+    vocabulary, decode = max(glob.glob(os.path.join(glob.escape(run.path), "step_*", "vocab.json")), default=None), str
+    if vocabulary:  # the newest checkpoint's tokenizer; else the text is the tokens' numbers
+        from tokenizers import Tokenizer, decoders, models
+
+        tokenizer = Tokenizer(models.BPE.from_file(vocabulary, os.path.join(os.path.dirname(vocabulary), "merges.txt")))
+        tokenizer.decoder = decoders.ByteLevel()
+        decode = lambda tokens: repr(tokenizer.decode(tokens))[1:-1]
     for _, row in read_lines(path, OUTLIER, {}):
-        tokens, kind = read_tokens(run, row), row["kind"]
+        shard, kind = os.path.join(run.parts[-1].get("directory", "."), row["shard"]), row["kind"]
+        with open(shard if os.path.exists(shard) else os.devnull, "rb") as file:  # no text where the shard is gone
+            file.seek(SHARD_HEADER + 2 * row["offset"])
+            tokens = file.read(2 * T)
         parts = {(kind, tokens[i:i + SHARED]) for i in range(0, len(tokens) - SHARED + 1, 2)}
         group = next((group_of[part] for part in parts if part in group_of), None)
         if group is None:

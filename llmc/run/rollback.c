@@ -4,23 +4,11 @@
 #include "base/files.h"
 #include "run/run.h"
 
-// Adds the window's farthest rows (--outliers) to a text: on rank 0, which has them.
-static void add_rows(const Run *r, int64_t after, char *text, size_t bytes) {
-    const int most = 3; // of each kind
-    const cJSON *row;
-    for (int k = 0, n = 0; k < ROW_KINDS; k++, n = 0) cJSON_ArrayForEach(row, r->position.outliers.list[k]) {
-            const size_t used = strlen(text);
-            const char *shard = cJSON_GetStringValue(json_get(row, "shard"));
-            if (row_number(row, "step") > (double)after && shard && n++ < most)
-                snprintf(text + used, bytes - used, "; %s %s:%.0f", row_kinds[k], path_name(shard),
-                         row_number(row, "offset"));
-        }
-}
-
 int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
     const Options *o = &r->setup.options;
     Spikes *s = &r->position.at.spikes;
     const int64_t now = s->z.count, window = 2 * o->spike_steps, steps = now < window ? now + 1 : window;
+    const cJSON *row;
     int64_t spikes = 0;
     if (!o->on_spike || (code && code != ERR_NONFINITE)) return code;
     s->z.value[s->z.count++ % OUTLIERS_WINDOW] = r->position.z;
@@ -37,8 +25,16 @@ int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
     const int64_t first = s->first[(now + 1 - steps) % OUTLIERS_WINDOW];
     s->skipped[s->rollbacks].first = first;
     s->skipped[s->rollbacks++].rows = m->examples - first;
-    add_rows(r, m->step - steps, e->what, sizeof e->what);
-    r->rollback = (Rollback){.spikes = *s, .latest = m->step - steps, .why = *e};
+    // Name the window's farthest rows of each kind (--outliers). Only rank 0 has them.
+    const int64_t latest = m->step - steps, most = 3;
+    for (int k = 0, n = 0; k < ROW_KINDS; k++, n = 0) cJSON_ArrayForEach(row, r->position.outliers.list[k]) {
+            const size_t used = strlen(e->what);
+            const char *shard = cJSON_GetStringValue(json_get(row, "shard"));
+            if (row_number(row, "step") > (double)latest && shard && n++ < most)
+                snprintf(e->what + used, sizeof e->what - used, "; %s %s:%.0f", row_kinds[k], path_name(shard),
+                         row_number(row, "offset"));
+        }
+    r->rollback = (Rollback){.spikes = *s, .latest = latest, .why = *e};
     return e->code;
 }
 

@@ -46,18 +46,6 @@ static double median(double *x, int64_t n) {
     return (x[(n - 1) / 2] + x[n / 2]) / 2;
 }
 
-// Turns the B values of a step into scores.
-static void score(double *x, int64_t B, Outliers *window, double *sorted) {
-    double spread = 0;
-    memcpy(sorted, x, (size_t)B * sizeof *x);
-    const double centre = median(sorted, B);
-    for (int64_t b = 0; b < B; b++) sorted[b] = fabs(x[b] - centre);
-    window->value[window->count++ % OUTLIERS_WINDOW] = median(sorted, B);
-    const int64_t steps = window->count < OUTLIERS_WINDOW ? window->count : OUTLIERS_WINDOW;
-    for (int64_t i = 0; i < steps; i++) spread += window->value[i] / (double)steps;
-    for (int64_t b = 0; b < B; b++) x[b] = (x[b] - centre) / (1.4826 * spread);
-}
-
 // Adds row b of the step to a list if its score x is among the N largest. Of equal scores the earlier stays.
 static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error *e) {
     RowOutliers *o = &r->position.outliers;
@@ -92,16 +80,24 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
 int row_outliers_observe(Run *r, int64_t B, Error *e) {
     const int64_t first_steps = 32; // their rows are not judged: the spread is still a guess
     RowOutliers *o = &r->position.outliers;
-    double *x = o->scratch;
+    double *x = o->scratch, *sorted = x + B;
     for (RowKind k = 0; k < ROW_KINDS; k++) {
+        Outliers *window = &o->spread[k];
+        double spread = 0;
         for (int64_t b = 0; b < B; b++) {
             const RowResult *row = &r->position.rows[b];
             const double norm = log(row->sq) / 2, loss = row->nll;
             x[b] = (double[]){norm, row->rarity, loss - norm, norm - log(loss)}[k];
         }
-        score(x, B, &o->spread[k], x + B);
-        for (int64_t b = 0; b < B && o->spread[k].count > first_steps; b++) {
-            const double few_digits = round(x[b] * 1e9) / 1e9; // a resume reads them back as the same number
+        memcpy(sorted, x, (size_t)B * sizeof *x);
+        const double centre = median(sorted, B);
+        for (int64_t b = 0; b < B; b++) sorted[b] = fabs(x[b] - centre);
+        window->value[window->count++ % OUTLIERS_WINDOW] = median(sorted, B);
+        const int64_t steps = window->count < OUTLIERS_WINDOW ? window->count : OUTLIERS_WINDOW;
+        for (int64_t i = 0; i < steps; i++) spread += window->value[i] / (double)steps;
+        for (int64_t b = 0; b < B && window->count > first_steps; b++) {
+            const double score = (x[b] - centre) / (1.4826 * spread);
+            const double few_digits = round(score * 1e9) / 1e9; // a resume reads them back as the same number
             if (isfinite(few_digits) && few_digits > o->least[k]) TRY(keep_row(r, k, B, b, few_digits, e));
         }
     }
