@@ -22,10 +22,9 @@ typedef struct {
     Input *input;
     uint64_t offset, line; // of its first byte in the input; lines count from 1
     uint64_t end;          // bytes of all inputs up to its end
-    TextPiece *
-        pieces; // (capacity / 2 + 1) found by reader_next, in jsonl by block_encode; one allocation with tokens and text
-    uint16_t *tokens; // (capacity) no token is shorter than a byte
-    char *text;       // (capacity + 1)
+    TextPiece *pieces;     // (capacity / 2 + 1) found by reader_next, in jsonl by block_encode; owns tokens and text
+    uint16_t *tokens;      // (capacity) no token is shorter than a byte
+    char *text;            // (capacity + 1)
     size_t bytes, capacity;
     int piece_count;
     int left_out;             // skipped lines of jsonl (--invalid skip)

@@ -20,7 +20,7 @@
 #    include "ranks/open_mpi.h"
 #else // one process: no call of MPI is reached
 #    pragma GCC diagnostic ignored "-Wunused-parameter"
-#    define MPI_TRY(call, e) assert(!#    call), (void)(e)
+#    define MPI_TRY(call, e) assert(!"MPI"), (void)(e)
 #endif
 
 // ---- Who started us -------------------------------------------------------------------------------------------------
