@@ -87,10 +87,9 @@ static void *touch_copy(void *saver) {
 int saver_create(Saver **out, const Run *r, Error *e) {
     const Setup *setup = &r->setup;
     const Parallel *p = &setup->parallel;
-    const bool alone = parallel_stores_alone(p), is_first = is_rank0(setup); // with --zero 0 rank 0 writes alone
-    const bool writes =
-        alone ? is_first : setup->comm->rank < p->division.ranks; // --shard machine: only the first replica writes
-    const size_t page = 64 << 10;                                 // bytes: the largest page of any machine
+    const bool alone = parallel_stores_alone(p), is_first = is_rank0(setup);      // with --zero 0 rank 0 writes alone
+    const bool writes = alone ? is_first : setup->comm->rank < p->division.ranks; // --shard machine: in one replica
+    const size_t page = 64 << 10; // bytes: the largest page of any machine
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     Saver *s = *out;
     s->run = r;
