@@ -109,21 +109,19 @@ static int inspect_tensors(const char *path, FILE *out, Error *e) {
     return 0;
 }
 
-static int inspect_file(const char *path, FILE *out, Error *e) {
-    char directory[ARCHIVE_PATH], parent[ARCHIVE_PATH];
-    path_parent(path, directory, sizeof directory);
-    if (strcmp(path_name(directory), "training") == 0)
-        path_parent(memcpy(parent, directory, sizeof parent), directory, sizeof directory);
-    if (file_exists(path) && directory_holds(directory, MANIFEST_NAME)) return inspect_checkpoint(directory, out, e);
-    if (checkpoint_is_model(path)) return inspect_model(path, out, e);
-    if (path_ends(path, ".safetensors")) return inspect_tensors(path, out, e);
-    return inspect_shards(path, out, e);
-}
-
 int inspect(const char *path, FILE *out, Error *e) {
-    if (!directory_exists(path)) return inspect_file(path, out, e);
-    if (directory_holds(path, MANIFEST_NAME)) return inspect_checkpoint(path, out, e);
-    if (directory_holds(path, STATE_NAME) || directory_holds(path, OPTIMIZER_NAME) || directory_holds(path, "training"))
+    char holder[ARCHIVE_PATH],
+        parent[ARCHIVE_PATH]; // holder: a directory itself; of a file, the checkpoint's directory
+    const bool is_directory = directory_exists(path);
+    snprintf(holder, sizeof holder, "%s", path);
+    if (!is_directory) path_parent(path, holder, sizeof holder);
+    if (!is_directory && strcmp(path_name(holder), "training") == 0)
+        path_parent(memcpy(parent, holder, sizeof parent), holder, sizeof holder);
+    if (file_exists(path) && directory_holds(holder, MANIFEST_NAME)) return inspect_checkpoint(holder, out, e);
+    if (is_directory && (directory_holds(path, STATE_NAME) || directory_holds(path, OPTIMIZER_NAME) ||
+                         directory_holds(path, "training")))
         return FAIL(e, ERR_INPUT, "use another one", "%s: an incomplete checkpoint: it has no " MANIFEST_NAME, path);
-    return checkpoint_is_model(path) ? inspect_model(path, out, e) : inspect_run(path, out, e);
+    if (checkpoint_is_model(path)) return inspect_model(path, out, e);
+    if (is_directory) return inspect_run(path, out, e);
+    return path_ends(path, ".safetensors") ? inspect_tensors(path, out, e) : inspect_shards(path, out, e);
 }
