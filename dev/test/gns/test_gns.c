@@ -149,8 +149,7 @@ static void test_tracker(void) {
     check_tracker(true);
 }
 
-// gns_lower solves its equation. If S is exact, the bound is S / (G2 + k SE), also for G2 <= 0. The 95% of gns.h follow
-// from this equation and its constants (test_scaled_lower).
+// gns_lower solves its equation. If S is exact, the bound is S / (G2 + k SE), also for G2 <= 0.
 static void test_lower_formula(void) {
     for (int i = -3; i <= 20; i++) {
         double g2 = 0.1 * i;
@@ -173,6 +172,21 @@ static void test_lower_formula(void) {
         double error = sqrt(sd * sd - 2 * R * rho * sg * sd + R * R * sg * sg);
         CHECK(R > 0 && fabs(s - R * g2 - k * error) < 1e-9 * (s + R * fabs(g2)), "R = %g: %g against %g", R, s - R * g2,
               k * error);
+    }
+}
+
+// The bound lies below the true scale in at least 95% of runs, whatever the half-life, in steps.
+static void test_lower_covers(void) {
+    enum { RUNS = 600, B = 16, SCALE = 80 };
+    const double half_lives[] = {0.7, 3};
+    for (int h = 0; h < 2; h++) {
+        int covered = 0;
+        for (uint64_t run = 0; run < RUNS; run++) {
+            Source source = source_make(1, SCALE, 1600 + 2 * run + (uint64_t)h);
+            const GnsTracker t = tracked(&source, B, half_lives[h], 2 + 8 * half_lives[h]);
+            covered += gns_estimate(&t).lower <= SCALE;
+        }
+        CHECK(covered >= 0.95 * RUNS, "half-life %g: %d of %d runs", half_lives[h], covered, RUNS);
     }
 }
 
@@ -321,7 +335,9 @@ static void test_ratio(void) {
 // from each other.
 enum { SOURCES = 3 };
 static const double shares[SOURCES] = {0.6, 0.3, 0.1}, noises[SOURCES] = {10, 6, 4};
-static double true_gradient(int s, int d) { return (s == 0 || s == d % 2 + 1 ? 1 : -0.5) / sqrt(D) * (s == 1 ? 0.7 : 1); }
+static double true_gradient(int s, int d) {
+    return (s == 0 || s == d % 2 + 1 ? 1 : -0.5) / sqrt(D) * (s == 1 ? 0.7 : 1);
+}
 
 static void observe_draw(Noise *noise, int B, int ranks, uint64_t stream, uint64_t *drawn) {
     double sq[SOURCES] = {0}, gram[SOURCES * SOURCES] = {0}, pairs = 0;
@@ -377,8 +393,8 @@ static void check_sources(int ranks) {
     }
     for (int k = 0; k < NUMBERS; k++) {
         double spread = sqrt(square[k] - mean[k] * mean[k]);
-        CHECK(fabs(mean[k] - want[k]) < 4 * spread / sqrt(RUNS), "%d ranks, number %d: %g, want %g, spread %g", ranks, k,
-              mean[k], want[k], spread);
+        CHECK(fabs(mean[k] - want[k]) < 4 * spread / sqrt(RUNS), "%d ranks, number %d: %g, want %g, spread %g", ranks,
+              k, mean[k], want[k], spread);
         CHECK_CLOSE(sqrt(claimed[k]), spread, 0.2, 0);
     }
 }
@@ -513,8 +529,8 @@ static void test_groups(void) {
 }
 
 int main(void) {
-    RUN(test_identities, test_tracker, test_lower_formula, test_calibration, test_calibration_error, test_scaled_lower,
-        test_samples_are_spaced_in_tokens, test_calibration_is_wary, test_ratio, test_sources,
+    RUN(test_identities, test_tracker, test_lower_formula, test_lower_covers, test_calibration, test_calibration_error,
+        test_scaled_lower, test_samples_are_spaced_in_tokens, test_calibration_is_wary, test_ratio, test_sources,
         test_ranks_unbiased, test_groups);
     return test_summary();
 }

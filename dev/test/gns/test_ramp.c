@@ -1,9 +1,7 @@
-// The batch ramp: scripted aims, simulated gradient noise in a closed loop, open-loop modes, and replay.
+// The batch ramp: scripted aims, the law of the target, open-loop modes, and replay. run/test_loop.c closes the loop.
 #include "../scratch.h"
 
-#include "gns/noise.h"
 #include "gns/ramp.h"
-#include "model/engine.h"
 #include "math/rng.h"
 #include <unistd.h>
 
@@ -147,112 +145,6 @@ static void test_step_rows(void) {
         if (i > 2) continue;
         seconds[1] = INFINITY;
         CHECK(ramp_step_rows(rows, seconds, 3) == lines[i].want, "%g + %g B, two batches", lines[i].a, lines[i].b);
-    }
-}
-
-// ---- The closed loop: simulated gradients; the program's averages, calibration and ramp ----------------------------
-
-// Simulates models of 0.2M parameters as measured at 16 and 64 rows. The whole model has a larger noise scale than the
-// LayerNorms, but its noise has more effective directions. So a step's estimates of both |G|^2 have about the same
-// relative error. Most of the noise is common: the two estimates correlate at 0.9.
-enum { WHOLE = 36, NORMS = 16, SEQ_LEN = 512, SEEDS = 60 };
-static const double common_noise = 0.97, run_tokens = 80e6, million = 1e6;
-
-// Returns GNS_total in rows, as dev/docs/gns-study.md measured it at millions of tokens.
-static double study_scale(double tokens) {
-    static const double at[] = {0, 8, 16, 32, 64, 80}, rows[] = {1, 16, 42, 95, 231, 430};
-    int i = 1;
-    while (i < 5 && tokens > at[i] * million) i++;
-    return rows[i - 1] + (rows[i] - rows[i - 1]) * (tokens / million - at[i - 1]) / (at[i] - at[i - 1]);
-}
-static double true_ratio(double tokens) { return 1.5 + log1p(tokens / million) / log1p(run_tokens / million); }
-static double true_g2(double tokens) { // falls by 10^4 in the first tenth
-    return 2e-5 + pow(fmax(tokens / million, 0.08) / 0.08, -2);
-}
-
-// Draws a group's norms of one step in their exact distribution, from normals: the mean gradient's noise, and the sum
-// of squares around the mean.
-static void group_draw(const double *normal, int directions, double g2, double trace, double B, double around,
-                       double *n, double *q) {
-    *q = 0;
-    for (int d = 0; d < directions; d++) {
-        double x = (d == 0 ? sqrt(g2) : 0) + sqrt(trace / (directions * B)) * normal[d];
-        *q += x * x;
-    }
-    *n = *q + (B - 1) / B * trace * fmax(0, 1 + sqrt(2 / ((B - 1) * directions)) * around);
-}
-
-static void draw_step(const Model *model, double tokens, double B, uint64_t seed, uint64_t step, StepResult *result) {
-    double normal[WHOLE], ln_normal[NORMS], n, q, ln_n, ln_q, scale = study_scale(tokens), g2 = true_g2(tokens);
-    for (uint64_t d = 0; d < WHOLE; d++) normal[d] = rng_normal(seed, step, d);
-    for (uint64_t d = 0; d < NORMS; d++) {
-        double own = rng_normal(seed, step, 100 + d);
-        ln_normal[d] = common_noise * normal[d] + sqrt(1 - common_noise * common_noise) * own;
-    }
-    double ratio = true_ratio(tokens);
-    group_draw(normal, WHOLE, g2, g2 * scale, B, rng_normal(seed, step, 200), &n, &q);
-    group_draw(ln_normal, NORMS, g2 / 100, g2 / 100 * scale / ratio, B, rng_normal(seed, step, 201), &ln_n, &ln_q);
-    const Tensor *ln = model_tensor(model, LNF_W, 0), *other = model_tensor(model, WTE, 0);
-    for (int i = 0; i < model->tensor_count; i++) result->example_sq[i] = result->grad_sq[i] = 0;
-    result->example_sq[ln - model->tensors] = B * ln_n, result->grad_sq[ln - model->tensors] = B * B * ln_q;
-    result->example_sq[other - model->tensors] = B * (n - ln_n);
-    result->grad_sq[other - model->tensors] = B * B * (q - ln_q);
-}
-
-// Sums over the runs of all seeds. known: steps from the sixth on; covered: known steps whose target lies above its
-// bound.
-typedef struct {
-    double known, covered, steps, exact;
-} Sums;
-
-// Adds a run that begins at 32 rows; returns its steps. total: every step is exact, and the ramp follows the whole
-// model.
-static double simulate(bool total, uint64_t seed, Sums *sums) {
-    const ModelConfig shape = {.layers = 1, .heads = 1, .channels = 16, .vocab = 256, .context = 8};
-    RampConfig c = config_make(RAMP_GNS);
-    double example_sq[64], grad_sq[64];
-    StepResult result = {.example_sq = example_sq, .grad_sq = grad_sq};
-    Model model;
-    Noise noise;
-    int64_t tokens = 0, step = 0, B;
-    c.batch_min = c.batch_ref = 32, c.batch_max = 512, c.seq_len = SEQ_LEN;
-    c.train_tokens = run_tokens, c.half_life_tokens = 0.005 * run_tokens;
-    Ramp r = ramp_make(&c);
-    CHECK_OK(model_create(&model, &shape, &e), &e);
-    CHECK_OK(noise_create(&noise, &model, c.half_life_tokens, 0, 0, &e), &e);
-    noise.follows_total = total;
-    for (; (B = ramp_next(&r, step, tokens)) > 0; step++) {
-        bool exact = total || noise_sample_due(&noise, (double)tokens);
-        double step_tokens = (double)(B * SEQ_LEN);
-        draw_step(&model, (double)tokens, (double)B, seed, (uint64_t)step, &result);
-        tokens += B * SEQ_LEN;
-        noise_observe(&noise, &model, &result, B, step_tokens, (double)tokens, exact ? GNS_EXACT : GNS_LN);
-        NoiseSignal signal = noise_signal(&noise);
-        RampTarget seen = ramp_target(&r, signal.tracker, signal.c);
-        ramp_observe(&r, step_tokens, seen.aim);
-        sums->known += step >= 5, sums->covered += step >= 5 && seen.lower <= study_scale((double)tokens);
-        sums->steps++, sums->exact += exact;
-    }
-    noise_destroy(&noise);
-    model_destroy(&model);
-    ramp_destroy(&r);
-    return (double)step;
-}
-
-// Follows the study's curve. A constant batch of 32 takes 4,883 steps.
-static void test_study(void) {
-    for (int total = 0; total < 2; total++) {
-        Sums sums = {0};
-        double square = 0;
-        for (uint64_t seed = 1; seed <= SEEDS; seed++) square += pow(simulate(total, seed, &sums), 2);
-        double mean = sums.steps / SEEDS, spread = sqrt(fmax(0, square / SEEDS - mean * mean)), fewer = 1 - mean / 4883;
-        printf("  %s: %.0f steps +- %.2f%%, %.1f%% fewer than 32 rows; bound covers %.1f%%; %.0f exact steps\n",
-               total ? "GNS_total  " : "c x GNS_ln", mean, 100 * spread / mean, 100 * fewer,
-               100 * sums.covered / sums.known, sums.exact / SEEDS);
-        CHECK(sums.covered >= 0.93 * sums.known, "covered in %.1f%%", 100 * sums.covered / sums.known);
-        CHECK(spread <= 0.01 * mean, "%.0f steps +- %.1f", mean, spread);
-        CHECK(fewer > 0.55 && fewer < 0.6, "%.1f%% fewer steps", 100 * fewer);
-        CHECK(total || sums.exact < 0.6 * sums.steps, "%.0f of %.0f steps are exact", sums.exact, sums.steps);
     }
 }
 
@@ -484,7 +376,7 @@ static void test_replay_bad_files(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_follows, test_target, test_law, test_step_rows, test_study, test_linear, test_seesaw, test_lr, test_parse,
-        test_steps, test_settle, test_replay_resumed, test_replay_limits, test_replay_bad_files);
+    RUN(test_follows, test_target, test_law, test_step_rows, test_linear, test_seesaw, test_lr, test_parse, test_steps,
+        test_settle, test_replay_resumed, test_replay_limits, test_replay_bad_files);
     return scratch_end();
 }
