@@ -588,7 +588,6 @@ static int cpu_check_dtype(Dtype dtype, Error *e) {
                 "--dtype bf16: this machine lacks the instructions (AVX512-BF16 or AMX of x86-64, BF16 of Armv8.6)");
 }
 
-static Dtype cpu_dtype(void) { return DTYPE_FP32; }
 static void cpu_examples(Engine *engine, uint64_t first) { engine->example = first; }
 static void cpu_scale_loss(Engine *engine, double scale) { engine->loss_scale = (float)scale; }
 static void cpu_exponents(Engine *engine, const int8_t *k) { memcpy(engine->exponents, k, fp8_sites(engine)); }
@@ -597,7 +596,7 @@ static void cpu_watch(Engine *engine, const GradientWatch *watch) { engine->watc
 // The engine that main (run/main_cpu.c) hands to the program. check, pin, unpin and stream are NULL: it computes any
 // model, needs no pinned memory, and its calls return when they are done.
 const EngineApi cpu_engine = {
-    .dtype = cpu_dtype,
+    .dtype = DTYPE_FP32,
     .check_dtype = cpu_check_dtype,
     .plan_memory = cpu_plan_memory,
     .device = cpu_device,

@@ -749,7 +749,7 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
 // The engine that main (llmc/run/main_cuda.c) hands to the program.
 const EngineApi cuda_engine = {
     .needs_loss_scale = REAL_DTYPE == DTYPE_FP16,
-    .dtype = [] { return REAL_DTYPE; },
+    .dtype = REAL_DTYPE,
     .check_dtype = cuda_check_dtype,
     .plan_memory = cuda_plan_memory,
     .device = cuda_device,

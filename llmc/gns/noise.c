@@ -117,10 +117,6 @@ double noise_cosine(const Noise *noise, int s, int t, double *se) {
     return c * by_c;
 }
 
-double noise_ratio(const Noise *noise) {
-    return noise->fixed_ratio > 0 ? noise->fixed_ratio : noise->calibration.ratio;
-}
-
 NoiseSignal noise_signal(const Noise *noise) {
     const GnsCalibration *c = &noise->calibration;
     if (noise->follows_total) return (NoiseSignal){&noise->total, {1, 0, 0}};

@@ -60,9 +60,6 @@ void noise_observe_sources(Noise *noise, double B, double pairs, const double *s
 // at least 3 standard errors above 0. Noise may push it beyond 1.
 double noise_cosine(const Noise *noise, int s, int t, double *se);
 
-// c: the whole model's noise scale divided by the LayerNorms'.
-double noise_ratio(const Noise *noise);
-
 // The signal that a batch ramp follows. The whole model's noise scale is c times the tracker's.
 typedef struct {
     const GnsTracker *tracker;

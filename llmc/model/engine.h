@@ -182,8 +182,7 @@ struct EngineApi {
     // ---- Before there is an engine ----------------------------------------------------------------------------------
 
     bool needs_loss_scale; // true if gradients are fp16
-
-    Dtype (*dtype)(void); // the default --dtype
+    Dtype dtype;           // the default --dtype
 
     // ERR_USAGE if this build has no such type, ERR_UNAVAILABLE if this machine has no instructions for it.
     int (*check_dtype)(Dtype dtype, Error *e);

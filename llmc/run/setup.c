@@ -88,7 +88,7 @@ static int check_shape(const Setup *setup, bool from_file, Error *e) {
 // Sets the type of the weights, and checks it and --loss-scale against the engine.
 static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     bool plan_gpu = o->dry_run && *o->device; // the device table gives its type
-    if (!o->given[OPTION_dtype]) o->dtype = engine->dtype();
+    if (!o->given[OPTION_dtype]) o->dtype = engine->dtype;
     if (!plan_gpu || dtype_is_fp8((Dtype)o->dtype)) TRY(engine->check_dtype((Dtype)o->dtype, e));
     if (o->loss_scale == 0) return 0;
     if (!engine->needs_loss_scale && o->dtype != DTYPE_FP16)
