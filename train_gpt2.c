@@ -567,18 +567,6 @@ static void cpu_describe(const Engine *engine, char *out, size_t bytes) {
              engine->threads, engine->threads == 1 ? "" : "s", 32 * VEC);
 }
 
-static int cpu_tune(Engine *engine, Error *e) {
-    (void)engine;
-    return FAIL(e, ERR_USAGE, "leave it out", "--tune is for GPUs: on the CPU a matrix product has one algorithm");
-}
-static const char *cpu_tuning(const Engine *engine) { return (void)engine, ""; }
-static int cpu_set_tuning(Engine *engine, const char *tuning, Error *e) {
-    (void)engine;
-    if (!*tuning) return 0;
-    return FAIL(e, ERR_INPUT, NULL, "matrix products were tuned for %.*s, and this is the CPU",
-                (int)strcspn(tuning, ":"), tuning);
-}
-
 static int cpu_check_dtype(Dtype dtype, Error *e) {
     if (dtype == DTYPE_FP16)
         return FAIL(e, ERR_USAGE, "use --dtype bf16 or fp32",
@@ -593,8 +581,9 @@ static void cpu_scale_loss(Engine *engine, double scale) { engine->loss_scale = 
 static void cpu_exponents(Engine *engine, const int8_t *k) { memcpy(engine->exponents, k, fp8_sites(engine)); }
 static void cpu_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
-// The engine that main (run/main_cpu.c) hands to the program. check, pin, unpin and stream are NULL: it computes any
-// model, needs no pinned memory, and its calls return when they are done.
+// The engine that main (run/main_cpu.c) hands to the program. check, tune, tuning, set_tuning, pin, unpin and stream are
+// NULL: it computes any model, its products have one algorithm, it needs no pinned memory, and its calls return when
+// they are done.
 const EngineApi cpu_engine = {
     .dtype = DTYPE_FP32,
     .check_dtype = cpu_check_dtype,
@@ -603,9 +592,6 @@ const EngineApi cpu_engine = {
     .create = cpu_create,
     .destroy = cpu_destroy,
     .describe = cpu_describe,
-    .tune = cpu_tune,
-    .tuning = cpu_tuning,
-    .set_tuning = cpu_set_tuning,
     .load = cpu_load,
     .store = cpu_store,
     .hash = cpu_hash,

@@ -252,6 +252,7 @@ static int read_words(Bench *b, int argc, char **argv, Words *words, Error *e) {
 // Tunes the engine, and keeps its choices.
 static int tuned(Bench *b, Error *e) {
     double start = clock_seconds();
+    if (!engine_api(b->engine)->tune) return FAIL(e, ERR_USAGE, "leave it out", "tune: only a GPU chooses algorithms");
     TRY(engine_tune(b->engine, e));
     snprintf(b->tuning, TUNING_BYTES, "%s", engine_tuning(b->engine));
     fprintf(stderr, "tuned in %.1f s\n", clock_seconds() - start);

@@ -203,10 +203,10 @@ struct EngineApi {
 
     // ---- The library's algorithm (cuBLASLt) for each matrix product -------------------------------------------------
     // The default is the library's proposal, the same at every start on the same machine. Another algorithm sums in
-    // another order: the last bits differ.
+    // another order: the last bits differ. NULL: there is nothing to choose (CPU).
 
     // Times all algorithms for every product of a micro-step that has no choice yet; keeps the fastest. Destroys the
-    // gradients and the step's numbers: do not call it within a step. ERR_USAGE if there is nothing to choose (CPU).
+    // gradients and the step's numbers: do not call it within a step.
     int (*tune)(Engine *engine, Error *e);
 
     // tuning returns the choices as one line of text for run.json and checkpoints; "": none. set_tuning restores them
@@ -345,8 +345,6 @@ static inline void engine_destroy(Engine *engine) {
 
 #define engine_describe(g, ...)      engine_api(g)->describe(g, __VA_ARGS__)
 #define engine_tune(g, ...)          engine_api(g)->tune(g, __VA_ARGS__)
-#define engine_tuning(g)             engine_api(g)->tuning(g)
-#define engine_set_tuning(g, ...)    engine_api(g)->set_tuning(g, __VA_ARGS__)
 #define engine_load(g, ...)          engine_api(g)->load(g, __VA_ARGS__)
 #define engine_store(g, ...)         engine_api(g)->store(g, __VA_ARGS__)
 #define engine_hash(g, ...)          engine_api(g)->hash(g, __VA_ARGS__)
@@ -374,6 +372,14 @@ static inline void engine_destroy(Engine *engine) {
 #define engine_pin(g, memory, bytes) (engine_api(g)->pin ? engine_api(g)->pin(g, memory, bytes) : (void)0)
 #define engine_unpin(g, memory)      (engine_api(g)->unpin ? engine_api(g)->unpin(g, memory) : (void)0)
 #define engine_stream(g)             (engine_api(g)->stream ? engine_api(g)->stream(g) : NULL)
+#define engine_tuning(g)             (engine_api(g)->tuning ? engine_api(g)->tuning(g) : "")
+
+static inline int engine_set_tuning(Engine *engine, const char *tuning, Error *e) {
+    if (engine_api(engine)->set_tuning) return engine_api(engine)->set_tuning(engine, tuning, e);
+    if (!*tuning) return 0;
+    return FAIL(e, ERR_INPUT, NULL, "matrix products were tuned for %.*s, and this is the CPU",
+                (int)strcspn(tuning, ":"), tuning);
+}
 
 // ---- For the engines ------------------------------------------------------------------------------------------------
 

@@ -36,9 +36,6 @@ int run_dry(Run *r, Error *e) {
     const Ramp *ramp = o->run.horizon_tokens > 0 ? &r->position.ramp : NULL;
     if (ramp) TRY(setup_schedule(r, e));
     setup->engine_api->device(&setup->shape, !o->device[0], &here);
-    if (o->tune && !o->device[0] && here.is_cpu) // a run refuses --tune there
-        return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --device",
-                    "--tune is for GPUs, and the plan is for %s", here.name);
     TRY(plan_on_device(&device, setup, &here, e));
     // Plan for rank 0: no other rank needs 1% more memory. No rank is started.
     Comm comm = {.ranks = ranks, .local_ranks = plan_machine(&device, ranks)};

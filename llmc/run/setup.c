@@ -103,6 +103,9 @@ static int setup_shape(Setup *setup, Error *e) {
     ModelConfig config = {0};
     bool from_file = setup->source[0];
     TRY(setup_dtype(setup->engine_api, o, e));
+    if (o->tune && !setup->engine_api->tune && !(o->dry_run && *o->device))
+        return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --dry-run --device",
+                    "--tune is for GPUs: on the CPU a matrix product has one algorithm");
     if (*o->tokenizer) TRY(tokenizer_load(&setup->tokenizer, o->tokenizer, e));
     TRY(from_file ? shape_from_files(setup, &config, e) : shape_from_preset(o, setup->tokenizer, &config, e));
     TRY(model_create(&setup->model, &config, e));

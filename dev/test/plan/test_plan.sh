@@ -207,7 +207,7 @@ predicts_the_steps() {
 tunes_a_gpu_only() { # --tune is refused where a run would refuse it
     "$train" --dry-run --tune --model d2 --steps 3 > log 2>&1
     local code=$?
-    [ $code = 64 ] && grep -q '^error: --tune is for GPUs, and the plan is for CPU, ' log || { echo "code $code"; cat log; return 1; }
+    [ $code = 64 ] && grep -q '^error: --tune is for GPUs: on the CPU ' log || { echo "code $code"; cat log; return 1; }
     "$train" --dry-run --tune --model d2 --steps 3 --device H100 > log 2>&1 || { cat log; return 1; }
 }
 

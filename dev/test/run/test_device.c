@@ -25,7 +25,7 @@ static int built_for_fp32(Dtype dtype, Error *e) {
 }
 
 static int fake_tune(Engine *engine, Error *e) {
-    if (!machine) return cpu_engine.tune(engine, e);
+    (void)engine, (void)e;
     if (!*tuning) {
         snprintf(tuning, sizeof tuning, "%s: 8,8,8,0000,0,0,16=1f.0.%d", machine, (int)getpid());
         printf("timed %s\n", tuning);
@@ -33,10 +33,10 @@ static int fake_tune(Engine *engine, Error *e) {
     return 0;
 }
 
-static const char *fake_tuning(const Engine *engine) { return machine ? tuning : cpu_engine.tuning(engine); }
+static const char *fake_tuning(const Engine *engine) { return (void)engine, tuning; }
 
 static int fake_set_tuning(Engine *engine, const char *text, Error *e) {
-    if (!machine) return cpu_engine.set_tuning(engine, text, e);
+    (void)engine;
     bool fits = !*text || (strncmp(text, machine, strlen(machine)) == 0 && text[strlen(machine)] == ':');
     snprintf(tuning, sizeof tuning, "%s", fits ? text : "");
     printf("%s of %s took [%s]\n", fits ? "engine" : "wrong engine", machine, tuning);
@@ -150,7 +150,7 @@ static void test_tuning(void) {
     machine = "Fake 12"; // "Fake 1" is a prefix
     CHECK_RUN(trainer_run(HERE "--steps 8 --out tuned --tune"), 0,
               "note: tuned/step_00000006: tuned for another than Fake 12", "timed Fake 12: ");
-    machine = NULL; // the CPU has nothing to tune; it resumes a GPU's run
+    trainer.engine = cpu_engine; // has nothing to tune; it resumes a GPU's run
     CHECK_RUN(trainer_run(HERE "--steps 10 --out tuned"), 0, "tuned for Fake 12, and this is the CPU");
     CHECK(strcmp(recorded("tuned", "tuning"), "\"\"") == 0, "%s", recorded("tuned", "tuning"));
     CHECK_RUN(trainer_run(HERE "--steps 2 --out cpu --tune"), ERR_USAGE, "--tune is for GPUs");
