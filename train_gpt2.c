@@ -91,15 +91,16 @@ static int reduce_rows(Engine *engine, const Batch *batch, void *own, Error *e) 
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// Returns the number of w's layer: its x has site FP8_LN1 + number, its dy FP8_DQKV - number (math/fp8.h).
+// Returns the number of matrix w within its block, 0 to 3. Its x has site FP8_LN1 + number, its dy FP8_DQKV - number
+// (math/fp8.h).
 static int linear_number(TensorKind w) { return w == QKV_W ? 0 : w == PROJ_W ? 1 : w == FC_W ? 2 : 3; }
 
 typedef struct {
     const void *left, *right;
 } Factors;
 
-// Returns x (n values of `site`) and layer w's W. With fp8 also raises both sites' amax, and returns copies rounded to
-// e4m3 if both have exponents.
+// Returns x (n values of `site`) and the weights w of block l. With fp8 also raises both sites' amax. If both have
+// exponents, the returned arrays are copies rounded to e4m3.
 static Factors factors_of(Engine *engine, const Batch *batch, const void *x, size_t n, int site, TensorKind w, int l) {
     const size_t weights = tensor(engine, w, l)->count;
     const void *W = weight(engine, w, l);
@@ -581,8 +582,8 @@ static void cpu_scale_loss(Engine *engine, double scale) { engine->loss_scale = 
 static void cpu_exponents(Engine *engine, const int8_t *k) { memcpy(engine->exponents, k, fp8_sites(engine)); }
 static void cpu_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
-// The engine that main (run/main_cpu.c) hands to the program. check, tune, tuning, set_tuning, pin, unpin and stream are
-// NULL: it computes any model, its products have one algorithm, it needs no pinned memory, and its calls return when
+// The engine that main (run/main_cpu.c) hands to the program. It has no check, tune, tuning, set_tuning, pin, unpin and
+// stream: it computes any model, its products have one algorithm, it needs no pinned memory, and its calls return when
 // they are done.
 const EngineApi cpu_engine = {
     .dtype = DTYPE_FP32,

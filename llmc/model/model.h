@@ -63,10 +63,9 @@ typedef struct {
     size_t rows, columns; // of this model; rows = 1 for a vector
     size_t offset;        // place of its first element in the flat array
     size_t count;         // elements: rows * columns
-    // Place in the whole tensor (model_create_local): its first row and column. qkv's tensors consist of 3 matrices of
-    // equal width, q, k and v, side by side, and first_column counts within each; other tensors of 1.
+    // Shape of the whole tensor, and this tensor's first row and column there (model_create_local).
     size_t whole_rows, whole_columns, first_row, first_column;
-    int matrices;
+    int matrices; // side by side, of equal width: 3 in qkv's tensors, else 1. first_column counts within a matrix
     TensorInit init;
     TensorGroup group;
 } Tensor;
@@ -127,8 +126,9 @@ enum {
     MODEL_CONTEXT_MAX = 1 << 16
 };
 
-// Most rows B and most tokens N = B x T of a micro-batch. An int holds N, and the number of attention's work items: one
-// per head and tile of 32 tokens, at most MODEL_HEADS_MAX (N / 32 + B), since an example's last tile may be short.
+// Most rows B and most tokens N = B x T of a micro-batch: N and the number of attention's work items fit an int. A work
+// item is a head's tile of 32 tokens. There are at most MODEL_HEADS_MAX (N / 32 + B): an example's last tile may be
+// short.
 enum { MICRO_BATCH_MAX = 1 << 16, MICRO_BATCH_TOKENS_MAX = 1 << 25 };
 
 // ERR_INPUT if no model has this shape. The message names the file `path`.
