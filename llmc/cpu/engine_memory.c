@@ -20,11 +20,15 @@ void engine_configure(Engine *engine, const EngineConfig *config) {
     if (dtype_is_fp8(config->dtype)) engine->config.dtype = DTYPE_FP32;
 }
 
+// Returns the most tokens of a micro-step's own rows.
+static size_t own_tokens(const EngineConfig *c) {
+    return (size_t)own_rows(c, c->micro_batch).count * (size_t)c->seq_len;
+}
+
 int engine_head_rows(const EngineConfig *config) {
     // Use fp32's size for bf16 too, so that all types sum over rows in the same order.
     size_t rows = ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded;
-    size_t all = (size_t)own_rows(config, config->micro_batch).count * (size_t)config->seq_len;
-    return (int)size_min(all, size_max(rows, 64));
+    return (int)size_min(own_tokens(config), size_max(rows, 64));
 }
 
 // Reserves arrays one after the other, and counts the bytes of each part of the plan. base NULL: only counts.
@@ -65,11 +69,6 @@ static void layout_state(Engine *engine, Region *a) {
     end_part(a, "gradients");
     RESERVE(engine->moment1, shard_elements(c)), RESERVE(engine->moment2, shard_elements(c));
     end_part(a, moments[c->optimizer]);
-}
-
-// Returns the most tokens of a micro-step's own rows.
-static size_t own_tokens(const EngineConfig *c) {
-    return (size_t)own_rows(c, c->micro_batch).count * (size_t)c->seq_len;
 }
 
 static void layout_blocks(Engine *engine, Region *a) {
