@@ -110,8 +110,7 @@ static int inspect_tensors(const char *path, FILE *out, Error *e) {
 }
 
 int inspect(const char *path, FILE *out, Error *e) {
-    char holder[ARCHIVE_PATH],
-        parent[ARCHIVE_PATH]; // holder: a directory itself; of a file, the checkpoint's directory
+    char holder[ARCHIVE_PATH], parent[ARCHIVE_PATH]; // holder: a directory itself; a file's checkpoint
     const bool is_directory = directory_exists(path);
     snprintf(holder, sizeof holder, "%s", path);
     if (!is_directory) path_parent(path, holder, sizeof holder);
