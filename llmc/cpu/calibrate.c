@@ -13,7 +13,7 @@ static const double rounds_seconds = 0.05;      // the fastest round within this
 // Runs one thread's multiply-adds; returns their floating-point operations.
 static double multiply(const MatmulKernel *kernel, size_t steps) {
     enum { CHAINS = 12, PAIRS = 256 };  // CHAINS: vectors that hide the latency; PAIRS: pairs of k in a panel
-    __asm__ volatile("" : "+r"(steps)); // hidden from the compiler: the work stays between two clock readings
+    __asm__ volatile("" : "+r"(steps)); // keeps the compiler from moving the work past a clock reading
     if (kernel->type == DTYPE_BF16) {
         static const uint16_t panels[2][BF16_AMX_ROWS * 2 * PAIRS] __attribute__((aligned(64))); // zeros
         MatmulTiles tiles = {.last.rows = 0};

@@ -23,7 +23,7 @@ typedef struct {
 // Adds the product of a column of A and a row of B. The column's elements lie a_row apart.
 VECTOR_INLINE void tile_add_step(const int rows, Tile *t, const float *a, size_t a_row, Vec b0, Vec b1) {
 #ifdef __aarch64__
-    if (__builtin_constant_p(a_row) && a_row == 1) { // load four elements: fmla picks one from a vector
+    if (__builtin_constant_p(a_row) && a_row == 1) { // load four elements at once: fmla multiplies by one of a vector's
 #    pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {
             Vec four = vec_load(a + i / 4 * 4);
