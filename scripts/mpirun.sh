@@ -69,7 +69,7 @@ kill_hung_mpirun() {
     trap '' HUP INT QUIT TERM      # the terminal, `timeout` and services send these to every process
     until [ -n "$(ranks)" ]; do
         kill -0 "$job" || return
-        kill -0 $$ || { ask_to_stop; return; } # this script was killed; mpirun may lose a signal while it starts
+        kill -0 $$ || { ask_to_stop; return; } # this script was killed: it cannot ask any more
         return_mpirun_signal
         looks=$((looks + 1))
         if [ $looks -lt 100 ]; then sleep 0.1; else sleep 1; fi > /dev/null {messages}>&-
@@ -134,7 +134,7 @@ read -r -t $timeout -u "$news" name && started=1 || started='' # ends when the g
 if [ $code = 137 ]; then
     [ -z "`ranks`" ] || echo "error: mpirun was killed: its ranks save and end" >&2
     while [ -n "`ranks`" ]; do sleep 0.2; done
-    # Remove what it leaves: its ranks' shared memory (named by user and job), and its directory.
+    # Remove what mpirun leaves: its ranks' shared memory (named by user and job), and its directory.
     [[ $name != +([0-9]) ]] || rm -f /dev/shm/vader_segment.*."$UID.$(printf %x "$name")".*
     rm -rf "$temporary"/ompi.*."$UID/pid.$job"
 fi

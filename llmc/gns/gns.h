@@ -163,7 +163,7 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 #define GNS_CALIBRATION_HALF_LIVES 5.0
 #define GNS_CALIBRATION_SHARE      0.1  // longest half-life, as a share of the tokens done
 #define GNS_CALIBRATION_SAMPLES    25.0 // per half-life
-#define GNS_CALIBRATION_SES        5.0  // standard errors by which both G2 must exceed 0: the ratio is known to 30%
+#define GNS_CALIBRATION_SES        5.0  // standard errors by which both G2 must exceed 0, for a ratio known to 30%
 
 typedef struct {
     GnsTracker total, ln;

@@ -52,8 +52,9 @@ int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e); // from rank
 // Copies `mine` of every rank to `all` (ranks, bytes).
 int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e);
 
-// counts (4, ranks): the values that `sent` holds for each rank, in rank order, those that `received` gets from each,
-// and room for two arrays. Allocates nothing: a rank that failed would leave the others waiting.
+// Sends values to every rank. counts (4, ranks): row 0, how many of `sent` go to each rank, in rank order; row 1, how
+// many `received` gets from each; rows 2 and 3 are scratch. Allocates nothing: a rank that failed would leave the
+// others waiting.
 int comm_exchange(Comm *comm, const float *sent, float *received, int *counts, Error *e);
 
 // Reduces values over the ranks: the first `sums` of them become sums, the `maxima` after them maxima. NaN is the

@@ -158,7 +158,7 @@ int setup_room(const Run *r, Error *e) {
     const uint64_t one = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);
     char disk[ARCHIVE_PATH];
     uint64_t left;
-    int present = 0; // an earlier run is moved aside
+    int present = 0; // a new run has none: an earlier run is moved aside
     if (!is_rank0(&r->setup) || rollback_under_way(&r->rollback)) return 0;
     if (r->output.metrics)
         TRY(archive_tidy(&r->saving.archive, false, stderr, e)); // of a killed save; the lock is held

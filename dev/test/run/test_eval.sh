@@ -142,7 +142,7 @@ a_tokenizer_for_a_model_from_scratch() { # it is saved in the checkpoint and rea
 bits_are_of_the_words_bytes() { # vocab.json gives a token's bytes; <|endoftext|> has none
     local python part
     python=$(find_python) || skip "no python3" || return
-    for part in 1 2 3 4 5 6; do head -c ${part}000 text.txt > "part$part.txt"; done # few enough for one token to tell
+    for part in 1 2 3 4 5 6; do head -c ${part}000 text.txt > "part$part.txt"; done # so few tokens that one too many would show
     "$tokenize" --tokenizer vocabulary --out documents part?.txt > documents.log 2>&1 || { cat documents.log; return 1; }
     "$train" --eval-only --model "$(newest_checkpoint words)" --val 'documents_*.bin' > e10 || return 1
     "$python" - <<'PYTHON'
