@@ -222,9 +222,6 @@ class Run:
             lines.append(line)
         return lines
 
-    def seconds_at(self, step):
-        return self.seconds.get(step, self.lines[-1]["seconds"] if self.lines else 0.0)
-
     def column(self, name):
         """Returns a field of every step. loss is without label smoothing, as in validation."""
         return column(self.rows, "loss_nll" if name == "loss" and "loss_nll" in self.rows[0] else name)

@@ -67,7 +67,8 @@ class EventFile(Sink):
         self.writer.flush()
 
     def write(self, step, summary):
-        wall_time = self.start + self.run.seconds_at(step)
+        latest = self.run.lines[-1]["seconds"] if self.run.lines else 0.0
+        wall_time = self.start + self.run.seconds.get(step, latest)
         self.writer.add_event(self.event.Event(wall_time=wall_time, step=step, summary=summary))
 
     def went_back(self):

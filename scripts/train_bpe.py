@@ -20,16 +20,6 @@ HEADER_BYTES, PIECE_BYTES = 1024, 1 << 21  # of a shard: its header; what is rea
 TOKENIZE = os.environ.get("TOKENIZE") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "../data/tokenize")
 
 
-def make_shards(words, prefix):
-    """Turns the inputs into shards of bytes, with a newline between documents. words: data/tokenize's options and inputs."""
-    try:
-        code = subprocess.run([TOKENIZE, "--tokenizer=bytes", f"--out={prefix}", *words], stdout=subprocess.DEVNULL).returncode
-    except OSError as error:
-        raise Fault(EXIT_INPUT, f"{TOKENIZE}: {error.strerror}. make data/tokenize") from None
-    if code:
-        sys.exit(code)  # it has said why
-
-
 def texts(prefix):
     """Yields the text of the shards, in pieces of whole lines."""
     rest = b""
@@ -43,6 +33,7 @@ def texts(prefix):
 
 
 def learn(args, words):
+    """Learns a vocabulary of the inputs. words: data/tokenize's options and inputs."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     trained = Tokenizer(models.BPE())
@@ -55,7 +46,13 @@ def learn(args, words):
         raise Fault(EXIT_WRITE, f"{error.filename}: {error.strerror}") from None
     with tempfile.TemporaryDirectory(prefix=".train_bpe_", dir=args.out) as directory:
         prefix = os.path.join(directory, "text")
-        make_shards(words, prefix)
+        # Turn the inputs into shards of bytes, with a newline between documents.
+        try:
+            code = subprocess.run([TOKENIZE, "--tokenizer=bytes", f"--out={prefix}", *words], stdout=subprocess.DEVNULL).returncode
+        except OSError as error:
+            raise Fault(EXIT_INPUT, f"{TOKENIZE}: {error.strerror}. make data/tokenize") from None
+        if code:
+            sys.exit(code)  # it has said why
         trained.train_from_iterator(texts(prefix), trainer)
     return trained
 

@@ -34,7 +34,8 @@ static int environment_int(const char *name, int otherwise) {
 // does not: assume several until MPI_Init tells.
 static bool launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
-// Returns the number of cores (hardware threads) that a process may run on; all if there are more than the set holds.
+// Returns the number of cores (hardware threads) that a process may run on; on a machine with more than a cpu_set_t
+// holds, of all.
 static int cores_of(pid_t process) {
     cpu_set_t set;
     return sched_getaffinity(process, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);

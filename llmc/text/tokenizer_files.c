@@ -66,8 +66,7 @@ typedef struct {
     JsonFile files[FILES];
     const char *directory;
     const JsonFile *vocab;
-    char merges_path[PATH_MAX], *merges; // lines "left right"
-    bool listed;                         // the merges are those of tokenizer.json
+    char merges_path[PATH_MAX], *merges; // lines "left right"; NULL: the merges are those of tokenizer.json
     size_t merges_bytes, bytes;          // bytes: of all files
     const char *name[VOCAB_MAX];         // NULL: none yet
 } VocabReader;
@@ -93,7 +92,6 @@ static int read_json_files(VocabReader *r, const char *directory, const char *co
     }
     r->vocab = &r->files[vocab ? VOCAB : TOKENIZER_JSON];
     r->directory = directory;
-    r->listed = !vocab;
     TRY(path_join(r->merges_path, sizeof r->merges_path, directory, form[1], e));
     if (vocab) TRY(file_read(IN_PATH, r->merges_path, FILE_BYTES_MAX, &r->merges, &r->merges_bytes, e));
     r->bytes += r->merges_bytes;
@@ -169,7 +167,7 @@ static int check_kind(const cJSON *root, const char *path, Error *e) {
 static int read_vocab(VocabReader *r, Error *e) {
     const cJSON *vocab = r->vocab->root, *item;
     const char *path = r->vocab->path;
-    if (r->listed) {
+    if (!r->merges) {
         TRY(check_kind(vocab, path, e));
         vocab = json_get(json_get(vocab, "model"), "vocab");
     }
@@ -215,21 +213,16 @@ static int read_added(VocabReader *r, int file, Error *e) {
     return 0;
 }
 
-// Returns the token that ends documents: tokenizer_config.json's eos_token, else <|endoftext|>; -1: neither exists.
-static int find_eot(const VocabReader *r) {
+// Fills text, start and by_text from the names. The token that ends documents is tokenizer_config.json's eos_token, else
+// <|endoftext|>. It keeps no flag but LITERAL, so encoding never finds it.
+static int spell_tokens(VocabReader *r, Error *e) {
     const cJSON *eos = json_get(r->files[TOKENIZER_CONFIG].root, "eos_token");
     const char *declared = cJSON_GetStringValue(cJSON_IsObject(eos) ? json_get(eos, "content") : eos);
-    const char *const names[] = {declared ? declared : EOT_NAME, EOT_NAME};
-    for (int k = 0; k < 2; k++)
-        for (int i = 0; i < r->t->vocab_size; i++)
-            if (r->name[i] && strcmp(r->name[i], names[k]) == 0) return i;
-    return -1;
-}
-
-// Fills text, start and by_text from the names. The end token keeps no flag but LITERAL, so encoding never finds it.
-static int spell_tokens(VocabReader *r, Error *e) {
+    const char *const ends[] = {declared ? declared : EOT_NAME, EOT_NAME};
     Tokenizer *t = r->t;
-    t->eot = find_eot(r);
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < t->vocab_size && t->eot < 0; i++)
+            if (r->name[i] && strcmp(r->name[i], ends[k]) == 0) t->eot = i;
     for (int i = 0; i < t->vocab_size; i++) {
         const char *name = r->name[i];
         char *text = t->text + t->start[i];
@@ -276,18 +269,18 @@ static int add_merge(VocabReader *r, int number, const char *left, const char *r
     }
     if (first < 0 || next < 0 || merged < 0 || r->t->merge_count == MERGES_MAX)
         return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.100s%s%.100s' is not two tokens that merge to another one",
-                    r->merges_path, r->listed ? "merge" : "line", number, left, right ? " " : "", right ? right : "");
+                    r->merges_path, r->merges ? "line" : "merge", number, left, right ? " " : "", right ? right : "");
     tokenizer_add_merge(r->t, (Merge){(uint16_t)first, (uint16_t)next, (uint16_t)merged});
     return 0;
 }
 
 // Reads the merges. A vocabulary that lacks bytes must be one of characters, without merges.
 static int read_merges(VocabReader *r, Error *e) {
-    const cJSON *merges = r->listed ? json_get(json_get(r->vocab->root, "model"), "merges") : NULL, *item;
+    const cJSON *merges = r->merges ? NULL : json_get(json_get(r->vocab->root, "model"), "merges"), *item;
     Tokenizer *t = r->t;
     char *scratch, *line = r->merges, *end;
     int code = 0, number = 1;
-    if (r->listed && !cJSON_IsArray(merges))
+    if (!r->merges && !cJSON_IsArray(merges))
         return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", r->merges_path);
     TRY(memory_alloc((void **)&scratch, r->bytes, "merges", e));
     for (item = merges ? merges->child : NULL; item && !code; item = item->next) { // "left right" or ["left", "right"]
