@@ -103,8 +103,8 @@ static int lock_run(const Setup *setup, const Archive *archive, Metrics **metric
     return code;
 }
 
-// On rank 0: finds this run's own newest checkpoint. Searches once.
-static int find_own(Run *r, Newest *newest, Error *e) {
+// On rank 0: finds this run's own newest checkpoint, saving.own.newest. Searches once.
+static int find_own(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
     if (!is_rank0(&r->setup)) return 0;
     if (!r->saving.own.searched && directory_exists(r->setup.options.out)) {
@@ -115,7 +115,6 @@ static int find_own(Run *r, Newest *newest, Error *e) {
         if (!r->setup.options.fresh || back) TRY(find_newest(r, archive, &r->saving.own.newest, e));
     }
     r->saving.own.searched = true;
-    *newest = r->saving.own.newest;
     return 0;
 }
 
@@ -165,13 +164,13 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
 // On rank 0: finds the checkpoint to read if --model names neither a preset nor a model's files.
 static int find_source(Run *r, Newest *newest, Error *e) {
     Options *o = &r->setup.options;
-    Newest own = {0};
+    const Newest *own = &r->saving.own.newest;
     RunSummary summary;
     if (checkpoint_is_model(o->model)) return 0;
-    if (options_train(o)) TRY(find_own(r, &own, e));
-    if (own.found) TRY(run_state_summary(&summary, own.directory, e));
-    if (own.found && strcmp(summary.start, r->setup.model_name) == 0 && summary.model[0]) {
-        *newest = own; // the run began from this --model, whose files it no longer needs
+    if (options_train(o)) TRY(find_own(r, e));
+    if (own->found) TRY(run_state_summary(&summary, own->directory, e));
+    if (own->found && strcmp(summary.start, r->setup.model_name) == 0 && summary.model[0]) {
+        *newest = *own; // the run began from this --model, whose files it no longer needs
         snprintf(o->model, sizeof o->model, "%s", summary.model);
         return 0;
     }
@@ -198,17 +197,17 @@ int setup_source(Run *r, Error *e) {
 // ---- Resume ---------------------------------------------------------------------------------------------------------
 
 int setup_resume(Run *r, Error *e) {
-    Newest newest = {0};
+    const Newest *newest = &r->saving.own.newest;
     RunPoint *at = &r->position.at;
     Text changes;
-    TRY(share_newest(r, find_own(r, &newest, e), &newest, e));
-    r->saving.saved_step = newest.found ? newest.step : -1;
-    if (!newest.found && rollback_under_way(&r->rollback)) {
+    TRY(share_newest(r, find_own(r, e), &r->saving.own.newest, e));
+    r->saving.saved_step = newest->found ? newest->step : -1;
+    if (!newest->found && rollback_under_way(&r->rollback)) {
         comm_settle(r->setup.comm);
         return *e = r->rollback.why, error_hint(e, "no checkpoint of this run is left to go back to");
     }
-    if (!newest.found) return 0;
-    strcpy(r->saving.saved, newest.directory);
+    if (!newest->found) return 0;
+    strcpy(r->saving.saved, newest->directory);
     int code = run_state_read(r, r->saving.saved, &changes, e);
     if (!code) code = ramp_settle(&r->position.ramp, at->step, at->tokens, e);
     if (!code) code = rollback_skip(r, e);

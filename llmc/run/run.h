@@ -88,9 +88,9 @@ typedef struct {
     BestPoint best_before;         // the best before the running save
     uint8_t changed[OPTION_COUNT]; // in a resumed run: 1 for options that differ from the part before
     struct {
-        bool searched; // the newest checkpoint was looked for
+        bool searched; // rank 0 has looked for it
         Newest newest;
-    } own; // on rank 0
+    } own; // this run's newest checkpoint when it started; all ranks have it after setup_resume
     struct {
         char directory[ARCHIVE_PATH];
         bool own; // a checkpoint of this run
