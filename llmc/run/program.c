@@ -20,47 +20,42 @@ static int check_rows_of_ranks(const Setup *setup, const Position *position, Err
                       (long long)(rows * K));
 }
 
-static int run_training(Run *r, Error *e) {
-    const Options *o = &r->setup.options;
-    const RunPoint *at = &r->position.at;
-    r->position = (Position){.at = {.val_loss = NAN, .best.loss = INFINITY}, .begun = r->position.begun};
-    memset(r->position.at.exponents, FP8_UNSET, sizeof at->exponents);
-    // First make all checks that need no engine.
-    int code = setup_sampling(&r->setup, e);
-    if (!code) code = setup_data(r, e);
-    if (!code) code = setup_schedule(r, e);
-    if (!code) code = check_rows_of_ranks(&r->setup, &r->position, e);
-    TRY(comm_agree(r->setup.comm, code, e));
-    TRY(setup_same_data(r, e));
-    TRY(setup_resume(r, e));
-    if (r->saving.saved[0] && (at->tokens >= o->run.horizon_tokens || ends_early(r))) {
-        if (!is_rank0(&r->setup)) return 0;
-        printf("this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is in "
-               "%s. %s resumes, --fresh starts over\n",
-               (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved,
-               ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run");
-        return archive_tidy(&r->saving.archive, false, stderr, e); // what a killed run left
-    }
-    TRY(comm_agree(r->setup.comm, setup_room(r, e), e));
-    if (o->shard) TRY(comm_same_machines(r->setup.comm, e));
-    TRY(setup_device(&r->setup, e));
-    TRY(setup_gns(r, e));
-    code = setup_buffers(r, e);
-    if (!code) code = setup_engine(r, e);
-    TRY(comm_agree(r->setup.comm, code, e));
-    TRY(setup_tuning(r, e));
-    TRY(comm_agree(r->setup.comm, setup_output(r, e), e));
-    return train_run(r, e);
-}
-
 // Trains; after each rollback, trains again from the checkpoint that rollback.h chooses.
 static int train(Run *r, Error *e) {
+    const Options *o = &r->setup.options, resolved = *o; // training decides some: --gns, --train-hours
+    const RunPoint *at = &r->position.at;
     Comm *comm = r->setup.comm;
-    const Options resolved = r->setup.options; // training decides some: --gns, --train-hours
     for (;;) {
-        const int64_t before = r->rollback.spikes.rollbacks;
-        const int code = run_training(r, e);
-        if (r->rollback.spikes.rollbacks == before || !(comm->settled || comm->ranks == 1)) return code;
+        const int64_t rollbacks = r->rollback.spikes.rollbacks;
+        r->position = (Position){.at = {.val_loss = NAN, .best.loss = INFINITY}, .begun = r->position.begun};
+        memset(r->position.at.exponents, FP8_UNSET, sizeof at->exponents);
+        // First make all checks that need no engine.
+        int code = setup_sampling(&r->setup, e);
+        if (!code) code = setup_data(r, e);
+        if (!code) code = setup_schedule(r, e);
+        if (!code) code = check_rows_of_ranks(&r->setup, &r->position, e);
+        TRY(comm_agree(comm, code, e));
+        TRY(setup_same_data(r, e));
+        TRY(setup_resume(r, e));
+        if (r->saving.saved[0] && (at->tokens >= o->run.horizon_tokens || ends_early(r))) {
+            if (!is_rank0(&r->setup)) return 0;
+            printf("this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is "
+                   "in %s. %s resumes, --fresh starts over\n",
+                   (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved,
+                   ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run");
+            return archive_tidy(&r->saving.archive, false, stderr, e); // what a killed run left
+        }
+        TRY(comm_agree(comm, setup_room(r, e), e));
+        if (o->shard) TRY(comm_same_machines(comm, e));
+        TRY(setup_device(&r->setup, e));
+        TRY(setup_gns(r, e));
+        code = setup_buffers(r, e);
+        if (!code) code = setup_engine(r, e);
+        TRY(comm_agree(comm, code, e));
+        TRY(setup_tuning(r, e));
+        TRY(comm_agree(comm, setup_output(r, e), e));
+        code = train_run(r, e);
+        if (r->rollback.spikes.rollbacks == rollbacks || !(comm->settled || comm->ranks == 1)) return code;
         progress_break(&r->output.progress);
         run_end_training(r);
         comm->settled = false;

@@ -159,30 +159,6 @@ static void io_window(StateIO *io, const char *name, Outliers *o) {
     for (int i = 0; i < o->count && i < OUTLIERS_WINDOW; i++) real(io, AT("%s.ring[%d]", name, i), &o->value[i]);
 }
 
-static void io_outliers(StateIO *io, RowOutliers *o) {
-    for (int k = 0; k < ROW_KINDS; k++) {
-        const char *spread = AT("outliers.spread.%s", row_kinds[k]), *rows = AT("outliers.rows.%s", row_kinds[k]);
-        if (io->writing || get(io, spread)) io_window(io, spread, &o->spread[k]);
-        if (io->writing) put(io, rows, cJSON_Duplicate(o->list[k], true));
-        else o->list[k] = cJSON_Duplicate(get(io, rows), true);
-    }
-}
-
-static void io_spikes(StateIO *io, Spikes *s, int64_t examples, bool watches) {
-    if (watches && (io->writing || get(io, "spikes.z"))) io_window(io, "spikes.z", &s->z);
-    for (int i = 0; i < s->z.count && i < OUTLIERS_WINDOW; i++) {
-        count(io, AT("spikes.first.ring[%d]", i), &s->first[i]);
-        if (s->first[i] > examples) malformed(io, AT("spikes.first.ring[%d]", i), "an example before this step's end");
-    }
-    if (!io->writing) s->rollbacks = cJSON_GetArraySize(get(io, "spikes.skipped"));
-    if (s->rollbacks > ROLLBACKS_MAX) malformed(io, "spikes.skipped", "a list that fits");
-    for (int i = 0; i < s->rollbacks && !io->code; i++) {
-        count(io, AT("spikes.skipped[%d].first", i), &s->skipped[i].first);
-        count(io, AT("spikes.skipped[%d].rows", i), &s->skipped[i].rows);
-        if (s->skipped[i].rows > 1 << 30) malformed(io, AT("spikes.skipped[%d].rows", i), "a number of rows");
-    }
-}
-
 static void io_point(StateIO *io, RunPoint *at) {
     LossScale *s = &at->loss_scale;
     count(io, "step", &at->step);
@@ -230,13 +206,31 @@ static void io_exponents(StateIO *io, const Setup *s, int8_t *k) {
 }
 
 static void io_position(StateIO *io, const Setup *s, Position *p) {
+    Spikes *spikes = &p->at.spikes;
     io_point(io, &p->at);
     real(io, "ramp.rows", &p->ramp.rows);
     if (!(p->ramp.rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
     io_noise(io, &p->noise);
     io_exponents(io, s, p->at.exponents);
-    if (s->options.outliers) io_outliers(io, &p->outliers);
-    io_spikes(io, &p->at.spikes, p->at.examples, s->options.on_spike);
+    for (int k = 0; k < ROW_KINDS && s->options.outliers; k++) {
+        const char *spread = AT("outliers.spread.%s", row_kinds[k]), *rows = AT("outliers.rows.%s", row_kinds[k]);
+        if (io->writing || get(io, spread)) io_window(io, spread, &p->outliers.spread[k]);
+        if (io->writing) put(io, rows, cJSON_Duplicate(p->outliers.list[k], true));
+        else p->outliers.list[k] = cJSON_Duplicate(get(io, rows), true);
+    }
+    if (s->options.on_spike && (io->writing || get(io, "spikes.z"))) io_window(io, "spikes.z", &spikes->z);
+    for (int i = 0; i < spikes->z.count && i < OUTLIERS_WINDOW; i++) {
+        const char *path = AT("spikes.first.ring[%d]", i);
+        count(io, path, &spikes->first[i]);
+        if (spikes->first[i] > p->at.examples) malformed(io, path, "an example before this step's end");
+    }
+    if (!io->writing) spikes->rollbacks = cJSON_GetArraySize(get(io, "spikes.skipped"));
+    if (spikes->rollbacks > ROLLBACKS_MAX) malformed(io, "spikes.skipped", "a list that fits");
+    for (int i = 0; i < spikes->rollbacks && !io->code; i++) {
+        count(io, AT("spikes.skipped[%d].first", i), &spikes->skipped[i].first);
+        count(io, AT("spikes.skipped[%d].rows", i), &spikes->skipped[i].rows);
+        if (spikes->skipped[i].rows > 1 << 30) malformed(io, AT("spikes.skipped[%d].rows", i), "a number of rows");
+    }
 }
 
 // ---- What may not change --------------------------------------------------------------------------------------------
