@@ -29,14 +29,6 @@ int row_outliers_create(Run *r, Error *e) {
     return 0;
 }
 
-void row_outliers_read(RowOutliers *o, const uint16_t *rows, int n, int64_t first, int T) {
-    for (int i = 0; i < n; i++, rows += T + 1) {
-        double sum = 0;
-        for (int t = 0; t < T; t++) sum += o->surprise[rows[t]];
-        o->rarity[first + i] = sum / T;
-    }
-}
-
 static int compare_numbers(const void *a, const void *b) {
     return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }

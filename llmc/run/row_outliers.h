@@ -24,7 +24,7 @@ typedef struct {
     Outliers spread[ROW_KINDS]; // medians |x - median| of the last steps
     double least[ROW_KINDS];    // a row needs a larger score to be kept
     double *scratch;            // (2, largest batch)
-    double *rarity;             // (largest batch) means of this rank's rows
+    double *rarity;             // (largest batch) mean surprise of this rank's rows
     double *surprise;           // (vocabulary) -log of a token's share of the text
 } RowOutliers;
 
@@ -32,7 +32,6 @@ static inline double row_number(const cJSON *row, const char *key) { return cJSO
 
 typedef struct Run Run; // run.h
 
-int row_outliers_create(Run *r, Error *e);                                                 // (all) after a resume
-void row_outliers_read(RowOutliers *o, const uint16_t *rows, int n, int64_t first, int T); // sets `rarity` of n rows
+int row_outliers_create(Run *r, Error *e);             // (all) after a resume
 int row_outliers_observe(Run *r, int64_t B, Error *e); // on rank 0: judges the B rows of the step
 int row_outliers_write(const Run *r, Error *e);        // on rank 0: writes outliers.jsonl

@@ -28,7 +28,7 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
     const RunData *data = &r->data;
     const Position *position = &r->position;
     const Parallel *p = &setup->parallel;
-    const int ranks = setup->comm->ranks, groups = p->groups;
+    const int ranks = setup->comm->ranks, groups = p->groups, T = setup->shape.seq_len;
     RankRows mine = rows_of_rank(B, p->group, groups);
     int64_t first = position->at.examples + mine.first, most = setup->shape.micro_batch, done = 0;
     int64_t micro_steps = parallel_micro_steps(p, B);
@@ -49,8 +49,11 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
         if (unread.code) rows = n > 0 && p->config.tensor > 1 ? data->rows : NULL;
         progress_next(&r->output.progress, done * groups);
         TRY(parallel_micro_step(&setup->parallel, rows, rows ? (int)n : 0, mode, i == micro_steps - 1, e));
-        if (rows && setup->options.outliers)
-            row_outliers_read(&r->position.outliers, rows, (int)n, done, setup->shape.seq_len);
+        for (int64_t b = 0; rows && setup->options.outliers && b < n; b++) { // the mean surprise of a row's tokens
+            double sum = 0;
+            for (int t = 0; t < T; t++) sum += position->outliers.surprise[rows[b * (T + 1) + t]];
+            position->outliers.rarity[done + b] = sum / T;
+        }
         comm_progress(setup->comm);
         done += n;
     }
