@@ -279,23 +279,6 @@ static void cut_comment(char *s) {
     *c = 0;
 }
 
-// Finds the value after "=", without its comment, blanks and quotes.
-static int config_value(char *s, char **value, Error *e) {
-    while (isspace((unsigned char)*s)) s++;
-    if (*s != '"') {
-        cut_comment(s);
-        *value = trim(s);
-        return 0;
-    }
-    char *close = strchr(++s, '"');
-    if (!close) return FAIL(e, ERR_USAGE, "end the value with a quote", "a quote is not closed");
-    *close = 0;
-    cut_comment(close + 1);
-    if (*trim(close + 1)) return FAIL(e, ERR_USAGE, "a value contains no quotes", "text after the closing quote");
-    *value = s;
-    return 0;
-}
-
 static int parse_config_line(const OptionTable *t, char *line, Error *e) {
     char *first = line + strspn(line, " \t\r\v\f");
     if (!*first || *first == '#') return 0;
@@ -310,8 +293,16 @@ static int parse_config_line(const OptionTable *t, char *line, Error *e) {
     }
     if (t->rows[id].kind == ROW_FILE || t->rows[id].kind == ROW_ENDS)
         return FAIL(e, ERR_USAGE, "remove it from the file", "%s is for the command line only", name);
-    char *value = NULL;
-    if (config_value(equals + 1, &value, e)) return error_prefix(e, "%s", name);
+    char *value = equals + 1 + strspn(equals + 1, " \t\r\v\f"), *close = NULL;
+    if (*value == '"') {
+        close = strchr(++value, '"');
+        if (!close) return FAIL(e, ERR_USAGE, "end the value with a quote", "%s: a quote is not closed", name);
+        *close++ = 0;
+    }
+    cut_comment(close ? close : value);
+    if (!close) value = trim(value);
+    else if (*trim(close))
+        return FAIL(e, ERR_USAGE, "a value contains no quotes", "%s: text after the closing quote", name);
     return row_set(t, id, name, value, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 
@@ -337,20 +328,6 @@ static int parse_json_value(const OptionTable *t, const char *name, const cJSON 
     return row_set(t, id, name, text, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 
-// Sets each option that any start of the run was given (run.json has one entry of `parts` per start) to its final value
-// (in `options`).
-static int parse_run_json(const OptionTable *t, const cJSON *root, Error *e) {
-    const cJSON *options = cJSON_GetObjectItemCaseSensitive(root, "options"), *part, *given;
-    const cJSON *parts = cJSON_GetObjectItemCaseSensitive(root, "parts");
-    if (!cJSON_IsObject(options) || !cJSON_IsArray(parts))
-        return FAIL(e, ERR_USAGE, "name a run's run.json, or write name = value", "JSON, but not of a run");
-    cJSON_ArrayForEach(part, parts) cJSON_ArrayForEach(given, cJSON_GetObjectItemCaseSensitive(part, "options")) {
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(options, given->string);
-        TRY(parse_json_value(t, given->string, value ? value : given, e));
-    }
-    return 0;
-}
-
 int rows_read_config(const OptionTable *t, char *text, size_t bytes, const char *name, Error *e) {
     int code = 0;
     char *rest = text + utf8_mark(text, bytes), *line;
@@ -358,8 +335,16 @@ int rows_read_config(const OptionTable *t, char *text, size_t bytes, const char 
         return FAIL(e, ERR_USAGE, "write plain text, name = value",
                     "--config %.200s: a zero byte: this is no text file", name);
     if (rest[strspn(rest, " \t\r\n")] == '{') {
+        // run.json has one entry of `parts` per start. Set each option that any start was given to its last value, which
+        // `options` holds.
         cJSON *root = cJSON_Parse(rest);
-        code = parse_run_json(t, root, e);
+        const cJSON *options = json_get(root, "options"), *parts = json_get(root, "parts"), *part, *given;
+        if (!cJSON_IsObject(options) || !cJSON_IsArray(parts))
+            code = FAIL(e, ERR_USAGE, "name a run's run.json, or write name = value", "JSON, but not of a run");
+        cJSON_ArrayForEach(part, parts) cJSON_ArrayForEach(given, json_get(part, "options")) {
+            const cJSON *value = json_get(options, given->string);
+            if (!code) code = parse_json_value(t, given->string, value ? value : given, e);
+        }
         if (code) error_prefix(e, "--config %.200s", name);
         cJSON_Delete(root);
         rest = NULL;
