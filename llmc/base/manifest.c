@@ -184,37 +184,30 @@ static int verify_pieces(void *verification, int part, int parts, Error *e) {
     return 0;
 }
 
-static int verify_file(const Manifest *manifest, const ManifestFile *file, Verify what, Error *e) {
+int manifest_verify(const Manifest *manifest, const char *name, Verify what, Error *e) {
     char path[PATH_MAX];
     struct stat st;
-    TRY(path_join(path, sizeof path, manifest->path, file->name, e));
-    const char *name = manifest->dir == IN_PATH ? path : file->name;
-    int fd = openat(manifest->dir, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 && errno != ENOENT && errno != ENOTDIR)
-        return FAIL_UNREADABLE(e, "make it readable", "%s: %s", path, strerror(errno));
-    if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-        if (fd >= 0) close(fd);
-        return FAIL(e, ERR_INPUT, damaged, "%s: missing, but listed in " MANIFEST_NAME, path);
-    }
-    int code = (uint64_t)st.st_size == file->bytes
-                   ? 0
-                   : FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, but written with %" PRIu64, path,
-                          (long long)st.st_size, file->bytes);
-    if (what == VERIFY_DISK && file->bytes >= MANIFEST_PIECE) file_read_past_cache(fd);
-    Verification v = {manifest, file, fd, path};
-    if (!code && what == VERIFY_DISK) code = verify_pieces(&v, 0, 1, e);
-    if (!code && what == VERIFY_BYTES) code = thread_divide(verify_pieces, &v, e);
-    pulse_beat(manifest->pulse);
-    close(fd);
-    return code;
-}
-
-int manifest_verify(const Manifest *manifest, const char *name, Verify what, Error *e) {
     bool listed = !name;
-    for (int i = 0; i < manifest->count; i++) {
-        if (name && strcmp(manifest->file[i].name, name) != 0) continue;
-        TRY(verify_file(manifest, &manifest->file[i], what, e));
+    for (const ManifestFile *file = manifest->file; file < manifest->file + manifest->count; file++) {
+        if (name && strcmp(file->name, name) != 0) continue;
         listed = true;
+        TRY(path_join(path, sizeof path, manifest->path, file->name, e));
+        const char *place = manifest->dir == IN_PATH ? path : file->name;
+        int fd = openat(manifest->dir, place, O_RDONLY | O_CLOEXEC | O_NONBLOCK), code = 0;
+        if (fd < 0 && errno != ENOENT && errno != ENOTDIR)
+            return FAIL_UNREADABLE(e, "make it readable", "%s: %s", path, strerror(errno));
+        if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
+            code = FAIL(e, ERR_INPUT, damaged, "%s: missing, but listed in " MANIFEST_NAME, path);
+        else if ((uint64_t)st.st_size != file->bytes)
+            code = FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, but written with %" PRIu64, path,
+                        (long long)st.st_size, file->bytes);
+        if (!code && what == VERIFY_DISK && file->bytes >= MANIFEST_PIECE) file_read_past_cache(fd);
+        Verification v = {manifest, file, fd, path};
+        if (!code && what == VERIFY_DISK) code = verify_pieces(&v, 0, 1, e);
+        if (!code && what == VERIFY_BYTES) code = thread_divide(verify_pieces, &v, e);
+        pulse_beat(manifest->pulse);
+        if (fd >= 0) close(fd);
+        TRY(code);
     }
     if (listed) return 0;
     return FAIL(e, ERR_INPUT, "it is none of the checkpoint's files", "%s/%s: not listed in " MANIFEST_NAME,

@@ -25,29 +25,24 @@ static bool json_integer(const cJSON *item, uint64_t *out) {
     return whole;
 }
 
-// Reads entry->shape and entry->count. Refuses a tensor of 2^61 elements or more.
-static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, Error *e) {
-    const uint64_t most = UINT64_MAX / 8;
-    bool good = cJSON_IsArray(shape);
-    entry->count = 1;
-    for (const cJSON *item = good ? shape->child : NULL; item; item = item->next) {
-        uint64_t size = 0;
-        good = good && json_integer(item, &size) && (!size || entry->count <= most / size);
-        if (entry->dimensions < 2) entry->shape[entry->dimensions] = size;
-        entry->dimensions++;
-        entry->count *= size;
-    }
-    return good ? 0 : FAIL(e, ERR_INPUT, damaged, "its shape is not a list of whole numbers that fit in memory");
-}
-
-// Offsets must be within the data, and as far apart as shape and type require.
+// Refuses a tensor of 2^61 elements or more. Offsets must be within the data, and as far apart as shape and type require.
 static int entry_parse(SafetensorsEntry *entry, const cJSON *json, uint64_t data_bytes, Error *e) {
-    const cJSON *type = json_get(json, "dtype"), *offsets = json_get(json, "data_offsets");
+    const cJSON *type = json_get(json, "dtype"), *shape = json_get(json, "shape");
+    const cJSON *offsets = json_get(json, "data_offsets");
+    bool fits = cJSON_IsArray(shape);
     if (!cJSON_IsString(type)) return FAIL(e, ERR_INPUT, damaged, "its dtype is no string");
     entry->dtype = type->valuestring;
     if (strcmp(entry->dtype, "F32") == 0) entry->value_bytes = sizeof(float);
     if (strcmp(entry->dtype, "F16") == 0 || strcmp(entry->dtype, "BF16") == 0) entry->value_bytes = sizeof(uint16_t);
-    TRY(shape_parse(entry, json_get(json, "shape"), e));
+    entry->count = 1;
+    for (const cJSON *item = fits ? shape->child : NULL; item; item = item->next) {
+        uint64_t size = 0;
+        fits = fits && json_integer(item, &size) && (!size || entry->count <= UINT64_MAX / 8 / size);
+        if (entry->dimensions < 2) entry->shape[entry->dimensions] = size;
+        entry->dimensions++;
+        entry->count *= size;
+    }
+    if (!fits) return FAIL(e, ERR_INPUT, damaged, "its shape is not a list of whole numbers that fit in memory");
     if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 || !json_integer(offsets->child, &entry->begin) ||
         !json_integer(offsets->child->next, &entry->end) || entry->begin > entry->end)
         return FAIL(e, ERR_INPUT, damaged, "its data_offsets are not two ascending whole numbers");

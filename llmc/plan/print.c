@@ -184,7 +184,8 @@ static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, int 
     fprintf(f, "\n");
 }
 
-static void print_bounds(FILE *f, const Plan *p) {
+// Prints from how many tokens or ranks a step is compute-bound, then what collectives cost.
+static void print_links(FILE *f, const Plan *p) {
     const ModelConfig *c = &p->shape.model->config;
     double tokens = (double)(p->rows * p->shape.seq_len);
     PlanBounds b = plan_bounds(&p->device, p->ranks, tokens, 4.0 * c->channels);
@@ -200,9 +201,7 @@ static void print_bounds(FILE *f, const Plan *p) {
     // one from T = N / (L C) = 12 C + V / L.
     fprintf(f, "  attention has more FLOPs than the products from T %s\n",
             grouped(model_flops_per_token(p->shape.model, 0) / (6.0 * c->layers * c->channels)).s);
-}
 
-static void print_collectives(FILE *f, const Plan *p) {
     const double K = p->ranks, bytes = p->device.value * (double)range_length(model_bucket(p->shape.model, 1));
     const double ring = plan_ring_seconds(&p->device, p->ranks, bytes), sent = 1e-6 * bytes * (K - 1) / K;
     fprintf(f, "%-37s %10s %14s %10s %10s\n", "collectives, of a block's weights", "all-gather", "reduce-scatter",
@@ -294,8 +293,7 @@ static void print_ranks(FILE *f, const Plan *p) {
     const int most = K * plan_most(p, 0, (int)fmin((double)p->rows, 1 << 20) + 1, is_computing);
     if (most) fprintf(f, "  compute-bound up to %d ranks: at most half of a step's time is exposed\n", most);
     else fprintf(f, "  interconnect-bound on any number of ranks: more than half of a step's time is exposed\n");
-    print_bounds(f, p);
-    print_collectives(f, p);
+    print_links(f, p);
 }
 
 // ---- The run --------------------------------------------------------------------------------------------------------
