@@ -7,7 +7,6 @@
 
 #include <assert.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <math.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -167,23 +166,18 @@ int comm_finish(Comm *comm, const Error *e) {
     return code;
 }
 
-static inline int int_bytes(size_t bytes) { // MPI counts in int
-    assert(bytes <= INT_MAX);
-    return (int)bytes;
-}
-
 int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e) {
     *e = comm->beat_failed;
     if (e->code) return e->code;
     watchdog_begin(comm->watchdog, "broadcast");
-    if (comm->ranks > 1) MPI_TRY(MPI_Bcast(data, int_bytes(bytes), MPI_BYTE, 0, MPI_COMM_WORLD), e);
+    if (comm->ranks > 1) MPI_TRY(MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD), e);
     return 0;
 }
 
 int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e) {
     watchdog_begin(comm->watchdog, "gathering of sums");
     if (comm->ranks == 1) memcpy(all, mine, bytes);
-    else MPI_TRY(MPI_Allgather(mine, int_bytes(bytes), MPI_BYTE, all, int_bytes(bytes), MPI_BYTE, MPI_COMM_WORLD), e);
+    else MPI_TRY(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD), e);
     return 0;
 }
 

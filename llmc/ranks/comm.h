@@ -1,6 +1,6 @@
-// comm: control messages by MPI between the ranks: small, in host memory, blocking. transport.h moves gradients and
-// weights. All ranks call the collectives in the same order. Sums are in double, in the order of the ranks: every rank
-// has the same bits.
+// comm: control messages by MPI between the ranks: small (MPI counts bytes in int), in host memory, blocking.
+// transport.h moves gradients and weights. All ranks call the collectives in the same order. Sums are in double, in the
+// order of the ranks: every rank has the same bits.
 #pragma once
 
 #include "ranks/watchdog.h"
