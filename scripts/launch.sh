@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2006
 # The launchers run_gpt2_*.sh are links to this script: run_gpt2_124M.sh trains scripts/recipes/gpt2-124M.conf, a --config
-# file. The trainer's options after a launcher's name, or in a --config file there, replace the recipe's. A launcher of
-# your own sets NAME, then sources this script.
+# file. A launcher accepts all options of the trainer, --config too. They replace the recipe's. A launcher of your own
+# sets NAME, then sources this script.
 # From the environment (default after the semicolon):
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin

@@ -314,8 +314,9 @@ def reach(curve, target):
 
 
 def compare(runs, target=None):
-    """Returns (kind, target, where each run reaches the target: see reach). target: by default the lowest loss that all runs
-    reach. kind: "val" if each run's validation losses cross that loss between two validations, else "train", smoothed."""
+    """Returns (kind, target, what `reach` returns for each run). kind: "val" compares validation losses, "train" smoothed
+    training losses. Chooses "val" if each run crosses, between two validations, the lowest validation loss that all runs
+    reach. target: by default the lowest loss of this kind that all runs reach."""
     for kind in ("val", "train"):
         curves = [(run.val_rows, run.val_column("val_loss")) if kind == "val" else (run.rows, smooth_column(run, "loss"))
                   for run in runs]

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compares builds and settings of the engine: whole training steps, by turns of half a second, each in its own process.
+"""Compares builds and settings of the engine by the speed of whole training steps. Each build runs in its own process.
 
     turns.py [--units N] [--seconds S] [--raw] MODEL MICRO_BATCH SEQ_LEN NAME=PROGRAM[,WORD...]:MODE[,MODE...] ...
 
 PROGRAM is a bench_engine, this build's or an earlier one's; WORDs are bench_engine's; a MODE is off, ln, exact or (with the
-word fp8) fp8. ln/61 makes micro-steps of 61 rows, ln/16x8 steps of 8 micro-steps of 16 rows. All processes are alive at once,
-and one at a time works. Two rounds are a unit, the second in the opposite order, so that a steady drift of the card's clock
-cancels.
+word fp8) fp8. ln/61 makes micro-steps of 61 rows, ln/16x8 steps of 8 micro-steps of 16 rows. All processes are alive at once.
+They work in turns of half a second. Two rounds are a unit, the second in the opposite order, so that a steady drift of the
+card's clock cancels.
 Prints each arm's median step and speed, and the median of the units' ratios to the first arm's speed, with its standard
 error.
 """

@@ -72,7 +72,8 @@ numbers() { sed -E 's/, "(tok_per_s|slowest_rank|wait_share|mfu)": [^,}]*//g' "$
 find_python() { # [PACKAGE...]: the first of $PYTHON, build/venv's and python3 with these packages
     local venv=$root/build/venv python load
     for python in ${PYTHON:+"$PYTHON"} "$venv/bin/python3" python3; do
-        load="import_module(m).__file__" # in a complete build/venv find_spec is enough, and faster
+        load="import_module(m).__file__"
+        # find_spec is faster. It is enough where build/venv holds all of requirements.txt.
         [ "$python" != "$venv/bin/python3" ] || ! cmp -s "$root/dev/oracle/requirements.txt" "$venv/installed" ||
             load="util.find_spec(m).origin"
         "$python" -c "import importlib.util, sys; sys.exit(not all(importlib.$load for m in sys.argv[1:]))" "$@" \

@@ -1,7 +1,8 @@
 // checkpoint: reads and writes a model's directory, for --model and for Hugging Face's transformers:
 //
 //     config.json            GPT-2's configuration
-//     model.safetensors      the weights, or several *.safetensors without it (layout.h describes a run's files)
+//     model.safetensors      the weights (layout.h describes a run's files)
+//     *.safetensors          the weights in several files, if there is no model.safetensors
 //
 // --model also reads llm.c's .bin (llmc_bin).
 #pragma once
@@ -30,8 +31,9 @@ int checkpoint_verify_model(const char *path, bool moments, Share share, const P
 // Identifies a model without reading all of it. {0} if its weights are in several files.
 int checkpoint_digest_model(const char *path, FileDigest *digest, Error *e);
 
-// What is loaded, and where to: `count` ascending ranges of the model's flat array, less its padding; count 0: all.
-// model: the whole model of the files, or a local one of it.
+// What is loaded, and where to. wanted: `count` ascending ranges of the flat array; count 0: all of it. `load` receives
+// the tensors' elements in these ranges, never padding. model: what the files hold, or one rank's cut of it
+// (model_create_local).
 typedef struct {
     const Model *model;
     const Range *wanted;
@@ -55,7 +57,8 @@ int checkpoint_load_model(const char *path, const Receiver *to, Error *e);
 int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, Error *e);
 
 // Writes config.json and generation_config.json into the manifest's directory, and adds them to the manifest. eot:
-// begins and ends a text; -1: none. dropout: the probability in training. Both are for other programs.
+// the token that begins and ends a text; -1: none. dropout: the probability in training. Only other programs read eot
+// and dropout.
 int checkpoint_save_config(Manifest *manifest, const ModelConfig *config, int eot, double dropout, Error *e);
 
 // Writes the path of a file that only a resume needs: "DIRECTORY/training/NAME", or an older build's "DIRECTORY/NAME".

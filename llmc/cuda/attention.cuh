@@ -31,7 +31,7 @@ struct AttentionShape {
 // Masks besides the causal one.
 struct AttentionMasks {
     const uint16_t *first, *last; // (B, T) of embedding_documents; NULL: a row is one document
-    Dropout dropout;              // of this layer and the first example
+    Dropout dropout;              // dropout.example: number of the call's example 0; example b adds b
     DropoutConstants constants;   // dropout_constants(dropout)
     int first_head = 0;           // number of qkv's first head in the whole model
 };
@@ -40,7 +40,7 @@ struct AttentionMasks {
 struct Attention {
     AttentionShape shape;
     AttentionMasks masks = {};
-    unsigned *ticket = NULL; // (1) draws of tiles, 0 before and after. Calls that may overlap need one each
+    unsigned *ticket = NULL; // (1) counts tiles that blocks drew; 0 between calls. Overlapping calls need one each
     const real *qkv = NULL;  // (B, T, 3C): q, k, v, each (NH, D)
     real *out = NULL;        // (B, T, C)
     float *lse = NULL;       // (B, NH, T), natural log

@@ -45,7 +45,7 @@ struct DropoutBlocks {
 
 // Dropout of the rows of a (B, T, C) tensor. dropout.below 0: nothing drops.
 struct RowDropout {
-    Dropout dropout; // of this layer and the first example
+    Dropout dropout; // dropout.example: number of example 0; example b adds b
     DropoutPlace place;
     int T;
     DropoutConstants constants;

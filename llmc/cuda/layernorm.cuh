@@ -19,7 +19,7 @@ struct LayerNorm {
     const real *gamma, *beta; // (C)
     RowDropout drop;
     int N, C;
-    Fp8Copy copy = {}; // of out; alone only if C <= LAYERNORM_WARP_COLUMNS
+    Fp8Copy copy = {}; // of out. copy.alone requires C <= LAYERNORM_WARP_COLUMNS
 };
 int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e);
 
@@ -38,8 +38,9 @@ struct LayerNormBackward {
     Fp8Copy copy = {};                     // of dbranch; without dropout, of dresidual. Needs dbias
 };
 
-// gradients: column sums of dy xhat (dgamma), dy (dbeta) and dbranch (dbias, for the product that ends the branch;
-// sum NULL: not wanted). Adds them as one job to jobs, whose memory must have layernorm_backward_bytes left.
+// gradients: column sums of dy xhat (dgamma), of dy (dbeta) and of dbranch (dbias, the bias gradient of the branch's
+// last product). gradients[2].sum NULL: no dbias. Adds them to `jobs` as one job. `jobs` must have
+// layernorm_backward_bytes of memory left.
 size_t layernorm_backward_bytes(int B, int T, int C, int sources = 0);
 int layernorm_backward(LayerNormBackward k, const ColumnGradient (&gradients)[3], int B, ColumnJobs *jobs,
                        cudaStream_t stream, Error *e);

@@ -225,9 +225,9 @@ template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
 #    define SM90_SUMS_104 SM90_SUMS_96, SM90_8(96)
 
 // c (64, N) = op(a) op(b)^T + (accumulate ? c : 0), both operands in shared memory.
-//   wgmma        over 16 of the summed dimension. ALONG: an operand's summed dimension runs along its rows, 64 or N of
-//                them; else down its columns
-//   wgmma_e4m3   over 32 of the summed dimension, which runs along the rows of both, 128 in a row of 128 bytes;
+//   wgmma        sums 16 products. A_ALONG: a's tile has 64 rows, and the sum runs along them; else it runs down a's
+//                columns. B_ALONG: the same of b's tile, which has N rows
+//   wgmma_e4m3   sums 32 products, along the rows of both tiles. A panel's row of 128 bytes holds 128 elements.
 //                step_along_rows(k) is the offset of the k-th 32
 #    define SM90_ISSUE(N, COUNT, ACCUMULATE, KIND, OPERANDS, ...)                                                      \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N KIND  \

@@ -145,7 +145,7 @@ void model_destroy(Model *model);
 int model_create_local(Model *local, const ModelConfig *config, int t, int K, Error *e);
 
 // A cut tensor's elements keep the whole tensor's order. Indices count from a tensor's first element.
-size_t tensor_whole_index(const Tensor *t, size_t index);     // index in the whole tensor of a cut tensor's element
+size_t tensor_whole_index(const Tensor *t, size_t index);     // the element's index in the whole tensor
 size_t tensor_elements_before(const Tensor *t, size_t whole); // elements whose whole index is below `whole`
 size_t tensor_run(const Tensor *t, size_t index);             // elements from `index` on, adjacent in the whole tensor
 

@@ -81,7 +81,7 @@ advises_a_mesh() { # MODEL DEVICE RANKS ROWS: both meshes of the advice fit; the
         awk -v a="$first" -v b="$second" -v times="$times" 'BEGIN { exit !(times > 1 && b / a < times + 0.01 && b / a > times - 0.01) }' ||
         { echo "$best: $first ms, $other: ${second-} ms, $times"; return 1; }
 }
-advises_replicas() { # where two machines share a slow network: less traffic, and as much memory as one machine
+advises_replicas() { # where two machines share a slow network; a rank then needs the same memory as on one machine
     local base=(--model d24 --device H200 --batch-tokens 524288 --micro-batch 16) ranks zero
     plan "${base[@]}" --ranks 16 --link 0.625 && said '^  advice: --zero [1-3] --shard machine; ' && plan "${base[@]}" --ranks 16 && ! grep 'advice.*--shard' plan.txt || return 1
     for zero in 1 3 "1 --tensor 2"; do
