@@ -31,7 +31,6 @@ int run_dry(Run *r, Error *e) {
     Error unknown;
     char disk[ARCHIVE_PATH];
     uint64_t free_bytes;
-    TRY(setup_sampling(setup, e));
     if (o->train[0]) TRY(setup_data(r, e));
     const Ramp *ramp = o->run.horizon_tokens > 0 ? &r->position.ramp : NULL;
     if (ramp) TRY(setup_schedule(r, e));

@@ -30,8 +30,7 @@ static int train(Run *r, Error *e) {
         r->position = (Position){.at = {.val_loss = NAN, .best.loss = INFINITY}, .begun = r->position.begun};
         memset(r->position.at.exponents, FP8_UNSET, sizeof at->exponents);
         // First make all checks that need no engine.
-        int code = setup_sampling(&r->setup, e);
-        if (!code) code = setup_data(r, e);
+        int code = setup_data(r, e);
         if (!code) code = setup_schedule(r, e);
         if (!code) code = check_rows_of_ranks(&r->setup, &r->position, e);
         TRY(comm_agree(comm, code, e));
@@ -108,7 +107,6 @@ static int run_program(Run *r, Error *e) {
     if (!is_rank0(&r->setup)) return 0;
     if (*o->check) return inspect(o->check, stdout, e);
     if (o->dry_run) return run_dry(r, e);
-    TRY(setup_sampling(&r->setup, e));
     TRY(setup_engine(r, e));
     code = o->interactive ? print_answers(r, e) : print_samples(r, e);
     return code == ERR_NONFINITE ? error_prefix(e, "--model %s", o->model) : code;

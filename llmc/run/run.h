@@ -131,12 +131,11 @@ static inline bool is_rank0(const Setup *setup) { return setup->comm->rank == 0;
 // does not train skips some. run_destroy undoes set-up wherever it stopped. run_end_training frees what training
 // made, so that training can begin again; the run directory stays open and locked. (all): all ranks must call it.
 
-int setup_source(Run *r, Error *e);               // (all) finds the files of --model: setup.source
-void setup_threads(Setup *setup);                 // starts the team that reads, draws and computes
-int setup_model(Run *r, Error *e);                // (all) setup_source, then shape, model and tokenizer
-int setup_sampling(const Setup *setup, Error *e); // ERR_USAGE if samples are wanted without a tokenizer
-int setup_data(Run *r, Error *e);                 // data: training (sets --epochs' horizon), validation, HellaSwag
-int setup_schedule(Run *r, Error *e);             // learning rate, ramp, noise scale of a new run
+int setup_source(Run *r, Error *e);   // (all) finds the files of --model: setup.source
+void setup_threads(Setup *setup);     // starts the team that reads, draws and computes
+int setup_model(Run *r, Error *e);    // (all) setup_source, then shape, model and tokenizer
+int setup_data(Run *r, Error *e);     // data: training (sets --epochs' horizon), validation, HellaSwag
+int setup_schedule(Run *r, Error *e); // learning rate, ramp, noise scale of a new run
 
 // --train-hours: sets the run's length in tokens, and what depends on it.
 int run_set_horizon(Run *r, int64_t tokens, Error *e);

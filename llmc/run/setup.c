@@ -52,13 +52,21 @@ static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, Model
     return 0;
 }
 
-// Loads the model's own tokenizer unless --tokenizer is loaded already. Functions that need text fail without one.
+// Loads the model's own tokenizer unless --tokenizer is loaded already. ERR_USAGE if there is none and samples need it.
 static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
-    const char *given = setup->options.tokenizer, *path = given;
+    const Options *o = &setup->options;
+    const char *given = o->tokenizer, *path = given;
     int vocab = setup->model.config.vocab;
     if (!*path && model_from_file && tokenizer_exists(setup->source)) path = setup->source;
     if (!*path && vocab == 256) path = "bytes";
-    if (!*path) return 0;
+    if (!*path && (o->eval_only || !(o->sample_only || o->sample_every || *o->prompt))) return 0;
+    if (!*path)
+        return FAIL(e, ERR_USAGE, "give --tokenizer the directory of its files (data/gpt2), or use --vocab-size 256",
+                    "%s: no tokenizer for a vocabulary of %d",
+                    o->sample_only ? "--sample-only"
+                    : *o->prompt   ? "--prompt"
+                                   : "--sample-every",
+                    vocab);
     if (!setup->tokenizer) TRY(tokenizer_load(&setup->tokenizer, path, e));
     int tokens = setup->tokenizer->vocab_size;
     bool other = model_from_file && *given && vocab > 2 * tokens; // padding never doubles a vocabulary
@@ -148,17 +156,6 @@ int setup_model(Run *r, Error *e) {
     bool words = !r->setup.tokenizer || r->setup.tokenizer->merge_count > 0;
     if (!o->sample_tokens) o->sample_tokens = words ? 100 : 400; // some lines of text
     return 0;
-}
-
-int setup_sampling(const Setup *setup, Error *e) {
-    const Options *o = &setup->options;
-    if (setup->tokenizer || (!o->sample_only && o->sample_every == 0 && !o->prompt[0])) return 0;
-    return FAIL(e, ERR_USAGE, "give --tokenizer the directory of its files (data/gpt2), or use --vocab-size 256",
-                "%s: no tokenizer for a vocabulary of %d",
-                o->sample_only ? "--sample-only"
-                : o->prompt[0] ? "--prompt"
-                               : "--sample-every",
-                setup->model.config.vocab);
 }
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
