@@ -96,7 +96,6 @@ static void test_contradictions(void) {
         {"--train a --steps 5 --train-hours 1", "--steps and --train-hours"},
         {"--train a --steps 5 --zero 1 --reduce micro-step", "--reduce micro-step is only useful with --zero 2 or 3"},
         {"--dry-run --micro-batch 65536 --seq-len 65536", "--micro-batch 65536 x --seq-len 65536"},
-        {"--train a --train-tokens 1e4 --ramp seesaw --batch-min 2 --batch-max 4 --lr 0", "and --lr is 0"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CHECK_ERROR(resolve(&o, cases[i].words, &e), &e, ERR_USAGE, cases[i].mention);
