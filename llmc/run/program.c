@@ -38,10 +38,11 @@ static int train(Run *r, Error *e) {
         TRY(setup_resume(r, e));
         if (r->saving.saved[0] && (at->tokens >= o->run.horizon_tokens || ends_early(r))) {
             if (!is_rank0(&r->setup)) return 0;
-            printf("this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is "
-                   "in %s. %s resumes, --fresh starts over\n",
-                   (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved,
-                   ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run");
+            printf(
+                "this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is "
+                "in %s. %s resumes, --fresh starts over\n",
+                (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved,
+                ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run");
             return archive_tidy(&r->saving.archive, false, stderr, e); // what a killed run left
         }
         TRY(comm_agree(comm, setup_room(r, e), e));
