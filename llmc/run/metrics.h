@@ -4,7 +4,7 @@
 //                      bits. Unknown ones are null. 1e308 is infinity: a lower bound where G2 is too far below 0
 //     samples.jsonl    one JSON object for every sample: step, tokens, prompt, text. The text begins with the prompt
 //
-// Fields of a step's line are those of StepMetrics, and the noise scale's:
+// A step's line has the fields of StepMetrics, and these of the noise scale:
 //     gns_ln       a skipped step repeats the previous value
 //     gns_total    and gns_type_*, gns_layer: only in lines of exact steps that were not skipped
 //     gns_source_N and gns_cosine_M_N: only where --train has weights

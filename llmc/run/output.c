@@ -105,7 +105,7 @@ int write_run_json(Run *r, Error *e) {
     if (r->saving.saved[0] && file_read(archive->dir, path, RUN_JSON_MAX_BYTES, &text, &bytes, e) && e->unreadable)
         return e->code;
     if (text) json_parse_text(&old, text, bytes, path, NULL, e); // a damaged run.json counts as none
-    // The id is chosen once: that of run.json or of the resumed checkpoint; for a new run 128 random bits.
+    // Choose the id once: from run.json, else from the resumed checkpoint, else 128 random bits.
     const char *known = cJSON_GetStringValue(json_get(old, "id"));
     if (!known || strlen(known) >= sizeof archive->id) known = r->saving.own.newest.run;
     if (!*archive->id) strcpy(archive->id, known);
@@ -196,7 +196,7 @@ static int setup_directory(Run *r, Error *e) {
                 out);
     TRY(run_lock_sign(archive->dir, out, e));
     TRY(archive_tidy(archive, back && r->setup.options.keep > 0, stderr, e));
-    TRY(write_run_json(r, e)); // it reads the old one, so before the run's other files change
+    TRY(write_run_json(r, e)); // before the run's other files change: it reads the old run.json
     TRY(archive_set_aside_after(archive, r->position.at.step, back ? "rolled_back" : "damaged", stderr, e));
     return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, back, e);
 }

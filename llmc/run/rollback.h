@@ -9,8 +9,8 @@
 //   2. Training ends as on an error, but the run directory stays open and locked. `train` (program.c) resumes from the
 //      newest checkpoint before the window, or if there is none from the oldest, without the window's rows.
 //   3. The next checkpoint stores the excluded rows. A run killed before that repeats the spike and the rollback.
-//   4. setup_output cuts the log, as on every resume. Cut lines move to metrics.rolled_back.jsonl; after a kill they may
-//      be there twice. Abandoned checkpoints become step_N.rolled_back.
+//   4. setup_output cuts the log, as on every resume. Cut lines move to metrics.rolled_back.jsonl; after a kill they
+//      may be there twice. Abandoned checkpoints become step_N.rolled_back.
 //   5. A checkpoint to go back to always exists. The run begins with one of step 0, and archive_thin spares the newest
 //      one before the last 2 K steps.
 #pragma once
