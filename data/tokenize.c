@@ -123,7 +123,7 @@ typedef struct {
     int code;               // of the first error that is no fault of an input
     Error error;
     double start, shown;   // clock_seconds at the start; seconds from it to the last progress line
-    uint64_t total_bytes;  // to read; 0: unknown
+    uint64_t total_bytes;  // to read; INT64_MAX: unknown
     int faults, bad_files; // faults so far; files with faults
     const Input *last_bad; // the last such file; NULL: none
     Error first_bad;       // the first fault
@@ -151,7 +151,7 @@ static void show_progress(Pipeline *run, uint64_t bytes, bool last) {
     char text[128], total[32] = "";
     if (last ? !terminal && run->shown == 0 : seconds - run->shown < every) return;
     run->shown = seconds;
-    if (run->total_bytes) snprintf(total, sizeof total, " of %.1f", (double)run->total_bytes / 1e6);
+    if (run->total_bytes < INT64_MAX) snprintf(total, sizeof total, " of %.1f", (double)run->total_bytes / 1e6);
     snprintf(text, sizeof text, "%.1f%s MB  %.1f MB/s  %" PRIu64 " tokens", (double)bytes / 1e6, total,
              (double)bytes / 1e6 / (seconds + 1e-9), splits[TRAIN].tokens + splits[VAL].tokens);
     fprintf(stderr, "%s%.*s%s", terminal ? "\r\x1b[K" : "", terminal_columns(stderr) - terminal, text,
@@ -275,17 +275,6 @@ static int run_finish(Pipeline *run, Error *e) {
     return 0;
 }
 
-// Counts the bytes to read; 0: unknown.
-static uint64_t count_bytes(const Pipeline *run) {
-    uint64_t bytes = 0, most = (uint64_t)run->options.max_bytes;
-    for (int i = 0; i < run->inputs.count; i++) {
-        const Input *input = &run->inputs.all[i];
-        if (input->pipe) return run->options.max_bytes < INT64_MAX ? most : 0;
-        bytes += input->bytes;
-    }
-    return size_min(bytes, most);
-}
-
 static int tokenize(int argc, char **argv, Error *e) {
     Pipeline run = {.writer.lock = -1, .turn = PTHREAD_MUTEX_INITIALIZER, .next = PTHREAD_COND_INITIALIZER};
     TokenizeOptions *o = &run.options;
@@ -300,7 +289,9 @@ static int tokenize(int argc, char **argv, Error *e) {
     signals_install();
     thread_start_team((int)o->threads + 1); // + 1: one may wait for a pipe or the disk
     run.start = clock_seconds();
-    run.total_bytes = count_bytes(&run);
+    for (const Input *input = run.inputs.all; input < run.inputs.all + run.inputs.count; input++)
+        run.total_bytes = input->pipe ? INT64_MAX : size_min(run.total_bytes + input->bytes, INT64_MAX);
+    run.total_bytes = size_min(run.total_bytes, (size_t)o->max_bytes);
     TRY_GOTO(writer_open(&run.writer, o, run.tokenizer, &run.inputs, e));
 #pragma omp parallel num_threads((int)o->threads + 1)
     run_thread(&run);
