@@ -11,17 +11,13 @@ import calendar
 import contextlib
 import glob
 import os
+import re
 import threading
 import time
 
 from run_log import EXIT_WRITE, Fault, Parser, Sink, add_follow_options, command_text, follow, numbers_of, run_main
 
 SUFFIX = ".gns"  # ends the names of this script's event files
-
-
-def tag_of(name):
-    group, _, rest = name.partition("_")
-    return f"{group}/{rest}" if group in ("gns", "ramp") else name
 
 
 def verbatim(text):
@@ -57,8 +53,8 @@ class EventFile(Sink):
         if not self.writer:
             self.begin()
         for line in lines:
-            values = [self.summary.Value(tag=tag_of(name), simple_value=x) for name, x in numbers_of(line).items()
-                      if name not in ("tokens", "seconds") or "loss" in line]
+            values = [self.summary.Value(tag=re.sub("^(gns|ramp)_", r"\1/", name), simple_value=x)
+                      for name, x in numbers_of(line).items() if name not in ("tokens", "seconds") or "loss" in line]
             self.write(line["step"], self.summary(value=values))
         for part in parts:
             self.write(part.get("first_step", 1), self.text("command", verbatim(command_text(part))))
