@@ -59,7 +59,8 @@ def main():
     parser.add_argument("--units", type=int, default=6, help="of two rounds of all arms (6)")
     parser.add_argument("--seconds", type=float, default=0.5, help="of a turn, after 0.2 that do not count (0.5)")
     parser.add_argument("--raw", action="store_true", help="print every turn: seconds, arm, milliseconds")
-    parser.add_argument("shape", nargs=3, metavar=("MODEL", "MICRO_BATCH", "SEQ_LEN"))
+    for name in ("MODEL", "MICRO_BATCH", "SEQ_LEN"):
+        parser.add_argument(name)
     parser.add_argument("build", nargs="+", metavar="NAME=PROGRAM[,WORD...]:MODE[,MODE...]")
     args = parser.parse_args()
     builds = {}
@@ -68,7 +69,7 @@ def main():
         command, modes = rest.rsplit(":", 1)
         program, *words = command.split(",")
         builds[name] = (program, words, modes.split(","))
-    processes = {name: Process(program, words, args.shape) for name, (program, words, _) in builds.items()}
+    processes = {name: Process(program, words, [args.MODEL, args.MICRO_BATCH, args.SEQ_LEN]) for name, (program, words, _) in builds.items()}
     for process in processes.values():
         process.line()  # ready
     arms = [(name, mode) for name, (_, _, modes) in builds.items() for mode in modes]
