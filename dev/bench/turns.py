@@ -63,13 +63,13 @@ def main():
         parser.add_argument(name)
     parser.add_argument("build", nargs="+", metavar="NAME=PROGRAM[,WORD...]:MODE[,MODE...]")
     args = parser.parse_args()
-    builds = {}
+    builds, shape = {}, [args.MODEL, args.MICRO_BATCH, args.SEQ_LEN]
     for text in args.build:
         name, rest = text.split("=", 1)
         command, modes = rest.rsplit(":", 1)
         program, *words = command.split(",")
         builds[name] = (program, words, modes.split(","))
-    processes = {name: Process(program, words, [args.MODEL, args.MICRO_BATCH, args.SEQ_LEN]) for name, (program, words, _) in builds.items()}
+    processes = {name: Process(program, words, shape) for name, (program, words, _) in builds.items()}
     for process in processes.values():
         process.line()  # ready
     arms = [(name, mode) for name, (_, _, modes) in builds.items() for mode in modes]
