@@ -339,12 +339,14 @@ int rows_read_config(const OptionTable *t, char *text, size_t bytes, const char 
         // `options` holds.
         cJSON *root = cJSON_Parse(rest);
         const cJSON *options = json_get(root, "options"), *parts = json_get(root, "parts"), *part, *given;
-        if (!cJSON_IsObject(options) || !cJSON_IsArray(parts))
-            code = FAIL(e, ERR_USAGE, "name a run's run.json, or write name = value", "JSON, but not of a run");
+        bool of_run = cJSON_IsObject(options) && cJSON_IsArray(parts);
         cJSON_ArrayForEach(part, parts) cJSON_ArrayForEach(given, json_get(part, "options")) {
             const cJSON *value = json_get(options, given->string);
-            if (!code) code = parse_json_value(t, given->string, value ? value : given, e);
+            of_run = of_run && given->string; // NULL: in a list
+            if (of_run && !code) code = parse_json_value(t, given->string, value ? value : given, e);
         }
+        if (!of_run)
+            code = FAIL(e, ERR_USAGE, "name a run's run.json, or write name = value", "JSON, but not of a run");
         if (code) error_prefix(e, "--config %.200s", name);
         cJSON_Delete(root);
         rest = NULL;

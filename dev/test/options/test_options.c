@@ -314,6 +314,8 @@ static void test_config_precedence(void) {
     CHECK_ERROR(parse(&o, "--config run.json", &e), &e, ERR_USAGE, "run.json: seed: a number above 2^53");
     write_text("run.json", "{\"options\": 1}");
     CHECK_ERROR(parse(&o, "--config run.json", &e), &e, ERR_USAGE, "not of a run");
+    write_text("run.json", "{\"parts\": [{\"options\": [1]}], \"options\": {}}");
+    CHECK_ERROR(parse(&o, "--config run.json", &e), &e, ERR_USAGE, "not of a run");
 
     // --print-options prints a file that sets the same options.
     static Options again;
