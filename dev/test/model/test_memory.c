@@ -22,23 +22,17 @@ static EngineConfig config_of(int shape, const Model *model) {
         .model = model, .micro_batch = shapes[shape].rows, .seq_len = shapes[shape].seq_len, .threads = 2};
 }
 
-// Returns the bytes of the plan's line `what`; 0: no such line. Checks that the lines add up.
+// Returns the bytes of the plan's line `what`, 0 without such a line; NULL: of all. Checks that the lines add up.
 static size_t planned(const EngineConfig *config, const char *what) {
     MemoryPlan plan;
     size_t bytes = 0, sum = 0;
     cpu_engine.plan_memory(config, &plan);
     for (int i = 0; i < plan.count; i++) {
         sum += plan.item[i].bytes;
-        if (strcmp(plan.item[i].what, what) == 0) bytes += plan.item[i].bytes;
+        if (!what || strcmp(plan.item[i].what, what) == 0) bytes += plan.item[i].bytes;
     }
     CHECK(sum == plan.total, "the lines make %zu, the sum is %zu", sum, plan.total);
     return bytes;
-}
-
-static size_t planned_in_all(const EngineConfig *config) {
-    MemoryPlan plan;
-    cpu_engine.plan_memory(config, &plan);
-    return plan.total;
 }
 
 // Returns the bytes of n floats in the arena: arrays begin at multiples of 64 bytes.
@@ -55,7 +49,7 @@ static void test_plans(void) {
         size_t others = (size_t)model.config.layers - 1, flat = of_floats(model.flat_count), all[3], inference[2];
         for (int way = 0; way < 3; way++) {
             c.recompute = (Recompute)way;
-            all[way] = planned_in_all(&c);
+            all[way] = planned(&c, NULL);
         }
         CHECK(all[0] - all[1] == others * of_floats(N * 4 * C), "shape %d: gelu saves %zu", i, all[0] - all[1]);
         CHECK(all[1] - all[2] >= others * of_floats(N * 11 * C), "shape %d: block saves %zu", i, all[1] - all[2]);
@@ -65,7 +59,7 @@ static void test_plans(void) {
             c = config_of(i, &model);
             c.inference = true;
             if (way) c.recompute = RECOMPUTE_BLOCK, c.gns = GNS_EXACT;
-            inference[way] = planned_in_all(&c);
+            inference[way] = planned(&c, NULL);
         }
         CHECK(inference[0] == inference[1] && inference[0] < all[2] - 3 * flat, "shape %d: inference %zu, %zu", i,
               inference[0], inference[1]);
@@ -76,7 +70,7 @@ static void test_plans(void) {
 // ---- The program's engines print their configuration ----------------------------------------------------------------
 
 static int create_and_tell(Engine **out, const EngineConfig *config, Error *e) {
-    printf("an engine of %zu bytes\n", planned_in_all(config));
+    printf("an engine of %zu bytes\n", planned(config, NULL));
     return cpu_engine.create(out, config, e);
 }
 
@@ -87,8 +81,8 @@ static int create_and_tell(Engine **out, const EngineConfig *config, Error *e) {
 static void check_asked(const EngineConfig *config, int rows, const char *what) {
     EngineConfig c = *config;
     c.micro_batch = rows;
-    CHECK(log_mentions(path_of("an engine of %zu bytes\n", planned_in_all(&c))), "%s: not the engine of %zu bytes: %s",
-          what, planned_in_all(&c), log_tail());
+    CHECK(log_mentions(path_of("an engine of %zu bytes\n", planned(&c, NULL))), "%s: not the engine of %zu bytes: %s",
+          what, planned(&c, NULL), log_tail());
 }
 
 static void test_asked_for(void) {
