@@ -549,8 +549,7 @@ static int cpu_create(Engine **out, const EngineConfig *config, Error *e) {
     Engine *engine = *out;
     engine_configure(engine, config);
     engine->loss_scale = 1;
-    engine->threads = engine_thread_count(config);
-    omp_set_num_threads(engine->threads);
+    omp_set_num_threads(engine_thread_count(config));
     int code = engine_memory_take(engine, e);
     if (!code && engine->fp8) memset(engine->exponents, FP8_UNSET, fp8_sites(engine));
     if (!code) return 0;
@@ -565,7 +564,7 @@ static void cpu_describe(const Engine *engine, char *out, size_t bytes) {
                        : engine->config.dtype == DTYPE_BF16 ? "bf16 by "
                                                             : "";
     snprintf(out, bytes, "CPU, %s%s, %d thread%s, vectors of %d bits", type, engine->matmul.kernel->name,
-             engine->threads, engine->threads == 1 ? "" : "s", 32 * VEC);
+             engine->matmul.threads, engine->matmul.threads == 1 ? "" : "s", 32 * VEC);
 }
 
 static int cpu_check_dtype(Dtype dtype, Error *e) {

@@ -31,7 +31,6 @@ typedef struct {
 struct Engine {
     const EngineApi *api;
     EngineConfig config;
-    int threads;
     void *weight;             // read by kernels: the flat layout, or a few of its buckets (shard_weight_place)
     float *param;             // fp32 masters of the owned ranges; aliases `weight` in unsharded fp32
     float *grad;              // the flat layout, or a few of its buckets (shard_grad_place)
