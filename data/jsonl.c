@@ -15,7 +15,7 @@ enum { JSON_DEPTH_MAX = 512 };
 
 typedef struct {
     char *at;
-    const char *field; // to find in this object and decode to `out`; the last one wins; NULL: none
+    const char *field; // the member to find in this object and decode to `out`; of several the last; NULL: none
     char *out;
     size_t out_bytes;
     bool found;

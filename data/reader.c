@@ -157,7 +157,7 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
 }
 
 // Opens the input at its beginning. With --invalid skip, leaves out a text file that is not all UTF-8, and a file of
-// another kind (gzip, ...): written tokens are not removed again.
+// another kind (gzip, ...): tokens cannot be taken back once they are written.
 static int reader_open(Reader *r, Error *e) {
     Input *input = reader_input(r);
     char next[3]; // at most three continuation bytes precede the next character
@@ -244,7 +244,7 @@ static void reader_find_pieces(Reader *r, TextBlock *b) {
 static int reader_fill_block(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     size_t capacity = size_max(bytes, BLOCK_BYTES);
     if (b->capacity != capacity) {        // a long line's memory is not kept
-        size_t pieces = capacity / 2 + 1; // their untouched memory costs nothing
+        size_t pieces = capacity / 2 + 1; // pages that nothing touches cost nothing
         memory_free(b->pieces);
         b->capacity = 0;
         size_t room = pieces * sizeof *b->pieces + capacity * (sizeof *b->tokens + 1) + 1;

@@ -33,7 +33,7 @@ int comm_create(Comm *comm, double deadline, Error *e);
 // MPI does not understand.
 int comm_check_launch(const Comm *comm, Error *e);
 
-// Makes the end of the launcher a request to stop. Before this call it ends the process.
+// Makes the end of the launcher a request to stop. Until this call, the launcher's end ends this process.
 void comm_outlive_launcher(void);
 
 // True if this rank was asked to stop (base/signals.h) or its launcher is gone, whether or not other ranks know.
@@ -85,7 +85,7 @@ int comm_lowest_error(Comm *comm, Error *error, Error *e);
 // rank that differs from the lowest of its class.
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e);
 
-// ERR_USAGE, settled, unless every machine has as many ranks as the others, and consecutive ones.
+// ERR_USAGE, settled, unless all machines have equally many ranks, and the numbers of a machine's ranks are consecutive.
 int comm_same_machines(Comm *comm, Error *e);
 
 int comm_same_build(Comm *comm, Error *e); // comm_same for the program's file

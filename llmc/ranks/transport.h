@@ -49,8 +49,8 @@ static inline Range division_part(const Division *d, Range bucket, int r) {
     return (Range){begin, r + 1 < ranks ? begin + each : bucket.end};
 }
 
-// Bytes of device memory: what NCCL allocates, in part at the first transfer (plan/memory.c; NVLink multicast, NCCL's
-// default, may need more), and the buffer of rounded gradients.
+// Bytes of device memory that NCCL allocates, in part at the first transfer (measured: plan/memory.c). NVLink multicast,
+// NCCL's default, may need more. transport_buffer_bytes: those of the buffer of rounded gradients.
 #define TRANSPORT_NCCL_BYTES ((size_t)860 << 20)
 static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
@@ -83,8 +83,8 @@ typedef struct {
 
     int (*wait_for)(Transport *t, int64_t work, Error *e); // (2)
 
-    // Returns seconds waited since the last call in wait_for and sum, and without a device in gather_rows and
-    // reduce_rows; skips waits that the device has not finished.
+    // Returns the seconds of waiting since the last call: in wait_for and sum, and without a device also in gather_rows
+    // and reduce_rows. Leaves out waits that the device has not finished.
     double (*waited)(Transport *t);
 
     // Returns when every transfer is done on this rank; all ranks must have started the same transfers.

@@ -12,11 +12,11 @@
 
 enum {
     SECONDS_TO_END = 5,     // MPI may take this long to end the job; then this process exits by itself
-    SECONDS_FOR_OTHERS = 1, // from an unsure report to the end: other machines report too (invariant 4)
-    ORPHAN_SECONDS = 5,     // deadline of set-up once the launcher is gone: nobody tells this rank that others ended
+    SECONDS_FOR_OTHERS = 1, // between an unsure report and the end: other machines report meanwhile (invariant 4)
+    ORPHAN_SECONDS = 5,     // deadline of set-up once the launcher is gone, which would have ended this rank with others
     HANDING_MS = 1000       // an abort waits this long for a call that hands work to the device's communication
 };
-static const double seconds_for_other_machines = 4; // delays an unsure report: their clocks may run out later
+static const double seconds_for_other_machines = 4; // delays an unsure report: their deadlines may pass later
 static const double seconds_claimed = SECONDS_FOR_OTHERS + SECONDS_TO_END + 1;
 static const double seconds_until_stalled = 1.5;     // a rank is stalled after this long without a heartbeat
 static const double fraction_of_wait_stalled = 0.75; // and this fraction of the wait: a busy machine delays heartbeats
