@@ -85,8 +85,8 @@ void options_print_help(FILE *f, const Options *o, const char *program);
 int options_print(FILE *f, const Options *o, Error *e);
 
 // Writes one JSON object, without a newline at its end. which NULL: every option by its field's name, except options of
-// planning, and "resolved", as a member of an object that is indented by 2. Else the options whose `which` is not 0, on
-// one line.
+// planning; then "resolved"; on lines that are indented for a member of run.json. Else the options whose `which` is not
+// 0, on one line.
 void options_write_json(FILE *f, const Options *o, const uint8_t *which);
 
 void options_defaults(Options *o);

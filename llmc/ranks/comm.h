@@ -85,7 +85,7 @@ int comm_lowest_error(Comm *comm, Error *error, Error *e);
 // rank that differs from the lowest of its class.
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e);
 
-// ERR_USAGE, settled, unless all machines have equally many ranks, and the numbers of a machine's ranks are consecutive.
+// ERR_USAGE, settled, unless all machines have equally many ranks, and each machine's numbers are consecutive.
 int comm_same_machines(Comm *comm, Error *e);
 
 int comm_same_build(Comm *comm, Error *e); // comm_same for the program's file

@@ -13,7 +13,7 @@
 enum {
     SECONDS_TO_END = 5,     // MPI may take this long to end the job; then this process exits by itself
     SECONDS_FOR_OTHERS = 1, // between an unsure report and the end: other machines report meanwhile (invariant 4)
-    ORPHAN_SECONDS = 5,     // deadline of set-up once the launcher is gone, which would have ended this rank with others
+    ORPHAN_SECONDS = 5,     // deadline of set-up once the launcher is gone: it would have ended this rank with others
     HANDING_MS = 1000       // an abort waits this long for a call that hands work to the device's communication
 };
 static const double seconds_for_other_machines = 4; // delays an unsure report: their deadlines may pass later
