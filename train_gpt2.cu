@@ -12,7 +12,7 @@
 // 4. Every kernel sums in a fixed order: two runs give the same bits.
 #include "cuda/attention.cuh"       // attention_forward, attention_backward
 #include "cuda/crossentropy.cuh"    // crossentropy, crossentropy_targets, crossentropy_finish
-#include "cuda/decode.cuh"          // decode_linear
+#include "cuda/decode.cuh"          // decode_linear, decode_attention
 #include "cuda/embedding.cuh"       // embedding_*
 #include "cuda/engine.cuh"          // Engine, Block, stats_*, fp8_factors; the functions of EngineApi that are not here
 #include "cuda/fp8.cuh"             // fp8_cast
@@ -693,19 +693,19 @@ static int row_product(Engine *engine, LinearEpilogue epilogue, real *y, const r
 
 // engine->logits = logits after n tokens. Reads keys and values of the first n - 1, and stores the last token's.
 static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *e) {
-    const Pass p = pass_of(engine, 1, 1, GNS_OFF), all = pass_of(engine, 1, n, GNS_OFF);
-    const int L = engine->config.model->config.layers;
-    const size_t row = n - 1;
-    real *x = engine->x_final, *wide = engine->block->gelu;
+    const Pass p = pass_of(engine, 1, 1, GNS_OFF);
+    const int L = engine->config.model->config.layers, row = n - 1;
+    const AttentionShape *a = &p.attention;
+    real *x = engine->x_final, *attention = engine->block->attention, *wide = engine->block->gelu;
     TRY(watch_await(&engine->weights_watch, {0, engine->config.model->flat_count}, e));
     TRY(tokens_send(engine, tokens + row, 1, 0, e));
-    TRY(embedding_forward(x, engine->tokens, NULL, weight(engine, WTE, 0), weight(engine, WPE, 0) + row * p.C,
+    TRY(embedding_forward(x, engine->tokens, NULL, weight(engine, WTE, 0), weight(engine, WPE, 0) + (size_t)row * p.C,
                           dropout_of_rows(&p, DROPOUT_EMBEDDING, 0), 1, p.C, engine->stream, e));
     for (int l = 0; l < L; l++) {
-        const Block *k = &engine->block[l];
-        TRY(row_product(engine, LINEAR_BIAS, k->qkv + row * 3 * p.C, x, QKV_W, l, e));
-        TRY(attention_forward(attention_of(engine, &all, k, l), engine->stream, e)); // only the last row is read
-        TRY(row_product(engine, LINEAR_RESIDUAL, x, k->attention + row * p.C, PROJ_W, l, e));
+        real *qkv = engine->block[l].qkv;
+        TRY(row_product(engine, LINEAR_BIAS, qkv + (size_t)row * 3 * p.C, x, QKV_W, l, e));
+        TRY(decode_attention(attention, qkv, row, a->NH, a->D, engine->stream, e));
+        TRY(row_product(engine, LINEAR_RESIDUAL, x, attention, PROJ_W, l, e));
         TRY(row_product(engine, LINEAR_GELU, wide, x, FC_W, l, e));
         TRY(row_product(engine, LINEAR_RESIDUAL, x, wide, FCPROJ_W, l, e));
     }

@@ -1,11 +1,16 @@
 // decode: see decode.cuh. A row occupies a GPU for less time than a kernel needs to start. So there are few kernels:
-// LayerNorm, GELU and the residual are part of a product. It starts early (vec.cuh), and loads its first weights before
-// it waits for its input.
+// LayerNorm, GELU and the residual are part of a product. Each starts early (vec.cuh), and a product loads its first
+// weights before it waits for its input.
 #include "cuda/decode.cuh"
 #include "cuda/gelu.cuh"
 #include "math/layernorm.h"
+#include "model/cuda_sizes.h"
+
+#include <float.h>
 
 enum { THREADS = 512, WARPS = THREADS / WARP };
+
+// ---- Products -------------------------------------------------------------------------------------------------------
 
 // A block loads ACROSS packs (32 bytes: memory delivers no fewer) of DOWN rows of W at once. A thread has AHEAD loads
 // in flight.
@@ -73,4 +78,82 @@ int decode_linear(const Linear &l, const real *gamma, const real *beta, cudaStre
     const Launch early = {
         .blocks = blocks_of(l.out, ACROSS * VEC), .threads = THREADS, .stream = stream, .early = true};
     return launch(early, e, linear_row_kernel, l, gamma, beta);
+}
+
+// ---- Attention ------------------------------------------------------------------------------------------------------
+
+enum { KEYS = 128 / (int)sizeof(Pack<VEC>) }; // in flight per thread
+
+// Grid: a block per head. A group of `lanes` lanes, a power of two, shares a key, each with a pack of the head's D
+// elements. Group g scores keys g, g + groups, ... Softmax takes one pass: a group keeps its largest score so far, and
+// sums with weights 2^(score - largest). scale: log2(e) / sqrt(D).
+__global__ void __launch_bounds__(THREADS)
+    attention_row_kernel(real *out, const real *qkv, int row, int D, int lanes, float scale) {
+    __shared__ alignas(16) float values[WARPS][ATTENTION_HEAD_SIZE_MAX];
+    __shared__ float tops[WARPS], totals[WARPS];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, groups = THREADS / lanes;
+    const int element = lane % lanes * VEC;
+    const size_t C = (size_t)gridDim.x * D;
+    const real *from = qkv + (size_t)blockIdx.x * D + element;
+    float q[VEC] = {}, sum[VEC] = {}, total = 0, largest = -FLT_MAX;
+    after_allow();
+    after_wait();
+
+    if (element < D) pack_get(q, pack_load<VEC>(from + row * 3 * C));
+    for (int first = warp * (WARP / lanes); first <= row; first += KEYS * groups) { // the same for all lanes
+        Pack<VEC> k[KEYS], v[KEYS];
+        float score[KEYS], x[VEC], top = largest;
+        UNROLL_FOR (int i = 0; i < KEYS; i++) {
+            const int key = first + lane / lanes + i * groups;
+            const bool there = key <= row && element < D;
+            k[i] = there ? pack_load<VEC>(from + key * 3 * C + C) : Pack<VEC>{};
+            v[i] = there ? pack_load<VEC>(from + key * 3 * C + 2 * C) : Pack<VEC>{};
+        }
+        UNROLL_FOR (int i = 0; i < KEYS; i++) {
+            score[i] = 0;
+            pack_get(x, k[i]);
+            UNROLL_FOR (int j = 0; j < VEC; j++) score[i] = add_product(score[i], q[j], x[j]);
+            for (int offset = lanes / 2; offset > 0; offset /= 2)
+                score[i] += __shfl_xor_sync(0xffffffffu, score[i], offset);
+            score[i] = first + lane / lanes + i * groups <= row ? score[i] * scale : -INFINITY;
+            top = fmaxf(top, score[i]);
+        }
+        const float old = exp2_fast(largest - top);
+        total *= old, largest = top;
+        UNROLL_FOR (int j = 0; j < VEC; j++) sum[j] *= old;
+        UNROLL_FOR (int i = 0; i < KEYS; i++) {
+            const float weight = exp2_fast(score[i] - top);
+            pack_get(x, v[i]);
+            total += weight;
+            UNROLL_FOR (int j = 0; j < VEC; j++) sum[j] = add_product(sum[j], weight, x[j]);
+        }
+    }
+    // Give all groups the block's largest score, then sum over the block: lanes of the same pack, then warps.
+    float top = largest;
+    UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2)
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
+    if (lane == 0) tops[warp] = top;
+    __syncthreads();
+    for (int i = 0; i < WARPS; i++) top = fmaxf(top, tops[i]);
+    const float share = exp2_fast(largest - top);
+    total *= share;
+    UNROLL_FOR (int j = 0; j < VEC; j++) sum[j] *= share;
+    for (int offset = WARP / 2; offset >= lanes; offset /= 2) {
+        total += __shfl_xor_sync(0xffffffffu, total, offset);
+        UNROLL_FOR (int j = 0; j < VEC; j++) sum[j] += __shfl_xor_sync(0xffffffffu, sum[j], offset);
+    }
+    if (lane < lanes && element < D) floats_store(values[warp] + element, sum);
+    if (lane == 0) totals[warp] = total;
+    __syncthreads();
+    if (threadIdx.x >= D) return;
+    float value = total = 0;
+    for (int i = 0; i < WARPS; i++) total += totals[i], value += values[i][threadIdx.x];
+    out[blockIdx.x * D + threadIdx.x] = (real)(value / total);
+}
+
+int decode_attention(real *out, const real *qkv, int row, int heads, int head_size, cudaStream_t stream, Error *e) {
+    int lanes = 1;
+    while (lanes * VEC < head_size) lanes *= 2;
+    const Launch early = {.blocks = heads, .threads = THREADS, .stream = stream, .early = true};
+    return launch(early, e, attention_row_kernel, out, qkv, row, head_size, lanes, LOG2E / sqrtf((float)head_size));
 }

@@ -1,5 +1,6 @@
-// decode: the products of logits_of_last (train_gpt2.cu), a forward pass over one token. They round where those of a
-// whole pass round; only sums have another order.
+// decode: the kernels of logits_of_last (train_gpt2.cu), a forward pass over one token, given the keys and values of the
+// tokens before it. They round where those of a whole pass round; only sums have another order. The head size is a
+// multiple of VEC.
 #pragma once
 
 #include "cuda/linear_sm90.cuh"
@@ -8,3 +9,6 @@
 // multiples of VEC. gamma, beta (in): normalise x first; NULL: do not. Kernels queued earlier must not write weight,
 // bias, gamma or beta: they may still run when these are read.
 int decode_linear(const Linear &l, const real *gamma, const real *beta, cudaStream_t stream, Error *e);
+
+// out (C) = attention of the query in the given row of qkv (T, 3C) to the keys in this row and all before it.
+int decode_attention(real *out, const real *qkv, int row, int heads, int head_size, cudaStream_t stream, Error *e);
