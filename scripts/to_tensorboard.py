@@ -39,7 +39,7 @@ class EventFile(Sink):
         """Begins a new file in place of the last one. Its session start makes a live TensorBoard drop the old points."""
         for old in glob.glob(os.path.join(glob.escape(self.path), f"events.out.tfevents.*{SUFFIX}")):
             if os.path.getsize(old) > 0:
-                os.truncate(old, 0)  # if it were gone, a live TensorBoard that has not read all of it would read no other
+                os.truncate(old, 0)  # a live TensorBoard stays at a removed file that it has not read to the end
             elif time.time() - os.path.getmtime(old) > 3600:
                 os.remove(old)
         self.start = 0  # of the run, in seconds since 1970; 0: unknown

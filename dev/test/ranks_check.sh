@@ -76,8 +76,8 @@ rank_counts=1
 for ((n = 2; n <= RANKS; n *= 2)); do rank_counts+=" $n"; done
 [ $((n / 2)) = "$RANKS" ] || rank_counts+=" $RANKS"
 
-# Half of the tokens follow from the previous token, so that there is something to learn. The others obey Zipf's law, as
-# real text does for the embedding's kernels.
+# Half of the tokens follow from the previous token, so that there is something to learn. The others obey Zipf's law:
+# the embedding's kernels need repeats as in real text.
 make_text() { # FILE COUNT VOCABULARY
     python3 - "$@" << 'PYTHON'
 import array, random, sys
@@ -363,7 +363,7 @@ tell_speed() { # WHAT NAME RANKS BASE FLOOR MORE; FLOOR may be empty
     row "$verdict" "$1" "$(calculate "$speed" %.0f) tok/s, $share% of $3 x one GPU${5:+ (floor $5%)}, $slowest% of $3 x the slowest$6"
 }
 
-# Each rank has the rows of one GPU alone: what a step takes longer is communication.
+# Each rank processes as many rows as a GPU alone does. The extra time of a step is communication.
 weak_scaling() { # STEPS FLOOR RANK_COUNTS MODEL ROWS
     local n mode zero wire cut floor base=$4-alone name tokens ms ms1
     speed_alone "$base" "$1" --model "$4" --micro-batch "$5" --batch-tokens $(($5 * speed_T)) || return

@@ -43,7 +43,7 @@ typedef struct {
 
 typedef struct {
     char path[PATH_MAX]; // its directory's name, for messages
-    int dir;             // its directory's descriptor; IN_PATH (manifest_read): the directory is `path`
+    int dir;             // its directory's descriptor; IN_PATH: open the directory by `path`
     char run[HASH_TEXT]; // "": none
     ManifestFile file[MANIFEST_FILES];
     int count;

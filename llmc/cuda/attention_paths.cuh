@@ -46,8 +46,8 @@ struct HeadDropout {
           blocks(masks.constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head, 0, 0)) {}
 };
 
-// Returns the bit of a lane's element i in a mask of kept elements: bit i / 2 of the mask's half i % 2. For each k, bit
-// k of all lanes' halves is an 8 x 8 matrix: movmatrix transposes all 16 at once.
+// Returns the bit of a lane's element i in a mask of kept elements: bit i / 2 of the mask's half i % 2. The 64 halves
+// of a warp's masks form an 8 x 8 matrix. movmatrix transposes it, for all 16 bits at once.
 __device__ static inline unsigned kept_bit(int i) { return 1u << (i % 2 * 16 + i / 2); }
 
 constexpr int VECTOR = 16 / sizeof(real); // elements of a 16-byte access
@@ -65,8 +65,8 @@ template <int N> __device__ static inline void clear(float (&c)[N]) {
     UNROLL_FOR (int i = 0; i < N; i++) c[i] = 0.0f;
 }
 
-// Accumulators of mma.m16n8k16 and of wgmma, and fp32's: a warp owns a matrix (16, N). A lane's element i lies in row
-// lane / 4 + fragment_row(i) and column fragment_column(i).
+// Accumulators of mma.m16n8k16, of wgmma and of the fp32 loops have one layout. A warp owns a matrix (16, N). A lane's
+// element i lies in row lane / 4 + fragment_row(i) and column fragment_column(i).
 
 __device__ static inline int fragment_row(int i) { return i / 2 % 2 * 8; }
 __device__ static inline int fragment_column(int i) { return i / 4 * 8 + (int)threadIdx.x % 4 * 2 + i % 2; }

@@ -186,7 +186,7 @@ __device__ static inline uint64_t operand(const char *tile, int panel_bytes) {
     return low | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-// Offset of the k-th 16 of the summed dimension: 16 columns if it runs along the rows, 16 rows if down the columns.
+// Offset of the k-th slice of the summed dimension: 16 columns (step_along_rows) or 16 rows (step_down_columns).
 template <int ROWS> __device__ constexpr int step_along_rows(int k) {
     return (k / 4 * ROWS * PANEL_ROW_BYTES + k % 4 * 32) >> 4;
 }

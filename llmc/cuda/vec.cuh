@@ -93,8 +93,8 @@ template <typename F> __device__ inline F block_sum(F x, F *shared) {
 // Early launch hides launch latency: from compute capability 9.0 the kernel may start while its predecessor still runs.
 // 1. It starts early only once every block of the predecessor has called after_allow or ended.
 // 2. after_wait returns when the predecessor has ended. Call it before touching anything that earlier kernels wrote.
-// 3. A kernel that calls after_allow must call after_wait, however it is launched: its successor relies on it for all
-//    older kernels.
+// 3. A kernel that calls after_allow must call after_wait, however it is launched. A successor waits for the end
+//    of this kernel only: it must imply the end of all older ones.
 __device__ static inline void after_wait(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -7,8 +7,8 @@
 // A step is one tile for one example: all T rows of X and dY. TileSchedule deals steps to pairs.
 // 1. A warpgroup sums a step in `e`. At its end it adds e to `total`, and each warp writes the sum of its squares to a
 //    slot. In bf16 without squares e sums all of a pair's steps in a tile, and is stored at once.
-// 2. After a pair's last step in a tile, `total` is stored, 32 columns during each 64 rows of the next step: to dW if
-//    the pair had all examples of the tile, else to a part. gradient_finish_kernel adds parts in a fixed order.
+// 2. After a pair's last step in a tile, `total` is stored: to dW if the pair had all examples of the tile, else to a
+//    part. Stores overlap the next step, 32 columns per stage. gradient_finish_kernel adds parts in a fixed order.
 // 3. The feeder's idle warps sum the columns of dY from shared memory. The block in tile row s sums rows r of a stage
 //    with r mod `shares` = s: each row is read once, and all stages take equal time.
 // e4m3: tokens run along the rows of a stage, 128 per row, so a tile has no panels.
@@ -38,7 +38,7 @@ struct Level {
     int whole_part, rest_part;                            // first part; < 0: tiles are not cut
 };
 
-enum { LEVELS_MAX = 8 }; // 5 suffice up to 66 pairs, 400 tiles and 130 examples; an eighth is not balanced
+enum { LEVELS_MAX = 8 }; // 5 suffice up to 66 pairs, 400 tiles and 130 examples; the eighth level is not balanced
 
 struct TileSchedule { // depends on the shape and number of pairs only
     Level level[LEVELS_MAX];
@@ -103,7 +103,7 @@ template <typename F> __device__ static inline void each_part(const TileSchedule
     }
 }
 
-// A launch. `tile` numbers tiles of pairs: two blocks' tiles side by side.
+// A launch. A tile here is a pair's: two blocks' tiles side by side.
 struct GradientJob {
     struct {
         int B, T, in, out;
@@ -113,7 +113,7 @@ struct GradientJob {
     bool add;
     float *squares;    // (B, slots), or NULL. Not scaled
     unsigned *arrived; // (1) blocks that have added their squares
-    float *columns;    // partial column sums of dY, one run (ColumnSplit) per share of an example; or NULL
+    float *columns;    // column sums of dY over each share of an example's rows (columns_split), or NULL
     int shares;
     const int *row_at;
     float *rows;
@@ -541,7 +541,7 @@ __global__ void __launch_bounds__(FINISH_THREADS, 3) gradient_finish_kernel(cons
 
 // ---- Host -----------------------------------------------------------------------------------------------------------
 
-// A tile shape and its costs in clocks, measured on an H200. A part is written and read again.
+// A tile shape and its costs in clocks, measured on an H200. part_clocks: to write and read a part.
 struct Tiling {
     int n;
     bool along_m, e4m3;
@@ -564,7 +564,7 @@ template <int N, bool ALONG_M, bool E4M3, bool PLAIN = true> constexpr Tiling ti
     return t;
 }
 
-// No other tile (160 along the rows, 208 along the columns) won by 1% on any model, in e4m3 on d12 and d48.
+// No other tile (160 along the rows, 208 along the columns) won by 1%: in bf16 on any model, in e4m3 on d12 or d48.
 const Tiling tilings[] = {tiling<192, true, false>(),  tiling<192, false, false>(), tiling<208, true, false, false>(),
                           tiling<160, false, false>(), tiling<192, true, true>(),   tiling<192, false, true>(),
                           tiling<208, true, true>(),   tiling<160, false, true>()};
@@ -578,7 +578,7 @@ struct GradientPlan {
     size_t squares, norms, bytes;
 };
 
-// A run is a share of an example, so the example's length T counts shares.
+// An example counts as `shares` rows, one per share; each is a run of its own.
 static ColumnSplit columns_split(WeightGradientShape s) {
     const int shares = std::min(ceil_div(s.in, TILE_M), (int)ROWS), blocks = s.B * shares;
     return {blocks, shares, 1, blocks, blocks + s.B};
@@ -618,11 +618,12 @@ static int maps_of(GradientMaps *maps, const Tiling &t, WeightGradientShape s, c
                    float *parts, int part_rows, Error *e) {
     const auto left_of = [](int n, int piece) { return n % piece ? n % piece : piece; };
     const int out = left_of(t.n, OUT_COLUMNS);
-    const auto map_in = [&](CUtensorMap *map, const void *from, int columns, int rows, int wide) { // within an example
+    // A box of map_in or map_codes lies in one example: rows beyond T arrive as zeros.
+    const auto map_in = [&](CUtensorMap *map, const void *from, int columns, int rows, int wide) {
         return copy_map(map, from, {REAL_MAP, {columns, s.T, s.B}, {wide, rows, 1}, CU_TENSOR_MAP_L2_PROMOTION_L2_128B},
                         e);
     };
-    const auto map_codes = [&](CUtensorMap *map, const void *from, int columns, int wide) { // within an example
+    const auto map_codes = [&](CUtensorMap *map, const void *from, int columns, int wide) {
         return copy_map(map, from, {CU_TENSOR_MAP_DATA_TYPE_UINT8, {s.T, columns, s.B}, {t.depth(), wide, 1}}, e);
     };
     const auto map_out = [&](CUtensorMap *map, float *to, int rows, int columns, int wide) {

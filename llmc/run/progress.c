@@ -84,7 +84,7 @@ static void draw(Progress *p, const char *step, const char *work, const char *nu
     p->drawn = p->terminal;
 }
 
-// Draws the work, "step 4: 37%, 0:28 left". A terminal's line also has the last step's numbers, before and after it.
+// Draws the work, "step 4: 37%, 0:28 left". On a terminal the last step's label precedes it, its numbers follow.
 static void draw_work(Progress *p, double now) {
     char what[40], share[16] = "", time[32], work[120];
     double part = fraction_done(p);

@@ -24,7 +24,7 @@ static struct {
     What what;
     long at; // which call fails: the n-th
     int error;
-    bool refuse_flag, refuse_calls; // refuse O_DIRECT at open, at writes: some file systems do
+    bool refuse_flag, refuse_calls; // refuse the flag O_DIRECT, or reads and writes with it
     long count[CALLS];
 } plan;
 
@@ -110,7 +110,7 @@ static void check_contents(const char *path, size_t bytes) {
 
 static void count_beat(void *beats) { ++*(size_t *)beats; }
 
-// Returns file_digest_range of a part of the file, from the disk or through the cache.
+// Checks file_digest_range of a part of the file, past the page cache or through it.
 static void check_range(const char *path, size_t from, size_t bytes, bool past_cache) {
     size_t beats = 0;
     uint64_t all;
@@ -228,7 +228,7 @@ static void test_limits(void) {
 
 // ---- Verification ---------------------------------------------------------------------------------------------------
 
-// Two ranks divide a file's pieces, and each rank's threads its share: together they find a wrong byte in any piece.
+// Two ranks divide a file's pieces; a rank's threads divide its share. A wrong byte in any piece is found once.
 static void test_every_piece_is_verified(void) {
     enum { PIECES = 3 * LARGEST / MANIFEST_PIECE, RANKS = 2 };
     FileDigest piece[PIECES];

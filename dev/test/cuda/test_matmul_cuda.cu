@@ -110,7 +110,7 @@ static void test_addend(void) {
     }
 }
 
-// A GPU has no epilogues of cuBLASLt; an algorithm of a larger batch does not fit this one.
+// Simulates a GPU where cuBLASLt has no epilogues, then an algorithm that fits 24 products but not one.
 static void test_other_answers(void) {
     no_epilogues = true;
     matmul_tune(mm, false); // forgets the plans

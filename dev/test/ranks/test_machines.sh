@@ -105,8 +105,8 @@ other_checkpoint() { # all machines must have the checkpoint to resume from
 # ---- Cores -----------------------------------------------------------------------------------------------------------
 
 cc -shared -fPIC -o cores.so "$root/dev/test/preload/cores.c" -ldl || exit 1
-# The launcher has CORES, each rank has CORES_OF: checks that each rank runs THREADS, and that a note appears if BOUND
-# is set.
+# The launcher may use CORES cores, local rank i the i-th range of CORES_OF. Checks that each rank runs THREADS threads,
+# and that a note appears if BOUND is set.
 runs_with() { # RANKS CORES CORES_OF THREADS BOUND
     local bound=$5
     rm -rf cores

@@ -120,8 +120,8 @@ static void test_other_lines(void) {
 
 // ---- Work that takes long -------------------------------------------------------------------------------------------
 
-// A step of 8 rows in pieces first shows nothing, after the delay the share done and the time left, and at its end
-// nothing.
+// Checks what a long step of 8 rows shows: nothing before the delay, then the share done and the time left, and nothing
+// at its end.
 static void test_step(void) {
     for (int terminal = 0; terminal < 2; terminal++) {
         begin(terminal, 80);
@@ -179,7 +179,7 @@ static void test_log(void) {
         double started, stepped; // seconds since the start, since the last step's line
         bool force, line;
     } cases[] = {{0, 0, false, true},      {0, 0, false, false}, {0, 3, false, true},
-                 {1000, 19, false, false}, {0, 2, false, true},  {0, 0, true, true}}; // the interval is then 20 s
+                 {1000, 19, false, false}, {0, 2, false, true},  {0, 0, true, true}}; // after 1000 s: every 20 s
     begin(false, 80);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         p.started -= cases[i].started, p.stepped -= cases[i].stepped;
