@@ -54,7 +54,7 @@ enum { ROWS = sizeof rows / sizeof *rows };
 // True if `text` contains `name` as whole words: no A40 in "RTX A4000", no H200 in "GH200". False for a name with a
 // suffix ("RTX 4080 SUPER"): that is another card.
 static bool names_device(const char *text, const char *name) {
-    static const char *const suffix[] = {" Ti", " SUPER", " D", " Laptop", " Max-Q"};
+    static const char *const suffix[] = {" Ti", " SUPER", " D", " Laptop", " Max Q"};
     for (const char *at = text; (at = strcasestr(at, name)); at++) {
         const char *end = at + strlen(name);
         bool whole = (at == text || !isalnum((unsigned char)at[-1])) && !isalnum((unsigned char)*end);

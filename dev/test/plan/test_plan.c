@@ -626,7 +626,7 @@ static void test_names(void) {
         {"NVIDIA H100 PCIe", "H100 PCIe"}, {"NVIDIA A100-SXM4-80GB", "A100 SXM4 80GB"},
         {"NVIDIA A100-SXM4-40GB", "A100"}, {"NVIDIA A100 80GB PCIe", "A100 80GB"}, {"NVIDIA A10G", "A10G"},
         {"NVIDIA L40S", "L40S"}, {"NVIDIA L4", "L4"}, {"NVIDIA GeForce RTX 4090", "RTX 4090"},
-        {"NVIDIA GeForce RTX 4090 Laptop GPU", NULL}, {"NVIDIA GeForce RTX 4080 SUPER", NULL},
+        {"NVIDIA GeForce RTX 4090 Laptop GPU", NULL}, {"RTX 3080 Max-Q", NULL}, {"NVIDIA GeForce RTX 4080 SUPER", NULL},
         {"NVIDIA RTX A4000", NULL}, {"Radeon", NULL}, {"", NULL},
         {"4090", "RTX 4090"}, {"rtx4090", "RTX 4090"}, {"a100-80gb", "A100 80GB"}, {"a100", "A100"},
         {"NVIDIA-A100-80GB", "A100 80GB"}, {"nvidia a100 sxm4 80gb", "A100 SXM4 80GB"}, {"RTX-4080-SUPER", NULL},
