@@ -480,6 +480,7 @@ static void test_groups(void) {
     Error e = {0};
     CHECK_OK(model_create(&model, &config, &e), &e);
     CHECK_OK(noise_create(&noise, &model, HALF_LIFE, 0, 0, &e), &e);
+    CHECK(noise.calibration.ratio == 1 && noise.calibration.total.diff_sq, "a ratio of 1 before it is measured");
     for (int k = 0; k < AVERAGES; k++) want[k] = (Average){0, 0, k == LN || k == FOLLOWED ? HALF_LIFE : 5 * HALF_LIFE};
     for (int step = 0; step < STEPS; step++) {
         double B = 2 + rng_u32(700, 0, (uint64_t)step) % 30, tokens = 8 * B;
