@@ -1,4 +1,4 @@
-// Compares random numbers, schedules, GELU's codes and e4m3 with their definitions. Pins the order of the data.
+// Compares random numbers, schedules, GELU's codes, e4m3 and z-scores with their definitions. Pins the order of the data.
 // test_optimizers checks AdamW; dev/oracle checks dropout's masks.
 #include "../e4m3.h"
 #include "../test.h"
@@ -8,6 +8,7 @@
 #include "math/rng.h"
 #include "math/loss_scale.h"
 #include "math/mixture.h"
+#include "math/outliers.h"
 #include "math/permutation.h"
 #include "math/schedule.h"
 
@@ -301,8 +302,26 @@ static void test_bijection(void) {
     free(seen);
 }
 
+// ---- outliers -------------------------------------------------------------------------------------------------------
+
+// The window holds 1 to n: its mean is (n + 1) / 2, its variance (n^2 - 1) / 12.
+static void test_outliers_window(void) {
+    const double n = OUTLIERS_WINDOW, deviation = sqrt((n * n - 1) / 12);
+    Outliers window = {0}, still = {0};
+    for (int i = 1; i <= OUTLIERS_WINDOW; i++) {
+        CHECK(isnan(outliers_z(&window, i, 3)), "%d: judged before the window is full", i);
+        outliers_z(&still, 5, 3);
+    }
+    for (int i = 0; i < 2; i++) // 400 is not kept
+        CHECK_CLOSE(outliers_z(&window, 400, 3), (400 - (n + 1) / 2) / deviation, 1e-12, 0);
+    CHECK_CLOSE(outliers_z(&window, 2, 3), (2 - (n + 1) / 2) / deviation, 1e-12, 0); // replaces 1
+    CHECK_CLOSE(outliers_z(&window, (n + 1) / 2 + 1 / n, 3), 0, 0, 1e-12);
+    CHECK(outliers_z(&still, 5, 3) == 0 && outliers_z(&still, 6, 3) == INFINITY, "a window of equal values");
+}
+
 int main(void) {
     RUN(test_philox_known_answers, test_known_draws, test_adamw_landmarks, test_schedules, test_gelu_codes,
-        test_fp8_codes, test_fp8_exponents, test_loss_scale, test_known_order, test_known_sources, test_bijection);
+        test_fp8_codes, test_fp8_exponents, test_loss_scale, test_known_order, test_known_sources, test_bijection,
+        test_outliers_window);
     return test_summary();
 }
