@@ -1,5 +1,5 @@
-// Compares random numbers, schedules, GELU's codes, e4m3 and z-scores with their definitions. Pins the order of the data.
-// test_optimizers checks AdamW; dev/oracle checks dropout's masks.
+// Compares random numbers, schedules, GELU's codes, e4m3 and z-scores with their definitions. Pins the order of the
+// data. test_optimizers checks AdamW; dev/oracle checks dropout's masks.
 #include "../e4m3.h"
 #include "../test.h"
 
