@@ -69,7 +69,7 @@ kill_hung_mpirun() {
     trap '' HUP INT QUIT TERM      # the terminal, `timeout` and services send these to every process
     until [ -n "$(ranks)" ]; do
         kill -0 "$job" || return
-        kill -0 $$ || { ask_to_stop; return; } # this script was killed: it cannot ask any more
+        kill -0 $$ || { ask_to_stop; return; } # this script was killed, so this function asks
         return_mpirun_signal
         looks=$((looks + 1))
         if [ $looks -lt 100 ]; then sleep 0.1; else sleep 1; fi > /dev/null {messages}>&-

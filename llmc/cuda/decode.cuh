@@ -1,6 +1,6 @@
 // decode: the kernels of logits_of_last (train_gpt2.cu), a forward pass over one token, given the keys and values of the
-// tokens before it. They round where those of a whole pass round; only sums have another order. The head size is a
-// multiple of VEC.
+// tokens before it. They round at the same points as the kernels of a whole pass; only sums have another order. The
+// head size is a multiple of VEC.
 #pragma once
 
 #include "cuda/linear_sm90.cuh"

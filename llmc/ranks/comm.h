@@ -78,7 +78,7 @@ enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's words to the others
 // 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank that has one prints it.
 int comm_agree(Comm *comm, int code, Error *e);
 
-// Sets *error, on all ranks, to that of the lowest rank that has one, and names the rank in it.
+// Sets *error on all ranks to the error of the lowest rank that has one. The error names that rank.
 int comm_lowest_error(Comm *comm, Error *error, Error *e);
 
 // 0 if all ranks of equal rank modulo `classes` have the same hash (hash_bytes). Else a settled error of the lowest

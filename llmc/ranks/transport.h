@@ -50,7 +50,7 @@ static inline Range division_part(const Division *d, Range bucket, int r) {
 }
 
 // Bytes of device memory that NCCL allocates, in part at the first transfer (measured: plan/memory.c). NCCL's default,
-// NVLink multicast, may need more. transport_buffer_bytes: those of the buffer of rounded gradients.
+// NVLink multicast, may need more. transport_buffer_bytes: bytes of the buffer for rounded gradients.
 #define TRANSPORT_NCCL_BYTES ((size_t)860 << 20)
 static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;

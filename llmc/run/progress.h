@@ -32,7 +32,7 @@ typedef struct {
         const char *what;    // the work's name; NULL: a step
         double begun;        // when the work began
         int64_t done, total; // rows, or other units; total 0: unknown
-        bool quiet, shown;   // quiet: may not be shown any more (1); shown: was in a line
+        bool quiet, shown;   // quiet: is never shown again (1); shown: was in a line
     } now;
     char last[64], numbers[400]; // the last step's line: before its ETA, and after it
     Ticker ticker;

@@ -196,8 +196,8 @@ static void test_one_file(void) {
     }
 }
 
-// A config.json of another model is refused. Each case puts one field before those of a valid file; of two fields with
-// one name the first counts.
+// A config.json of another model is refused. Each case puts one field before those of a valid file: the
+// reader takes the first of two fields with one name.
 static void test_other_models(void) {
     static const char *const fields[] = {"\"model_type\": \"gpt_neo\"",
                                          "\"activation_function\": \"gelu\"",
