@@ -11,14 +11,14 @@
 //
 //     O = (P * M) V     dV = (P * M)^T dO     dS = P * (M * dO V^T - delta)
 //
-// With documents a query sees no key before its document's first. Each result is written once, by one block, in a fixed
-// order: two runs give the same bits.
+// With documents a query sees keys of its own document only. Each result is written once, by one block, and summed in a
+// fixed order: two runs give the same bits.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
 #include "cuda/dropout.cuh"
 
-// Batch, tokens, heads, head size: any T >= 1, 1 <= D <= ATTENTION_HEAD_SIZE_MAX (cuda_sizes.h). 64 and 128 are fast.
+// Batch, tokens, heads, head size: any T >= 1, 1 <= D <= ATTENTION_HEAD_SIZE_MAX (cuda_sizes.h). D = 64, 128 are fast.
 struct AttentionShape {
     int B, T, NH, D;
 
@@ -31,20 +31,20 @@ struct AttentionShape {
 // Masks besides the causal one.
 struct AttentionMasks {
     const uint16_t *first, *last; // (B, T) of embedding_documents; NULL: a row is one document
-    Dropout dropout;              // dropout.example: number of the call's example 0; example b adds b
+    Dropout dropout;              // dropout.example: number of row b = 0; row b has this number + b
     DropoutConstants constants;   // dropout_constants(dropout)
-    int first_head = 0;           // number of qkv's first head in the whole model
+    int first_head = 0;           // index in the whole model of the first head of qkv
 };
 
 // A call. Pointers are on the device, aligned to 16 bytes.
 struct Attention {
     AttentionShape shape;
     AttentionMasks masks = {};
-    unsigned *ticket = NULL; // (1) counts tiles that blocks drew; 0 between calls. Overlapping calls need one each
+    unsigned *ticket = NULL; // (1) counts drawn tiles; 0 between calls. Overlapping calls need a ticket each
     const real *qkv = NULL;  // (B, T, 3C): q, k, v, each (NH, D)
     real *out = NULL;        // (B, T, C)
     float *lse = NULL;       // (B, NH, T), natural log
-    const real *dout = NULL; // (B, T, C) this and below: backward only
+    const real *dout = NULL; // (B, T, C). From here on: backward only
     real *dqkv = NULL;       // (B, T, 3C)
     void *workspace = NULL;  // attention_workspace_bytes of scratch
 };

@@ -25,8 +25,8 @@ int attention_sm90_backward(const Attention &a, AttentionRows rows, cudaStream_t
 
 static inline float attention_scale(AttentionShape s) { return 1.0f / sqrtf((float)s.D); }
 
-// First key that a query of example b sees, and last query that sees a key, ignoring the causal mask. Rows beyond T
-// count as the last row.
+// Without the causal mask: the first key that a query of example b sees; the last query that sees a key. Rows beyond T
+// are treated as row T - 1.
 __device__ static inline int first_key(const AttentionMasks &masks, AttentionShape s, int b, int query) {
     return masks.first ? masks.first[(size_t)b * s.T + min(query, s.T - 1)] : 0;
 }
@@ -37,7 +37,7 @@ __device__ static inline int last_query(const AttentionMasks &masks, AttentionSh
 // Dropout of one head of one example.
 struct HeadDropout {
     Dropout dropout;
-    int head; // of the whole model
+    int head; // index in the whole model
     DropoutBlocks blocks;
 
     __device__ HeadDropout(const AttentionMasks &masks, int b, int head_)
@@ -46,8 +46,8 @@ struct HeadDropout {
           blocks(masks.constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head, 0, 0)) {}
 };
 
-// Returns the bit of a lane's element i in a mask of kept elements: bit i / 2 of the mask's half i % 2. The 64 halves
-// of a warp's masks form an 8 x 8 matrix. movmatrix transposes it, for all 16 bits at once.
+// A lane's mask of kept elements: element i has bit i / 2 of half i % 2. Returns that bit. movmatrix transposes the
+// 64 halves of a warp's masks as an 8 x 8 matrix.
 __device__ static inline unsigned kept_bit(int i) { return 1u << (i % 2 * 16 + i / 2); }
 
 constexpr int VECTOR = 16 / sizeof(real); // elements of a 16-byte access
@@ -65,7 +65,7 @@ template <int N> __device__ static inline void clear(float (&c)[N]) {
     UNROLL_FOR (int i = 0; i < N; i++) c[i] = 0.0f;
 }
 
-// Accumulators of mma.m16n8k16, of wgmma and of the fp32 loops have one layout. A warp owns a matrix (16, N). A lane's
+// Layout of accumulators, for mma.m16n8k16, wgmma and the fp32 loops alike. A warp owns a matrix (16, N). A lane's
 // element i lies in row lane / 4 + fragment_row(i) and column fragment_column(i).
 
 __device__ static inline int fragment_row(int i) { return i / 2 % 2 * 8; }
@@ -74,7 +74,7 @@ __device__ static inline int fragment_column(int i) { return i / 4 * 8 + (int)th
 // Index of a lane's k-th element in its first (i = 0) or second (i = 1) row.
 __device__ static inline int fragment_element(int i, int k) { return k / 2 * 4 + 2 * i + k % 2; }
 
-// Returns the random block of a lane's elements of a 16 x 16 tile (math/dropout.h): elements 2 w, 2 w + 1 use word w.
+// Returns the random block (math/dropout.h) for a lane's elements of a 16 x 16 tile. Elements 2 w, 2 w + 1 use word w.
 __device__ static inline RngBlock lane_block(const HeadDropout &h, unsigned query0, unsigned key0) {
     unsigned lane = threadIdx.x % 32;
     return h.blocks.block(((lane / 4) << 16 | lane % 4) + ((query0 / 2) << 16) + key0 / 4);

@@ -1,11 +1,11 @@
 // attention_sm90: the forward on Hopper.
 //
-// Tensor cores, memory and exponentials take about equal times: 0.13, 0.1 and 0.1 ms at B 64, NH 12, T 1024, D 64. So
-// they overlap:
+// Tensor cores, memory and exponentials take 0.13, 0.1 and 0.1 ms at B 64, NH 12, T 1024, D 64, so the kernel overlaps
+// them:
 // - Blocks are persistent, one per multiprocessor, of one or two teams. A team's feeder draws tiles and copies them to
 //   shared memory; its two warpgroups own 64 queries each.
 // - Warpgroups are not synchronised: one computes its softmax while another multiplies, or starts a tile of queries.
-// - A warpgroup's softmax of one tile overlaps its product P V of the tile before.
+// - A warpgroup's softmax of a tile overlaps the product P V of its previous tile.
 #include "cuda/attention_sm90.cuh"
 
 template <int D_> struct ForwardLayout {
@@ -75,7 +75,7 @@ struct Softmax {
     float top[2], sum[2];
 };
 
-// Keep an old maximum, without rescaling, while exponentials stay within 2^STALE_LIMIT: it only prevents overflow.
+// Keep an old maximum, without rescaling, while exponentials stay within 2^STALE_LIMIT: they cannot overflow.
 constexpr float STALE_LIMIT = 8.0f;
 
 // Turns scores (64, KEYS) into unnormalised probabilities. shrink: factor for earlier sums and outputs.
@@ -88,7 +88,7 @@ __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], 
             if (DIAGONAL && key0 + fragment_column(j) > row + fragment_row(j)) c[j] = -INFINITY;
             top = fmaxf(top, c[j]);
         }
-        top = row_max(top); // finite: a row's first tile holds its own key
+        top = row_max(top); // finite: the first tile holds the key of the row's own position
         if ((top - state.top[i]) * scale2 <= STALE_LIMIT) top = state.top[i];
         shrink[i] = exp2_fast((state.top[i] - top) * scale2);
         state.top[i] = top;
@@ -145,7 +145,7 @@ __device__ void queries_attend(typename F::Team &shared, Ring<F::STAGES> &ring, 
         warp_arrive(&shared.k_empty[ring.stage]);
         masks.hide(c, n * F::KEYS, -INFINITY);
         softmax_step<false>(c, state, shrink, scale2, row, 0);
-        // Make the wait depend on the softmax, by a condition that never holds, to keep the softmax above it.
+        // Keep the softmax above the wait: the wait reads a condition of its sums, which never holds.
         unsigned never = state.sum[0] < 0.0f || state.sum[1] < 0.0f;
         barrier_wait(&shared.v_full[ring.stage], ring.parity ^ never);
         wgmma_wait<0>();
@@ -168,7 +168,7 @@ __device__ void queries_attend(typename F::Team &shared, Ring<F::STAGES> &ring, 
     warp_arrive(&shared.v_empty[v_stage]);
 }
 
-// Releases tiles that this warpgroup does not need, as they arrive.
+// Awaits the next `count` tiles and releases them unread.
 template <class F> __device__ void tiles_skip(typename F::Team &shared, Ring<F::STAGES> &ring, int count) {
 #    pragma unroll 1
     for (int i = 0; i < count; i++) {
@@ -195,7 +195,7 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
         int tiles = key_tiles<F::KEYS>(block_row + F::QUERIES - 1, s.T);
         int first = M == CAUSAL ? 0 : first_key(all_masks, s, work.b, block_row) / F::KEYS;
         int own_tiles = group_row < s.T ? key_tiles<F::KEYS>(group_row + 63, s.T) : first;
-        tiles_skip<F>(shared, ring, tiles - own_tiles); // keys after all of this warpgroup's queries
+        tiles_skip<F>(shared, ring, tiles - own_tiles); // keys after all queries of this warpgroup
         if (group_row >= s.T) {
             barrier_arrive(&shared.q_empty[q_ring.stage]);
             q_ring.advance();
@@ -208,7 +208,7 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
         const WarpMasks<M, false> masks(all_masks, s, work, warp_row);
         queries_attend<F, M>(shared, ring, o, state, {shared.q[q_ring.stage][g]}, own_tiles - 1, own_first, row,
                              scale * LOG2E, masks);
-        if (M != CAUSAL) tiles_skip<F>(shared, ring, own_first - first); // keys before this warpgroup's documents
+        if (M != CAUSAL) tiles_skip<F>(shared, ring, own_first - first); // keys before all documents of this warpgroup
 
         float sum0 = row_sum(state.sum[0]), sum1 = row_sum(state.sum[1]);
         char *stage = shared.out[g] + warp * TILE_BYTES<16, F::D>;

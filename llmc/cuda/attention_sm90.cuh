@@ -7,7 +7,7 @@
 
 enum { BOX_ROWS = 64, STORE_ROWS = 16 };
 
-// Starts a copy of (ROWS, D) of one head, from row `row` of example b, into a tile. column: the head's first.
+// Starts a copy of (ROWS, D) of one head, from row `row` of example b, into a tile. column: the head's first column.
 template <int ROWS, int D>
 __device__ static inline void tile_in(char *tile, const CUtensorMap *map, uint64_t *barrier, int column, int row,
                                       int b) {
@@ -20,8 +20,8 @@ template <int ROWS, int D> constexpr int TILE_BYTES = ROWS *D *(int)sizeof(real)
 
 // Products. A warpgroup computes 64 rows, each warp 16. Accumulators: see fragment_row, fragment_column.
 
-// c (64, N) = a b + (accumulate ? c : 0), summed over 16: a in registers, b in shared memory. B_ALONG: the summed
-// dimension runs along the rows of b, else down its columns.
+// c (64, N) = a b + (accumulate ? c : 0), a (64, 16) in registers, b in shared memory. B_ALONG: the summed dimension
+// runs along the rows of b, else down its columns.
 #ifdef SM90_CODE
 #    define SM90_WGMMA_LEFT(N, COUNT, A, B, ACCUMULATE, B_DOWN)                                                        \
         template <bool B_ALONG>                                                                                        \
@@ -85,8 +85,8 @@ template <int N> __device__ static inline void pack_rows(unsigned (&p)[N / 2], c
     UNROLL_FOR (int i = 0; i < N / 2; i++) p[i] = pack(c[2 * i], c[2 * i + 1]);
 }
 
-// Writes a warp's 16 rows of an accumulator, times factor0 (rows 0 to 7) and factor1 (8 to 15), to rows row.. of one
-// head. stage: (16, D) of shared memory of the warp. Skips rows beyond T. The copy may be in flight on return.
+// Writes a warp's 16 rows of an accumulator, times factor0 (rows 0 to 7) and factor1 (8 to 15), to one head from row
+// `row` on. stage: the warp's shared memory (16, D). Skips rows beyond T. The copy may be in flight on return.
 template <int D>
 __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage, const float (&c)[D / 2], float factor0,
                                             float factor1, int column, int row, int b) {
@@ -113,12 +113,12 @@ struct HeadTile {
     int tile, head, b, column; // column of the head in (NH, D)
 };
 
-// Draws the next tile. `workers` threads draw until none is left: a block that starts late, because NCCL holds its
-// multiprocessor, leaves its tiles to others.
-// - *ticket counts draws. Each worker's last draw finds nothing; the last of these wraps the count to 0.
-// - Heads are drawn in about equal lots of at most `at_once`, one per multiprocessor, so that a head's keys and values
-//   stay in L2 until its tiles are done.
-// - Within a lot the last tiles come first: the longest ones, for queries under the causal mask.
+// Draws the next tile. `workers` threads draw until no tile is left. A block may start late, while NCCL holds its
+// multiprocessor: others then draw its tiles.
+// - *ticket counts draws. Each worker's last draw finds no tile; the last such draw wraps the count to 0.
+// - Heads are drawn in about equal lots of at most `at_once`, one per multiprocessor: a head's keys and values stay in
+//   L2 until its tiles are done.
+// - Within a lot the last tiles come first. Under the causal mask they are the longest tiles of queries.
 __device__ static inline HeadTile work_draw(unsigned *ticket, int workers, int at_once, int tiles, AttentionShape s) {
     int lots = (s.heads() + at_once - 1) / at_once, lot_heads = (s.heads() + lots - 1) / lots;
     int item = (int)atomicInc(ticket, s.heads() * tiles + workers - 1);
@@ -141,7 +141,7 @@ static inline Masks masks_of(const AttentionMasks &masks) {
 // Masks of a warp's rows. A lane's rows i = 0, 1 are queries or, TRANSPOSED, keys.
 template <Masks M, bool TRANSPOSED> struct WarpMasks {
     int limit[2]; // first key of a query; TRANSPOSED: last query of a key
-    int all;      // all rows of the warp see keys from this one on; TRANSPOSED: queries up to this one see all rows
+    int all;      // first key that all rows of the warp see; TRANSPOSED: last query that sees all rows
     float factor; // dropout's scale of kept elements
     int warp_row;
     HeadDropout dropout;
@@ -155,7 +155,7 @@ template <Masks M, bool TRANSPOSED> struct WarpMasks {
                 TRANSPOSED ? last_query(masks, s, work.b, row + 8 * i) : first_key(masks, s, work.b, row + 8 * i);
         all = TRANSPOSED ? last_query(masks, s, work.b, warp_row) : first_key(masks, s, work.b, warp_row + 15);
     }
-    // Sets elements of other documents to `nothing`, in a tile of 2 N columns from `column`.
+    // In a tile of 2 N columns from `column`: sets elements of other documents to `nothing`.
     template <int N> __device__ void hide(float (&c)[N], int column, float nothing) const {
         if constexpr (M != CAUSAL) {
             if (TRANSPOSED ? column + 2 * N - 1 <= all : column >= all) return;

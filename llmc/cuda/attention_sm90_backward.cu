@@ -1,13 +1,13 @@
 // attention_sm90_backward: the backward on Hopper, in two kernels.
 //
 // dQ sums over keys; dK and dV sum over queries. One kernel for all three needs 5 products, but must add dQ across
-// blocks. Two kernels need 7, but keep each sum in one warpgroup's registers, in a fixed order. P and dS go from
-// product to product in registers: dK and dV are computed transposed, S^T = K Q^T, so that layouts agree.
+// blocks. Two kernels need 7 products, but keep each sum in one warpgroup's registers, in a fixed order. P and dS pass
+// from one product to the next in registers. For this the second kernel computes S^T = K Q^T: its rows are keys.
 //
 // The dQ kernel runs first. It also computes delta = rowsum(dO * O), and stores it and lse2 for the other kernel.
 //
 // Blocks are persistent, one per multiprocessor: a feeder warp, and two warpgroups of 64 rows each. At D = 64 a block's
-// next own rows arrive while it works (OWN_STAGES); at D = 128 shared memory has no room for that.
+// next own rows arrive while it works (OWN_STAGES); at D = 128 shared memory has no room for them.
 #include "cuda/attention_sm90.cuh"
 #include <type_traits>
 
@@ -27,8 +27,8 @@ template <int D_, bool DQ_> struct BackwardLayout {
     static constexpr bool DQ = DQ_;
     static constexpr int D = D_, OTHERS = DQ && D == 64 ? 128 : 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
     static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<OTHERS, D>;
-    // OWN: tensors of the own rows; dQ adds out. In dQ a thread computes lse2 and delta of its rows; in dK, dV they
-    // arrive with each tile of queries.
+    // OWN: number of tensors of own rows; dQ also reads out. In dQ a thread computes lse2 and delta of its rows. In
+    // dK, dV each tile of queries brings its lse2 and delta.
     static constexpr int OWN = DQ ? 3 : 2, STATISTICS_BYTES = DQ ? 0 : OTHERS * (int)sizeof(float);
     typedef typename std::conditional<!DQ && D == 64, LeftRegisters, LeftShared>::type Left;
     // Arrivals that free a stage: one per warp if only wgmma reads it, one per thread if threads read lse2 and delta.
@@ -53,7 +53,7 @@ template <class F> __device__ void stage_release(uint64_t *empty) {
     else warp_arrive(empty);
 }
 
-// Releases stages that this warpgroup does not need, as they arrive.
+// Awaits the next `count` stages and releases them unread.
 template <class F> __device__ void stages_skip(typename F::Shared &shared, Ring<F::STAGES> &ring, int count) {
 #    pragma unroll 1
     for (int i = 0; i < count; i++) {
@@ -63,7 +63,7 @@ template <class F> __device__ void stages_skip(typename F::Shared &shared, Ring<
     }
 }
 
-// Starts copies of rows row.. of a head's queries (q, dout) or keys (k, v).
+// Starts copies of a head's queries (q, dout) or keys (k, v), from row `row` on.
 template <bool QUERIES, int ROWS, int D>
 __device__ void pair_in(char *first, char *second, const BackwardMaps &maps, uint64_t *full, const HeadTile &work,
                         int row, AttentionShape s) {
@@ -155,7 +155,7 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
     issue_pb<F::D, F::OTHERS>(dq, packed, shared.other[0][stage]);
 }
 
-// delta = rowsum(dout * out) of a thread's two rows, lane / 4 + {0, 8} of its warp's 16. Four lanes share a row.
+// delta = rowsum(dout * out) of a thread's two rows: rows lane / 4 + {0, 8} of its warp. Four lanes share a row.
 template <int D> __device__ void rows_dot(float (&delta)[2], const char *dout, const char *out) {
     int lane = threadIdx.x % 32;
     UNROLL_FOR (int i = 0; i < 2; i++) {
@@ -202,7 +202,7 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         int row = warp_row + lane / 4, tiles = key_tiles<F::OTHERS>(block_row + ROWS - 1, s.T);
         int first = M == CAUSAL ? 0 : first_key(all_masks, s, work.b, block_row) / F::OTHERS;
         int own_tiles = group_row < s.T ? key_tiles<F::OTHERS>(group_row + 63, s.T) : first;
-        stages_skip<F>(shared, ring, tiles - own_tiles); // keys after all of this warpgroup's queries
+        stages_skip<F>(shared, ring, tiles - own_tiles); // keys after all queries of this warpgroup
         if (group_row >= s.T) {
             barrier_arrive(&shared.own_empty[own.stage]);
             continue;
@@ -228,7 +228,7 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         wgmma_wait<0>();
         registers_settle(dq);
         stage_release<F>(&shared.empty[previous]);
-        if (M != CAUSAL) stages_skip<F>(shared, ring, own_first - first); // keys before this warpgroup's documents
+        if (M != CAUSAL) stages_skip<F>(shared, ring, own_first - first); // keys before all documents of this warpgroup
         char *stage = shared.gradient[g] + warp * TILE_BYTES<16, F::D>;
         warp_rows_out<F::D>(dqkv, stage, dq, scale, scale, work.column, warp_row, work.b);
         barrier_arrive(&shared.own_empty[own.stage]);
@@ -236,9 +236,9 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
     if (lane == 0) copy_out_wait();
 }
 
-// dv += P^T dO, dk += dS^T Q over one tile of queries. On return both may be in flight; earlier tiles' are done.
+// dv += P^T dO, dk += dS^T Q over one tile of queries. On return both products may be in flight; earlier ones are done.
 // With dropout delta arrives divided by the scale of kept elements; dkdv_work multiplies dk and dv by that scale.
-// At D = 128 registers hold neither dP before P is packed, nor P in fp32: dS uses the rounded P of dv.
+// At D = 128 dP is computed after P is packed, and dS reads the packed P: registers are short.
 template <bool DIAGONAL, class F, Masks M>
 __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], float (&dv)[F::D / 2], int stage,
                           const typename F::Left &k, const typename F::Left &v, float scale2, int key, int query0,
@@ -305,12 +305,12 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         int warp_row = group_row + 16 * warp, row = warp_row + lane / 4;
         int last = M == CAUSAL ? s.T - 1 : last_query(all_masks, s, work.b, block_row + ROWS - 1);
         int tiles = (last - block_row) / F::OTHERS + 1, own_tiles = tiles - g;
-        stages_skip<F>(shared, ring, min(g, tiles)); // queries before all of this warpgroup's keys
+        stages_skip<F>(shared, ring, min(g, tiles)); // queries before all keys of this warpgroup
         if (own_tiles <= 0) {
             barrier_arrive(&shared.own_empty[own.stage]);
             continue;
         }
-        int later = 0; // tiles of queries after all documents of this warpgroup's keys
+        int later = 0; // tiles of queries after the last document of this warpgroup
         if (M != CAUSAL)
             later = own_tiles - 1 - (last_query(all_masks, s, work.b, group_row + 63) - group_row) / F::OTHERS;
         own_tiles -= later;

@@ -1,13 +1,12 @@
-// attention_tiled: attention on any GPU, for any D <= 128, zero-padded to DP = 64 or 128 in shared memory. At the end:
-// the choice between it and attention_sm90.
+// attention_tiled: attention on any GPU, for any D <= 128, zero-padded to DP = 64 or 128 in shared memory. The end of
+// the file chooses between attention_tiled and attention_sm90.
 //
 // A block of 4 warps owns ROWS rows (queries in the forward and for dQ, keys for dK and dV) and walks over tiles of the
-// other side. A warp owns WARP_ROWS rows; a few lanes hold a row's scores, so its softmax needs no shared memory. dQ
-// has a separate kernel, as in attention_sm90_backward.cu.
+// other side. A warp owns WARP_ROWS rows. The lanes that hold a row's scores belong to one warp, so softmax needs no
+// shared memory. dQ has a separate kernel, as in attention_sm90_backward.cu.
 //
 // A lane's element i of an accumulator (WARP_ROWS, N) lies in row own_row() + fragment_row(i) and column
-// element_column(i); fragment_element(r, k) is the index of its k-th element in row r = 0 or 1. 16 bits and fp32 differ
-// in how a warp multiplies.
+// element_column(i). Its k-th element of its first or second row (r = 0, 1) has index fragment_element(r, k).
 #include "cuda/attention_paths.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/sm90.cuh"
@@ -31,8 +30,8 @@ enum { ROWS = 64, WARP_ROWS = 16 };
 template <int DP> constexpr int OTHER_BACKWARD = DP == 64 ? 64 : 32; // rows of a tile of the other side
 template <int DP, bool MASKED> constexpr int QUERIES_BACKWARD = DP == 128 && MASKED ? 16 : OTHER_BACKWARD<DP>;
 
-// Row length of a tile in shared memory. In 16 bits 16 bytes of padding spread the 8 rows that ldmatrix reads over all
-// banks.
+// Row length of a tile in shared memory, padded against bank conflicts. In 16 bits ldmatrix reads 8 rows at a time:
+// 16 bytes of padding.
 template <int DP> constexpr int STRIDE = DP + (sizeof(real) == 2 ? 8 : 1);
 
 // Elements of a lane in an accumulator of N columns.
@@ -40,11 +39,11 @@ template <int N> constexpr int ELEMENTS = N / 2;
 
 __device__ static int own_row() { return threadIdx.x % 32 / 4; }
 
-// fragment_column with an unsigned remainder: else dkdv_kernel spills.
+// As fragment_column, with an unsigned remainder: a signed one makes dkdv_kernel spill.
 __device__ static int element_column(int i) { return i / 4 * 8 + (int)(threadIdx.x % 4) * 2 + i % 2; }
 
 #ifndef GNS_FP32
-// ---- 16 bits: mma.sync. P and dS go from product to product in registers. -------------------------------------------
+// ---- 16 bits: mma.sync. P and dS pass from one product to the next in registers. ------------------------------------
 
 // Stores two successive elements of a lane's row, from column d.
 __device__ static void store_two(real *row, int d, float x, float y, int D) {
@@ -116,7 +115,7 @@ __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E]
 
 // ---- Both -----------------------------------------------------------------------------------------------------------
 
-// Starts copies of rows row0.. of a slice into a tile; zeros beyond T and D.
+// Starts copies of a slice's rows from row0 on into a tile. Writes zeros beyond T and D.
 template <int N, int DP> __device__ static void tile_load(real *tile, Slice from, int row0, AttentionShape s) {
     if (sizeof(real) == 2 && s.D % 8 == 0) {
         for (int i = threadIdx.x; i < N * DP / 8; i += THREADS) {
@@ -134,7 +133,7 @@ template <int N, int DP> __device__ static void tile_load(real *tile, Slice from
     }
 }
 
-// Waits until all threads are done with the tiles, then copies rows row0.. of two slices into them, and waits again.
+// Awaits the block's threads, copies rows from row0 on of two slices into the tiles, and awaits the copies.
 template <int N, int DP>
 __device__ static void tiles_next(real *a_tile, Slice a, real *b_tile, Slice b, int row0, AttentionShape s) {
     __syncthreads();
@@ -144,7 +143,7 @@ __device__ static void tiles_next(real *a_tile, Slice a, real *b_tile, Slice b, 
     __syncthreads();
 }
 
-// Writes c to a slice (T, D), times factor0 in a lane's first row and factor1 in the second.
+// Writes c to a slice (T, D): a lane's first row times factor0, its second times factor1.
 template <int E>
 __device__ static void store_rows(Slice to, const float (&c)[E], float factor0, float factor1, int row,
                                   AttentionShape s) {
@@ -179,7 +178,7 @@ __device__ static BlockRows block_rows(const real *qkv, AttentionShape s, bool b
 template <bool TRANSPOSED> struct RowMasks {
     int limit[2]; // first key of a query; TRANSPOSED: last query of a key
     HeadDropout dropout;
-    const float &scale; // of kept elements
+    const float &scale; // factor of kept elements
     int warp_row;
 
     __device__ RowMasks(const AttentionMasks &masks, AttentionShape s, const BlockRows &at)
@@ -261,10 +260,10 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Lanes that share one row of one head; 8 lanes of 16 bytes cover 64 values of 16 bits.
+// ROW_LANES lanes share one row of one head: 8 x 16 bytes are 64 values of 16 bits.
 enum { ROW_LANES = 8, ROW_THREADS = 256, ROWS_A_THREAD = 4, BLOCK_ROWS = ROWS_A_THREAD * ROW_THREADS / ROW_LANES };
 
-// A lane's part of the dot product of two rows of D.
+// Returns a lane's part of the dot product of two rows of D elements.
 __device__ static float lane_dot(const real *a, const real *b, int D, int lane) {
     float sum = 0.0f;
     if (D % VECTOR == 0) {
@@ -276,8 +275,8 @@ __device__ static float lane_dot(const real *a, const real *b, int D, int lane) 
     return sum;
 }
 
-// rows.delta = rowsum(dO * O), rows.lse2 = lse in base 2. Grid: a block per BLOCK_ROWS rows of one head; neighbouring
-// blocks read neighbouring heads of the same rows, which are adjacent in memory.
+// rows.delta = rowsum(dO * O), rows.lse2 = lse in base 2. Grid: a block per BLOCK_ROWS rows of one head. Neighbouring
+// blocks read neighbouring heads of the same rows: adjacent memory.
 __global__ static void delta_kernel(AttentionRows rows, const float *lse, const real *dout, const real *out,
                                     AttentionShape s) {
     int padded_T = s.padded_T(), h = blockIdx.x % s.NH, chunk = blockIdx.x / s.NH;
@@ -301,7 +300,7 @@ __global__ static void delta_kernel(AttentionRows rows, const float *lse, const 
     }
 }
 
-// Grid: a block per head and ROWS queries; it walks over the keys they see.
+// Grid: a block per head and ROWS queries; it walks over the keys that these queries see.
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
     dq_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale,
@@ -343,7 +342,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     store_rows(slice_of(dqkv, s, at.head, 3, 0), dq, scale, scale, at.row, s);
 }
 
-// Grid: a block per head and ROWS keys; it walks over the queries that see them. Transposed: rows are keys.
+// Grid: a block per head and ROWS keys; it walks over the queries that see these keys. Rows of P and dS are keys.
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
     dkdv_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale,

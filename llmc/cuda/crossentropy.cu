@@ -1,7 +1,7 @@
 // crossentropy: see crossentropy.cuh.
 //
-// A first pass over a row finds its maximum and its sum of exponentials (online softmax: Milakov, Gimelshein 2018,
-// arXiv 1805.02867); a second, which reads the row from L2, writes the gradient.
+// Pass 1 over a row finds its maximum and its sum of exponentials (online softmax: Milakov, Gimelshein 2018,
+// arXiv 1805.02867). Pass 2 reads the row from L2 and writes the gradient.
 #include "cuda/crossentropy.cuh"
 #include "cuda/vec.cuh"
 #include "math/loss.h"
@@ -29,8 +29,8 @@ typedef struct {
     float max, sum;
 } Partial;
 
-// Joins the lanes' partials; returns the result in every lane. The largest maximum's sums are not scaled: -inf minus
-// -inf is NaN.
+// Joins the lanes' partials; returns the result in every lane. Sums of the largest maximum are not scaled: for a
+// maximum of -inf the factor would be exp(-inf + inf), NaN.
 __device__ static inline Partial partial_join_warp(Partial p) {
     float max = p.max;
     UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2)
@@ -91,7 +91,7 @@ __device__ static inline Partial row_partial(const real *row, int V, float *logi
             pack_get(x, packs[p]);
             UNROLL_FOR (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
             UNROLL_FOR (int j = 0; j < VEC; j++) sum += x[j];
-            *logits += c0 + p * stride + VEC <= V ? sum : 0.0f; // no branch, so that packs overlap
+            *logits += c0 + p * stride + VEC <= V ? sum : 0.0f; // no branch: packs overlap
         }
     }
     const int tail = V / VEC * VEC; // the last pack if it contains padding
@@ -124,7 +124,7 @@ __global__ static void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid
     Partial all = row_partial(row, k.V, &logits);
     all = partial_join_block(all, shared, &logits, shared_sums);
     const float logsumexp = loss_logsumexp(all.max, all.sum), shift = logsumexp + logf((float)k.T / k.scale);
-    if (target / VEC % ROW_THREADS == (int)threadIdx.x) { // the thread that then overwrites the target's logit
+    if (target / VEC % ROW_THREADS == (int)threadIdx.x) { // gradient_write overwrites this logit in the same thread
         const float logit = real_to_float(row[target]), loss = loss_at(logsumexp, logit);
         k.losses[r] = loss;
         if (k.smoothed) k.smoothed[r] = loss_smoothed(loss, logit, logits / k.V, k.smoothing);

@@ -6,7 +6,7 @@
 // R rows of the flat (B, T) positions, starting at position row0.
 struct LogitRows {
     float *losses = NULL;   // (R)
-    float *smoothed = NULL; // (R) losses with label smoothing (math/loss.h); logits get their gradient. NULL: none
+    float *smoothed = NULL; // (R) losses with label smoothing (math/loss.h), whose gradient logits get. NULL: none
     float smoothing = 0;
     float onehot = 0, everywhere = 0; // set by crossentropy: dlogits[target] -= onehot, every dlogits -= everywhere
     real *logits = NULL;              // (R, Vp), Vp a multiple of 8. Padding is ignored
@@ -18,11 +18,11 @@ struct LogitRows {
 //   logits[r] = (softmax(logits[r]) - onehot(target)) scale / T for columns < V, 0 for V <= column < Vp
 int crossentropy(LogitRows rows, cudaStream_t stream, Error *e);
 
-// The two functions below save a pass over the logits. The head's product (LINEAR_SOFTMAX) stores exponentials =
-// exp(logit - target's logit) instead. With sum = their sum over a row, softmax = exponentials / sum, and
+// The two functions below save a pass over the logits. The head's product (LINEAR_SOFTMAX) stores, in place of logits,
+// exponentials = exp(logit - target's logit). With sum = a row's sum of exponentials, softmax = exponentials / sum, and
 //   dlogits = factor (exponentials - sum onehot(target)),  factor = scale / T / sum
-// Later products multiply by the factor: the input gradient row by row (LINEAR_SCALED); the weight gradient reads x,
-// which is scaled by it.
+// The product for the input gradient multiplies row r by its factor (LINEAR_SCALED). For the weight gradient,
+// crossentropy_finish multiplies x by the factor.
 
 // Before the product: target_logits[r] = x[r] . weight[target]; x (R, C), weight (.., C), C a multiple of 8.
 int crossentropy_targets(float *target_logits, const real *x, const real *weight, const LogitRows &k, int C,

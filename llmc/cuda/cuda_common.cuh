@@ -16,7 +16,7 @@
 //   REAL_OLDEST    ten times the oldest compute capability that the kernels run on
 //   pack, unpack   two floats to values in a register; value i of such a register
 #if defined(GNS_FP32)
-typedef float real; // make PRECISION=FP32: no TF32 either; for comparing with the CPU engine
+typedef float real; // make PRECISION=FP32: no TF32; for comparing with the CPU engine
 #    define REAL_NAME "fp32"
 constexpr Dtype REAL_DTYPE = DTYPE_FP32;
 constexpr cudaDataType_t REAL_LIBRARY = CUDA_R_32F;

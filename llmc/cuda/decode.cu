@@ -1,6 +1,6 @@
-// decode: see decode.cuh. A row occupies a GPU for less time than a kernel needs to start. So there are few kernels:
-// LayerNorm, GELU and the residual are part of a product. Each starts early (vec.cuh), and a product loads its first
-// weights before it waits for its input.
+// decode: see decode.cuh. Computing a row takes less time than starting a kernel, so kernels are few: products include
+// LayerNorm, GELU and the residual. Each kernel starts early (vec.cuh). A product loads its first weights before it
+// waits for its input.
 #include "cuda/decode.cuh"
 #include "cuda/gelu.cuh"
 #include "math/layernorm.h"
@@ -84,7 +84,7 @@ int decode_linear(const Linear &l, const real *gamma, const real *beta, cudaStre
 
 enum { KEYS = 128 / (int)sizeof(Pack<VEC>) }; // in flight per thread
 
-// Grid: a block per head. A group of `lanes` lanes, a power of two, shares a key, each with a pack of the head's D
+// Grid: a block per head. A group of `lanes` lanes, a power of two, shares a key; each lane holds a pack of its D
 // elements. Group g scores keys g, g + groups, ... Softmax takes one pass: a group keeps its largest score so far, and
 // sums with weights 2^(score - largest). scale: log2(e) / sqrt(D).
 __global__ void __launch_bounds__(THREADS)

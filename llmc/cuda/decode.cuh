@@ -1,14 +1,14 @@
-// decode: the kernels of logits_of_last (train_gpt2.cu), a forward pass over one token, given the keys and values of the
-// tokens before it. They round at the same points as the kernels of a whole pass; only sums have another order. The
-// head size is a multiple of VEC.
+// decode: kernels of logits_of_last (train_gpt2.cu): a forward pass over one token, with the stored keys and values of
+// the tokens before it. They round at the same points as kernels of a whole pass; sums have another order. The head
+// size is a multiple of VEC.
 #pragma once
 
 #include "cuda/linear_sm90.cuh"
 
 // Computes LINEAR_BIAS, LINEAR_RESIDUAL (y may be extra) or LINEAR_GELU (without slope) for one row. in, out:
-// multiples of VEC. gamma, beta (in): normalise x first; NULL: do not. Kernels queued earlier must not write weight,
-// bias, gamma or beta: they may still run when these are read.
+// multiples of VEC. gamma, beta (in): x is normalised first; NULL: it is not. Kernels queued earlier must not write
+// weight, bias, gamma or beta: they may still run when this kernel reads them.
 int decode_linear(const Linear &l, const real *gamma, const real *beta, cudaStream_t stream, Error *e);
 
-// out (C) = attention of the query in the given row of qkv (T, 3C) to the keys in this row and all before it.
+// out (C) = attention of the query in row `row` of qkv (T, 3C) to the keys in rows 0..row.
 int decode_attention(real *out, const real *qkv, int row, int heads, int head_size, cudaStream_t stream, Error *e);

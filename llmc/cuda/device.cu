@@ -8,7 +8,7 @@ static const char *const hint_old_driver =
     CUDART_VERSION >= 13000 ? "update the driver, or build with CUDA 12" : "update the driver";
 
 int device_count(int *count, Error *e) {
-    int driver = 0; // no driver
+    int driver = 0; // 0: no driver
     *count = 0;
     cudaError_t status = cudaGetDeviceCount(count);
     if (status == cudaErrorInsufficientDriver) (void)cudaDriverGetVersion(&driver);

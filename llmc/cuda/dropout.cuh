@@ -45,7 +45,7 @@ struct DropoutBlocks {
 
 // Dropout of the rows of a (B, T, C) tensor. dropout.below 0: nothing drops.
 struct RowDropout {
-    Dropout dropout; // dropout.example: number of example 0; example b adds b
+    Dropout dropout; // dropout.example: number of row b = 0; row b has this number + b
     DropoutPlace place;
     int T;
     DropoutConstants constants;
@@ -54,7 +54,8 @@ static inline RowDropout row_dropout(Dropout dropout, DropoutPlace place, int T)
     return {dropout, place, T, dropout_constants(dropout)};
 }
 
-// Returns a mask: all ones in the half of a kept element. Compares bits 0 to 14 of each half as fp16: same order.
+// Returns a mask: all ones in the half of a kept element. Compares bits 0 to 14 of each half as fp16 >= 0, whose order
+// is the order of integers.
 __device__ static inline unsigned dropout_kept(const DropoutConstants &c, unsigned word) {
     unsigned kept;
     asm("{\n.reg .b32 bits;\nabs.f16x2 bits, %1;\nset.geu.u32.f16x2 %0, bits, %2;\n}"
@@ -63,7 +64,7 @@ __device__ static inline unsigned dropout_kept(const DropoutConstants &c, unsign
     return kept;
 }
 
-// Zeroes x, y where their half of the mask is 0. (A half of all ones is a NaN.)
+// Zeroes x, y where their half of the mask is 0. A half of all ones is a NaN in fp16.
 __device__ static inline void mask_clear(float &x, float &y, unsigned mask) {
     asm("{\n.reg .pred p, q;\nsetp.nan.f16x2 p|q, %2, %2;\n"
         "selp.f32 %0, %0, 0f00000000, p;\nselp.f32 %1, %1, 0f00000000, q;\n}"
@@ -71,12 +72,12 @@ __device__ static inline void mask_clear(float &x, float &y, unsigned mask) {
         : "r"(mask));
 }
 
-// Zeroes x, y where their half of the random word drops them.
+// Zeroes x, y if their half of the random word drops them.
 __device__ static inline void dropout_clear(const DropoutConstants &c, float &x, float &y, unsigned word) {
     mask_clear(x, y, dropout_kept(c, word));
 }
 
-// Multiplies x, columns c.. of row t of example b, by their factors. W: 1, or 8 with c % 8 == 0.
+// Multiplies x by dropout's factors. x: columns c to c + W - 1 of row t of example b. W: 1, or 8 with c % 8 == 0.
 template <int W>
 __device__ static inline void dropout_multiply(float (&x)[W], const RowDropout &r, int b, int t, int c) {
     const Dropout d = dropout_at(r.dropout, r.dropout.example + b, r.dropout.layer);

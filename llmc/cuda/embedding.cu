@@ -48,8 +48,8 @@ void embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens
 // Counting sorts are stable: equal keys keep the order of their rows, so sums over them have one order.
 void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *first, int B, int T) {
     const EmbeddingOrder all = embedding_order(sorted, false, B * T), by_example = embedding_order(sorted, true, B * T);
-    uint32_t *keys = by_example.key;            // of the rows, until the second sort
-    uint32_t next[(1 << 16) + 1] = {}, row = 0; // where the next row with this key, or of this example, belongs
+    uint32_t *keys = by_example.key;            // scratch until the second sort: the key of each row
+    uint32_t next[(1 << 16) + 1] = {}, row = 0; // next[k]: place of the next row with key k, or of example k
     for (int b = 0; b < B; b++)
         for (int t = 0; t < T; t++, row++) {
             keys[row] = tokens ? tokens[row + b] : t - (first ? first[row] : 0);
@@ -67,10 +67,10 @@ void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *fi
     }
 }
 
-// Backward. Sorted rows are cut into tiles of TILE; equal keys (tokens or positions) form a run. Kernel 1 sums a tile's
-// runs: a run within the tile is added to dw, a run across tiles leaves a partial sum in each. Kernel 2 adds these in a
-// fixed order. partials (tiles, 2, C): [0] of the run that continues from the tile before, [1] of the one that starts
-// here.
+// Backward. Sorted rows are cut into tiles of TILE rows; rows of one key (token or position) form a run. Kernel 1 sums
+// each tile's runs. A run within one tile is added to dw; a run across tiles leaves a partial sum in each. Kernel 2
+// adds partial sums in a fixed order. partials (tiles, 2, C): [0] of the run that began before the tile, [1] of the run
+// that begins in the tile and continues after it.
 
 enum { TILE = 32, ROWS_IN_FLIGHT = 8, COLUMN_THREADS_MAX = 256 };
 
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX)
     }
 }
 
-// Returns the first i in [low, high) with key[i stride] != token; high: none. All keys that equal token come first.
+// Returns the first i in [low, high) with key[i stride] != token, or high. Keys that equal `token` come first.
 __device__ static int run_end(const uint32_t *key, uint32_t token, int low, int high, int stride) {
     while (low < high) {
         const int middle = (low + high) / 2;
@@ -123,7 +123,7 @@ __device__ static int run_end(const uint32_t *key, uint32_t token, int low, int 
     return low;
 }
 
-enum { RUN_SHARES = 4 }; // a thread's sums of a run's partials: as many loads are in flight
+enum { RUN_SHARES = 4 }; // sums per thread, each over a share of a run's partials: 4 loads in flight
 
 // Grid: (tile, columns). Adds up the partials of the run that starts in this tile and continues, if any.
 template <int W>
@@ -162,12 +162,12 @@ int embedding_backward(float *dw, const real *dx, EmbeddingOrder order, int B, i
     return launch({blocks, threads, stream}, e, run, dw, partials, order, B * T, C);
 }
 
-// Per-example norms. Grid: a block per example and GROUP_COLUMNS columns. A thread sums a column over one of SHARES
-// pieces of the example's sorted rows, about equal, cut between runs.
+// Per-example norms. Grid: a block per example and GROUP_COLUMNS columns. The example's sorted rows are cut into SHARES
+// about equal pieces, between runs. A thread sums a column over one piece.
 
 enum { GROUP_COLUMNS = 64, SHARES = 8, EXAMPLE_THREADS = GROUP_COLUMNS * SHARES };
 
-// Returns the first row from i on that does not continue a run.
+// Returns the first index >= i at which a run begins.
 __device__ static int run_begin(const uint32_t *key, int i, int T) {
     return i > 0 ? run_end(key, key[i - 1], i, T, 1) : i;
 }

@@ -17,7 +17,7 @@ void embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens
 
 // Flat positions sorted by token, or by position in the document.
 typedef struct {
-    uint32_t *key; // (B T) token or position; ascending, or by example: ascending within each example
+    uint32_t *key; // (B T) token or position, ascending; if by_example, ascending within each example
     uint32_t *row; // (B T) b T + t, ascending among equal keys
 } EmbeddingOrder;
 static inline EmbeddingOrder embedding_order(uint32_t *sorted, bool by_example, int N) {
@@ -25,12 +25,12 @@ static inline EmbeddingOrder embedding_order(uint32_t *sorted, bool by_example, 
     return {key, key + N};
 }
 
-// On the host. sorted (4, B T) = both orders: by token or, if tokens is NULL, by position in the document. first NULL:
-// a row is one document. B at most 65536.
+// On the host. sorted (4, B T) = two orders, over all rows and by example. Keys are tokens or, if `tokens` is NULL,
+// positions in the document. first NULL: a row is one document. B at most 65536.
 void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *first, int B, int T);
 
-// dw (.., C) fp32 += rows of dx (B, T, C) by key: wte's gradient if they are sorted by token, wpe's if by position.
-// order: not by example.
+// dw (.., C) fp32 += rows of dx (B, T, C) by key: wte's gradient if keys are tokens, wpe's if they are positions.
+// order: over all rows, not by example.
 int embedding_backward(float *dw, const real *dx, EmbeddingOrder order, int B, int T, int C, void *workspace,
                        cudaStream_t stream, Error *e);
 
@@ -39,7 +39,7 @@ int embedding_backward(float *dw, const real *dx, EmbeddingOrder order, int B, i
 //   squares += sum over b of |E_b|^2
 //   cross   += sum over b of <E_b, U_b>     (not yet doubled)
 // UG (B, T, C) fp32: rows of U_b at the example's tokens (embedding_gather, WeightGradient.rows), read at a token's
-// last occurrence; NULL: no cross term. order: by example. Sorted by position, `squares` is wpe's.
+// last occurrence; NULL: no cross term. order: by example. If its keys are positions, `squares` is wpe's.
 int embedding_example_squares(double *squares, double *cross, const real *dx, const float *UG, EmbeddingOrder order,
                               int B, int T, int C, void *workspace, cudaStream_t stream, Error *e);
 

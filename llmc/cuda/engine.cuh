@@ -2,8 +2,8 @@
 //
 // Shapes: B rows of T tokens, N = B T, C channels, NH heads of D = C / NH, L layers, V vocabulary (Vp: padded).
 //
-// With EngineConfig.tensor (model/engine.h) B and N count own rows, `all` counts all rows. Attention has A = own heads
-// x D columns instead of C, the MLP F own columns instead of 4C.
+// With EngineConfig.tensor (model/engine.h) B and N count own rows, and `all` counts all rows. Attention has A = (own
+// heads) D columns instead of C, the MLP F own columns instead of 4C.
 //
 // Streams. The host queues; each stream runs its own queue in order; events make one wait for another.
 //
@@ -25,17 +25,17 @@
 //
 //     A weight gradient is weight_gradient where `fuses` (train_gpt2.cu) is true; else cuBLASLt, by example for norms.
 //
-// --dtype fp8 (math/fp8.h). x and dy of a block's products are copied to e4m3, beside their bf16, by the kernels that
-// write them, or by fp8_cast after attention. A copy lasts until the product that reads it:
+// --dtype fp8 (math/fp8.h). The kernels that write x and dy of a block's products also write their e4m3 copies; after
+// attention fp8_cast does. A copy lasts until the product that reads it:
 //
 //     copy_x       (N, C)   ln1 -> qkv, attention -> proj, ln2 -> fc
 //     copy_wide    (N, 4C)  gelu -> fcproj; dfc -> dln2, dqkv -> dln1
-//     copy_branch  (N, C)   gradient of the MLP branch -> dfc, of the attention branch -> dattention
-//     copy_weight           fp8_copy_weights, before a block's first use in a step; with shard_weights, in a pass
+//     copy_branch  (N, C)   gradient of the MLP branch -> dfc, gradient of the attention branch -> dattention
+//     copy_weight           by fp8_copy_weights before a block's first use in a step; with shard_weights, in each pass
 //
-// --dtype fp8-dw. weight_gradient then reads transposed copies. The products that compute gelu and dfc write theirs;
-// others are made right before the weight gradient. Where nothing reads ln1, ln2, gelu or dfc in bf16, only their codes
-// are stored (is_alone in engine_fp8.cu).
+// --dtype fp8-dw. weight_gradient also reads e4m3, from transposed copies. The products that compute gelu and dfc write
+// these two; the others are made right before the weight gradient. Where nothing reads ln1, ln2, gelu or dfc in bf16,
+// only their codes are stored (is_alone in engine_fp8.cu).
 //
 // Words of this room, besides those of dev/docs/code.md:
 //     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)
@@ -48,10 +48,10 @@
 //     feeder       the warp that copies tiles in (linear_sm90: producer) for the workers, warpgroups of 128 threads
 //     pair         two blocks of one cluster, which share an operand
 //     ticket       a counter in device memory from which blocks draw tiles
-//     run, slot    rows that one block sums; the place of their sum for one example (reduce.cuh)
-//     set, job     one column gradient; the sets of one kernel, until column_finish adds them up (reduce.cuh)
-//     part         a sum over some of the examples of a tile (weight_gradient.cu)
-//     share        every n-th row of an example; a run that one block sums (weight_gradient.cu)
+//     run, slot    rows that one block sums; the place of this sum for one example (reduce.cuh)
+//     set, job     one column gradient; all sets of one kernel, until column_finish adds them up (reduce.cuh)
+//     part         a sum over some of a tile's examples (weight_gradient.cu)
+//     share        every n-th row of an example, summed by one block (weight_gradient.cu)
 #pragma once
 
 #include "model/engine.h"
@@ -90,25 +90,25 @@ struct Engine {
     cudaStream_t store_stream; // copies to the host, for saves: kernels queued later do not delay them
     cudaEvent_t state_ready;   // recorded after the last update (engine_state.cu)
     Matmul *matmul;
-    bool fused_linear; // linear_sm90 computes qkv, proj, fc and dfc; fcproj if dropout is on; the head in bf16
+    bool fused_linear; // linear_sm90 computes qkv, proj, fc and dfc; with dropout also fcproj; in bf16 also the head
     WeightGradientPairs pairs;
     void *memory; // the one device allocation
 
     real *weight;     // working weights: all, in the flat layout, or a few buckets (shard_weight_place)
-    real *own_weight; // owned ranges of the working weights, from which ranks gather; shard_weights in 16 bits only
+    real *own_weight; // owned ranges of the working weights, which ranks gather; NULL unless shard_weights in 16 bits
     float *param;     // master weights of the owned ranges; aliases `weight` in unsharded fp32
-    float *grad;      // gradient of the step so far; with shard_grads of the micro-step (shard_grad_place)
+    float *grad;      // gradient of the step so far; with shard_grads, of the micro-step (shard_grad_place)
     float *grad_sum;  // gradient of the step; aliases `grad`, or with shard_grads holds the owned ranges
     float *moment1, *moment2;   // owned ranges
     UpdateRule *rule;           // (granules)
-    uint16_t *tensor;           // (granules) LAMB: the number of the tensor's segment
+    uint16_t *tensor;           // (granules) LAMB: index in `segment` of the granule's tensor
     double *trust;              // (2, tensors) LAMB: squared norms of weights, of the step's direction
     void *muon;                 // Muon's scratch, in memory of activations
     Range *segment;             // (tensors) places in the flat arrays, ascending: whole tensors, then cut ones
     double *stats;              // (stats_count) numbers of the step
     float *source_sum;          // (sources, LayerNorm parameters) v_s of StepResult.source_gram; NULL: no sources
     GradientWatch watch;        // notified of the next micro-step's gradients
-    WeightsWatch weights_watch; // await NULL: no weights are in transfer
+    WeightsWatch weights_watch; // weights_watch.await NULL: no weights are in transfer
     float *grad_scale;          // (1) from optimizer_scale
     bool scaled;                // grad_scale is set for this step
     float loss_scale;
@@ -131,10 +131,10 @@ struct Engine {
     uint8_t *copy_x, *copy_wide;              // (B, T, C), (B, T, 4C) in e4m3: see above
     uint8_t *copy_branch;                     // (B, T, C)
     uint8_t *copy_transposed;                 // x, then dy of a weight gradient: (B, in, T), (B, out, T)
-    uint8_t *copy_weight;                     // (L, 2, 12 C C) qkv, proj, fc, fcproj; transposed. Sharded: one block's
+    uint8_t *copy_weight;                     // (L, 2, 12 C C) qkv, proj, fc, fcproj; transposed. shard_weights: L = 1
     int copied;                               // last block whose weights were copied in this step; -1: none
     int8_t *exponent, *exponent_there;        // (L, FP8_SITES) pinned, on the device
-    bool measures;                            // steps measure amax, and round factors that have exponents
+    bool measures;                            // steps measure amax; factors with exponents are rounded
     uint32_t *sorted;                         // (4, B T) from embedding_sort
     void *scratch;                            // temporary memory (train_gpt2.cu, 2)
     ColumnJobs columns;                       // column gradients of the block whose backward runs
@@ -143,24 +143,24 @@ struct Engine {
     float *head_at_token; // (B, T, C)  each example's head gradient at its own tokens (exact)
     int *head_row_at;     // (examples of a chunk, Vp)  position of each token, from embedding_rows (exact)
 
-    uint16_t *staged[TOKEN_SLOTS];        // as `tokens`; this and below: pinned host memory
-    uint32_t *staged_sorted[TOKEN_SLOTS]; // (2, 4, B T) by token; by position in the document
+    uint16_t *staged[TOKEN_SLOTS];        // as `tokens`, in pinned host memory
+    uint32_t *staged_sorted[TOKEN_SLOTS]; // (2, 4, B T) by token; by position in the document. Pinned
     cudaEvent_t sent[TOKEN_SLOTS];        // recorded after the last copy from the slot's buffers
-    int slot;                             // of the present pass
+    int slot;                             // token slot of the present pass
     float *logits_host;                   // (V), pinned
     double *stats_host;                   // (stats_count), then one number of cuda_hash; pinned
     cudaEvent_t stats_there;              // recorded after the copy of stats to stats_host
     bool stats_sent;                      // the copy is queued and stats has not changed since
-    uint16_t *seen;                       // (T) tokens; keys and values of the first seen_count are in memory
+    uint16_t *seen;                       // (T) tokens. Keys and values of the first seen_count tokens are in memory
     int seen_count;
-    uint64_t example; // the next micro-step's first example, counted over the run
+    uint64_t example; // number in the run of the next micro-step's first example
     GnsMode mode;     // least mode of this step's micro-steps
-    int rows;         // of this step so far
+    int rows;         // rows of this step so far
     bool keeps_rows;  // this micro-step writes stats_of_rows
     bool first;       // the next micro-step overwrites gradients: true at a step's start; with shard_grads always
 };
 
-// Most own rows of a micro-step, of any rank.
+// Returns the most own rows that a micro-step has on any rank.
 static inline int own_rows_most(const EngineConfig *c) {
     return (int)rows_of_rank(c->micro_batch, 0, tensor_ranks(c)).count;
 }
@@ -181,7 +181,7 @@ typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_ROWS } Stat
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
     return stats + STAT_TENSORS + (int)row * (size_t)model->tensor_count;
 }
-// Returns the place of the rows' |g_b|^2 of LayerNorm tensor i; of their losses if i is the number of tensors.
+// Returns the place of each row's |g_b|^2 for LayerNorm tensor i; of each row's loss if i is the number of tensors.
 static inline size_t stats_of_rows(const EngineConfig *c, int i) {
     size_t at = STAT_TENSORS + STATS_ROWS * (size_t)c->model->tensor_count;
     while (i-- > 0) at += c->model->tensors[i].group == GROUP_LN ? c->step_rows : 0;
@@ -226,9 +226,9 @@ Fp8Site fp8_x_site(TensorKind w), fp8_dy_site(TensorKind w); // the site of a we
 Fp8Copy fp8_copy_of(const Engine *engine, bool fp8, Fp8Site s, int l);
 // Sets the e4m3 factors of a product with site s, if it rounds them.
 void fp8_factors(const Engine *engine, bool fp8, Linear *linear, Fp8Site s, int l);
-// Copies the weights. No-op if this step has already copied them or, with shard_weights, their copies are in memory.
+// Copies block l's weights. No-op if this step has copied them or, with shard_weights, the copies are in memory.
 int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e);
-// True if the gradient of w rounds both factors: the type is DTYPE_FP8_DW, and w's other two products round theirs.
+// True if w's gradient rounds both factors: the type is DTYPE_FP8_DW, and the other two products of w round, too.
 bool fp8_dweight_rounds(const Engine *engine, bool fp8, TensorKind w, int l);
 // Copies dqkv (B, T, 3C) for fp8_dweight and the product dln1, and sums its columns.
 int fp8_copy_dqkv(Engine *engine, const real *dqkv, const ColumnGradient &bias, int l, int B, int T, Error *e);

@@ -1,4 +1,4 @@
-// engine_fp8: the e4m3 copies of a block's factors (engine.cuh, math/fp8.h), their sites, exponents and places.
+// engine_fp8: e4m3 copies of a block's factors (engine.cuh, math/fp8.h): their sites, exponents and places.
 #include "cuda/engine.cuh"
 #include "cuda/fp8.cuh"
 #include "cuda/layernorm.cuh"
@@ -31,8 +31,8 @@ bool fp8_dweight_rounds(const Engine *engine, bool fp8, TensorKind w, int l) {
            rounds(engine, fp8_dy_site(w), l);
 }
 
-// True if a product or a LayerNorm makes the codes of s, and nothing reads their bf16. Codes of x lie in the memory of
-// their bf16 until block l's backward.
+// True if a product or a LayerNorm writes the codes of site s and nothing reads s in bf16. Codes of an x lie in the
+// memory of its bf16 until block l's backward.
 static bool is_alone(const Engine *engine, Fp8Site s, int l) {
     const ModelConfig *m = &engine->config.model->config;
     if (!fp8_dweight_rounds(engine, true, matrices[weight_of(s)], l)) return false;
@@ -49,8 +49,8 @@ static uint8_t *site_codes(const Engine *engine, Fp8Site s, int l) {
     return s < FP8_DFCPROJ ? engine->copy_x : engine->copy_branch;
 }
 
-// Places of the transposed copies of a weight's x and dy, one behind the other. gelu's, if it is alone, lies behind its
-// codes.
+// Return the places of a weight's transposed x and dy: copy_transposed, one after the other. If is_alone, gelu's
+// transposed codes lie behind its codes.
 static uint8_t *x_transposed(const Engine *engine, TensorKind w, int l) {
     const EngineConfig *c = &engine->config;
     const size_t wide = (size_t)c->micro_batch * c->seq_len * 4 * c->model->config.channels;
@@ -62,7 +62,7 @@ static uint8_t *dy_transposed(const Engine *engine, TensorKind w) {
     return engine->copy_transposed + (size_t)c->micro_batch * c->seq_len * model_tensor(c->model, w, 0)->rows;
 }
 
-// True if the product that makes the codes of s also transposes them.
+// True if the product that writes the codes of s also writes them transposed.
 static bool is_transposed(const Engine *engine, Fp8Site s, int l) {
     return (s == FP8_GELU || s == FP8_DFC) && is_alone(engine, s, l);
 }

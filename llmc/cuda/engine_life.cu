@@ -66,7 +66,7 @@ static size_t head_bytes(const EngineConfig *c) {
     return REAL_DTYPE == DTYPE_BF16 ? rows * (2 + linear_sm90_tiles((int)c->model->vocab_padded)) * sizeof(float) : 0;
 }
 
-// Largest scratch of any kernel. Tries all micro-batches up to the configured one: a smaller one may need more.
+// Returns the largest scratch of any kernel, for any micro-batch up to the configured one: a smaller one may need more.
 static size_t scratch_bytes(const Engine *engine) {
     const EngineConfig *config = &engine->config;
     int T = config->seq_len, C = config->model->config.channels, own = own_rows_most(config);
@@ -82,19 +82,19 @@ static size_t scratch_bytes(const Engine *engine) {
     return most;
 }
 
-// Memory of a block's column gradients: two LayerNorms, biases of fc and qkv.
+// Returns the bytes for a block's column gradients: two LayerNorms, biases of fc and qkv.
 static size_t columns_bytes(const Engine *engine) {
     const EngineConfig *config = &engine->config;
     int T = config->seq_len, C = config->model->config.channels, F = (int)config->model->mlp_width;
     size_t most = 0;
     for (int B = 1; B <= config->micro_batch; B++) {
         const AttentionShape s = attention_shape(config, B, T);
-        const auto pass = [&](int out) { // the larger of two kernels that may sum dwide's columns
+        const auto pass = [&](int out) { // two kernels may sum the columns of dwide: the larger need
             return size_max(bias_backward_bytes(B, T, out), weight_gradient_column_bytes({B, T, C, out}));
         };
         const size_t fc = size_max(pass(F), linear_sm90_column_bytes(B * T, T, F)), qkv = pass(3 * s.C());
         const size_t rounded = config->dtype == DTYPE_FP8_DW ? fp8_column_bytes(B, T, 3 * C) : 0;
-        const int own = (int)own_rows(config, B).count; // tries all: fewer rows may need more
+        const int own = (int)own_rows(config, B).count; // every B is tried: fewer rows may need more
         const size_t norm = own ? layernorm_backward_bytes(own, T, C, config->sources) : 0;
         most = size_max(most, 2 * norm + fc + size_max(qkv, rounded));
     }
@@ -136,10 +136,10 @@ static void layout_state(Engine *engine, Arena *a) {
     ADD(moments_of[engine->config.optimizer], engine->moment2, owned, FORWARD, UPDATE);
 }
 
-// Distance in elements between blocks of an activation; keeps each aligned.
+// Returns the distance in elements between two blocks' slices of an activation. Slices are aligned.
 static size_t slice_stride(size_t count) { return round_up(count, ARENA_ALIGNMENT / sizeof(real)); }
 
-// Calls f(member of Block, number of blocks kept, elements per block) for every activation of a block.
+// Calls f(member of Block, number of blocks that keep it, elements per block) for every activation.
 template <typename F> static void each_activation(const EngineConfig *config, F f) {
     const ModelConfig *m = &config->model->config;
     const AttentionShape s = attention_shape(config, config->micro_batch, config->seq_len);
@@ -194,7 +194,7 @@ static void layout_scratch(Engine *engine, Arena *a) {
     const bool is_cut = tensor_ranks(c) > 1;
     size_t head_rows = (size_t)engine_head_examples(c) * c->seq_len;
     const char *what = "scratch of the step";
-    if (is_cut) // rows of a product or gradient, then other ranks' parts of own rows
+    if (is_cut) // rows of a product or gradient, then the parts of own rows from other ranks
         ADD(what, engine->exchange, all * C + (tensor_ranks(c) - 1) * N * C, FORWARD,
             c->inference ? FORWARD : BACKWARD);
     ADD(what, engine->delta, N * C, FORWARD, c->recompute == RECOMPUTE_BLOCK ? BACKWARD : FORWARD);
@@ -235,7 +235,7 @@ void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     plan->total = engine_layout(&sketch, &arena);
     for (int i = 0; i < arena.count; i++) {
         const ArenaBuffer *b = &arena.buffer[i];
-        if (b->from != FORWARD || b->to < BACKWARD) continue; // shares memory: counted in the last item
+        if (b->from != FORWARD || b->to < BACKWARD) continue; // its memory is shared: counted in the last item
         int k = 0;
         while (k < plan->count && strcmp(plan->item[k].what, b->what) != 0) k++;
         if (k == plan->count) plan->item[plan->count++].what = b->what;
@@ -246,7 +246,7 @@ void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     plan->item[plan->count++].bytes = plan->total - own;
 }
 
-// Writes what fits into `available` bytes: the largest micro-batch, with the least recomputation.
+// Writes which options fit into `available` bytes: the largest micro-batch, with the least recomputation.
 static void suggest_fit(const EngineConfig *config, size_t available, char *out, size_t bytes) {
     MemoryPlan plan;
     for (int B = config->micro_batch; B >= 1; B = B / 2)
@@ -273,7 +273,7 @@ static int memory_take(Engine *engine, Error *e) {
     cudaError_t status = bytes > room ? cudaErrorMemoryAllocation : cudaMalloc(&engine->memory, bytes);
     if (status == cudaErrorMemoryAllocation) {
         char fit[128];
-        (void)cudaGetLastError(); // else the next launch reports this failure
+        (void)cudaGetLastError(); // clears the failure, which the next launch would report
         suggest_fit(&engine->config, room, fit, sizeof fit);
         FAIL(e, ERR_MEMORY, NULL,
              "out of GPU memory: --micro-batch %d of %d tokens needs %.1f GiB, %.1f of the %s's %.1f are free%s",

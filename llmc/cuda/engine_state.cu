@@ -1,11 +1,11 @@
-// engine_state: parameters, gradients and moments as flat arrays, whole or owned ranges. Load, store, norms, update.
+// engine_state: load, store, norms and update of parameters, gradients and moments: flat arrays or their owned ranges.
 //
 // Order of stores, which may run in another thread during steps:
 // 1. cuda_update records state_ready after the last kernel that writes weights or moments.
 // 2. A store waits on store_stream for state_ready, not for work queued later. Later work only reads weights and
 //    moments: no caller updates before the store is done (engine.h). Before the first update no write is queued:
 //    cuda_create and cuda_load drain their stream.
-// 3. Weight transfers read owned ranges and write the others. Meanwhile callers store owned ranges only (engine.h).
+// 3. Weight transfers read owned ranges and write all others. Callers then store owned ranges only (engine.h).
 // 4. Load and store drain their stream even on failure: on return no copy uses the caller's memory.
 #include "base/hash.h"
 #include "math/adamw.h"
@@ -34,14 +34,14 @@ int engine_state_clear(Engine *engine, Error *e) {
     return CUDA_CALL(cudaMemsetAsync(engine->weight, 0, kept * sizeof(real), engine->stream), e);
 }
 
-// Drains a stream that copies to or from a caller's memory (4). Returns `code`, or if that is 0 the drain's error.
+// Drains a stream that copies to or from a caller's memory (4). Returns `code` unless it is 0, else the drain's error.
 static int copies_end(cudaStream_t stream, int code, Error *e) {
     cudaError_t status = cudaStreamSynchronize(stream);
     if (code) return code;
     return CUDA_CALL(status, e);
 }
 
-// Loads working weights by way of matmul_scratch: the device has no room for master weights of other ranks.
+// Loads working weights through matmul_scratch: the device has no room for master weights of other ranks.
 static int load_working(Engine *engine, Range range, const float *values, Error *e) {
     const size_t chunk = MATMUL_WORKSPACE_BYTES / sizeof *values;
     for (size_t at = range.begin; at < range.end; at += chunk) {
@@ -116,8 +116,7 @@ int cuda_collect(Engine *engine, Range range, bool first, Error *e) {
                       range_length(range), first, engine->stream, e);
 }
 
-// Writes, or with `add` adds, squared norms by tensor to a row of stats. grad: the gradient of the range's first
-// element.
+// Writes each tensor's squared norm to a row of stats; `add` adds it. grad: gradient of the range's first element.
 static int norms(Engine *engine, StatsRow row, const float *grad, Range range, bool add, Error *e) {
     const Model *model = engine->config.model;
     engine->stats_sent = engine->scaled = false;
@@ -193,7 +192,7 @@ int cuda_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     return 0;
 }
 
-// Updates Muon's matrices of one shape, as many at a time as fit into engine->muon. aspect: sign of columns - rows.
+// Updates Muon's matrices with this sign of columns - rows (aspect), as many at a time as fit into engine->muon.
 static int update_matrices(Engine *engine, const OptimizerArrays *a, Range range, const UpdateConfig *u, int aspect,
                            Error *e) {
     const Model *model = engine->config.model;
@@ -220,7 +219,7 @@ static int update_matrices(Engine *engine, const OptimizerArrays *a, Range range
 int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     const EngineConfig *c = &engine->config;
     engine->seen_count = 0;
-    TRY(engine_send_stats(engine, e)); // before the update, so that the host goes on during it
+    TRY(engine_send_stats(engine, e)); // before the update: the host goes on while it runs
     TRY(scale_gradient(engine, u, e));
     Piece p;
     for (int next = 0; shard_next(c, STATE_MOMENT1, range, &next, &p);) {

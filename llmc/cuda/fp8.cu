@@ -36,8 +36,8 @@ int fp8_cast(const Fp8Copy &copy, const real *y, size_t n, cudaStream_t stream, 
 
 // ---- Transposed copies ----------------------------------------------------------------------------------------------
 
-// A tile of codes in shared memory: 64 columns of at most TILE_ROWS rows. Every eighth row lies 8 bytes further: no
-// bank conflicts in tile_transpose.
+// A tile of codes in shared memory: 64 columns of at most TILE_ROWS rows. 8 bytes of padding after every eighth row
+// avoid bank conflicts in tile_transpose.
 enum { TILE = 64, TILE_PACKS = TILE / VEC, TILE_ROWS = 128, TILE_BYTES = TILE_ROWS * TILE + TILE_ROWS / 8 * 8 };
 __device__ static uint2 *tile_at(uint8_t *tile, int r, int c) { return (uint2 *)(tile + r * TILE + r / 8 * 8 + c); }
 
@@ -49,7 +49,7 @@ __device__ static void words_transpose(unsigned (&x)[4]) {
     x[2] = __byte_perm(b, d, 0x5410), x[3] = __byte_perm(b, d, 0x7632);
 }
 
-// Writes the columns of a tile of `rows` rows, column c to to[c * stride]. A thread transposes 8 rows of 4 columns.
+// Writes the columns of a tile of `rows` rows, column c from to[c * stride] on. A thread transposes 8 rows x 4 columns.
 __device__ static void tile_transpose(uint8_t *to, size_t stride, const uint8_t *tile, int rows) {
     const int strips = rows / 8;
     for (int i = threadIdx.x; i < strips * TILE / 4; i += THREADS) {
@@ -73,7 +73,7 @@ struct Transpose {
     int C;
 };
 
-// Stores the sums of a tile's columns. sums: of a thread's 8 columns, every 32nd row.
+// Stores the sums of a tile's columns. sums: the thread's sums of 8 columns over every 32nd row.
 __device__ static void tile_columns_out(float *to, float (&sums)[VEC]) {
     __shared__ alignas(16) float shared[THREADS / WARP][TILE];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -87,7 +87,7 @@ __device__ static void tile_columns_out(float *to, float (&sums)[VEC]) {
     to[threadIdx.x] = sum;
 }
 
-// Grid: a block per tile of a run of rows.
+// Grid: a block per tile: 64 columns of a run of rows.
 template <bool CODES>
 __global__ static void __launch_bounds__(THREADS) transpose_kernel(const __grid_constant__ Transpose t) {
     constexpr int ROW_STEP = THREADS / TILE_PACKS, STEPS = TILE_ROWS / ROW_STEP;

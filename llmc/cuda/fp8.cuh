@@ -1,4 +1,4 @@
-// fp8: e4m3 copies of bf16 tensors for products (math/fp8.h), written with the tensor (Fp8Copy) or read from it.
+// fp8: e4m3 copies of bf16 tensors for products (math/fp8.h). A tensor's kernel writes the copy (Fp8Copy), or fp8_cast.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -11,15 +11,15 @@ constexpr bool FP8_BUILT = REAL_DTYPE == DTYPE_BF16; // other builds make no cop
 // An e4m3 copy of the rounded output y of a kernel.
 struct Fp8Copy {
     uint8_t *codes = NULL; // like y; NULL: no copy
-    float scale = 1;       // 2^k: codes are of y scale
+    float scale = 1;       // 2^k. A code is the e4m3 of y scale
     float *amax = NULL;    // in device memory. Raised to the largest |y|; NaN counts as the largest. NULL: not wanted
     bool alone = false; // y itself is not stored; codes may lie in its memory. layernorm_forward and linear_sm90 only
-    // linear_sm90: also the codes of y (B, T, C) as (B, C, T), T a multiple of 16; NULL: not wanted.
+    // For linear_sm90: (B, C, T) also gets the codes of y (B, T, C); T is a multiple of 16. NULL: not wanted.
     uint8_t *transposed = NULL;
     int T = 0;
 };
 
-// Returns the codes of low and high, low in the low byte. On Hopper one instruction; before Ada there is none.
+// Returns the codes of `low` and `high`, low's in the low byte; 0 on GPUs before Ada.
 __device__ static inline uint16_t fp8_pack(float low, float high) {
     uint16_t codes = 0;
 #if __CUDA_ARCH__ >= 890
@@ -28,8 +28,8 @@ __device__ static inline uint16_t fp8_pack(float low, float high) {
     return codes;
 }
 
-// fp8_raise_to raises *amax to x; fp8_raise, to the largest x of all lanes. x is >= 0 or NaN: such bits sort like
-// integers.
+// fp8_raise_to raises *amax to x; fp8_raise raises it to the largest x of all lanes. x is >= 0 or NaN: compared as
+// integers, its bits have the order of x.
 __device__ static inline void fp8_raise_to(float *amax, float x) {
     if (x != 0) atomicMax((unsigned *)amax, __float_as_uint(x));
 }
@@ -40,7 +40,7 @@ __device__ static inline void fp8_raise(float *amax, float x) {
 #endif
 }
 
-// Running maxima of |x| over a thread's bf16 values, as bits: one maximum in each half of `most`.
+// Raises `most` to a thread's |x|, as bits of bf16. Each half of `most` is the maximum of every second value.
 __device__ static inline void fp8_most(unsigned &most, const Pack<VEC> &x) {
     UNROLL_FOR (int i = 0; i < VEC / 2; i++) most = __vmaxu2(most, x.words[i] & 0x7fff7fff);
 }
@@ -67,8 +67,8 @@ __device__ static inline void fp8_copy(const Fp8Copy &copy, size_t i, const Pack
 int fp8_cast(const Fp8Copy &copy, const real *y, size_t n, cudaStream_t stream, Error *e);
 
 // transposed (B, C, T) = codes of y (B, T, C); C is a multiple of 64, T of 16. fp8_cast_transposed also writes the
-// copy, if it has codes or amax, and adds y's column sums to jobs as one job (fp8_column_bytes), unless columns.sum is
-// NULL. A weight's copies: B = 1.
+// copy if copy.codes or copy.amax is set, and adds y's column sums to `jobs` as one job (fp8_column_bytes) if
+// columns.sum is set. For a weight B = 1.
 size_t fp8_column_bytes(int B, int T, int C);
 int fp8_cast_transposed(uint8_t *transposed, const Fp8Copy &copy, const real *y, int B, int T, int C,
                         const ColumnGradient &columns, ColumnJobs *jobs, cudaStream_t stream, Error *e);

@@ -30,11 +30,11 @@ int gelu_forward(real *y, GeluSlope *slope, const real *x, size_t n, cudaStream_
 
 enum { COLUMN_THREADS_MAX = 128, COLUMN_ROWS = sizeof(real) == 2 ? 8 : 4 }; // rows in flight
 
-// Grid: (run of rows, columns); a thread sums W columns. GELU: first dy *= slope.
+// Grid: (run of rows, columns); a thread sums W columns. GELU: multiplies dy by slope before.
 template <int W, bool GELU>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
     columns_kernel(float *partials, real *dy, const GeluSlope *slope, ColumnSplit split, int C) {
-    constexpr int ROWS = GELU ? COLUMN_ROWS / 2 : COLUMN_ROWS; // GELU reads slopes, too
+    constexpr int ROWS = GELU ? COLUMN_ROWS / 2 : COLUMN_ROWS; // slopes need registers, too
     const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
     after_wait();
     after_allow();
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
                 floats_add(sums, f);
             }
         }
-        row = stop; // the loop may have passed it
+        row = stop; // the loop may end beyond stop
         floats_store(partials + (size_t)(blockIdx.x + b) * C + c, sums);
     }
 }

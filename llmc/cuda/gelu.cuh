@@ -17,7 +17,7 @@ __device__ static inline float gelu_sigmoid(float x) {
 #endif
 }
 
-// GELU's derivative as the forward pass keeps it: a code (math/gelu.h); in fp32 the derivative itself.
+// GELU's derivative as the forward pass stores it: a code (math/gelu.h); in fp32 the derivative itself.
 #ifdef GNS_FP32
 typedef float GeluSlope;
 __device__ static inline float slope_value(GeluSlope slope) { return slope; }
@@ -42,8 +42,8 @@ __device__ static inline Gelu gelu_with_slope(float x) {
 // y = gelu(x) and slope = gelu'(x), n elements. y may be x.
 int gelu_forward(real *y, GeluSlope *slope, const real *x, size_t n, cudaStream_t stream, Error *e);
 
-// Adds a job to jobs: dbias (C) = column sums of dy (B, T, C), with per-example squares. Before, multiplies dy by slope
-// (B, T, C), unless that is NULL.
+// Multiplies dy (B, T, C) by slope (B, T, C), unless slope is NULL. Then adds a job to `jobs`: dbias (C) = column sums
+// of dy, with per-example squares.
 size_t bias_backward_bytes(int B, int T, int C);
 int bias_backward(ColumnGradient dbias, real *dy, const GeluSlope *slope, int B, int T, int C, ColumnJobs *jobs,
                   cudaStream_t stream, Error *e);

@@ -33,8 +33,8 @@ __device__ inline Pack<W> pack_normalise(const float (&x)[W], float mean, float 
 
 enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = LAYERNORM_WARP_COLUMNS / (WARP * VEC) };
 
-// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. COPY: also writes n.copy; if DROPPED, only
-// where it is wanted.
+// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. COPY: also writes n.copy; if DROPPED, only if
+// n.copy.amax is set.
 template <Input INPUT, int PACKS, bool COPY>
 __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const __grid_constant__ LayerNorm n) {
     __shared__ float amax; // of the block
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(ROW_THREADS) forward_block_kernel(const __grid
         pack_get(x, pack);
         for (int j = 0; j < W; j++) sum += x[j];
     }
-    const real *row = (n.b ? n.sum : n.a) + start; // a thread re-reads only its own columns
+    const real *row = (n.b ? n.sum : n.a) + start; // a thread reads only columns that it stored itself
     const float m = block_sum(sum, shared[0]) / C;
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         pack_get(x, pack_load<W>(row + c));
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(ROW_THREADS) forward_block_kernel(const __grid
     if (threadIdx.x == 0) n.mean[blockIdx.x] = m, n.rstd[blockIdx.x] = r;
 }
 
-// DROPPED has kernels of even numbers of packs only.
+// DROPPED has kernels for even PACKS only.
 template <Input INPUT, int PACKS, bool COPY>
 constexpr auto of = forward_warp_kernel<INPUT, INPUT == DROPPED ? (PACKS + 1) / 2 * 2 : PACKS, COPY>;
 template <Input INPUT, bool COPY>
@@ -132,8 +132,8 @@ int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e) {
 // Backward. Both kernels are pass one of a column gradient (reduce.cuh) with the sets dgamma, dbeta and, if wanted,
 // dbias. Grid: a block per run of rows.
 
-// A tile is TILE rows. The next tile is fetched while one is computed: with dresidual its 96 bytes per thread fill
-// 24 of 128 registers.
+// A tile is TILE rows. The next tile is fetched while one is computed. The fetched tile, with dresidual 96 bytes per
+// thread, fills 24 of 128 registers.
 enum { BACKWARD_THREADS_MAX = 512, TILE = 4 / sizeof(real) };
 
 // A thread's 8 columns of a tile.
@@ -142,7 +142,7 @@ typedef struct {
     float mean[TILE], rstd[TILE];
 } RowTile;
 
-// Loads a tile. Rows from stop on and columns of threads beyond the row read as zeros, which change no sum.
+// Loads a tile. Rows >= stop and columns >= C are zeros, which change no sum.
 template <bool ACCUMULATE>
 __device__ inline void tile_fetch(RowTile &t, const LayerNormBackward &k, int row, int stop, int c) {
     const size_t start = (size_t)row * k.C + c;
@@ -157,7 +157,7 @@ __device__ inline void tile_fetch(RowTile &t, const LayerNormBackward &k, int ro
     }
 }
 
-// First half: adds to dgamma and dbeta; sums[2 r], sums[2 r + 1] = the thread's sums of dy gamma and of dy gamma xhat.
+// First half: adds to dgamma and dbeta; sums[2 r], sums[2 r + 1] = a thread's sums of dy gamma, dy gamma xhat.
 template <int SETS>
 __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], RowTile &t,
                                  const Pack<VEC> &gamma_pack) {
@@ -178,7 +178,7 @@ __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][V
     }
 }
 
-// Sums over the block. Callers alternate between two `shared`, so one barrier per tile is enough.
+// Replaces the threads' sums by the block's. Callers alternate between two `shared`: one barrier per tile suffices.
 __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*shared)[2 * TILE]) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int lanes_each = WARP / (2 * TILE);
@@ -195,7 +195,7 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
     UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = __shfl_sync(0xffffffffu, all, i);
 }
 
-// Second half: writes dresidual, dbranch and, if `copies`, k.copy, raising `most`; adds to dbias. means: sums / C.
+// Second half: writes dresidual, dbranch, adds to dbias; if `copies`, writes k.copy, raises `most`. means: sums / C.
 template <bool ACCUMULATE, bool DROP, int SETS>
 __device__ inline void tile_write(bool copies, const LayerNormBackward &k, float (&grads)[SETS][VEC],
                                   const float (&means)[2 * TILE], const RowTile &t, const Pack<VEC> &gamma_pack, int b,
@@ -230,7 +230,7 @@ __device__ inline void tile_write(bool copies, const LayerNormBackward &k, float
 }
 
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Threads beyond the row
-// only join the barriers. COPY: also writes k.copy; if DROP, only where it is wanted.
+// only join the barriers. COPY: also writes k.copy; if DROP, only if k.copy.amax is set.
 template <bool ACCUMULATE, bool DBIAS, bool DROP, bool COPY = false>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ LayerNormBackward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
             UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
             tile_write<ACCUMULATE, DROP>(copies, k, grads, sums, tile, gamma, b, row, stop, c, most);
         }
-        row = stop; // the last tile may pass it
+        row = stop; // the last tile may end beyond stop
         if (c >= k.C) continue;
         UNROLL_FOR (int set = 0; set < SETS; set++)
             floats_store(k.partials + ((size_t)(blockIdx.x + b) * SETS + set) * k.C + c, grads[set]);
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
     if (copies) fp8_raise(k.copy.amax, fp8_most_value(most));
 }
 
-// Any C: the block walks along each row and keeps partial sums in their slot.
+// Any C: the block walks along each row and adds to the partial sums in device memory.
 __global__ static void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_constant__ LayerNormBackward k) {
     __shared__ float shared[2][ROW_THREADS / WARP];
     const int sets = k.bias ? 3 : 2, C = k.C, begin = blockIdx.x * k.split.rows_per_block;
@@ -313,7 +313,7 @@ __global__ static void __launch_bounds__(ROW_THREADS) backward_any_kernel(const 
 static bool backward_is_fast(int C) { return C % VEC == 0 && C <= VEC * BACKWARD_THREADS_MAX; }
 static int backward_threads(int C) { return backward_is_fast(C) ? (int)round_up((size_t)C / VEC, WARP) : ROW_THREADS; }
 
-// As many blocks as 132 multiprocessors hold; each has registers for 512 threads of the fast kernel.
+// As many runs as 132 multiprocessors hold blocks. Each has registers for 512 threads of the fast kernel.
 static ColumnSplit backward_split(int B, int T, int C) {
     return column_split(B, T, 132 * (BACKWARD_THREADS_MAX / backward_threads(C)));
 }

@@ -29,10 +29,10 @@ struct LayerNormBackward {
     const real *dy, *x;       // (B, T, C)
     const float *mean, *rstd; // (B, T)
     const real *gamma;        // (C)
-    float *partials = NULL;   // (slots, sets, C). layernorm_backward sets it, and split
+    float *partials = NULL;   // (slots, sets, C). layernorm_backward sets partials and split
     ColumnSplit split = {};
     int C = 0;
-    real *dbranch = NULL; // (B, T, C) dropout(dresidual): the gradient of the branch that was added last. May be dy
+    real *dbranch = NULL; // (B, T, C) dropout(dresidual): gradient of LayerNorm.b, the branch. May be dy
     RowDropout drop = {}; // of this branch; T must be set without dropout, too
     bool accumulate = false, bias = false; // bias: set by layernorm_backward
     Fp8Copy copy = {};                     // of dbranch; without dropout, of dresidual. Needs dbias

@@ -2,7 +2,7 @@
 //
 // Blocks are persistent, one per multiprocessor, in pairs. A pair computes 256 rows x 192 columns, each block 128 rows;
 // each block fetches half of the weight tile for both. A block consists of
-// - a producer thread, which copies stages (64 of the summed dimension, or 128 e4m3 values) to shared memory, and
+// - a producer thread, which copies stages to shared memory (64 values along the summed dimension; in e4m3 128), and
 // - two warpgroups that alternate between tiles: while one multiplies, the other applies the epilogue to its tile and
 //   stores it, 16 rows per warp at a time through the warp's slot of shared memory.
 // Turn t is a block's t-th tile; warpgroup t mod 2 computes it. A warpgroup waits for the stages of its turn only after
@@ -26,8 +26,8 @@ enum { COLUMNS = LINEAR_SM90_COLUMNS, PANELS = COLUMNS / PANEL, STAGES = 4, BAND
 static_assert(LINEAR_SM90_MULTIPLE % PANEL == 0 && LINEAR_SM90_MULTIPLE % DEPTH == 0, "whole panels and stages");
 enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES };
 // A warp's slot holds SLOT_ROWS rows of all panels of y. If by_panel, it holds two buffers for panels of y, then the
-// slopes of all panels. With e4m3 factors LINEAR_GELU has two buffers for panels of slopes and one for codes instead of
-// all slopes; LINEAR_DGELU overwrites slopes with codes.
+// slopes of all panels. With e4m3 factors LINEAR_GELU replaces the slopes by two buffers for panels of slopes and one
+// for codes; LINEAR_DGELU overwrites slopes with codes.
 enum { PANEL_BYTES = SLOT_ROWS * PANEL_ROW_BYTES, SLOPES_BYTES = SLOT_ROWS * PANEL, SLOPES_AT = 2 * PANEL_BYTES };
 enum { ROWS_BYTES = PANELS * PANEL_BYTES, SLOT_BYTES = SLOPES_AT + PANELS * SLOPES_BYTES };
 static_assert(PANELS % 2 == 1 && SLOT_BYTES >= ROWS_BYTES, "panels in turn, across the halves of a tile");
@@ -41,7 +41,8 @@ struct Shared {
     int tile[TURNS];
 };
 
-// True if an epilogue stores y panel by panel, with slopes; adds a bias; takes a number per row; reads W as (out, in).
+// True if an epilogue: by_panel: stores y panel by panel, with slopes; takes_bias: adds a bias; takes_row_values: reads
+// row_values; is_across: reads W as (out, in).
 __host__ __device__ constexpr bool by_panel(LinearEpilogue e) { return e == LINEAR_GELU || e == LINEAR_DGELU; }
 __host__ __device__ constexpr bool takes_bias(LinearEpilogue e) {
     return e == LINEAR_GELU || e == LINEAR_RESIDUAL || e == LINEAR_BIAS;
@@ -53,13 +54,13 @@ __host__ __device__ constexpr bool is_across(LinearEpilogue e) { return e == LIN
 
 struct LinearJob {
     int rows, out, depths; // out: columns of y; depths: stages per tile
-    int down, across;      // a pair's tiles down y; tiles of COLUMNS columns across y
-    int narrow;            // 1: one more, narrower tile across covers the remaining columns
+    int down, across;      // tiles of a pair's rows down y; tiles of COLUMNS columns across y
+    int narrow;            // 1: a narrower tile across covers the remaining columns
     const real *bias;
     unsigned *ticket;
     float *columns;          // partial column sums, one run (ColumnSplit) per block's tile; or NULL
     int per_example;         // runs per example
-    const float *row_values; // this and below: see Linear
+    const float *row_values; // from here on: see Linear
     float *row_sums;
     int counted;
     float scale;
@@ -72,7 +73,7 @@ struct TilePlace {
     int row, column;
 };
 
-// Returns the place of a block's half of a tile. Tiles are drawn in bands of BAND tiles across, top to bottom: the
+// Returns the place of a block's half of a tile. Tiles are drawn by bands, BAND tiles across, from top to bottom: a
 // band's columns of W stay in L2. Narrow tiles come last: pairs end at about the same time.
 __device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
     const int wide = job.down * job.across;
@@ -84,7 +85,7 @@ __device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
 
 #ifdef SM90_CODE
 
-// Draws a pair's next tile, as work_draw (attention_sm90.cuh) does. -1: none is left.
+// Draws a pair's next tile, as work_draw (attention_sm90.cuh) does. -1: no tile is left.
 __device__ int tile_draw(const LinearJob &job) {
     const int tile = (int)atomicInc(job.ticket, job.tiles() + gridDim.x / PAIR - 1);
     return tile < job.tiles() ? tile : -1;
@@ -99,8 +100,8 @@ template <bool AS_WARP> __device__ int tile_await(Shared &s, int turn) {
     return AS_WARP ? uniform(tile) : tile;
 }
 
-// Fetches a block's half of a stage of W into both blocks. ALONG: the summed dimension runs along the stored rows of W.
-// E4M3 ignores ALONG: weight8 always runs along the summed dimension. The copy engine zero-fills the last stage.
+// Fetches a block's half of a stage of W into both blocks. ALONG: the summed dimension runs along the stored rows of W,
+// as it always does for E4M3. The copy engine fills the last stage with zeros.
 template <bool ALONG, bool E4M3>
 __device__ void weight_send(char *to, const CUtensorMap *w, uint64_t *full, const TilePlace &place, int k, int rank) {
     to += rank * (W_BYTES / PAIR);
@@ -119,7 +120,7 @@ __device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, c
         if (rank == 0) {
             barrier_wait(&s.tile_empty[turn % TURNS], (turn / TURNS & 1) ^ 1);
             for (int to = 0; to < PAIR; to++) send_at(&s.tile[turn % TURNS], drawn, tile_full, to);
-            if (drawn >= 0) drawn = tile_draw(job); // arrives while this tile is fetched
+            if (drawn >= 0) drawn = tile_draw(job); // its latency overlaps the fetches of this tile
         }
         barrier_expect(tile_full, sizeof(int));
         const int tile = tile_await<false>(s, turn);
@@ -142,7 +143,7 @@ __device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, c
 
 __device__ float2 unpacked(unsigned x) { return {unpack(x, 0), unpack(x, 1)}; }
 
-// The bias of a thread's two columns among 8 columns from `column` on.
+// Returns the bias of a thread's two columns among columns [column, column + 8).
 __device__ float2 bias_at(const real *bias, int column) {
     return unpacked(*(const unsigned *)(bias + column + threadIdx.x % 4 * 2));
 }
@@ -152,7 +153,7 @@ template <bool E4M3> __device__ float2 biased(float x, float y, float2 b, float 
     return {x + b.x, y + b.y};
 }
 
-// Address for stmatrix and ldmatrix of the 16 x 16 values at columns 16 j of a warp's slot: four 8 x 8 matrices.
+// Returns a lane's address for stmatrix or ldmatrix of four 8 x 8 matrices: columns [16 j, 16 j + 16) of a warp's slot.
 __device__ char *matrices_at(char *slot, int j) {
     const int lane = threadIdx.x % WARP, row = lane % 16, piece = (2 * (j % 4) + lane / 16) ^ row % 8;
     return slot + (j / 4 * 16 + row) * PANEL_ROW_BYTES + piece * 16;
@@ -165,15 +166,15 @@ __device__ void matrices_store(char *slot, int j, const unsigned (&r)[4]) {
 }
 __device__ void matrices_load(char *slot, int j, unsigned (&r)[4]) { ldmatrix(r, (const real *)matrices_at(slot, j)); }
 
-// Address of a thread's two slopes among columns 8 i to 8 i + 7 of a panel of slopes (CopyTensor), in the row of
-// matrix q (rows_round). No bank conflicts.
+// Returns the address of a thread's two slopes in columns [8 i, 8 i + 8) of a panel of slopes, swizzled as CopyTensor
+// says. Matrix q (rows_round) gives the row. No bank conflicts.
 __device__ uint16_t *slopes_at(char *slopes, int i, int q) {
     const int lane = threadIdx.x % WARP, row = lane / 4 + q % 2 * 8;
     return (uint16_t *)(slopes + row * PANEL + (i / 2 ^ lane / 8) * 16 + i % 2 * 8 + lane % 4 * 2);
 }
 
-// Starts the copy of a warp's slot to memory. Commits an empty copy unless `wanted`, so that slot_wait counts the same.
-// FENCED: the warp wrote nothing to the slot since the last call.
+// Starts the copy of a warp's slot to memory. Unless `wanted`, commits an empty copy, which slot_wait counts. FENCED:
+// the warp wrote nothing to the slot since the last call.
 template <bool FENCED = false>
 __device__ void slot_out(const CUtensorMap *map, const char *slot, int row, int panel, bool wanted = true) {
     if (!FENCED) {
@@ -192,7 +193,7 @@ template <int PENDING = 0> __device__ void slot_wait() {
     __syncwarp();
 }
 
-// A thread's two rows of a warp's slot: row_values and sums.
+// row_values and row sums of a thread's two rows of a warp's slot.
 struct RowPair {
     float value[2], sum[2];
     int thread; // threadIdx.x, re-read: no register is free for values derived from it
@@ -213,15 +214,15 @@ __device__ float exponential(float x, float offset, bool counts, float &sum) {
     return y;
 }
 
-// Applies the epilogue (not by_panel) to a warp's 16 rows and writes them to its slot. LINEAR_RESIDUAL: on entry the
-// slot holds `extra`.
+// For epilogues that are not by_panel. Applies the epilogue to a warp's 16 rows and writes them to its slot.
+// LINEAR_RESIDUAL: on entry the slot holds `extra`.
 template <LinearEpilogue EPILOGUE, bool E4M3>
 __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, RowPair &rows,
                            const LinearJob &job, int counted) {
     UNROLL_FOR (int j = 0; j < COLUMNS / 16; j++) {
         unsigned r[4], extra[4];
         if (EPILOGUE == LINEAR_RESIDUAL) matrices_load(slot, j, extra);
-        UNROLL_FOR (int q = 0; q < 4; q++) { // matrix q: from column 8 (q / 2) and row 8 (q % 2)
+        UNROLL_FOR (int q = 0; q < 4; q++) { // matrix q begins at column 8 (q / 2) and row 8 (q % 2)
             const int i = 8 * j + 4 * (q / 2) + 2 * (q % 2);
             if (EPILOGUE == LINEAR_SOFTMAX) {
                 const int own = counted - rows.thread % 4 * 2, column = 16 * j + q / 2 * 8;
@@ -253,7 +254,7 @@ __device__ void rows_sums_out(const RowPair &rows, const LinearJob &job, int row
     }
 }
 
-// sums = column sums of a panel of 16 rows (add: +=). A lane sums two neighbouring columns.
+// sums = column sums of a panel of 16 rows, or += if `add`. A lane sums two neighbouring columns.
 __device__ void columns_sum(float *sums, const char *panel, bool add) {
     const int lane = threadIdx.x % WARP;
     float2 *sum = (float2 *)sums + lane, all = add ? *sum : make_float2(0.0f, 0.0f);
@@ -270,9 +271,8 @@ __device__ void slopes_in(char *slot, int p, const CUtensorMap *slope, uint64_t 
     copy_box_in(slot + SLOPES_AT + p * SLOPES_BYTES, slope, full, 0, row, panel + p);
 }
 
-// codes = the e4m3 copy of a panel, in the layout of slopes_at. Raises the low and high half of `most` to the largest
-// |y| of the lane's even and odd columns in the first `rows` rows, as bits. Lane l copies 16 columns of rows l / 4 and
-// l / 4 + 8: no bank conflicts.
+// codes = the e4m3 copy of a panel, in the layout of slopes_at. Raises `most` (fp8_most) to the lane's |y| in the first
+// `rows` rows. Lane l copies 16 columns of rows l / 4 and l / 4 + 8: no bank conflicts.
 __device__ void panel_encode(char *codes, const char *panel, float scale, int rows, unsigned &most) {
     const int lane = threadIdx.x % WARP;
     UNROLL_FOR (int r = lane / 4, i = 0; i < 2; i++, r += 8) {
@@ -292,7 +292,7 @@ __device__ void panel_encode(char *codes, const char *panel, float scale, int ro
     }
 }
 
-// Writes panel_encode's codes of 16 rows to `to`, column c at c * T. Lane l transposes columns 2 l and 2 l + 1.
+// Writes panel_encode's codes of 16 rows: column c from to[c * T] on. Lane l transposes columns 2 l and 2 l + 1.
 __device__ void panel_transpose(uint8_t *to, size_t T, const char *codes) {
     const int lane = threadIdx.x % WARP;
     unsigned left[4], right[4];
@@ -310,9 +310,9 @@ __device__ void panel_transpose(uint8_t *to, size_t T, const char *codes) {
     *(uint4 *)(to + T) = make_uint4(right[0], right[1], right[2], right[3]);
 }
 
-// Applies an epilogue that is by_panel to 16 rows of half h of a tile and stores them. LINEAR_DGELU: on entry the slot
-// holds their slopes; half 0 starts the copies of half 1's slopes, and these copies complete `full`. sums: column sums
-// of y, or NULL. E4M3: also stores job.copy, and raises `most` (panel_encode).
+// For epilogues that are by_panel. Applies the epilogue to 16 rows of half h of a tile and stores them. sums: column
+// sums of y, or NULL. E4M3: also stores job.copy and raises `most` (fp8_most). LINEAR_DGELU: on entry the slot holds
+// the slopes of these rows; half 0 starts the copies of half 1's slopes, which complete `full`.
 template <LinearEpilogue EPILOGUE, bool E4M3>
 __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, const CUtensorMap *y,
                              const CUtensorMap *slope, const CUtensorMap *codes, const LinearJob &job, uint64_t *full,
@@ -324,7 +324,7 @@ __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const re
         const int buffer = (h + p) % 2;
         char *values = slot + buffer * PANEL_BYTES;
         char *slopes = slot + SLOPES_AT + (FORWARD && E4M3 ? buffer : p) * SLOPES_BYTES;
-        if (!E4M3) slot_wait<FORWARD ? 2 : 1>(); // copies of the last panel may be in flight
+        if (!E4M3) slot_wait<FORWARD ? 2 : 1>(); // copies of panel p - 1 may be in flight
         UNROLL_FOR (int j = 0; j < PANEL / 16; j++) {
             unsigned r[4], pair[4]; // pair: slopes of two columns
             UNROLL_FOR (int q = 0; q < 4; q++) {
@@ -342,7 +342,7 @@ __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const re
                 }
             }
             matrices_store(values, j, r);
-            // Stores the slopes last, so that the compiler keeps the next reads of the bias below.
+            // Store the slopes last: the compiler then keeps the next reads of the bias after these stores.
             UNROLL_FOR (int q = 0; FORWARD && q < 4; q++) *slopes_at(slopes, 2 * j + q / 2, q) = (uint16_t)pair[q];
         }
         if (FORWARD) slot_out(slope, slopes, row, panel + p);
@@ -368,7 +368,7 @@ __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const re
     }
 }
 
-// Stores the column sums of a warpgroup's tile: its warps' sums, added in order.
+// Adds the warps' column sums of a warpgroup's tile in order, and stores the result.
 __device__ void tile_columns_out(const float (&sums)[WARPS][COLUMNS], const LinearJob &job, int row, int column,
                                  int barrier) {
     const int run = row / ROWS;
@@ -380,7 +380,7 @@ __device__ void tile_columns_out(const float (&sums)[WARPS][COLUMNS], const Line
         UNROLL_FOR (int w = 0; w < WARPS; w++) sum += sums[w][c];
         to[c] = sum;
     }
-    threads_sync(barrier, WARPGROUP); // before the next tile's sums
+    threads_sync(barrier, WARPGROUP); // the next tile overwrites sums
 }
 
 // c = the first N columns of a warpgroup's tile.
@@ -390,7 +390,7 @@ __device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int tu
     Ring<STAGES> ring;
     ring.stage = turn * depths % STAGES, ring.parity = turn * depths / STAGES & 1;
     int previous = 0;
-    barrier_wait(&s.order[group], (round & 1) ^ (group == 0)); // turn 0 waits for none
+    barrier_wait(&s.order[group], (round & 1) ^ (group == 0)); // turn 0 does not wait
 #    pragma unroll 1
     for (int k = 0; k < depths; k++) {
         barrier_wait(&s.full[ring.stage], ring.parity);
@@ -420,7 +420,7 @@ __device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int tu
     UNROLL_FOR (int h = 0; h < HALVES; h++) registers_settle(c[h]);
 }
 
-// Starts the copies of the first operands of a tile's epilogue, which complete `full`. One lane calls.
+// Starts the copies of the operands that a tile's epilogue reads first. They complete `full`. One lane calls.
 template <LinearEpilogue EPILOGUE, bool E4M3>
 __device__ void operands_in(char *slot, real *bias, const CUtensorMap *other, uint64_t *full, const LinearJob &job,
                             const TilePlace &place) {
@@ -444,7 +444,7 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
     char *slot = s.slot[group][warp];
     real *bias = s.bias[group][warp];
     uint64_t *own_full = &s.own_full[group][warp];
-    float c[HALVES][COLUMNS / 2] = {}; // without zeros ptxas up to 12.8 serialises every wgmma (C7515)
+    float c[HALVES][COLUMNS / 2] = {}; // zeros: without them ptxas up to 12.8 serialises every wgmma (C7515)
     unsigned own_parity = 0, most = 0;
     for (int i = lane; E4M3 && !job.bias && i < COLUMNS; i += WARP) bias[i] = (real)0.0f;
     for (int turn = group;; turn += GROUPS) {
@@ -455,7 +455,7 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
         const int panel = place.column / PANEL;
         if (lane == 0) operands_in<EPILOGUE, E4M3>(slot, bias, other, own_full, job, place);
         const int width = job.out - place.column; // less than COLUMNS for narrow tiles
-        // Without these zeros the compiler keeps the previous tile's sums up to here; its epilogue needs the registers.
+        // Zeros end the life of the last tile's sums: else they occupy registers that the last epilogue needs.
         UNROLL_FOR (int i = 0; E4M3 && by_panel(EPILOGUE) && i < COLUMNS; i++)
             c[i / (COLUMNS / 2)][i % (COLUMNS / 2)] = 0;
         if (width >= COLUMNS) tile_multiply<COLUMNS, ALONG, E4M3>(c, s, turn, job.depths, rank);

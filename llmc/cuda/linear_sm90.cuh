@@ -1,12 +1,12 @@
-// linear_sm90: products on Hopper with fused epilogues; each saves a pass over memory. Elsewhere cuBLASLt multiplies
-// and other kernels follow, with the same roundings, except that a product is rounded before GELU's slope multiplies
-// it. All epilogues but LINEAR_SCALED and LINEAR_SOFTMAX (crossentropy.cuh) also support products of e4m3 factors
-// (fp8.cuh). Microseconds in bf16 / e4m3, epilogue included (H200): d48 qkv 317/184, proj 126/81, fc with GELU 445/320,
-// DGELU 448/300; d12 304/181, 123/84, 493/418, 453/365.
+// linear_sm90: products on Hopper with fused epilogues. A fused epilogue saves a pass over memory. On other GPUs
+// cuBLASLt multiplies and other kernels follow. They round at the same points, but also round LINEAR_DGELU's product
+// before the slope multiplies it. All epilogues but LINEAR_SCALED and LINEAR_SOFTMAX (crossentropy.cuh) also support
+// e4m3 factors (fp8.cuh). Microseconds in bf16 / e4m3, epilogue included (H200): d48 qkv 317/184, proj 126/81, fc with
+// GELU 445/320, DGELU 448/300; d12 304/181, 123/84, 493/418, 453/365.
 //
-// Hopper sums e4m3 products in 14 bits, and truncates each product to them. No partial sum is promoted to fp32: sums of
-// mixed signs, as in a block, err by 0.25% of a row's norm at in = 6400; bf16's rounding alone by 0.17%. Sums of one
-// sign lose 10% there, and 0.9% at in = 768 (H200, test_fp8_cuda).
+// Hopper sums e4m3 products in 14 bits and truncates each product to 14 bits. No partial sum is promoted to fp32. At
+// in = 6400 sums of mixed signs, as in training, err by 0.25% of a row's norm; rounding to bf16 alone errs by 0.17%.
+// Sums of one sign lose 10% at in = 6400 and 0.9% at in = 768 (H200, test_fp8_cuda).
 #pragma once
 
 #include "cuda/fp8.cuh"
@@ -31,16 +31,16 @@ struct Linear {
     LinearEpilogue epilogue = LINEAR_GELU;
     int rows = 0, in = 0, out = 0;
     const real *x = NULL, *weight = NULL, *bias = NULL, *extra = NULL;
-    // e4m3 factors instead, if set: x8 (rows, in), weight8 (out, in). Then bias may be NULL: none.
+    // If set, e4m3 factors in place of x and weight: x8 (rows, in), weight8 (out, in). Bias may then be NULL: no bias.
     const uint8_t *x8 = NULL, *weight8 = NULL;
-    float scale = 1; // multiplies their product
+    float scale = 1; // multiplies the product of e4m3 factors
     real *y = NULL;
     Fp8Copy copy = {}; // of y, by LINEAR_GELU and LINEAR_DGELU with e4m3 factors
     GeluSlope *slope = NULL;
     const float *row_values = NULL; // (rows)
-    float *row_sums = NULL;         // (linear_sm90_tiles, rows) LINEAR_SOFTMAX: row sums per tile of unrounded y
+    float *row_sums = NULL;         // (linear_sm90_tiles, rows) LINEAR_SOFTMAX: sums of unrounded y, per tile and row
     int counted = 0;
-    unsigned *ticket = NULL;     // in device memory, 0 before and after
+    unsigned *ticket = NULL;     // (1) counts drawn tiles; 0 between calls
     ColumnGradient columns = {}; // sum NULL: not wanted
     int T = 0;                   // with columns: rows of an example (linear_sm90_sums)
     ColumnJobs *jobs = NULL;     // with columns: the list to join
@@ -49,7 +49,7 @@ struct Linear {
 // True if LINEAR_DGELU can sum columns of examples of T rows.
 bool linear_sm90_sums(int T);
 
-// Tiles across y, and so rows of row_sums.
+// Returns the number of tiles across y: row_sums has as many rows.
 static inline int linear_sm90_tiles(int out) { return (out + LINEAR_SM90_COLUMNS - 1) / LINEAR_SM90_COLUMNS; }
 size_t linear_sm90_column_bytes(int rows, int T, int out);
 

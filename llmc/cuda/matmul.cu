@@ -16,7 +16,7 @@ int matmul_create(Matmul *mm, void *workspace, cudaStream_t stream, Error *e) {
     mm->stream = stream;
     CUDA_TRY(cudaGetDevice(&device), e);
     CUDA_TRY(cudaGetDeviceProperties(&properties, device), e);
-    // "with fp32 sums" drops the choices of older builds, whose split-K sums could be in 16 bits.
+    // "with fp32 sums" rejects the choices of older builds, whose split-K sums could be in 16 bits.
     const char *sums = sizeof(real) == 2 ? " with fp32 sums" : "";
     snprintf(mm->identity, sizeof mm->identity, "%s with %d multiprocessors, %s%s, cuBLASLt %zu", properties.name,
              properties.multiProcessorCount, REAL_NAME, sums, cublasLtGetVersion());
@@ -52,7 +52,7 @@ static int layout_count(cublasLtMatrixLayout_t layout, int batch, Error *e) {
     return CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(layout, count, &batch, sizeof batch), e);
 }
 
-// cuBLAS reads a row-major matrix (rows, columns) as a column-major one of `columns` rows.
+// Describes a row-major matrix (rows, columns), which cuBLAS reads as its column-major transpose.
 static int matrix_layout(cublasLtMatrixLayout_t *out, bool is_float, int rows, int columns, int batch, int64_t stride,
                          Error *e) {
     const auto offset = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
@@ -68,7 +68,7 @@ static int operation_set(MatmulPlan *plan, cublasLtMatmulDescAttributes_t attrib
     return CUBLAS_CALL(cublasLtMatmulDescSetAttribute(plan->operation, attribute, &value, sizeof value), e);
 }
 
-// out^T = op(b)^T op(a)^T: our b is A of column-major cuBLAS, our a is B.
+// out^T = op(b)^T op(a)^T: cuBLAS's column-major A is our b, its B our a.
 static int operation_create(MatmulPlan *plan, Error *e) {
     const MatmulShape *s = &plan->shape;
     const cublasOperation_t op_a = s->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -91,7 +91,7 @@ static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmul
                     Error *e) {
     const MatmulShape *s = &plan->shape;
     const size_t workspace_bytes = MATMUL_WORKSPACE_BYTES;
-    const bool wide = s->out_float || sizeof(real) == 4; // else demand split-K sums in fp32
+    const bool wide = s->out_float || sizeof(real) == 4; // unless wide, demand split-K sums in fp32
     const uint32_t sums = wide ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, auto value) {
         return CUBLAS_CALL(cublasLtMatmulPreferenceSetAttribute(mm->preference, name, &value, sizeof value), e);
@@ -118,16 +118,16 @@ static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cubl
 
 // ---- Tuning ---------------------------------------------------------------------------------------------------------
 //
-// Training runs at the card's power limit: a product that needs less energy gets a higher clock, 50 to 100 ms later. So
-// finalists of a quick look take turns on a hot card, each long enough for its own clock.
+// Training runs at the card's power limit: a product that needs less energy gets a higher clock, 50 to 100 ms later. A
+// first look picks finalists. They then run in turn on a hot card, each long enough to reach its own clock.
 
 enum { TUNE_FINALISTS = 4, TUNE_ROUNDS = 2, TUNE_RUNS_MAX = 1000 };
 static const float TUNE_HEAT_MS = 200, TUNE_SETTLE_MS = 80, TUNE_TIMED_MS = 70;
-static const float TUNE_SLOW = 1.1f;  // on a cool card: drop candidates slower than the fastest by this factor
-static const float TUNE_TIE = 0.995f; // on a hot card: replace the first answer only below this fraction of its time
+static const float TUNE_SLOW = 1.1f;  // on a cool card: drop answers slower than the fastest by this factor
+static const float TUNE_TIE = 0.995f; // on a hot card: an answer below this fraction of answer 0's time replaces it
 
-// *out = mean milliseconds per run, over about `ms` milliseconds, after `settle` milliseconds of runs; infinite if the
-// algorithm does not run. each: estimate of one run.
+// *out = mean milliseconds per run over about `ms` milliseconds, after runs of `settle` milliseconds; infinite if the
+// algorithm does not run. each: estimated milliseconds per run.
 static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const MatmulOperands *o,
                      float each, float settle, float ms, float *out, Error *e) {
     const int before = (int)fminf(ceilf(settle / each), TUNE_RUNS_MAX);
@@ -145,7 +145,7 @@ static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlg
 }
 
 // *fastest = index of the answer to keep: 0, the heuristic's first, unless another is faster by more than noise.
-// Finalists: at most TUNE_FINALISTS answers within TUNE_SLOW of the fastest on a quick look, preferably the first.
+// Finalists: at most TUNE_FINALISTS answers within TUNE_SLOW of the fastest on a cool card, answer 0 before others.
 static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                         const MatmulOperands *o, int *fastest, Error *e) {
     float cool[MATMUL_ANSWERS_MAX], hot[MATMUL_ANSWERS_MAX] = {}, best = INFINITY, ms; // milliseconds; INFINITY: out
@@ -157,7 +157,7 @@ static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmul
         best = fminf(best, cool[i]);
     }
     for (int i = 0; i < count && !isinf(best); i++) {
-        int faster = 0; // the first answer does not compete for a place
+        int faster = 0; // number of faster answers, without answer 0: its place is reserved
         for (int k = 1; k < count; k++) faster += cool[k] < cool[i] || (cool[k] == cool[i] && k < i);
         if (cool[i] > TUNE_SLOW * best || (i > 0 && faster >= TUNE_FINALISTS - (cool[0] <= TUNE_SLOW * best)))
             hot[i] = INFINITY;
@@ -180,7 +180,7 @@ static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmul
 
 enum { SHAPE_KEY_BYTES = 128, ALGORITHM_WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t) };
 
-// Appends a choice: the algorithm's words in hexadecimal, separated by dots. False: the text is full.
+// Appends a choice: the algorithm's words in hexadecimal, separated by dots. Returns false if the text is full.
 static bool choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t *algorithm) {
     char text[SHAPE_KEY_BYTES + 17 * ALGORITHM_WORDS];
     size_t n = (size_t)snprintf(text, sizeof text, "%s", key), used = strlen(mm->choices);
@@ -200,7 +200,7 @@ static bool plan_runs(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAl
            needs.workspaceSize <= MATMUL_WORKSPACE_BYTES;
 }
 
-// Reads the algorithm that follows a key; cuBLASLt checks that it fits the plan.
+// Reads the algorithm that follows a key. Fails unless cuBLASLt accepts it for the plan.
 static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cublasLtMatmulAlgo_t *algorithm,
                        Error *e) {
     const char *bad = NULL;
@@ -216,7 +216,7 @@ static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cub
                 plan->shape.m, plan->shape.n, plan->shape.k);
 }
 
-// Sets the plan's algorithm: the tuned one of this shape, now or earlier, else the heuristic's first.
+// Sets the plan's algorithm: from mm->choices, else by tuning if mm->tuning, else the heuristic's first answer.
 static int plan_choose(Matmul *mm, MatmulPlan *plan, const MatmulOperands *o, Error *e) {
     const MatmulShape *s = &plan->shape;
     char key[SHAPE_KEY_BYTES]; // " m,n,k,flags,bias,batch,alignment="
@@ -229,7 +229,7 @@ static int plan_choose(Matmul *mm, MatmulPlan *plan, const MatmulOperands *o, Er
     TRY(plan_ask(mm, plan, mm->tuning ? (int)MATMUL_ANSWERS_MAX : 1, found, &count, e));
     if (mm->tuning) {
         TRY(plan_fastest(mm, plan, found, count, o, &fastest, e));
-        if (!choice_write(mm, key, &found[fastest].algo)) fastest = 0; // a resumed run must choose the same
+        if (!choice_write(mm, key, &found[fastest].algo)) fastest = 0; // not stored: a resumed run chooses 0
     }
     plan->algorithm = found[fastest].algo;
     return 0;
@@ -250,7 +250,7 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     Error none;
     int count;
     plan->apart = s->bias && plan_ask(mm, plan, 1, &found, &count, &none);
-    if (plan->apart) { // create anew: cublasLtMatmul refuses a bias without its epilogue
+    if (plan->apart) { // create anew without the bias epilogue
         TRY(CUBLAS_CALL(cublasLtMatmulDescDestroy(plan->operation), e));
         plan->operation = NULL;
         TRY(operation_create(plan, e));
@@ -259,7 +259,7 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     if (!s->like_batch) return 0;
     for (cublasLtMatrixLayout_t layout : {plan->a, plan->b, plan->out}) TRY(layout_count(layout, s->batch, e));
     if (plan_runs(mm, plan, &plan->algorithm)) return 0;
-    TRY(plan_ask(mm, plan, 1, &found, &count, e)); // bits may differ from other batches
+    TRY(plan_ask(mm, plan, 1, &found, &count, e)); // for this batch: bits may differ from those of like_batch
     plan->algorithm = found.algo;
     return 0;
 }

@@ -30,10 +30,10 @@ typedef struct {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, out;
     cublasLtMatmulAlgo_t algorithm;
-    bool apart; // cuBLASLt has no algorithm that adds the bias: bias_kernel follows
+    bool apart; // cuBLASLt has no algorithm that adds the bias: bias_kernel adds it
 } MatmulPlan;
 
-// Plans kept (a run needs about 20 per number of rows); heuristic answers to time; longest text of choices.
+// At most: plans kept (a run needs about 20 per number of rows), heuristic answers timed, bytes of Matmul.choices.
 enum { MATMUL_PLANS_MAX = 512, MATMUL_ANSWERS_MAX = 16, MATMUL_CHOICES_BYTES = 1 << 14 };
 
 typedef struct {
@@ -46,7 +46,7 @@ typedef struct {
     cudaEvent_t start, stop;            // around a timed product
     bool tuning;                        // time the answers for every new shape
     bool heated;                        // timing has heated the card
-    char identity[320];                 // GPU, precision and library for which choices hold
+    char identity[320];                 // GPU, precision and library for which `choices` holds
     char choices[MATMUL_CHOICES_BYTES]; // text of a tuning: "" or "IDENTITY: SHAPE=ALGORITHM SHAPE=ALGORITHM ..."
 } Matmul;
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 enum { MATRIX_BLOCKS = 64, MATRIX_WARPS = 8 };
-enum { LIKE_MATRICES = 24 }; // MatmulShape.like_batch: same bits, however many matrices a rank owns
+enum { LIKE_MATRICES = 24 }; // MatmulShape.like_batch: bits do not depend on how many matrices a rank owns
 
 // Scratch: partial sums of |x|^2 (count, MATRIX_BLOCKS); x and y (count, rows, columns); gram and poly (count, side,
 // side).
@@ -20,7 +20,7 @@ int muon_capacity(size_t bytes, int rows, int columns) {
     return n < 1 ? 1 : n > MUON_MATRICES_MAX ? MUON_MATRICES_MAX : (int)n;
 }
 
-// ---- From gradients to x; from orthogonal x to weights --------------------------------------------------------------
+// ---- Before and after Newton-Schulz: gradients to x, orthogonal x to weights ----------------------------------------
 
 // Calls f(row, column) for this thread's elements of a matrix, W columns at a time.
 template <int W, typename F> __device__ static inline void each_of_matrix(int rows, int columns, F f) {
@@ -30,7 +30,7 @@ template <int W, typename F> __device__ static inline void each_of_matrix(int ro
         for (int c = lane * W; c < columns; c += WARP * W) f(r, c);
 }
 
-// Updates the moments. squares: |x|^2 of muon_momentum's x (math/muon.h), by block.
+// Updates the moments. squares: each block's part of |x|^2, x from muon_momentum (math/muon.h).
 template <int W>
 __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
     momentum_kernel(double *squares, const __grid_constant__ MuonMatrices all, float mu, const float *grad_scale) {
@@ -102,7 +102,7 @@ __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
 
 // ---- Newton-Schulz --------------------------------------------------------------------------------------------------
 
-// y = a x + (b G + c G^2) x, G = x x^T. For a tall x the same y is a x + x (b G + c G^2) with the smaller G = x^T x.
+// y = a x + (b G + c G^2) x, G = x x^T. For a tall x: y = a x + x (b G + c G^2), with the smaller G = x^T x.
 static int iterate(Matmul *mm, real *y, const real *x, real *gram_x, real *poly_x, int count, int rows, int columns,
                    Error *e) {
     const bool wide = rows <= columns;

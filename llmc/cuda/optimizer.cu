@@ -62,7 +62,7 @@ int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, co
 
 enum { TRUST_BLOCKS = 128 };
 
-// partials (2, S, TRUST_BLOCKS): squared norms of weights; of the direction. Grid: (TRUST_BLOCKS, segment).
+// partials (2, S, TRUST_BLOCKS): squared norms of weights, then of the direction. Grid: (TRUST_BLOCKS, segment).
 __global__ static void __launch_bounds__(THREADS)
     trust_kernel(double *partials, OptimizerArrays a, Range range, const Range *segments, AdamWStep step,
                  const float *scale) {

@@ -37,8 +37,8 @@ typedef struct {
 int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, const float *scale, cudaStream_t stream,
                      Error *e);
 
-// LAMB: squares[s] += squared norm of the weights of segment s, squares[S + s] += squared norm of the step's direction,
-// both of the segment's part in the range. The arrays begin where the range does.
+// LAMB, for the part of segment s < S in the range: squares[s] += squared norm of the weights, squares[S + s] +=
+// squared norm of the step's direction. The arrays begin where the range does.
 size_t optimizer_trust_workspace_bytes(int S);
 int optimizer_trust(double *squares, const OptimizerArrays *arrays, Range range, const Range *segments, int S,
                     AdamWStep step, const float *scale, void *workspace, cudaStream_t stream, Error *e);

@@ -7,7 +7,7 @@
 
 enum { SUM_THREADS = 1024, SUM_WARPS = SUM_THREADS / WARP };
 
-// *to += sum of partials (B, G), rows (B) += their sums over G, unless NULL. By one block.
+// *to += sum of partials (B, G); rows (B) += sums over G, unless rows is NULL. One block calls.
 __device__ static void example_partials_sum(double *to, double *rows, const double *partials, int B, int G) {
     __shared__ double shared[SUM_WARPS];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -40,7 +40,7 @@ int reduce_example_partials(ExampleSums sums, const double *partials, int sets, 
 // ---- Column gradients -----------------------------------------------------------------------------------------------
 
 ColumnSplit column_split(int B, int T, int target_blocks) {
-    const int row_tile = 4; // a multiple of the rows that most kernels process at a time
+    const int row_tile = 4; // most kernels process 4 rows or a divisor at a time
     const int rows_per_block = (int)round_up((size_t)ceil_div(B * T, target_blocks), row_tile);
     const int blocks = ceil_div(B * T, rows_per_block);
     return {B * T, T, rows_per_block, blocks, blocks + B};
@@ -48,10 +48,10 @@ ColumnSplit column_split(int B, int T, int target_blocks) {
 
 // Pass two, in two kernels.
 // 1. Block (x, set, z) of a job owns 32 columns of a batch of examples, with equally many warps per example. It adds up
-//    each example's slots. It writes the batch's sums (of all examples, then of each source's) and, for each example,
-//    the sum of squares over its columns.
-// 2. Block (0, set) of a job adds up the squares; block (1 + x, set) adds up SUM_THREADS columns of one sum over the
-//    batches.
+//    each example's slots. It writes the batch's sums (over all examples, then over each source) and each example's sum
+//    of squares over the 32 columns.
+// 2. Block (0, set) of a job adds up the squares. Block (1 + x, set) adds up, over the batches, SUM_THREADS columns of
+//    one of these sums.
 enum { FINISH_WARPS = 16, SLOTS_IN_FLIGHT = 8 };
 
 // Pass two of one job.
@@ -107,7 +107,7 @@ float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets,
     return job.partials;
 }
 
-// Blocks of a job in kernel 1, in kernel 2.
+// Return the number of a job's blocks: example_blocks in kernel 1, total_blocks in kernel 2.
 static __host__ __device__ int example_blocks(const ColumnFinish &f) {
     return f.column_groups * f.job.sets * f.batches;
 }
@@ -213,13 +213,13 @@ __device__ static double squares_of_range(const float *x, size_t begin, size_t e
     return ((double)s[0] + s[1]) + ((double)s[2] + s[3]);
 }
 
-// Grid: block k sums elements [k span, (k + 1) span) of the range and writes slot k + s for every segment s in them.
+// Grid: block k sums elements [k span, (k + 1) span) of the range, by segment: segment s to slot k + s.
 __global__ void __launch_bounds__(FLAT_THREADS)
     squares_kernel(double *slots, const float *x, Range range, size_t span, const Range *segments, int S) {
     __shared__ double shared[FLAT_THREADS / WARP];
     const size_t begin = range.begin + blockIdx.x * span;
     const Range own = range_overlap({begin, begin + span}, range);
-    int low = 0, high = S; // find the first segment that ends after begin
+    int low = 0, high = S; // search the first segment that ends after begin
     while (low < high) {
         const int middle = (low + high) / 2;
         if (segments[middle].end > begin) high = middle;
@@ -258,7 +258,7 @@ int reduce_squares(double *squares, const float *x, Range range, const Range *se
     return launch({S, WARP, stream}, e, squares_finish_kernel, squares, slots, range, span, segments, add);
 }
 
-enum { EXAMPLES_AT_ONCE = 8 }; // per kernel; their squares stay in registers
+enum { EXAMPLES_AT_ONCE = 8 }; // per kernel; sums of their squares stay in registers
 
 // gradient (n) += x (E, n), W columns per thread at a time, E <= EXAMPLES_AT_ONCE. partials (E, gridDim.x): sum of x^2.
 template <int W>

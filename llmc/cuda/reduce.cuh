@@ -1,8 +1,8 @@
-// reduce: sums on the device. Every sum of floats is a fixed tree, whatever block runs first.
+// reduce: sums on the device. Every sum of floats is a fixed tree: the order in which blocks run changes no bit.
 //
 // Column gradients (biases, gamma, beta) are sums over the rows of a (B, T, C) tensor, in two passes:
-// 1. The kernel that reads the tensor cuts its rows into equal runs, one per block. It writes the sum of the rows that
-//    run k and example b share to slot k + b: from row to row k or b or both grow, so slots never collide.
+// 1. The kernel that reads the tensor cuts its rows into equal runs, one per block. Slot k + b gets the sum of the rows
+//    in both run k and example b. The next pair (k, b) has a larger k + b, so no slot is written twice.
 // 2. column_finish adds an example's slots, squares the sum, and adds up the examples.
 // The gradient has the same bits with and without norms.
 #pragma once
@@ -16,14 +16,14 @@ typedef struct ColumnGradient {
     double *squares; // (1) += sum over examples b of |g_b|^2; g_b (C) is the sum over b's rows. Or NULL
     bool first;
     double *rows = NULL;     // (B) += |g_b|^2 of each example; or NULL
-    float *by_source = NULL; // (sources of ColumnSources, C) += sum of g_b over the examples of a source; or NULL
+    float *by_source = NULL; // (ColumnSources.count, C) += sum of g_b over the examples of each source; or NULL
 } ColumnGradient;
 
 // Sources of the examples, for by_source.
 typedef struct {
-    const uint16_t *of = NULL; // (B)
+    const uint16_t *of = NULL; // (B) source of each example
     int count = 0;
-    size_t stride = 0; // elements from a source's sums to the next one's
+    size_t stride = 0; // elements between the sums of two sources
 } ColumnSources;
 
 // Cut of the rows into runs. Depends on the shape only, not on the GPU.
@@ -53,15 +53,15 @@ struct ColumnJobs {
     size_t used = 0;
     int count = 0;
     ColumnJob job[COLUMN_JOBS_MAX] = {};
-    ColumnSources sources = {}; // of the next jobs
+    ColumnSources sources = {}; // for later jobs
 };
 size_t column_bytes(ColumnSplit split, int sets, int C, int sources = 0);
 float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets, ColumnSplit split, int C);
 int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e);
 
-// squares[s] = sum of x^2 over the part of segment s < S that lies in the range, or += if `add`. Leaves segments
-// outside the range alone. x: the range's first element, aligned to 16 bytes. segments: in device memory, ascending,
-// without overlap. NaN and infinity propagate to the sum of their segment.
+// squares[s] = sum of x^2 over the part of segment s < S that lies in the range, or += if `add`. Does not change
+// squares[s] of segments outside. x: the range's first element, aligned to 16 bytes. segments: in device memory,
+// ascending, without overlap. NaN and infinity propagate to their segment's sum.
 size_t reduce_squares_workspace_bytes(int S);
 int reduce_squares(double *squares, const float *x, Range range, const Range *segments, int S, bool add,
                    void *workspace, cudaStream_t stream, Error *e);
@@ -73,16 +73,16 @@ size_t reduce_examples_workspace_bytes(int E);
 int reduce_examples(float *gradient, double *squares, const float *x, int E, size_t n, void *workspace,
                     cudaStream_t stream, Error *e);
 
-// sums (rows) += sums of x (rows, n), by one block each. For losses.
+// sums (rows) += row sums of x (rows, n), a block per row. For losses.
 int reduce_sum(double *sums, const float *x, int rows, size_t n, cudaStream_t stream, Error *e);
 
-// gram (rows, rows) = products of the rows of x (rows, n), by one block each.
+// gram (rows, rows) = x x^T, x (rows, n), a block per element.
 int reduce_gram(double *gram, const float *x, int rows, size_t n, cudaStream_t stream, Error *e);
 
 // sum (n) += x (n); `first` overwrites it.
 int reduce_add(float *sum, const float *x, size_t n, bool first, cudaStream_t stream, Error *e);
 
-// *sum += hash (base/hash.h) of n values of 2 or 4 bytes. place: the first value's place in the hash.
+// *sum += hash (base/hash.h) of n values of 2 or 4 bytes. place: index of the first value in the hashed array.
 int reduce_hash(uint64_t *sum, const void *x, size_t value_bytes, size_t n, uint64_t place, cudaStream_t stream,
                 Error *e);
 

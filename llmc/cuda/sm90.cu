@@ -12,7 +12,7 @@ bool sm90_runs(void) {
 
 // Finds the driver's cuTensorMapEncodeTiled, without linking to the driver's library; later calls reuse it.
 static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {
-    static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known; // constant once set
+    static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known; // set once
     cudaDriverEntryPointQueryResult found;
     if ((*encode = known)) return 0;
 #if CUDART_VERSION >= 12050

@@ -13,8 +13,8 @@
 // True if this build has kernels of these instructions and the GPU runs them: Hopper in 16 bits.
 bool sm90_runs(void);
 
-// SM90_CODE: defined where kernels of sm_90a instructions are compiled. SM90_THREADS: such a kernel's launch bounds.
-// Elsewhere the kernel is compiled empty, with a bound of one thread. By this bound the host sees that it is missing.
+// SM90_CODE: defined where kernels of sm_90a instructions are compiled. SM90_THREADS: launch bounds of such a kernel.
+// Without SM90_CODE the kernel is empty and its bound is one thread. From this bound sm90_runs sees that it is missing.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(GNS_FP32)
 #    define SM90_CODE
 #endif
@@ -96,7 +96,7 @@ __device__ static inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Writes x to the address `to` in block `rank` of the cluster, and counts 4 bytes at the barrier there.
+// Writes x to the address `to` in block `rank` of the cluster, and counts 4 bytes at that block's barrier.
 __device__ static inline void send_at(int *to, int x, uint64_t *barrier, int rank) {
     asm volatile(
         "{\n.reg .b32 there, signal;\n"
@@ -112,8 +112,8 @@ __device__ static inline void threads_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// The copy engine. A CUtensorMap (copy_map) describes a tensor and its boxes. Elements outside the tensor arrive as
-// zeros, whose bytes the barrier counts too; copies out skip them.
+// The copy engine. A CUtensorMap (copy_map) describes a tensor and its boxes. Copies in write zeros for elements
+// outside the tensor, and the barrier counts their bytes; copies out skip these elements.
 
 __device__ static inline void copy_box_in(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
                                           int b) {
@@ -164,8 +164,8 @@ __device__ static inline void copy_run_in(void *to, const void *from, int bytes,
                  : "memory");
 }
 
-// A tensor of 3 dimensions, and boxes of it. Dimension 0 is the innermost. Boxes are swizzled over 128 bytes, or over
-// 64 if their rows are 64 single bytes: the 16-byte piece c of row r then lies at c ^ (r / 2 % 4).
+// A tensor of 3 dimensions, and its boxes. Dimension 0 is the innermost. Boxes are swizzled over 128 bytes. Boxes with
+// rows of 64 values of one byte are swizzled over 64 bytes: the 16-byte piece c of row r lies at c ^ (r / 2 % 4).
 // stride: elements between neighbours along dimensions 1 and 2; 0: no gaps. Strides in bytes and the tensor's address
 // must be multiples of 16.
 struct CopyTensor {
@@ -179,8 +179,8 @@ int copy_map(CUtensorMap *map, const void *tensor, const CopyTensor &t, Error *e
 
 // wgmma. A warpgroup computes 64 rows, each warp 16. Accumulators: see fragment_row, fragment_column.
 
-// Matrix descriptor of a tile, in units of 16 bytes: address, distance between panels, 1024 bytes between groups of 8
-// rows; 128-byte swizzle. Add step_along_rows(k) or step_down_columns(k).
+// Returns the matrix descriptor of a tile: address, distance between panels, 1024 bytes between groups of 8 rows (all
+// in units of 16 bytes), 128-byte swizzle. Add step_along_rows(k) or step_down_columns(k).
 __device__ static inline uint64_t operand(const char *tile, int panel_bytes) {
     unsigned low = uniform((shared_address(tile) & 0x3ffff) >> 4 | panel_bytes >> 4 << 16);
     return low | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
@@ -228,7 +228,7 @@ template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
 //   wgmma        sums 16 products. A_ALONG: a's tile has 64 rows, and the sum runs along them; else it runs down a's
 //                columns. B_ALONG: the same of b's tile, which has N rows
 //   wgmma_e4m3   sums 32 products, along the rows of both tiles. A panel's row of 128 bytes holds 128 elements.
-//                step_along_rows(k) is the offset of the k-th 32
+//                step_along_rows(k) is the offset of the k-th slice of 32 elements
 #    define SM90_ISSUE(N, COUNT, ACCUMULATE, KIND, OPERANDS, ...)                                                      \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N KIND  \
                      " {" SM90_LIST_##COUNT "}, " OPERANDS ";\n}"                                                      \
@@ -251,9 +251,9 @@ SM90_WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84")
 SM90_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100")
 SM90_WGMMA(208, 104, "%104", "%105", "%106", "%107", "%108")
 
-// Return registers of a warpgroup to the block's pool, or allocate from it; every warp of the group must call.
-// Allocating waits until enough are free: forever if the warpgroups want more than the block got at launch (384
-// threads: 168 each, enough for 2 x 232 + 40 or 2 x 240 + 24).
+// registers_give returns registers of a warpgroup to the block's pool; registers_take allocates registers from it.
+// Every warp of the group must call. registers_take waits until enough registers are free: forever if the warpgroups
+// want more than the block got at launch (3 x 168 per thread for 384 threads: enough for 2 x 232 + 40, 2 x 240 + 24).
 template <int A_THREAD> __device__ static inline void registers_give() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(A_THREAD));
 }

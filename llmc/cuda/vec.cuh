@@ -33,12 +33,12 @@ template <int W> __device__ inline Pack<W> pack_of(const float (&f)[W]) {
     return v;
 }
 
-// Makes the compiler unpack again later, not keep floats in registers.
+// Makes the compiler unpack v again later instead of keeping its floats in registers.
 template <int W> __device__ inline void pack_forget(Pack<W> &v) {
     UNROLL_FOR (int i = 0; i < (int)(sizeof(v) / sizeof(uint32_t)); i++) asm volatile("" : "+r"(v.words[i]));
 }
 
-// Starts a copy of 8 values to shared memory; writes zeros unless `there`. fetch_wait waits for the thread's copies.
+// Starts a copy of 8 values to shared memory; writes zeros unless `there`. fetch_wait awaits the thread's copies.
 __device__ static inline void pack_fetch(Pack<VEC> *to, const real *from, bool there) {
 #if __CUDA_ARCH__ < 800 // no asynchronous copies: copy at once
     *to = there ? pack_load<VEC>(from) : Pack<VEC>{};
@@ -90,11 +90,11 @@ template <typename F> __device__ inline F block_sum(F x, F *shared) {
     return sum;
 }
 
-// Early launch hides launch latency: from compute capability 9.0 the kernel may start while its predecessor still runs.
-// 1. It starts early only once every block of the predecessor has called after_allow or ended.
-// 2. after_wait returns when the predecessor has ended. Call it before touching anything that earlier kernels wrote.
-// 3. A kernel that calls after_allow must call after_wait, however it is launched. A successor waits for the end
-//    of this kernel only: it must imply the end of all older ones.
+// Early launch hides launch latency: from compute capability 9.0 a kernel may start while its predecessor still runs.
+// 1. A kernel starts early only once every block of its predecessor has called after_allow or ended.
+// 2. after_wait returns when the predecessor has ended. Call after_wait before using what earlier kernels wrote.
+// 3. A kernel that calls after_allow must call after_wait, however it is launched. A successor waits for the end of
+//    its predecessor only, which must imply the end of all older kernels.
 __device__ static inline void after_wait(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -114,7 +114,7 @@ struct Launch {
     bool early = false;      // see after_wait
 };
 
-// Starts a kernel. Fails if its configuration is wrong; a kernel that fails later shows at the next sync.
+// Starts a kernel. Fails if its configuration is wrong. The next synchronisation reports a failure while it runs.
 template <typename... Parameters, typename... Arguments>
 static int launch(const Launch &l, Error *e, void (*kernel)(Parameters...), Arguments... arguments) {
     cudaLaunchAttribute attribute = {};

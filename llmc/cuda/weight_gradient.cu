@@ -5,8 +5,8 @@
 // or along its columns (sharing X). Each block fetches half of the shared operand for both: half the reads from L2.
 //
 // A step is one tile for one example: all T rows of X and dY. TileSchedule deals steps to pairs.
-// 1. A warpgroup sums a step in `e`. At its end it adds e to `total`, and each warp writes the sum of its squares to a
-//    slot. In bf16 without squares e sums all of a pair's steps in a tile, and is stored at once.
+// 1. A warpgroup sums a step in `e`. After the step it adds e to `total`, and each warp writes its sum of squares of e
+//    to a slot. In bf16 without squares e sums all of a pair's steps in a tile, and e is stored, without `total`.
 // 2. After a pair's last step in a tile, `total` is stored: to dW if the pair had all examples of the tile, else to a
 //    part. Stores overlap the next step, 32 columns per stage. gradient_finish_kernel adds parts in a fixed order.
 // 3. The feeder's idle warps sum the columns of dY from shared memory. The block in tile row s sums rows r of a stage
@@ -31,14 +31,14 @@ enum { OUT_ROWS = 16, OUT_COLUMNS = 32 }; // a box that a warp copies out
 // A level of the schedule deals tiles, with B examples each, to its pairs:
 // 1. Whole rounds: each pair gets `whole` tiles, with all B examples.
 // 2. The `rest` tiles, fewer than pairs, get `full` pairs each, with `run` examples per pair.
-// 3. Examples that remain go to pairs that remain, by the same rules: the next level.
-// So all pairs end at about the same time, and read few places of X and dY at a time, which stay in L2.
+// 3. The next level deals the remaining examples to the remaining pairs, by the same rules.
+// So all pairs end at about the same time, and at any time they read few places of X and dY, which stay in L2.
 struct Level {
     int first, pairs, tile, b, B, whole, rest, run, full; // first, tile, b: first pair, tile and example
-    int whole_part, rest_part;                            // first part; < 0: tiles are not cut
+    int whole_part, rest_part;                            // first part of (1), of (2); < 0: tiles are not cut
 };
 
-enum { LEVELS_MAX = 8 }; // 5 suffice up to 66 pairs, 400 tiles and 130 examples; the eighth level is not balanced
+enum { LEVELS_MAX = 8 }; // up to 66 pairs, 400 tiles and 130 examples 5 suffice; level 8 would not balance its pairs
 
 struct TileSchedule { // depends on the shape and number of pairs only
     Level level[LEVELS_MAX];
@@ -72,7 +72,7 @@ struct Step {
     bool last;         // the pair's last step in this tile
 };
 
-// *step = step i of a pair; false: there is none.
+// Sets *step to step i of a pair; returns false if the pair has fewer steps.
 __device__ static inline bool step_at(Step *step, const TileSchedule &s, int pair, int i) {
     for (int k = 0; k < s.levels; k++) {
         const Level &l = s.level[k];
@@ -92,7 +92,7 @@ __device__ static inline bool step_at(Step *step, const TileSchedule &s, int pai
     return false;
 }
 
-// Calls f(part) for each part of the i-th cut tile, in order.
+// Calls f(part) for each part of cut tile i, in order.
 template <typename F> __device__ static inline void each_part(const TileSchedule &s, int i, F f) {
     for (int k = 0; k < s.levels && i >= 0; k++) {
         const Level &l = s.level[k];
@@ -103,7 +103,7 @@ template <typename F> __device__ static inline void each_part(const TileSchedule
     }
 }
 
-// A launch. A tile here is a pair's: two blocks' tiles side by side.
+// A launch. A tile here is a tile of a pair: the tiles of its two blocks side by side.
 struct GradientJob {
     struct {
         int B, T, in, out;
@@ -112,7 +112,7 @@ struct GradientJob {
     int tiles_m, tiles_n, row_blocks, slots; // row_blocks: stages per step; slots: squares per example, one per warp
     bool add;
     float *squares;    // (B, slots), or NULL. Not scaled
-    unsigned *arrived; // (1) blocks that have added their squares
+    unsigned *arrived; // (1) number of blocks that have added their squares
     float *columns;    // column sums of dY over each share of an example's rows (columns_split), or NULL
     int shares;
     const int *row_at;
@@ -130,8 +130,8 @@ struct GradientJob {
 enum { ROWS = 64, WORKERS = 2 * WARPGROUP, THREADS = WORKERS + WARPGROUP, WARPS = WORKERS / WARP, COLUMN_WARPS = 3 };
 enum { OUT_BYTES = OUT_ROWS * OUT_COLUMNS * sizeof(float) };
 
-// An operand (64 rows, COLUMNS) in panels of 64 columns; a narrower last panel is fetched by its own map. A SHARED
-// operand comes as two halves of 32 rows.
+// An operand (64 rows, COLUMNS) in panels of 64 columns. A narrower last panel has its own map. A SHARED operand is
+// fetched as two halves of 32 rows.
 template <int COLUMNS, bool SHARED> struct Operand {
     static constexpr int WHOLE = COLUMNS / PANEL, PANELS = (COLUMNS + PANEL - 1) / PANEL;
     static constexpr int BOX_ROWS = SHARED ? ROWS / 2 : ROWS;
@@ -141,7 +141,7 @@ template <int COLUMNS, bool SHARED> struct Operand {
     __device__ static constexpr int row(int r) { return r / BOX_ROWS * BOX_BYTES + r % BOX_ROWS * PANEL_ROW_BYTES; }
     __device__ static constexpr int step(int k) { return row(16 * k) >> 4; } // offset of the k-th wgmma's rows
 
-    // Fetches the operand, or this block's half of it for both blocks. narrow: map of a narrower panel.
+    // Fetches the operand; if SHARED, this block's half of it for both blocks. narrow: map of the narrower panel.
     __device__ static void load(char *tile, const CUtensorMap *map, const CUtensorMap *narrow, uint64_t *full, int row,
                                 int column, int b, int half) {
         UNROLL_FOR (int p = 0; p < PANELS; p++) {
@@ -154,7 +154,7 @@ template <int COLUMNS, bool SHARED> struct Operand {
     }
 };
 
-// An operand in e4m3 (COLUMNS, 128 tokens). A SHARED operand comes as two halves of its columns.
+// An operand in e4m3 (COLUMNS, 128 tokens). A SHARED operand is fetched as two halves of its columns.
 template <int COLUMNS, bool SHARED> struct OperandE4m3 {
     static constexpr int BOX_COLUMNS = SHARED ? COLUMNS / 2 : COLUMNS, PANEL_BYTES = PANEL * PANEL_ROW_BYTES;
     static constexpr int BYTES = COLUMNS * PANEL_ROW_BYTES, FETCHED_BYTES = BYTES;
@@ -198,7 +198,7 @@ template <int N_, bool ALONG_M, bool E4M3_> struct GradientLayout {
 
 namespace {
 
-// narrow: boxes for a tile's columns beyond whole panels, or beyond whole OUT_COLUMNS.
+// dy_narrow: boxes for a tile's columns beyond whole panels; dw_narrow, parts_narrow: beyond whole OUT_COLUMNS.
 struct GradientMaps {
     CUtensorMap x, dy, dy_narrow, dw, dw_narrow, parts, parts_narrow;
 };
@@ -229,8 +229,8 @@ __device__ void operands_feed(typename L::Shared &s, const GradientMaps &maps, c
     }
 }
 
-// Sums the columns of dY's panels `first`, first + COLUMN_WARPS, ..., over the block's share of rows. A lane sums 8
-// columns of every fourth of these rows.
+// Sums columns of dY over the block's share of rows, in panels `first`, first + COLUMN_WARPS, ... A lane sums 8 columns
+// of every fourth row of the share.
 template <class L>
 __device__ void dy_columns_sum(typename L::Shared &s, const GradientJob &job, int cluster, int rank, int first) {
     constexpr int PANELS = (L::Y::PANELS + COLUMN_WARPS - 1) / COLUMN_WARPS; // per warp
@@ -287,14 +287,14 @@ struct Out {
     int row, column;
 };
 
-// Stores columns [32 C, 32 C + 32) of a warp's rows, or the fewer that are left; zeroes them in c. place: shared memory
-// of the warp. Adds to each address once per launch.
+// Stores columns [32 C, 32 C + 32) of a warp's rows, fewer at the tile's end, and zeroes them in c. place: the warp's
+// shared memory. Each address is added to once per launch.
 template <int C, int COUNT>
 __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, const GradientMaps &maps, bool add) {
     constexpr int LEFT = 2 * COUNT - OUT_COLUMNS * C;
     constexpr bool NARROW = LEFT < OUT_COLUMNS;
     const int lane = threadIdx.x % WARP, column = out.column + OUT_COLUMNS * C;
-    if (lane == 0) copy_out_wait_read(); // the last copy has read `place`
+    if (lane == 0) copy_out_wait_read(); // until the last copy has read `place`
     __syncwarp();
     UNROLL_FOR (int i = 0; i < (NARROW ? LEFT : OUT_COLUMNS) / 8; i++)
         UNROLL_FOR (int h = 0; h < 2; h++) {
@@ -313,7 +313,7 @@ __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, cons
     copy_out_commit();
 }
 
-// Copies each of a warp's 16 rows whose row_at is not 0 to job.rows. at: lane l holds row_at of row l.
+// Copies those of a warp's 16 rows whose row_at is not 0 to job.rows. at: in lane l, row_at of row l.
 template <int COUNT>
 __device__ void rows_out(const float (&e)[COUNT], const GradientJob &job, int at, int b, int column) {
     const int lane = threadIdx.x % WARP;
@@ -327,7 +327,7 @@ __device__ void rows_out(const float (&e)[COUNT], const GradientJob &job, int at
     }
 }
 
-// Waits for the ring's stage; issues e (+)= x^T dy over it as one group.
+// Awaits the ring's stage, then issues its product e = x^T dy + (accumulate ? e : 0) as one group.
 template <class L>
 __device__ inline void stage_multiply(float (&e)[L::N / 2], typename L::Shared &s, const Ring<L::STAGES> &ring,
                                       int group, int accumulate) {
@@ -344,7 +344,7 @@ __device__ inline void stage_multiply(float (&e)[L::N / 2], typename L::Shared &
     wgmma_commit();
 }
 
-// Destination of the warp's rows after a step; NOWHERE unless it is the tile's last.
+// Returns the destination of the warp's rows after a step: NOWHERE unless it is the pair's last step in the tile.
 template <class L> __device__ inline Out out_of(const Step &step, const GradientJob &job, int rank, int warp) {
     if (!step.last) return {};
     if (step.part >= 0) return {TO_PARTS, (step.part * PAIR + rank) * TILE_M + warp * OUT_ROWS, 0};
@@ -362,7 +362,7 @@ __device__ inline float add_example(float (&total)[COUNT], const float (&e)[COUN
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
-// Lane l returns row_at of the warp's row l; 0 if there is none.
+// Lane l returns row_at of the warp's row l, or 0.
 __device__ inline int row_at(const GradientJob &job, int b, int row) {
     const int lane = threadIdx.x % WARP;
     const bool is = job.row_at && lane < OUT_ROWS && row + lane < job.shape.in;
@@ -378,7 +378,7 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP), lane = threadIdx.x % WARP;
     Ring<L::STAGES> ring;
     float e[L::N / 2], total[L::N / 2] = {}; // total: used if BY_STEP
-    float squares = 0.0f, *square = NULL;    // of the last step, and where the next step writes them
+    float squares = 0.0f, *square = NULL;    // the lane's sum for the last step; the slot to which it goes
     auto square_out = [&]() {
         const float sum = SQUARES && square ? warp_sum(squares) : 0.0f;
         if (SQUARES && square && lane == 0) *square = sum;
@@ -410,7 +410,7 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
         }
 #    pragma unroll 1
         while (k < blocks) next();
-        // Compute this while the last products are in flight.
+        // While the last products are in flight:
         const int b = step.b, row = L::row(job, step.tile, rank) + warp * OUT_ROWS;
         const int column = L::column(job, step.tile, rank), at = SQUARES && !L::E4M3 ? row_at(job, b, row) : 0;
         if (SQUARES) square = job.squares + (size_t)b * job.slots + (step.tile * PAIR + rank) * WARPS + warp;
@@ -452,7 +452,7 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     after_allow();
     after_wait();
     if (blockIdx.x == 0 && threadIdx.x == 0) *job.arrived = 0;
-    // cluster_sync ends each branch: the other block may still write to this one's shared memory.
+    // Each branch ends with cluster_sync: until then the other block may write to this block's shared memory.
     if (threadIdx.x >= WORKERS) {
         registers_give<L::FEEDER_REGISTERS>();
         const int warp = threadIdx.x / WARP - WARPS;
@@ -477,8 +477,8 @@ struct GradientFinish {
     GradientJob job;
     const float *parts; // (parts, 2, 128, n)
     float *dw;
-    double *squares, *norms, scale; // norms (B); scale: of squares
-    int examples;                   // blocks for squares; the others add parts
+    double *squares, *norms, scale; // norms (B); scale multiplies squares
+    int examples;                   // number of blocks for squares; the other blocks add parts
     int n, tile_blocks;             // columns of a tile; blocks per tile
     int pair_m, pair_n;             // size of a pair's tile
 };
@@ -519,7 +519,7 @@ __device__ void parts_finish(const GradientFinish &f, int i) {
     if (row >= job.shape.in || column >= job.shape.out) return;
     float *to = f.dw + (size_t)row * job.shape.out + column, sum[4] = {}, last[4] = {}, before[4] = {};
     if (job.add) floats_load(before, to);
-    each_part(job.schedule, index, [&](int part) { // add the last part while this one is loading
+    each_part(job.schedule, index, [&](int part) { // this part loads while the one before is added
         float v[4];
         floats_load(v, f.parts + ((size_t)(part * PAIR + rank) * quads + q) * 4);
         floats_add(sum, last);
@@ -571,14 +571,14 @@ const Tiling tilings[] = {tiling<192, true, false>(),  tiling<192, false, false>
 
 } // namespace
 
-// A call: its tiles, and its workspace: parts, squares, norms, arrivals.
+// A call: its tiles, and the layout of its workspace (parts, squares, norms, arrivals).
 struct GradientPlan {
     Tiling tile;
     GradientJob job; // without pointers
     size_t squares, norms, bytes;
 };
 
-// An example counts as `shares` rows, one per share; each is a run of its own.
+// Each share of an example is one run. ColumnSplit counts a share as one row.
 static ColumnSplit columns_split(WeightGradientShape s) {
     const int shares = std::min(ceil_div(s.in, TILE_M), (int)ROWS), blocks = s.B * shares;
     return {blocks, shares, 1, blocks, blocks + s.B};
@@ -586,7 +586,7 @@ static ColumnSplit columns_split(WeightGradientShape s) {
 
 size_t weight_gradient_column_bytes(WeightGradientShape s) { return column_bytes(columns_split(s), 1, s.out); }
 
-// squares, columns: wanted.
+// Returns the fastest plan. squares, columns: true if wanted.
 static GradientPlan plan_of(WeightGradientShape s, bool squares, bool columns, int clusters) {
     GradientPlan p = {};
     double best = INFINITY;

@@ -8,7 +8,7 @@
 enum { PAIR = WEIGHT_GRADIENT_PAIR, PAIRS_MOST = WEIGHT_GRADIENT_PAIRS_MOST, BLOCKS_MOST = PAIR * PAIRS_MOST };
 enum { SHARED_BYTES = 200 * 1024 }; // one block per multiprocessor
 
-// Writes each block's multiprocessor. Blocks wait for each other: no two run on the same one.
+// Writes the multiprocessor of each block. Blocks await each other: no two run on the same multiprocessor.
 __global__ static void where_kernel(int *block_at, int *blocks_begun) {
     if (threadIdx.x > 0) return;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(block_at[blockIdx.x]));
@@ -17,7 +17,7 @@ __global__ static void where_kernel(int *block_at, int *blocks_begun) {
     }
 }
 
-// Finds the multiprocessors of the blocks that run at once in clusters of `size`. *blocks = 0: there are no such
+// Finds the multiprocessors of the blocks that run at once in clusters of `size`. *blocks = 0: the GPU runs no such
 // clusters. room: (BLOCKS_MOST + 1) on the device.
 static int blocks_where(int *at, int *blocks, int size, int *room, Error *e) {
     cudaLaunchAttribute attribute = {};
