@@ -17,7 +17,7 @@
 #ifdef GNS_MPI
 #    include "ranks/mpi_check.h"
 #    include "ranks/open_mpi.h"
-#else // one process: no call of MPI is reached
+#else // one process: MPI is never called
 #    pragma GCC diagnostic ignored "-Wunused-parameter"
 #    define MPI_TRY(call, e) assert(!"MPI"), (void)(e)
 #endif
@@ -29,19 +29,19 @@ static int environment_int(const char *name, int otherwise) {
     return text ? atoi(text) : otherwise;
 }
 
-// True if a launcher started this process as one of several ranks. Open MPI's mpirun sets their number. srun --mpi=pmix
-// does not: assume several until MPI_Init tells.
+// True if a launcher started this process as one of several ranks. Open MPI's mpirun sets the number of ranks. srun
+// --mpi=pmix does not: assumes 2 until MPI_Init tells.
 static bool launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
-// Returns the number of cores (hardware threads) that a process may run on; on a machine with more than a cpu_set_t
-// holds, of all.
+// Returns the number of cores (hardware threads) that a process may run on. On a machine with more cores than a
+// cpu_set_t holds, returns the number of all cores.
 static int cores_of(pid_t process) {
     cpu_set_t set;
     return sched_getaffinity(process, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-// True if the launcher is gone; also requests a stop. Watches the parent process. If that is a shell between launcher
-// and rank, only PMIx notices (open_mpi.h).
+// True if the launcher is gone; then also requests a stop. Checks the parent process. If the parent is a shell between
+// launcher and rank, only PMIx notices (open_mpi.h).
 static bool is_orphan(const Comm *comm) {
     if (comm->launcher && getppid() != comm->launcher) signals_orphaned("the launcher is gone");
     return signals_is_orphan();
@@ -58,9 +58,9 @@ static bool mpi_runs(void) {
     return started && !ended;
 }
 
-// The board of this machine's watchdogs: a file in the launcher's directory for this job. The first rank creates it
-// before MPI starts, so that the watchdogs can name a rank that hangs in MPI's own start. The launcher removes the
-// directory, however the job ends. NULL without that directory: the watchdogs then name no rank.
+// Opens the board of this machine's watchdogs, a file in the launcher's directory for this job. The first rank creates
+// the board before MPI starts: the watchdogs can then name a rank that hangs in MPI's own start. The launcher removes
+// the directory, however the job ends. Returns NULL without that directory: the watchdogs then name no rank.
 static WatchdogEntry *board_open(int rank, int ranks) {
     const char *job = getenv("PMIX_NAMESPACE"), *directory = getenv("PMIX_SERVER_TMPDIR");
     char path[512];
@@ -81,14 +81,14 @@ static void abort_job(int code) {
     _exit(code); // mpirun, and srun --kill-on-bad-exit, end the other ranks
 }
 
-// Joins the other ranks. Until MPI has started only the launcher's variables tell rank and ranks; ranks 0: unknown.
+// Joins the other ranks. Until MPI has started only the launcher's variables tell rank and ranks (0: unknown).
 static int join(Comm *comm, double deadline, Error *e) {
     int rank = environment_int("OMPI_COMM_WORLD_RANK", environment_int("PMIX_RANK", 0));
     int ranks = environment_int("OMPI_COMM_WORLD_SIZE", environment_int("SLURM_STEP_NUM_TASKS", 0));
     int machines = environment_int("SLURM_STEP_NUM_NODES", 0);
     int here = environment_int("OMPI_COMM_WORLD_LOCAL_SIZE", machines == 1 ? ranks : 0); // ranks on this machine
     if ((here ? here < ranks : machines > 1) && gethostname(comm->host, COMM_HOST) != 0) *comm->host = 0;
-    comm->host[COMM_HOST - 1] = 0; // gethostname may leave a cut name without its NUL
+    comm->host[COMM_HOST - 1] = 0; // gethostname may cut a name and omit the NUL
     WatchdogConfig watchdog = {
         .rank = rank,
         .ranks = ranks > 1 ? ranks : 2, // a lower bound, until watchdog_join
@@ -107,7 +107,7 @@ static int join(Comm *comm, double deadline, Error *e) {
     MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), e);
     MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &comm->rank), e);
     MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &comm->ranks), e);
-    if (comm->ranks == 1) { // no other rank waits: a slow disk or sample is no hang
+    if (comm->ranks == 1) { // no other rank waits, so slow work is no hang
         watchdog_destroy(comm->watchdog);
         comm->watchdog = NULL;
     }
@@ -287,7 +287,7 @@ int comm_lowest_error(Comm *comm, Error *error, Error *e) {
         if (!all[r].code) continue;
         *error = all[r];
         if (comm->ranks > 1) error_prefix(error, "rank %d", r);
-        if (comm->rank != r) error->file = NULL; // an address in that rank's program
+        if (comm->rank != r) error->file = NULL; // the pointer is valid on rank r only
         break;
     }
     return 0;

@@ -1,6 +1,6 @@
-// comm: control messages by MPI between the ranks: small (MPI counts bytes in int), in host memory, blocking.
-// transport.h moves gradients and weights. All ranks call the collectives in the same order. Sums are in double, in the
-// order of the ranks: every rank has the same bits.
+// comm: control messages between the ranks by MPI: small (MPI counts bytes in int), in host memory, blocking. Gradients
+// and weights travel by transport.h. All ranks call the collectives in the same order. Sums are in double, in the order
+// of the ranks: every rank gets the same bits.
 #pragma once
 
 #include "ranks/watchdog.h"
@@ -11,13 +11,13 @@ enum { COMM_HOST = 65 }; // bytes of a machine's name, with its NUL
 
 typedef struct {
     int rank, ranks;
-    int local_rank, local_ranks; // among the ranks of this machine, which divide its GPUs and cores
+    int local_rank, local_ranks; // rank and ranks on this machine; its ranks divide its GPUs and cores
     char host[COMM_HOST];        // this machine's name; "": all ranks are on it
     int cores;                   // cores that this rank may run on: mpirun and srun may bind ranks to cores
-    int cores_here;              // cores that the launcher of this machine's ranks may run on
+    int cores_here;              // cores that the launcher on this machine may run on
     double beat_at;              // rank 0's last comm_beat, seconds of the clock
-    Error beat_failed;           // a failure of comm_beat, which the next broadcast returns; code 0: none
-    bool settled;                // all ranks know the error that they return, and `speaker` prints it
+    Error beat_failed;           // failure of comm_beat, returned by the next broadcast; code 0: none
+    bool settled;                // all ranks know the error that they return; `speaker` prints it
     int speaker;
     Watchdog *watchdog; // NULL: one process
     // Called for COMM_PASS in comm_wait_first. Set-up: verifies a checkpoint. Training: gathers weights.
@@ -52,13 +52,13 @@ int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e); // from rank
 // Copies `mine` of every rank to `all` (ranks, bytes).
 int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e);
 
-// Sends values to every rank. counts (4, ranks): row 0, how many of `sent` go to each rank, in rank order; row 1, how
-// many `received` gets from each; rows 2 and 3 are scratch. Allocates nothing: a rank that failed would leave the
-// others waiting.
+// Sends values to every rank. counts (4, ranks): row 0, the number of values in `sent` for each rank, in rank order;
+// row 1, the number in `received` from each rank; rows 2 and 3 are scratch. Allocates nothing: a rank whose allocation
+// failed would leave the others waiting.
 int comm_exchange(Comm *comm, const float *sent, float *received, int *counts, Error *e);
 
-// Reduces values over the ranks: the first `sums` of them become sums, the `maxima` after them maxima. NaN is the
-// largest. least: the smallest values[0] of any rank, and the lowest rank that has it; NULL: not wanted.
+// Reduces values over the ranks: the first `sums` values become sums, the next `maxima` values become maxima. NaN is
+// the largest. least: the smallest values[0] of any rank, and the lowest rank that has it; NULL: not wanted.
 typedef struct {
     int rank;
     double value;
@@ -68,24 +68,24 @@ static inline int comm_sum(Comm *comm, double *values, int count, Error *e) {
     return comm_reduce(comm, values, count, 0, NULL, e);
 }
 
-// Rank 0 may work alone for any time while the others wait in comm_wait_first. After each piece of work it calls
-// comm_beat, to restart their deadline (at most twice a second); at the end it calls comm_wait_first. The next
-// comm_broadcast returns a failure of comm_beat. The others call idle_pass when rank 0 sends COMM_PASS.
+// Rank 0 may work alone for any time while the others wait in comm_wait_first. After each piece of work rank 0 calls
+// comm_beat, which restarts the others' deadline at most twice a second; at the end it calls comm_wait_first. The next
+// comm_broadcast returns a failure of comm_beat. When rank 0 sends COMM_PASS, the others call idle_pass.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
-enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's words to the others
+enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's messages to the others
 
-// 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank that has one prints it.
+// Returns 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank with an error prints it.
 int comm_agree(Comm *comm, int code, Error *e);
 
-// Sets *error on all ranks to the error of the lowest rank that has one. The error names that rank.
+// Sets *error on all ranks to the error of the lowest rank with an error, and names that rank in it.
 int comm_lowest_error(Comm *comm, Error *error, Error *e);
 
-// 0 if all ranks of equal rank modulo `classes` have the same hash (hash_bytes). Else a settled error of the lowest
-// rank that differs from the lowest of its class.
+// A class is the ranks of equal rank modulo `classes`. Returns 0 if the ranks of each class have the same hash
+// (hash_bytes). Else settles an error of the lowest rank that differs from the lowest rank of its class.
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e);
 
-// ERR_USAGE, settled, unless all machines have equally many ranks, and each machine's numbers are consecutive.
+// ERR_USAGE, settled, unless all machines have equally many ranks and each machine's ranks are consecutive.
 int comm_same_machines(Comm *comm, Error *e);
 
 int comm_same_build(Comm *comm, Error *e); // comm_same for the program's file
@@ -93,10 +93,10 @@ int comm_same_build(Comm *comm, Error *e); // comm_same for the program's file
 // Returns the default number of this rank's CPU threads, within the CPU quota. 0: one per core, for a single process.
 int comm_threads(const Comm *comm);
 
-// True if a launcher bound this rank to fewer cores than an even division of this machine's would give it.
+// True if a launcher bound this rank to fewer cores than its even share of this machine's cores.
 bool comm_is_bound(const Comm *comm);
 
-// Settles an error that every rank finds by itself, in the same words (a loss that is not finite): rank 0 prints it.
+// Settles an error that every rank finds by itself, with equal text (a loss that is not finite). Rank 0 prints it.
 void comm_settle(Comm *comm);
 
 GNS_C_END

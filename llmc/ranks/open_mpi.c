@@ -13,8 +13,8 @@
 static const char our_model[] = "gns.c";
 static sem_t settled;
 
-// PMIx's thread calls this for notifications of models and for a lost connection. The answer "complete" hides a lost
-// connection from Open MPI's handler, which would end the process.
+// PMIx's thread calls on_event for notifications of models and for a lost connection. The answer "complete" hides a
+// lost connection from Open MPI's handler, which would end the process.
 static void on_event(size_t id, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,
                      pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t answer,
                      void *context) {
@@ -39,8 +39,8 @@ void open_mpi_survive(void) {
     PMIx_Register_event_handler(lost, sizeof lost / sizeof *lost, NULL, 0, on_event, NULL, NULL);
 }
 
-// MPI_Init may return before PMIx's thread has handled MPI_Init's own notification, PMIX_MODEL_DECLARED. This sends a
-// second one and awaits it. The thread handles notifications in order, and for each calls handlers of several codes,
+// MPI_Init may return before PMIx's thread has handled MPI_Init's own notification, PMIX_MODEL_DECLARED. Sends a second
+// notification and awaits it. The thread handles notifications in order. For each it calls handlers of several codes,
 // like on_event, last. So when it calls on_event for the second one, Open MPI's handler has finished both.
 void open_mpi_settle(void) {
     pmix_status_t models[] = {PMIX_MODEL_DECLARED, PMIX_MODEL_RESOURCES};

@@ -1,5 +1,5 @@
-// open_mpi: workarounds for two actions of Open MPI's threads. Both use PMIx, on which Open MPI is built: MPI has no
-// such calls. No-ops without libpmix (GNS_PMIX), and without effect where Open MPI uses a PMIx of its own.
+// open_mpi: workarounds for two actions of Open MPI's threads. Both call PMIx, on which Open MPI is built: MPI itself
+// has no such calls. No-ops without libpmix (GNS_PMIX). Without effect where Open MPI uses a PMIx of its own.
 #pragma once
 
 #include "base/common.h"
@@ -8,7 +8,7 @@
 // process at once.
 void open_mpi_survive(void);
 
-// Call before MPI_Finalize. Waits, ten seconds at most, until Open MPI's thread has handled what MPI_Init left to it.
-// Open MPI 4.1.4 unloads the thread's code before it ends the thread (rte_finalize): in a run that ends soon after its
-// start, the thread would jump into unmapped memory.
+// Call before MPI_Finalize. Waits, ten seconds at most, until Open MPI's thread has handled the notifications that
+// MPI_Init sent to it. Open MPI 4.1.4 unloads the thread's code before it ends the thread (rte_finalize): in a run that
+// ends soon after its start, the thread would jump into unmapped memory.
 void open_mpi_settle(void);

@@ -7,7 +7,7 @@
 // ---- Set-up ---------------------------------------------------------------------------------------------------------
 
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows) {
-    const int64_t most = rows_of_rank(rows, 0, p->groups).count; // of any group
+    const int64_t most = rows_of_rank(rows, 0, p->groups).count; // most rows of any group
     return (most + p->config.micro_batch - 1) / p->config.micro_batch;
 }
 
@@ -80,18 +80,18 @@ static int gather(Parallel *p, EngineBuffer array, int i, int64_t *work, Error *
     size_t bytes = array == BUFFER_WEIGHT ? engine_weight_bytes(p->engine) : sizeof(float);
     void *values = engine_buffer(p->engine, array, bucket.begin);
     const void *own = (const char *)values + (part.begin - bucket.begin) * bytes;
-    if (p->shard_weights) // MPI gathers in place on all ranks or none: give an empty part another address
+    if (p->shard_weights) // MPI gathers in place on all ranks or none: an empty part gets another address, too
         own = range_length(part) ? engine_own_weights(p->engine, part) : (const char *)own + 1;
     return p->api->all_gather(p->transport, own, values, bytes, bucket, work, e);
 }
 
-// Starts the gatherings of buckets [0, end) that have not started. Their weights stay in memory between passes.
+// Starts to gather those of buckets [0, end) whose gathering has not started. These weights stay between passes.
 static int send_until(Parallel *p, int end, Error *e) {
     for (; p->sent < end; p->sent++) TRY(gather(p, BUFFER_WEIGHT, p->sent, &p->work[p->sent], e));
     return 0;
 }
 
-// Starts the gathering of block i; no-op if its slot holds it.
+// Starts to gather block i; no-op if its slot holds the block.
 static int send_block(Parallel *p, int i, Error *e) {
     int s = i % SHARD_WEIGHT_SLOTS;
     if (p->slot[s].bucket == i) return 0;
@@ -117,7 +117,7 @@ static int await_weights(void *context, Range range, Error *e) {
     if (last < p->arrived) return 0;
     TRY(send_weights(p, range, e));
     if (last >= p->kept) {
-        // Count this wait, which every rank makes for every block. Uncounted, a rank hung in compute would show as many
+        // Count this wait, which every rank makes for every block. Without it a rank hung in compute would show as many
         // collectives as the ranks that wait for it.
         watchdog_begin(p->comm->watchdog, TRANSPORT_WORK);
         return p->api->wait_for(p->transport, p->slot[last % SHARD_WEIGHT_SLOTS].work, e);
@@ -127,13 +127,13 @@ static int await_weights(void *context, Range range, Error *e) {
     return 0;
 }
 
-// Awaits bucket i like a pass (train_gpt2.c), and starts to gather `after`, the bucket that the pass reads next.
+// Awaits bucket i as a pass does (train_gpt2.c), and starts to gather `after`, the bucket that the pass reads next.
 static int await_bucket(Parallel *p, int i, int after, Error *e) {
     TRY(await_weights(p, model_bucket(p->model, i), e));
     return after > 0 && after < p->buckets ? send_block(p, after, e) : 0;
 }
 
-// Awaits all buckets like a forward pass.
+// Awaits all buckets, as a forward pass does.
 static int gather_pass(Parallel *p, Error *e) {
     if (!p->shard_weights) return 0;
     TRY(await_weights(p, model_bucket(p->model, 0), e));
@@ -151,7 +151,7 @@ int parallel_idle_pass(Parallel *p, Error *e) {
     return gather_pass(p, e);
 }
 
-// Comm.idle_pass: rank 0 computes the logits of some tokens. Its group computes with it; the others gather.
+// Comm.idle_pass, while rank 0 computes the logits of some tokens. Ranks of its group compute; the others gather.
 static int join_pass(void *parallel, Error *e) {
     Parallel *p = parallel;
     uint16_t *tokens;
@@ -171,7 +171,7 @@ int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e) {
     TRY(comm_broadcast(p->comm, &word, sizeof word, e));
     if (p->config.tensor == 1) return 0;
     TRY(comm_broadcast(p->comm, &n, sizeof n, e));
-    return comm_broadcast(p->comm, (void *)tokens, (size_t)n * sizeof *tokens, e); // rank 0: reads
+    return comm_broadcast(p->comm, (void *)tokens, (size_t)n * sizeof *tokens, e); // only read on rank 0
 }
 
 // Warns if a group's ranks are on several machines.
@@ -202,7 +202,7 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
         return 0;
     }
     static const EngineBuffer arrays[] = {BUFFER_WEIGHT, BUFFER_MASTER, BUFFER_MOMENT1, BUFFER_MOMENT2};
-    int64_t work = 0; // gathers whole arrays: each rank has loaded what it owns
+    int64_t work = 0; // each rank has loaded what it owns: gather whole arrays
     for (int i = 0; i < 4 * p->buckets; i++) TRY(gather(p, arrays[i % 4], i / 4, &work, e));
     return p->api->wait_for(p->transport, work, e);
 }
@@ -225,7 +225,7 @@ static int bucket_begins(void *context, Range range, Error *e) {
     Parallel *p = context;
     int i = model_bucket_at(p->model, range.begin);
     if (i > 0) return collect_from(p, i + 2, e);
-    if (p->unreduced == 0) { // after another micro-step of this step
+    if (p->unreduced == 0) { // an earlier micro-step of this step was reduced
         TRY(collect_from(p, 0, e));
         p->first = false;
     }
@@ -253,8 +253,8 @@ int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
     return engine_begin_step(p->engine, e);
 }
 
-// Reduces bucket i on a rank whose group has no rows left: it contributes the gradients of its earlier micro-steps, or
-// 0.
+// Reduces bucket i on a rank whose group has no rows left. The rank contributes the gradients of its earlier
+// micro-steps, or 0.
 static int bucket_without_rows(Parallel *p, int i, Error *e) {
     Range bucket = model_bucket(p->model, i);
     if (p->shard_grads || !p->has_gradients) TRY(engine_clear(p->engine, bucket, e));
@@ -287,10 +287,10 @@ int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode
 int parallel_norms(Parallel *p, Error *e) {
     if (!p->buckets) return engine_norms(p->engine, (Range){0, p->model->flat_count}, e);
     assert(p->unreduced == 0);
-    for (int i = p->buckets - 1; i >= 0; i--) { // buckets [0, i) are still in transfer
+    for (int i = p->buckets - 1; i >= 0; i--) { // while buckets [0, i) are in transfer
         TRY(collect_from(p, i, e));
         TRY(p->api->wait_for(p->transport, p->work[i], e));
-        // Only the first machine's replica counts (8). The others call engine_norms too: it reports fp8's saturation.
+        // Only the first machine's replica counts (8). The others call engine_norms to report fp8's saturation.
         Range counted = p->owned[i];
         if (p->comm->rank >= p->division.ranks) counted.end = counted.begin;
         TRY(engine_norms(p->engine, counted, e));
@@ -324,7 +324,7 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
         }
         return 0;
     }
-    // Update the owned parts. Gather buckets 0 and 1 meanwhile: the next forward pass reads them first.
+    // Update the owned parts, and start to gather buckets 0 and 1 meanwhile: the next forward pass reads them first.
     p->sent = p->arrived = 0;
     for (int s = 0; s < SHARD_WEIGHT_SLOTS; s++) p->slot[s].bucket = 0;
     for (int i = 0; i < p->buckets; i++) {
@@ -335,7 +335,7 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
 }
 
 // Sends one message: seconds waited, losses, stop, |s_r|^2, the examples' squared norms by tensor, `more`, and the
-// largest values.
+// values whose maximum is taken.
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     enum { WAITED, LOSS, NLL, STOP, RANK_SQ, EXAMPLE_SQ };
     CommLeast least;

@@ -4,39 +4,37 @@
 //   1. Group d (without --tensor: rank d) computes a contiguous range of a step's B examples. Groups differ by at most
 //      one row.
 //   2. The backward pass completes the buckets from the last to the first; bucket 0 begins first and finishes last.
-//   3. The reduction of a bucket starts when it is final, while the backward pass computes the blocks before it. The
-//      engine chooses the moment. Each rank computes the norms of what it owns; their sum over ranks is the batch's.
+//   3. A bucket's reduction starts once the bucket is final, while the backward pass computes earlier blocks. The
+//      engine chooses the moment. Each rank computes squared norms of what it owns; the ranks' norms are then summed.
 //   4. All ranks start the same transfers in the same order, even a rank without rows, or one that only evaluates.
-//      With ZeRO-3 this holds for every pass: while a rank computes a pass, a rank without one gathers the same blocks
+//      With ZeRO-3 this holds for every pass: while some ranks compute a pass, the others gather the same blocks
 //      (parallel_idle_pass, parallel_ask_pass).
 //   5. The order of summation depends on --reduce, never on --zero: every stage reduces the same buckets in the same
 //      order and computes the same norms of the same parts. So all stages give the same bits. With --reduce step a rank
 //      adds up its micro-steps, and the last micro-step sums over ranks once.
-//   6. Muon needs whole matrices: its blocks are not cut, and the ranks own them in turn (Division). LAMB
-//      needs norms of whole tensors: at every stage each rank computes the norms of what it owns, and they are summed
-//      over ranks.
+//   6. Muon needs whole matrices: blocks are not cut, and the ranks own blocks in turn (Division). LAMB needs norms of
+//      whole tensors: at every stage each rank computes squared norms of what it owns, and these are summed over ranks.
 //   7. With --tensor K, rank d K + t is rank t of group d, and `model` is its local model. The group's ranks compute
 //      the same micro-steps together (TensorRanks); each owns other rows of them. Bucket 0 is cut among all ranks, and
-//      the others among the ranks of equal t (Division). So owned parts are disjoint, and norms are sums over
-//      all ranks. A group without rows counts the exchanges that it does not make, for the watchdog.
+//      the other buckets among the ranks of equal t (Division). So owned parts are disjoint, and squared norms are sums
+//      over all ranks. A group without rows counts exchanges that it does not make, for the watchdog.
 //   8. With --shard machine each machine divides the state among its own ranks, so machines hold replicas. Ranks with
 //      the same number on their machines own the same part. A part is summed within each machine, then over these
-//      ranks. Only machine 0 counts the part's norms. LAMB needs only ratios of norms, so there all machines count.
+//      ranks. Only machine 0 counts the part's norms. For LAMB, which needs only ratios of norms, all machines count.
 //
 // --zero (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) says which rank keeps what:
 //   0  Every rank gathers all gradients and updates all weights. It keeps all moments.
-//   1  Every rank updates its owned parts, and keeps only their moments. The next forward pass begins by gathering the
+//   1  Every rank updates its owned parts and keeps only their moments. The next forward pass begins by gathering the
 //      weights.
-//   2  Shards gradients, too: memory holds a micro-step's gradients of two blocks and of the embeddings. After a
-//      bucket's reduction the owned part is collected.
-//   3  Shards weights, too: a rank keeps the embeddings' weights and the masters of what it owns (on a GPU also
-//      rounded, ready to be gathered). Every forward pass gathers the blocks from the first to the last, every backward
-//      pass from the last to the first, each into a slot while the block before it computes. A block that its slot
-//      still holds is not gathered again.
-// A rank's sum of gradients over several micro-steps is as large as the model. So where a step may have several, stages
-// 2 and 3 shard gradients only with --reduce micro-step, another order of summation: each micro-step's gradients are
-// summed over ranks, then over micro-steps. M micro-steps then transfer M times as much, during M backward passes;
-// stage 3 gathers at every micro-step anyway.
+//   2  As 1, and gradients are sharded: memory holds a micro-step's gradients of two blocks and of the embeddings.
+//      After a bucket's reduction the owned part is collected.
+//   3  As 2, and weights are sharded: a rank keeps the embeddings' weights and the master weights of what it owns (on a
+//      GPU also a rounded copy, which the ranks gather). Forward passes gather the blocks from first to last, backward
+//      passes from last to first. A block is gathered into a slot while the pass computes the block before it. A block
+//      that its slot still holds is not gathered again.
+// A rank's sum of gradients over several micro-steps is as large as the model. So where a step may have several
+// micro-steps, stages 2 and 3 shard gradients only with --reduce micro-step. Each micro-step's gradients are then
+// summed over ranks first, over micro-steps second. M micro-steps transfer M times as much, during M backward passes.
 #pragma once
 
 #include "ranks/comm.h"
@@ -59,7 +57,7 @@ typedef struct {
     const Model *model;
     ParallelConfig config;
     int group, groups; // d of D = ranks / K; without --tensor the rank and the ranks
-    int exchanges[2];  // of a group: [0] in a pass without gradients, [1] in a micro-step
+    int exchanges[2];  // exchanges of a group: [0] in a pass without gradients, [1] in a micro-step
     bool shard_grads, shard_weights;
     int buckets;  // 0: one rank
     Range *owned; // (buckets) this rank's parts, in ascending order
@@ -69,7 +67,7 @@ typedef struct {
     Transport *transport; // NULL: one rank
     bool rank_norms;      // argument of parallel_begin_step
     double waited;        // seconds that the engine has waited for transfers in this step
-    bool first;           // uncollected sums are of the step's first micro-step
+    bool first;           // uncollected sums belong to the step's first micro-step
     bool has_gradients;   // this rank has computed gradients of rows in this step
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
     int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
@@ -87,14 +85,14 @@ typedef struct {
 int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e);
 void parallel_destroy(Parallel *p);
 
-// Writes to *config what this rank's engine keeps.
+// Sets in *config what this rank's engine keeps.
 void parallel_shard(Parallel *p, EngineConfig *config);
 
-// Call when each rank has loaded what it owns. All ranks gather the rest: now, or (ZeRO-1 to 3) as after an update.
+// Call when each rank has loaded what it owns. The ranks gather the rest now; with ZeRO-1 to 3 as after an update.
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 
-// Returns the micro-steps of every rank in a step of `rows` rows. A rank whose group has no rows left calls
-// parallel_micro_step with n = 0.
+// Returns the number of micro-steps, the same for every rank, in a step of `rows` rows. A rank whose group has no rows
+// left calls parallel_micro_step with n = 0.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows);
 
 int64_t parallel_rows(const Parallel *p, int64_t rows, int rank); // rows of a step that a rank owns
@@ -110,34 +108,34 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 // Makes the transfers of a forward pass without its computation, for a group that has fewer passes than others.
 int parallel_idle_pass(Parallel *p, Error *e);
 
-// Call on rank 0 before it computes the logits of tokens (n). The others, in comm_wait_first, compute or gather with
-// it.
+// Call on rank 0 before it computes the logits of `tokens` (n). The others, in comm_wait_first, join the pass: they
+// compute or gather.
 int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e);
 
 // Starts to gather all new weights now, not in the next forward pass. All ranks call this before any work outside the
 // steps, even if only one rank does that work.
 int parallel_send_weights(Parallel *p, Error *e);
 
-// Returns when no transfer is in flight on any rank, so that each may end. Call after training or a settled error.
+// Returns when no transfer is in flight on any rank: each may then end. Call after training or a settled error.
 int parallel_drain(Parallel *p, Error *e);
 
-// Sums the step's numbers over all ranks. At any time after the norms.
+// Sums the step's numbers over all ranks. Call it after parallel_norms.
 typedef struct {
     StepResult *result; // from engine_result; summed over ranks, except amax (the largest of any rank) and grad_sq
                         // (already summed: parallel_norms)
     double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
                         // all micro-steps of all ranks
-    int slowest;        // the rank with the least waiting for transfers
-    double lost;        // mean over ranks of the seconds waited beyond the slowest rank's
+    int slowest;        // the rank that waited least for transfers
+    double lost;        // mean over ranks: seconds waited, less the seconds that `slowest` waited
     bool stop;          // in: this rank was asked to stop; out: any rank was
     double *more;       // (more_count) the caller's numbers; summed over ranks
     int more_count;
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 
-// 0 if all ranks have the same weights, to the bit; with --tensor, the same bucket 0, and ranks of equal t the same
-// blocks. Only faulty hardware makes weights differ. ERR_RANK, settled, names the lowest rank that differs from rank 0,
-// or from the first with its t.
+// Returns 0 if all ranks have the same weights, to the bit. With --tensor all must have the same bucket 0, and ranks of
+// equal t the same blocks. Only faulty hardware makes weights differ. ERR_RANK, settled, names the lowest rank that
+// differs from rank 0, or from the first rank with its t.
 int parallel_compare(Parallel *p, Error *e);
 
 bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine has all of a checkpoint

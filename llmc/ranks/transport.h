@@ -2,9 +2,9 @@
 // MPI) for the CPU engine, transport_nccl.cu (NCCL on a separate stream) for the CUDA engine.
 //
 //   1. Calls start a transfer and return. A transfer begins after all work that the engine queued before the call.
-//   2. wait_for makes the engine's later work wait for transfers 1, 2, ... `work`. 0: none.
+//   2. wait_for makes the engine's later work wait for transfers 1 to `work`; 0: for none.
 //   3. All ranks start the same transfers in the same order.
-//   4. Sums are taken in a fixed order: same bits, run after run.
+//   4. Sums have a fixed order: every run gets the same bits.
 #pragma once
 
 #include "model/model.h"
@@ -18,15 +18,15 @@ typedef struct Transport Transport; // each transport defines its own
 #define TRANSPORT_WORK "exchange of gradients and weights" // in the watchdog's report
 #define TRANSPORT_ROWS "exchange of activations"
 
-enum { PART_UNIT = 64 }; // elements: parts, like tensors, begin at multiples of this for aligned vector loads
+enum { PART_UNIT = 64 }; // elements. Parts, like tensors, begin at multiples of it, for aligned vector loads
 
-// Who owns what. A bucket is cut into a part for each rank that shares it, in the order of the ranks. All ranks share
-// bucket 0, which begins at element 0; the ranks of equal t (--tensor) share the others. Parts are equal, except that
-// the last includes the remainder. With --shard machine `ranks` are those of this rank's machine. Muon needs whole
-// matrices: rank l mod `ranks` owns all of block l.
+// Who owns what. A bucket is cut into parts, one for each rank that shares it, in the order of the ranks. All ranks
+// share bucket 0, which begins at element 0; the ranks of equal t (--tensor) share the other buckets. Parts are equal,
+// except that the last includes the remainder. With --shard machine `ranks` counts the ranks of this rank's machine.
+// Muon needs whole matrices: rank l mod `ranks` owns all of block l.
 typedef struct {
     int rank, ranks, tensor; // tensor: K; 1: no --tensor
-    const Model *uncut;      // with Muon, the model; NULL: blocks are cut
+    const Model *uncut;      // the model if blocks are not cut (Muon); NULL: blocks are cut
 } Division;
 
 // Return how many ranks share a bucket, and this rank's number among them.
@@ -49,42 +49,42 @@ static inline Range division_part(const Division *d, Range bucket, int r) {
     return (Range){begin, r + 1 < ranks ? begin + each : bucket.end};
 }
 
-// Bytes of device memory that NCCL allocates, in part at the first transfer (measured: plan/memory.c). NCCL's default,
-// NVLink multicast, may need more. transport_buffer_bytes: bytes of the buffer for rounded gradients.
+// TRANSPORT_NCCL_BYTES: device memory that NCCL allocates, in part at the first transfer (measured: plan/memory.c).
+// With NVLink multicast, NCCL's default, it may need more. transport_buffer_bytes: the buffer for rounded gradients.
 #define TRANSPORT_NCCL_BYTES ((size_t)860 << 20)
 static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
 }
 
 typedef struct {
-    // Chooses this rank's device by its number on this machine, before engine_create. All ranks together; errors are
-    // settled. ERR_UNAVAILABLE: a rank has no usable GPU, or two ranks have the same. NULL: nothing to choose.
+    // Chooses this rank's device by the rank's number on its machine, before engine_create. All ranks call it together;
+    // errors are settled. ERR_UNAVAILABLE: a rank has no usable GPU, or two ranks have the same. NULL: no choice.
     int (*device)(Comm *comm, Error *e);
 
-    // All ranks together. largest: elements of the largest bucket, for buffers. stream: from engine_stream.
+    // All ranks call it together. largest: elements of the largest bucket, for buffers. stream: from engine_stream.
     int (*create)(Transport **out, Comm *comm, const Division *division, WireType wire, size_t largest, void *stream,
                   Error *e);
     void (*destroy)(Transport *t);
 
-    // values: the bucket's gradients. This rank's part becomes the sum over its ranks. *work = the transfer's number.
+    // values: the bucket's gradients. This rank's part becomes a sum over ranks. *work = the transfer's number.
     int (*reduce_scatter)(Transport *t, float *values, Range bucket, int64_t *work, Error *e);
 
     // own: this rank's part, at its place in `values` or elsewhere. values: becomes the whole bucket.
     int (*all_gather)(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, int64_t *work,
                       Error *e);
 
-    // values[i] = sum over ranks, the same bits on all. In device memory if the engine has a device.
+    // values[i] = sum over ranks, with the same bits on all ranks. values: in device memory if the engine has a device.
     int (*sum)(Transport *t, double *values, int count, Error *e);
 
-    // Exchange rows of activations between the ranks tensor * d + t of this rank's d (TensorRanks). In the order of the
-    // engine's work: not among the transfers of (2).
+    // Exchange rows of activations within this rank's group (TensorRanks), in the order of the engine's work. They are
+    // not among the transfers of (2).
     int (*gather_rows)(Transport *t, void *values, int rows, size_t width, Dtype type, Error *e);
     int (*reduce_rows)(Transport *t, void *own, const void *partial, int rows, size_t width, Dtype type, Error *e);
 
     int (*wait_for)(Transport *t, int64_t work, Error *e); // (2)
 
-    // Returns the seconds of waiting since the last call: in wait_for and sum, and without a device also in gather_rows
-    // and reduce_rows. Leaves out waits that the device has not finished.
+    // Returns the seconds of waiting since the last call: in wait_for and sum; without a device also in gather_rows and
+    // reduce_rows. Does not count waits that the device has not finished.
     double (*waited)(Transport *t);
 
     // Returns when every transfer is done on this rank; all ranks must have started the same transfers.

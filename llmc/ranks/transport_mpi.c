@@ -8,11 +8,11 @@
 #include "base/float16.h"
 #include "ranks/mpi_check.h"
 
-// One transfer that has started. MPI reads the arrays until it ends.
+// A transfer in flight. MPI uses the arrays until the transfer ends.
 typedef struct Pending {
     struct Pending *next; // started after this one
     MPI_Request request;
-    float *own;            // where the sums of this rank's part belong; NULL for a gathering
+    float *own;            // destination of the sums of this rank's part; NULL for a gathering
     size_t count;          // elements of the part
     void *sent, *received; // buffers of a reduction: in bf16 both, in fp32 only `received`
     int *places, counts[]; // (ranks) each: offsets and lengths of the parts
@@ -23,14 +23,14 @@ struct Transport {
     Division division;
     MPI_Comm mpi;      // the division's ranks; separate from the control messages' communicator
     MPI_Comm peers;    // the ranks of equal t; without --tensor `mpi`
-    MPI_Comm replicas; // with --shard machine: the ranks of other machines that own the same parts, and this one
-    MPI_Comm group;    // with --tensor: the ranks of this rank's d
+    MPI_Comm replicas; // with --shard machine: the ranks of all machines that own this rank's parts
+    MPI_Comm group;    // with --tensor: the ranks of this rank's group
     MPI_Datatype type; // of gradients in transfer
-    MPI_Op op;         // their sum
+    MPI_Op op;         // sums gradients
     void *partial;     // of reduce_rows: (ranks of the group, own rows, width)
     size_t partial_bytes;
     WireType wire;
-    Pending *first, **end;  // in flight, in the order of their starts; end: where the next one is linked
+    Pending *first, **end;  // transfers in flight, in the order of their starts; end: link of the next one
     int64_t started, ended; // numbers of transfers
     double waited;          // seconds of waiting since the last mpi_waited
 };
@@ -67,7 +67,7 @@ static int mpi_create(Transport **out, Comm *comm, const Division *division, Wir
     return 0;
 }
 
-// MPI_Finalize frees the communicators. No transfer may be in flight (parallel_drain): MPI would write to freed memory.
+// MPI_Finalize frees the communicators. No transfer may be in flight (parallel_drain): it would write to freed memory.
 static void mpi_destroy(Transport *t) {
     if (t->op != MPI_SUM) MPI_Op_free(&t->op);
     memory_free(t->partial);
@@ -117,7 +117,7 @@ static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t
 
 static int mpi_all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket,
                           int64_t *work, Error *e) {
-    MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // any type of this size: copies
+    MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // of the size: values are copied
     Pending *p;
     TRY(pending_add(t, bucket, &p, work, e));
     const int rank = division_rank(&t->division, bucket), count = p->counts[rank];
@@ -129,9 +129,9 @@ static int mpi_all_gather(Transport *t, const void *own, void *values, size_t el
 
 // ---- Rows of activations --------------------------------------------------------------------------------------------
 
-// Exchanges rows in the group, and blocks until that is done. Rank r owns rows_of_rank(rows, r, K) of `sent`. Without
-// `received`, every rank gets all rows, each from its owner, in place. Else every rank has values for all rows, and
-// `received` gets all ranks' values for this rank's own rows, in the order of the ranks.
+// Exchanges rows in the group, blocking. Rank r owns rows_of_rank(rows, r, K) of `sent`. received NULL: every rank gets
+// all rows, each from its owner, in place. Otherwise every rank has values for all rows, and `received` gets all ranks'
+// values for this rank's own rows, in the order of the ranks.
 static int exchange_rows(Transport *t, void *sent, void *received, int rows, size_t width, Dtype type, Error *e) {
     const int K = t->division.tensor, mine = t->comm->rank % K;
     const double begin = clock_seconds();
@@ -203,7 +203,7 @@ static int mpi_wait_for(Transport *t, int64_t work, Error *e) {
         Pending *p = t->first;
         const double begin = clock_seconds();
         MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
-        if (p->own && has_replicas(t)) { // counted: a rank that hangs has begun fewer than those that wait for it
+        if (p->own && has_replicas(t)) { // counted, so that a hanging rank shows fewer collectives than those waiting
             watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
             MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, p->received, (int)p->count, t->type, t->op, t->replicas), e);
         }

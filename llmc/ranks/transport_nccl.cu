@@ -1,14 +1,14 @@
 // transport_nccl: transfers between GPUs by NCCL, set up over MPI.
 //
-// Two streams: the engine's runs kernels, `stream` runs transfers. With --tensor the engine's also exchanges rows of
-// activations, by a communicator of its own.
+// Two streams: the engine's stream runs kernels, `stream` runs transfers. With --tensor the engine's stream also
+// exchanges rows of activations, through a communicator of its own.
 //     engine   kernels of block l + 1 | engine_done | kernels of block l | wait for transfer n | its readers
 //     stream              wait for engine_done | transfer n | ended
 // 1. A transfer starts after all work queued before it on the engine's stream (after_engine).
 // 2. Transfers run one after another, so they can share `rounded`.
 // 3. nccl_wait_for makes the engine's stream wait, not the host; nccl_finish makes the host wait for all transfers.
-// 4. A call that hands work to NCCL runs between watchdog_handing(true) and (false). The watchdog waits for its end
-//    (1 s at most) before it aborts NCCL, and lets no call begin after that: an aborted communicator gets no work.
+// 4. A call that hands work to NCCL runs between watchdog_handing(true) and (false). The watchdog waits for the call's
+//    end (1 s at most) before it aborts NCCL, and lets no later call begin: an aborted communicator gets no work.
 #include "ranks/transport.h"
 #include "cuda/device.cuh"
 #include "cuda/vec.cuh"
@@ -20,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// Events of the last transfers: more than a backward pass over 255 blocks starts. Waiting on a reused one waits too
+// Events for the last transfers: more than a backward pass over 255 blocks starts. A wait on a reused event is too
 // long, never too short.
 enum { MARKS = 512 };
 
@@ -29,9 +29,9 @@ enum { WAITS = 2048 }; // how many of the engine stream's last waits are timed
 struct Transport {
     Comm *comm;
     WireType wire;
-    ncclComm_t nccl, peers, group; // all ranks; ranks of equal t; ranks of equal d. Without --tensor peers is shared
-    ncclComm_t shared, replicas;   // the division's ranks; ranks that own the same parts. Without these shared is nccl
-    cudaStream_t engine, stream;   // `engine` is the engine's and runs kernels
+    ncclComm_t nccl, peers, group; // all ranks; ranks of equal t; ranks of equal d. Without --tensor peers = shared
+    ncclComm_t shared, replicas;   // the division's ranks; ranks that own the same parts. No replicas: shared = nccl
+    cudaStream_t engine, stream;   // engine: runs kernels; stream: runs transfers
     cudaEvent_t engine_done;       // recorded on `engine` before the last transfer
     cudaEvent_t ended[MARKS];      // ended[(n - 1) mod MARKS]: recorded after transfer n = 1, 2, ...
     int64_t started;               // number of transfers so far
@@ -59,13 +59,13 @@ static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, c
 
 // ---- Which GPU ------------------------------------------------------------------------------------------------------
 
-// A rank's GPU. NCCL_HOSTID, else the kernel's boot id names the machine: cloned machines share a host name.
+// A rank's GPU. machine: NCCL_HOSTID, else the kernel's boot id; cloned machines share a host name.
 typedef struct {
     char machine[64], bus[32];
 } GpuPlace;
 
-// Refuses two ranks on one GPU: they would compete for memory, and hang in NCCL or crawl. Ranks with different
-// NCCL_HOSTID may share one (dev/test/ranks_check.sh, MACHINES).
+// Refuses two ranks on one GPU: they would compete for memory, and NCCL would hang or be slow. Ranks with different
+// NCCL_HOSTID may share a GPU (dev/test/ranks_check.sh, MACHINES).
 static int check_apart(Comm *comm, Error *e) {
     GpuPlace mine = {}, *all = NULL;
     int same = -1, device;
@@ -92,7 +92,7 @@ static int nccl_device(Comm *comm, Error *e) {
     int count = 0;
     if (comm->ranks == 1) return 0;
     int code = device_count(&count, e);
-    // One GPU visible: the batch system may show each rank its own; check_apart verifies it.
+    // If one GPU is visible, the batch system may show each rank its own; check_apart verifies that.
     if (!code && count > 1 && comm->local_rank < count) code = device_take(comm->local_rank, e);
     if (!code && count > 1 && comm->local_rank >= count) {
         FAIL(e, ERR_UNAVAILABLE, NULL, "%d ranks on this machine, and %d GPUs", comm->local_ranks, count);
@@ -153,7 +153,7 @@ static int nccl_create(Transport **out, Comm *comm, const Division *division, Wi
                        void *stream, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
-    int least, most; // priorities: transfers need few multiprocessors, so they precede the engine's kernels
+    int least, most; // priorities. Transfers precede the engine's kernels: they need few multiprocessors
     t->comm = comm;
     t->division = *division;
     t->wire = wire;
@@ -163,7 +163,7 @@ static int nccl_create(Transport **out, Comm *comm, const Division *division, Wi
     const cudaError_t status = bytes ? cudaMalloc((void **)&t->rounded, bytes) : cudaSuccess;
     int code = CUDA_CALL(status, e);
     if (status == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError(); // else the next launch reports this failure
+        (void)cudaGetLastError(); // clears the failure, which the next launch would report
         code = FAIL(e, ERR_MEMORY, "use a smaller --micro-batch, or --comm-dtype fp32",
                     "out of GPU memory: --comm-dtype bf16 needs %.1f MiB for the transfer of gradients",
                     (double)bytes / (1 << 20));
@@ -228,7 +228,7 @@ static double nccl_waited(Transport *t) {
         float ms;
         const auto &wait = t->wait[i % WAITS];
         if (cudaEventElapsedTime(&ms, wait.begin, wait.end) == cudaSuccess) seconds += 1e-3 * (double)ms;
-        else (void)cudaGetLastError(); // else the next launch reports this failure
+        else (void)cudaGetLastError(); // clears the failure, which the next launch would report
     }
     t->told = t->waits;
     return seconds;
@@ -241,7 +241,7 @@ static int nccl_finish(Transport *t, Error *e) {
 
 static ncclComm_t nccl_of(const Transport *t, Range bucket) { return bucket.begin == 0 ? t->shared : t->peers; }
 
-// Returns the elements that each rank's part of a bucket has at least; 0 with Muon, whose parts are whole blocks.
+// Returns the elements that every rank's part of a bucket has at least; with Muon 0, as parts are whole blocks.
 static size_t each_elements(const Transport *t, Range bucket) {
     const bool unequal = t->division.uncut && bucket.begin > 0;
     return unequal ? 0 : range_length(division_part(&t->division, bucket, 0));
@@ -278,7 +278,8 @@ template <typename To, typename From> __global__ static void convert_kernel(To *
         out[i] = (To)in[i]; // to nearest even
 }
 
-// Enough blocks for full memory bandwidth: with 64, rounding took 12 ms of a step of 110, more than the wire saves.
+// Enough blocks for full memory bandwidth. With 64 blocks rounding took 12 ms of a step of 110 ms: more than bf16
+// saves.
 enum { CONVERT_BLOCKS = 1024, CONVERT_THREADS = 256 };
 
 static int nccl_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
@@ -323,9 +324,9 @@ static int nccl_sum(Transport *t, double *values, int count, Error *e) {
 
 // ---- Rows of activations, on the engine's stream --------------------------------------------------------------------
 
-// Exchanges rows of activations with each rank of the group: these may own different numbers of rows. received NULL:
-// every rank gets all rows, in place. Else this rank gets each other rank's copy of its rows, in the order of the
-// ranks.
+// Exchanges rows of activations within the group, whose ranks may own different numbers of rows. received NULL: every
+// rank gets all rows, in place. Otherwise `received` gets the other ranks' values for this rank's own rows, in the
+// order of the ranks.
 static int exchange_rows(Transport *t, real *x, real *received, int rows, size_t width, Dtype type, Error *e) {
     const int K = t->division.tensor, rank = t->comm->rank % K;
     const RankRows own = rows_of_rank(rows, rank, K);
@@ -354,7 +355,7 @@ static int nccl_gather_rows(Transport *t, void *values, int rows, size_t width, 
     return exchange_rows(t, (real *)values, NULL, rows, width, type, e);
 }
 
-// Adds a rank's own part and those received, n values each, in the order of the ranks. Grid: any; W values at a time.
+// Adds the own part and the received parts, n values each, in the order of the ranks. Grid: any; W values at a time.
 template <int W>
 __global__ static void parts_kernel(real *out, const real *own, const real *received, int rank, int ranks, size_t n) {
     for (size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * W; i < n;
@@ -373,7 +374,7 @@ static int nccl_reduce_rows(Transport *t, void *own, const void *partial, int ro
     const int K = t->division.tensor, rank = t->comm->rank % K;
     const RankRows mine = rows_of_rank(rows, rank, K);
     const size_t n = mine.count * width;
-    real *x = (real *)partial, *received = x + rows * width; // the room behind the rows
+    real *x = (real *)partial, *received = x + rows * width; // room behind the rows (Engine.exchange)
     TRY(exchange_rows(t, x, received, rows, width, type, e));
     if (n == 0) return 0;
     return launch({CONVERT_BLOCKS, CONVERT_THREADS, t->engine}, e, width % VEC ? parts_kernel<1> : parts_kernel<VEC>,

@@ -12,14 +12,14 @@
 
 enum {
     SECONDS_TO_END = 5,     // MPI may take this long to end the job; then this process exits by itself
-    SECONDS_FOR_OTHERS = 1, // between an unsure report and the end: other machines report meanwhile (invariant 4)
-    ORPHAN_SECONDS = 5,     // deadline of set-up once the launcher is gone: it would have ended this rank with others
+    SECONDS_FOR_OTHERS = 1, // between an unsure report and the end: other machines report meanwhile (4)
+    ORPHAN_SECONDS = 5,     // deadline of set-up once the launcher is gone: nothing else ends a hanging rank
     HANDING_MS = 1000       // an abort waits this long for a call that hands work to the device's communication
 };
-static const double seconds_for_other_machines = 4; // delays an unsure report: their deadlines may pass later
+static const double seconds_for_other_machines = 4; // delays an unsure report: other deadlines may pass later
 static const double seconds_claimed = SECONDS_FOR_OTHERS + SECONDS_TO_END + 1;
 static const double seconds_until_stalled = 1.5;     // a rank is stalled after this long without a heartbeat
-static const double fraction_of_wait_stalled = 0.75; // and this fraction of the wait: a busy machine delays heartbeats
+static const double fraction_of_wait_stalled = 0.75; // and for this fraction of the wait: busy cores delay heartbeats
 
 struct WatchdogEntry {
     atomic_int process;   // process id; 0: not started, or on another machine
@@ -85,7 +85,7 @@ static View read_board(const Watchdog *w, double now) {
     return v;
 }
 
-// Returns what the report says of a rank; NULL: nothing. Which rank is missing is known only on a single machine.
+// Returns the report's words about a rank; NULL: none. Only on a single machine is it known which rank is missing.
 static const char *verdict_on(const Watchdog *w, const View *v, const WatchdogEntry *entry, double now) {
     if (!atomic_load(&entry->process)) return w->config.here == w->config.ranks ? " has not started" : NULL;
     if (is_stalled(w, entry, now)) return " is stopped or gone";
@@ -180,7 +180,7 @@ int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e) {
     Watchdog *w = *out;
     w->config = *config;
     w->since = w->checked = clock_seconds();
-    if (config->board) { // an earlier job of the same name may have left a line
+    if (config->board) { // overwrites a line that an earlier job of the same name may have left
         WatchdogEntry *own = &config->board[config->rank];
         atomic_store(&own->begun, 0);
         atomic_store(&own->claim, 0);
@@ -222,7 +222,7 @@ void watchdog_phase(Watchdog *w, WatchdogPhase phase, int64_t step) {
     pthread_mutex_unlock(&w->ticker.lock);
 }
 
-// what: NULL keeps the last one. begun: collectives to count.
+// Restarts the clock. what: name of the collective; NULL: unchanged. begun: collectives to count.
 static void restart(Watchdog *w, const char *what, int begun) {
     if (!w) return;
     pthread_mutex_lock(&w->ticker.lock);

@@ -2,13 +2,14 @@
 // progress for longer than the phase's deadline, the watchdog names the rank that hangs, as far as it can tell, and
 // ends the job with ERR_RANK.
 //
-// The ranks of one machine share a board, one line a rank: process, heartbeat, number of collectives begun.
-//   1. All ranks begin the same collectives in the same order. The rank at the earliest one keeps the others waiting.
-//   2. A rank without a heartbeat for most of the wait is stopped or gone. It is blamed before any other; so is a rank
-//      that has not started.
+// The ranks of one machine share a board, one line per rank: process, heartbeat, number of collectives begun.
+//   1. All ranks begin the same collectives in the same order. The rank that has begun fewest keeps the others waiting.
+//   2. A rank without a heartbeat for most of the wait is stopped or gone. It is blamed before any other rank, as is a
+//      rank that has not started.
 //   3. All watchdogs of a machine read the same board. One of them claims the report; the others stay silent.
-//   4. A board shows one machine. If all its ranks run and there are other machines, the verdict is unsure: the report
-//      says what the board shows and blames no rank. First it leaves other machines time to end the job.
+//   4. A board shows one machine. If all its ranks run and there are other machines, the verdict is unsure. The
+//      watchdog first leaves other machines time to end the job. Then its report says what the board shows and blames
+//      no rank.
 #pragma once
 
 #include "base/common.h"
@@ -23,11 +24,11 @@ size_t watchdog_board_bytes(int count);     // bytes of a board of `count` lines
 typedef struct Watchdog Watchdog;
 
 typedef struct {
-    int rank, ranks;       // as the launcher says; watchdog_join corrects them
-    int here;              // ranks on this machine, as the launcher says; 0: unknown
+    int rank, ranks;       // according to the launcher; watchdog_join corrects them
+    int here;              // ranks on this machine, according to the launcher; 0: unknown
     const char *host;      // this machine's name, or "" if there is one machine. Outlives the watchdog
     WatchdogEntry *board;  // (ranks); each rank of this machine writes its own line; may be NULL
-    double deadline;       // seconds in PHASE_STEP; three times as long for a piece of a save, six times for set-up
+    double deadline;       // seconds in PHASE_STEP; a piece of a save has three times as long, set-up six times
     void (*end)(int code); // ends the whole job; does not return
     int launcher;          // the parent process; set-up ends soon after it is gone. 0: none
 } WatchdogConfig;
@@ -41,10 +42,10 @@ void watchdog_join(Watchdog *w, int rank, int ranks);
 // These four restart the clock.
 void watchdog_phase(Watchdog *w, WatchdogPhase phase, int64_t step);
 void watchdog_progress(Watchdog *w);
-void watchdog_begin(Watchdog *w, const char *collective); // counts a collective (invariant 1); keeps the string
-void watchdog_wait(Watchdog *w, const char *what);        // for calls of some ranks only: not counted
+void watchdog_begin(Watchdog *w, const char *collective); // counts a collective (1); keeps the string
+void watchdog_wait(Watchdog *w, const char *what);        // for a wait of some ranks only: not counted
 
-// Brackets a call that hands work to the device's communication. An abort waits for that call, at most a second.
+// Call (true) before and (false) after handing work to the device's communication. An abort waits between, at most 1 s.
 void watchdog_handing(Watchdog *w, bool handing);
 
 // A device's communication. The watchdog's thread calls `check` now and then, and ends the job on its error. It calls

@@ -35,8 +35,8 @@ typedef struct {
     size_t room[2];
 } Exchange;
 
-// Returns the elements of tensor k that rank `owner` owns and that belong to `holder`'s part, as a range of `owner`'s
-// local flat array.
+// Returns the elements of tensor k that rank `owner` owns and that lie in `holder`'s part, as a range of the local flat
+// array of `owner`.
 static Range common(const Exchange *x, int owner, int holder, int k) {
     const Whole *w = x->whole;
     const int K = w->parallel->config.tensor, shared = w->parallel->division.ranks;
@@ -58,13 +58,13 @@ static void copy_held(const Exchange *x, const Tensor *t, size_t whole_offset, R
     }
 }
 
-// Visits the values that this rank sends to each rank or, if `receives`, gets from each. values NULL: adds their
-// numbers to count (ranks). Otherwise copies them: from the engine to `values` or, if `receives`, from `values` to the
-// part.
+// Visits the values that this rank sends to each rank or, if `receives`, gets from each. values NULL: adds the number
+// of values to count (ranks). Otherwise copies values: from the engine to `values` or, if `receives`, from `values` to
+// the part.
 static int pass(const Exchange *x, bool receives, int *count, float *values, Error *e) {
     const Whole *w = x->whole;
     const int own = w->parallel->comm->rank, K = w->parallel->config.tensor;
-    const int shared = w->parallel->division.ranks, first = own / shared * shared; // each replica exchanges by itself
+    const int shared = w->parallel->division.ranks, first = own / shared * shared; // a replica exchanges within itself
     for (int r = first; r < first + shared; r++)
         for (int k = x->first; k < x->end; k++) {
             const int owner = receives ? r : own;

@@ -1,5 +1,5 @@
 // whole: a checkpoint holds the whole model, but with --tensor an engine holds only its rank's local model. Each rank
-// writes one part of every bucket of the whole model. whole_exchange copies the values from the engines to the parts.
+// writes one part of every bucket of the whole model. whole_exchange copies values from the engines to these parts.
 #pragma once
 
 #include "ranks/parallel.h"
@@ -14,5 +14,5 @@ typedef struct {
 int whole_create(Whole *whole, const Parallel *parallel, const Model *model, Error *e);
 void whole_destroy(Whole *whole); // {0} is fine
 
-// All ranks together. Fills `parts` with the values of the engines that own them.
+// All ranks call it together. Fills `parts` with values from the engines that own them.
 int whole_exchange(const Whole *whole, Engine *engine, StateKind kind, float *parts, Error *e);
