@@ -36,7 +36,7 @@ int run_dry(Run *r, Error *e) {
     if (ramp) TRY(setup_schedule(r, e));
     setup->engine_api->device(&setup->shape, !o->device[0], &here);
     TRY(plan_on_device(&device, setup, &here, e));
-    // Plan for rank 0: no other rank needs 1% more memory. No rank is started.
+    // Plan for rank 0 without starting ranks: no rank needs 1% more memory than rank 0.
     Comm comm = {.ranks = ranks, .local_ranks = plan_machine(&device, ranks)};
     if (o->shard && ranks % comm.local_ranks)
         return FAIL(e, ERR_USAGE, "use a multiple, or --device-count", "--shard machine: --ranks %d on machines of %d",
@@ -72,6 +72,6 @@ int run_dry(Run *r, Error *e) {
     plan_print(stdout, &plan);
     int code = plan_check_fits(&plan, e);
     if (!code || !o->device[0]) return code;
-    printf("note: %s. %s\n", e->what, e->hint); // no error: another machine may run the plan
+    printf("note: %s. %s\n", e->what, e->hint); // not an error: another machine may run the plan
     return 0;
 }

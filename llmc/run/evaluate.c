@@ -3,7 +3,7 @@
 
 // ---- Rows -----------------------------------------------------------------------------------------------------------
 
-// Counts the bytes of text that a row's targets decode to; <|endoftext|> counts 0.
+// Returns the bytes of text to which a row's targets decode; <|endoftext|> counts 0.
 static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int T) {
     double sum = 0;
     for (int t = 1; t <= T; t++) {
@@ -14,8 +14,8 @@ static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int 
     return sum;
 }
 
-// Evaluates this rank's share of `rows` rows, and sums over ranks. With `questions` sum (rows) gets each ending's loss;
-// else sum (2) gets the total loss and the bytes of the text.
+// Evaluates this rank's share of `rows` rows, and sums over ranks. questions: sum (rows) gets each ending's loss;
+// otherwise sum (2) gets the total loss and the bytes of the text.
 static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double *sum, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
@@ -39,7 +39,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
             TRY(parallel_idle_pass(&setup->parallel, unread ? &ignored : e));
             continue;
         }
-        // A rank that cannot read still exchanges with its tensor group. Rows half read may hold tokens beyond V.
+        // A rank that cannot read still exchanges with its tensor group. Half-read rows may hold tokens beyond V.
         if (unread) memset(data->rows, 0, (size_t)n * (size_t)(width + 1) * sizeof *data->rows);
         progress_next(progress, done);
         TRY(engine_eval(setup->engine, data->rows, n, width, data->losses, unread ? &ignored : e));
@@ -52,7 +52,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
     }
     progress_end(progress);
     TRY(comm_agree(setup->comm, unread, e));
-    return comm_sum(setup->comm, sum, questions ? (int)rows : 2, e); // exact for an ending: all ranks but one add 0
+    return comm_sum(setup->comm, sum, questions ? (int)rows : 2, e); // for an ending, all ranks but one add 0
 }
 
 int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e) {
@@ -72,7 +72,7 @@ int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e) {
     int code = evaluate_rows(r, true, info.rows, info.width, sum, e);
     for (int i = 0; i < info.rows && !code; i++) {
         if (isfinite(sum[i])) continue;
-        comm_settle(r->setup.comm); // all ranks have the same sums
+        comm_settle(r->setup.comm); // all ranks fail: they have the same sums
         code = FAIL(e, ERR_NONFINITE, "check the model with --check", "the loss on the questions of %s is not finite",
                     r->setup.options.hellaswag);
     }
@@ -90,7 +90,7 @@ static int print_loss(Run *r, Error *e) {
     int64_t windows = (int64_t)r->data.val->info.windows;
     TRY(evaluate_loss(r, o->given[OPTION_val_tokens] ? o->val_tokens : INT64_MAX, &v, e));
     if (!isfinite(v.loss)) {
-        comm_settle(setup->comm); // all ranks have the same sum
+        comm_settle(setup->comm); // all ranks fail: they have the same sum
         return FAIL(e, ERR_NONFINITE, "check the model with --check", "the loss of --model %s on %s is not finite",
                     o->model, o->val);
     }
@@ -105,7 +105,7 @@ static int print_loss(Run *r, Error *e) {
     return 0;
 }
 
-// Prints the fraction of yes among n answers, with its standard error if n > 1.
+// Prints the fraction of n answers that are yes, with its standard error if n > 1.
 static void print_fraction(const char *name, int yes, int n, const char *note) {
     double fraction = (double)yes / n;
     printf("  %-13s %10.6f", name, fraction);

@@ -72,7 +72,7 @@ static int inspect_run(const char *directory, FILE *out, Error *e) {
         any = true;
         int code = path_join(path, sizeof path, directory, names.entry[i]->d_name, &one);
         if (!code) code = inspect_checkpoint(path, out, &one);
-        if (code && !file_exists(path)) continue; // the run has removed it meanwhile
+        if (code && !file_exists(path)) continue; // a live run has removed it
         if (code) fprintf(out, "%s\n", one.what);
         if (code && !first.code) first = one;
     }
@@ -110,7 +110,7 @@ static int inspect_tensors(const char *path, FILE *out, Error *e) {
 }
 
 int inspect(const char *path, FILE *out, Error *e) {
-    char holder[ARCHIVE_PATH], parent[ARCHIVE_PATH]; // holder: a directory itself; a file's checkpoint
+    char holder[ARCHIVE_PATH], parent[ARCHIVE_PATH]; // holder: the directory, or the checkpoint that holds the file
     const bool is_directory = directory_exists(path);
     snprintf(holder, sizeof holder, "%s", path);
     if (!is_directory) path_parent(path, holder, sizeof holder);

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Lines that wait to be written. One call writes a line, so a killed run leaves no half line.
+// A log and its waiting lines. A line is written by one call: a killed run leaves no half line.
 typedef struct {
     Text lines;
     size_t sent; // bytes of `lines` that are in the file
@@ -65,7 +65,7 @@ int metrics_flush(Metrics *m, Error *e) {
         if (log_waits(log) == 0) continue;
         TRY(file_open_output(m->dir, log->path, O_RDWR | O_CREAT | O_APPEND, &fd, e));
         code = log_send(log, fd, e);
-        if (!code) code = descriptor_sync(fd, log->path, e); // now: no checkpoint syncs it
+        if (!code) code = descriptor_sync(fd, log->path, e); // a later checkpoint would not sync it
         close(fd);
     }
     return code;
@@ -75,7 +75,7 @@ int metrics_flush(Metrics *m, Error *e) {
 
 enum { HOST_BYTES = 256 };
 
-// Reads the holder of the lock: a line "HOST PROCESS". False if it is unknown.
+// Reads the holder of the lock: a line "HOST PROCESS". Returns false if the holder is unknown.
 static bool read_holder(int dir, const char *directory, char host[HOST_BYTES], long *process) {
     char path[PATH_MAX], *text;
     size_t bytes;
@@ -153,9 +153,9 @@ int metrics_close(Metrics *m, Error *e) {
 
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
-// Sets *keep to the bytes of a log to keep: its whole lines of steps up to `step`, and only up to byte `end` if a line
-// ends there. Copies the other bytes to `rest`, unless that is NULL. Stops at a line that does not begin with '{': a
-// full disk or power cut may leave a hole of zeros, which getline would read as one very long line.
+// Sets *keep to the number of bytes of a log to keep: whole lines of steps up to `step`, and none beyond byte `end` if
+// a line ends at `end`. Copies the other bytes to `rest`, unless rest is NULL. Keeps no line after one that does not
+// begin with '{': a full disk or power cut may leave a hole of zeros, which getline would read as one very long line.
 static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_t *keep, FILE *rest, Error *e) {
     char *line = NULL;
     size_t room = 0;
@@ -183,13 +183,13 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e)
     off_t keep;
     int fd;
     if (keeps && metrics_flush(m, e) && metrics_waiting(m) > log_waits(&m->log[UNDONE])) return e->code;
-    // Cut by steps as well as bytes: the checkpoint may be from another directory, or the file edited.
+    // Cut by steps, not only by bytes: the checkpoint may come from another directory, or the log was edited.
     TRY(bytes_until(m->fd, m->log[STEPS].path, step, bytes, &keep, keeps ? m->log[UNDONE].lines.f : NULL, e));
     if (keeps) fflush(m->log[UNDONE].lines.f), metrics_flush(m, &(Error){0}); // on failure the lines wait
     if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->log[STEPS].path, e);
     m->bytes = keep;
     if (!file_exists_in(m->dir, samples)) return 0;
-    TRY(file_open_output(m->dir, samples, O_RDWR, &fd, e)); // a run whose samples cannot be written ends now
+    TRY(file_open_output(m->dir, samples, O_RDWR, &fd, e)); // if samples cannot be written, the run ends now
     int code = bytes_until(fd, samples, step, INT64_MAX, &keep, NULL, e);
     if (!code && step > 0 && ftruncate(fd, keep) != 0) code = cannot_write(samples, e); // a new run keeps older samples
     close(fd);
@@ -198,7 +198,7 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e)
 
 // ---- Lines ----------------------------------------------------------------------------------------------------------
 
-// JSON has no infinity, and some readers refuse a whole file for one: writes 1e308 instead.
+// Writes infinity as 1e308: JSON has no infinity, and some readers refuse a file with one.
 static void put_value(FILE *f, double x) {
     const double unbounded = 1e308;
     if (isnan(x)) fputs("null", f);
@@ -218,7 +218,7 @@ static FILE *begin_line(Log *log, int64_t step, int64_t tokens) {
     return log->lines.f;
 }
 
-// Ends a line, and writes it after those that wait.
+// Ends a line; writes waiting lines, then this line.
 static int log_end_line(Metrics *m, Log *log, Error *e) {
     size_t before = log->lines.bytes;
     fputs("}\n", log->lines.f);

@@ -1,21 +1,21 @@
 // metrics: the logs of a run, in its directory:
 //
 //     metrics.jsonl    one JSON object for every optimizer step, validation and test. Numbers read back as the same
-//                      bits. Unknown ones are null. 1e308 is infinity: a lower bound where G2 is too far below 0
+//                      bits. null: unknown. 1e308: infinity, as a bound of the noise scale where G2 is far below 0
 //     samples.jsonl    one JSON object for every sample: step, tokens, prompt, text. The text begins with the prompt
 //
 // A step's line has the fields of StepMetrics, and these of the noise scale:
-//     gns_ln       a skipped step repeats the previous value
+//     gns_ln       after a skipped step the previous value
 //     gns_total    and gns_type_*, gns_layer: only in lines of exact steps that were not skipped
 //     gns_source_N and gns_cosine_M_N: only where --train has weights
 //     gns_ratio    with --gns-ratio in every line, else beside gns_total
 //
 // dev/docs/gns.md lists the fields of the noise scale and the ramp; gns.h defines the lengths of the averages.
 //
-// A resume or a rollback (run/rollback.h) truncates both files to its checkpoint, so that every step is there once.
+// A resume or a rollback (run/rollback.h) truncates both files to its checkpoint: they hold every step once.
 //
-// Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again. A save makes
-// room for them.
+// Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again to write them. A
+// save makes room for them.
 #pragma once
 
 #include "base/common.h"
@@ -30,11 +30,11 @@ typedef struct {
     double lr;
     double grad_norm;  // norm of the mean gradient, before clipping; null if not finite
     double tok_per_s;  // over the time until the step's numbers arrive; a GPU's update counts in the next step
-    int slowest_rank;  // the rank that waited least for transfers: the others waited for it; -1: one rank
-    double wait_share; // mean over ranks of the time waited beyond the slowest rank's, as a fraction of the step
+    int slowest_rank;  // StepSums.slowest; -1: one rank
+    double wait_share; // StepSums.lost, as a fraction of the step's seconds
     double mfu;        // fraction of the peak FLOP/s of all ranks' devices; NaN: peak unknown
     GnsMode mode;      // what this step measured
-    bool skipped;      // an outlier, or an overflow: no update was made
+    bool skipped;      // no update was made: an outlier, or an overflow
     bool clipped;      // the gradient's norm was above --grad-clip
     bool has_target;   // --ramp gns: `target` is set
     RampTarget target;
@@ -43,9 +43,9 @@ typedef struct {
     bool ranks_measured; // noise->ranks was updated
 } StepMetrics;
 
-// One program at a time writes to a run directory: it locks metrics.jsonl (flock) until the file is closed, however the
-// program ends. The file "written_by" names the latest holder: host and process. On NFS the server holds the lock; if
-// the holder's machine crashes, the lock remains until its lease ends (NFSv4: 90 s).
+// One program at a time writes to a run directory: it holds a lock (flock) on metrics.jsonl until the file is closed,
+// however the program ends. The file "written_by" names the latest holder: host and process. On NFS the lock is kept by
+// the server; if the holder's machine crashes, the lock remains until its lease ends (NFSv4: 90 s).
 
 typedef struct Metrics Metrics;
 typedef struct Noise Noise; // noise.h
@@ -54,30 +54,29 @@ typedef struct Noise Noise; // noise.h
 // Locks it without waiting: ERR_USAGE if another process holds the lock.
 int metrics_open(Metrics **out, int dir, const char *directory, Error *e);
 
-// Writes this process into written_by. Until then the holder of the lock is unknown.
+// Writes this process into written_by. Before, other programs do not know who holds the lock.
 int run_lock_sign(int dir, const char *directory, Error *e);
 
 // True if the process in written_by runs on this machine.
 bool run_lock_is_here(int dir, const char *directory);
 
-// Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. keeps: in a rollback, writes lines
-// that wait, and appends what it cuts from metrics.jsonl to metrics.rolled_back.jsonl. Otherwise no line may wait.
+// Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. keeps (a rollback): writes the
+// waiting lines, and appends lines cut from metrics.jsonl to metrics.rolled_back.jsonl. Else no line may wait.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e);
 
 int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, with the lines that wait
 
-// Syncs metrics.jsonl to the disk. Another thread may write to it meanwhile.
+// Syncs metrics.jsonl to the disk. Other threads may write lines during the call.
 int metrics_sync(const Metrics *m, Error *e);
 
 size_t metrics_waiting(const Metrics *m); // bytes of lines that wait; 0 for NULL
 int metrics_flush(Metrics *m, Error *e);  // writes the waiting lines; ERR_WRITE if that still fails
 
-// The following fail with ERR_MEMORY only: lines that cannot be written wait. Estimates are null while B was below 2 in
-// all steps so far, or while EMA(G2) <= 0. metrics_test writes x as the field `name`, and norm as NAME_norm; a
-// norm that is NaN is left out.
+// The following fail with ERR_MEMORY only: lines that cannot be written wait. Estimates are null until a step has had
+// two rows, and while EMA(G2) <= 0. metrics_test writes x as the field `name`, and norm as NAME_norm unless it is NaN.
 int metrics_step(Metrics *m, const StepMetrics *step, const Noise *noise, Error *e);
 int metrics_test(Metrics *m, int64_t step, int64_t tokens, const char *name, double x, double norm, Error *e);
 int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e);
 
-// Flushes, and frees m in any case. ERR_WRITE also if metrics.jsonl was removed meanwhile. NULL is fine.
+// Flushes, and frees m in any case. ERR_WRITE also if metrics.jsonl was removed during the run. NULL is fine.
 int metrics_close(Metrics *m, Error *e);

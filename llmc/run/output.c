@@ -17,8 +17,8 @@
 // The run's set-up with all options resolved, and its parts.
 //
 // Each start of a run begins a part. "parts" lists the parts in order, except parts whose steps were all written again.
-// The first part's "options" are the given ones; a later part's are the changed ones. The file's "options" are all
-// options of the last part. Each checkpoint's manifest repeats "id": --keep removes only checkpoints with the run's id.
+// A part's "options" are the given options in the first part, the changed options in later parts. The file's "options"
+// are all options of the last part. Each checkpoint's manifest repeats "id": --keep removes only checkpoints with it.
 
 static void put_data_json(FILE *f, const char *name, const Dataset *data) {
     if (!data) return;
@@ -104,7 +104,7 @@ int write_run_json(Run *r, Error *e) {
     TRY(path_join(path, sizeof path, archive->path, "run.json", e));
     if (r->saving.saved[0] && file_read(archive->dir, path, RUN_JSON_MAX_BYTES, &text, &bytes, e) && e->unreadable)
         return e->code;
-    if (text) json_parse_text(&old, text, bytes, path, NULL, e); // a damaged run.json counts as none
+    if (text) json_parse_text(&old, text, bytes, path, NULL, e); // a damaged run.json counts as missing
     // Choose the id once: from run.json, else from the resumed checkpoint, else 128 random bits.
     const char *known = cJSON_GetStringValue(json_get(old, "id"));
     if (!known || strlen(known) >= sizeof archive->id) known = r->saving.own.newest.run;
@@ -124,8 +124,8 @@ int write_run_json(Run *r, Error *e) {
 
 // ---- The directory --------------------------------------------------------------------------------------------------
 
-// Renames an earlier run and creates a new directory. Where --out is a link, this happens at its target, which may be
-// on another disk.
+// Renames an earlier run and creates a new directory. If --out is a link, this happens at its target, perhaps on
+// another disk.
 static int move_old_run(const char *out, Error *e) {
     char place[ARCHIVE_PATH], aside[ARCHIVE_PATH + 16];
     struct stat st;
@@ -151,17 +151,17 @@ static bool saves_before_the_end(const Setup *setup, const Position *position) {
 }
 
 // Fails on rank 0 unless the disk has room for the next saves. A new run needs room for two checkpoints, or for one if
-// it saves only at its end. A resumed run needs room for one more. With two or more checkpoints it needs none, unless
-// --keep is 0: a save may remove an old one first. A rollback needs no more room than the run before it.
+// it saves only at its end. A resumed run needs room for one more checkpoint; if it has two or more, it needs no room
+// unless --keep is 0, as a save may first remove an old one. A rollback needs no more room than the run before it.
 int setup_room(const Run *r, Error *e) {
     const Options *o = &r->setup.options;
     const uint64_t one = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);
     char disk[ARCHIVE_PATH];
     uint64_t left;
-    int present = 0; // a new run has none: an earlier run is moved aside
+    int present = 0; // number of checkpoints; 0 in a new run: an earlier run is moved aside
     if (!is_rank0(&r->setup) || rollback_under_way(&r->rollback)) return 0;
     if (r->output.metrics)
-        TRY(archive_tidy(&r->saving.archive, false, stderr, e)); // of a killed save; the lock is held
+        TRY(archive_tidy(&r->saving.archive, false, stderr, e)); // removes a killed save; the lock is held
     if (r->saving.saved[0]) TRY(archive_count(&r->saving.archive, &present, e));
     const int needed = present ? present == 1 || o->keep == 0 : saves_before_the_end(&r->setup, &r->position) ? 2 : 1;
     path_existing(o->out, disk, sizeof disk);
@@ -205,8 +205,8 @@ bool saves_in_background(const Setup *setup, const Position *position) {
     return setup->options.tensor > 1 || saves_before_the_end(setup, position); // --tensor: every save has a copy
 }
 
-// (all) Every rank that writes its own state must see the run directory. Detects a mere copy of it by run.json, which
-// rank 0 has just written.
+// (all) Every rank that writes its own state must see the run directory. A copy of the directory is detected by
+// run.json, which rank 0 has just written.
 static int share_directory(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
     char *text;

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Every rank, or group of --tensor, must have rows in every step except the last, which the horizon cuts.
+// Fails unless every rank, or group of --tensor, has rows in every step but the last, which the horizon cuts.
 static int check_rows_of_ranks(const Setup *setup, const Position *position, Error *e) {
     const int64_t rows = position->ramp.config.batch_min, K = setup->options.tensor, groups = setup->comm->ranks / K;
     if (rows >= groups) return 0;
@@ -22,7 +22,7 @@ static int check_rows_of_ranks(const Setup *setup, const Position *position, Err
 
 // Trains; after each rollback, trains again from the checkpoint that rollback.h chooses.
 static int train(Run *r, Error *e) {
-    const Options *o = &r->setup.options, resolved = *o; // training decides some: --gns, --train-hours
+    const Options *o = &r->setup.options, resolved = *o; // training changes some options: --gns, --train-hours
     const RunPoint *at = &r->position.at;
     Comm *comm = r->setup.comm;
     for (;;) {
@@ -77,7 +77,7 @@ static int setup_options(Setup *setup, Error *e) {
 
 static int run_program(Run *r, Error *e) {
     const Options *o = &r->setup.options;
-    Error usage; // reported after comm_create, which needs the deadline among the options
+    Error usage; // reported after comm_create, which needs an option (--deadline)
     int code = options_parse(&r->setup.options, r->setup.argc, r->setup.argv, &usage);
     const bool evaluates = o->eval_only && !(o->help || o->version || o->print_options || o->dry_run || *o->check);
     if (options_train(o)) signals_install(); // a stop may be requested while the ranks still connect
@@ -94,8 +94,8 @@ static int run_program(Run *r, Error *e) {
     else if (is_rank0(&r->setup) && o->version) printf("%s\n", version_text());
     else if (is_rank0(&r->setup) && o->print_options) TRY(options_print(stdout, o, e));
     if (o->help || o->version || o->print_options) return 0;
-    // Training shows progress on standard output: in plain lines under mpirun, whose pseudo-terminal is often logged.
-    // Other work shows it on standard error: a program may read the result from standard output.
+    // Training shows progress on standard output, with several ranks as plain lines: mpirun's pseudo-terminal is often
+    // logged. Other work shows it on standard error: a program may read the result from standard output.
     if (is_rank0(&r->setup) && !(o->dry_run || *o->check)) {
         progress_create(&r->output.progress, options_train(o) ? stdout : stderr, r->setup.comm->ranks > 1);
         code = progress_watch(&r->output.progress, e);
@@ -116,27 +116,27 @@ static int run_program(Run *r, Error *e) {
 void program_begin(char **argv) {
     process_begin();
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
-    char program[PATH_MAX]; // execv the real path: with /proc/self/exe, ps and killall would show "exe"
+    char program[PATH_MAX]; // the real path: from /proc/self/exe, ps and killall would show "exe"
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
     if (n <= 0 || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) return;
     program[n] = 0;
-    execv(program, argv); // on failure: continue without
+    execv(program, argv); // if it fails, the program continues with long spins
 }
 
 // How the program ends, if all ranks know the outcome:
 //   1. No transfer between ranks is in flight, and no save: train_run waits for both.
 //   2. The threads of this rank end before anything they use is freed: run_destroy. Only the watchdog still runs.
 //   3. The error is printed before any rank exits: mpirun kills the others as soon as one returns a code.
-//   4. A barrier, so that no rank exits while another still needs it.
+//   4. The ranks pass a barrier: no rank exits while another still needs it.
 //   5. Open MPI's own threads have nothing left to do before MPI_Finalize unloads their code (open_mpi_settle).
-//   6. The watchdog ends. It has watched 4 and 5.
+//   6. The watchdog, which has watched 4 and 5, ends.
 //   7. The process exits. If MPI could not end, its threads still run, so exit handlers are skipped (comm_finish).
 // An error that only one rank knows ends the job at 3, by MPI_Abort: nothing is freed, and threads run until then.
 int program_main(int argc, char **argv, const EngineApi *engine, const TransportApi *transport) {
     Error e = {0}, closing = {0};
     struct stat st;
-    // Standard output may lose its reader if it is a terminal, a pipe or a socket: a training run continues without it.
-    // Ask at the start: a closed terminal is no longer recognised.
+    // If standard output is a terminal, a pipe or a socket, its reader may go away: a training run continues without
+    // it. Ask at the start: a terminal that was closed is not recognised.
     bool written_to = fstat(STDOUT_FILENO, &st) == 0 && (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
     bool may_close = !written_to || isatty(STDOUT_FILENO) || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode);
     bool unread = false;
@@ -153,8 +153,8 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
         code = run_program(r, &e);
         if (code) progress_break(&r->output.progress);
         e.code = code;
-        // An error of this rank alone ends the job at once: run_destroy would wait for a save under way, and other
-        // ranks would report their lost connection first.
+        // An error that only this rank knows ends the job at once. run_destroy would wait for a running save; other
+        // ranks would report a lost connection first.
         if (code && comm.ranks > 1 && !comm.settled) return comm_finish(&comm, &e);
         int closed = run_destroy(r, &closing);
         if (closed && code) fprintf(stderr, "warning: %s: its last lines are lost\n", closing.what);

@@ -8,7 +8,7 @@
 
 static const char redraw[] = "\r\033[K"; // clears the terminal's line
 
-// Locks; false on a rank that shows nothing.
+// Locks *p. Returns false, without a lock, on ranks that show nothing.
 static bool enter(Progress *p) {
     if (p->out) pthread_mutex_lock(&p->ticker.lock);
     return p->out != NULL;
@@ -35,7 +35,7 @@ static double fraction_done(const Progress *p) {
 }
 
 double progress_left(const Progress *p, double now) {
-    const double enough = 0.002; // fraction of the first step
+    const double enough = 0.002; // of the first step, before an ETA is shown
     if (p->ends > 0) return p->ends - now;
     double begun = p->now.runs && !p->now.what ? fraction_done(p) * (double)p->batch_tokens : 0; // tokens
     double done = (double)(p->tokens - p->first_tokens) + begun, left = (double)(p->horizon - p->tokens) - begun;
@@ -67,7 +67,7 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
     if (has_gns && g.significant) sprintf(to, "  GNS +- %.2g", g.scale_se);
 }
 
-// Draws a line of fields, two blanks before each. Cuts it to the width, after a whole field.
+// Draws a line of fields, two blanks before each field. Cuts the line to the terminal's width, after a whole field.
 static void draw(Progress *p, const char *step, const char *work, const char *numbers, double now) {
     char line[600], eta[32];
     const int columns = terminal_columns(p->out) - p->terminal; // a line that wraps cannot be redrawn
@@ -88,11 +88,11 @@ static void draw(Progress *p, const char *step, const char *work, const char *nu
 static void draw_work(Progress *p, double now) {
     char what[40], share[16] = "", time[32], work[120];
     double part = fraction_done(p);
-    double left = part >= 0.02 ? (now - p->now.begun) * (1 - part) / part : NAN; // unknown at first
+    double left = part >= 0.02 ? (now - p->now.begun) * (1 - part) / part : NAN; // NaN below 2%
     bool ended = p->now.total && p->now.done >= p->now.total, known = !ended && isfinite(left);
     if (p->now.what) snprintf(what, sizeof what, "%s", p->now.what);
     else snprintf(what, sizeof what, "step %lld:", (long long)p->step + 1);
-    if (part >= 0) // below 100% until the end
+    if (part >= 0) // rounded down: 100% only at the end
         snprintf(share, sizeof share, " %.0f%%", ended ? 100 : fmin(99, floor(100 * part)));
     format_duration(time, known ? left : now - p->now.begun);
     const char *how = known ? "," : ended ? ", took" : "";

@@ -3,8 +3,8 @@
 // The main thread reports what it begins (progress_begin) and how far it is (progress_next). A second thread wakes ten
 // times a second: it shows work that takes longer than 1 s (10 s in a log), and acknowledges a signal at once.
 //
-//   1. The thread prints only between progress_begin and progress_end, and never after progress_break. So the main
-//      thread calls progress_break before other output within that time.
+//   1. The thread prints only between progress_begin and progress_end, until progress_break. So the main thread calls
+//      progress_break before other output while work runs.
 //   2. The lock of `ticker` guards everything here.
 //
 // Only rank 0 shows progress. On other ranks Progress is {0}, and every function does nothing.
@@ -34,7 +34,7 @@ typedef struct {
         int64_t done, total; // rows, or other units; total 0: unknown
         bool quiet, shown;   // quiet: is never shown again (1); shown: was in a line
     } now;
-    char last[64], numbers[400]; // the last step's line: before its ETA, and after it
+    char last[64], numbers[400]; // the last step's line: its text before the ETA, and after it
     Ticker ticker;
 } Progress;
 

@@ -1,17 +1,17 @@
 // Finds the checkpoint that a run starts from: its own newest one (a resume), or one of the run that --model names.
 //
 // What makes a run resumable:
-//  1. A run directory has one writer. Its lock (metrics.h) is taken before anything in it is read, and held to the end.
-//  2. A run resumes from its newest undamaged checkpoint. Rank 0 finds it. All ranks must see the same manifest; each
-//     verifies a share, together every byte.
+//  1. A run directory has one writer. Its lock (metrics.h) is taken before its files are read, and held to the end.
+//  2. A run resumes from its newest undamaged checkpoint, which rank 0 finds. All ranks must see the same manifest.
+//     Each rank verifies a share of the files; the shares cover every byte.
 //  3. A checkpoint holds all that decides the next step: weights and moments, and in state.json the counts, the ramp,
 //     the noise scale, the outlier windows and the tuning. The order of the data follows from the counts and the seed.
 //  4. Model, --seq-len, --seed, the shards and weights of --train, and options marked of_run (rows.h) may not change
-//     (state.c). The rest may, and is reported.
+//     (state.c). Other options may change; changes are reported.
 //  5. The steps after the checkpoint are written again: setup_output cuts the logs back to it, and renames newer
 //     checkpoints. A rollback is a resume in the same process (rollback.h), and keeps the lock.
 //  6. Nothing is written before setup_output, so a refused resume leaves the run as it was. One exception: setup_room
-//     removes what a killed save left before it checks the disk's room.
+//     removes the files of a killed save, then checks the disk's room.
 #include "run/run.h"
 
 #include "base/files.h"
@@ -22,9 +22,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-// (all) Verifies rank 0's candidate. Each rank reads a share. All ranks divide the files if --out must be the same
-// directory on all machines; else the ranks of each machine do. Damage fails on rank 0 only, with the error of the
-// lowest rank that found some. Other errors fail on all ranks, such as another checkpoint on one of them (2).
+// (all) Verifies rank 0's candidate. Each rank reads a share. If --out must be the same directory on all machines, the
+// files are divided among all ranks; else among the ranks of each machine. Damage fails on rank 0 only, with the error
+// of the lowest rank that found damage. Other errors, such as a different checkpoint on some rank (2), fail on all.
 static int verify_share(void *run, Error *e) {
     Run *r = run;
     const Setup *s = &r->setup;
@@ -32,7 +32,7 @@ static int verify_share(void *run, Error *e) {
     const Pulse pulse = {comm_progress, comm};
     const char *directory = r->saving.candidate.directory;
     char path[ARCHIVE_PATH], other[ARCHIVE_PATH + 24];
-    FileDigest manifest = {0}; // zeros without a manifest; it holds the hashes of the other files
+    FileDigest manifest = {0}; // of the manifest, which holds the other files' hashes; zeros without a manifest
     Error lowest = {0};
     TRY(comm_broadcast(comm, &r->saving.candidate, sizeof r->saving.candidate, e));
     const bool shared = r->saving.candidate.own && s->options.zero != ZERO_0;
@@ -59,7 +59,7 @@ static int ask_all_to_verify(void *run, const char *directory, Error *e) {
     return verify_share(r, e);
 }
 
-// Prints notes at the end: until then the terminal's line belongs to the progress.
+// Prints notes last: before, the progress draws on the terminal's line.
 static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e) {
     Text notes;
     TRY(text_begin(&notes, e));
@@ -73,7 +73,7 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
     return code;
 }
 
-// (all) Sends *newest from rank 0 to the others, which verify candidates until then. code: of rank 0's search.
+// (all) Sends *newest from rank 0 to the other ranks, which until then verify candidates. code: of rank 0's search.
 static int share_newest(Run *r, int code, Newest *newest, Error *e) {
     Comm *comm = r->setup.comm;
     Error waiting = {0};
@@ -84,7 +84,7 @@ static int share_newest(Run *r, int code, Newest *newest, Error *e) {
     return comm_broadcast(comm, newest, sizeof *newest, e);
 }
 
-// Opens and locks an existing run (1). Waits for the lock: a killed process takes seconds to end, a lease 90 s
+// Opens and locks an existing run (1). Waits for the lock: a killed process may hold it for seconds, a lease for 90 s
 // (metrics.h).
 static int lock_run(const Setup *setup, const Archive *archive, Metrics **metrics, Error *e) {
     const struct timespec moment = {0, 20000000};
@@ -103,12 +103,12 @@ static int lock_run(const Setup *setup, const Archive *archive, Metrics **metric
     return code;
 }
 
-// On rank 0: finds this run's own newest checkpoint, saving.own.newest. Searches once.
+// On rank 0: sets saving.own.newest, this run's own newest checkpoint. Searches once.
 static int find_own(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
     if (!is_rank0(&r->setup)) return 0;
     if (!r->saving.own.searched && directory_exists(r->setup.options.out)) {
-        const bool back = rollback_under_way(&r->rollback); // then archive and log are open
+        const bool back = rollback_under_way(&r->rollback); // if true, archive and log are open already
         TRY(back ? archive_check_name(archive, e) : archive_open(archive, r->setup.options.out, e));
         if (!back && file_exists_in(archive->dir, "metrics.jsonl"))
             TRY(lock_run(&r->setup, archive, &r->output.metrics, e));
@@ -128,9 +128,9 @@ static int find_step(const char *run, int64_t step, Newest *newest, Error *e) {
                 newest->directory);
 }
 
-// Finds RUN:STEP or RUN:best (of --keep-best). RUN alone means its newest checkpoint; without training its best, if
-// there is one. Without training prints which one. ERR_INPUT if the run has no such checkpoint. Finds nothing if the
-// path is no run.
+// Finds RUN:STEP or RUN:best (of --keep-best). RUN alone means its newest checkpoint; without training, its best if it
+// has one. Without training, prints which checkpoint it is. ERR_INPUT if the run has no such checkpoint. Finds nothing
+// if the path is no run.
 static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
     char run[ARCHIVE_PATH], *which, *end, loss[60] = "";
     Archive archive;
@@ -170,7 +170,7 @@ static int find_source(Run *r, Newest *newest, Error *e) {
     if (options_train(o)) TRY(find_own(r, e));
     if (own->found) TRY(run_state_summary(&summary, own->directory, e));
     if (own->found && strcmp(summary.start, r->setup.model_name) == 0 && summary.model[0]) {
-        *newest = *own; // the run began from this --model, whose files it no longer needs
+        *newest = *own; // the run began from this --model, and no longer needs its files
         snprintf(o->model, sizeof o->model, "%s", summary.model);
         return 0;
     }

@@ -1,16 +1,16 @@
-// rollback: --on-spike rollback. A run that spikes goes back to a checkpoint before the spike, and goes on without the
+// rollback: --on-spike rollback. A run that spikes returns to a checkpoint before the spike and continues without the
 // spike's rows.
 //
 // A step is a spike if its loss or the norm of its gradient is more than --spike-z standard deviations above the mean
 // of the last 128 steps that were no spikes (math/outliers.h). A spike lasts if K = --spike-steps of the last 2 K steps
 // are spikes, or if a loss or gradient is not finite. These 2 K steps are the window.
 //
-//   1. All ranks decide the same: they have the same sums.
-//   2. Training ends as on an error, but the run directory stays open and locked. `train` (program.c) resumes from the
-//      newest checkpoint before the window, or if there is none from the oldest, without the window's rows.
+//   1. All ranks have the same sums, so they decide the same.
+//   2. Training ends as on an error, but the run directory stays open and locked. `train` (program.c) resumes, without
+//      the window's rows, from the newest checkpoint before the window, or from the oldest if there is none.
 //   3. The next checkpoint stores the excluded rows. A run killed before that repeats the spike and the rollback.
-//   4. setup_output cuts the log, as on every resume. Cut lines move to metrics.rolled_back.jsonl; after a kill they
-//      may be there twice. Abandoned checkpoints become step_N.rolled_back.
+//   4. setup_output cuts the log, as on every resume. Cut lines move to metrics.rolled_back.jsonl; after a kill that
+//      file may hold them twice. Abandoned checkpoints become step_N.rolled_back.
 //   5. A checkpoint to go back to always exists. The run begins with one of step 0, and archive_thin spares the newest
 //      one before the last 2 K steps.
 #pragma once
@@ -25,10 +25,10 @@ typedef struct {
     Error why;
 } Rollback;
 
-// Call after each train_step, which returned `code` and *e. If a spike lasts, plans a rollback, unless ROLLBACKS_MAX
-// were made, and returns ERR_NONFINITE with the reason. Otherwise returns `code`.
+// Call after each train_step, which returned `code` and *e. If a spike lasts, returns ERR_NONFINITE with the reason,
+// and plans a rollback unless ROLLBACKS_MAX were made. Otherwise returns `code`.
 int rollback_check(Run *r, const StepMetrics *m, int code, Error *e);
 
 // For a resume.
 static inline bool rollback_under_way(const Rollback *back) { return back->spikes.rollbacks > 0; }
-int rollback_skip(Run *r, Error *e); // excludes the rows of all rollbacks; prints the one that is under way
+int rollback_skip(Run *r, Error *e); // excludes the rows of all rollbacks; prints the rollback under way

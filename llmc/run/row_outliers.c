@@ -8,8 +8,8 @@
 
 const char *const row_kinds[ROW_KINDS] = {"loud", "rare", "strange", "uniform"};
 
-// Counts the tokens of 1,024 windows at equal distances: the same ones on every rank and at every resume. Every count
-// starts at 1.
+// Counts the tokens of 1,024 windows at equal distances: the same windows on every rank and at every resume. Every
+// count starts at 1.
 int row_outliers_create(Run *r, Error *e) {
     RowOutliers *o = &r->position.outliers;
     const uint64_t all = r->data.train->info.windows, windows = all < 1024 ? all : 1024;
@@ -38,7 +38,7 @@ static double median(double *x, int64_t n) {
     return (x[(n - 1) / 2] + x[n / 2]) / 2;
 }
 
-// Adds row b of the step to a list if its score x is among the N largest. Of equal scores the earlier stays.
+// Adds row b of the step to a list if its score x is among the N largest. If scores are equal, the earlier row stays.
 static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error *e) {
     RowOutliers *o = &r->position.outliers;
     const int most = (int)r->setup.options.outliers;
@@ -49,7 +49,7 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
     cJSON *list = o->list[kind], *next = list->child, *row;
     ExamplePlace place;
     int at = 0;
-    loader_expect(r->data.loader, 0, 0); // waits for the loader's thread: only one may read
+    loader_expect(r->data.loader, 0, 0); // awaits the loader's thread: only one thread may read
     TRY(dataset_place(data, example, end, &place, e));
     if (!(row = cJSON_CreateObject())) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for a row");
     cJSON_AddStringToObject(row, "kind", row_kinds[kind]);
@@ -62,7 +62,7 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
     cJSON_AddNumberToObject(row, "loss", r->position.rows[b].nll);
     cJSON_AddNumberToObject(row, "score", x);
     for (; next && row_number(next, "score") >= x; next = next->next) at++;
-    row->prev = row; // for cJSON 1.7.17, which refuses to insert an item without it
+    row->prev = row; // cJSON 1.7.17 inserts no item whose prev is NULL
     cJSON_InsertItemInArray(list, at, row);
     while (cJSON_GetArraySize(list) > most) cJSON_DeleteItemFromArray(list, most);
     if (cJSON_GetArraySize(list) == most) o->least[kind] = row_number(list->child->prev, "score");
@@ -70,7 +70,7 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
 }
 
 int row_outliers_observe(Run *r, int64_t B, Error *e) {
-    const int64_t first_steps = 32; // their rows are not judged: the spread is still a guess
+    const int64_t first_steps = 32; // in these steps rows are not judged: the spread is still a guess
     RowOutliers *o = &r->position.outliers;
     double *x = o->scratch, *sorted = x + B;
     for (RowKind k = 0; k < ROW_KINDS; k++) {
@@ -89,7 +89,7 @@ int row_outliers_observe(Run *r, int64_t B, Error *e) {
         for (int64_t i = 0; i < steps; i++) spread += window->value[i] / (double)steps;
         for (int64_t b = 0; b < B && window->count > first_steps; b++) {
             const double score = (x[b] - centre) / (1.4826 * spread);
-            const double few_digits = round(score * 1e9) / 1e9; // a resume reads them back as the same number
+            const double few_digits = round(score * 1e9) / 1e9; // reads back as the same number in a resume
             if (isfinite(few_digits) && few_digits > o->least[k]) TRY(keep_row(r, k, B, b, few_digits, e));
         }
     }

@@ -1,9 +1,9 @@
-// row_outliers: the rows of a run that differ most from the others of their step (--outliers N), in OUT/outliers.jsonl:
+// row_outliers: OUT/outliers.jsonl (--outliers N), the rows of a run that differ most from other rows of their step:
 //
 //     loud      log norm; the norm is |g_b| over all LayerNorms
 //     rare      mean of -log(a token's share of the text): other languages and alphabets, binary data
 //     strange   loss - log norm: garbage, whose gradient has no direction
-//     uniform   log norm - log loss: one token again and again, whose gradient has one direction
+//     uniform   log norm - log loss: repetitions of one token, whose gradient has one direction
 //
 // Keeps the N largest scores of each kind. A score of x counts robust standard deviations above the step's median:
 //
@@ -21,7 +21,7 @@ extern const char *const row_kinds[ROW_KINDS];
 
 typedef struct {
     cJSON *list[ROW_KINDS];     // objects of outliers.jsonl, highest score first
-    Outliers spread[ROW_KINDS]; // medians |x - median| of the last steps
+    Outliers spread[ROW_KINDS]; // each of the last steps' median |x - median|
     double least[ROW_KINDS];    // a row needs a larger score to be kept
     double *scratch;            // (2, largest batch)
     double *rarity;             // (largest batch) mean surprise of this rank's rows

@@ -33,7 +33,7 @@ typedef struct {
     const TransportApi *transport_api; // NULL: a build for one process
     Comm *comm;
     Model model;
-    Model local;               // with --tensor: this rank's local model; shape.model points to it
+    Model local;               // with --tensor: this rank's local model, to which shape.model points
     char model_name[256];      // the last part of --model as given
     char source[ARCHIVE_PATH]; // where the model is read from; "": a preset
     EngineConfig shape;
@@ -41,7 +41,7 @@ typedef struct {
     Whole whole; // with --tensor; else {0}
     Engine *engine;
     double peak_flops;    // FLOP/s of one rank's device; 0: unknown
-    Tokenizer *tokenizer; // NULL: none known for this vocabulary
+    Tokenizer *tokenizer; // NULL: none is known for this vocabulary
     double started;       // when the program began, in seconds of the clock
 } Setup;
 
@@ -49,7 +49,7 @@ typedef struct {
     Dataset *train, *val; // val may be NULL
     HellaSwag *hellaswag; // NULL: none
     Loader *loader;       // reads rows of `train`
-    uint16_t *rows;       // (micro_batch, T + 1): rows to evaluate; placeholders if a rank cannot read its rows
+    uint16_t *rows;       // (micro_batch, T + 1): rows to evaluate; zeros if this rank cannot read its rows
     float *losses;        // (micro_batch, T)
 } RunData;
 
@@ -59,13 +59,13 @@ typedef struct {
     Ramp ramp;
     Noise noise;
     RowOutliers outliers; // --outliers
-    RowResult *rows;      // (largest batch) this step's rows, all ranks; lies behind result.source_gram; NULL: unneeded
+    RowResult *rows;      // (largest batch) this step's rows, of all ranks; NULL: not wanted. Lies behind source_gram
     StepResult result;    // numbers of this step
     double z;             // Spikes.z of this step
-    bool stop;            // the run stops (same on all ranks); why: stop_cause in save.h
+    bool stop;            // the run stops (same on all ranks); stop_cause (save.h) says why
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown
-    int64_t clipped;      // steps since the start whose gradient was clipped
-    double begun;         // clock time of the start, less the seconds of earlier parts
+    int64_t clipped;      // number of steps since the start whose gradient was clipped
+    double begun;         // clock time of this start, less the seconds of earlier parts of the run
 } Position;
 
 typedef struct {
@@ -83,12 +83,12 @@ typedef struct {
     double timed_seconds;          // seconds of the timed steps
     bool out_of_time;              // --max-hours stops the run
     bool last;                     // the run's last save was tried
-    bool log_waits;                // a warning has said that lines of the log wait
+    bool log_waits;                // a warning has told that lines of the log wait
     bool is_best;                  // the validation loss after this step is the lowest so far (--keep-best)
-    BestPoint best_before;         // the best before the running save
-    uint8_t changed[OPTION_COUNT]; // in a resumed run: 1 for options that differ from the part before
+    BestPoint best_before;         // value of `best` before the running save
+    uint8_t changed[OPTION_COUNT]; // in a resumed run: 1 for options that the last part of the run had otherwise
     struct {
-        bool searched; // rank 0 has looked for it
+        bool searched; // rank 0 has searched
         Newest newest;
     } own; // this run's newest checkpoint when it started; all ranks have it after setup_resume
     struct {
@@ -117,7 +117,7 @@ static inline bool out_of_patience(const Run *r) {
     return r->setup.options.patience > 0 && r->position.at.best.stale >= r->setup.options.patience;
 }
 
-// reached_loss: true if --stop-at-loss ends the run. ends_early: also true for --patience. (Same on all ranks.)
+// reached_loss: true if --stop-at-loss ends the run. ends_early: true if that or --patience does. Same on all ranks.
 static inline bool reached_loss(const Run *r) { return r->position.at.val_loss <= r->setup.options.stop_at_loss; }
 static inline bool ends_early(const Run *r) { return reached_loss(r) || out_of_patience(r); }
 
@@ -127,9 +127,9 @@ static inline double run_seconds(const Run *r) { return clock_seconds() - r->pos
 static inline bool is_rank0(const Setup *setup) { return setup->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Set-up (setup.c, resume.c, output.c), in this order: each function uses the results of the earlier ones. A run that
-// does not train skips some. run_destroy undoes set-up wherever it stopped. run_end_training frees what training
-// made, so that training can begin again; the run directory stays open and locked. (all): all ranks must call it.
+// Set-up (setup.c, resume.c, output.c), in this order: each function uses results of earlier ones. A run that does not
+// train skips some functions. run_destroy undoes set-up, however far it went. run_end_training frees what training
+// made: training can then begin again. The run directory stays open and locked. (all): every rank must call it.
 
 int setup_source(Run *r, Error *e);   // (all) finds the files of --model: setup.source
 void setup_threads(Setup *setup);     // starts the team that reads, draws and computes
@@ -159,7 +159,7 @@ int setup_device(const Setup *setup, Error *e); // (all) chooses this rank's dev
 int setup_gns(Run *r, Error *e);                // (all) the mode of --gns, unless given
 int setup_engine(Run *r, Error *e);             // setup_shards, then the engine with its weights
 int setup_tuning(Run *r, Error *e);             // (all) the algorithms of the matrix products: r->position.at.tuning
-int setup_output(Run *r, Error *e);             // the run directory, on rank 0; the first to write anything
+int setup_output(Run *r, Error *e);             // the run directory, on rank 0; nothing is written before
 void run_end_training(Run *r);
 int run_destroy(Run *r, Error *e); // ends threads, then frees. Fails if the log's last lines are lost
 
@@ -169,15 +169,15 @@ enum { RUN_JSON_MAX_BYTES = 1 << 26 };
 // Writes run.json. The first call chooses the run's id (output.c).
 int write_run_json(Run *r, Error *e);
 
-// True if saves need a copy of the state: those before the run's end, and all with --tensor.
+// True if saves need a copy of the state: saves before the run's end, and with --tensor every save.
 bool saves_in_background(const Setup *setup, const Position *position);
 
 // --dry-run (dry_run.c): plans the run and prints the plan.
 int run_dry(Run *r, Error *e);
 
-// --check (inspect.c): verifies and prints a checkpoint (also if `path` is a file of it), a run directory, a model's
-// directory or file (llm.c's .bin, any .safetensors), or token shards (a file or a pattern). ERR_INPUT if anything is
-// damaged.
+// --check (inspect.c): verifies and prints a checkpoint (path: its directory or a file in it), a run directory, a
+// model's directory or file (llm.c's .bin, any .safetensors), or token shards (a file or a pattern). ERR_INPUT if
+// anything is damaged.
 int inspect(const char *path, FILE *out, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ typedef struct {
     double bytes; // bytes of the tokens' text; 0 without a tokenizer
 } Evaluation;
 
-// Computes the loss on at most `most_tokens` of the validation set, rounded up to whole rows. The rows are always the
-// same. They are spread over the whole set, since its beginning may be a single document.
+// Computes the loss on at most `most_tokens` tokens of the validation set, rounded up to whole rows. The rows are the
+// same in every call, and spread over the whole set: its beginning may be a single document.
 int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e);
 int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e);
 
@@ -203,11 +203,11 @@ int evaluate_model(Run *r, Error *e); // --eval-only
 // -INFINITY; overwrites scratch (V). Equal logits rank by token number, so the draw is a function of its arguments.
 int sample_token(float *logits, double *scratch, int V, const Options *o, double u);
 
-// Draws a text after the prompt; "": from the beginning of a document. Writes both to `out` and `copy`. stream: number
-// of the sample in its run. When the context is full, the oldest tokens are dropped.
+// Draws a text after the prompt; prompt "": from the beginning of a document. Writes prompt and text to `out` and
+// `copy`. stream: number of the sample in its run. When the context is full, the oldest tokens are dropped.
 int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *copy, Error *e);
 
-// Prints the samples that the options ask for. In a run writes them to samples.jsonl too.
+// Prints the samples that the options ask for; in a run, also writes them to samples.jsonl.
 int print_samples(Run *r, Error *e);
 int print_answers(Run *r, Error *e); // --interactive
 

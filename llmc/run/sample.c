@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { SAMPLE_STREAM = 1 << 20 }; // samples draw from rng streams from here on; tensors are initialised from lower ones
+enum { SAMPLE_STREAM = 1 << 20 }; // first rng stream of samples; lower streams initialise tensors
 
 // ---- One token ------------------------------------------------------------------------------------------------------
 
@@ -16,9 +16,9 @@ static int compare_descending(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-// Keeps the likeliest tokens and sets the other logits to -INFINITY. Among equal logits at the edge keeps the first.
+// Keeps the likeliest tokens and sets other logits to -INFINITY. Of equal logits at the edge it keeps the first ones.
 static void keep_likeliest(float *logits, float *sorted, int V, const Options *o) {
-    const int few = 1000; // k up to this: inserts; sorting GPT-2's vocabulary takes 10 ms
+    const int few = 1000; // up to this k insertion is fast; sorting GPT-2's vocabulary takes 10 ms
     int k = o->top_k > 0 && o->top_k < V ? (int)o->top_k : V;
     if (k == V && o->top_p >= 1) return;
     for (int v = 0, n = 0, i; k <= few && v < V; v++) {
@@ -37,7 +37,7 @@ static void keep_likeliest(float *logits, float *sorted, int V, const Options *o
         k = n;
     }
     float edge = sorted[k - 1];
-    int at_edge = 0; // how many of the k largest equal `edge`
+    int at_edge = 0; // number of the k largest that equal `edge`
     for (int i = 0; i < k; i++) at_edge += sorted[i] == edge;
     for (int v = 0; v < V; v++)
         if (logits[v] < edge || (logits[v] == edge && at_edge-- <= 0)) logits[v] = -INFINITY;
@@ -59,12 +59,12 @@ int sample_token(float *logits, double *scratch, int V, const Options *o, double
         left -= weight[v];
         if (left < 0) return v;
     }
-    return best; // rounding: u near 1
+    return best; // u near 1, after rounding
 }
 
 // ---- A text ---------------------------------------------------------------------------------------------------------
 
-// Replaces control bytes: a model draws them early in training, and they would move the cursor.
+// Prints text without control bytes, which a model draws early in training and which would move the cursor.
 static void print_text(const char *text, size_t bytes, FILE *out, FILE *copy) {
     for (size_t i = 0; i < bytes; i++) {
         unsigned char c = (unsigned char)text[i];

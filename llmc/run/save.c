@@ -19,22 +19,22 @@ static const struct timespec poll_interval = {0, 10000000}; // 10 ms
 typedef enum { IDLE, WRITING, FINISHING } Phase;
 
 struct Saver {
-    const Run *run; // the thread reads only what training does not change
+    const Run *run; // the thread reads only fields that training does not change
     Layout layout;
     Range all; // the whole flat array
     const Range *owned;
-    int owned_count;    // ranges that this rank writes; 0: none
+    int owned_count;    // number of ranges that this rank writes
     LayoutPiece *piece; // (pieces) this rank writes
     int pieces;
-    float *copy; // (ARRAYS, stride): the owned ranges one after the other; NULL: the thread reads the engine
+    float *copy; // (ARRAYS, stride): the owned ranges, one after another; NULL: the thread reads the engine
     size_t elements, stride;
     bool copies; // every rank has memory for its copy
-    Pulse pulse; // increments `done`
+    Pulse pulse; // a call increments `done`
     Worker worker;
     atomic_bool copying; // the thread still copies from the engine
     atomic_bool ended;   // set by the thread's last access to this struct
     atomic_long done;    // progress: pieces written or read back, files closed
-    // of the running save:
+    // Fields of the running save:
     Phase phase;
     bool waits; // the run waits for it
     int64_t step;
@@ -56,7 +56,7 @@ int compare_ranks(Run *r, Error *e) {
 }
 
 double save_seconds(const Run *r) {
-    const double disk = 1e8; // bytes a second: a guess
+    const double disk = 1e8; // bytes per second, a guess
     double bytes = (double)saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);
     return r->saving.longest_save > 0 ? r->saving.longest_save : bytes / disk;
 }
@@ -88,7 +88,7 @@ int saver_create(Saver **out, const Run *r, Error *e) {
     const Setup *setup = &r->setup;
     const Parallel *p = &setup->parallel;
     const bool alone = parallel_stores_alone(p), is_first = is_rank0(setup);      // with --zero 0 rank 0 writes alone
-    const bool writes = alone ? is_first : setup->comm->rank < p->division.ranks; // --shard machine: in one replica
+    const bool writes = alone ? is_first : setup->comm->rank < p->division.ranks; // --shard machine: one replica writes
     const size_t page = 64 << 10; // bytes: the largest page of any machine
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     Saver *s = *out;
@@ -108,7 +108,7 @@ int saver_prepare(Saver *s, Error *e) {
     double missing = 0;
     if (s->elements)
         missing = memory_alloc((void **)&s->copy, ARRAYS * s->stride * sizeof(float), "a copy", &(Error){0}) != 0;
-    if (s->copy) worker_start(&s->worker, touch_copy, s, "a copy", &(Error){0}); // else the save touches it
+    if (s->copy) worker_start(&s->worker, touch_copy, s, "a copy", &(Error){0}); // on failure the save touches it
     TRY(comm_sum(s->run->setup.comm, &missing, 1, e));
     s->copies = missing == 0;
     if (s->copies || !s->run->setup.whole.part) return 0;
@@ -151,7 +151,7 @@ static int begin_save(Run *r, Error *e) {
     s->spare = (Spare){.keep = o->keep, .back = !o->on_spike ? INT64_MAX : back > 0 ? back : 0};
     Spare room = s->spare;
     if (o->keep_best) room.best = r->saving.best_before.step, s->spare.best = at->best.step;
-    if (s->waits) room.back = INT64_MAX; // the last save matters more than a rollback
+    if (s->waits) room.back = INT64_MAX; // last save: it may remove the checkpoint that a rollback needs
     TRY(archive_make_room(archive, bytes, room, r->saving.saved_step, s->notes.f, &pulse, e));
     manifest_free(&s->manifest);
     s->manifest.pulse = &s->pulse;
@@ -180,7 +180,7 @@ static int read_state(void *saver, StateKind kind, Range range, float *values, E
     return 0;
 }
 
-// Copies, then writes.
+// Copies what this rank owns, then writes it.
 static void *write_share(void *saver) {
     Saver *s = saver;
     float *to = s->copy;
@@ -199,13 +199,13 @@ static void *write_share(void *saver) {
     return NULL;
 }
 
-// Runs a job on the thread; at the limit on threads the main thread does it.
+// Runs a job on the thread; if no thread can start, on the main thread.
 static void start_thread(Saver *s, void *(*job)(void *)) {
     atomic_store(&s->ended, false);
     if (worker_start(&s->worker, job, s, "a save", &(Error){0})) job(s);
 }
 
-// On all ranks: opens the files, and starts to copy and to write. An error is stored in s->error: it fails the save.
+// On all ranks: opens the files, and starts to copy and to write. Stores errors in s->error, which fails the save.
 static void start_writing(Saver *s) {
     const Setup *setup = &s->run->setup;
     Error *e = &s->error;
@@ -252,7 +252,7 @@ static void *finish(void *saver) {
     if (code) archive_abandon(archive, s->step, s->manifest.dir, s->notes.f, &kept);
     else if (archive_verify(archive, s->step, VERIFY_DISK, &s->pulse, &verified, e) == ERR_INPUT) {
         if (!e->unreadable) archive_remove(archive, s->step, false, s->notes.f, &kept);
-        e->code = ERR_WRITE; // the file is not an input: this program has just written it
+        e->code = ERR_WRITE; // not ERR_INPUT: this program has just written the file
         error_hint(e, "the disk does not give back what was written: check it, or choose another --out");
     }
     s->seconds = clock_seconds() - s->started;
@@ -274,7 +274,7 @@ static int compare_places(const void *a, const void *b) {
 // s->error instead.
 static int gather_pieces(Saver *s, Error *e) {
     Comm *comm = s->run->setup.comm;
-    double most = s->pieces; // of any rank
+    double most = s->pieces; // most pieces of any rank
     LayoutPiece *all;        // (ranks + 1, most), padded with pieces of 0 bytes; the last row is this rank's
     int pieces = 0;
     TRY(comm_lowest_error(comm, &s->error, e));
@@ -294,14 +294,14 @@ static int gather_pieces(Saver *s, Error *e) {
 
 // ---- Reports --------------------------------------------------------------------------------------------------------
 
-// ends: the run ends, too.
+// ends: the failure ends the run.
 static void report_failure(const Run *r, int64_t step, const Error *why, bool ends) {
     if (is_rank0(&r->setup))
         fprintf(stderr, "warning: step %lld was not saved: %s. %she newest checkpoint is %s\n", (long long)step,
                 why->what, ends ? "T" : "Training continues; t", r->saving.saved[0] ? r->saving.saved : "none yet");
 }
 
-// Adds to the error's remedy that the same command resumes. what: "" or "SOMETHING: ".
+// Adds to the error's hint that the same command resumes the run. what: "" or "SOMETHING: ".
 static void hint_to_resume(const Run *r, Error *e, const char *what) {
     char remedy[sizeof e->hint];
     snprintf(remedy, sizeof remedy, "%s", e->hint);
@@ -309,8 +309,8 @@ static void hint_to_resume(const Run *r, Error *e, const char *what) {
                r->setup.options.fresh ? " without --fresh" : "");
 }
 
-// Reports a save that has ended, on rank 0; a failure only if the run did not wait for the save, for then the caller
-// reports it. After a failure the best checkpoint is again the previous one.
+// On rank 0: reports a save that has ended. If the run waited for the save, the caller reports a failure. After a
+// failure the best checkpoint is again the previous one.
 static void report(Run *r) {
     Saver *s = r->saving.saver;
     BestPoint *best = &r->position.at.best;
@@ -377,9 +377,9 @@ static int await_save(Run *r, bool whole, Error *e) {
     return whole ? comm_wait_first(r->setup.comm, e) : 0;
 }
 
-// (all) Waits for the previous save, then starts one; with `waits`, also waits for its end. Returns 0 also
-// if the save fails: s->error.code is then its code on all ranks, and rank 0 has the whole error. The code is -1, and
-// nothing is saved, if the step is saved already.
+// (all) Waits for the previous save, then starts a save; with `waits`, also waits for its end. Returns 0 also if this
+// save fails: then s->error.code is its code on all ranks, and rank 0 has the whole error. If the step is saved
+// already, nothing is saved and the code is -1.
 static int save(Run *r, bool waits, Error *e) {
     Comm *comm = r->setup.comm;
     Saver *s = r->saving.saver;
@@ -409,7 +409,7 @@ static int save(Run *r, bool waits, Error *e) {
 
 int save_in_background(Run *r, Error *e) { return save(r, false, e); }
 
-// Also fails if the run directory was moved: the files are saved there, but the same command would not find them.
+// Fails also if the run directory was moved: the files are saved in it, but the same command would not find them.
 int save_and_wait(Run *r, Error *e) {
     const char *newest = r->saving.saved;
     int code = 0;
@@ -425,8 +425,8 @@ int save_and_wait(Run *r, Error *e) {
     return comm_agree(r->setup.comm, code, e);
 }
 
-// The ranks may have agreed on an error already (`settled`). Clears it during the save: they must agree on the save's
-// errors too. Then restores it. If they could not agree, leaves it cleared, which ends the job.
+// The ranks may have agreed on training's error already (`settled`). Clears `settled` during the save, whose errors
+// they must agree on too, then restores it. If they could not agree, leaves it cleared, which ends the job.
 void save_at_error(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
     const Saver *s = r->saving.saver;

@@ -7,8 +7,8 @@
 // | a signal, the last step                      | save_and_wait      | yes   | ends the run                         |
 // | a file's error ends training                 | save_at_error      | yes   | is printed; the run ends on its error |
 //
-// All ranks call these together after parallel_send_weights and compare_ranks; save_at_error calls both itself. A step
-// that is saved already is not saved again.
+// All ranks call these functions together, after parallel_send_weights and compare_ranks, which save_at_error calls by
+// itself. No step is saved twice.
 //
 //     step_NNNNNNNN/  model.safetensors                                      (layout)
 //                     config.json, generation_config.json                    (checkpoint)
@@ -22,20 +22,20 @@
 //                                                               `--> finishing (rank 0) --report--> idle
 //
 // What the main threads and the saves' threads promise each other:
-//   1. At most one save is running. All main threads start it together, and leave `writing` together: the sums of
-//      saver_counts over the ranks tell them that no rank writes any more.
+//   1. At most one save runs. All main threads start it together. They leave `writing` together, when the sums of
+//      saver_counts over the ranks show that no rank writes.
 //   2. A checkpoint is the state after one step. Each rank's thread first copies what the rank owns; the main thread
-//      awaits the copy before the next update (await_copy). Where a rank has no memory for the copy, its thread reads
-//      the engine, and all ranks wait until everything is written. compare_ranks has awaited all weights before, so
-//      engine_store waits for no transfer. With --tensor each rank writes a part of the whole model: the main threads
-//      first exchange its values into the copy, while training waits.
+//      awaits the copy before the next update (await_copy). If a rank has no memory for the copy, its thread reads the
+//      engine, and all ranks wait until everything is written. compare_ranks has awaited all weights, so engine_store
+//      waits for no transfer. With --tensor each rank writes a part of the whole model: the main threads first exchange
+//      the values of these parts into the copies, while training waits.
 //   3. Rank 0 creates the files. Each rank opens them once and writes only through these descriptors, only its pieces.
 //   4. While writing or finishing, the thread owns the copy, the pieces, the text of state.json, the manifest, the
 //      notes and the error. The main thread reads only the atomics `copying`, `ended` and `done`.
 //   5. Only main threads talk to other ranks. If one rank fails, all give the save up.
-//   6. A checkpoint gets its name when its files and metrics.jsonl are on the disk; lines that could not be written
-//      may still wait (metrics.h). Then it is read back, and removed if it differs. Older checkpoints are removed
-//      after that, or before if the disk has no room for both and the lines that wait.
+//   6. A checkpoint gets its name when its files and metrics.jsonl are on the disk; lines of the log may still wait in
+//      memory (metrics.h). The checkpoint is then read back, and removed if it differs. Older checkpoints are removed
+//      last, or first if the disk has too little room for both and the waiting lines.
 #pragma once
 
 #include "model/model.h"
@@ -49,14 +49,14 @@ uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer);
 
 int saver_create(Saver **out, const Run *r, Error *e);
 
-// (all) Call before a run that saves in the background. Allocates the copy of what this rank owns. The thread touches
-// and pins it: the first touch of fresh memory takes seconds, and training would stand still.
+// (all) Call before a run that saves in the background. Allocates the copy of what this rank owns. A thread touches and
+// pins the copy: the first touch of fresh memory takes seconds, in which training would stand still.
 int saver_prepare(Saver *saver, Error *e);
 void saver_destroy(Saver *saver); // waits for the thread; NULL is fine
 
 int save_in_background(Run *r, Error *e);
 int save_and_wait(Run *r, Error *e);
-void save_at_error(Run *r, Error *e); // e: the error that ended training; its hint then names the checkpoint
+void save_at_error(Run *r, Error *e); // e: the error that ended training; its hint will name the checkpoint
 
 void await_copy(Run *r); // call before every update
 
@@ -66,21 +66,20 @@ typedef struct {
 } SaverCounts;
 SaverCounts saver_counts(const Saver *saver);
 
-// Call once a step, with the ranks' summed counts in r->saving.sums. Advances a running save; reports one that ended.
+// Call once per step, with the ranks' summed counts in r->saving.sums. Advances a running save, reports an ended one.
 int collect_save(Run *r, Error *e);
 
 // Call when training ended on an error, while a save may still run. If all ranks know the error, they wait for the
-// save. If only this rank knows it, the others wait for this rank in a collective. So it waits for the save at most
-// half the deadline, and reports its error before their watchdogs do.
+// save. If only this rank knows it, the others wait for this rank in a collective. This rank then waits for the save at
+// most half the deadline, and reports its error before the other ranks' watchdogs do.
 void end_save(Run *r);
 
-// Call after collect_save. Writes the lines of the log that wait because the disk is full. The next save makes room for
-// them.
+// Call after collect_save. Writes lines of the log that wait for a full disk, in which the next save makes room.
 void write_waiting_log(Run *r);
 
 // ---- For the loop and the saves -------------------------------------------------------------------------------------
 
 int compare_ranks(Run *r, Error *e); // ERR_RANK unless all ranks have the same weights
 
-double save_seconds(const Run *r);    // of the longest save so far; a guess before the first
+double save_seconds(const Run *r);    // seconds of the longest save so far; a guess before the first save
 const char *stop_cause(const Run *r); // the signal's name, or what else stops the run

@@ -22,7 +22,7 @@ static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
     if (o->given[OPTION_vocab_size] && o->vocab_size != config->vocab)
         return FAIL(e, ERR_USAGE, "leave it out", "--vocab-size %lld: --model %s has %d", (long long)o->vocab_size,
                     o->model, config->vocab);
-    bool shorten = !options_train(o) && !o->given[OPTION_seq_len]; // cuts rows to the model's context
+    bool shorten = !options_train(o) && !o->given[OPTION_seq_len]; // rows are cut to the model's context
     if (o->seq_len > config->context && !shorten)
         return FAIL(e, ERR_USAGE, "use a smaller --seq-len", "--seq-len %lld: --model %s has a context of %d tokens",
                     (long long)o->seq_len, o->model, config->context);
@@ -32,7 +32,7 @@ static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
 static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, ModelConfig *config, Error *e) {
     if (!model_preset(config, o->model)) {
         TRY(checkpoint_refuse_pickle(o->model, e));
-        if (file_exists(o->model) && !directory_exists(o->model)) // fails if it is a Git LFS pointer
+        if (file_exists(o->model) && !directory_exists(o->model)) // fails on a pointer of Git LFS
             TRY(file_digest(o->model, &(FileDigest){0}, e));
         if (file_exists(o->model))
             FAIL(e, ERR_INPUT, NULL, "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin",
@@ -52,7 +52,7 @@ static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, Model
     return 0;
 }
 
-// Loads the model's own tokenizer unless --tokenizer is loaded already. ERR_USAGE if there is none and samples need it.
+// Loads the model's own tokenizer unless --tokenizer is loaded. ERR_USAGE if there is none and samples need one.
 static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
     const Options *o = &setup->options;
     const char *given = o->tokenizer, *path = given;
@@ -69,15 +69,15 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
                     vocab);
     if (!setup->tokenizer) TRY(tokenizer_load(&setup->tokenizer, path, e));
     int tokens = setup->tokenizer->vocab_size;
-    bool other = model_from_file && *given && vocab > 2 * tokens; // padding never doubles a vocabulary
+    bool other = model_from_file && *given && vocab > 2 * tokens; // larger than padding can explain
     if (tokens <= vocab && !other) return 0;
     FAIL(e, ERR_INPUT, NULL, "the tokenizer %s has %d tokens, the model's vocabulary %d", path, tokens, vocab);
     return error_hint(e, model_from_file ? "use the tokenizer that the model was trained with" : "use --vocab-size %d",
                       tokens);
 }
 
-// ERR_USAGE if the options ask for a shape or type that the engine, or the GPU of --device, cannot compute. ERR_INPUT
-// if the shape comes from files and the type is not the cause.
+// Fails if the engine, or the GPU of --device, cannot compute the shape or type that the options ask for. ERR_INPUT if
+// the shape, from files, is the cause; else ERR_USAGE.
 static int check_shape(const Setup *setup, bool from_file, Error *e) {
     const ModelConfig *m = &setup->model.config;
     Error why, ignored;
@@ -95,7 +95,7 @@ static int check_shape(const Setup *setup, bool from_file, Error *e) {
 
 // Sets the type of the weights, and checks it and --loss-scale against the engine.
 static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
-    bool plan_gpu = o->dry_run && *o->device; // the device table gives its type
+    bool plan_gpu = o->dry_run && *o->device; // the device table gives the type
     if (!o->given[OPTION_dtype]) o->dtype = engine->dtype;
     if (!plan_gpu || dtype_is_fp8((Dtype)o->dtype)) TRY(engine->check_dtype((Dtype)o->dtype, e));
     if (o->loss_scale == 0) return 0;
@@ -160,7 +160,7 @@ int setup_model(Run *r, Error *e) {
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
-// Loads values. Fails on one that is not finite, and names its tensor: later errors could not.
+// Loads values. Fails on a value that is not finite, and names its tensor, which later errors could not.
 static int load(void *run, StateKind kind, Range range, const float *values, Error *e) {
     Run *r = run;
     Progress *p = &r->output.progress;
@@ -212,7 +212,7 @@ static int setup_local_model(Setup *setup, const Comm *comm, Error *e) {
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
     const Options *o = &setup->options;
     const int K = setup->shape.inference ? 1 : (int)o->tensor;
-    const bool exact = o->run.gns_exact_interval > 0 || o->run.gns_calibrates; // in some steps
+    const bool exact = o->run.gns_exact_interval > 0 || o->run.gns_calibrates; // some steps are exact
     setup->shape.gns = exact ? GNS_EXACT : (GnsMode)o->gns;
     ParallelConfig config = {
         .shared = o->shard && !setup->shape.inference ? comm->local_ranks : 0,
@@ -248,7 +248,7 @@ int setup_gns(Run *r, Error *e) {
     EngineDevice device;
     if (!s->options.given[OPTION_gns] && !r->saving.saved[0]) {
         s->engine_api->device(&s->shape, false, &device);
-        double lacking = device.exact_is_fused ? 0 : 1; // ranks whose device does not
+        double lacking = device.exact_is_fused ? 0 : 1; // number of ranks whose device does not fuse
         TRY(comm_sum(s->comm, &lacking, 1, e));
         TRY(options_resolve_gns(&s->options, lacking == 0 ? GNS_EXACT : GNS_LN, e));
     }
@@ -256,7 +256,7 @@ int setup_gns(Run *r, Error *e) {
     return 0;
 }
 
-// --with-optimizer: checks that a run's checkpoint has moments of this optimizer, and reads the count of their steps.
+// --with-optimizer: checks that a run's checkpoint has moments of this optimizer, and reads how many steps made them.
 static int check_moments(const Setup *s, RunPoint *at, Error *e) {
     RunSummary then;
     if (!s->source[0])
@@ -314,8 +314,8 @@ int setup_engine(Run *r, Error *e) {
     return 0;
 }
 
-// On rank 0: sets the algorithms of the run's checkpoint, for the same bits; --tune times the missing ones. All ranks
-// then use rank 0's algorithms. If these do not fit some rank, no rank uses any.
+// On rank 0: sets the algorithms of the run's checkpoint, which give the same bits; --tune times missing ones. Then all
+// ranks use rank 0's algorithms; if these do not fit some rank, no rank uses any of them.
 int setup_tuning(Run *r, Error *e) {
     Setup *s = &r->setup;
     char *tuning = r->position.at.tuning;
@@ -390,12 +390,12 @@ static uint64_t hash_shards(const Dataset *data) { // may be NULL
     for (int i = 0; data && i < data->info.shards; i++) {
         const char *name = path_name(data->shards[i].path);
         hash = hash_bytes(hash, name, strlen(name) + 1);
-        hash = hash_bytes(hash, data->shards[i].digest.hash, HASH_TEXT); // the hash covers the size
+        hash = hash_bytes(hash, data->shards[i].digest.hash, HASH_TEXT); // which covers the size, too
     }
     return hash;
 }
 
-// Compares hashes of contents: machines may hold copies of the files.
+// Compares hashes of contents, not paths: machines may hold copies of the files.
 int setup_same_data(const Run *r, Error *e) {
     const Setup *s = &r->setup;
     const Ramp *ramp = &r->position.ramp;
@@ -455,7 +455,7 @@ int run_set_horizon(Run *r, int64_t tokens, Error *e) {
     Options *o = &r->setup.options;
     Position *p = &r->position;
     p->at.horizon = o->run.horizon_tokens = tokens;
-    TRY(options_resolve_gns(o, (GnsMode)o->gns, e)); // the half-life
+    TRY(options_resolve_gns(o, (GnsMode)o->gns, e)); // for the half-life
     p->ramp.config.schedule.train_tokens = p->ramp.config.train_tokens = (double)tokens;
     p->ramp.config.half_life_tokens = o->run.gns_half_life_tokens;
     noise_set_half_life(&p->noise, o->run.gns_half_life_tokens);

@@ -19,12 +19,12 @@ static const char *const other_run = "give the run's own value, or another --out
 
 // ---- Fields ---------------------------------------------------------------------------------------------------------
 
-// One walk over the state both writes and reads it, so that writer and reader have the same fields. A field has a path:
+// The same walk over the state writes it and reads it: writer and reader have the same fields. A field has a path:
 // "noise.ln.g2", or in a list "train_data[0].name". After an error the walk does nothing more.
 typedef struct {
     bool writing;
     const char *file;
-    const char *build; // that wrote the file
+    const char *build; // the build that wrote the file
     cJSON *root;
     int code;
     Error *e;
@@ -41,7 +41,7 @@ __attribute__((format(printf, 2, 3))) static const char *path_text(char out[STAT
     return out;
 }
 
-// Returns the item at a path; NULL: missing. If `add` is given, puts it at a missing path, and creates its parents.
+// Returns the item at a path; NULL: missing. `add`, unless NULL, is put at a missing path; its parents are created.
 static cJSON *find(const StateIO *io, const char *path, cJSON *add) {
     cJSON *at = io->root;
     for (const char *name = path, *end; at && *name; name = end + (*end != 0)) {
@@ -100,12 +100,12 @@ static void count(StateIO *io, const char *path, int64_t *x) {
     else *x = (int64_t)item->valuedouble;
 }
 
-// Writes a count unless it is 0, and reads it if it is there.
+// Writes a count unless it is 0; reads it if the file has it.
 static void count_unless_0(StateIO *io, const char *path, int64_t *x) {
     if (io->writing ? *x > 0 : get(io, path) != NULL) count(io, path, x);
 }
 
-// Writing: adds `now`. Reading: fails unless the file has the same value, and deletes `now`.
+// A field that may not change. Writing: adds `now`. Reading: fails unless the file has the same value; deletes `now`.
 static void keep(StateIO *io, const char *path, const char *flag, cJSON *now) {
     const cJSON *was = get(io, path);
     if (io->writing) {
@@ -131,7 +131,7 @@ static void io_tracker(StateIO *io, const char *path, GnsTracker *t) {
 #undef FIELD
 }
 
-// Leaves out the half-lives: they are options, and may change.
+// The half-lives are not stored: they are options, which may change.
 static void io_noise(StateIO *io, Noise *noise) {
     GnsCalibration *c = &noise->calibration;
     io_tracker(io, "noise.ln", &noise->ln);
@@ -175,7 +175,7 @@ static void io_point(StateIO *io, RunPoint *at) {
     count_unless_0(io, "best_stale", &at->best.stale);
     io_window(io, "loss_window", &at->loss_window);
     io_window(io, "grad_window", &at->grad_window);
-    // fp16, and fp8 after an overflow
+    // written for fp16, and for fp8 after an overflow
     if (io->writing ? s->scale != 0 || s->overflows != 0 : get(io, "loss_scale") != NULL) {
         real(io, "loss_scale", &s->scale);
         count(io, "loss_scale_steps", &s->clean);
@@ -188,7 +188,7 @@ static void io_point(StateIO *io, RunPoint *at) {
     else strcpy(at->tuning, tuning);
 }
 
-// --dtype fp8 and fp8-dw: the exponents. They are unset if the part before had another type.
+// --dtype fp8 and fp8-dw: the exponents. They stay unset if the last part of the run had another type.
 static void io_exponents(StateIO *io, const Setup *s, int8_t *k) {
     const char *path = "fp8_exponents";
     const int n = s->model.config.layers * FP8_SITES;
@@ -235,7 +235,7 @@ static void io_position(StateIO *io, const Setup *s, Position *p) {
 
 // ---- What may not change --------------------------------------------------------------------------------------------
 
-// Fails unless the file's list has length `now`: it may not change.
+// A length that may not change: fails unless the file's list has length `now`.
 static void keep_length(StateIO *io, const char *name, int now, const char *what) {
     const int was = cJSON_GetArraySize(get(io, name));
     if (!io->writing && !io->code && was != now)
@@ -245,7 +245,7 @@ static void keep_length(StateIO *io, const char *name, int now, const char *what
 
 static void io_identity(StateIO *io, const Setup *s, const RunData *data) {
     const ModelConfig *model = &s->model.config;
-    const char *start = s->source[0] ? s->model_name : "scratch"; // the files may be moved
+    const char *start = s->source[0] ? s->model_name : "scratch"; // only the name: the files may be moved
     const DatasetInfo info = data->train->info;
     const int weights = info.weighted ? info.sources : 0;
     keep(io, "model.start", "--model", cJSON_CreateString(start));
@@ -271,7 +271,7 @@ static void io_identity(StateIO *io, const Setup *s, const RunData *data) {
         error_hint(io->e, "give the run's own; to go on with other data: --model %s --with-optimizer --out NEW",
                    s->options.out);
     keep_length(io, "train_mixture", weights, "weights");
-    for (int i = 0; i < weights; i++) { // each source's fraction of the rows, and its number of shards
+    for (int i = 0; i < weights; i++) { // a source's fraction of the rows, and its number of shards
         const DatasetSource source = data->train->sources.source[i];
         keep(io, AT("train_mixture[%d].share", i), "--train", cJSON_CreateString(AT("%.17g", source.share)));
         keep(io, AT("train_mixture[%d].shards", i), "--train", cJSON_CreateNumber(source.shards));
@@ -280,7 +280,7 @@ static void io_identity(StateIO *io, const Setup *s, const RunData *data) {
 
 // ---- What may change ------------------------------------------------------------------------------------------------
 
-// Returns the options as JSON in *out, which the caller deletes. raw: one item that holds the text.
+// Returns the options as JSON in *out, which the caller deletes. raw: a single item that holds their text.
 static int options_item(const Options *o, bool raw, cJSON **out, Error *e) {
     Text text;
     TRY(text_begin(&text, e));
@@ -291,8 +291,8 @@ static int options_item(const Options *o, bool raw, cJSON **out, Error *e) {
     return *out ? 0 : out_of_memory(e);
 }
 
-// Lists the options that differ from the file's. An option that the file lacks is newer than the file: its old value is
-// the default. ERR_USAGE if an option that may not change (OptionRow.of_run) differs.
+// Lists the options that differ from the file's. An option that the file lacks is newer than the file; its old value
+// was the default. ERR_USAGE if an option that may not change (OptionRow.of_run) differs.
 static int compare_options(const StateIO *io, const Options *o, uint8_t *changed, FILE *f, Error *e) {
     Options by_default;
     cJSON *now = NULL, *defaults = NULL;
@@ -352,8 +352,8 @@ static int keep_gns(StateIO *io, Options *o, Error *e) {
     return options_resolve_gns(o, (GnsMode)o->gns, e);
 }
 
-// Without --ramp-step-rows keeps the measured cost of a step. Fails if the run began with another --ramp and measured
-// none.
+// Without --ramp-step-rows keeps the measured cost of a step. Fails if the run has measured none because it began with
+// another --ramp.
 static int keep_step_rows(const StateIO *io, Run *r, Error *e) {
     Options *o = &r->setup.options;
     const double was = number(io, "options.ramp_step_rows");
@@ -366,7 +366,7 @@ static int keep_step_rows(const StateIO *io, Run *r, Error *e) {
                 "%s: --ramp gns measures what a step costs before a run's first step, and this run has not", io->file);
 }
 
-// Refuses a new --micro-batch without --batch-tokens (with a ramp, --batch-min): it would change the run's batch.
+// Refuses a new --micro-batch if --batch-tokens (with a ramp, --batch-min) is not given: the run's batch would change.
 static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) {
     const double rows = number(io, "options.micro_batch");
     const double named = number(io, "options.batch_tokens") + number(io, "options.batch_min");
@@ -411,7 +411,7 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     return io.code || *text ? io.code : out_of_memory(e);
 }
 
-// Opens DIRECTORY/state.json; cJSON_Delete its root after success. path: PATH_MAX bytes.
+// Opens DIRECTORY/state.json. After success the caller deletes io->root (cJSON_Delete). path: PATH_MAX bytes.
 static int state_open(StateIO *io, char *path, const char *directory, Error *e) {
     int64_t format = STATE_FORMAT;
     TRY(checkpoint_training_path(path, PATH_MAX, directory, STATE_NAME, e));
@@ -434,7 +434,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     TRY(state_open(&io, path, directory, e));
     io_identity(&io, &r->setup, &r->data);
     io_position(&io, &r->setup, &r->position);
-    if (!rollback_under_way(&r->rollback)) r->position.begun -= r->position.at.seconds; // else undone steps count
+    if (!rollback_under_way(&r->rollback)) r->position.begun -= r->position.at.seconds; // a rollback keeps its clock
     int code = io.code;
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
     if (!code) code = keep_gns(&io, &r->setup.options, e);

@@ -12,17 +12,17 @@ static GnsMode step_mode(const Setup *setup, const Position *position) {
     return every > 0 && position->at.step % every == 0 ? GNS_EXACT : GNS_LN;
 }
 
-// True if this step also measures the norms of the ranks' own gradients. Reading the gradients again costs half a
-// percent of a step of one micro-step. The norms are a cross-check: every NOISE_RANKS_EVERY-th step is enough.
+// True if this step also measures the norms of the ranks' own gradients. For this a rank reads its gradients again:
+// 0.5% of a step of one micro-step. The norms are a cross-check: every NOISE_RANKS_EVERY-th step is enough.
 static bool measures_ranks(const Setup *setup, const Position *position, GnsMode mode) {
     if (setup->parallel.config.tensor > 1) return false; // ranks of a group hold different tensors
     return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
 }
 
 // Computes the gradients of B rows over all ranks, and their norms. Each rank computes its rows while the loader reads
-// the next ones; the last micro-step reads ahead for the next step, assuming the same batch. A rank without rows left
-// runs the micro-step with n = 0. So does a rank that cannot read its rows, except with --tensor: its group waits for
-// its exchanges, so it computes placeholder rows. All ranks then fail together. what: for the progress; NULL: a step.
+// the next ones; during the last micro-step it reads rows for the next step, assuming the same batch. A rank without
+// rows runs the micro-step with n = 0. A rank that cannot read its rows does the same; with --tensor it computes
+// placeholder rows, since its group waits for its exchanges. All ranks then fail together. what: see progress_begin.
 static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
@@ -49,7 +49,7 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
         if (unread.code) rows = n > 0 && p->config.tensor > 1 ? data->rows : NULL;
         progress_next(&r->output.progress, done * groups);
         TRY(parallel_micro_step(&setup->parallel, rows, rows ? (int)n : 0, mode, i == micro_steps - 1, e));
-        for (int64_t b = 0; rows && setup->options.outliers && b < n; b++) { // the mean surprise of a row's tokens
+        for (int64_t b = 0; rows && setup->options.outliers && b < n; b++) { // rarity: mean surprise of a row's tokens
             double sum = 0;
             for (int t = 0; t < T; t++) sum += position->outliers.surprise[rows[b * (T + 1) + t]];
             position->outliers.rarity[done + b] = sum / T;
@@ -91,14 +91,14 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
         .weight_decay = o->weight_decay,
         .momentum = o->momentum,
         .grad_clip = o->grad_clip,
-        // a skipped outlier counts as a step of AdamW, an overflow does not
+        // A skipped outlier counts as a step of AdamW; an overflow does not.
         .step = position->at.moment_steps + position->at.step + 1 - position->at.loss_scale.overflows,
         .batch = B,
     };
 }
 
-// Estimates the noise scale from the ranks' own gradients. rank_sq: the sum of their squared norms; with --reduce
-// micro-step each micro-step of a rank is a gradient of its own. One rank gives no estimate.
+// Estimates the noise scale from the ranks' own gradients. rank_sq: StepSums.rank_sq, the sum of their squared norms;
+// with --reduce micro-step each micro-step of a rank counts as a gradient. With one rank there is no estimate.
 static void observe_ranks(const Setup *setup, Position *position, int64_t B, double rank_sq) {
     const int ranks = setup->comm->ranks;
     const bool by_rank = setup->parallel.config.reduce == REDUCE_STEP || ranks == 1;
@@ -153,8 +153,8 @@ static int saturated_site(const Run *r) {
     return first;
 }
 
-// True if the scaled gradient of fp16 overflowed, or factors of fp8 saturated: the gradient's norm, over all ranks, is
-// not finite, but the loss is, so a smaller scale may help. The engine skips the update of such a gradient.
+// True if the scaled gradient of fp16 overflowed, or factors of fp8 saturated: the gradient's norm over all ranks is
+// not finite, but the loss is. A smaller scale may then help. The engine skips the update of such a gradient.
 static bool overflows(const Run *r, int64_t B) {
     const bool scales = r->position.at.loss_scale.scale > 0 || saturated_site(r) >= 0;
     return scales && isfinite(r->position.result.loss_sum) && !isfinite(grad_norm(r, B));
@@ -180,7 +180,7 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     if (rows) position->result.row = rows + mine.first;
     if (rows) memset(rows, 0, (size_t)B * sizeof *rows);
     TRY(engine_result(setup->engine, &position->result, e));
-    for (int64_t b = 0; b < mine.count && setup->options.outliers; b++) // each rank of a group adds its share
+    for (int64_t b = 0; b < mine.count && setup->options.outliers; b++) // a group's ranks each add 1 / tensor
         position->result.row[b].rarity = position->outliers.rarity[b] / p->config.tensor;
     TRY(parallel_sums(&setup->parallel, sums, e));
     const int n = position->noise.sources, numbers = (int)B * (int)(sizeof *rows / sizeof(double));
@@ -209,13 +209,13 @@ static bool is_outlier(Run *r, int64_t B) {
     return true;
 }
 
-// Updates the weights, then sums the step's numbers. With --skip-loss-z or --skip-grad-z first waits for the numbers,
-// and so for the device.
+// Updates the weights and sums the step's numbers. With --skip-loss-z or --skip-grad-z the update waits for the
+// numbers, and so for the device.
 static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, StepSums *sums,
                                  Error *e) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
-    // The horizon, or a replayed file, cut this step short: its mean gradient is noisier than a whole step's.
+    // cut: the horizon or a replayed file shortened this step: its mean gradient is noisier than a whole step's.
     const bool cut = B < at->batch && at->tokens + (B + 1) * r->setup.shape.seq_len > o->run.horizon_tokens;
     const bool skips = o->skip_loss_z > 0 || o->skip_grad_z > 0;
     *skipped = false;
@@ -258,12 +258,12 @@ static int adapt_scales(Run *r, int64_t B, bool *skipped, Error *e) {
 
 // True on rank 0 if --max-hours leaves time for this step and a save, but not for another step. Called once a step.
 static bool out_of_time(Run *r) {
-    const double ending = 2; // seconds
+    const double ending = 2; // seconds to end the program
     const double now = clock_seconds();
     Saving *s = &r->saving;
     if (s->step_began > 0) s->longest_step = fmax(s->longest_step, now - s->step_began);
     s->step_began = now;
-    // two saves: one may be under way
+    // 2 saves: one may be running
     s->out_of_time = is_rank0(&r->setup) && now + 2 * s->longest_step + 2 * save_seconds(r) + ending >= s->limit;
     return s->out_of_time;
 }
@@ -331,9 +331,9 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
 
 enum { COST_BATCHES = 3, COST_STEPS = 10, COST_RANGE = 16 };
 
-// *seconds: the fastest of COST_STEPS steps of B rows; INFINITY if every gradient overflows. The steps keep the weights
-// (their rate is 0), but not the moments. Ignores the first step: a GPU's update is timed with the next step.
-// ERR_STOPPED after a signal.
+// *seconds = the fastest of COST_STEPS steps of B rows; INFINITY if every gradient overflows. The steps change the
+// moments, but not the weights: their learning rate is 0. The first step does not count: a GPU's update is timed with
+// the next step. ERR_STOPPED after a signal.
 static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     const Setup *setup = &r->setup;
     Position *position = &r->position;
@@ -360,7 +360,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     return 0;
 }
 
-// All ranks run the same steps; the seconds of rank 0 count. The run then begins as with --ramp-step-rows.
+// All ranks run the same steps, and use rank 0's seconds. The run then begins as with --ramp-step-rows.
 int measure_step_rows(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
     const Model *model = r->setup.shape.model;
@@ -387,6 +387,6 @@ int measure_step_rows(Run *r, Error *e) {
     if (low < high) x = ramp_step_rows(rows, seconds, COST_BATCHES);
     TRY(comm_broadcast(comm, &x, sizeof x, e));
     ramp->step_rows = r->setup.options.ramp_step_rows = x;
-    r->setup.options.given[OPTION_ramp_step_rows] = OPTION_GIVEN_CONFIG; // --config RUN/run.json runs with it again
+    r->setup.options.given[OPTION_ramp_step_rows] = OPTION_GIVEN_CONFIG; // for a later --config RUN/run.json
     return comm_agree(comm, is_rank0(&r->setup) ? write_run_json(r, e) : 0, e);
 }

@@ -14,7 +14,7 @@ static void print_data(const Setup *setup, const RunData *data) {
                (unsigned long long)source.tokens, source.share * examples / (double)source.windows);
     }
     const int val = data->val ? data->val->info.shards : 0;
-    int shared = 0; // shards equal by content: a copy may have another name
+    int shared = 0; // number of shards with equal contents, whatever their names
     for (int i = 0, known = 0; i < val; i++, shared += known)
         for (int j = known = 0; j < info.shards && !known; j++)
             known = digest_equal(&data->train->shards[j].digest, &data->val->shards[i].digest);
@@ -66,7 +66,7 @@ static void print_engine(const Run *r) {
 static void print_notes(const Run *r) {
     const Setup *setup = &r->setup;
     const Comm *c = setup->comm;
-    if (comm_is_bound(c)) // loading, saving, MPI and NCCL share these cores with the computation
+    if (comm_is_bound(c)) // loading, saving, MPI and NCCL compete with the computation for these cores
         printf("note: rank 0 may run on %d of the %d cores here, and its share is %d: mpirun --bind-to none lifts "
                "that (srun: --cpu-bind=none)\n",
                c->cores, c->cores_here, c->cores_here / c->local_ranks);
@@ -74,7 +74,7 @@ static void print_notes(const Run *r) {
         setup->options.optimizer != OPTIMIZER_LAMB)
         printf("note: no warm-up: AdamW's first steps have the full --lr, and moments of few batches; "
                "--warmup-tokens of 1%% of the run is usual\n");
-    if (r->data.train && !setup->tokenizer && setup->model.config.vocab > 256) // not bytes: text needs a tokenizer
+    if (r->data.train && !setup->tokenizer && setup->model.config.vocab > 256) // tokens are not bytes
         printf("note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
                "DIRECTORY\n");
 }
@@ -87,7 +87,7 @@ void print_setup(const Run *r) {
     printf("model   %.2fM parameters: %d layer%s, %d heads, %d channels, vocabulary %d, T %d",
            1e-6 * (double)r->setup.model.parameters, c->layers, c->layers > 1 ? "s" : "", c->heads, c->channels,
            c->vocab, r->setup.shape.seq_len);
-    // A new run names the origin of its weights: a preset's name may be mistaken for a trained model.
+    // A new run names the origin of its weights: a preset's name may look like a trained model's.
     if (new_run && *source) printf("; weights%s from %s", moments, source);
     else if (new_run) printf("; from scratch, seed %lld", (long long)o->seed);
     printf("\n");

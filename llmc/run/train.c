@@ -25,7 +25,7 @@ static int train_loop(Run *r, Error *e) {
         if (r->position.stop) return stop_and_save(r, e);
         TRY(rollback_check(r, &m, train_step(r, &m, e), e));
         if (o->train_hours && !at->horizon) TRY(decide_length(r, &m, e));
-        last = at->tokens >= o->run.horizon_tokens; // then finish_run samples and saves
+        last = at->tokens >= o->run.horizon_tokens; // if true, finish_run samples and saves
         const bool validates = r->data.val && o->val_every > 0 && (last || is_due(at->step, o->val_every));
         const bool saves = is_due(at->step, o->checkpoint_every), samples = is_due(at->step, o->sample_every);
         const bool compares = saves || r->position.stop || is_due(at->step, compare_every);
@@ -47,7 +47,8 @@ static int train_loop(Run *r, Error *e) {
 
 // ---- --train-hours --------------------------------------------------------------------------------------------------
 
-// On rank 0: returns the tokens that fill the time, cut to three digits; 0: unknown yet. Ignores the first, slow steps.
+// On rank 0: returns the tokens that fill the time, cut to three digits; 0: not yet known. The first, slow steps do not
+// count.
 static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
     enum { WARM = 5, STEPS = 50 };
     const Options *o = &r->setup.options;
@@ -59,7 +60,7 @@ static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
     r->saving.timed_seconds += batch / m->tok_per_s;
     if (left > 0.9 * time && (m->step < STEPS || left > 0.98 * time)) return 0;
     const double a_token = r->saving.timed_seconds / r->saving.timed_tokens;
-    double validation = 0; // seconds per step; a forward pass takes a third of training
+    double validation = 0; // seconds per step; a forward pass takes a third of a training pass
     if (r->data.val && o->val_every > 0)
         validation = fmin((double)o->val_tokens, (double)r->data.val->info.tokens) * a_token / 3 / (double)o->val_every;
     const double steps = fmax(0, left) / (batch * a_token + validation);
@@ -90,7 +91,7 @@ static int validate(Run *r, Error *e) {
     TRY(evaluate_loss(r, r->setup.options.val_tokens, &v, e));
     r->position.at.val_loss = v.loss;
     r->position.val_bytes = v.bytes / (double)v.tokens;
-    if (r->setup.options.keep_best) { // only rank 0 knows whether the best so far was saved
+    if (r->setup.options.keep_best) { // only rank 0 knows whether the best checkpoint was saved
         TRY(comm_broadcast(r->setup.comm, &r->position.at.best, sizeof r->position.at.best, e));
         r->saving.is_best = v.loss < r->position.at.best.loss;
         if (!r->saving.is_best && r->setup.options.patience) r->position.at.best.stale++;
@@ -119,7 +120,7 @@ static int sample(Run *r, Error *e) {
     progress_begin(&r->output.progress, "the sample", 0);
     progress_break(&r->output.progress); // print_samples prints by itself
     const int code = is_rank0(&r->setup) ? print_samples(r, e) : 0;
-    const int ended = comm_wait_first(r->setup.comm, code ? &(Error){0} : e); // the others join rank 0's passes
+    const int ended = comm_wait_first(r->setup.comm, code ? &(Error){0} : e); // other ranks join rank 0's passes
     progress_end(&r->output.progress);
     return code ? code : ended;
 }
@@ -184,7 +185,7 @@ int train_run(Run *r, Error *e) {
     else if (*scale == 0) *scale = o->loss_scale > 0 ? o->loss_scale : LOSS_SCALE_START;
     TRY(parallel_start(&r->setup.parallel, r->setup.engine, o->comm_dtype, e));
     TRY(measure_step_rows(r, e));
-    // After measure_step_rows: touching the copy's memory slows down steps.
+    // Only after measure_step_rows: touching the copy's memory slows steps down.
     if (saves_in_background(&r->setup, &r->position)) TRY(saver_prepare(r->saving.saver, e));
     const bool first = o->on_spike && r->position.at.step == 0;
     if (first) TRY(parallel_send_weights(&r->setup.parallel, e));
