@@ -325,9 +325,7 @@ static void ln_backward(Engine *engine, const Batch *batch, const void *x, const
                         TensorKind w, TensorKind b, int l) {
     double *gamma_sq = engine->ln_sq, *beta_sq = engine->ln_sq + batch->B;
     const EngineConfig *c = &engine->config;
-    const size_t place = ln_parameters(c->model, (int)(tensor(engine, w, l) - c->model->tensors)); // gamma, then beta
-    const size_t all = ln_parameters(c->model, c->model->tensor_count),
-                 stride = layernorm_scratch(1, batch->T, batch->C);
+    const size_t stride = layernorm_scratch(1, batch->T, batch->C);
     layernorm_backward(engine->dx, grad_begun(engine, w, l), grad_begun(engine, b, l), gamma_sq, beta_sq, engine->dy, x,
                        mean, rstd, weight(engine, w, l), batch->B, batch->T, batch->C, engine->ln_scratch, batch->type);
     for (size_t i = 0; i < batch->B && batch->mode != GNS_OFF; i++) {
@@ -336,8 +334,8 @@ static void ln_backward(Engine *engine, const Batch *batch, const void *x, const
         if (engine->row) engine->row[(size_t)engine->rows + batch->all.own + i].sq += gamma_sq[i] + beta_sq[i];
         if (!engine->source_sum) continue;
         const int source = c->source(c->source_data, engine->example + batch->all.own + i);
-        float *sum = engine->source_sum + (size_t)source * all + place;
-        for (size_t k = 0; k < 2 * batch->C; k++) sum[k] += engine->ln_scratch[i * stride + k];
+        float *sum = engine->source_sum + (size_t)source * c->model->ln_parameters + tensor(engine, w, l)->ln_place;
+        for (size_t k = 0; k < 2 * batch->C; k++) sum[k] += engine->ln_scratch[i * stride + k]; // of gamma, then beta
     }
 }
 
@@ -428,8 +426,8 @@ static int cpu_begin_step(Engine *engine, Error *e) {
     memset(engine->example_sq, 0, bytes);
     if (engine->trust_sq) memset(engine->trust_sq, 0, 2 * bytes);
     if (engine->row) memset(engine->row, 0, sizeof *engine->row * (size_t)engine->config.step_rows);
-    if (engine->source_sum)
-        memset(engine->source_sum, 0, sizeof *engine->source_sum * source_sum_elements(&engine->config));
+    const size_t sums = (size_t)engine->config.sources * engine->config.model->ln_parameters;
+    if (sums) memset(engine->source_sum, 0, sums * sizeof *engine->source_sum);
     if (engine->fp8) memset(engine->amax, 0, fp8_sites(engine) * sizeof *engine->amax);
     engine->loss_sum = engine->nll_sum = 0;
     engine->rows = 0;
@@ -483,8 +481,7 @@ static int cpu_result(Engine *engine, StepResult *result, Error *e) {
     if (result->rank_sq) memcpy(result->rank_sq, engine->rank_sq, bytes);
     if (result->amax) memcpy(result->amax, engine->amax, fp8_sites(engine) * sizeof *engine->amax);
     if (result->row) memcpy(result->row, engine->row, sizeof *engine->row * (size_t)engine->rows);
-    const Model *model = engine->config.model;
-    const size_t sources = (size_t)engine->config.sources, n = ln_parameters(model, model->tensor_count);
+    const size_t sources = (size_t)engine->config.sources, n = engine->config.model->ln_parameters;
     const float *v = engine->source_sum;
     for (size_t i = 0; i < sources * sources && result->source_gram; i++)
         result->source_gram[i] = dot(v + i / sources * n, v + i % sources * n, n);

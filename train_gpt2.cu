@@ -76,13 +76,11 @@ static double *example_sq(Engine *engine, TensorKind kind, int layer) {
 
 // Returns where a vector's gradient goes: its sum, and its per-example squares if `mode` measures them.
 static ColumnGradient column_gradient(Engine *engine, const Pass *p, TensorKind kind, int layer) {
-    const Tensor *t = model_tensor(engine->config.model, kind, layer);
-    const int i = (int)(t - engine->config.model->tensors);
-    const bool ln = t->group == GROUP_LN, keeps = engine->keeps_rows && ln;
-    const bool by_source = engine->source_sum && ln && p->mode != GNS_OFF;
+    const Model *model = engine->config.model;
+    const Tensor *t = model_tensor(model, kind, layer);
+    float *rows = engine->keeps_rows && t->group == GROUP_LN ? engine->ln_rows + t->ln_place : NULL;
     return {grad(engine, kind, layer), gns_measures(t, p->mode) ? example_sq(engine, kind, layer) : NULL, engine->first,
-            keeps ? engine->stats + stats_of_rows(&engine->config, i) + engine->rows + p->first : NULL,
-            by_source ? engine->source_sum + ln_parameters(engine->config.model, i) : NULL};
+            rows, model->ln_parameters};
 }
 
 // Return own rows of tokens (all rows, T + 1), and of embedding_documents (all rows, T) or NULL.
@@ -106,7 +104,7 @@ static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, int
     engine->document_first = N ? engine->tokens + count : NULL;
     engine->document_last = N ? engine->document_first + N : NULL;
     for (int b = 0; b < rows; b++) first[2 * N + b] = (uint16_t)c->source(c->source_data, engine->example + b);
-    engine->columns.sources.of = engine->tokens + count + 2 * N + own_rows(c, rows).first;
+    engine->source = engine->tokens + count + 2 * N;
     TRY(copy_in(engine, engine->tokens, staged, (count + 2 * N + rows) * sizeof *tokens, e));
     return CUDA_CALL(cudaEventRecord(engine->sent[slot], engine->stream), e);
 }
@@ -564,10 +562,8 @@ static int cuda_begin_step(Engine *engine, Error *e) {
     CUDA_TRY(cudaMemsetAsync(engine->stats, 0, stats_count(&engine->config) * sizeof(double), engine->stream), e);
     if (engine->trust)
         CUDA_TRY(cudaMemsetAsync(engine->trust, 0, 2 * model->tensor_count * sizeof(double), engine->stream), e);
-    const size_t sums = source_sum_elements(&engine->config);
+    const size_t sums = engine->config.sources * model->ln_parameters;
     if (sums) CUDA_TRY(cudaMemsetAsync(engine->source_sum, 0, sums * sizeof(float), engine->stream), e);
-    engine->columns.sources.count = engine->config.sources;
-    engine->columns.sources.stride = ln_parameters(model, model->tensor_count);
     engine->mode = GNS_EXACT;
     engine->rows = 0;
     engine->copied = -1;
@@ -584,11 +580,12 @@ static void cuda_exponents(Engine *engine, const int8_t *k) {
 }
 
 static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
-    Pass p = pass_of(engine, n, engine->config.seq_len, mode);
-    p.dropout = dropout_at(engine->config.dropout, engine->example, 0);
+    const EngineConfig *c = &engine->config;
+    Pass p = pass_of(engine, n, c->seq_len, mode);
+    p.dropout = dropout_at(c->dropout, engine->example, 0);
     p.fp8 = engine->measures;
-    assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
-    engine->keeps_rows = engine->rows + n <= engine->config.step_rows; // cuda_tune exceeds it
+    assert(n > 0 && n <= c->micro_batch && mode <= c->gns);
+    engine->keeps_rows = engine->rows + n <= c->step_rows; // cuda_tune exceeds it
     TRY(tokens_send(engine, tokens, (size_t)n * (p.T + 1), n, e));
     TRY(forward(engine, &p, e));
     TRY(watch_begins(&engine->watch, engine->config.model, 0, e));
@@ -598,9 +595,14 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     engine->stats_sent = engine->scaled = false;
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, 1, p.N, engine->stream, e));
     if (engine->smoothed) TRY(reduce_sum(engine->stats + STAT_SMOOTHED, engine->smoothed, 1, p.N, engine->stream, e));
-    double *losses = engine->stats + stats_of_rows(&engine->config, engine->config.model->tensor_count);
-    if (engine->keeps_rows && p.B)
-        TRY(reduce_sum(losses + engine->rows + p.first, engine->loss, p.B, p.T, engine->stream, e));
+    if (engine->keeps_rows && p.B) { // and sums their LayerNorm gradients by source
+        double *sq = engine->stats + stats_of_rows(c) + engine->rows + p.first;
+        TRY(reduce_products(sq, engine->ln_rows, p.B, 1, c->model->ln_parameters, engine->stream, e));
+        TRY(reduce_sum(sq + c->step_rows, engine->loss, p.B, p.T, engine->stream, e));
+        if (c->sources)
+            TRY(reduce_add(engine->source_sum, engine->ln_rows, c->model->ln_parameters, false, engine->stream, e, p.B,
+                           engine->source + p.first));
+    }
     engine->rows += n;
     engine->example += (uint64_t)n;
     if (mode < engine->mode) engine->mode = mode;
@@ -653,12 +655,9 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
     result->example_sq[model_tensor(model, WTE, 0) - model->tensors] += 2 * stats[STAT_CROSS];
     if (result->amax)
         memcpy(result->amax, stats_amax(stats, &engine->config), engine_sites(&engine->config) * sizeof(float));
-    const double *losses = stats + stats_of_rows(&engine->config, model->tensor_count);
-    for (int b = 0; b < engine->rows && result->row; b++) {
-        const double *sq = stats + stats_of_rows(&engine->config, 0) + b;
-        result->row[b] = {0, losses[b] / engine->config.seq_len, 0};
-        for (; sq < losses; sq += engine->config.step_rows) result->row[b].sq += *sq;
-    }
+    const double *sq = stats + stats_of_rows(&engine->config), *losses = sq + engine->config.step_rows;
+    for (int b = 0; b < engine->rows && result->row; b++)
+        result->row[b] = {sq[b], losses[b] / engine->config.seq_len, 0};
     if (result->source_gram)
         memcpy(result->source_gram, stats + stats_of_sources(&engine->config),
                engine->config.sources * engine->config.sources * sizeof(double));

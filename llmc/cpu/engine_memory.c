@@ -121,7 +121,7 @@ static void layout_activations(Engine *engine, Region *a) {
     RESERVE(engine->ln_scratch, layernorm_scratch(rows, c->seq_len, (int)C));
     RESERVE(engine->ln_sq, 2 * rows);
     if (c->step_rows) RESERVE(engine->row, c->step_rows);
-    if (c->sources) RESERVE(engine->source_sum, source_sum_elements(c));
+    if (c->sources) RESERVE(engine->source_sum, (size_t)c->sources * c->model->ln_parameters);
     RESERVE(engine->grad_sq, tensors), RESERVE(engine->rank_sq, tensors), RESERVE(engine->example_sq, tensors);
     if (c->optimizer == OPTIMIZER_LAMB) RESERVE(engine->trust_sq, 2 * tensors);
 }

@@ -120,6 +120,7 @@ struct Engine {
     float *meanf, *rstdf;                     // (B, T)
     real *delta;                              // (B, T, C)  branch output, not yet added to the residual stream
     uint16_t *tokens;                         // (B, T + 1), then the documents, then the sources of the rows
+    uint16_t *source;                         // (B) of all rows, behind the documents
     uint16_t *document_first, *document_last; // (B, T) from embedding_documents; NULL: a row is one document
     unsigned *ticket;                         // (1) next work item of attention and linear_sm90; 0 between kernels
     float *loss;                              // (B, T)
@@ -138,6 +139,7 @@ struct Engine {
     uint32_t *sorted;                         // (4, B T) from embedding_sort
     void *scratch;                            // temporary memory (train_gpt2.cu, 2)
     ColumnJobs columns;                       // column gradients of the block whose backward runs
+    float *ln_rows;                           // (B, LayerNorm parameters) g_b of own rows, if a step keeps rows
     void *matmul_scratch;
     float *example_grad;  // gradients of one matrix, a few examples at a time (exact, not fused)
     float *head_at_token; // (B, T, C)  each example's head gradient at its own tokens (exact)
@@ -156,7 +158,7 @@ struct Engine {
     uint64_t example; // number in the run of the next micro-step's first example
     GnsMode mode;     // least mode of this step's micro-steps
     int rows;         // rows of this step so far
-    bool keeps_rows;  // this micro-step writes stats_of_rows
+    bool keeps_rows;  // this micro-step writes ln_rows and stats_of_rows
     bool first;       // the next micro-step overwrites gradients: true at a step's start; with shard_grads always
 };
 
@@ -173,7 +175,7 @@ static inline AttentionShape attention_shape(const EngineConfig *c, int rows, in
 // Engine.stats, in order:
 //     (STAT_TENSORS)                     loss, smoothed loss, <E, U> (embedding.cuh)
 //     (STATS_ROWS, tensors)              |g|^2 and |this rank's own g|^2 by `segment`; sum_b |g_b|^2 by tensor
-//     (LayerNorm tensors + 1, step_rows) each row's |g_b|^2 by tensor, then its sum of losses
+//     (2, step_rows)                     each row's |g_b|^2 over the LayerNorms; its sum of losses
 //     (sources, sources)                 StepResult.source_gram
 //     (L, FP8_SITES)                     amax in fp32, for fp8
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
@@ -181,15 +183,10 @@ typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_ROWS } Stat
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
     return stats + STAT_TENSORS + (int)row * (size_t)model->tensor_count;
 }
-// Returns the place of each row's |g_b|^2 for LayerNorm tensor i; of each row's loss if i is the number of tensors.
-static inline size_t stats_of_rows(const EngineConfig *c, int i) {
-    size_t at = STAT_TENSORS + STATS_ROWS * (size_t)c->model->tensor_count;
-    while (i-- > 0) at += c->model->tensors[i].group == GROUP_LN ? c->step_rows : 0;
-    return at;
+static inline size_t stats_of_rows(const EngineConfig *c) {
+    return STAT_TENSORS + STATS_ROWS * (size_t)c->model->tensor_count;
 }
-static inline size_t stats_of_sources(const EngineConfig *c) {
-    return stats_of_rows(c, c->model->tensor_count) + c->step_rows;
-}
+static inline size_t stats_of_sources(const EngineConfig *c) { return stats_of_rows(c) + 2 * (size_t)c->step_rows; }
 static inline size_t engine_sites(const EngineConfig *c) {
     return dtype_is_fp8(c->dtype) && !c->inference ? c->model->config.layers * (size_t)FP8_SITES : 0;
 }

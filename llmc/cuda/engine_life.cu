@@ -95,7 +95,7 @@ static size_t columns_bytes(const Engine *engine) {
         const size_t fc = size_max(pass(F), linear_sm90_column_bytes(B * T, T, F)), qkv = pass(3 * s.C());
         const size_t rounded = config->dtype == DTYPE_FP8_DW ? fp8_column_bytes(B, T, 3 * C) : 0;
         const int own = (int)own_rows(config, B).count; // every B is tried: fewer rows may need more
-        const size_t norm = own ? layernorm_backward_bytes(own, T, C, config->sources) : 0;
+        const size_t norm = own ? layernorm_backward_bytes(own, T, C) : 0;
         most = size_max(most, 2 * norm + fc + size_max(qkv, rounded));
     }
     return most;
@@ -128,8 +128,8 @@ static void layout_state(Engine *engine, Arena *a) {
     ADD("small tables", engine->exponent_there, engine_sites(&engine->config), FORWARD, UPDATE);
     arena_add(a, "matmul workspace", &engine->matmul_scratch, MATMUL_WORKSPACE_BYTES, FORWARD, UPDATE);
     if (inference) return;
-    if (engine->config.sources)
-        ADD("sums by source, fp32", engine->source_sum, source_sum_elements(&engine->config), FORWARD, UPDATE);
+    const size_t sums = engine->config.sources * model->ln_parameters;
+    if (sums) ADD("sums by source, fp32", engine->source_sum, sums, FORWARD, UPDATE);
     ADD("gradients, fp32", engine->grad, shard_grad_elements(&engine->config), FORWARD, UPDATE);
     if (engine->config.shard_grads) ADD("gradients, fp32", engine->grad_sum, owned, FORWARD, UPDATE);
     ADD(moments_of[engine->config.optimizer], engine->moment1, owned, FORWARD, UPDATE);
@@ -206,6 +206,7 @@ static void layout_scratch(Engine *engine, Arena *a) {
     const size_t behind = is_cut || c->dropout.below ? ARENA_ALIGNMENT : 0; // block_backward (train_gpt2.cu)
     ADD(what, engine->dwide, all * size_max(c->model->mlp_width, 4 * A) + behind, BACKWARD, BACKWARD);
     arena_add(a, what, &engine->columns.memory, columns_bytes(engine), BACKWARD, BACKWARD);
+    if (c->step_rows) ADD(what, engine->ln_rows, own_rows_most(c) * c->model->ln_parameters, BACKWARD, BACKWARD);
     ADD(what, engine->sorted, 4 * N, BACKWARD, BACKWARD);
     if (c->optimizer == OPTIMIZER_MUON)
         arena_add(a, "Muon's products", &engine->muon, engine_muon_bytes(c), UPDATE, UPDATE);

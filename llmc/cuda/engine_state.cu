@@ -143,8 +143,8 @@ int engine_send_stats(Engine *engine, Error *e) {
     const EngineConfig *c = &engine->config;
     if (engine->stats_sent) return 0;
     if (engine->source_sum)
-        TRY(reduce_gram(engine->stats + stats_of_sources(c), engine->source_sum, c->sources,
-                        source_sum_elements(c) / c->sources, engine->stream, e));
+        TRY(reduce_products(engine->stats + stats_of_sources(c), engine->source_sum, c->sources, c->sources,
+                            c->model->ln_parameters, engine->stream, e));
     TRY(copy_out(engine, engine->stats_host, engine->stats, stats_count(c) * sizeof(double), e));
     CUDA_TRY(cudaEventRecord(engine->stats_there, engine->stream), e);
     engine->stats_sent = true;

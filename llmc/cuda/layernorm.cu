@@ -318,8 +318,8 @@ static ColumnSplit backward_split(int B, int T, int C) {
     return column_split(B, T, 132 * (BACKWARD_THREADS_MAX / backward_threads(C)));
 }
 
-size_t layernorm_backward_bytes(int B, int T, int C, int sources) {
-    return column_bytes(backward_split(B, T, C), COLUMN_SETS_MAX, C, sources);
+size_t layernorm_backward_bytes(int B, int T, int C) {
+    return column_bytes(backward_split(B, T, C), COLUMN_SETS_MAX, C);
 }
 
 int layernorm_backward(LayerNormBackward k, const ColumnGradient (&gradients)[3], int B, ColumnJobs *jobs,

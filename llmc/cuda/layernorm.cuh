@@ -41,6 +41,6 @@ struct LayerNormBackward {
 // gradients: column sums of dy xhat (dgamma), of dy (dbeta) and of dbranch (dbias, the bias gradient of the branch's
 // last product). gradients[2].sum NULL: no dbias. Adds them to `jobs` as one job. `jobs` must have
 // layernorm_backward_bytes of memory left.
-size_t layernorm_backward_bytes(int B, int T, int C, int sources = 0);
+size_t layernorm_backward_bytes(int B, int T, int C);
 int layernorm_backward(LayerNormBackward k, const ColumnGradient (&gradients)[3], int B, ColumnJobs *jobs,
                        cudaStream_t stream, Error *e);

@@ -48,10 +48,8 @@ ColumnSplit column_split(int B, int T, int target_blocks) {
 
 // Pass two, in two kernels.
 // 1. Block (x, set, z) of a job owns 32 columns of a batch of examples, with equally many warps per example. It adds up
-//    each example's slots. It writes the batch's sums (over all examples, then over each source) and each example's sum
-//    of squares over the 32 columns.
-// 2. Block (0, set) of a job adds up the squares. Block (1 + x, set) adds up, over the batches, SUM_THREADS columns of
-//    one of these sums.
+//    each example's slots. It writes the batch's sum and each example's sum of squares over the 32 columns.
+// 2. Block (0, set) of a job adds up the squares. Block (1 + x, set) adds up SUM_THREADS columns of the batches' sums.
 enum { FINISH_WARPS = 16, SLOTS_IN_FLIGHT = 8 };
 
 // Pass two of one job.
@@ -61,8 +59,7 @@ typedef struct {
     int column_groups;     // of 32 columns: blocks along x
     int warps_per_example; // a power of two
     int batch, batches;    // examples per block; blocks along z
-    int sums;              // 1 + sources
-    float *batch_sums;     // (batches, sets, sums, C)
+    float *batch_sums;     // (batches, sets, C)
     double *squares;       // (sets, B, column_groups)
 } ColumnFinish;
 
@@ -77,33 +74,30 @@ static ColumnFinish finish_of(const ColumnJob &job, size_t *bytes) {
     const int slots_per_example = split.blocks / B + 2; // upper bound
     int warps = 1;
     while (warps < FINISH_WARPS && warps * SLOTS_IN_FLIGHT < slots_per_example) warps *= 2;
-    const int batch = FINISH_WARPS / warps, batches = ceil_div(B, batch), sums = 1 + job.sources.count;
+    const int batch = FINISH_WARPS / warps, batches = ceil_div(B, batch);
     const size_t batch_sums_at = round_up((size_t)split.slots * job.sets * job.C * sizeof(float), 16);
-    const size_t squares_at = batch_sums_at + round_up((size_t)batches * job.sets * sums * job.C * sizeof(float), 16);
+    const size_t squares_at = batch_sums_at + round_up((size_t)batches * job.sets * job.C * sizeof(float), 16);
     *bytes = round_up(squares_at + (size_t)job.sets * B * groups * sizeof(double), 16);
     char *memory = (char *)job.partials;
     ColumnFinish f = {};
     f.job = job, f.B = B, f.column_groups = groups;
-    f.warps_per_example = warps, f.batch = batch, f.batches = batches, f.sums = sums;
+    f.warps_per_example = warps, f.batch = batch, f.batches = batches;
     f.batch_sums = (float *)(memory + batch_sums_at), f.squares = (double *)(memory + squares_at);
     return f;
 }
 
-size_t column_bytes(ColumnSplit split, int sets, int C, int sources) {
+size_t column_bytes(ColumnSplit split, int sets, int C) {
     size_t bytes;
-    finish_of({{}, split, sets, C, NULL, {NULL, sources}}, &bytes);
+    finish_of({{}, split, sets, C, NULL}, &bytes);
     return bytes;
 }
 
 float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets, ColumnSplit split, int C) {
     assert(jobs->count < COLUMN_JOBS_MAX);
     ColumnJob job = {{}, split, sets, C, (float *)((char *)jobs->memory + jobs->used)};
-    for (int s = 0; s < sets; s++) {
-        job.of[s] = gradients[s];
-        if (gradients[s].by_source) job.sources = jobs->sources;
-    }
+    for (int s = 0; s < sets; s++) job.of[s] = gradients[s];
     jobs->job[jobs->count++] = job;
-    jobs->used += column_bytes(split, sets, C, job.sources.count);
+    jobs->used += column_bytes(split, sets, C);
     return job.partials;
 }
 
@@ -112,7 +106,7 @@ static __host__ __device__ int example_blocks(const ColumnFinish &f) {
     return f.column_groups * f.job.sets * f.batches;
 }
 static __host__ __device__ int total_blocks(const ColumnFinish &f) {
-    return (1 + (f.job.C + SUM_THREADS - 1) / SUM_THREADS * f.sums) * f.job.sets;
+    return (1 + (f.job.C + SUM_THREADS - 1) / SUM_THREADS) * f.job.sets;
 }
 
 __global__ void __launch_bounds__(FINISH_WARPS *WARP)
@@ -126,6 +120,7 @@ __global__ void __launch_bounds__(FINISH_WARPS *WARP)
     const int lane = threadIdx.x, warp = threadIdx.y, c = x * WARP + lane;
     const int b0 = z * f.batch, b = b0 + warp / f.warps_per_example;
     const int first = b * T / rows_per_block, last = ((b + 1) * T - 1) / rows_per_block;
+    const ColumnGradient &to = f.job.of[set];
     after_allow();
     after_wait();
     float part = 0.0f, g = 0.0f;
@@ -145,36 +140,33 @@ __global__ void __launch_bounds__(FINISH_WARPS *WARP)
         examples[warp][lane] = g;
         const float square = warp_sum(g * g);
         if (lane == 0 && b0 + warp < f.B) f.squares[((size_t)set * f.B + b0 + warp) * f.column_groups + x] = square;
+        if (to.rows && c < C && b0 + warp < f.B) to.rows[(b0 + warp) * to.stride + c] = g;
     }
     __syncthreads();
-    for (int k = warp; k < f.sums; k += FINISH_WARPS) {
-        float sum = 0.0f;
-        for (int i = 0; i < f.batch && b0 + i < f.B; i++)
-            if (k == 0 || f.job.sources.of[b0 + i] == k - 1) sum += examples[i][lane];
-        if (c < C) f.batch_sums[(((size_t)z * sets + set) * f.sums + k) * C + c] = sum;
-    }
+    if (warp > 0 || c >= C) return;
+    float sum = 0.0f;
+    for (int i = 0; i < f.batch && b0 + i < f.B; i++) sum += examples[i][lane];
+    f.batch_sums[((size_t)z * sets + set) * C + c] = sum;
 }
 
 __global__ void __launch_bounds__(SUM_THREADS) column_total_kernel(const __grid_constant__ ColumnFinishes all) {
     int i = 0, block = blockIdx.x;
     for (; block >= total_blocks(all.of[i]); i++) block -= total_blocks(all.of[i]);
     const ColumnFinish &f = all.of[i];
-    const int sets = f.job.sets, set = block % sets, at = block / sets - 1, k = at % f.sums;
-    const int c = at / f.sums * SUM_THREADS + (int)threadIdx.x;
+    const int sets = f.job.sets, set = block % sets, c = (block / sets - 1) * SUM_THREADS + (int)threadIdx.x;
     const ColumnGradient to = f.job.of[set];
     after_wait();
     if (block < sets) {
         const double *partials = f.squares + (size_t)set * f.B * f.column_groups;
-        example_partials_sum(to.squares, to.rows, partials, f.B, f.column_groups);
+        example_partials_sum(to.squares, NULL, partials, f.B, f.column_groups);
         return;
     }
-    if (c >= f.job.C || (k > 0 && !to.by_source)) return;
-    float *own = k > 0 ? to.by_source + (k - 1) * f.job.sources.stride : to.sum;
-    const float before = k == 0 && to.first ? 0.0f : own[c];
+    if (c >= f.job.C) return;
+    const float before = to.first ? 0.0f : to.sum[c];
     float sum = 0.0f;
 #pragma unroll 8
-    for (int z = 0; z < f.batches; z++) sum += f.batch_sums[(((size_t)z * sets + set) * f.sums + k) * f.job.C + c];
-    own[c] = before + sum;
+    for (int z = 0; z < f.batches; z++) sum += f.batch_sums[((size_t)z * sets + set) * f.job.C + c];
+    to.sum[c] = before + sum;
 }
 
 int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e) {
@@ -304,36 +296,40 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
 
 // ---- Whole arrays ---------------------------------------------------------------------------------------------------
 
-// Grid: a block per sum. GRAM: per pair of rows; else per row.
-template <bool GRAM> __global__ void sum_kernel(double *sums, const float *x, size_t n) {
+// Grid: a block per sum. PRODUCTS: of a row with itself or, if the grid has rows along y, of a pair of rows.
+template <bool PRODUCTS> __global__ void sum_kernel(double *sums, const float *x, size_t n) {
     __shared__ double shared[SUM_WARPS];
-    const float *a = x + blockIdx.x * n, *b = x + blockIdx.y * n;
+    const float *a = x + blockIdx.x * n, *b = gridDim.y > 1 ? x + blockIdx.y * n : a;
     double mine = 0.0;
 #pragma unroll 8
-    for (size_t i = threadIdx.x; i < n; i += blockDim.x) mine += GRAM ? (double)a[i] * b[i] : a[i];
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x) mine += PRODUCTS ? (double)a[i] * b[i] : a[i];
     mine = block_sum(mine, shared);
     double *sum = sums + blockIdx.x * gridDim.y + blockIdx.y;
-    if (threadIdx.x == 0) *sum = GRAM ? mine : *sum + mine;
+    if (threadIdx.x == 0) *sum = PRODUCTS ? mine : *sum + mine;
 }
 
 int reduce_sum(double *sums, const float *x, int rows, size_t n, cudaStream_t stream, Error *e) {
     return launch({rows, SUM_THREADS, stream}, e, sum_kernel<false>, sums, x, n);
 }
 
-int reduce_gram(double *gram, const float *x, int rows, size_t n, cudaStream_t stream, Error *e) {
-    return launch({dim3(rows, rows), SUM_THREADS, stream}, e, sum_kernel<true>, gram, x, n);
+int reduce_products(double *products, const float *x, int rows, int others, size_t n, cudaStream_t stream, Error *e) {
+    return launch({dim3(rows, others), SUM_THREADS, stream}, e, sum_kernel<true>, products, x, n);
 }
 
 static unsigned flat_blocks(size_t n) { return min(blocks_of(n, FLAT_THREADS), (unsigned)FLAT_BLOCKS); }
 
-__global__ static void add_kernel(float *sum, const float *x, size_t n, bool first) {
+__global__ static void add_kernel(float *sums, const float *x, size_t n, bool first, int rows, const uint16_t *of) {
     for (size_t i = blockIdx.x * (size_t)FLAT_THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * FLAT_THREADS)
-        sum[i] = first ? x[i] : sum[i] + x[i];
+        for (int b = 0; b < rows; b++) {
+            float *sum = sums + (of ? of[b] * n : 0) + i;
+            *sum = first ? x[b * n + i] : *sum + x[b * n + i];
+        }
 }
 
-int reduce_add(float *sum, const float *x, size_t n, bool first, cudaStream_t stream, Error *e) {
+int reduce_add(float *sum, const float *x, size_t n, bool first, cudaStream_t stream, Error *e, int rows,
+               const uint16_t *of) {
     if (n == 0) return 0;
-    return launch({flat_blocks(n), FLAT_THREADS, stream}, e, add_kernel, sum, x, n, first);
+    return launch({flat_blocks(n), FLAT_THREADS, stream}, e, add_kernel, sum, x, n, first, rows, of);
 }
 
 template <typename X>

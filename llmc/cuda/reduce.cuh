@@ -15,16 +15,9 @@ typedef struct ColumnGradient {
     float *sum;      // (C) += sum over all rows; `first` overwrites it
     double *squares; // (1) += sum over examples b of |g_b|^2; g_b (C) is the sum over b's rows. Or NULL
     bool first;
-    double *rows = NULL;     // (B) += |g_b|^2 of each example; or NULL
-    float *by_source = NULL; // (ColumnSources.count, C) += sum of g_b over the examples of each source; or NULL
+    float *rows = NULL; // (B, C) = g_b of each example, `stride` elements apart; or NULL
+    size_t stride = 0;
 } ColumnGradient;
-
-// Sources of the examples, for by_source.
-typedef struct {
-    const uint16_t *of = NULL; // (B) source of each example
-    int count = 0;
-    size_t stride = 0; // elements between the sums of two sources
-} ColumnSources;
 
 // Cut of the rows into runs. Depends on the shape only, not on the GPU.
 typedef struct {
@@ -46,16 +39,14 @@ typedef struct {
     ColumnSplit split;
     int sets, C;
     float *partials;
-    ColumnSources sources = {}; // none unless a gradient has by_source
 } ColumnJob;
 struct ColumnJobs {
     void *memory; // room for column_bytes of each job
     size_t used = 0;
     int count = 0;
     ColumnJob job[COLUMN_JOBS_MAX] = {};
-    ColumnSources sources = {}; // for later jobs
 };
-size_t column_bytes(ColumnSplit split, int sets, int C, int sources = 0);
+size_t column_bytes(ColumnSplit split, int sets, int C);
 float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets, ColumnSplit split, int C);
 int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e);
 
@@ -76,11 +67,12 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
 // sums (rows) += row sums of x (rows, n), a block per row. For losses.
 int reduce_sum(double *sums, const float *x, int rows, size_t n, cudaStream_t stream, Error *e);
 
-// gram (rows, rows) = x x^T, x (rows, n), a block per element.
-int reduce_gram(double *gram, const float *x, int rows, size_t n, cudaStream_t stream, Error *e);
+// products (rows, rows) = x x^T, x (rows, n), a block per element; with `others` 1 only its diagonal (rows).
+int reduce_products(double *products, const float *x, int rows, int others, size_t n, cudaStream_t stream, Error *e);
 
-// sum (n) += x (n); `first` overwrites it.
-int reduce_add(float *sum, const float *x, size_t n, bool first, cudaStream_t stream, Error *e);
+// sum (n) += x (n); `first` overwrites it. With `of`: adds row b of x (rows, n) to row of[b] of `sum`.
+int reduce_add(float *sum, const float *x, size_t n, bool first, cudaStream_t stream, Error *e, int rows = 1,
+               const uint16_t *of = NULL);
 
 // *sum += hash (base/hash.h) of n values of 2 or 4 bytes. place: index of the first value in the hashed array.
 int reduce_hash(uint64_t *sum, const void *x, size_t value_bytes, size_t n, uint64_t place, cudaStream_t stream,

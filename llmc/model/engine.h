@@ -411,17 +411,6 @@ static inline bool gns_measures(const Tensor *tensor, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && tensor->group == GROUP_LN);
 }
 
-// Returns the number of LayerNorm parameters in tensors before tensor i.
-static inline size_t ln_parameters(const Model *model, int i) {
-    size_t n = 0;
-    while (i-- > 0) n += model->tensors[i].group == GROUP_LN ? model->tensors[i].count : 0;
-    return n;
-}
-// Returns the elements of the vectors v_s of StepResult.source_gram, one after another.
-static inline size_t source_sum_elements(const EngineConfig *c) {
-    return (size_t)c->sources * ln_parameters(c->model, c->model->tensor_count);
-}
-
 // Call the watch's function, if there is one, for bucket i of the model.
 static inline int watch_begins(const GradientWatch *watch, const Model *model, int i, Error *e) {
     return watch->begins ? watch->begins(watch->context, model_bucket(model, i), e) : 0;

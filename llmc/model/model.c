@@ -61,7 +61,7 @@ static void model_append(Model *model, TensorKind kind, int layer) {
     const size_t V = (size_t)model->config.vocab, P = (size_t)model->config.context, C = (size_t)model->config.channels;
     size_t A = C, F = 4 * C;
 #define X(kind, name, rows, columns, init, group)                                                                      \
-    {"", kind, 0, (rows) > 0 ? 2 : 1, (rows) > 0 ? (rows) : 1, columns, 0, 0, 0, 0, 0, 0, 1, init, group},
+    {"", kind, 0, (rows) > 0 ? 2 : 1, (rows) > 0 ? (rows) : 1, columns, 0, 0, 0, 0, 0, 0, 0, 1, init, group},
     const Tensor whole[TENSOR_KINDS] = {MODEL_TENSORS(X)};
     A = model->attention_width, F = model->mlp_width;
     const Tensor table[TENSOR_KINDS] = {MODEL_TENSORS(X)};
@@ -80,6 +80,8 @@ static void model_append(Model *model, TensorKind kind, int layer) {
     t->first_column = t->columns < t->whole_columns ? first : 0;
     t->matrices = kind == QKV_W || kind == QKV_B ? 3 : 1;
     model->parameters += t->count;
+    t->ln_place = model->ln_parameters;
+    if (t->group == GROUP_LN) model->ln_parameters += t->count;
 }
 
 // Places the tensors that are cut, or those that are not, in the flat array.

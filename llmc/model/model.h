@@ -63,6 +63,7 @@ typedef struct {
     size_t rows, columns; // of this model; rows = 1 for a vector
     size_t offset;        // place of its first element in the flat array
     size_t count;         // elements: rows * columns
+    size_t ln_place;      // LayerNorm parameters in the tensors before it
     // Shape of the whole tensor, and this tensor's first row and column there (model_create_local).
     size_t whole_rows, whole_columns, first_row, first_column;
     int matrices; // side by side, of equal width: 3 in qkv's tensors, else 1. first_column counts within a matrix
@@ -104,6 +105,7 @@ typedef struct {
     Tensor *tensors;   // wte, wpe, the blocks from first to last, ln_f; a whole model's flat array has this order
     size_t flat_count; // elements of the flat array, padding included
     size_t parameters; // without padding
+    size_t ln_parameters;
 } Model;
 
 // Items [first, first + count) of rank `rank` when `ranks` ranks divide `items`: rows, heads. Lower ranks get one more.

@@ -52,7 +52,7 @@ static void check_rows(const World *w, const Outcome *got, const Outcome *want) 
     }
     for (int k = 0; k < w->model.tensor_count; k++)
         if (w->model.tensors[k].group == GROUP_LN) all += got->example_sq[k];
-    CHECK_CLOSE(sq, all, 1e-12, 0);
+    CHECK_CLOSE(sq, all, 1e-6, 0); // squares in fp64, in fp32
     CHECK_CLOSE(nll, got->nll, 1e-12, 0);
     double trace = 0; // with at most one row per source this is sq
     for (int s = 0; s < SOURCES; s++) trace += got->source_gram[s][s];

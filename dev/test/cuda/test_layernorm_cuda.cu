@@ -147,30 +147,15 @@ static BackwardReference backward_reference(const BackwardInputs &in) {
     return r;
 }
 
-// Sums by source of dgamma, then of dbeta.
-struct BySource {
-    int count;                 // 0: none
-    std::vector<uint16_t> of;  // (B)
-    std::vector<float> before; // (count, 2 C)
-    float *sums;
-};
-
-static BySource by_source_new(int B, int C) {
-    const int count = random_int(0, 1) * random_int(1, 20); // more than warps, or without an example
-    BySource s = {count, std::vector<uint16_t>(B), random_vector<float>((size_t)(count + 1) * 2 * C), NULL};
-    for (uint16_t &of : s.of) of = (uint16_t)(count ? random_int(0, count - 1) : 0);
-    s.sums = device_new<float>(s.before.size());
-    return s;
-}
-
-static void by_source_check(const BySource &s, const std::vector<double> &dgamma, const std::vector<double> &dbeta,
-                            int T, int C) {
-    std::vector<double> want(s.before.begin(), s.before.end());
-    for (size_t i = 0; i < dgamma.size() && s.count; i++) {
-        double *to = &want[(size_t)s.of[i / C / T] * 2 * C + i % C];
+// Checks the examples' sums of dgamma and dbeta, rows (B, 2 C).
+static void rows_check(const float *rows, const std::vector<double> &dgamma, const std::vector<double> &dbeta, int T,
+                       int C) {
+    std::vector<double> want(dgamma.size() / T * 2);
+    for (size_t i = 0; i < dgamma.size(); i++) {
+        double *to = &want[i / C / T * 2 * C + i % C];
         to[0] += dgamma[i], to[C] += dbeta[i];
     }
-    check_close("by source", host_from(s.sums, want.size()), want, SUM_RELATIVE, 1e-4);
+    check_close("rows", host_from(rows, want.size()), want, SUM_RELATIVE, 1e-4);
 }
 
 // in_place: dresidual shares dy's buffer (without accumulate); with dropout dbranch does.
@@ -184,13 +169,14 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
     real *dr = device_new<real>(n), *d_branch = in_place ? d_dy : device_new<real>(n);
     float *d_mean = device_from(in.mean), *d_rstd = device_from(in.rstd);
     Columns dgamma = columns_new(B, C), dbeta = columns_new(B, C), dbias = columns_new(B, C);
-    const BySource sources = by_source_new(B, C);
-    ColumnJobs jobs = jobs_new(layernorm_backward_bytes(B, T, C, sources.count));
-    jobs.sources = {device_from(sources.of), sources.count, 2 * (size_t)C};
-    if (sources.count) dgamma.device.by_source = sources.sums, dbeta.device.by_source = sources.sums + C;
+    ColumnJobs jobs = jobs_new(layernorm_backward_bytes(B, T, C));
+    float *rows = device_new<float>((size_t)B * 2 * C);
+    const bool keeps = random_int(0, 1);
+    if (keeps) dgamma.device.rows = rows, dbeta.device.rows = rows + C;
+    dgamma.device.stride = dbeta.device.stride = 2 * (size_t)C;
     const ColumnGradient none = {};
     const Fp8Copy copy = bias && copies(C) ? copy_new(n, random_int(-3, 9)) : Fp8Copy{};
-    std::vector<Output> outputs = {{dr, n * sizeof(real)}, {sources.sums, sources.before.size() * sizeof(float)}};
+    std::vector<Output> outputs = {{dr, n * sizeof(real)}, {rows, (size_t)B * 2 * C * sizeof(float)}};
     if (drops) outputs.push_back({d_branch, n * sizeof(real)});
     columns_outputs(outputs, dgamma);
     columns_outputs(outputs, dbeta);
@@ -203,7 +189,7 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
             else CUDA_OK(cudaMemset(dr, POISON, n * sizeof(real)));
             if (drops && in_place) device_set(d_dy, in.dy);
             columns_reset(dgamma), columns_reset(dbeta), columns_reset(dbias);
-            device_set(sources.sums, sources.before);
+            CUDA_OK(cudaMemset(rows, POISON, (size_t)B * 2 * C * sizeof(float)));
         },
         [&] {
             const ColumnGradient gradients[] = {dgamma.device, dbeta.device, bias ? dbias.device : none};
@@ -218,7 +204,7 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
     check_close("dresidual", written, want.dresidual, REAL_RELATIVE, REAL_ABSOLUTE * want.cancellation);
     columns_check("dgamma", dgamma, want.dgamma_rows, T);
     columns_check("dbeta", dbeta, want.dbeta_rows, T);
-    by_source_check(sources, want.dgamma_rows, want.dbeta_rows, T, C);
+    if (keeps) rows_check(rows, want.dgamma_rows, want.dbeta_rows, T, C);
     std::vector<real> branch = written;
     if (drops) {
         std::vector<double> kept = as_doubles(written);

@@ -94,8 +94,34 @@ static void test_reduce_sum(void) {
     }
 }
 
+// Rows are added to the sums of[b]; products of all pairs of rows, and of each row with itself.
+static void test_reduce_rows(void) {
+    for (size_t n : {(size_t)1, (size_t)1000, (size_t)random_int(1, 70000)}) {
+        const int rows = random_int(1, 9), sums = random_int(2, 5); // some without a row
+        const std::vector<float> x = random_vector<float>(rows * n), before = random_vector<float>(sums * n);
+        std::vector<uint16_t> of(rows);
+        std::vector<double> want(before.begin(), before.end()), products(rows * rows), squares(rows);
+        for (int b = 0; b < rows; b++) of[b] = (uint16_t)random_int(0, sums - 1);
+        for (int b = 0; b < rows; b++)
+            for (size_t i = 0; i < n; i++) {
+                want[of[b] * n + i] += x[b * n + i];
+                for (int a = 0; a < rows; a++) products[b * rows + a] += (double)x[b * n + i] * x[a * n + i];
+            }
+        for (int b = 0; b < rows; b++) squares[b] = products[b * rows + b];
+        float *d_x = device_from(x), *sum = device_from(before);
+        double *d_products = device_new<double>(rows * rows), *d_squares = device_new<double>(rows);
+        CALL_OK(reduce_add(sum, d_x, n, false, 0, &e, rows, device_from(of)));
+        CALL_OK(reduce_products(d_products, d_x, rows, rows, n, 0, &e));
+        CALL_OK(reduce_products(d_squares, d_x, rows, 1, n, 0, &e));
+        check_close("sums of rows", host_from(sum, want.size()), want, SUM_RELATIVE, SUM_ABSOLUTE);
+        check_close("products", host_from(d_products, products.size()), products, 1e-9, 1e-6 * (double)n);
+        check_close("squares", host_from(d_squares, squares.size()), squares, 1e-9, 0.0);
+        case_end();
+    }
+}
+
 int main(int argc, char **argv) {
     kernel_test_begin("test_reduce_cuda", argc, argv);
-    RUN(test_reduce_squares, test_reduce_examples, test_reduce_sum);
+    RUN(test_reduce_squares, test_reduce_examples, test_reduce_sum, test_reduce_rows);
     return test_summary();
 }
