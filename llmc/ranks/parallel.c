@@ -11,14 +11,6 @@ int64_t parallel_micro_steps(const Parallel *p, int64_t rows) {
     return (most + p->config.micro_batch - 1) / p->config.micro_batch;
 }
 
-int64_t parallel_rows(const Parallel *p, int64_t rows, int rank) {
-    const int K = p->config.tensor, most = p->config.micro_batch;
-    int64_t left = rows_of_rank(rows, rank / K, p->groups).count, own = 0;
-    if (K == 1) return left;
-    for (; left > 0; left -= most) own += rows_of_rank(left < most ? left : most, rank % K, K).count;
-    return own;
-}
-
 int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e) {
     size_t buckets = (size_t)model_bucket_count(model);
     const int K = config->tensor > 1 ? config->tensor : 1, shared = config->shared ? config->shared : comm->ranks;

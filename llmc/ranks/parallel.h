@@ -95,8 +95,6 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 // left calls parallel_micro_step with n = 0.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows);
 
-int64_t parallel_rows(const Parallel *p, int64_t rows, int rank); // rows of a step that a rank owns
-
 // A step: begin_step; micro-steps over this rank's rows (see EngineApi); norms; update. last: the step's last
 // micro-step. rank_norms: measure |sum of this rank's gradients| too.
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e);

@@ -472,18 +472,17 @@ int setup_buffers(Run *r, Error *e) {
     size_t n = (size_t)r->setup.model.tensor_count;
     TRY(setup_rows(&r->setup, &r->data, e));
     TRY(loader_create(&r->data.loader, r->data.train, r->setup.shape.micro_batch, r->setup.shape.seq_len, e));
-    StepResult *result = &r->position.result;
-    TRY(memory_alloc((void **)&result->grad_sq, 3 * n * sizeof(double), "norms", e));
+    Position *p = &r->position;
+    StepResult *result = &p->result;
+    const size_t rows = (size_t)p->ramp.config.batch_max, sums = (size_t)(p->noise.sources * p->noise.sources) + 1;
+    TRY(memory_alloc((void **)&result->grad_sq, (3 * n + sums) * sizeof(double) + rows * sizeof *p->rows, "norms", e));
     result->rank_sq = result->grad_sq + n;
     result->example_sq = result->rank_sq + n;
+    result->source_gram = result->example_sq + n;
+    p->rows = (RowResult *)(result->source_gram + sums);
     const size_t sites = (size_t)r->setup.model.config.layers * FP8_SITES;
     if (dtype_is_fp8(r->setup.shape.dtype))
         TRY(memory_alloc((void **)&result->amax, sites * sizeof *result->amax, "the largest factors", e));
-    if (!r->setup.options.outliers && !r->position.noise.sources) return 0;
-    Position *p = &r->position;
-    const size_t rows = (size_t)p->ramp.config.batch_max, gram = (size_t)(p->noise.sources * p->noise.sources);
-    TRY(memory_alloc_zero((void **)&result->source_gram, gram * sizeof(double) + rows * sizeof *p->rows, "rows", e));
-    p->rows = (RowResult *)(result->source_gram + gram);
     return r->setup.options.outliers ? row_outliers_create(r, e) : 0;
 }
 
@@ -499,7 +498,6 @@ void run_end_training(Run *r) {
     memory_free(r->position.result.amax);
     memory_free(r->position.outliers.scratch);
     for (int k = 0; k < ROW_KINDS; k++) cJSON_Delete(r->position.outliers.list[k]);
-    memory_free(r->position.result.source_gram);
     memory_free(r->data.losses);
     memory_free(r->data.rows);
     noise_destroy(&r->position.noise);

@@ -38,6 +38,7 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
     if (dtype_is_fp8(setup->shape.dtype)) engine_exponents(setup->engine, position->at.exponents);
     TRY(parallel_begin_step(&setup->parallel, measures_ranks(setup, position, mode), e));
     engine_examples(setup->engine, (uint64_t)first);
+    r->position.own = 0;
     for (int64_t i = 0; i < micro_steps; i++) {
         const uint16_t *rows = NULL;
         int64_t n = mine.count - done < most ? mine.count - done : most;
@@ -55,6 +56,7 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
             position->outliers.rarity[done + b] = sum / T;
         }
         comm_progress(setup->comm);
+        r->position.own += own_rows(&setup->shape, n).count;
         done += n;
     }
     if (ranks > 1 || !unread.code) TRY(parallel_norms(&setup->parallel, e));
@@ -115,15 +117,11 @@ static void observe_ranks(const Setup *setup, Position *position, int64_t B, dou
 static void observe_sources(Run *r, int64_t B) {
     Position *p = &r->position;
     const int n = p->noise.sources;
-    double share[n], sq[n], pairs = 0, *gram = p->result.source_gram;
+    double share[n], sq[n], *gram = p->result.source_gram;
     for (int s = 0; s < n; s++) share[s] = r->data.train->sources.source[s].share, sq[s] = 0;
     for (int64_t b = 0; b < B; b++)
         sq[dataset_example_source(r->data.train, (uint64_t)(p->at.examples + b))] += p->rows[b].sq;
-    for (int i = 0; i < r->setup.comm->ranks; i++) {
-        const double rows = (double)parallel_rows(&r->setup.parallel, B, i);
-        pairs += rows * (rows - 1);
-    }
-    noise_observe_sources(&p->noise, (double)B, pairs, share, sq, gram, (double)(B * r->setup.shape.seq_len));
+    noise_observe_sources(&p->noise, (double)B, gram[n * n], share, sq, gram, (double)(B * r->setup.shape.seq_len));
 }
 
 // Updates the noise scales, and with them the ramp.
@@ -177,14 +175,15 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     RowResult *rows = position->rows;
     const Parallel *p = &setup->parallel;
     const RankRows mine = rows_of_rank(B, p->group, p->groups);
-    if (rows) position->result.row = rows + mine.first;
-    if (rows) memset(rows, 0, (size_t)B * sizeof *rows);
+    if (setup->shape.step_rows) position->result.row = rows + mine.first;
+    memset(rows, 0, (size_t)B * sizeof *rows);
     TRY(engine_result(setup->engine, &position->result, e));
     for (int64_t b = 0; b < mine.count && setup->options.outliers; b++) // a group's ranks each add 1 / tensor
         position->result.row[b].rarity = position->outliers.rarity[b] / p->config.tensor;
     TRY(parallel_sums(&setup->parallel, sums, e));
-    const int n = position->noise.sources, numbers = (int)B * (int)(sizeof *rows / sizeof(double));
-    if (rows) TRY(comm_sum(setup->comm, position->result.source_gram, n * n + numbers, e));
+    double *gram = position->result.source_gram, *pairs = (double *)rows - 1;
+    *pairs = (double)(position->own * (position->own - 1));
+    if (setup->shape.step_rows) TRY(comm_sum(setup->comm, gram, (int)((double *)(rows + B) - gram), e));
     position->stop = sums->stop;
     bool finite = isfinite(position->result.loss_sum) && isfinite(grad_norm(r, B));
     return finite || overflows(r, B) ? 0 : fail_nonfinite(r, B, e);

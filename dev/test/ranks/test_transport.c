@@ -48,25 +48,7 @@ static void test_whole_matrices(void) {
     model_destroy(&model);
 }
 
-// With --tensor each micro-step deals its rows anew: rank t of K owns n / K rows, and one more if t < n % K.
-static void test_rows_of_a_rank(void) {
-    for (int i = 0; i < 4 * 3 * 5 * 20; i++) {
-        const int K = 1 + i % 4, groups = 1 + i / 4 % 3, most = 1 + i / 12 % 5, rows = 1 + i / 60;
-        const Parallel p = {.config = {.tensor = K, .micro_batch = most}, .groups = groups};
-        for (int r = 0; r < K * groups; r++) {
-            const int share = rows / groups + (r / K < rows % groups);
-            int own = K == 1 ? share : 0;
-            for (int at = 0, n; at < share && K > 1; at += n) {
-                n = share - at < most ? share - at : most;
-                own += n / K + (r % K < n % K);
-            }
-            const int64_t got = parallel_rows(&p, rows, r);
-            CHECK(got == own, "rank %d of %d x %d: %lld of %d rows, not %d", r, groups, K, (long long)got, rows, own);
-        }
-    }
-}
-
 int main(void) {
-    RUN(test_whole_matrices, test_too_large_a_bucket, test_rows_of_a_rank);
+    RUN(test_whole_matrices, test_too_large_a_bucket);
     return test_summary();
 }
