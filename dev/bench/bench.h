@@ -10,13 +10,13 @@ static inline int bench_by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Sorts the values.
+// Sorts the values and returns their median.
 static inline double bench_median(double *values, int n) {
     qsort(values, (size_t)n, sizeof *values, bench_by_value);
     return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
 }
 
-// Loads initial values. Every block gets the first block's, to save time.
+// Loads initial values. To save time, every block gets the first block's values.
 static inline int bench_load_initial(Engine *engine, const Model *model, Error *e) {
     float *values;
     int code = 0;

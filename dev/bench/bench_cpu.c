@@ -4,11 +4,11 @@
 //                                                  fp32 or bf16
 //
 // The bf16 peak is measured with products of panels in the first-level cache. Every figure is the best of its rounds. A
-// round runs everything once, so a busy moment of the machine does not slow one kernel alone. A kernel's roofline
-// (Williams et al. 2009) is the longer of two times: its operations at the peak, and its bytes at a copy's speed. Each
-// operand's bytes count once. The last table adds up a step of GPT-2 124M, B 4, T 64. With -DHAVE_OPENBLAS (and
-// -lopenblas) OpenBLAS also runs each product, after a pause, since its idle threads and ours spin for a while and
-// would slow each other down.
+// round runs everything once: a busy moment of the machine does not slow all measurements of one kernel. A kernel's
+// roofline (Williams et al. 2009) is the longer of two times: its operations at the peak, and its bytes at a copy's
+// speed. Each operand's bytes count once. The last table adds up a step of GPT-2 124M, B 4, T 64. With -DHAVE_OPENBLAS
+// (and -lopenblas) OpenBLAS also runs each product, after a pause: idle threads of OpenBLAS and of this program spin
+// for a while, and would slow the other's products down.
 #include "base/common.h"
 #include "cpu/attention.h"
 #include "cpu/calibrate.h"
@@ -28,7 +28,7 @@ void openblas_set_num_threads(int threads);
 char *openblas_get_corename(void);
 #endif
 
-enum { EXAMPLES = 4, PASS_FLOATS = 50304 * 768 / 4 }; // examples of LayerNorm; floats of a pass over parameters
+enum { EXAMPLES = 4, PASS_FLOATS = 50304 * 768 / 4 }; // LayerNorm's examples; floats in a pass over parameters
 enum { ROUNDS = 5, MAX_ROWS = 64, PAUSE_NANOSECONDS = 200 * 1000 * 1000 };
 static const double MIN_SECONDS = 0.02; // a measurement repeats its work for at least this long
 
@@ -37,7 +37,7 @@ typedef struct {
     Matmul matmul;
     Attention attention;
     Dtype type;
-    float *x, *y, *w, *g; // scratch operands, each large enough for every case; of the type, except gradients
+    float *x, *y, *w, *g; // scratch operands, each large enough for every case; in the case's type, gradients in fp32
     float *rows;          // the layers' statistics, gradients of weights, and scratch
     uint16_t *targets;
     double sum;
@@ -118,10 +118,10 @@ static void run_blas_head_dweight(Bench *b, size_t s[3]) {
 typedef struct {
     const char *name;
     void (*run)(Bench *, size_t[3]);
-    void (*blas)(Bench *, size_t[3]); // NULL: none
+    void (*blas)(Bench *, size_t[3]); // the same product by OpenBLAS; NULL: none
     size_t shape[3];                  // products: {M, N, K} of the forward product
     double flops, bytes;              // per call
-    double calls;                     // per step of 124M, scaled by elements; 0: not in a step
+    double calls;                     // per step of 124M, in calls of this case's size; 0: not in a step
     double best, best_blas;           // seconds per call
 } Case;
 
@@ -165,7 +165,7 @@ static int add_attention(Case *c, const char *name, size_t B, size_t T, size_t N
     return 2;
 }
 
-// Adds a layer, forward and backward. Bytes: values per element (read and written) x elements. Counts no operations.
+// Adds a layer, forward and backward. *_values: values read and written per element. Counts no operations.
 static int add_layer(Case *c, const char *name, void (*forward)(Bench *, size_t[3]), int forward_values,
                      void (*backward)(Bench *, size_t[3]), int backward_values, size_t M, size_t N, double calls,
                      double size) {
@@ -201,7 +201,7 @@ static int fill_cases(Case *c, Dtype type) {
     return n;
 }
 
-// Keeps the cases whose group (a name and the indented ones under it) contains `text`.
+// Keeps groups of cases, a name and the indented names under it, whose name contains `text`.
 static int select_cases(Case *cases, int n, const char *text) {
     int kept = 0;
     bool wanted = false;
@@ -212,7 +212,7 @@ static int select_cases(Case *cases, int n, const char *text) {
     return kept;
 }
 
-// Allocates on huge pages, as engine_memory.c does: on small ones an AVX2 core loses 4% of the head.
+// Allocates on huge pages, as engine_memory.c does: on small pages the head's product is 4% slower on an AVX2 core.
 static int allocate_huge(void **out, size_t bytes, Error *e) {
     const size_t page = 2 << 20;
     if (posix_memalign(out, page, round_up(bytes, page))) return FAIL(e, ERR_MEMORY, NULL, "out of memory");
@@ -273,7 +273,7 @@ static void print_step(const Bench *bench, const Case *cases, int n) {
     printf("kernels of the step %.2f ms, their roofline %.2f ms\n", 1e3 * seconds, 1e3 * roofline);
 }
 
-// Fills the operands anew for each case: dweight accumulates, and inf or NaN is not a fair load.
+// Fills the operands anew for each case: dweight accumulates, and inf or NaN may take another time.
 static void run_round(Bench *bench, Case *cases, int n, bool blas) {
     nanosleep(&(struct timespec){.tv_nsec = PAUSE_NANOSECONDS}, NULL);
     for (int i = 0; i < n; i++) {

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# make bench: kernels against the FMA peak of the same run (and OpenBLAS where it is installed), then whole steps of two
-# models against the peak, and against PyTorch where $TORCH_PYTHON (or python3) has it, then a step kernel by kernel.
-# THREADS=n, all cores by default.
+# make bench: kernels against the FMA peak of the same run, and against OpenBLAS if it is installed; then whole steps of
+# two models against the peak, and against PyTorch if $TORCH_PYTHON (or python3) has it; then a step kernel by kernel.
+# THREADS=n; by default all cores.
 set -u
 build=$1
 threads=${THREADS:-$(nproc)}
 python=${TORCH_PYTHON:-python3}
 export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000}
 
-declare -A peak roofline # of each type that this machine has: GFLOP/s, and ms of a step of 124M
+declare -A peak roofline # by type: GFLOP/s, and ms of a step of 124M
 for dtype in fp32 bf16; do
     echo "== kernels in $dtype, $threads threads"
     OPENBLAS_CORETYPE=${OPENBLAS_CORETYPE:-SkylakeX} "$build/dev/bench/bench_cpu" "$threads" 5 '' $dtype | tee "$build/bench_cpu.log"
@@ -32,7 +32,7 @@ step_speed() { # median tok/s of a run's steps, the first two left out
 
 whole_steps() { # DTYPE NAME OPTIONS TORCH STEPS
     local dtype=$1 name=$2 options=$3 torch=$4 steps=$5 out=$work/$1-$2
-    for round in 1 2 3; do # other work on the machine comes and goes: the best of three medians
+    for round in 1 2 3; do # the best of three medians: other work on the machine comes and goes
         # shellcheck disable=SC2086
         "$build/train_gpt2" --train "$work/noise_train_000000.bin" $options --steps "$steps" --threads "$threads" \
             --dtype "$dtype" --fresh --out "$out" > "$work/log" 2>&1 || cat "$work/log"

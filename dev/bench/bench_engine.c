@@ -1,19 +1,20 @@
 // bench_engine: whole training steps through engine.h. Prints the time of a step, tokens per second, the share of the
-// device's peak, and the time in which the host queues a step. (If that is nearly the whole step, the device waits for
-// the host.) Variants alternate every few steps in one process. A turn's first step does not count: the GPU still has
-// the clock of the variant before. The result is the median of the rounds' ratios. The model learns for LEARNING steps,
-// then stays: the more it has learnt, the more power a step needs. turns.py compares builds and settings.
+// device's peak, and the time in which the host queues a step. (If queueing takes nearly the whole step, the device
+// waits for the host.) Variants take turns of a few steps in one process. A turn's first step does not count: the GPU
+// still has the clock of the last variant. The result is the median of the rounds' ratios. The model learns for
+// LEARNING steps, then stays: a step needs more power the more the model has learnt. turns.py compares builds and
+// settings.
 //
 //     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [word...]]]]]
 //
 //     model   a preset; `demo`: make demo's; `study`: the first size of dev/docs/gns-study.md
-//     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products;
-//             fp8, fp8-dw: steps of this --dtype, too, beside bf16;
-//             lamb, muon: the optimizer; accumulate: 8 micro-steps per step; with dropout (0.1), smoothing (0.1),
-//             documents (of 300 tokens on average) or sources (two in turn);
-//             sample: instead, times logits after a short and a full text, with keys and values in memory and without;
-//             turns: instead, for turns.py: reads lines "off|ln|exact|fp8 ROWS MICRO_STEPS SKIPPED STEPS", answers each
-//             with the milliseconds and tokens of a step; ROWS of a micro-step, 0: micro-batch
+//     words   more variants: exact: steps with exact GNS; tune: steps with tuned matrix products; fp8, fp8-dw: steps of
+//             this --dtype;
+//             settings of all variants: gelu, block: recompute; lamb, muon: the optimizer; accumulate: 8 micro-steps
+//             per step; dropout (0.1); smoothing (0.1); documents (of 300 tokens on average); sources (two in turn);
+//             instead of steps: sample: times logits after a short and a full text, with and without stored keys and
+//             values; turns: for turns.py, reads lines "off|ln|exact|fp8 ROWS MICRO_STEPS SKIPPED STEPS" and answers
+//             each with a step's milliseconds and tokens; ROWS: of a micro-step, 0: micro-batch
 #include "bench.h"
 #include "plan/devices.h"
 #include "math/rng.h"
@@ -28,7 +29,7 @@ typedef struct {
     const char *name;
     GnsMode mode;
     bool fp8;
-    const char *tuning;  // of the matrix products; "": the heuristic's
+    const char *tuning;  // Matmul.choices; "": the heuristic's algorithms
     const char *against; // name of the variant to compare with; or NULL
     double seconds[ROUNDS_MAX], queued[ROUNDS_MAX];
 } Arm;
@@ -37,11 +38,11 @@ typedef struct {
     EngineConfig config;
     Engine *engine;
     int rows, micro_steps; // rows per micro-step; micro-steps per step
-    double peak;           // of the device, FLOP/s; 0: unknown
+    double peak;           // FLOP/s of the device; 0: unknown
     uint16_t *tokens;      // (B, T + 1)
     StepResult result;
-    bool fp8;          // the next steps are of fp8
-    int8_t *exponent;  // (L, FP8_SITES) of the next one; NULL: the engine has no fp8
+    bool fp8;          // the next steps are in fp8
+    int8_t *exponent;  // (L, FP8_SITES) exponents of the next step; NULL: the engine has no fp8
     int rounds, steps; // rounds to do; steps done
     char tuning[TUNING_BYTES];
     Arm arm[ARMS_MAX];
@@ -57,7 +58,7 @@ static int bench_create(Bench *b, Error *e) {
     size_t count = (size_t)b->config.micro_batch * (size_t)(b->config.seq_len + 1);
     TRY(bench_results(&b->result, model, e));
     TRY(memory_alloc((void **)&b->tokens, count * sizeof *b->tokens, "tokens", e));
-    for (size_t i = 0; i < count; i++) { // Zipf's law, as text has it
+    for (size_t i = 0; i < count; i++) { // by Zipf's law, as in text
         bool opens = rng_uniform(1, 2, i) * DOCUMENT_TOKENS < 1;
         b->tokens[i] = (uint16_t)(opens ? separator(model) : pow((double)separator(model), rng_uniform(1, 1, i)) - 1);
     }
@@ -121,7 +122,7 @@ static int step(Bench *b, GnsMode mode, double *queued, Error *e) {
     return 0;
 }
 
-// Mean seconds of a step, and of queueing it, over `count` steps. The `skipped` steps before set up new algorithms.
+// Sets mean seconds of a step, and of queueing a step, over `count` steps. First makes `skipped` steps untimed.
 static int steps_time(Bench *b, GnsMode mode, int skipped, int count, double *seconds, double *queued, Error *e) {
     double start = 0, one;
     *queued = 0;
@@ -138,7 +139,7 @@ static int turn(Bench *b, Arm *arm, int round, Error *e) {
     double seconds, queued;
     b->fp8 = arm->fp8;
     if (strcmp(engine_tuning(b->engine), arm->tuning) != 0) TRY(engine_set_tuning(b->engine, arm->tuning, e));
-    // The first turn skips two steps: fp8's first one does not round.
+    // The first turn skips two steps: the first step in fp8 does not round.
     TRY(steps_time(b, arm->mode, 1 + (round < 0), TURN - 1, &seconds, &queued, e));
     if (round < 0) return 0;
     arm->seconds[round] = seconds;
@@ -169,9 +170,8 @@ static void tell_arm(const Bench *b, const Arm *arm) {
     printf(", queued in %.3f ms\n", 1e3 * bench_median(queued, b->rounds));
 }
 
-// For normal values the standard error of the median is 1.2533 times that of the mean, and the deviation is 1.4826
-// times the median distance from the median. An outlier, such as a step that other work delayed, then counts as one
-// value.
+// For normal values the median's standard error is 1.2533 times the mean's, and the standard deviation is 1.4826 times
+// the median distance from the median. Both change little with an outlier, such as a step that other work delayed.
 static void tell_ratio(const Bench *b, const Arm *arm, const Arm *other) {
     double ratio[ROUNDS_MAX], distance[ROUNDS_MAX];
     int n = b->rounds;
@@ -249,7 +249,7 @@ static int read_words(Bench *b, int argc, char **argv, Words *words, Error *e) {
     return 0;
 }
 
-// Tunes the engine, and keeps its choices.
+// Tunes the engine and stores its choices.
 static int tuned(Bench *b, Error *e) {
     double start = clock_seconds();
     if (!engine_api(b->engine)->tune) return FAIL(e, ERR_USAGE, "leave it out", "tune: only a GPU chooses algorithms");
@@ -285,8 +285,8 @@ static int bench_turns(Bench *b, Words words, Error *e) {
     return 0;
 }
 
-// Milliseconds of a call at the end of a text of n tokens. seen: the last call had the same text less a token; else
-// another text.
+// Returns the milliseconds of a call for the logits after n tokens. seen: the call before had the same tokens but the
+// last; otherwise a different text.
 static double logits_ms(Bench *b, int n, bool seen, float *logits, Error *e) {
     enum { CALLS = 24 };
     double start = 0;

@@ -1,15 +1,15 @@
 // bench_kernels: times every matrix product and kernel of a training step, one by one on a hot card (timing.cuh).
-// Prints time, energy, clock, and the ceiling as a share of the time. The ceiling is the larger of two times: of the
-// bytes (inputs once, outputs once) at the card's copy bandwidth, and of the FLOPs at the rate of an 8192^3 product.
-// Both rates are measured in the same run. Then prints the sum over a step of one micro-step.
+// Prints time, energy, clock, and the ceiling as a share of the time. The ceiling is the longer of two times: the
+// bytes (inputs once, outputs once) at the card's copy bandwidth, and the FLOPs at the rate of an 8192^3 product. Both
+// rates are measured in the same run. Then prints the sum over a step of one micro-step.
 //
 //     bench_kernels [MODEL...] [quick] [tune] [held] [only=NAME...]
 //
 //     MODEL   d12, d24, d36, d48, at micro-batches of 64, 32, 32, 16 rows of 1024 (default: d12 d48)
 //     quick   0.33 s per kernel instead of 1 s, and only kernels of a step, without masks: d12 and d48 in 30 s
 //     tune    products with the algorithms that --tune chooses
-//     held    also how many times as long each takes while 24 multiprocessors are held, as NCCL holds them
-//     only    times the products and kernels whose names contain this; e4m3 selects what --dtype fp8 runs
+//     held    also the ratio of times with and without 24 multiprocessors held, as NCCL holds them
+//     only    only products and kernels whose names contain NAME; e4m3 selects the kernels of --dtype fp8
 #include "timing.cuh"
 #include "../test/cuda/hold.cuh"
 #include "cuda/attention.cuh"
@@ -31,16 +31,16 @@
 #include <string>
 #include <vector>
 
-enum { T = 1024, SETS = 3, HELD = 24 }; // inputs rotate among SETS sets, so that none is in the L2 cache
+enum { T = 1024, SETS = 3, HELD = 24 }; // inputs rotate among SETS sets: they are not in the L2 cache
 
 typedef struct {
     Nvml nvml;
     Hold hold;
     Matmul *mm;
     double seconds;          // per kernel
-    double bandwidth, flops; // the ceilings, per second
+    double bandwidth, flops; // measured ceilings, per second
     bool held;
-    bool fused; // linear_sm90 computes the model's products; the products that it replaces are printed, but not summed
+    bool fused; // linear_sm90 computes the model's products; products that it replaces are printed, but not summed
     WeightGradientPairs pairs;
     std::vector<std::string> only;
     double step_seconds, step_joules; // of the model, so far
@@ -60,7 +60,7 @@ template <typename X> static X *zeros(size_t n) {
 
 template <typename X> __global__ static void fill_kernel(X *x, size_t n, uint64_t stream, float mean, float scale) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-        x[i] = (X)(float)(mean + scale * 3.46 * (rng_uniform(1, stream, i) - 0.5)); // deviation: scale
+        x[i] = (X)(float)(mean + scale * 3.46 * (rng_uniform(1, stream, i) - 0.5)); // standard deviation: scale
 }
 
 template <typename X> static X *randoms(size_t n, float mean = 0.0f, float scale = 1.0f) {
@@ -94,10 +94,10 @@ static bool wanted(const Bench *b, const char *name) {
     return b->only.empty();
 }
 
-// True if a quick run leaves this call out: a step does not make it, and `only` does not name it.
+// True if a quick run skips this call: no step makes it, and no `only` is given.
 static bool left_out(const Bench *b, int times) { return b->seconds < 1 && times == 0 && b->only.empty(); }
 
-// How many times as long the call takes beside a kernel that holds HELD multiprocessors.
+// Returns the ratio of the call's time beside a kernel that holds HELD multiprocessors to `seconds`.
 static double time_held(Bench *b, const BenchCall &call, double seconds) {
     Error e = {};
     const int calls = (int)fmax(5e-3 / seconds, 2.0);
@@ -135,7 +135,7 @@ static Timing run_case(Bench *b, const char *name, int times, double flops, doub
 
 // ---- Matrix products ------------------------------------------------------------------------------------------------
 
-// Returns the e4m3 copy of x (n); frees nothing.
+// Returns a new e4m3 copy of x (n).
 static uint8_t *codes_of(const real *x, size_t n, float scale) {
     Error e = {};
     const Fp8Copy copy = {zeros<uint8_t>(n), scale, zeros<float>(1)};
@@ -250,7 +250,7 @@ static void products(Bench *b, const ModelConfig *m, int B) {
     dweights(b, B, C, L);
 }
 
-// Products of e4m3 factors, and the copies that make those.
+// Products of e4m3 factors, and the kernels that copy these factors.
 static void e4m3_products(Bench *b, const ModelConfig *m, int B) {
     const int C = m->channels, N = B * T;
     const struct {
@@ -349,7 +349,7 @@ static void layernorms(Bench *b, int B, int C, int L) {
                 LayerNormBackward k = {dr + s, y + s, x + s, mean, rstd, gamma};
                 k.C = C, k.accumulate = true, k.drop = row_dropout({}, DROPOUT_MLP, T), k.copy = copy;
                 bench_check(layernorm_backward(k, gradients, B, &jobs, 0, &e), &e);
-                if (i % 2) bench_check(column_finish(&jobs, 0, &e), &e); // a block has two
+                if (i % 2) bench_check(column_finish(&jobs, 0, &e), &e); // a block has two LayerNorms
             });
     }
 }
@@ -368,7 +368,7 @@ static void gelu_and_biases(Bench *b, int B, int C, int L) {
         const bool alone = !b->fused || (columns == 3 * C && C % WEIGHT_GRADIENT_TILE != 0);
         if (!wanted(b, name) || left_out(b, alone)) continue;
         const size_t count = (size_t)B * T * columns;
-        const bool slope = columns == 4 * C;    // where the product does not multiply by it
+        const bool slope = columns == 4 * C;    // fc: multiplies by the slope, too
         real *dy = randoms<real>(SETS * count); // slopes below 1 shrink dy from call to call
         const GeluSlope *slopes = slope ? randoms<GeluSlope>(count, 127, 30) : NULL;
         const double bytes = count * (sizeof(real) * (slope ? 2.0 : 1.0) + (slope ? sizeof(GeluSlope) : 0));
@@ -384,7 +384,7 @@ static void gelu_and_biases(Bench *b, int B, int C, int L) {
 static void attention_case(Bench *b, AttentionShape s, int times, const char *what, const AttentionMasks &masks = {}) {
     Error e = {};
     const size_t n = (size_t)s.B * T * s.C();
-    const double pairs = 0.5 * s.T * s.T * s.heads(), product_flops = 2 * pairs * s.D; // half: the causal mask
+    const double pairs = 0.5 * s.T * s.T * s.heads(), product_flops = 2 * pairs * s.D; // 0.5: the causal mask
     for (int backward = 0; backward < 2; backward++) {
         char name[64];
         snprintf(name, sizeof name, "attention %s%s", backward ? "backward" : "forward", what);
@@ -455,7 +455,7 @@ static void embeddings(Bench *b, int B, int C, int V, int Vp) {
     }
 }
 
-// In place: after the first call the logits are gradients, which are as good a set of numbers to time.
+// crossentropy works in place: after the first call the logits are gradients, which take as long.
 static void crossentropies(Bench *b, int rows, int C, int chunks, int V, int Vp) {
     Error e = {};
     const size_t n = (size_t)rows * Vp, in = (size_t)rows * C;
@@ -517,7 +517,7 @@ static void updates(Bench *b, const Model *model) {
 
 // ---- Models ---------------------------------------------------------------------------------------------------------
 
-// Returns what engine_head_examples does for B rows.
+// Returns engine_head_examples for B rows.
 static int head_examples(int B, int Vp) {
     const int most = (int)size_max(CUDA_HEAD_BYTES / ((size_t)T * Vp * sizeof(real)), 1);
     const int chunks = (B + most - 1) / most;

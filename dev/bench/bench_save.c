@@ -1,14 +1,14 @@
-// bench_save: compares a save of a whole training state (of the engine that it is linked with) with dd conv=fsync of as
-// many bytes. Also measured: dd past the page cache (oflag=direct), and the shortest C program, which writes one buffer
-// again and again, then fsyncs. They alternate, forwards in one round and backwards in the next, and each round begins
-// with another of them: the page cache's cost depends on when its memory was last used. A save removes the checkpoint
-// of the save before; other files are removed at once. Figures are medians, with quartiles.
+// bench_save: compares a save of a whole training state, by the engine that it is linked with, with dd conv=fsync of as
+// many bytes. Also measures dd without the page cache (oflag=direct), and the shortest C program, which writes one
+// buffer again and again, then fsyncs. All run in every round, forwards in one round and backwards in the next. Each
+// round begins with the next of them: the page cache's cost depends on when its memory was last used. A save removes
+// the last save's checkpoint; other files are removed at once. Figures are medians, with quartiles.
 //
 //     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (15) [micro-batch (4) [seq-len (64)]]]]]
 //
 // "save" lasts until the checkpoint has its name and was read back, and the previous one is removed; no training runs
-// beside it. Its parts are the calls that it makes (the linker sends them here: --wrap). "pause": how long a
-// background save stops training to copy the state. Also printed: how much longer a step beside the save is.
+// meanwhile. Its parts are its system calls, timed through the linker's --wrap. "pause": how long a background save
+// stops training to copy the state. Also printed: how much longer a step beside a background save takes.
 #include "bench.h"
 #include "run/run.h"
 #include "../test/tree.h"
@@ -19,7 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// ---- The parts of the current save: seconds within its calls --------------------------------------------------------
+// ---- The parts of a save: seconds in its calls ----------------------------------------------------------------------
 
 enum { IN_WRITE, IN_FSYNC, IN_READ, CALLS };
 static double within[CALLS]; // in the thread that saves
@@ -55,7 +55,7 @@ ssize_t __wrap_pread(int fd, void *data, size_t bytes, off_t offset) {
 // The figures of a round.
 typedef enum {
     SAVE,
-    SAVE_RATIO, // to DD
+    SAVE_RATIO, // SAVE / DD
     SAVE_WRITE,
     SAVE_FSYNC,
     SAVE_READ,
@@ -132,7 +132,7 @@ static void destroy(Bench *b) {
     remove_tree(b->out);
 }
 
-// A training step of run/step.c. *seconds: its length.
+// Makes a training step as run/step.c does. *seconds = its time.
 static int bench_step(Bench *b, double *seconds, Error *e) {
     UpdateConfig update = {.lr = 1e-4,
                            .beta1 = 0.9,
@@ -248,7 +248,7 @@ static int bench(Bench *b, int rounds, Error *e) {
     char line[256];
     engine_describe(b->run.setup.engine, line, sizeof line);
     printf("%s: %.2f GB a checkpoint, in %s\n", line, 1e-9 * (double)bytes_of_save(b), b->out);
-    // Warm up: the first saves wait for fresh memory, for the copy and for the page cache of the files.
+    // Warm up: the first saves wait for fresh memory for the copy and the page cache.
     for (int i = 0; i < count; i++) TRY(contestants[i](b, 0, e));
     for (int r = 0; r < rounds; r++) {
         for (int i = 0; i < count; i++) TRY(contestants[(r + (r % 2 ? count - i : i)) % count](b, r, e));

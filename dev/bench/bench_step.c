@@ -1,12 +1,12 @@
-// bench_step: steps of the CPU engine, kernel by kernel. Weights and gradients are in the caches or not, as in a step;
-// bench_cpu's operands are in the caches. The linker's --wrap times the engine's calls.
+// bench_step: steps of the CPU engine, kernel by kernel. Its caches hold what they hold in training; bench_cpu's hold
+// the operands. The linker's --wrap times the engine's calls.
 //
 //     bench_step [model (gpt2-124M) [micro-batch (4) [seq-len (64) [type (fp32) [steps (8)]]]]]
 //
 // Prints a line for each kernel and shape: calls per step, the shortest time of a step's calls, GFLOP/s of products,
-// and the medians of the shares of peak and roofline. The peak is the higher of two probes, before and after each call.
-// Shares then hold on a machine whose cores are busy at times, or share a physical core. The memory's speed is the
-// fastest copy's so far. Probes leave the caches nearly as they are, and their time is not the step's.
+// and the medians of the shares of peak and roofline. The peak is the higher of two probes, before and after each call:
+// shares also hold on a machine whose cores are busy at times, or share a physical core. The memory's speed is the
+// speed of the fastest copy so far. Probes hardly change the caches; their time is subtracted from the step's.
 #include "cpu/attention.h"
 #include "cpu/calibrate.c" // multiply
 #include "cpu/layers.h"
@@ -25,7 +25,7 @@ typedef struct {
     char name[40];
     int calls;
     double seconds, flops, bytes; // of the present step
-    double possible, roofline;    // flops possible in its time; least seconds for its flops and bytes
+    double possible, roofline;    // flops at the peak in `seconds`; least seconds for flops and bytes
     double best, *of_peak, *of_roofline;
 } Kernel;
 static Kernel kernel[KERNELS_MAX];
@@ -156,7 +156,7 @@ static int step(Engine *engine, const Model *model, const uint16_t *tokens, int 
     return engine_result(engine, result, e);
 }
 
-// Stores fractions of peak and roofline in step `at`. whole: receives the step's; work outside kernels counts as 0.
+// Stores fractions of peak and roofline in step `at`, by kernel and of the whole step, with its time outside kernels.
 static void add_shares(int at, double seconds, Kernel *whole) {
     double possible = 0, flops = 0, roofline = 0, timed = 0;
     for (Kernel *k = kernel; k < kernel + kernels; k++) {

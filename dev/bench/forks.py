@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Does --dtype fp8 or fp8-dw cost loss? Forks of a bf16 run, each trained in every type with equal data, paired by place and
-data order.
+"""Measures what --dtype fp8 and fp8-dw cost in loss, by forks of a bf16 run. Each fork is trained in every type on equal data;
+losses are paired by place and data order.
 
     forks.py TRAINER SHARDS [--dtypes fp8,fp8-dw] [--model d12] [--rows 16] [--lr 5e-4] [--steps 200] [--orders 4]
              [--places 300,600,1200] [--out build/forks]
 
-Trains SHARDS (a pattern) in bf16 up to the last place, with a checkpoint at each, then --orders forks from every one, over the
-GPUs of this machine. Prints the mean over the last 100 steps, minus bf16's, with its standard error; OUT/forks.jsonl has a line
-per place and order.
+Trains on SHARDS (a pattern) in bf16 up to the last place, with a checkpoint at each place. Then trains --orders forks from each
+checkpoint, spread over this machine's GPUs. Prints the mean loss over the last 100 steps, minus bf16's, with its standard error.
+OUT/forks.jsonl has a line per place and order.
 """
 import argparse
 import concurrent.futures
@@ -19,7 +19,7 @@ import sys
 
 
 def train(args, name, options, gpu=0):
-    """Returns the lines of a run's steps. Trains the run unless it is there."""
+    """Trains a run, unless it is finished, and returns the lines of its steps."""
     out = os.path.join(args.out, name)
     command = [args.trainer, "--train", args.shards, "--out", out, "--seq-len", "1024", "--micro-batch", str(args.rows),
                "--batch-tokens", str(1024 * args.rows), "--lr", args.lr, "--beta2", "0.98", "--lr-schedule", "constant",

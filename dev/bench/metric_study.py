@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the noise scale in several metrics at checkpoints of runs, and how well the optimizer's direction follows the gradient.
+"""Measures, at checkpoints of runs, the noise scale in several metrics, and how well the optimizer's direction follows the gradient.
 
     metric_study.py RUN/step_NNNNNNNN ... --train 'SHARDS' [--out FILE]   PyTorch and safetensors; 124M parameters need a GPU
     metric_study.py check                                                 the formulas against closed forms; numpy
@@ -15,8 +15,8 @@ jackknife over 16 blocks. The gradients are of the examples that the run would r
   B_dual_*  (E|noise of a row| / |G|)^2 in the norm |x| = <x, u(x)>: sum of absolute values for sign, nuclear norm for Muon (dual
             norms as in Naganuma et al. 2026, arXiv 2602.03001). |G| is the limit of E<G, u> in the fit.
 c = B_all / B_ln, c_u = B_u / B_ln and k_u = B_u / B_all, with B_u of `fresh` and the blocks' matrices.
-Directions: `sign`; `spectral` (llmc/math/muon.h, blocks' matrices); `step`, the optimizer's next one; `fresh`, the same without old
-momentum. Both clip the gradient; AdamW's v includes this gradient."""
+Directions: `sign`; `spectral` (llmc/math/muon.h, blocks' matrices); `step`, the optimizer's next step; `fresh`, this step without
+old momentum. `step` and `fresh` clip the gradient; AdamW's v includes this gradient."""
 
 import argparse
 import json
@@ -54,7 +54,7 @@ def curve(M, Q, masks, keep):
 
 
 def half_batch(B, e):
-    """Returns (B_u, the limit of e), by the relative errors of 1 / e."""
+    """Returns (B_u, the limit of e): a fit that minimises the relative errors of 1 / e."""
     a, b = np.linalg.lstsq(np.stack([e, e / B], 1), np.ones(len(B)), rcond=None)[0]
     return b / a, 1 / a
 
@@ -67,7 +67,7 @@ def jackknife(f, groups):
 
 
 def orthogonalize(x):
-    """Orthogonalizes as llmc/math/muon.h, with its scale, on matrices (n, a, b); bf16 on a GPU."""
+    """Orthogonalizes matrices (n, a, b) as llmc/math/muon.h does, with its scale; in bf16 on a GPU."""
     y = x if x.shape[1] <= x.shape[2] else x.mT
     y = y / (y.square().sum((1, 2), keepdim=True).sqrt() + 1e-7)
     y = y.bfloat16() if y.is_cuda else y

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares batch schedules: trains each with the same seeds, and prints what each costs, and what it saves against one of them.
+"""Compares batch schedules: trains each with the same seeds, and prints what each costs and what it saves against --against.
 
     dev/bench/ramp_study.py QUEUE [--out DIR] [--seeds 1,2,3] [--against NAME] [--table]
 
@@ -11,16 +11,16 @@ does not give them itself. # begins a comment.
     rows16 --batch-tokens 16384 --lr 5e-4
     ramp16 --batch-tokens 16384 --lr 5e-4 --ramp gns --batch-min 16 --batch-max 512 --ramp-step-rows 1.5
 
-Every line runs with every seed. Runs of one seed train on the same examples in the same order; with the same --gns mode,
-first batch and rate they have the same bits until the schedules differ (the column `equal`: steps). So differences are paired by
-seed. Each has its standard error over the seeds.
+Every line runs with every seed. Runs of one seed train on the same examples in the same order. With the same --gns mode, first
+batch and rate they have the same bits until the schedules differ: the column `equal` counts these steps. So differences are
+paired by seed. Each difference has its standard error over the seeds.
 
-DIR/results.jsonl gets a line for each finished run; DIR/NAME-seedS keeps its log. A run that has its line is not made again.
-A stopped study (Ctrl-C, TERM) saves its runs; the same command resumes them. Lines may be added to QUEUE meanwhile.
+DIR/results.jsonl gets a line for each finished run; DIR/NAME-seedS keeps its log. A run that has a line is not repeated.
+A stopped study (Ctrl-C, TERM) saves its runs; the same command resumes them. Lines may be added to QUEUE before.
 
 GPU seconds are the sum of the steps' times, without validation and saves. The training loss is the mean over the last tenth of
 the tokens. From the environment: JOBS, runs side by side (default: one per GPU), spread over the GPUs in CUDA_VISIBLE_DEVICES
-(default: all); TRAINER (./train_gpt2cu); LAUNCH, words before it (scripts/mpirun.sh -np 4), for one run at a time.
+(default: all); TRAINER (./train_gpt2cu); LAUNCH, a command before it (scripts/mpirun.sh -np 4), which runs one run at a time.
 """
 
 import json
@@ -38,12 +38,12 @@ import threading
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts"))
 from run_log import EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, read_bytes, run_main
 
-WINDOW = 0.1  # the last share of the tokens, whose training loss is compared
+WINDOW = 0.1  # training losses are compared over this last share of the tokens
 EXIT_STOPPED, EXIT_NONFINITE = 75, 76
 
 
 def window_loss(rows, begin, end):
-    """Returns the mean training loss of the tokens from `begin` to `end`. A step that lies partly within counts in part."""
+    """Returns the mean training loss of the tokens from `begin` to `end`. A step counts by its share of tokens in this range."""
     before, total, weight = 0, 0.0, 0.0
     for row in rows:
         part = max(0, min(row["tokens"], end) - max(before, begin))
@@ -109,7 +109,7 @@ class Study:
         self.results, self.lock, self.taken, self.running, self.faults = {}, threading.Lock(), set(), {}, []
         self.stopped = False
         self.results_path, self.quiet = (os.path.join(self.out, name) for name in ("results.jsonl", "quiet.conf"))
-        with open(self.quiet, "w", encoding="utf-8") as file:  # a run that gives neither validates at its end, and saves nothing
+        with open(self.quiet, "w", encoding="utf-8") as file:  # defaults: validate only at the end, save nothing
             file.write("val-every = 1000000000\ncheckpoint-every = 0\n")
         if os.path.exists(self.results_path):
             for line in read_bytes(self.results_path).splitlines():
@@ -179,7 +179,7 @@ class Study:
             process.terminate()
 
     def train_all(self):
-        """The workers take runs until none is left. A run that fails does not stop the others."""
+        """Starts workers, which run what the queue holds until no run is left. A run that fails does not stop the others."""
         gpus = visible_gpus()
         jobs = int(os.environ.get("JOBS", len(gpus) or 1)) if not os.environ.get("LAUNCH") else 1
         for number in (signal.SIGINT, signal.SIGTERM):

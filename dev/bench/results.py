@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Collects the figures of dev/bench/results.sh: from logs to OUT/PART.json (record), from these to dev/RESULTS.md (draw).
+"""Collects the figures of dev/bench/results.sh: from logs to a JSON file (record), from JSON files to dev/RESULTS.md (draw).
 
     results.py record PART LOGS OUT.json VERSION_LINE MACHINE        LOGS/commands: "NAME<tab>COMMAND" per log
     results.py draw DIRECTORY PAGE.md
@@ -13,7 +13,7 @@ import sys
 
 PARTS = {"gpu": "One GPU", "ranks": "Several GPUs", "cpu": "CPU", "peers": "Other programs, for comparison"}
 
-# A line of a log that matches the pattern gives (what, figure); {1} is the pattern's first group.
+# (pattern, what, figure) for lines of logs that match the pattern; {1} is its first group.
 LINES = [
     # bench_engine
     (r"^(?:gns )?([\w-]+) +([\d.]+) ms a step .*?, +(\d+) tok/s, .*MFU ([\d.]+)%", "{log}, {1}", "{3} tok/s, MFU {4}%"),

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Measures this build and writes dev/RESULTS.md: make results, or
 #
-#     dev/bench/results.sh [cpu] [gpu] [ranks] [draw]    (default: cpu, gpu where there is a GPU, ranks where there are two, draw)
+#     dev/bench/results.sh [cpu] [gpu] [ranks] [draw]    (default: cpu; gpu with a GPU; ranks with two GPUs; draw)
 #
 #     cpu    make bench, a save against dd; a quarter of an hour on a quiet machine
-#     gpu    whole steps, sampling, attention and a plan on one GPU: at most 8 minutes, from programs that are built
-#            (make cuda-programs); needs no network, no compiler and no git
-#     ranks  the stages agree and scaling of dev/test/ranks_check.sh, on all GPUs here
+#     gpu    whole steps, sampling, attention and a plan on one GPU: at most 8 minutes. Runs built programs (make
+#            cuda-programs); needs no network, no compiler and no git
+#     ranks  the stages "agree" and "scaling" of dev/test/ranks_check.sh, on all GPUs of this machine
 #     draw   dev/RESULTS.md from OUT/*.json; measures nothing
 #
-#     BUILD  where the programs are (build): $BUILD/cuda-BF16, $BUILD/cpu
-#     OUT    where figures go (dev/results): OUT/PART.json, and whole logs in OUT/PART.log/ (not in git)
+#     BUILD  directory of the programs (build): $BUILD/cuda-BF16, $BUILD/cpu
+#     OUT    directory of the figures (dev/results): OUT/PART.json, and whole logs in OUT/PART.log/ (not in git)
 set -u
 . "$(dirname "$0")/../test/stages.sh"
 check_stages "cpu gpu ranks draw" "$@"
@@ -18,7 +18,7 @@ export LC_ALL=C
 cd "$root" || exit 70
 BUILD=${BUILD:-build} OUT=${OUT:-dev/results}
 
-# Runs a command, its log to NAME.log, and lists it in `commands`. A command that fails leaves its figures out.
+# Runs a command, writes NAME.log and lists the command in `commands`. Sets failed=1 if the command fails.
 run() { # NAME COMMAND...
     local code
     echo "$1: ${*:2}"

@@ -1,13 +1,13 @@
-// timing: how the benchmarks of kernels measure: hot, and in joules.
+// timing: time and energy of kernels on a hot card.
 //
-// A training step runs at the card's power limit, so a kernel is measured as it runs there: over and over for a while,
-// on a card that earlier calls have warmed up, with the clock that the power limit then leaves. A kernel that needs
-// less energy gets a higher clock, which a few calls on a cool card do not show.
-// 1. Calls are queued in batches, three of which are in flight: the device never waits, not even while the host asks
-//    NVML, which takes 4 ms here.
+// A training step runs at the card's power limit. So a kernel is called again and again on a warm card, at the clock
+// that the power limit allows. A kernel that needs less energy gets a higher clock, which a few calls on a cool card do
+// not show.
+// 1. Calls are queued in batches, three of which are in flight: the device never waits, not even during the host's
+//    queries of NVML, of 4 ms each.
 // 2. The first SETTLE_SECONDS do not count: the clock follows a change of power after 50 to 100 ms.
-// 3. NVML's energy counter moves every 100 ms. Power is measured from its first to its last move. The energy of a call
-//    is power times the time of a call.
+// 3. NVML's energy counter changes every 100 ms. Power is measured from its first to its last change. A call's energy
+//    is this power times the call's time.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -47,7 +47,7 @@ static inline Nvml nvml_open(void) {
     nvml.energy = (decltype(nvml.energy))dlsym(library, "nvmlDeviceGetTotalEnergyConsumption");
     nvml.clock = (decltype(nvml.clock))dlsym(library, "nvmlDeviceGetClockInfo");
     if (!init || !find || !nvml.energy || !nvml.clock || init() != 0) return nvml;
-    cuda_check(cudaGetDevice(&ordinal)); // NVML counts devices that CUDA_VISIBLE_DEVICES hides
+    cuda_check(cudaGetDevice(&ordinal)); // NVML also numbers devices that CUDA_VISIBLE_DEVICES hides
     cuda_check(cudaDeviceGetPCIBusId(place, sizeof place, ordinal));
     if (find(place, &nvml.device) != 0 || nvml.energy(nvml.device, &now) != 0) nvml.device = NULL;
     return nvml;
@@ -62,11 +62,11 @@ typedef struct {
 } Timing;
 static inline double timing_joules(Timing t) { return t.seconds * t.watts; }
 
-typedef std::function<void(int)> BenchCall; // (number of the call): to rotate among inputs
+typedef std::function<void(int)> BenchCall; // argument: number of the call, to rotate among inputs
 
 static const double SETTLE_SECONDS = 0.1, BATCH_SECONDS = 12e-3;
 
-// Power between the first and the last move of the energy counter.
+// Power between the first and the last change of the energy counter.
 typedef struct {
     unsigned long long last, first_mj, last_mj;
     double first_at, last_at;
@@ -84,7 +84,7 @@ static inline void energy_look(EnergyWatch *w, const Nvml *nvml) {
     w->last = now;
 }
 
-// Waits for the later event; returns the milliseconds between the two.
+// Waits for event `to`; returns the milliseconds between the two events.
 static inline float batch_ms(cudaEvent_t from, cudaEvent_t to) {
     float ms;
     cuda_check(cudaEventSynchronize(to));
@@ -92,7 +92,7 @@ static inline float batch_ms(cudaEvent_t from, cudaEvent_t to) {
     return ms;
 }
 
-// Runs the call for `seconds` after it has settled.
+// Times the call over `seconds`, after SETTLE_SECONDS.
 static inline Timing time_hot(const Nvml *nvml, double seconds, const BenchCall &call) {
     enum { EVENTS = 4 }; // three batches in flight
     cudaEvent_t event[EVENTS];
@@ -102,7 +102,7 @@ static inline Timing time_hot(const Nvml *nvml, double seconds, const BenchCall 
     int number = 0, batch = 2;
     double timed_ms = 0.0;
     int64_t timed = 0;
-    for (int i = 0; i < 2; i++) { // the second says how many calls are a batch
+    for (int i = 0; i < 2; i++) { // the second time gives the number of calls in a batch
         cuda_check(cudaEventRecord(event[0]));
         for (int k = 0; k < batch; k++) call(number++);
         cuda_check(cudaEventRecord(event[1]));

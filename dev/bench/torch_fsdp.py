@@ -1,5 +1,5 @@
-"""Measures PyTorch's FSDP2 with GPT-2 on several GPUs of a machine: tok/s and memory per rank, to compare with train_gpt2cu
---zero 3 --recompute block of the same shape.
+"""Measures PyTorch's FSDP2 on GPT-2 over several GPUs of a machine: tok/s and memory per rank. Compare with train_gpt2cu
+--zero 3 --recompute block at the same shape.
 
     torchrun --nproc-per-node 2 dev/bench/torch_fsdp.py --layers 84 --heads 54 --channels 3456 --micro-batch 16 --steps 6
 
@@ -20,7 +20,7 @@ import torch_block
 
 
 class GPT2(torch_block.GPT2):
-    def forward(self, tokens):  # (B, T + 1) -> mean loss, a row at a time: the logits of all rows never exist
+    def forward(self, tokens):  # (B, T + 1) -> mean loss, one row at a time: logits of all rows would not fit
         loss = 0
         for x, targets in zip(self.hidden(tokens[:, :-1]), tokens[:, 1:]):
             loss = loss + torch.utils.checkpoint.checkpoint(self.loss, x, targets, use_reentrant=False)

@@ -10,9 +10,9 @@ The twin computes in bf16 autocast with torch.compile, scaled_dot_product_attent
 initial weights and schedule are rewritten here from their definitions (llmc/text/shards.h, permutation.h, mixture.h,
 rng.h, model.h, schedule.h), so agreement checks those too. `order` prints each example's window and its tokens.
 
-With --follow the twin loads each checkpoint of RUN when it reaches that step. Training multiplies a difference in
-rounding: within 100 steps two runs of one program with different micro-batches differ by 0.01 to 0.02 nats. Over the few steps
-between two checkpoints, a difference of that size means that formulas differ.
+With --follow the twin loads each checkpoint of RUN when it reaches the checkpoint's step. Training amplifies rounding: within
+100 steps two runs of one program with different micro-batches differ by 0.01 to 0.02 nats. A difference of this size over the few
+steps between two checkpoints means that formulas differ.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def mix(x):
 
 
 def permutation_example(n, seed, example):
-    """Returns the window, out of n, that is example number `example` of a run: a Feistel network with cycle walking."""
+    """Returns which of n windows is example `example` of a run, by a Feistel network with cycle walking."""
     epoch, x = divmod(example, n)
     key = mix(mix(seed + GOLDEN & MASK64) + epoch * GOLDEN & MASK64)
     bits = max(n - 1, 0).bit_length()
@@ -93,7 +93,7 @@ class Order:
         self.numbers = [0] * len(weights)
 
     def place(self, example):
-        """Returns (source, number in it) of an example."""
+        """Returns (source, number in the source) of an example."""
         while len(self.places) <= example:
             bits = mix(mix(self.seed + 2 * GOLDEN & MASK64) + len(self.places) * GOLDEN & MASK64)
             source = sum(bits >> 11 >= end * 2**53 for end in self.ends[:-1])
@@ -102,7 +102,7 @@ class Order:
         return self.places[example]
 
     def window(self, example):
-        """Returns its number among the windows of all sources, and its tokens."""
+        """Returns the number of an example's window among the windows of all sources, and its tokens."""
         source, number = self.place(example)
         shards = self.sources[source]
         w = permutation_example(shards.windows, self.seed + source, number)
@@ -129,7 +129,7 @@ def philox_normals(torch, seed, stream, n, device):
     c = [index & MASK32, index >> 32, torch.full_like(index, stream & MASK32), torch.full_like(index, stream >> 32)]
     k0, k1 = seed & MASK32, seed >> 32
 
-    def product(a, x):  # 32 x 32 -> 64 bits, high and low half; int64 wraps, which leaves the bits right
+    def product(a, x):  # 32 x 32 -> 64 bits, high and low half; int64 wraps without changing the bits
         p = (a - (1 << 32)) * x + (x << 32)
         return p >> 32 & MASK32, p & MASK32
 
@@ -285,8 +285,8 @@ def checkpoint_of(run, step):
 
 
 def load_checkpoint(torch, a, model, optimizer, directory, step):
-    """Returns weights and moments after `step`. The moments are flat: tensors in the order of the table, wte with its padding,
-    each from a multiple of 64 on."""
+    """Returns weights and moments after `step`. The moments are flat arrays: tensors in the order of the table, wte with its
+    padding, each beginning at a multiple of 64."""
     from safetensors.torch import load_file
 
     weights = load_file(f"{directory}/model.safetensors")

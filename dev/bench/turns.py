@@ -4,9 +4,9 @@
     turns.py [--units N] [--seconds S] [--raw] MODEL MICRO_BATCH SEQ_LEN NAME=PROGRAM[,WORD...]:MODE[,MODE...] ...
 
 PROGRAM is a bench_engine, this build's or an earlier one's; WORDs are bench_engine's; a MODE is off, ln, exact or (with the
-word fp8) fp8. ln/61 makes micro-steps of 61 rows, ln/16x8 steps of 8 micro-steps of 16 rows. All processes are alive at once.
-They work in turns of half a second. Two rounds are a unit, the second in the opposite order, so that a steady drift of the
-card's clock cancels.
+word fp8) fp8. ln/61: micro-steps of 61 rows; ln/16x8: steps of 8 micro-steps of 16 rows. All processes exist at the same time
+and take turns of --seconds. Two rounds are a unit, the second in the opposite order: a steady drift of the card's clock
+cancels.
 Prints each arm's median step and speed, and the median of the units' ratios to the first arm's speed, with its standard
 error.
 """
@@ -50,7 +50,7 @@ def ratio(turns, others):
 
     ratios = [100 * (a / b - 1) for a, b in zip(speeds(turns), speeds(others))]
     middle = statistics.median(ratios)
-    # A median's standard error is 1.2533 times the mean's; 1.4826 times the median distance is the deviation.
+    # A median's standard error is 1.2533 times the mean's. The standard deviation is 1.4826 times the median distance.
     return middle, 1.2533 * 1.4826 * statistics.median(abs(x - middle) for x in ratios) / math.sqrt(len(ratios))
 
 

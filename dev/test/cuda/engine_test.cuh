@@ -1,8 +1,8 @@
-// engine_test: helpers of the tests of the CUDA engine: both engines, small models, the results of a step over a batch.
+// engine_test: helpers for tests of the CUDA engine: both engines, small models, the results of a step over a batch.
 // Tests are built for each type of the CUDA engine.
 //
-// Arguments of each test: [seed [small]]. A seed repeats a run (0: from the clock). `small` runs fewer cases and steps,
-// but every kernel, for slow tools.
+// Arguments of each test: [seed [small]]. A seed repeats a run (0: from the clock). `small`, for slow tools, runs every
+// kernel in fewer cases and steps.
 #pragma once
 
 #include "cuda_test.cuh"
@@ -56,7 +56,7 @@ static const uint64_t FIRST_EXAMPLE = (uint64_t)1 << 40;
 
 // Settings of the next engines:
 static int sources = SOURCES; // a row's source is its number modulo SOURCES
-static Dtype fp8;             // a type of fp8, with `exponents`; 0: the build's type
+static Dtype fp8;             // a type of fp8, used with `exponents`; 0: the build's type
 static bool masked;           // dropout, documents and label smoothing
 static bool small;
 static int case_count = CASES;
@@ -64,7 +64,7 @@ static int case_count = CASES;
 // Returns the rows of a step. One micro-step is enough for slow tools.
 static int rows_of(const Case *c) { return small ? c->micro_batch : c->batch; }
 
-// A vector that passes as a pointer.
+// A vector that converts to a pointer.
 template <typename X> struct Array : std::vector<X> {
     using std::vector<X>::vector;
     operator X *() { return this->data(); }
@@ -99,9 +99,9 @@ static inline float round_real(float x) {
 
 inline World::World(const Case *c_, int steps) : c(c_) {
     CALL_OK(model_create(&model, &c->config, &e));
-    param.assign(model.flat_count, NAN); // NaN shows what is not written
+    param.assign(model.flat_count, NAN); // unwritten values stay NaN
     small_params(&model, seed, param);
-    // In 16 bits, move parameters towards GPT-2's values: there rounding is a smaller share of the gradient.
+    // In 16 bits, move parameters towards GPT-2's values, with which rounding is a smaller share of the gradient.
     for (int k = 0; k < model.tensor_count && !FP32; k++) {
         const Tensor *t = &model.tensors[k];
         float mean = t->init == INIT_ONE ? 1.0f : 0.0f, share = t->group == GROUP_EMBEDDING ? 0.2f : 0.5f;
@@ -112,7 +112,7 @@ inline World::World(const Case *c_, int steps) : c(c_) {
     small_tokens(c->config.vocab, seed, tokens.size(), tokens);
 }
 
-// Returns whether this build and GPU run this type of fp8 for this case.
+// True if this build and GPU run this type of fp8 for this case.
 static inline bool fp8_runs(Dtype type, const Case *c) {
     Error ignored;
     return FP8_BUILT && sm90_runs() && !fp8_check(type, c->config.channels, c->seq_len, &ignored);
@@ -149,7 +149,7 @@ static inline EngineConfig config_of(const World *w, int micro_batch, Recompute 
         config.dropout = dropout_of(0.2, seed);
         config.document_mask = true;
         config.separator = SEPARATOR;
-        config.label_smoothing = 0.4f; // large enough to show in the smallest terms of exact norms
+        config.label_smoothing = 0.4f; // large: it must change even the smallest terms of exact norms
     }
     return config;
 }
@@ -162,7 +162,7 @@ static inline Engine *engine_of(const Api *api, const World *w, Recompute recomp
     return engine;
 }
 
-// Exponents of the next step. train begins without exponents; measure keeps them.
+// Exponents of the next step. train() unsets them at first; measure() does not change them.
 static Array<int8_t> exponents;
 
 static inline void exponents_begin(const World *w) {
@@ -181,7 +181,7 @@ struct Outcome {
     double source_gram[SOURCES][SOURCES] = {};
 };
 
-// Measures `rows` rows of the batch, from cleared gradients, micro_batch at a time.
+// Clears gradients, then measures `rows` rows of the batch, micro_batch rows at a time.
 static Outcome measure(const Api *api, Engine *engine, const World *w, const uint16_t *tokens, int rows,
                        int micro_batch, GnsMode mode) {
     const size_t tensors = w->model.tensor_count;
@@ -217,7 +217,7 @@ static inline Outcome measure_batch(const Api *api, Engine *engine, const World 
 static inline UpdateConfig update_config(const Case *c, int step) {
     UpdateConfig u = {};
     u.lr = 1e-3, u.beta1 = 0.9, u.beta2 = 0.95, u.eps = 1e-8, u.weight_decay = 0.1;
-    u.muon_lr = 2e-3, u.momentum = 0.95; // differs from lr: mixing them up shows
+    u.muon_lr = 2e-3, u.momentum = 0.95; // muon_lr differs from lr: using the wrong one fails
     u.grad_clip = 1.0;
     u.step = step;
     u.batch = rows_of(c);

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Runs the commands of README.md and dev/docs that need a GPU and no network, as written, on a small text:
-# dev/test/cuda/gpu_pages.sh TRAINER TOKENIZE DATA, where DATA holds tinyshakespeare.txt and gpt2/. Long runs get a
-# signal to stop, as their pages say, or fewer tokens. dev/test/gpu_check.sh runs this script.
+# dev/test/cuda/gpu_pages.sh TRAINER TOKENIZE DATA. DATA holds tinyshakespeare.txt and gpt2/. Long runs get fewer
+# tokens, or the stop signal that their page describes. dev/test/gpu_check.sh runs this script.
 #
 #     OUT     logs ($OUT/NAME.log); a temporary directory
-#     PYTHON  a Python with numpy, scipy and matplotlib (python3); if it has torch and transformers, they read checkpoints
+#     PYTHON  a Python with numpy, scipy, matplotlib (python3); if it has torch and transformers, they read checkpoints
 #
 # Three tracks run side by side on one GPU: most of their time is start-up.
 set -u
@@ -34,12 +34,12 @@ page() { # NAME COMMAND...
     return $code
 }
 
-says() { # NAME PATTERN: whether the page's log matches
+says() { # NAME PATTERN: PASS if the page's log matches
     grep -qE "$2" "$OUT/$1.log"
     tell "$1-says" $? "nothing like '$2' in its log; $(last_words "$1")"
 }
 
-# Prints the last file that matches; fails if there is none.
+# Prints the last file that matches a pattern; fails if no file matches.
 some() { compgen -G "$1" | sort | tail -n 1 | grep .; }
 steps() { grep -c '"loss"' "$1/metrics.jsonl" 2> /dev/null | grep . || echo 0; }
 
@@ -57,7 +57,7 @@ page_stopped() { # NAME DIRECTORY STEPS SIGNAL COMMAND...
     tell "$name" $? "exit code $code, not 75 with a checkpoint: $(last_words "$name")"
 }
 
-# Track 1: GPT-2 124M from scratch: stopped, resumed, evaluated, sampled, tuned, read by transformers (gpt2-124M.md)
+# Track 1, gpt2-124M.md: GPT-2 124M from scratch: stopped, resumed, evaluated, sampled, tuned, read by transformers
 
 gpt2=$work/gpt2-124M
 recipe() { # LAUNCHER OUT OPTIONS...
@@ -91,7 +91,7 @@ print(tokenizer.decode(model.generate(**tokenizer("Once upon a time", return_ten
 PYTHON
 }
 
-# Track 2: a ramp and its analysis (gns.md), reports (gpt2-124M.md), the study at a hundredth of its length
+# Track 2: a ramp and its analysis (gns.md), reports (gpt2-124M.md), the study (gns-study.md) at 1% of its length
 
 track_gns() {
     local run=$work/ramp bytes="--train $work/bytes_train_*.bin --vocab-size 256 --layers 3 --heads 4 --channels 128 --seq-len 64 --micro-batch 32"
@@ -108,7 +108,7 @@ track_gns() {
     page ramp_study env TRAINER="$program" "$PYTHON" dev/bench/ramp_study.py "$work/queue" --out "$work/study"
 }
 
-# Track 3: llm.c's flags (coming-from.md), the plan and the run on a GPU (README.md), the ramp's recipe, and --tune
+# Track 3: llm.c's flags (coming-from.md), plan and run on a GPU (README.md), the ramp's recipe, --tune
 
 tuned() { # OUT OPTIONS...
     "$program" --train "$work/text_train_*.bin" --model d6 --seq-len 1024 --micro-batch 8 --batch-tokens 8192 \

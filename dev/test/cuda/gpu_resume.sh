@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A killed run and a stopped run resume and end with the bits of an undisturbed run, with every optimizer and with
-# masks: dev/test/cuda/gpu_resume.sh TRAINER TOKENIZE TEXT. dev/test/gpu_check.sh runs this script. (The CPU trainer
-# passes it, too; it has closer tests: dev/test/run/test_resume.c, test_crash.c.) LAUNCH="scripts/mpirun.sh -np 2" in
-# the environment: two ranks; none is killed.
+# masks: dev/test/cuda/gpu_resume.sh TRAINER TOKENIZE TEXT. dev/test/gpu_check.sh runs this script. The CPU trainer
+# passes it too, but has closer tests: dev/test/run/test_resume.c, test_crash.c. With LAUNCH="scripts/mpirun.sh -np 2"
+# in the environment a run has two ranks, and no rank is killed.
 set -u
 . "$(dirname "$0")/../../../scripts/common.sh"
 trainer=$1 tokenize=$2 text=$3
@@ -15,7 +15,7 @@ end_all() {
 trap end_all EXIT
 failed=0
 
-verdict() { # NAME CODE WHY: FAIL, and WHY, unless CODE is 0
+verdict() { # NAME CODE WHY: prints PASS if CODE is 0, else FAIL and WHY
     if [ "$2" = 0 ]; then echo "PASS gpu_resume/$1"; else echo "FAIL gpu_resume/$1: $3" && failed=1; fi
 }
 
@@ -29,7 +29,7 @@ train() { # RUN OPTIONS...
         --checkpoint-every 7 --keep 2 --val-every 40 "${@:2}" >> "$work/$1.log" 2>&1
 }
 
-steps() { grep -c '"loss"' "$work/$1/metrics.jsonl" 2> /dev/null | grep . || echo 0; } # also without a file
+steps() { grep -c '"loss"' "$work/$1/metrics.jsonl" 2> /dev/null | grep . || echo 0; } # 0 without a file
 
 # Starts a run, sends it SIGNAL after STEPS logged steps, and prints its exit code.
 stop_after() { # RUN STEPS SIGNAL OPTIONS...

@@ -1,4 +1,4 @@
-// hold: occupies some of a GPU's multiprocessors for a while, as NCCL does beside the engine.
+// hold: occupies some of a GPU's multiprocessors for a while, as NCCL does while the engine runs.
 #pragma once
 
 #include "cuda/vec.cuh"
@@ -15,7 +15,7 @@ __device__ static long long hold_nanoseconds() {
     return t;
 }
 
-// Ends by the clock: polling the host's memory would halve the whole GPU's speed.
+// Ends by the GPU's clock: polling host memory would halve the speed of the whole GPU.
 __global__ static void hold_kernel(int *begun, long long duration) {
     long long start = hold_nanoseconds();
     atomicAdd_system(begun, 1);
@@ -28,7 +28,7 @@ static inline int hold_create(Hold *h, Error *e) {
     return CUDA_CALL(cudaMallocHost((void **)&h->begun, sizeof *h->begun), e);
 }
 
-// Returns when all shared memory of `blocks` multiprocessors is held; holds it for `ms` milliseconds.
+// Holds all shared memory of `blocks` multiprocessors for `ms` milliseconds. Returns when the blocks run.
 static inline int hold_begin(Hold *h, int blocks, double ms, Error *e) {
     *h->begun = 0;
     const Launch l = {blocks, 1, h->stream, (size_t)h->shared_bytes};

@@ -126,7 +126,7 @@ static void check_within(const char *name, const std::vector<X> &got, const std:
           at, want.size(), value(got[at]), want[at], worst);
 }
 
-// Runs check_within with the tolerance relative |want| + absolute rms(want).
+// Runs check_within with the tolerance relative * |want| + absolute * rms(want).
 template <typename X>
 static void check_close(const char *name, const std::vector<X> &got, const std::vector<double> &want, double relative,
                         double absolute) {
@@ -138,9 +138,9 @@ static void check_close(const char *name, const std::vector<X> &got, const std::
     check_within(name, got, want, tolerance);
 }
 
-// ROUNDING is 2^-8 in bf16 (8 significant bits). There rounding changes a number by at most 2^-8 / (1 + 2^-8) of it.
-// The difference, and REAL_ABSOLUTE, allow for errors of the fp32 arithmetic before it. In fp16 (11 bits) that
-// difference is too small, so REAL_RELATIVE adds 1e-5. In fp32 only the arithmetic errs.
+// ROUNDING is 2^-8 in bf16 (8 significant bits). Rounding to bf16 changes a number x by at most 2^-8 / (1 + 2^-8) |x|.
+// The excess of 2^-8 over this bound, and REAL_ABSOLUTE, allow for errors of the fp32 arithmetic before rounding. In
+// fp16 (11 bits) the excess is too small, so REAL_RELATIVE adds 1e-5. In fp32 only the arithmetic errs.
 static const double ROUNDING = by_type(0, 1.0 / 2048, 1.0 / 256);
 static const double REAL_RELATIVE = by_type(2e-5, ROUNDING + 1e-5, ROUNDING), REAL_ABSOLUTE = FP32 ? 1e-5 : 2e-5;
 static const double SUM_RELATIVE = 2e-5, SUM_ABSOLUTE = 2e-5; // sums in fp32
@@ -198,7 +198,7 @@ static inline std::vector<uint16_t> random_tokens(int B, int T, int V) {
 
 struct Columns {
     ColumnGradient device;
-    std::vector<float> before; // old content of device.sum; NaN with device.first
+    std::vector<float> before; // old content of device.sum; NaN if device.first
     int B, C;
 };
 
@@ -219,7 +219,7 @@ static inline void columns_outputs(std::vector<Output> &r, const Columns &c) {
     r.push_back({c.device.sum, c.C * sizeof(float)});
     r.push_back({c.device.squares, sizeof(double)});
 }
-// rows: (B T, C), the columns' terms.
+// rows: (B T, C), the terms of the column sums.
 static inline void columns_check(const char *name, const Columns &c, const std::vector<double> &rows, int T) {
     std::vector<double> sum(c.C, 0.0);
     if (!c.device.first) sum.assign(c.before.begin(), c.before.end());
@@ -256,7 +256,7 @@ static inline void check_codes(const char *name, const std::vector<uint8_t> &got
           name, wrong, want.size(), at, got[at], want[at]);
 }
 
-// Compares a copy with y, the device's result or input.
+// Compares a copy with math/fp8.h's codes of y, from the device.
 static inline void check_copy(const char *name, const Fp8Copy &copy, const std::vector<real> &y) {
     const float amax = host_from(copy.amax, 1)[0], want = amax_of(y);
     check_codes(name, host_from(copy.codes, y.size()), codes_of(y, copy.scale));

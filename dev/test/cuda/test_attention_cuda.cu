@@ -1,5 +1,5 @@
-// Compares attention on the GPU with a float64 twin on the CPU, every path with every other path, and two runs bit for
-// bit (kernel_test.cuh).
+// Compares attention on the GPU with a float64 twin on the CPU, the paths with each other, and two runs bit for bit
+// (kernel_test.cuh).
 #include "kernel_test.cuh"
 
 #include "cuda/attention_paths.cuh"
@@ -92,8 +92,8 @@ static Results<double, double> twin(const std::vector<real> &qkv, const std::vec
 // ---- Comparing ------------------------------------------------------------------------------------------------------
 
 // Returns the largest relative error of the D-vectors of part `part` of (B, T, parts, NH, D). The error of a vector is
-// relative to its norm plus the part's root mean square norm plus `floor_`. (Parts may vanish: dq and dk at T = 1,
-// dropped rows of out.) NaN gives NaN.
+// relative to its norm plus the part's root mean square norm plus `floor_`, since parts may be 0: dq and dk at T = 1,
+// dropped rows of out. NaN gives NaN.
 static double worst_vector(const std::vector<real> &got, const std::vector<double> &want, AttentionShape s, int parts,
                            int part, double floor_) {
     size_t vectors = (size_t)s.B * s.T * s.NH;
@@ -124,7 +124,7 @@ static const double LSE_TOLERANCE = by_type(4e-6, 2e-5, 2e-5);
 
 enum Path { PUBLIC, TILED };
 
-// A problem's masks: documents of this mean length (0: none), and dropout.
+// A problem's masks: documents of mean length `length` (0: none), and dropout.
 struct Kind {
     int length;
     double p;
@@ -176,7 +176,7 @@ struct Problem : Attention {
     void check() {
         cudaError_t status = cudaDeviceSynchronize();
         CHECK(status == cudaSuccess, "B %d T %d NH %d D %d: %s", s.B, s.T, s.NH, s.D, cudaGetErrorString(status));
-        if (status != cudaSuccess) exit(1); // after a device fault nothing works
+        if (status != cudaSuccess) exit(1); // after a device fault every call fails
         CHECK(host_from(ticket, 1)[0] == 0, "%u tickets are left", host_from(ticket, 1)[0]);
     }
     Results<real, float> results() { return {host_from(out, n), host_from(dqkv, 3 * n), host_from(lse, rows)}; }
@@ -196,7 +196,7 @@ static void note(double *worst, double x) {
     if (!(x <= *worst)) *worst = x;
 }
 
-// slack widens the tolerance of dq and dk: in sharp rows dS is a difference of nearly equal numbers.
+// slack: factor of the tolerance of dq and dk. In sharp rows dS is a difference of nearly equal numbers.
 static void compare(Worst *worst, AttentionShape s, const char *name, const Results<real, float> &got,
                     const Results<double, double> &want, double slack) {
     double error_lse = 0, error_out = worst_vector(got.out, want.out, s, 1, 0, 1e-30), error[3];
@@ -225,8 +225,8 @@ static void check_against_twin(AttentionShape s, double deviation, Worst worst[2
     Problem problem(s, deviation, kind);
     const Results<double, double> want =
         twin(problem.host_qkv, problem.host_dout, problem.first, problem.masks.dropout, s);
-    // Kept elements grow by 1 / (1 - p); so does the rounding of out. Few channels do not average it: emulated bf16
-    // roundings reached 1.26 times the tolerance in 400 draws with 5 channels, 0.8 with 16, 0.44 with 64.
+    // Dropout multiplies kept elements, and so the rounding of out, by 1 / (1 - p). Few channels do not average
+    // rounding: in 400 draws emulated bf16 reached 1.26 times the tolerance with 5 channels, 0.8 with 16, 0.44 with 64.
     const double slack = fmax(1, deviation) / (1 - kind.p) * (kind.p > 0 && s.D < 16 ? 1.6 : 1);
     for (int path = PUBLIC; path <= (sizeof(real) == 2 ? TILED : PUBLIC); path++) // fp32 has one path
         compare(&worst[path], s, path_names[path], problem.run((Path)path), want, slack);
@@ -239,7 +239,7 @@ static void test_twin_small_shapes(void) {
     Worst worst[2] = {};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i += small_shapes_only ? 3 : 1)
         for (size_t j = 0; j < sizeof sizes / sizeof *sizes; j++) {
-            if (j >= 2 && (i + j) % 3) continue; // padded sizes: a third of the lengths
+            if (j >= 2 && (i + j) % 3) continue; // padded head sizes: test a third of the lengths
             AttentionShape s = {1 + (int)((i + j) % 3), lengths[i], 1 + (int)((2 * i + j) % 5), sizes[j]};
             if (s.T > 200) s.B = 1, s.NH = 2;
             check_against_twin(s, 1.0, worst);
@@ -264,8 +264,7 @@ static void test_twin_masks(void) {
     for (int path : {PUBLIC, TILED}) print_worst(path_names[path], &worst[path]);
 }
 
-// More heads than an H100 has multiprocessors (132): blocks draw them in unequal lots, of 67 and 66 heads, or of 89, 89
-// and 87.
+// More heads than an H100 has multiprocessors (132): blocks draw heads in unequal lots, 67 and 66, or 89, 89 and 87.
 static void test_twin_unequal_lots(void) {
     static const AttentionShape shapes[] = {{7, 150, 19, 64}, {5, 70, 53, 64}, {19, 70, 7, 128}, {53, 35, 5, 128}};
     Worst worst[2] = {};
@@ -273,7 +272,7 @@ static void test_twin_unequal_lots(void) {
     print_worst("public", &worst[PUBLIC]);
 }
 
-// Scores have a deviation of 9 (nearly one-hot rows) or of 0.01 (nearly uniform rows).
+// Scores have a standard deviation of 9 (nearly one-hot rows) or of 0.01 (nearly uniform rows).
 static void test_twin_sharp_and_flat(void) {
     Worst worst[2] = {};
     check_against_twin({1, 210, 2, 64}, 3.0, worst);
@@ -282,7 +281,7 @@ static void test_twin_sharp_and_flat(void) {
     print_worst("public", &worst[PUBLIC]);
 }
 
-// At training's shapes, too large for the twin, the fast path is compared with the simple one.
+// Compares the fast path with the simple path at training's shapes, which are too large for the twin.
 static void test_fast_path_at_large_shapes(void) {
     if (FP32) SKIP("fp32 has one path");
     static const struct {
@@ -325,7 +324,7 @@ static void test_repeats_bit_for_bit(void) {
     hold_destroy(&hold);
 }
 
-// Calls with their own tickets may overlap: one begins while another runs on half of the multiprocessors.
+// Calls with separate tickets may overlap: a call begins while another runs on half of the multiprocessors.
 static void test_overlapping_calls(void) {
     Hold hold = {};
     cudaStream_t stream[2];

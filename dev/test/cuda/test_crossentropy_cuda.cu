@@ -3,8 +3,8 @@
 
 #include "cuda/crossentropy.cuh"
 
-// Bound on the error of fp32 arithmetic before the result is rounded. |x| + log T reaches 64, which is 92 in base 2.
-// Half a unit in the last place is 2^-19 up to 64 and 2^-18 up to 92. An error of an exponent is a relative error of p:
+// Bound on the error of fp32 arithmetic before the result is rounded. |x| + log T reaches 64, or 92 in base 2. Half a
+// unit in the last place is 2^-19 up to 64, 2^-18 up to 92. An absolute error of an exponent is a relative error of p:
 //   2 x 2^-19             logsumexp = max + log(sum), shift = logsumexp + log T
 //   3 x 2^-18 ln 2        max log2 e, shift log2 e, x log2 e - shift log2 e
 //   1.3e-6                log2 e as a float, times 64

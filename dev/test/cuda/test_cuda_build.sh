@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Compiles the CUDA trainer in bf16 for sm_80 and sm_90a, all files in one. Checks that there are no warnings, that no
-# kernel spills registers, and that ptxas, CUDA 12's too, lets tensor core products (wgmma) overlap: dev/make/ptxas.sh.
-# Compiles the rest to PTX only: each file alone in fp16 for the oldest GPU; fp32, Blackwell, test programs, benchmarks
-# (dev/test/gpu_check.sh builds and runs them all). Compares the trainer's plans and refusals with the CPU trainer's.
+# Compiles the CUDA trainer in bf16 for sm_80 and sm_90a, all files in one. Checks that the compiler does not warn, that
+# no kernel spills registers, and that ptxas, also CUDA 12's, lets tensor core products (wgmma) overlap:
+# dev/make/ptxas.sh. Compiles other builds to PTX only: each file alone in fp16 for the oldest GPU; fp32, Blackwell,
+# test programs, benchmarks. (dev/test/gpu_check.sh builds and runs them all.) Compares plans and refusals with the CPU
+# trainer's.
 # shellcheck disable=SC2046,SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" cuda_build
@@ -13,8 +14,8 @@ export nvcc work
 one=build/cuda-one
 mkdir -p $one "$work/keep"
 
-# trainer.cu: all files of the trainer in one, so that their common headers are compiled once. Constants get the number
-# of their file, since several files use the same names.
+# trainer.cu: all files of the trainer in one: common headers are compiled once. Names of constants get the number of
+# their file, since several files use the same names.
 number=0
 cp train_gpt2.cu "$work/trainer.cu"
 for file in llmc/cuda/*.cu; do
@@ -73,8 +74,7 @@ cd "$work" || exit 70
 plan() { "$train" --dry-run "$@" > plan.txt 2>&1 || { cat plan.txt; return 1; }; }
 said() { grep -qE -- "$1" plan.txt || { echo "nothing like '$1' in:"; cat plan.txt; return 1; }; }
 
-# Without a GPU the CUDA trainer plans its memory exactly; the CPU trainer estimates it. Both add the same for
-# libraries.
+# Without a GPU the CUDA trainer plans its memory exactly; the CPU trainer estimates it. Both add as much for libraries.
 engine_memory() { awk '/memory in all/ { sum += $4 } /^  (CUDA|NCCL|rounded) .* MiB/ { sum -= $(NF - 1) } END { print sum }' "$1"; }
 libraries() { grep -E '^  (CUDA|NCCL|rounded) .* MiB' "$1"; }
 estimates_what_the_cuda_engine_takes() {
@@ -90,7 +90,7 @@ estimates_what_the_cuda_engine_takes() {
                 print options ": " here " MiB, the engine " there; exit 1 } }' || return 1
         diff <(libraries plan.txt) <(libraries cuda.txt) && said '^  CUDA context and libraries ' || return 1
         [[ $options != *--ranks* ]] || { said '^  NCCL ' && said '; NCCL with NCCL_NVLS_ENABLE=0'; } || return 1
-        [[ $options != *bf16* ]] || said '^  rounded gradients, .* 75\.2 MiB' || return 1 # (50304 + 1024) x 768, of two bytes
+        [[ $options != *bf16* ]] || said '^  rounded gradients, .* 75\.2 MiB' || return 1 # (50304 + 1024) x 768 values of 2 bytes
     done
 }
 

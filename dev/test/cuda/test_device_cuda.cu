@@ -1,5 +1,5 @@
-// Which GPU a rank chooses, and the errors if it cannot use one. Needs no GPU: fakes replace the CUDA runtime and the
-// messages between two ranks (the Makefile wraps these functions).
+// Which GPU a rank chooses, and the errors if it cannot use its GPU. Needs no GPU: fakes replace functions of the CUDA
+// runtime, and the messages between two ranks (the Makefile wraps them).
 #include "../test.h"
 
 #include "cuda/device.cuh"
@@ -55,7 +55,7 @@ cudaError_t __wrap_cudaDeviceGetPCIBusId(char *id, int bytes, int) {
     return cudaSuccess;
 }
 cudaError_t __wrap_cudaGetDeviceProperties(cudaDeviceProp *p, int) { return properties(p); }
-cudaError_t __wrap_cudaGetDeviceProperties_v2(cudaDeviceProp *p, int) { return properties(p); } // its name in CUDA 12
+cudaError_t __wrap_cudaGetDeviceProperties_v2(cudaDeviceProp *p, int) { return properties(p); } // the name in CUDA 12
 cudaError_t __wrap_cudaFuncGetAttributes(cudaFuncAttributes *, const void *) { return gpu.opened; }
 
 cudaError_t __wrap_cudaDeviceGetStreamPriorityRange(int *, int *) { return cudaSuccess; }
@@ -156,7 +156,7 @@ static void test_no_gpu(void) {
     CHECK_ERROR(take(0, ""), &e, ERR_UNAVAILABLE, "driver");
 }
 
-// A GPU that is not usable, or without memory for a context.
+// The GPU cannot be used, or has no memory for a context.
 static void test_busy(void) {
     const cudaError_t busy[] = {cudaErrorDevicesUnavailable, cudaErrorInitializationError, cudaErrorECCUncorrectable,
                                 cudaErrorSystemNotReady, cudaErrorMpsServerNotReady};

@@ -17,7 +17,7 @@ struct Case {
     uint16_t token(int row) const { return tokens[(size_t)(row / T) * (T + 1) + row % T]; }
 };
 
-// d_first NULL: no documents, no dropout: the result must be exact.
+// d_first NULL: no documents and no dropout, and the result must be exact.
 static void check_forward(const Case &k, const uint16_t *d_first, const std::vector<uint16_t> &first) {
     const bool masked = d_first != NULL;
     const std::vector<real> wte = random_vector<real>((size_t)k.V * k.C), wpe = random_vector<real>((size_t)k.T * k.C);
@@ -37,7 +37,7 @@ static void check_forward(const Case &k, const uint16_t *d_first, const std::vec
     check_close("embedding", host_from(out, want.size()), want, masked ? ROUNDING + 1e-6 : 0.0, masked ? 1e-6 : 0.0);
 }
 
-// Checks the order of rows by token, and that by example and token; leaves both in k.
+// Checks the order of rows by token, and the order by example and token; stores both in k.
 static void check_sort(Case *k) {
     const int N = k->rows();
     std::vector<uint32_t> sorted(4 * (size_t)N), want(N), keys;
@@ -70,7 +70,7 @@ static void check_backward(const Case &k) {
     check_close("dwte", host_from(d_dwte, dwte.size()), want, SUM_RELATIVE, SUM_ABSOLUTE);
 }
 
-// Sets |E_b|^2 and <E_b, U_b> of one example; U_b: (V, C). Returns sum |E U|, the scale of <E, U>'s rounding.
+// Sets squares = {|E_b|^2, <E_b, U_b>} of one example; U_b: (V, C). Returns sum |E U|, the scale of <E, U>'s rounding.
 static double squares_reference(double squares[2], const Case &k, int b, const float *U) {
     std::vector<double> E((size_t)k.V * k.C, 0.0);
     double magnitude = 0.0;
@@ -109,8 +109,8 @@ static void check_example_squares(const Case &k) {
     run_twice(
         "embedding squares", [&] { device_set(sums, std::vector<double>(2, SQUARES_BEFORE)); },
         [&] {
-            CALL_OK(embedding_example_squares(sums, sums + 1, k.d_dx, UG, k.by_example, k.B, k.T, k.C, workspace, 0,
-                                              &e));
+            CALL_OK(
+                embedding_example_squares(sums, sums + 1, k.d_dx, UG, k.by_example, k.B, k.T, k.C, workspace, 0, &e));
         },
         {{sums, 2 * sizeof(double)}});
     std::vector<double> want(2, 0.0);
@@ -125,7 +125,7 @@ static void check_example_squares(const Case &k) {
 
 // ---- Documents and dropout ------------------------------------------------------------------------------------------
 
-// Checks where documents begin and end; `separator` opens one.
+// Checks where documents begin and end; `separator` opens a document.
 static std::vector<uint16_t> check_documents(const Case &k, int separator) {
     std::vector<uint16_t> first(k.rows()), last(k.rows()), got_first(k.rows()), got_last(k.rows());
     for (int n = 0; n < k.rows(); n++) first[n] = n % k.T == 0 || k.token(n) == separator ? n % k.T : first[n - 1];
@@ -137,8 +137,8 @@ static std::vector<uint16_t> check_documents(const Case &k, int separator) {
     return first;
 }
 
-// Checks wpe's gradient and its per-example squares. Positions count from the document's start; first empty: from the
-// row's.
+// Checks wpe's gradient and its per-example squares. Positions count from the document's start; from the row's start if
+// `first` is empty.
 static void check_positions(const Case &k, const std::vector<uint16_t> &first) {
     const size_t C = k.C;
     const std::vector<float> before = random_vector<float>(k.T * C);

@@ -1,6 +1,6 @@
-// Promises of the CUDA engine. Two runs give the same bits, whatever they recompute and whatever their memory held; so
-// do two engines with one tuning. Ranges add up to the whole. A gradient that is not finite changes nothing. Arguments:
-// engine_test.cuh.
+// Promises of the CUDA engine. Two runs give the same bits, whatever they recompute and whatever their memory held. Two
+// engines with one tuning give the same bits. Ranges add up to the whole. A gradient that is not finite changes
+// nothing. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
 #include "cuda/engine.cuh"
@@ -74,7 +74,7 @@ static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     CALL_OK(gpu.load(engine, STATE_MOMENT1, all_of(&w->model), zero.data(), &e));
     CALL_OK(gpu.load(engine, STATE_MOMENT2, all_of(&w->model), zero.data(), &e));
     for (const Tensor *t = w->model.tensors, *last = t + w->model.tensor_count - 1; t <= last; t++) {
-        Range gap = {t->offset + t->count, t < last ? t[1].offset : n}; // its gradient is always 0
+        Range gap = {t->offset + t->count, t < last ? t[1].offset : n}; // padding: its gradient is always 0
         CALL_OK(gpu.load(engine, STATE_GRAD, gap, zero.data(), &e));
     }
     return engine;
@@ -107,7 +107,7 @@ static void check_same_inference(const World *w, Engine *a, Engine *b, const cha
         CHECK(isfinite(x[v]) && x[v] == y[v], "%s, %s: logit %zu: %g and %g", w->c->name, what, v, x[v], y[v]);
 }
 
-// An engine for inference, where blocks share one block's memory, gives the same results.
+// An engine for inference, whose blocks share one block's memory, gives the same results.
 static void test_inference(void) {
     for (int i = 0; i < case_count; i++) {
         MemoryPlan training, plan;
@@ -126,8 +126,8 @@ static void test_inference(void) {
     }
 }
 
-// Compares bits over memory full of NaN (0xff in every type) with bits over zeros, in every kind of step.
-// compute-sanitizer's initcheck cannot show this: it does not see the bulk stores of cuBLASLt's kernels.
+// Compares engines whose memory was filled with NaN (0xff in every type) and with zeros, bit for bit, in every kind of
+// step. compute-sanitizer's initcheck cannot replace this test: it does not see bulk stores of cuBLASLt's kernels.
 static void compare_filled(const World *w, Recompute recompute, const char *what) {
     if (fp8) {
         exponents_begin(w);
@@ -187,7 +187,7 @@ static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMo
 static void test_accumulation(void) {
     static const Case in_chunks = {"a head in chunks", {1, 1, 32, 50257, 1024}, 1024, 17, 17};
     for (const Case *c : {&cases[CASES - 1], &in_chunks}) {
-        masked = c == &cases[CASES - 1]; // an example's masks do not depend on the rows beside it
+        masked = c == &cases[CASES - 1]; // an example's masks do not depend on the other rows
         World w(c, 1);
         Engine *engine = engine_of(&gpu, &w, RECOMPUTE_NONE, c->batch);
         if (engine) {
@@ -284,7 +284,7 @@ static void test_hash(void) {
         CHECK(hash == hash_of(param, range), "from %zu to %zu", range.begin, range.end);
     }
     CALL_OK(engine_hash(engine, all_of(&w.model), &hash, &e));
-    for (size_t i = 0; i < n; i += n / 20) { // the last bit of one weight, lost in bf16
+    for (size_t i = 0; i < n; i += n / 20) { // changes the last bit of one weight, which bf16 drops
         uint32_t bits;
         memcpy(&bits, &param[i], sizeof bits);
         bits ^= 1;
@@ -314,7 +314,7 @@ static void hold_engine(Engine *engine, Hold *hold) {
     CHECK(cudaLaunchHostFunc((cudaStream_t)engine_stream(engine), hold_stream, hold) == cudaSuccess, "not held");
 }
 
-// got: (flat_count), pinned like a checkpoint's copy.
+// got: (flat_count), pinned as a checkpoint's copy is.
 static void check_stored(Engine *engine, const World *w, StateKind kind, float *got, const float *want) {
     size_t bytes = w->model.flat_count * sizeof(float);
     memset(got, 0xff, bytes);
@@ -329,7 +329,7 @@ static void test_store_beside_step(void) {
     World w(&cases[3], 1);
     Engine *a = engine_of(&gpu, &w, RECOMPUTE_NONE, w.c->batch), *b = engine_of(&gpu, &w, RECOMPUTE_NONE, w.c->batch);
     UpdateConfig update = update_config(w.c, 1);
-    Array<float> want[4]; // by StateKind: arrays of b, whose stream is not held
+    Array<float> want[4]; // by StateKind: arrays of engine b, whose stream is not held
     float *got;
     Hold hold;
     CHECK(cudaMallocHost(&got, w.model.flat_count * sizeof(float)) == cudaSuccess, "no pinned memory");
@@ -357,7 +357,7 @@ static void test_store_beside_step(void) {
     cudaFreeHost(got);
 }
 
-// A gradient that overflows changes nothing and leaves no trace: the next step equals a fresh engine's.
+// A gradient that overflows changes nothing: the next step equals a fresh engine's.
 static void test_overflow(void) {
     if (!FP16) SKIP("only fp16 overflows");
     World w(&cases[2], 1);
@@ -425,8 +425,8 @@ static void test_fp8(void) {
     fp8_bits(DTYPE_FP8_DW, case_for_dw);
 }
 
-// Each exponent matters. A dy site's exponent changes gradients of earlier layers, not the loss; it changes its own
-// weight's gradient only in fp8-dw. An exponent without the other factor's exponent rounds nothing.
+// Each exponent changes results. A dy site's exponent changes gradients of earlier layers, not the loss; it changes its
+// own weight's gradient only in fp8-dw. If only one of two factors has an exponent, neither is rounded.
 static void each_site(Dtype type, const Case *c) {
     static const TensorKind behind[] = {FC_W, LN2_W, QKV_W, LN1_W}, own[] = {FCPROJ_W, FC_W, PROJ_W, QKV_W};
     World w(c, 1);
@@ -470,7 +470,7 @@ static void test_fp8_each_site(void) {
 }
 
 // fp8-dw has fp8's loss and amax, and fp8's gradients except the rounded weight gradients. Each site of the last block
-// is unset in turn. Each engine alternates between two batches: stale copies show.
+// is unset in turn. Each engine alternates between two batches: reading a stale copy fails.
 static void test_fp8_dw_unset(void) {
     static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
     if (!fp8_runs(DTYPE_FP8_DW, case_for_dw)) SKIP("only Hopper has fp8, and only in bf16");
@@ -502,7 +502,7 @@ static void test_fp8_dw_unset(void) {
                 const bool same = memcmp(of_a, of_b, t->count * sizeof(float)) == 0;
                 const double cosine = cosine_of(of_a, of_b, t->count);
                 CHECK(cosine >= 0.99, "%s, %s unset: gradient of %s, cosine %.5f", c->name, what, t->name, cosine);
-                if (t->kind == QKV_B || t->kind == FC_B) continue; // summed in another order
+                if (t->kind == QKV_B || t->kind == FC_B) continue; // fp8-dw sums them in another order
                 CHECK(same != rounds && (a.example_sq[i] == b.example_sq[i]) == same, "%s, %s unset: gradient of %s",
                       c->name, what, t->name);
             }
@@ -511,7 +511,7 @@ static void test_fp8_dw_unset(void) {
     fp8 = DTYPE_FP32;
 }
 
-// A step after an update copies the new weights: it has a fresh engine's bits.
+// A step after an update copies the new weights: its bits equal a fresh engine's.
 static void test_fp8_after_update(void) {
     const Case *c = &cases[2];
     if (!fp8_runs(DTYPE_FP8, c)) SKIP("only Hopper has fp8, and only in bf16");
@@ -551,7 +551,7 @@ static void test_memory(void) {
 
 int main(int argc, char **argv) {
     engine_test_begin("test_engine_bits_cuda", argc, argv);
-    if (!small) steps = 5; // a difference in bits shows at once
+    if (!small) steps = 5; // enough: a difference in bits appears at once
     RUN(test_fp8, test_fp8_each_site, test_fp8_after_update, test_same_bits_fp8);
     if (!small) RUN(test_fp8_dw_unset, test_filled_memory_fp8);
     RUN(test_same_bits, test_inference);
@@ -559,7 +559,7 @@ int main(int argc, char **argv) {
     if (!small) RUN(test_accumulation);
     if (!small) RUN(test_tuning); // runs cuBLASLt's kernels, not ours
     RUN(test_ranges, test_hash);
-    if (!small) RUN(test_store_beside_step); // compute-sanitizer waits for every kernel
+    if (!small) RUN(test_store_beside_step); // not under compute-sanitizer, which waits for every kernel
     RUN(test_overflow);
     if (!small) RUN(test_memory);
     return test_summary();

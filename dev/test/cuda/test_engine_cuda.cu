@@ -2,7 +2,7 @@
 // computes in fp32 on the same rounded weights. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
-// In fp16 GRADIENT and NORM are at most the sum of two errors: rounding, an eighth of bf16's (3e-3 and 6e-3), and
+// In fp16 GRADIENT and NORM are at most the sum of two errors: rounding (3e-3 and 6e-3, an eighth of bf16's), and
 // GELU's slopes as codes (up to 6.4e-3 and 7e-3 in the CPU engine on these cases, 100 seeds). 1 - cosine is half the
 // square of the gradient's error.
 static const double LOSS = by_type(1e-5, 7e-4, 5e-3), GRADIENT = by_type(1e-4, 8e-3, 2e-2);
@@ -14,9 +14,9 @@ static const double TRAINED = by_type(1e-4, 3e-3, 2e-2), LOGIT = by_type(1e-4, 4
 // error.
 static const double FP8_GRADIENT = 0.16, FP8_NORM = 0.08, FP8_COSINE = 0.987;
 
-static const double OWN_NORM = 1e-3; // an example's norm against its gradient's: both have the same roundings
+static const double OWN_NORM = 1e-3; // an example's norm against its gradient's norm: both have the same roundings
 
-static double worst_seen[4]; // this test's worst gradient error, norm error, 1 - cosine, error of a row's own norm
+static double worst_seen[4]; // this test's largest gradient error, norm error, 1 - cosine, error of a row's own norm
 
 static void check_gradients(const World *w, const Outcome *got, const Outcome *want) {
     for (int k = 0; k < w->model.tensor_count; k++) {
@@ -54,7 +54,7 @@ static void check_rows(const World *w, const Outcome *got, const Outcome *want) 
         if (w->model.tensors[k].group == GROUP_LN) all += got->example_sq[k];
     CHECK_CLOSE(sq, all, 1e-6, 0); // squares in fp64, in fp32
     CHECK_CLOSE(nll, got->nll, 1e-12, 0);
-    double trace = 0; // with at most one row per source this is sq
+    double trace = 0; // equals sq if every source has at most one row
     for (int s = 0; s < SOURCES; s++) trace += got->source_gram[s][s];
     if (rows_of(w->c) <= SOURCES) CHECK_CLOSE(trace, sq, 1e-5, 0);
     for (int s = 0; s < SOURCES; s++)
@@ -66,7 +66,7 @@ static void check_rows(const World *w, const Outcome *got, const Outcome *want) 
         }
 }
 
-// Checks that without sources every other number has the same bits, and that a second step has the same sums by source.
+// Checks that an engine without sources has the same bits, and that a second step has the same sums by source.
 static void check_sources(const World *w, Engine *a, Engine *without, const Outcome *got, GnsMode mode) {
     Outcome again = measure_batch(&gpu, a, w, mode);
     Outcome off = measure_batch(&gpu, without, w, mode);
@@ -122,13 +122,13 @@ static void compare_rows(const World *w, Engine *a, Engine *b) {
 static void compare_inference(const World *w, Engine *a, Engine *b) {
     size_t V = (size_t)w->c->config.vocab, T = (size_t)w->c->seq_len, n = (size_t)w->c->micro_batch;
     Array<float> got(size_max(V, n * T), NAN), want = got;
-    for (size_t length = T; length > 0; length = small ? length / 8 : length * 2 / 3) { // and rows shorter than T
+    for (size_t length = T; length > 0; length = small ? length / 8 : length * 2 / 3) { // rows of T and fewer tokens
         for (size_t i = 0; i < n * length; i++) got[i] = want[i] = NAN;
         CALL_OK(gpu.eval(a, w->tokens, (int)n, (int)length, got, &e));
         CALL_OK(cpu.eval(b, w->tokens, (int)n, (int)length, want, &e));
         for (size_t i = 0; i < n * length; i++) CHECK_CLOSE(got[i], want[i], 10 * LOSS, 1.0);
         if (length < T || masked) continue;
-        double sum = 0; // of validation losses; training has the same roundings
+        double sum = 0; // of validation losses, which have the roundings of training
         for (size_t i = 0; i < n * T; i++) sum += got[i] / (double)T;
         Outcome trained = measure(&gpu, a, w, w->tokens, (int)n, (int)n, GNS_OFF);
         CHECK_CLOSE(sum, trained.nll, 2e-6, 0);
@@ -160,7 +160,7 @@ static void test_against_cpu(void) {
            worst_seen[0], worst_seen[1], worst_seen[3], worst_seen[2]);
 }
 
-// Compares a step with rounded factors, and the amax of the step before, with the CPU's, which rounds alike.
+// Compares a step with rounded factors, and the last step's amax, with the CPU engine's, which rounds in the same way.
 static void fp8_against_cpu(Dtype type) {
     int done = 0;
     memset(worst_seen, 0, sizeof worst_seen);

@@ -41,7 +41,7 @@ static void test_cast(void) {
 
 enum Wanted { ALL, MEASURED, TRANSPOSED };
 
-// What a case wants. ALL: codes (B, T, C) and (B, C, T) of y, amax and column sums. MEASURED: without codes (B, T, C).
+// Outputs of a case. ALL: codes (B, T, C) and (B, C, T) of y, amax and column sums. MEASURED: all but codes (B, T, C).
 // TRANSPOSED: only codes (B, C, T). A weight (in, out) is copied as (1, in, out).
 static void transpose_case(int B, int T, int C, Wanted wanted) {
     const size_t n = (size_t)B * T * C;
@@ -68,8 +68,8 @@ static void transpose_case(int B, int T, int C, Wanted wanted) {
         },
         [&] {
             const ColumnGradient none = {};
-            CALL_OK(fp8_cast_transposed(transposed, copy, d_y, B, T, C,
-                                        wanted == TRANSPOSED ? none : columns.device, &jobs, 0, &e));
+            CALL_OK(fp8_cast_transposed(transposed, copy, d_y, B, T, C, wanted == TRANSPOSED ? none : columns.device,
+                                        &jobs, 0, &e));
             CALL_OK(fp8_transpose(again, d_codes, B, T, C, 0, &e));
             CALL_OK(column_finish(&jobs, 0, &e));
         },

@@ -3,7 +3,7 @@
 
 #include "cuda/gelu.cuh"
 
-static double gelu_slope(double x) { // a central difference does not use the derivative's formula
+static double gelu_slope(double x) { // a central difference: independent of the derivative's formula
     const double h = 1e-5;
     return (gelu_tanh(x + h) - gelu_tanh(x - h)) / (2.0 * h);
 }
@@ -36,7 +36,7 @@ static void test_gelu(void) {
         check_within("slope", slopes_from(slope, n), want_slope, std::vector<double>(n, SLOPE_ERROR));
         std::vector<real> got = host_from(y, n);
         std::vector<double> scaled(n);
-        for (size_t i = 0; i < n; i++) { // large values would raise the rms, hence all tolerances
+        for (size_t i = 0; i < n; i++) { // a large value would raise the rms, and so every tolerance
             const double scale = fabs(value(x[i])) > 50 ? 1e-4 : 1.0;
             scaled[i] = scale * value(got[i]);
             want[i] *= scale;

@@ -42,7 +42,7 @@ static uint8_t *e4m3_of(std::vector<real> &v, int row, float *scale) {
     return device_from(codes);
 }
 
-// With e4m3, x and weight hold the codes' numbers, and weight is (out, in).
+// e4m3: x and weight hold the numbers of the codes, and weight is (out, in).
 static Case case_new(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
     const size_t n = (size_t)s.rows * s.out;
     Case c = {{},
@@ -68,14 +68,14 @@ static Case case_new(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
 
 static double slope_of_code(GeluSlope code) { return (code - GELU_CODE_ZERO) / 202.0; }
 
-// Returns GELU of x, which is rounded first and errs by *tolerance; GELU's slope is at most 1.13.
+// Returns GELU of x and updates *tolerance, the error of x: x is rounded first, and GELU's slope is at most 1.13.
 static double gelu_of_rounded(double x, double *tolerance) {
     *tolerance = 1.13 * *tolerance + ROUNDING * fabs(gelu_tanh(x));
     return gelu_tanh(x);
 }
 
-// Bounds the error by 1% of the row's norm, and its mean towards or away from zero by 0.2%: tensor cores add products
-// of e4m3 with about 14 bits.
+// Bounds the error by 1% of the row's norm, and the mean error towards or away from zero by 0.2%: tensor cores add
+// products of e4m3 with about 14 bits.
 static void check_e4m3_row(const std::vector<real> &y, const std::vector<double> &want) {
     double squares = 0, all = 0, sign = 0, sum = 0;
     for (size_t j = 0; j < y.size(); j++) {
@@ -112,7 +112,7 @@ static void check_row(const Case &c, const std::vector<real> &y, int row) {
     else check_within("row", got, want, tolerance);
 }
 
-// Compares all rows with cuBLASLt's product: each is one rounding away from the sum.
+// Compares all rows with cuBLASLt's product. Both are one rounding away from the sum.
 static void check_library(const Case &c, const std::vector<real> &y) {
     const Linear &l = c.l;
     const double fp32 = l.x8 ? 0.02 : 1e-4; // sums are about 1
@@ -131,7 +131,7 @@ static void check_library(const Case &c, const std::vector<real> &y) {
     check_within("all rows", y, want, tolerance);
 }
 
-// Checks that GELU and its slopes equal gelu_forward's of LINEAR_BIAS's product.
+// Checks that LINEAR_GELU's results equal LINEAR_BIAS followed by gelu_forward.
 static void check_bits(const Case &c, const std::vector<real> &y) {
     if (c.l.epilogue != LINEAR_GELU) return;
     const size_t n = y.size();
@@ -314,8 +314,8 @@ static Head head_new(int B, int T, int V, int C) {
     return h;
 }
 
-// Compares the whole head, as the engine runs it, with float64: LINEAR_SOFTMAX computes exponentials, cross-entropy
-// follows, LINEAR_SCALED computes the gradient of x, and the product of its factors is the weight's gradient.
+// Compares the whole head, as the engine runs it, with float64: LINEAR_SOFTMAX for the exponentials, cross-entropy,
+// LINEAR_SCALED for the gradient of x, and a product of x and the exponentials for the weight's gradient.
 static void head_case(int B, int T, int V, int C) {
     const Head h = head_new(B, T, V, C);
     const int R = h.rows, Vp = h.Vp, tiles = linear_sm90_tiles(Vp);
@@ -349,7 +349,7 @@ static void head_case(int B, int T, int V, int C) {
         outputs);
     const std::vector<real> got = host_from(y, n), scaled = host_from(x, (size_t)R * C), got_dx = host_from(dx, R * C);
     const std::vector<float> factor = host_from(factors, R), loss = host_from(losses, R);
-    const double arithmetic = 1e-4; // relative error of an exponential: its logit, at most about 30, is summed in fp32
+    const double arithmetic = 1e-4; // relative error of an exponential: fp32 sums a logit of at most about 30
     for (int i = 0; i < 6; i++) {
         const int r = i == 0 ? 0 : i == 1 ? R - 1 : random_int(0, R - 1), target = h.target(r);
         std::vector<double> logits(V), want(Vp, 0.0), tolerance(Vp, 0.0), want_x(C), want_dx(C, 0.0), of_x(C), of_dx(C);
@@ -428,7 +428,7 @@ int main(int argc, char **argv) {
     library = (Matmul *)calloc(1, sizeof *library);
     CALL_OK(matmul_create(library, workspace, 0, &e));
     RUN(test_e4m3, test_linear, test_columns);
-    if (!FP16) RUN(test_head); // its range is too small
+    if (!FP16) RUN(test_head); // fp16's range is too small
     if (!FP16) RUN(test_exponential_bounds);
     matmul_destroy(library);
     free(library);

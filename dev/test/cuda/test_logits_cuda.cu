@@ -1,6 +1,6 @@
 // cuda_logits reuses keys and values of earlier calls. Its logits equal a new engine's and the CPU engine's up to
-// rounding, whatever happens between calls. If each block has its own keys and values, it computes only the last token.
-// Repeated calls give the same bits. Arguments: engine_test.cuh.
+// rounding, whatever happens between calls. If each block stores its own keys and values, it computes only the last
+// token. Repeated calls give the same bits. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
 #include "cuda/engine.cuh"
@@ -24,7 +24,7 @@ enum { TRAINING, RECOMPUTING = 2, INFERENCE, KINDS = sizeof kinds / sizeof *kind
 static uint64_t draws;
 static int draw(int n) { return (int)(rng_u32(seed, 1 << 20, draws++) % (uint32_t)n); }
 
-static bool documents; // new engines mask documents; token 0 opens one
+static bool documents; // new engines mask documents; token 0 opens a document
 
 static Engine *engine_with(const Api *api, const World *w, int kind) {
     EngineConfig config = {};
@@ -61,8 +61,8 @@ static int disturb(const World *w, Engine *engine, std::vector<uint16_t> &text, 
     }
 }
 
-// Sets one stored key to NaN. This spoils the logits of a longer text if keys are reused: each block has its own keys,
-// and heads are whole packs of 8 elements.
+// Sets one stored key to NaN. This spoils the logits of a longer text only if keys are reused: if each block has its
+// own keys, and heads are whole packs of 8 elements.
 static void check_spoilt(const World *w, Engine *engine, int kind, const uint16_t *text, int n) {
     const size_t C = w->c->config.channels;
     const bool apart = kinds[kind].reuses || w->c->config.layers == 1,
@@ -70,7 +70,7 @@ static void check_spoilt(const World *w, Engine *engine, int kind, const uint16_
     const real nan = (real)NAN;
     real *key = engine->block[0].qkv + (size_t)draw(n) * 3 * C + C;
     cudaMemcpy(key, &nan, sizeof nan, cudaMemcpyHostToDevice);
-    cudaDeviceSynchronize(); // cudaMemcpy may have returned early
+    cudaDeviceSynchronize(); // cudaMemcpy may return before its copy is done
     const float logit = logits_of(w, &gpu, engine, text, n + 1)[0];
     CHECK(isnan(logit) == reuses, "%s, %s, %d tokens: logit %g with a spoilt key", w->c->name, kinds[kind].name, n + 1,
           logit);
@@ -105,7 +105,7 @@ static void compare_texts(const World *w, int kind, Engine *fresh, Engine *c, do
     }
 }
 
-// Its matrices have more rows than a thread of decode_linear loads at once.
+// The matrices have more rows than a thread of decode_linear loads at once.
 static const Case wide = {"wide", {1, 13, 1664, 97, 24}, 24, 2, 2};
 
 static void compare_cases(void) {

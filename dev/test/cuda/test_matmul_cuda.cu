@@ -6,7 +6,7 @@
 
 static Matmul *mm;
 
-// Make cuBLASLt answer as on other GPUs: the Makefile wraps its functions.
+// Settings of the wrapped functions of cuBLASLt (Makefile), which then answer as on other GPUs.
 static bool no_epilogues, no_algorithm_fits;
 static int asked;
 #define LAYOUTS                                                                                                        \
@@ -59,7 +59,7 @@ static std::vector<double> product_reference(const MatmulShape &s, const Operand
     return out;
 }
 
-// Checks that two runs have equal bits and are near the reference. addend: out = a b + bias + c, as at a branch's end.
+// Checks that two runs have equal bits and are near the reference. addend: out = a b + bias + c.
 template <typename X> static void product_case(const MatmulShape &s, bool addend = false) {
     const size_t n = (size_t)s.m * s.n;
     const float before = s.accumulate && !addend ? 0.5f : 0.0f;
@@ -84,7 +84,7 @@ template <typename X> static void product_case(const MatmulShape &s, bool addend
 
 static MatmulShape random_shape(int i) {
     MatmulShape s = {};
-    const int unit = i % 3 ? 8 : 1; // rows of any length, and rows of whole 16 bytes
+    const int unit = i % 3 ? 8 : 1; // rows of any length, or rows of a multiple of 16 bytes
     s.m = unit * random_int(1, 20), s.n = 8 * random_int(1, 20), s.k = unit * random_int(1, 20);
     if (i % 3 == 0) s.n = random_int(1, 100);
     return s;
@@ -156,7 +156,7 @@ static void test_tuning(void) {
     CALL_OK(matmul_choices_load(mm, text, &e));
     product_case<real>(first);
     product_case<real>(second);
-    char *sums = strstr(text, " with fp32 sums"); // earlier builds' choices lack this and may add in 16 bits
+    char *sums = strstr(text, " with fp32 sums"); // missing in choices of older builds, which may add in 16 bits
     CHECK((sums != NULL) == (sizeof(real) == 2), "%s", text);
     if (sums) {
         memmove(sums, sums + strlen(" with fp32 sums"), strlen(sums + strlen(" with fp32 sums")) + 1);

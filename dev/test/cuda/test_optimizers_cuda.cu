@@ -10,7 +10,7 @@
 static const Case many = {"more matrices than a call takes", {17, 1, 16, 31, 8}, 8, 2, 2};
 
 static const double ROUNDING = 1e-4;               // error of a step: weights are fp32
-static const double STEP = FP32 ? ROUNDING : 0.05; // error of a step of Muon: the CPU multiplies in fp32
+static const double STEP = FP32 ? ROUNDING : 0.05; // error of a step of Muon in 16 bits: the CPU multiplies in fp32
 
 struct Random {
     uint64_t draws;
@@ -69,7 +69,7 @@ static void compare_engines(const World *w) {
     Engine *a = engine_of(&gpu, w), *b = engine_of(&cpu, w);
     for (int number = 1; number <= (small ? 1 : 2); number++) {
         const std::vector<float> grad = random_gradient(w, random), before = state_of(w, &cpu, b, STATE_PARAM);
-        CALL_OK(gpu.load(a, STATE_PARAM, all_of(&w->model), before.data(), &e)); // errors must not add up over steps
+        CALL_OK(gpu.load(a, STATE_PARAM, all_of(&w->model), before.data(), &e)); // errors do not add up over steps
         poison(a, 0xff);
         step(w, &gpu, a, grad, number);
         step(w, &cpu, b, grad, number);

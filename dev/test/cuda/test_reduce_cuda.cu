@@ -1,7 +1,7 @@
 // Reductions (kernel_test.cuh).
 #include "kernel_test.cuh"
 
-// Returns segments of all sizes, some empty, with gaps between them; *n: all elements.
+// Returns segments of all sizes, some empty, with gaps between them. *n = number of elements, with the gaps.
 static std::vector<Range> random_segments(int S, size_t *n) {
     std::vector<Range> segments(S);
     *n = 0;
@@ -15,7 +15,7 @@ static std::vector<Range> random_segments(int S, size_t *n) {
     return segments;
 }
 
-// part: sums a range that begins and ends anywhere, mostly within segments; else the whole buffer.
+// part: sums a range with random ends, mostly within segments; else the whole buffer.
 static void reduce_squares_case(int S, bool part, bool add) {
     size_t n;
     const std::vector<Range> segments = random_segments(S, &n);
@@ -41,7 +41,7 @@ static void reduce_squares_case(int S, bool part, bool add) {
         {{squares, S * sizeof(double)}});
     check_close("squares", host_from(squares, S), want, 2e-6, 0.0);
 
-    int bad = random_int(0, S - 1); // one value that is not finite must show, in its segment only
+    int bad = random_int(0, S - 1); // a value that is not finite spoils the sum of its segment only
     while (range_length(segments[bad]) == 0) bad = (bad + 1) % S;
     x[segments[bad].end - 1] = S % 2 ? NAN : INFINITY;
     device_set(d_x, x);

@@ -19,8 +19,8 @@ enum { OWN_CASES = sizeof own_cases / sizeof *own_cases };
 
 // ---- A group --------------------------------------------------------------------------------------------------------
 
-// Kernels whose blocks wait for each other must not share a GPU: an engine queues and awaits work while it holds
-// `turn`, and releases it in an exchange.
+// Kernels whose blocks wait for each other must not share a GPU. So an engine queues and awaits work while its thread
+// holds `turn`, and the thread releases `turn` in an exchange.
 struct Group {
     const Case *c;
     int K;
@@ -31,7 +31,7 @@ struct Group {
         int t;
         World world;
         Engine *engine = NULL;
-        real *rows = NULL; // the exchange's argument
+        real *rows = NULL; // argument of the exchange
         int exchanges = 0;
     };
     std::vector<Rank *> rank;
@@ -84,7 +84,7 @@ static int group_reduce(void *context, void *out, const void *partial, int rows,
     }
     for (size_t i = 0; i < n; i++) part[i] = (real)sum[i];
     code |= cudaMemcpy(out, part.data(), n * sizeof(real), cudaMemcpyHostToDevice);
-    std::fill(part.begin(), part.end(), (real)NAN); // the exchange may overwrite memory after the rows
+    std::fill(part.begin(), part.end(), (real)NAN); // an exchange may overwrite memory after the rows: so does this one
     real *room = (real *)partial + rows * width;
     for (int k = 1; k < r->group->K; k++, room += n)
         code |= cudaMemcpy(room, part.data(), n * sizeof(real), cudaMemcpyHostToDevice);
@@ -239,7 +239,7 @@ static void check_group(const World *w, Engine *engine, int K) {
         check_step(w, &got, &want, K, rows);
         if (mode == GNS_EXACT && K == 2 && !small) check_recompute(w, &got, K);
     }
-    // Rank 0 has the only row; the others have none and keep the last step's gradients.
+    // Rank 0 has the only row. The other ranks keep the last step's gradients.
     const int before = g.rank[0]->exchanges;
     Outcome want = measure(&gpu, engine, w, w->tokens, 1, micro, GNS_EXACT);
     Outcome got = group_measure(&g, w, 1, micro, GNS_EXACT);

@@ -1,13 +1,13 @@
 // Compares weight gradients and per-example squared norms with float64 (kernel_test.cuh). Tensor cores sum products of
-// e4m3 in 14 bits. So e4m3 operands are small integers, whose sums are exact, or numbers like training's, whose
-// tolerance is the error of 14 bits.
+// e4m3 in 14 bits. So e4m3 operands are small integers, whose sums are exact, or numbers as in training, compared with
+// the tolerance of 14 bits.
 #include "kernel_test.cuh"
 
 #include "cuda/fp8.cuh"
 #include "cuda/weight_gradient.cuh"
 
 static WeightGradientPairs placed;
-static int pairs_here; // pairs on this GPU; schedules of fewer use the first ones
+static int pairs_here; // number of pairs on this GPU; smaller schedules use the first ones
 
 // A product on the device: operands, all possible results, a workspace.
 struct Product {
@@ -70,7 +70,7 @@ static Product product_new(WeightGradientShape s, int clusters, int wanted) {
     if (wanted & ROWS_OF_EXAMPLES) {
         p.row_at.assign((size_t)s.B * s.in, 0);
         for (int b = 0; b < s.B; b++)
-            for (int t = 0; t < s.T; t++) // a later t may overwrite the place
+            for (int t = 0; t < s.T; t++) // a later t may overwrite row_at
                 p.row_at[(size_t)b * s.in + random_int(0, s.in - 1)] = t + 1;
         p.g.row_at = device_from(p.row_at);
         p.g.rows = device_new<float>(p.rows_count());
@@ -135,7 +135,7 @@ static std::vector<double> example_reference(const Product &p, int b) {
     return g;
 }
 
-// Checks rows of example b: wanted rows equal g_b's up to fp32's rounding; others are unchanged.
+// Checks rows of example b: wanted rows equal g_b's up to fp32's rounding; other rows are unchanged.
 static void check_rows(const Product &p, int b, const std::vector<double> &g, const std::vector<float> &rows) {
     std::vector<char> wanted(p.s.T, 0);
     for (int i = 0; i < p.s.in; i++) {
@@ -185,7 +185,7 @@ static void product_case(WeightGradientShape s, int clusters, int wanted) {
     if (test_state.failures != failures) printf("  in: %s\n", name);
 }
 
-// Few pairs have several tiles each; many pairs share tiles. T and columns fit tiles exactly, or not.
+// Few pairs have several tiles each; many pairs share tiles. T and columns are multiples of a tile's, or not.
 static void test_shapes(void) {
     const WeightGradientShape shapes[] = {{1, 1, 8, 8},      {1, 64, 128, 192}, {2, 65, 136, 200}, {3, 40, 264, 160},
                                           {5, 7, 64, 392},   {4, 130, 320, 72}, {9, 64, 256, 192}, {7, 20, 8, 640},
@@ -239,7 +239,7 @@ static void test_e4m3_shapes(void) {
                      random_int(1, pairs_here), E4M3 | INTEGERS | random_int(0, SQUARES));
 }
 
-// NaN in all codes of one example stays out of other examples' norms. (The last stage is not full.)
+// NaN in all codes of one example does not change other examples' norms. The last stage is not full.
 static void test_e4m3_nan(void) {
     for (int clusters : {1, 2, pairs_here}) {
         Product p = product_new({4, 144, 264, 400}, clusters, E4M3 | INTEGERS | SQUARES);
@@ -260,8 +260,8 @@ static void test_e4m3_nan(void) {
     }
 }
 
-// Bounds errors of dW and of norms. Hopper truncates each product to a multiple of at most 2^-13 of the current sum: a
-// sum of one sign loses up to T 2^-15 of itself.
+// Bounds errors of dW and of norms. Hopper truncates each product to a multiple of at most 2^-13 of the current sum.
+// A sum of one sign loses a fraction of up to T 2^-15.
 static void e4m3_accuracy_case(WeightGradientShape s, int wanted) {
     const double tolerance = wanted & ONE_SIGN ? 0.01 + s.T * 0x1p-15 : 0.01;
     Product p = product_new(s, pairs_here, E4M3 | SQUARES | wanted);
