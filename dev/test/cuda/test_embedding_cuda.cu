@@ -109,8 +109,8 @@ static void check_example_squares(const Case &k) {
     run_twice(
         "embedding squares", [&] { device_set(sums, std::vector<double>(2, SQUARES_BEFORE)); },
         [&] {
-            CALL_OK(
-                embedding_example_squares(sums, sums + 1, k.d_dx, UG, k.by_example, k.B, k.T, k.C, workspace, 0, &e));
+            CALL_OK(embedding_example_squares(sums, sums + 1, k.d_dx, UG, k.by_example, k.B, k.T, k.C, workspace, 0,
+                                              &e));
         },
         {{sums, 2 * sizeof(double)}});
     std::vector<double> want(2, 0.0);

@@ -68,8 +68,8 @@ static void transpose_case(int B, int T, int C, Wanted wanted) {
         },
         [&] {
             const ColumnGradient none = {};
-            CALL_OK(fp8_cast_transposed(transposed, copy, d_y, B, T, C, wanted == TRANSPOSED ? none : columns.device,
-                                        &jobs, 0, &e));
+            CALL_OK(fp8_cast_transposed(transposed, copy, d_y, B, T, C,
+                                        wanted == TRANSPOSED ? none : columns.device, &jobs, 0, &e));
             CALL_OK(fp8_transpose(again, d_codes, B, T, C, 0, &e));
             CALL_OK(column_finish(&jobs, 0, &e));
         },

@@ -4,8 +4,8 @@
 #     dev/test/ranks/test_faults.sh          each fault once or twice, for make test
 #     dev/test/ranks/test_faults.sh ROUNDS   at random times, ROUNDS rounds of six (make test-faults)
 #
-# Uses $GNS_BUILD (dev/test/run.sh sets it). A deadline that must end the run is about 2 s; others allow for a slow disk
-# and busy cores. A run may take 25 s more to end.
+# Uses $GNS_BUILD (dev/test/run.sh sets it). Where a deadline must end the run, the deadline is about 2 s; elsewhere it
+# allows for a slow disk and busy cores. A run may take 25 s more to end.
 # shellcheck disable=SC2046,SC2086,SC2254
 set -u
 rounds=${1:-0}
@@ -18,12 +18,12 @@ cc -shared -fPIC -o "$work/fault.so" dev/test/preload/fault.c -lpthread -ldl || 
 cd "$work" || exit 70
 mpi_here
 export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0
-deadline=30 # seconds of a step; set-up has six times as long, a checkpoint three times
+deadline=30 # seconds for a step; set-up may take six times as long, a checkpoint three times
 
 seq 1 150 | "$tokenize" --tokenizer bytes --out t - > log 2>&1 && mv t_train_*.bin t.bin || { cat log; exit 1; }
 
-# machine.sh COUNT COMMAND: runs COMMAND as if each machine had COUNT ranks. Fakes the launcher's variables, its
-# directory for shared files, and the machine's name.
+# machine.sh COUNT COMMAND: runs COMMAND as if each machine had COUNT ranks. Fakes the launcher's variables, the
+# launcher's directory for shared files, and the machine's name.
 cat > machine.sh << 'EOF'
 #!/bin/sh
 machine=$((OMPI_COMM_WORLD_RANK / $1))
@@ -83,8 +83,8 @@ harm() { # RANKS RANK ACTION AFTER CODES TEXT OPTIONS...
     told=$?
     [ $told != 1 ] && soon "$4" && return $told
 }
-# For harms that only Open MPI reports. On busy cores Open MPI 4.1.4 omits the rank's name once in a hundred times: if
-# only the name is missing, tries again.
+# For harms that only Open MPI reports. On busy cores Open MPI 4.1.4 omits the rank's name in one of a hundred reports:
+# if only the name is missing, tries again.
 harm_that_mpi_tells() { # the arguments of harm
     local told
     for _ in 1 2 3; do
@@ -94,7 +94,7 @@ harm_that_mpi_tells() { # the arguments of harm
     done
     return $told
 }
-# 78 is right besides mpirun's own code: a rank that dies early may make mpirun hang (scripts/mpirun.sh).
+# 78 is right, too: a rank that dies early may make mpirun hang, and scripts/mpirun.sh then returns 78.
 killed() { harm_that_mpi_tells "$1" "$2" kill "$3" 78 "process rank $2 .* exited on signal 9|^error .*; rank $2 \(process [0-9]+\) is stopped or gone"; }
 exits() { harm_that_mpi_tells "$1" "$2" "exit:$4" "$3" "@($4|78)" "Process name: \[\[[0-9]*,1\],$2\]"; }
 exits_with_0() { harm_that_mpi_tells "$1" "$2" exit:0 "$3" "@(1|78)" "process rank $2 .*exiting improperly|process rank $2"; }
@@ -103,14 +103,14 @@ stopped() {
     deadline=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): (step|set-up).*; rank $2 \(process [0-9]+\) is stopped or gone" \
         --checkpoint-every 0
 }
-# All watchdogs run. The board shows the rank at the earliest collective, even if only some ranks worked on checkpoints.
-# One watchdog reports.
+# All watchdogs run. The board shows which rank has begun fewest collectives, even if only some ranks worked on
+# checkpoints. One watchdog reports.
 hangs() {
     deadline=2 harm "$1" "$2" hang "$3" 78 "^error \(rank [0-9]\): (step|set-up|checkpoint).*; rank $2 \(process [0-9]+\) keeps the others waiting\. " "${@:4}" &&
         one_error
 }
-# Each rank sees only the ranks of its machine. The stopped rank's machine reports first. Other machines may see a late
-# rank that only waits; they accuse nobody.
+# Each rank sees only the ranks of its machine. The stopped rank's machine reports first. Other machines may see a rank
+# that is late because it waits; they blame nobody.
 stopped_elsewhere() { # AFTER: stops the last rank; its neighbour on machine 1 sees it
     local machine=("$work/machine.sh" 2)
     deadline=3 harm 4 3 stop "$1" 78 "^error \(rank 2 on node1\): .*; rank 3 \(process [0-9]+ on node1\) is stopped or gone" \
@@ -124,7 +124,7 @@ hangs_elsewhere() { # AFTER: each machine reports and blames nobody; the rank th
     least=$(sed -nE 's/^error .*collective number ([0-9]+): .*/\1/p' log | sort -n | head -n 1)
     grep '^error' log | grep -q "rank 3 (.*collective number $least:" || { grep '^error' log; return 1; }
 }
-stopped_alone() { # no other rank sees the stopped one: it is alone on its machine
+stopped_alone() { # the stopped rank is alone on its machine: no other rank sees it
     local machine=("$work/machine.sh" 1)
     deadline=2 harm 3 1 stop "$1" 78 "^error \(rank [02] on node[02]\): .*; this machine's 1 rank runs, collective number [0-9]+: look at the other machines" \
         --checkpoint-every 0 && nobody_accused
@@ -146,7 +146,7 @@ another_build() {
 nowhere_to_write() { : > file && run 3 74 '^error \(rank 0\): file' --steps 9 --out file/out && one_error; }
 
 # A save takes longer than a step's deadline. The run still reports why it ends.
-not_finite_while_saving() { # OPTIONS...: all ranks know, and wait for the save under a checkpoint's deadline
+not_finite_while_saving() { # OPTIONS...: all ranks know the error, and wait for the save within a checkpoint's deadline
     deadline=2 run 2 76 '^error \(rank 0\): step 4.* not finite' FAULT_FSYNC=0.2 --steps 99 --out nan --lr 100 --grad-clip 0 \
         --weight-decay 100 --checkpoint-every 3 "$@" && one_error && [ -s nan/step_00000003/MANIFEST.json ]
 }
@@ -161,7 +161,7 @@ saves_slowly() { # OPTIONS...
 samples_slowly() {
     deadline=1 run 2 0 '^model in slow/step_00000002' FAULT_FLUSH=0.05 --steps 2 --out slow --sample-every 1 --sample-tokens 50
 }
-hangs_while_saving() { # OPTIONS...: in the last save, or in one during training: detected when the next save is due
+hangs_while_saving() { # OPTIONS...: in the last save, or in a save during training, detected when the next save is due
     deadline=1 run 2 78 '^error \(rank [01]\): checkpoint .*; rank 0 \(process [0-9]+\) keeps the others waiting\. .*or raise --deadline' \
         FAULT_SAVING=hang --out hung "$@" && soon 3
 }
@@ -174,7 +174,7 @@ hangs_while_resuming() {
         FAULT_READ=1000 --steps 6 --out slow && soon 2
 }
 large="--layers 4" # with channels=256 a checkpoint has eleven pieces of 4 MiB
-reads_a_share() { # OPTIONS...: each of 4 ranks verifies and loads a fourth of the checkpoint
+reads_a_share() { # OPTIONS...: each of 4 ranks verifies and loads a quarter of the checkpoint
     local mode=$large channels=256 all rank n sum=0
     run 4 0 . --steps 1 --out read "$@" && all=$(cat read/step_*/*.safetensors read/step_*/*/*.safetensors | wc -c) &&
         run 4 0 '^resuming from read/step_00000001' FAULT_READS=reads --steps 2 --out read "$@" || return 1
@@ -197,7 +197,7 @@ skips_what_any_rank_finds_damaged() { # all ranks then resume from the previous 
     for file in bad/step_0*/$file; do damage "$file" 4210000; done
     run 4 65 '^error \(rank 0\): bad: all of its 2 checkpoints are damaged' --steps 3 --out bad && one_error
 }
-names_the_slowest() { # OPTIONS...: two of three ranks wait for the slowest most of the time; the bits stay
+names_the_slowest() { # OPTIONS...: two of three ranks wait for the slowest rank most of the time; no bit changes
     run 3 0 . --steps 12 --out fast "$@" && run 3 0 . FAULT_RANK=1 FAULT_ACTION=slow FAULT_AFTER=0 --steps 12 --out slow "$@" &&
         cmp {fast,slow}/step_00000012/model.safetensors || return 1
     awk -F '[:,]' '{ for (i = 1; i < NF; i++) if ($i ~ /slowest_rank/) { n += $(i + 1) == 1; share += $(i + 3) } }
@@ -211,7 +211,7 @@ alone() { # one rank with PMIx, as under srun --mpi=pmix: there is no other rank
 asked_while_joining() { harm "$1" "$2" ask 0 75 '^stopped \(rank 0\): a signal to another rank after step 1, saved in'; }
 ends_before_open_mpi() { run 2 0 '^model in starved/step_00000001' FAULT_STARVE=1 --steps 1 --out starved; } # before Open MPI's thread runs
 await_steps() { until grep -qs '"step"' stop/metrics.jsonl || ! kill -0 "$job" 2> /dev/null; do sleep 0.05; done; }
-asked_to_stop() { # SIGNAL... start|step: scripts/mpirun.sh passes signals on to ranks, also while they start
+asked_to_stop() { # SIGNAL... start|step: scripts/mpirun.sh forwards signals to ranks, also while the ranks start
     run 3 75 '^stopped \(rank 0\): (SIGUSR1|a signal to another rank) after step' $forever --out stop &
     local job=$! script signal
     until script=$(pgrep -P "$(pgrep -P $job timeout)") && catches_usr1 "$script" || ! kill -0 $job; do sleep 0.02; done
@@ -220,8 +220,8 @@ asked_to_stop() { # SIGNAL... start|step: scripts/mpirun.sh passes signals on to
     wait $job && one_error
 }
 
-# Runs three faults at a time: most only wait. Each has its own TMPDIR: two mpiruns that start in one make and remove
-# the same directories, and may fail.
+# Runs three faults at a time: most only wait. Each has its own TMPDIR: two mpiruns that start in one TMPDIR make and
+# remove the same directories, and may fail.
 one() { # NUMBER NAME ARGUMENTS...
     local result
     mkdir "$work/$1" && cd "$work/$1" && cp ../t.bin . || exit 70

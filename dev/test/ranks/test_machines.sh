@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What ranks check before training: equal files on all machines, each rank's share of the cores, launchers without Open
-# MPI. A directory holds a machine's files and has the machine's name.
+# MPI. Machine m0's files are in the directory m0, m1's in m1.
 set -u
 . "$(dirname "$0")/../checks.sh" machines
 has_mpi || skip_suite "no Open MPI here, or a build without it"
@@ -39,7 +39,7 @@ on_both() { # CODE OPTIONS...: trains
     both "$1" "$train" --train "code_train_*.bin" --val "code_val_*.bin" "${shape[@]}" "${sizes[@]}" --threads 1 \
         --train-tokens "${tokens:-512}" --val-tokens 64 --hellaswag questions.jsonl --hellaswag-every 4 --tokenizer bytes --zero ${zero:-0} "${@:2}"
 }
-refused() { # TEXT: checks that the error is one line with TEXT, and that nothing was written
+refused() { # TEXT: checks that the error is one line with TEXT, and that no file was written
     [ "$(grep -c '^error' log)" = 1 ] && grep -q "^error.*$1" log && [ ! -e m0/run ] || { cat log; return 1; }
 }
 same_files() { make_machines && on_both 0 --out run; }
@@ -80,7 +80,7 @@ other_data_to_evaluate_on() { # both machines see the model
 evaluates() { # CODE [MODEL]: the default model is on both machines
     both "$1" "$train" --eval-only --model "${2-mod}" --val "code_val_*.bin" --threads 1
 }
-other_model() { # another weight, or another shape
+other_model() { # a different weight, or a different shape
     make_machines && on_both 0 --out run && rm -rf mod && mv m0/run/step_00000004 mod && rm -r m0/run mod/MANIFEST.json || return 1
     for m in "${machines[@]}"; do cp -r mod "$m"; done
     evaluates 0 || return 1
@@ -105,8 +105,8 @@ other_checkpoint() { # all machines must have the checkpoint to resume from
 # ---- Cores -----------------------------------------------------------------------------------------------------------
 
 cc -shared -fPIC -o cores.so "$root/dev/test/preload/cores.c" -ldl || exit 1
-# The launcher may use CORES cores, local rank i the i-th range of CORES_OF. Checks that each rank runs THREADS threads,
-# and that a note appears if BOUND is set.
+# The launcher may use CORES cores; local rank i may use the i-th range in CORES_OF. Checks that each rank runs THREADS
+# threads, and that a note appears if BOUND is set.
 runs_with() { # RANKS CORES CORES_OF THREADS BOUND
     local bound=$5
     rm -rf cores
@@ -115,7 +115,7 @@ runs_with() { # RANKS CORES CORES_OF THREADS BOUND
     grep '^note: rank 0 may run' log > note
     [ "$(cat note)" = "${bound:+note: rank 0 may run on $bound: mpirun --bind-to none lifts that (srun: --cpu-bind=none)}" ] || { cat note; return 1; }
 }
-cores() { # each rank has its own; all share; some share; there are fewer cores than ranks; ranks are bound
+cores() { # each rank has its own cores; all share; some share; there are fewer cores than ranks; ranks are bound
     while IFS='|' read -r -a with; do runs_with "${with[@]}" "" || { echo "${with[*]}"; return 1; }; done << 'END'
 2|8|0-3,4-7|4
 3|16|0-15|5
@@ -134,13 +134,13 @@ strangers() { # CODE TEXT OPTIONS...: runs as one of four processes that srun st
     local code=$?
     [ $code = "$1" ] && grep -q -- "$2" log || { echo "exit code $code, not $1 with $2: ${*:3}"; tail -n 3 log; return 1; }
 }
-strangers_may_look() { # commands that write and share nothing
+strangers_may_look() { # without MPI, commands that write and share nothing run
     local run=(--train "code_train_*.bin" "${small[@]}" --steps 1 --val-every 0 --out seen)
     "$train" "${run[@]}" > log 2>&1 || { cat log; return 1; }
     strangers 0 "^  --train" --help && strangers 0 . --version && strangers 0 ": undamaged$" --check seen &&
         strangers 0 "^parameters" --dry-run "${run[@]}" && strangers 0 "" --sample-only --model seen --sample-tokens 4
 }
-strangers_may_not_train() { # or evaluate: each would write the same run, or evaluate the same rows
+strangers_may_not_train() { # and not evaluate: each would write the same run, or evaluate the same rows
     local text="^error: started as one of 4 processes (SLURM_STEP_NUM_TASKS), but not in a way that Open MPI understands"
     strangers 64 "$text" --train "code_train_*.bin" "${small[@]}" --steps 1 --val-every 0 --out strange && [ ! -e strange ] &&
         strangers 64 "$text" --eval-only --model seen --val "code_val_*.bin" &&

@@ -36,8 +36,8 @@ run() { # RANKS OUT OPTIONS...; RANKS 0: without mpirun
     [ $code = "${wanted:-0}" ] || { echo "exit code $code, not ${wanted:-0}:"; cat "$out.log"; return 1; }
 }
 
-# close A B NAME TOLERANCE [OTHER]: compares the field NAME of A with NAME, or OTHER, of B, step by step. A null equals
-# only a null.
+# close A B NAME TOLERANCE [OTHER]: compares field NAME of run A with field NAME, or OTHER, of run B, step by step. A
+# null equals only a null.
 close() {
     paste <(grep -oE "\"$3\": [^,}]*" "$1/metrics.jsonl") <(grep -oE "\"${5-$3}\": [^,}]*" "$2/metrics.jsonl") |
         awk -v what="$1 and $2: $3" -v tolerance="$4" '
@@ -49,7 +49,7 @@ close() {
 
 exact_run="--gns exact --steps 30"
 short="--gns exact --steps 16 --batch-tokens 176"
-# kappa is large because gns_ratio stays 1: so short a run does not measure it.
+# kappa is large because gns_ratio stays 1: the run is too short to measure it.
 ramp_run="--ramp gns --batch-min 5 --batch-max 40 --train-tokens 16000 --gns-half-life 3000 --ramp-kappa 128 --ramp-waste 1 --ramp-step-rows 1e9"
 
 agree() { # A B
@@ -82,9 +82,9 @@ measures_a_step() { # a run that measures --ramp-step-rows equals a run with thi
     done
     run 1 told1 $measured --ramp-step-rows "$x" && agree told1 told
 }
-# ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit. First steps have 5 to 40 rows: a rank makes 1 to 7 micro-steps
-# of 3 rows, some ranks one less. Then a step is one micro-step of up to 20 rows, where ZeRO-2 and 3 keep no whole
-# gradient. Of three ranks the last has the longest part of a bucket.
+# ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit. In the first runs steps have 5 to 40 rows: a rank makes 1 to 7
+# micro-steps of 3 rows, some ranks one micro-step less. In later runs a step is one micro-step of up to 20 rows, for
+# which ZeRO-2 and 3 keep no whole gradient. Of three ranks the last has the longest part of a bucket.
 zero_agrees() {
     local zero
     for zero in 0 2 3; do
@@ -96,7 +96,7 @@ zero_agrees() {
     for zero in 0 2; do micro=2 layers=4 run 3 two$zero $short --zero $zero || return 1; done # two micro-steps at most
     same two0 two2
 }
-zero_in_bf16() { # ranks exchange rounded weights, and keep fp32 masters
+zero_in_bf16() { # ranks exchange rounded weights, and keep fp32 master weights
     "$train" --dry-run --dtype bf16 --model d1 > bf16.log 2>&1
     [ $? != 69 ] || skip "no instructions for bf16" || return
     run 2 h0 $ramp_run --dtype bf16 --zero 0 && ! same_weights h0 r2 > /dev/null || return 1
@@ -119,8 +119,8 @@ a_smoothed_loss() { # the loss without smoothing is summed over ranks like a ste
     run 1 s1 $exact_run --batch-tokens 176 --label-smoothing 0.2 && run 3 s3 $exact_run --batch-tokens 176 --label-smoothing 0.2 --zero 2 \
         --reduce micro-step --recompute block && agree s1 s3 && close s1 s3 loss_nll 1e-5 && close s1 s3 gns_total_s 1e-4 && ! close s1 s3 loss 1e-3 loss_nll > /dev/null
 }
-# Several ranks agree with one, and every stage has the same bits. Muon keeps matrices whole: one of five ranks owns
-# nothing of a block.
+# Several ranks agree with one rank, and every stage has the same bits. Muon keeps matrices whole: one of five ranks
+# owns nothing of a block.
 optimizer_agrees() { # OPTIMIZER RANKS
     local all="o_$1_$2" zero
     layers=4 run 1 "o_$1" $short --optimizer "$1" || return 1
@@ -176,7 +176,7 @@ reduced_at_every_micro_step() { # sums in another order: equal up to rounding
     # one micro-step is the whole step
     wide 3 m_one $ramp_run --zero 2 --reduce micro-step && same w3_0 m_one
 }
-resumes_in_another_mode() { # from a checkpoint of three ranks that owned parts of the state; the bits stay
+resumes_in_another_mode() { # from a checkpoint of three ranks that owned parts of the state, with the same bits
     run 3 z2 $ramp_run --zero 1 --checkpoint-every 20 --keep 0 && same_weights r3 z2 && forget_newest z2 && cp -r z2 z3 &&
         resumes 3 z3 $ramp_run --zero 0 && same r3 z3 || return 1
     # with sharded gradients and weights
@@ -195,7 +195,7 @@ sharded_weights_take_the_planned_memory() {
     local plan deep="--layers 120 --channels 128"
     plan=$("$train" --dry-run --vocab-size 256 --heads 2 --seq-len 16 --threads 1 --gns ln --micro-batch 1 --batch-tokens 64 --ranks 4 \
         --zero 3 $deep | awk '/memory in all/ { print $4 }') || return 1
-    # Run one after the other: two mpiruns that start in one TMPDIR may fail.
+    # Not at the same time: two mpiruns that start in one TMPDIR may fail.
     peak_memory --layers 1 --channels 16 | sort -n > base.txt && peak_memory $deep | sort -n > deep.txt || return 1
     paste base.txt deep.txt | awk -v plan="$plan" '
         { n++; base += $1; peak += $2; most = $2; all = all " " $2 }
@@ -236,7 +236,7 @@ a_skipped_step_measures_nothing() {
     grep '"skipped"' long/metrics.jsonl > skipped.txt || { echo "none was skipped"; return 1; }
     ! grep gns_ranks skipped.txt
 }
-samples_between_steps() { # rank 0 gathers all weights at once, not during the next step; with ZeRO-3 for each token
+samples_between_steps() { # all weights are gathered at once, not during the next step; with ZeRO-3 for each token
     layers=4 run 3 silent $short --zero 1 || return 1
     for zero in 1 3; do
         layers=4 run 3 sampled$zero $short --zero $zero --sample-every 5 --sample-tokens 3 --deadline 15 && same_weights sampled$zero silent || return 1
@@ -266,7 +266,7 @@ cut() { # RANKS TENSOR OUT OPTIONS...: a model of five heads over TENSOR ranks
     local small=${small/--heads 2 --channels 32/--heads 5 --channels 40}
     run "$1" "$3" --gns exact --batch-tokens 176 --steps "${steps:-8}" --tensor "$2" "${@:4}"
 }
-a_cut_model_agrees() { # with one rank, on 11 rows in micro-steps of 3; groups have 1 to 4 ranks, some without rows
+a_cut_model_agrees() { # with one rank: on 11 rows in micro-steps of 3; groups have 1 to 4 ranks, some without rows
     local mesh masks="--dropout 0.2 --label-smoothing 0.1 --recompute block --optimizer lamb"
     cut 1 1 c1 && cut 1 1 cm1 $masks || return 1
     for mesh in "4 2" "6 3" "4 4" ${GNS_LONG:+"2 2" "8 2" "6 2"}; do
@@ -276,7 +276,7 @@ a_cut_model_agrees() { # with one rank, on 11 rows in micro-steps of 3; groups h
     cmp <(grep '^validation loss .* = ' c1.log) <(grep '^validation loss' c4_2.log) || return 1 # each row's bytes once
     cut 4 2 cm4 $masks --zero 3 --reduce micro-step && agree cm1 cm4 && close_total cm1 cm4
 }
-a_cut_model_has_one_order_of_sums() { # over --zero, --recompute and reruns
+a_cut_model_has_one_order_of_sums() { # the same bits with every --zero and --recompute, and in reruns
     local zero
     cut 4 2 cz0 --zero 0 && same_run c4_2 cz0 || return 1
     for zero in 1 3 ${GNS_LONG:+2}; do
@@ -295,7 +295,7 @@ a_cut_model_resumes_on_any_mesh() { # 2 x 2, 4 x 1, 1 x 3, 1 x 1 (groups x ranks
     cut 1 1 cr1 $constant && close cr1 cr loss 1e-5 && close cr1 cr grad_norm 1e-4 && close cr1 cr gns_ln_s 1e-4 || return 1
     lr=0 steps=1 cut 4 2 ci && lr=0 steps=1 cut 1 1 ci1 && same_weights ci ci1 # the same initial weights
 }
-a_cut_model_rounds_what_travels() { # a single group's blocks stay on its ranks: the wire changes few of the moments' bytes
+a_cut_model_rounds_what_travels() { # a single group reduces no blocks: a bf16 wire changes few of the moments' bytes
     local wire
     for wire in fp32 bf16; do steps=1 cut 2 2 wire_$wire --comm-dtype $wire --grad-clip 0 || return 1; done
     [ "$(cmp -l wire_{fp32,bf16}/step_00000001/training/optimizer.safetensors | tee changed.txt | wc -l)" -gt 10000 ] &&
@@ -321,7 +321,7 @@ exec "$@"
 EOF
 chmod +x machine.sh
 on() { local train="$work/machine.sh $1 $work $train" && "${@:2}" --shard machine; }
-replicas_agree() { # two and three replicas, on 2 ranks and on 1, agree with one rank; --zero and reruns keep the bits
+replicas_agree() { # two and three replicas, of 2 ranks and of 1, agree with one rank; --zero and reruns change no bit
     local zero
     on 2 run 4 p2 $exact_run --batch-tokens 176 && agree e1_176 p2 && close_total e1_176 p2 && close e1_176 p2 gns_ratio 1e-4 &&
         grep -q '^ranks   4, each with such an engine, 2 replicas on 2 ranks each$' p2.log && on 1 run 3 p1 $ramp_run --zero 2 && agree r1 p1 || return 1
@@ -333,7 +333,7 @@ replicas_agree_in_any_mode() { # with other optimizers, fp8, bf16 on the wire, -
     local zero masks="--dropout 0.2 --label-smoothing 0.1 --recompute block --optimizer lamb"
     layers=4 on 2 run 4 p_lamb $short --optimizer lamb && agree o_lamb p_lamb && close_total o_lamb p_lamb &&
         layers=4 on 3 run 6 p_muon $short --optimizer muon --zero 3 && agree o_muon p_muon && close_total o_muon p_muon || return 1
-    for zero in 1 3; do # two addends have one order; rank 1 saturates in steps in which rank 0 does not
+    for zero in 1 3; do # a sum of two has one order; rank 1 saturates in steps in which rank 0 does not
         lr=30 $([ $zero = 1 ] || echo on 1) wide 2 p_fp8_$zero --dtype fp8-dw --gns exact --batch-tokens 176 --grad-clip 0 --steps 24 --seed 3 --zero $zero || return 1
     done
     same_weights p_fp8_1 p_fp8_3 && same_moments p_fp8_1 p_fp8_3 || return 1
@@ -357,7 +357,7 @@ replicas_are_refused() {
     wanted=64 on 2 run 3 refused --steps 1 && grep -q '^error.*--shard machine: rank 2 is number 1 of 1 on node1, not number 1 of 2. start equally many' refused.log &&
         wanted=64 on 3 cut 6 2 refused && grep -q '^error.*--tensor 2: there are 3 ranks a machine (--shard machine). use a --tensor that divides them' refused.log || { cat refused.log; return 1; }
 }
-a_group_ends_with_a_rank_that_cannot_read() { # RANK FILES: the group's other ranks exchange with RANK until it ends
+a_group_ends_with_a_rank_that_cannot_read() { # RANK FILES: other ranks of the group exchange with RANK until it ends
     rm -rf elsewhere unread && mkdir elsewhere && cp code_*.bin elsewhere &&
         printf '#!/bin/sh\n[ $OMPI_COMM_WORLD_RANK != %s ] || cd elsewhere\nexec "$@"\n' "$1" > apart.sh && chmod +x apart.sh || return 1
     local train="$PWD/apart.sh $train" job

@@ -22,7 +22,7 @@ typedef struct {
 } Board;
 
 static const Board boards[] = {
-    // Blame only the rank at the earliest collective: the others wait for it.
+    // Blame only the rank that has begun fewest collectives: the others wait for it.
     {"earliest", 4, 4, {6, 5, 4, 6}, .silent = 1 << 1 | 1 << 3,
      .says = {"step 7: no progress for 0.5 s (--deadline); last collective: a sum;",
               "; rank 2 (process 0) keeps the others waiting"}},
@@ -38,7 +38,7 @@ static const Board boards[] = {
     {"orphaned", 2, 2, {1, ABSENT}, .set_up = true, .orphaned = true,
      .says = {"set-up: no progress for 5 s (the launcher is gone)"}},
     {"abort_waits", 2, 2, {1, 1}, .hands = true},
-    // The earliest rank here may wait for a rank of another machine: name it, blame nobody.
+    // The rank that has begun fewest collectives here may wait for another machine: name the rank, blame nobody.
     {"other_machines", 4, 3, {6, 5, 4, ABSENT}, .silent = 1 << 1,
      .says = {"this machine's 3 ranks run; rank 2 (process 0) is at the earliest collective, collective number 4: look at "
               "the other machines too"}},
@@ -66,7 +66,7 @@ static void abort_device(void *) {
     if (!atomic_load(&handed)) _exit(3);
 }
 
-// The other ranks start first: rank 0 finds them on the board. Their deadlines are longer: rank 0 reports.
+// Other ranks start first, so that rank 0 finds them on the board. Their deadlines are longer, so that rank 0 reports.
 static void wait_too_long(const Board *board) {
     WatchdogEntry *entries = calloc(1, watchdog_board_bytes(board->ranks));
     for (int rank = 1; rank < board->ranks; rank++) {

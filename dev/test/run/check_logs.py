@@ -32,7 +32,7 @@ def test(function):
         word = "FAIL" if failures else "PASS"
     except Skip as skip:
         word, why = "SKIP", f" {skip}"
-    except Exception as error:  # an exception of a reader is a failure, too
+    except Exception as error:  # an exception of a reader is a failure
         word, why = "FAIL", f" {type(error).__name__}: {error}"
     failed_tests += word == "FAIL"
     print(f"{word} logs/{function.__name__} {time.time() - start:.2f}s{why}", flush=True)
@@ -45,7 +45,7 @@ LARGEST_FILE = 1 << 20  # bytes; a checkpoint's files are smaller
 
 
 def limit_files():
-    """Simulates a full disk for the program alone: no file grows beyond LARGEST_FILE."""
+    """Simulates a full disk for this process only: no file grows beyond LARGEST_FILE."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
 
@@ -78,7 +78,7 @@ def steps_and_vals(out):
 # ---- TensorBoard ----------------------------------------------------------------------------------------------------
 
 def to_tensorboard(*arguments, code=0, most=resource.RLIM_INFINITY, **environment):
-    """most: bytes that a file may have."""
+    """Runs scripts/to_tensorboard.py. most: bytes that a file may have."""
     done = subprocess.run([sys.executable, TO_TENSORBOARD, *arguments], capture_output=True, text=True, check=False,
                           env={**os.environ, **environment},
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
@@ -114,7 +114,7 @@ def as_float32(x):
 
 
 def check_scalars(out, scalars):
-    """Returns every number of metrics.jsonl under its own name, gns/... or ramp/...; lists by element."""
+    """Returns every number of metrics.jsonl under its own name, gns/... or ramp/...; each element of a list has a name."""
     want, seconds, before = {}, 0, 0
     for row in lines_of(f"{out}/metrics.jsonl"):
         if "loss" in row:
@@ -191,7 +191,7 @@ def tensorboard():
         check("60 steps" in to_tensorboard("shown"), "not 60 steps")
         sizes = sorted(map(os.path.getsize, glob.glob("shown/events.*.gns")))
         check(len(sizes) <= 2 and sizes[-1] > 0 and sizes[:-1] == [0] * (len(sizes) - 1), f"event files of {sizes} bytes")
-        viewer = viewer or open_events("shown")  # a live viewer: it reads again after four calls
+        viewer = viewer or open_events("shown")  # a live viewer, which reads again after four calls
     check(os.path.exists("shown/events.out.tfevents.0.notes"), "another program's file was removed")
     check_events("shown", [1])
     with open("shown/metrics.jsonl", "a") as file:
@@ -230,8 +230,8 @@ def go_back_to(out, step):
 
 
 def three_parts(out, look=lambda: None):
-    """The first part ends at step 60 and is cut back to 30; the next is killed; the last ends. Calls look after
-    each."""
+    """Makes a run of three parts: the first ends at step 60 and is cut back to step 30, the second is killed, the third
+    ends. Calls look() after each."""
     shutil.copytree("whole", out)
     look()
     go_back_to(out, 30)
@@ -296,7 +296,7 @@ def torn_ends():
 
 
 def equal_to_the_uninterrupted():
-    """Cutting back twice to the same step leaves nothing of the part in between."""
+    """If a run goes back twice to the same step, nothing is left of the part in between."""
     shutil.copytree("whole", "again")
     for _ in range(2):
         go_back_to("again", 40)
@@ -319,7 +319,7 @@ def cannot_write():
     check("error: blocked/samples.jsonl" in output and output.count("\n") == 1, f"samples.jsonl is a directory: {output}")
     os.makedirs("full")
     with open("full/samples.jsonl", "w") as file:
-        file.truncate(LARGEST_FILE)  # a new run leaves it as it is
+        file.truncate(LARGEST_FILE)  # a new run does not change this file
     output = train("full", steps=7, code=74, preexec_fn=limit_files)[-1]
     check("error: full/samples.jsonl" in output, f"what failed is not said: {output[-200:]}")
     check(glob.glob("full/step_*") == ["full/step_00000007"], f"checkpoints {glob.glob('full/step_*')}")

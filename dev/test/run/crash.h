@@ -1,6 +1,5 @@
-// crash: helpers of the tests of checkpoints under attack, test_crash.c (one process) and test_crash_ranks.c. COMMAND
-// has the options of their runs. The run "whole" is undisturbed; the run "part" is attacked and must end with the same
-// last checkpoint.
+// crash: helpers for test_crash.c (one process) and test_crash_ranks.c, which attack checkpoints. COMMAND: the options
+// of their runs. The run "whole" is undisturbed. The run "part" is attacked and must end with the same last checkpoint.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -10,7 +9,7 @@
 
 #include <time.h>
 
-// The calls that a test strikes: first, first + stride, ..., from a random `first`. GNS_LONG=1: all.
+// The calls that a test strikes: first, first + stride, ..., with a random `first`. GNS_LONG=1: all calls.
 typedef struct {
     long first, stride;
 } Some;
@@ -19,7 +18,7 @@ static inline Some some_calls(long stride) {
     return (Some){1 + (stride > 0 ? (long)draw((uint32_t)stride) : 0), stride};
 }
 
-// Waits until a running program has written `text`. Fails after a minute: the machine may be busy.
+// Waits until a running program has written `text`; after a minute, long enough for a busy machine, fails.
 static inline void wait_for(const char *path, const char *text) {
     for (double begun = clock_seconds(); !file_mentions(path, text) && clock_seconds() - begun < 60;) usleep(1000);
     CHECK(file_mentions(path, text), "%s has no '%s' after a minute", path, text);
@@ -68,7 +67,7 @@ static inline void remove_part(void) {
     for (int i = 1; i < 4; i++) remove_tree(path_of("part.%d", i));
 }
 
-// Removes the attacked run, and plans no fault.
+// Removes the attacked run and all planned faults.
 static inline void begin_part(void) {
     remove_part();
     no_faults();
@@ -81,8 +80,8 @@ static inline int count_good(const char *out) {
     return good;
 }
 
-// Kills runs of "part" at some_calls(stride). Checks that every named checkpoint is whole, also when a removal was
-// killed: it renames a checkpoint before it removes the first file. killed: the exit code of a killed run.
+// Kills runs of "part" at some_calls(stride). Checks that every named checkpoint is whole, also after a kill during a
+// removal, which renames a checkpoint before it removes the first file. killed: the exit code of a killed run.
 static inline void killed_at_every_call(int rank, long calls, long stride, int killed) {
     Some some = some_calls(stride);
     for (long n = some.first; n <= calls; n += some.stride) {
@@ -99,7 +98,7 @@ static inline void killed_at_every_call(int rank, long calls, long stride, int k
     }
 }
 
-// Checks a run whose data a rank can no longer read: it saves the finished steps, names the file, and resumes later.
+// Checks a run whose data a rank can no longer read: the run saves finished steps, names the file, and resumes later.
 static inline void check_unreadable_data(int rank, const char *data, long readable, const char *command) {
     const char *who = trainer.ranks > 1 ? path_of("error (rank %d): ", rank) : "error: ";
     remove_part();
@@ -129,8 +128,8 @@ static inline void check_failure(Fault fault, int rank, Call call, long n, int e
     int code = trainer_run(COMMAND "--out part");
     bool fits = call == CALL_ALLOC ? code == ERR_MEMORY : code == ERR_WRITE || code == ERR_INPUT;
     CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
-    // A run that continues need not mention lack of memory, one failed write (the log tries again), or a failed open of
-    // the watchdogs' board (comm.c).
+    // quiet: the run may continue without a message: lack of memory, one failed write (the log tries again), or a
+    // failed open of the watchdogs' board (comm.c).
     bool quiet = call == CALL_ALLOC || (call == CALL_WRITE && fault == FAULT_ONCE) || (call == CALL_OPEN && n == 1);
     bool said = code ? log_mentions("error: ") || log_mentions("error (rank ") : quiet || log_mentions("warning: ");
     CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());

@@ -40,9 +40,9 @@ typedef struct {
     Dtype dtype;   // 0: fp32. fp8 and fp8-dw use the exponents that follow from step 1
 } Case;
 
-// Odd sizes: T no multiple of anything, V not padded, B = 1, NH = 1, a context longer than T, a single token, so few
-// words that all recur (the cross term of the tied weight), T and C larger than the kernels' blocks. Clipping is active
-// in some cases, off or out of reach in others. Adam's step hardly depends on the gradient's scale unless eps is large:
+// Odd sizes: T that no tile divides, V not padded, B = 1, NH = 1, a context longer than T, a single token, so few words
+// that all recur (the cross term of the tied weight), T and C larger than the kernels' blocks. Clipping is active in
+// some cases, off or out of reach in others. Adam's step hardly depends on the gradient's scale unless eps is large:
 // one case has a large eps. The fp8 cases are so small that no value lies near a tie, where fp32 and float64 may round
 // differently.
 static const Case cases[] = {
@@ -136,7 +136,7 @@ static void dump_destroy(Dump *d) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
 }
 
-// Runs forward and backward over some rows. Sets loss_sum, nll_sum (may be NULL), grad_sq (tensors), example_sq
+// Runs forward and backward over `rows` rows. Sets loss_sum, nll_sum (unless NULL), grad_sq (tensors) and example_sq
 // (tensors).
 static int measure(Dump *d, const uint16_t *tokens, int rows, GnsMode mode, double *loss_sum, double *nll_sum,
                    double *grad_sq, double *example_sq, Error *e) {
@@ -193,7 +193,7 @@ static int measure_batch(Dump *d, Error *e) {
     return 0;
 }
 
-// Measures rows and sources in GNS_LN mode. Step 1 comes last: its own numbers go into the file, too.
+// Measures rows and sources in GNS_LN mode. Step 1 comes last: its numbers also go into the file.
 static int measure_sources(Dump *d, Error *e) {
     const int B = d->c->batch;
     const double tokens = (double)B * d->c->seq_len;
@@ -246,7 +246,7 @@ static int train(Dump *d, Error *e) {
         size_t end = k + 1 < tensors ? model->tensors[k + 1].offset : model->flat_count;
         for (size_t i = begin; i < end; i++) {
             double x = fabs((double)d->after[i]);
-            if (!(x <= d->padding_max)) d->padding_max = x; // NaN gets through
+            if (!(x <= d->padding_max)) d->padding_max = x; // also if x is NaN
         }
     }
 done:

@@ -1,6 +1,6 @@
-// faults: system calls that fail, fall short or end the program, as planned. The linker sends the library's calls here
-// (--wrap, see dev/make/tests.mk): the code under test is unchanged. Plan and counts are in a file of the current
-// directory, mapped by the test and by the trainers that it starts.
+// faults: plans system calls that fail, fall short or end the program. The linker sends calls of the unchanged library
+// here (--wrap, dev/make/tests.mk). Plan and counts are in a file of the current directory, mapped by the test and by
+// the trainers that it starts.
 #pragma once
 
 #include <dirent.h>
@@ -36,14 +36,14 @@ enum { FAULT_RANKS = 4 };
 typedef struct {
     Fault fault;
     int rank;            // the rank whose calls fail
-    int call;            // the kind of call that fails; -1: any but ALLOC
+    int call;            // the kind of call that fails; -1: any kind but ALLOC
     long at;             // number of the call that fails, from 1
     int error;           // errno
     long free_kb;        // free space that statvfs and fstatvfs report, if not 0
     long disk_kb;        // the disk's size, which only checkpoints fill; 0: the real disk
     long slow_us;        // added to every fsync of `rank`
     size_t refused;      // allocations of this many bytes fail on `rank`
-    long slow_step_us;   // added to every step, where steps are counted
+    long slow_step_us;   // added to every step, in tests that count steps
     long log_needs_kb;   // writes to metrics.jsonl fail if less of disk_kb is free
     long readable;       // reads of `unreadable` that succeed first
     char unreadable[80]; // opening a file whose path has this text fails with `error`; EIO: reading fails
@@ -51,13 +51,13 @@ typedef struct {
     long flip_step;      // the disk flips one bit of this step's checkpoint; 0: never
 
     struct {
-        _Atomic long count[CALLS + 1]; // calls of each kind so far; the last: all but ALLOC
+        _Atomic long count[CALLS + 1]; // calls of each kind so far; last element: of all kinds but ALLOC
         _Atomic long steps;            // steps begun
         _Atomic int process;           // 0: not started yet
         _Atomic int dirty;             // files that the rank wrote and has not synced
     } of[FAULT_RANKS];
-    _Atomic long reads;     // of the unreadable file
-    _Atomic long slowed;    // fsyncs that slow_us delays or delayed
+    _Atomic long reads;     // reads of the unreadable file
+    _Atomic long slowed;    // fsyncs so far that slow_us delays
     _Atomic long committed; // step of the last checkpoint that got its name; 0: none
     _Atomic long before;    // step of the checkpoint before `committed`
     _Atomic long struck;    // calls that failed
@@ -68,12 +68,12 @@ typedef struct {
     int stray_rank; // -1: none
     long stray_step;
     size_t stray_element;
-    bool stray_late; // it changes after the step's new weights have arrived
+    bool stray_late; // the bit changes after the step's new weights have arrived
 
     bool apart; // each rank has its own machine
 } Faults;
 
-static Faults *faults; // shared with children
+static Faults *faults; // shared with child processes
 
 static pid_t faults_parent; // faults happen in children only
 static int faults_rank;     // this process's rank
@@ -107,7 +107,7 @@ static void faults_plan(Fault fault, int call, long at, int error) {
 
 static bool in_child(void) { return faults && faults_parent && getpid() != faults_parent; }
 
-// Counts the call. Returns whether it must fail.
+// Counts the call. True if it must fail.
 static bool meant(Call call) {
     if (!in_child()) return false;
     _Atomic long *count = faults->of[faults_rank].count;
@@ -125,7 +125,7 @@ static bool strikes(Call call) {
     return true;
 }
 
-// Tracks what is on the disk. A killed process loses nothing that it wrote; a machine without power loses what was not
+// Tracks what is on the disk. A killed process loses nothing that it wrote, but a loss of power loses what was not
 // synced. So a checkpoint may get its name only after its files, their directory, and the metrics up to its step are
 // synced.
 
@@ -190,7 +190,7 @@ static void disk_synced(int fd) {
     disk_mark(st.st_ino, false);
 }
 
-// Begins a save: forgets an abandoned save's files.
+// Begins a save: forgets the files of an abandoned save.
 static void disk_begin(void) {
     pthread_mutex_lock(&disk.lock);
     disk.count = faults->of[faults_rank].dirty = 0;
@@ -281,7 +281,7 @@ static ssize_t faulty_write(int fd, const void *data, size_t bytes, off_t at) {
 ssize_t __wrap_write(int fd, const void *data, size_t bytes) { return faulty_write(fd, data, bytes, -1); }
 ssize_t __wrap_pwrite(int fd, const void *data, size_t bytes, off_t at) { return faulty_write(fd, data, bytes, at); }
 
-// Does not wait for the disk: only a loss of power would tell.
+// Does not wait for the disk: without a loss of power this changes nothing.
 int __wrap_fsync(int fd) {
     struct stat st;
     if (in_child() && faults->slow_us && faults->rank == faults_rank) {
@@ -308,7 +308,7 @@ int __wrap_renameat(int a, const char *from, int b, const char *to) {
     if (strikes(CALL_RENAME)) return -1;
     int result = __real_renameat(a, from, b, to);
     if (result == 0 && faults && strncmp(from, "step_", 5) == 0 && atol(from + 5) == faults->committed)
-        faults->committed = faults->before; // the checkpoint lost its name again
+        faults->committed = faults->before; // the last checkpoint has lost its name
     path_at(b, to, path);
     const char *step = strstr(path, "/step_");
     if (result == 0 && faults && step && !strchr(step, '.')) {
@@ -367,7 +367,7 @@ int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes) {
     return refused || strikes(CALL_ALLOC) ? ENOMEM : __real_posix_memalign(out, alignment, bytes);
 }
 
-// Returns the 512-byte blocks of all files below a directory. Skips its entries whose names lack `having`.
+// Returns the 512-byte blocks of all files below a directory, without its entries whose names lack `having`.
 static long blocks_of(const char *path, const char *having) {
     long blocks = 0;
     DIR *directory = opendir(path);

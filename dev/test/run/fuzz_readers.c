@@ -2,9 +2,9 @@
 //
 //     fuzz_readers [SECONDS [SEED]]     default: 10 seconds over all readers, seed 1; a seed repeats its samples
 //
-// A sample is a well-formed file with up to 11 changes. A reader that accepts it must return values in range; a reader
-// that refuses it must name the file and a remedy in one error. Sanitizers catch the rest. GNS_LONG=1: at least ten
-// thousand samples per reader.
+// A sample is a well-formed file with up to 11 changes. A reader that accepts a sample must return values in range; a
+// reader that refuses it must name the file and a remedy in one error. Sanitizers find other faults. GNS_LONG=1: at
+// least ten thousand samples per reader.
 #include "base/hash.h"
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint.h"
@@ -116,7 +116,7 @@ static int read_safetensors(const char *path, Error *e) {
     return 0;
 }
 
-// Checks that an accepted shard's tokens are in the vocabulary: the reader checks all tokens of a small shard.
+// Checks that an accepted shard's tokens are in the vocabulary. (The reader checks all tokens of a small shard.)
 static int read_shard(const char *path, Error *e) {
     int T = 1 + (int)draw(300), V = draw(2) ? 250 + (int)draw(7) : 65536;
     Dataset *data;
@@ -153,7 +153,7 @@ static int read_questions(const char *path, Error *e) {
     return 0;
 }
 
-// ---- Well-formed samples beside a run's files -----------------------------------------------------------------------
+// ---- Well-formed samples that are not files of a run ----------------------------------------------------------------
 
 static void put(const void *bytes, size_t count) {
     memcpy(sample.bytes + sample.count, bytes, count);
@@ -261,7 +261,7 @@ static void settle_manifest(void) {
              digest_of(sample.bytes, sample.count - last).hash);
 }
 
-// Usually corrects the header's length, so that the data's place stays: the target is the header's parser.
+// Usually corrects the header's length, so that the data keep their place: the target is the header's parser.
 static void settle_safetensors(void) {
     uint64_t header = sample.count >= 8 + data_bytes ? sample.count - 8 - data_bytes : 0;
     size_t fate = draw(16);
@@ -280,13 +280,13 @@ static void settle_shard(void) {
 
 typedef struct {
     const char *file;  // the file to change
-    const char *named; // errors must mention it; a manifest also names other files
+    const char *named; // text that errors must mention; a manifest also names other files
     const char *path;  // the reader's argument
     int (*reader)(const char *path, Error *e);
     void (*make)(void);   // NULL: the file of test_files_are_made
     void (*settle)(void); // or NULL
     double weight;        // relative share of the time
-    size_t first, end;    // changes begin within these bytes; end 0: anywhere
+    size_t first, end;    // changes begin in bytes [first, end); end 0: anywhere
 } Target;
 
 // clang-format off
@@ -301,7 +301,7 @@ static const Target targets[] = {
     {"words/merges.txt", "words", "words", read_tokenizer, NULL, NULL, 1, 0, 0},
     {"word/tokenizer.json", "word", "word", read_tokenizer, NULL, NULL, 1, 0, 0},
     {"added/tokenizer_config.json", "added", "added", read_tokenizer, NULL, NULL, 1, 0, 0},
-    {"model.bin", "model.bin", "model.bin", read_bin, NULL, NULL, 1, 0, 40}, // only the header can be wrong
+    {"model.bin", "model.bin", "model.bin", read_bin, NULL, NULL, 1, 0, 40}, // any values are valid
     {"shard.bin", "shard.bin", "shard.bin", read_shard, make_shard, settle_shard, 6, 0, 1100},
     {"questions.jsonl", "questions.jsonl", "questions.jsonl", read_questions, make_questions_jsonl, NULL, 3, 0, 0},
 };
@@ -323,7 +323,7 @@ static int try_sample(void) {
     const Target *t = target;
     save_sample(t->file);
     int code = t->reader(t->path, &e);
-    const bool of_options = strstr(e.what, "this run has --"); // state and command differ
+    const bool of_options = strstr(e.what, "this run has --"); // the state's options and the command's differ
     CHECK(code == 0 || code == ERR_INPUT || (code == ERR_USAGE && of_options), "code %d: %s", code, e.what);
     CHECK(code == 0 || (e.what[0] && e.hint[0] && strstr(e.what, t->named)), "'%s' (%s) does not name %s, or no hint",
           e.what, e.hint, t->named);
@@ -413,7 +413,7 @@ static void make_tokenizers(void) {
     CHECK_OK(read_tokenizer("added", &e), &e);
 }
 
-// Checks that a state with a 9 for the first digit after `place` is refused.
+// Checks that a state is refused if a 9 replaces the first digit after `place`.
 static void check_refuses(const char *place, const char *field) {
     const char *path = "step/training/state.json";
     size_t bytes;

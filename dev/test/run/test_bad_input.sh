@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the program on bad input. Checks for every case the exit code, that stderr is one line ("error: WHAT. REMEDY")
-# that names the file or flag, and that no file is written, changed or lost. More cases of each kind are in
+# Runs the program on bad input. Checks the exit code of every case; that stderr is one line ("error: WHAT. REMEDY"),
+# which names the file or flag; and that no file is written, changed or lost. More cases of each kind are in
 # dev/test/{text/test_shards,options/test_options,options/test_resolve,checkpoint/test_safetensors}.c.
 #
 #     dev/test/run/test_bad_input.sh [PROGRAM]     default: the one in $GNS_BUILD
@@ -44,16 +44,16 @@ printf "train = good.bin\nval = good.bin\nsteps = 2\nout = out\nseq-len = 16\nth
 head -c 2000000 /dev/zero > huge.cfg
 printf '\xef\xbb\xbflearning-rate = 1\n' > marked.cfg
 
-# First a good run: refusals mean something only if the program works. The cases damage its model.
+# First a good run: without one, refusals prove nothing. The cases damage its model.
 if ! "$program" --config run.cfg --out first > "$work/stdout" 2> "$work/stderr"; then
     echo "FAIL bad_input/the_good_run: $(cat "$work/stderr")"
     exit 1
 fi
 cp -r first/step_00000002 model
-mv first out # every case finds this run in its --out: a refusal must not touch it
+mv first out # every case finds this run in its --out: a refusal must not change it
 size=$(stat -c %s model/model.safetensors)
 
-damaged() { cp -r model "$1" && rm "$1/MANIFEST.json"; } # NAME: copies the model, without hashes, to be damaged
+damaged() { cp -r model "$1" && rm "$1/MANIFEST.json"; } # NAME: copies the model without hashes, for damage
 damaged no_config && rm no_config/config.json
 mkdir pickled only_pickle young && cp model/config.json pickled/
 : > pickled/pytorch_model.bin && : > only_pickle/pytorch_model.bin && : > young/metrics.jsonl
@@ -78,7 +78,7 @@ printf 'not a directory' > out_file
 inventory() { find . -printf '%y %m %p\n' | sort; find . -type f -print0 | sort -z | xargs -0 cksum; }
 inventory > "$work/before"
 
-# bad NAME CODE MENTION ARGUMENTS...: checks that the arguments are refused with CODE, in one line that has MENTION
+# bad NAME CODE MENTION ARGUMENTS...: checks that the arguments are refused with CODE, in one line with MENTION
 bad() {
     local name=$1 code=$2 mention=$3 start=$EPOCHREALTIME why=
     shift 3

@@ -18,7 +18,7 @@ static Error e; // set by the last call that failed
 #define COMMAND     RUN_COMMAND "--train-tokens %d --checkpoint-every 5 --keep 2 "
 enum { TOKENS = 880, PARTS = 5 }; // 55 steps of 2 rows of 8 tokens
 
-static int seed; // of a run whose lowest loss is neither first nor last
+static int seed; // of a run whose lowest validation loss is neither its first nor its last
 
 typedef struct {
     long step, last; // step with the lowest validation loss; last step
@@ -193,12 +193,12 @@ static void test_stop_at_loss(void) {
 
 // ---- On a disk that is too small for --keep -------------------------------------------------------------------------
 
-// Every validation of FALLING is the best so far: the previous best becomes the oldest checkpoint.
+// Every validation of FALLING is the best so far. The previous best is then the oldest checkpoint.
 #define FALLING SMALL_COMMAND "--lr 0.003 --train-tokens 208 --checkpoint-every 1 --val-every 4 --keep 2 --keep-best "
 enum { FALLING_STEPS = 13 };
 static long one_kb; // size of a checkpoint of FALLING
 
-// Checks that the newest whole checkpoint's best is undamaged, and that the checkpoint named at the log's end exists.
+// Checks that the best checkpoint (named in the newest) is undamaged, and that the one named in the output exists.
 static void check_best_is_there(const char *what) {
     char directory[ARCHIVE_PATH];
     RunSummary summary = {0};
@@ -214,7 +214,7 @@ static void check_best_is_there(const char *what) {
     memory_free(log);
 }
 
-// Plans a disk for three and a half checkpoints, with the one being written.
+// Plans a disk for three and a half checkpoints, counting the one being written.
 static void plan_little_room(Fault fault, long at) {
     faults_plan(fault, CALL_RENAME, at, EIO);
     faults->disk_kb = 7 * one_kb / 2 + 64; // 64: the trainer's allowance for state.json
@@ -226,7 +226,7 @@ static int run_with_little_room(Fault fault, long at) {
     return trainer_run(FALLING);
 }
 
-// Kills the run at any rename, of a new checkpoint or of a removed one, or lets it fail.
+// Kills the run at any rename, of a new checkpoint or of a removed one, or makes the rename fail.
 static void test_little_room(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     CHECK_RUN(trainer_run(FALLING), 0);
@@ -244,7 +244,7 @@ static void test_little_room(void) {
     remove_tree("part");
 }
 
-// A save damages the best checkpoint: the one before it is kept, and named at the log's end.
+// A save damages the best checkpoint: the previous best is kept, and named at the end of the output.
 static void test_the_best_is_not_saved(void) {
     const char *command = RUN_COMMAND "--train-tokens %ld --val-every 7 --checkpoint-every 1 --keep 2 --keep-best";
     faults_plan(FAULT_NONE, -1, 0, 0);

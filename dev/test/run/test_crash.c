@@ -52,14 +52,14 @@ static void test_no_room(void) {
     CHECK_RUN(trainer_wait(child), ERR_WRITE, "the disk has 0.0 MiB left", "error: step ",
               " is not saved, and the newest checkpoint is part/step_");
     CHECK(count_good("part") > 0, "none is left");
-    CHECK_RUN(trainer_run(ENDLESS "--keep 0 --out part"), ERR_WRITE, "needs room for 1 checkpoint of "); // replaces none
+    CHECK_RUN(trainer_run(ENDLESS "--keep 0 --out part"), ERR_WRITE, "needs room for 1 checkpoint of ");
     remove_part();
     check_resumes("no room");
 }
 
-// Returns the size of a disk for this many and a half checkpoints, with the one being written.
+// Returns the size in KiB of a disk for `checkpoints` + 0.5 checkpoints, counting the one being written.
 static long disk_of(double checkpoints) {
-    long one = disk_used_kb("whole") / 2;                  // "whole" keeps two
+    long one = disk_used_kb("whole") / 2;                  // "whole" keeps two checkpoints
     return (long)((checkpoints + 0.5) * (double)one) + 64; // 64: the trainer's allowance for state.json
 }
 
@@ -72,12 +72,12 @@ static void test_little_room(void) {
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
     check_same_end("whole", "part", "little room");
 
-    no_faults(); // if removing checkpoints would not make enough room, none is removed
+    no_faults(); // no checkpoint is removed if removals would not make enough room
     faults->free_kb = 1;
     CHECK_RUN(trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part"), ERR_WRITE);
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
 
-    begin_part(); // --keep 0 is a promise: none is removed
+    begin_part(); // --keep 0 promises that no checkpoint is removed
     faults->disk_kb = disk_of(2);
     CHECK_RUN(trainer_run(COMMAND "--out part --keep 0"), ERR_WRITE, "--keep",
               "is not saved, and the newest checkpoint is part/step_00000006: part: a checkpoint takes");
@@ -104,7 +104,7 @@ static void test_little_room_under_attack(void) {
         CHECK(trainer_run(COMMAND "--out part") == 1000 + SIGKILL, "%s: %s", what, log_tail());
         check_nothing_lost(what);
         no_faults();
-        faults->disk_kb = disk_of(2); // what the killed save left makes room
+        faults->disk_kb = disk_of(2); // removing the killed save's files makes room
         CHECK(trainer_run(COMMAND "--out part") == 0, "%s: resumed: %s", what, log_tail());
         check_same_end("whole", "part", what);
     }
@@ -120,7 +120,7 @@ static void test_little_room_under_attack(void) {
     }
 }
 
-// A checkpoint is read back before older ones are removed: two good ones remain, as --keep 2 promises.
+// A checkpoint is read back before older ones are removed: two good checkpoints remain, as --keep 2 promises.
 static void test_disk_that_lies(void) {
     long last = newest_step("whole");
     begin_part();
@@ -145,8 +145,8 @@ static void begin_with_whole(void) {
 
 // ---- Nothing good is lost -------------------------------------------------------------------------------------------
 
-// Something else fills the disk: older checkpoints are removed for a save and the waiting lines of the log, and
-// training continues.
+// Other files fill the disk: older checkpoints are removed for a save and the waiting lines of the log, and training
+// continues.
 static void test_log_waits_for_room(void) {
     begin_part();
     CHECK_RUN(trainer_run(COMMAND "--keep 0 --out kept"), 0);
@@ -168,8 +168,8 @@ static void test_saves_before_unreadable_data(void) {
     check_unreadable_data(0, "/val.bin", 50, "--train-tokens 900 --checkpoint-every 0");
 }
 
-// The run directory is moved or removed, or another run's takes its name: the run writes nothing under the name. It
-// saves where its directory is now, and says so at its end.
+// The run directory is moved or removed, or another run gets its name. The run writes nothing under that name. It saves
+// in its moved directory, and says so at its end.
 static void test_the_name_leads_elsewhere(void) {
     for (int how = 0; how < 3; how++) {
         begin_part();
@@ -283,8 +283,8 @@ static void test_falls_back(void) {
     CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_INPUT, "all of its 2 checkpoints");
 }
 
-// --check of a file, whole and with a flipped bit: a file of a checkpoint, which stands for the checkpoint; a shard;
-// weights alone.
+// --check of a file, undamaged and with a flipped bit: a file of a checkpoint, which stands for the checkpoint; a
+// shard; a file of weights.
 static void test_check_of_a_file(void) {
     static const char *const files[] = {"part/step_00000001/model.safetensors",
                                         "part/step_00000001/training/state.json", "shard.bin", "alone.safetensors"};
@@ -343,9 +343,9 @@ static void test_signals(void) {
 static void test_second_signal_ends_at_once(void) {
     begin_part();
     pid_t child = start_and_wait_for_steps(UNSAVED "--out part");
-    faults->slow_us = 30000000; // the second signal comes during the save
+    faults->slow_us = 30000000; // slow: the second signal comes during the save
     kill(child, SIGTERM);
-    kill(child, SIGTERM); // the same request again, as from `timeout`
+    kill(child, SIGTERM); // again, as `timeout` may send it
     for (int i = 0; i < 60000 && !faults->slowed; i++) usleep(1000);
     CHECK(faults->slowed, "no save began");
     usleep(1000000 * SIGNALS_TOGETHER);
@@ -376,7 +376,7 @@ static void test_hangups(void) {
     check_same_end("whole", "part", "nohup");
 }
 
-// A second run is refused before it reads checkpoints: it must not set aside what the first one is saving.
+// A second run is refused before it reads checkpoints: it must not set aside what the first run is saving.
 static void test_one_run_at_a_time(void) {
     begin_with_whole();
     faults->slow_us = 200000;
@@ -406,8 +406,8 @@ static void release(pid_t holder) {
     waitpid(holder, NULL, 0);
 }
 
-// A run waits for the lock of a process that is ending, or of a crashed machine. It says so at once, can be stopped
-// meanwhile, and waits no longer than --deadline.
+// A run waits for the lock of a process that is ending, or of a crashed machine. It says at once that it waits, stops
+// on a signal, and waits no longer than --deadline.
 static void test_waits_for_a_lock(void) {
     begin_with_whole();
     pid_t lock = lock_part(), child = trainer_begin(COMMAND "--out part");

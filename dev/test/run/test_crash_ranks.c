@@ -15,7 +15,7 @@ static int disturbed_step(Engine *engine, Error *e) {
     if (faults->slow_step_us) usleep((useconds_t)faults->slow_step_us);
     if (faults->stray_rank == faults_rank && faults->stray_step == step && !faults->stray_late)
         *(uint32_t *)engine_buffer(engine, BUFFER_WEIGHT, faults->stray_element) ^=
-            1 << 12; // above an update's rounding
+            1 << 12; // a larger change than an update's rounding
     return cpu_engine.begin_step(engine, e);
 }
 
@@ -148,8 +148,8 @@ static void test_another_ranks_error(void) {
 
 // ---- Signals --------------------------------------------------------------------------------------------------------
 
-// Sends a signal to one rank, or to all at different moments. All ranks must save and stop after the same step. Returns
-// whether the signal came in time.
+// Sends a signal to one rank, or to all ranks at different moments. All ranks must save and stop after the same step.
+// True if the signal came before the run's end.
 static bool check_signal(int signal_number, bool to_all) {
     pid_t child = start_and_wait();
     for (int k = 0, first = (int)draw(RANKS); k < (to_all ? RANKS : 1); k++) {
@@ -202,8 +202,8 @@ static void test_rank_0_finds_the_checkpoint(void) {
 
 // ---- Weights that differ between ranks ------------------------------------------------------------------------------
 
-// One bit of one rank flips before step 5. The run ends at the next comparison: at the checkpoint of step 6, or without
-// checkpoints at step 100. It names the rank that differs, saves nothing more, and resumes from the last checkpoint.
+// One bit of a rank's weights flips before step 5. The run ends at the next comparison: at step 6's checkpoint, or at
+// step 100 without checkpoints. It names the rank that differs, saves no more, and resumes from the last one.
 static void check_stray(const Model *model, int ranks, bool apart, const char *who, bool saves, int zero) {
     const Tensor *t = &model->tensors[draw((uint32_t)model->tensor_count)];
     trainer.ranks = ranks;
@@ -240,7 +240,7 @@ static void test_stray_weights(void) {
     "--threads 1 --micro-batch 4 --batch-tokens 128 --steps 9 --deadline 60 --zero 0 --tensor 2 "
 
 // A bit of a rank's weights flips before step 2. Ranks with equal parts compare all weights; ranks of a group compare
-// what both hold.
+// the weights that both hold.
 static void check_cut_stray(int ranks, int stray, TensorKind kind, const char *who) {
     const ModelConfig config = {.layers = 1, .heads = 2, .channels = 16, .vocab = 256, .context = 8};
     Model model;

@@ -1,6 +1,6 @@
-// Two things depend on the device and survive a resume: the default of --gns (exact if every rank's device fuses exact
-// norms into the weight gradients, else ln) and the algorithms of --tune. The tests give the CPU engine a device and a
-// tuning. GPU tests cover the matrix products.
+// Two settings depend on the device and survive a resume: the default of --gns (exact if every rank's device fuses
+// exact norms into the weight gradients, else ln), and the algorithms of --tune. The tests give the CPU engine a device
+// name and a tuning. GPU tests cover the matrix products.
 #include "model/engine.h"
 #include "../trainer.h"
 
@@ -60,7 +60,7 @@ static const char *value_in(const char *path, const char *field) {
     return value;
 }
 
-// Returns a field's value in run.json; checks that the newest checkpoint has the same.
+// Returns a field's value in run.json; checks that the newest checkpoint has the same value.
 static const char *recorded(const char *run, const char *field) {
     const char *now = value_in(path_of("%s/run.json", run), field);
     const char *saved = value_in(path_of("%s/step_%08ld/training/state.json", run, newest_step(run)), field);
@@ -89,7 +89,7 @@ static void test_mode(void) {
 #define RAMP "--ramp gns --batch-min 2 --batch-max 16 --train-tokens 320 --ramp-step-rows 1e9 "
     static const struct {
         const char *machine, *run, *options, *mode, *interval;
-        int exact_steps; // -1: all
+        int exact_steps; // -1: all steps
     } cases[] = {{"Fused", "fused", "--steps 3", "\"exact\"", "1", 3},
                  {"Fake", "plain", "--steps 3", "\"ln\"", "0", 0},
                  {"Fused", "sampled", "--steps 3 --gns-exact-every 2", "\"exact\"", "2", 2},
@@ -150,7 +150,7 @@ static void test_tuning(void) {
     machine = "Fake 12"; // "Fake 1" is a prefix
     CHECK_RUN(trainer_run(HERE "--steps 8 --out tuned --tune"), 0,
               "note: tuned/step_00000006: tuned for another than Fake 12", "timed Fake 12: ");
-    trainer.engine = cpu_engine; // has nothing to tune; it resumes a GPU's run
+    trainer.engine = cpu_engine; // an engine without tuning resumes a GPU's run
     CHECK_RUN(trainer_run(HERE "--steps 10 --out tuned"), 0, "tuned for Fake 12, and this is the CPU");
     CHECK(strcmp(recorded("tuned", "tuning"), "\"\"") == 0, "%s", recorded("tuned", "tuning"));
     CHECK_RUN(trainer_run(HERE "--steps 2 --out cpu --tune"), ERR_USAGE, "--tune is for GPUs");

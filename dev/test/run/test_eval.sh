@@ -34,7 +34,7 @@ same() { # A B WHAT: fails if two texts differ
     diff <(echo "$1") <(echo "$2") > diff.log && [ -n "$1" ] || { echo "$3 differs:"; head -n 4 diff.log; return 1; }
 }
 
-training_is_not_disturbed() { # with and without HellaSwag during training the bits are the same
+training_is_not_disturbed() { # HellaSwag during training changes no bit
     local common="--steps 35 --batch-tokens 576 --micro-batch 5 --gns exact --val-every 7 --checkpoint-every 20"
     run plain $common && run asked $common $asked || return 1
     cmp "$(newest_checkpoint plain)/model.safetensors" "$(newest_checkpoint asked)/model.safetensors" || return 1
@@ -54,7 +54,7 @@ learns_to_answer() { # twice as well as guessing, or better
     run learner --steps 500 --micro-batch 12 --val-every 0 --hellaswag questions.jsonl --hellaswag-every 500 || return 1
     scores learner | awk -F'[:,} ]+' '{ exit !($6 > 0.5 && $8 > 0.5) }' || { scores learner; return 1; }
 }
-one_question() { # its score has no standard error
+one_question() { # a score of one question has no standard error
     head -n 1 questions.jsonl > one.jsonl
     evaluate --hellaswag one.jsonl > e0 && grep -qE '^  acc_norm +[01]\.000000  by mean loss$' e0 && ! grep -q nan e0 || { cat e0; return 1; }
 }
@@ -73,7 +73,7 @@ evaluate() { # OPTIONS...: evaluates the run "learner"
 figures() { grep '^  ' "$1"; }
 value() { awk -v name="$2" '$1 == name { print $2 }' "$1"; }
 
-eval_only_says_what_the_run_said() { # at its last validation and last score
+eval_only_says_what_the_run_said() { # what the run said at its last validation and last score
     evaluate --val 'code_val_*.bin' --val-tokens 1024 --hellaswag questions.jsonl > e1 || return 1
     run again --model "$(newest_checkpoint learner)" --steps 1 --lr 0 --micro-batch 4 > /dev/null && { echo "--layers accepted"; return 1; }
     small="--train code_train_*.bin --val code_val_*.bin --seq-len 48 --val-tokens 1024 --threads 1 --lr 0" \
@@ -87,7 +87,7 @@ eval_only_says_what_the_run_said() { # at its last validation and last score
     awk -v n="$questions" '$1 ~ /^acc/ { d = $4 - sqrt($2 * (1 - $2) / (n - 1)); lines++; wrong += !(d < 6e-5 && d > -6e-5) }
         END { exit lines != 2 || wrong }' e1 || { echo "standard errors of $questions answers:"; cat e1; return 1; }
 }
-the_whole_set_by_default() { # more than --val-tokens by default
+the_whole_set_by_default() { # --eval-only reads the whole validation set
     evaluate --val 'code_*.bin' --micro-batch 16 > e2 && awk '/^validation/ { exit !($3 > 131072) }' e2 && grep -qE '^validation .* ([0-9]+) of \1 windows$' e2
 }
 a_run_is_its_newest_checkpoint() { # --model RUN means the newest whole checkpoint
@@ -101,7 +101,7 @@ micro_batch_and_threads_change_no_bit() {
         "$train" --eval-only --model "$(newest_checkpoint learner)" --threads 2 --val 'code_val_*.bin' --hellaswag questions.jsonl \
             --micro-batch 31 > e4 && same "$(figures e3)" "$(figures e4)" "the score"
 }
-ranks_share_the_work() { # and print the same results
+ranks_share_the_work() { # 2 or 3 ranks print the results of one process
     has_mpi || skip "no Open MPI here, or a build without it" || return
     evaluate --val 'code_val_*.bin' --hellaswag questions.jsonl > e5 || return 1
     local ranks
@@ -123,7 +123,7 @@ writes_nothing() {
     chmod -R u+w alone
     (cd alone && find . | sort) | diff before - && return $code
 }
-a_tokenizer_for_a_model_from_scratch() { # it is saved in the checkpoint and read from there
+a_tokenizer_for_a_model_from_scratch() { # --tokenizer is saved in the checkpoint and read from the checkpoint
     learn_vocabulary 300 vocabulary text.txt || return
     "$tokenize" --tokenizer vocabulary --out words --val-fraction 0.1 text.txt > bpe.log 2>&1 || { cat bpe.log; return 1; }
     local scratch="--train words_train_*.bin --layers 1 --heads 1 --channels 16 --seq-len 32 --steps 3 --threads 1"

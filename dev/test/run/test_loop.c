@@ -17,7 +17,7 @@ static const double peak = 1e-2, final_frac = 0.1, grad_clip = 1;
     "train_gpt2 --train train.bin --vocab-size 256 --model d1 --layers 1 --heads 1 --channels 16 --seq-len 8 "         \
     "--threads 1 --micro-batch 4 "
 
-// Returns warm-up, then linear decay, times sqrt(batch / reference batch). tokens: after the step.
+// Returns the learning rate: warm-up, then linear decay, times sqrt(batch / reference batch). tokens: after the step.
 static double wanted_lr(double tokens, double batch) {
     double down = 1 - (1 - final_frac) * (tokens - WARMUP) / (TOKENS - WARMUP);
     return peak * (tokens < WARMUP ? tokens / WARMUP : down) * sqrt(batch / REFERENCE);
@@ -75,7 +75,7 @@ static void world_close(World *w) {
 }
 
 // Makes step `step` of `batch` rows from example `first` on, and compares it with its line of the log. updates: number
-// so far, with this step's; 0: this step is skipped.
+// of updates up to this step; 0: this step is skipped.
 static void make_step(World *w, int step, int updates, int first, int batch, const char *line) {
     uint16_t rows[MICRO_BATCH * (T + 1)];
     const Range all = {0, w->model.flat_count};
@@ -112,7 +112,7 @@ static void make_step(World *w, int step, int updates, int first, int batch, con
     else CHECK(strstr(line, "\"grad_norm\": null"), "step %d: %s", step, line);
 }
 
-// Runs with options and --out `out`, then makes every step again, the first `overflows` without an update.
+// Runs with options and --out `out`, then makes every step again, the first `overflows` steps without an update.
 static void check_every_step(const char *out, const char *options, int overflows) {
     World w;
     size_t bytes;
@@ -157,8 +157,8 @@ static void test_every_step(void) {
 
 // ---- The loss scale -------------------------------------------------------------------------------------------------
 
-// An engine's faults. On the last rank gradients overflow at loss scales above `above`, and in the steps whose bits are
-// set in in_steps. In the steps of in_steps the largest value of fp8's dfc is `amax`. loss: the loss is not a number.
+// Faults of overflowing_engine. On the last rank gradients overflow at loss scales above `above`, and in steps whose
+// bit is set in in_steps; in these steps the largest value of fp8's dfc is `amax`. loss: the loss is not a number.
 static struct {
     double above, scale;
     float amax;
@@ -208,7 +208,7 @@ static EngineApi overflowing_engine(float amax) {
     return engine;
 }
 
-// A power of two as scale keeps fp32's bits. A step that overflows makes no update, and AdamW does not count it; its
+// A power of two as scale keeps fp32's bits. A step that overflows makes no update and is not counted by AdamW, but its
 // rows are consumed. A resumed run keeps its scale.
 static void test_loss_scale(void) {
     trainer.engine = overflowing_engine(0);
@@ -255,7 +255,7 @@ static char *run_exact(const char *out, EngineApi engine) {
     return read_text(path_of("%s/metrics.jsonl", out), &bytes);
 }
 
-// Norms do not contain the loss scale. A step that overflows enters no average and no window.
+// Norms do not depend on the loss scale. A step that overflows enters no average and no window.
 static void test_overflow_measures_nothing(void) {
     int step = 0;
     double before = NAN;
@@ -280,7 +280,7 @@ static void test_overflow_measures_nothing(void) {
     overflow.in_steps = 0;
 }
 
-// Errors: the smallest scale overflows; the loss is not a number; the scale is invalid; the engine needs none.
+// Errors: the smallest scale overflows; the loss is not a number; the scale is invalid; the engine needs no scale.
 static void test_loss_scale_errors(void) {
 #define BAD "--train-tokens 900 --out bad --fresh "
     trainer.engine = overflowing_engine(0);
@@ -361,7 +361,7 @@ static int run_ramp(double kappa, const char *options) {
         RAMP_LOW, RAMP_HIGH, RAMP_TOKENS, HALF_LIFE, peak, kappa, options);
 }
 
-// If only steps cost, the target is kappa ratio scale: runs with equal products are equal.
+// If a step's fixed cost dominates, the target is kappa * ratio * scale: runs with equal kappa * ratio are equal.
 #define STEPS_COST "--ramp-step-rows 1e9 "
 static void test_ramp_target(void) {
     static const double factors[][2] = {{8, 0.5}, {1, 4}}; // kappa, ratio
@@ -382,8 +382,8 @@ static void test_ramp_of_the_whole_model(void) {
     check_ramp("given/metrics.jsonl", 1, false);
 }
 
-// A run that measures --ramp-step-rows has the bits of a run with that number as an option: the timed steps leave no
-// other trace, even if their gradients overflow.
+// A run that measures --ramp-step-rows has the bits of a run with the measured number as option: the timed steps change
+// nothing else, even if their gradients overflow.
 static void test_ramp_measures(void) {
     static const char *const options[] = {"--gns ln", "--gns exact --optimizer muon --dropout 0.1", "--dtype bf16",
                                           "--loss-scale 1073741824", "--dtype fp8"};

@@ -25,7 +25,7 @@ static void check_estimate(const char *name, const GnsTracker *t) {
     for (int i = 0; i < 5; i++) check_number(path_of("%s%s", name, ends[i]), want[i]);
 }
 
-// Gives each tracker a scale of its own.
+// Gives each tracker a different scale.
 static int trackers;
 static void learn(GnsTracker *t) {
     trackers++;
@@ -145,8 +145,8 @@ static void test_sampled_numbers(void) {
     }
 }
 
-// A resume removes the lines after the checkpoint: lines beyond its bytes, or lines of later steps if no line ends
-// there.
+// A resume removes the lines after the checkpoint: lines beyond its metrics_bytes; if no line ends at this byte, lines
+// of later steps.
 static void test_resumed(void) {
     static const char one[] = "{\"step\": 1, \"loss\": 2}\n", two[] = "{\"step\": 2, \"loss\": 2}\n",
                       val[] = "{\"step\": 2, \"val_loss\": 2}\n", three[] = "{\"step\": 3, \"loss\": 2}\n";
@@ -170,7 +170,7 @@ static void test_resumed(void) {
     }
 }
 
-// A rollback moves lines to metrics.rolled_back.jsonl. They wait while they cannot be written.
+// A rollback moves lines to metrics.rolled_back.jsonl. Lines that cannot be written wait.
 static void test_undone_lines_wait(void) {
     Metrics *m;
     char *moved = NULL;

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# --outliers finds planted rows and changes nothing else. Its file survives a kill and is the same from three ranks.
+# --outliers finds planted rows and changes nothing else. Its file survives a kill. Three ranks write the same file.
 set -u
 . "$(dirname "$0")/../checks.sh" outliers
 python=$(find_python tokenizers) || python=$(find_python) || skip_suite "no python3"
 
-# The text has sentences of 24 words in 9,600 rows of 32 bytes. Planted are 6 rows of random bytes and 6 of Russian
-# (0.125% together), 6 rows that repeat one byte, and 150 copies of a document of two rows.
+# The text has sentences of 24 words in 9,600 rows of 32 bytes. Planted rows: 6 of random bytes and 6 of Russian
+# (0.125% together), 6 that repeat one byte, and 150 copies of a document of two rows.
 "$python" - "$work" << 'END'
 import json, os, random, sys
 os.chdir(sys.argv[1])

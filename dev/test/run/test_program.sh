@@ -24,7 +24,7 @@ same() {
 }
 
 two_runs_are_identical() { run a $ramp --threads 1 && run b $ramp --threads 1 && same a b; }
-a_run_is_run_again() { # --config RUN/run.json repeats a run in the command's --out
+a_run_is_run_again() { # --config RUN/run.json repeats a run, in another --out
     "$train" --config a/run.json --out again > again.log 2>&1 && same a again && grep -q '"out": "again"' again/run.json &&
         "$train" --config a/run.json --print-options | grep -qx 'ramp-kappa = 4'
 }
@@ -173,7 +173,7 @@ prints_its_length() { # a new run, a run that resumes with another batch, a comp
         grep -q '^this run is complete: 30 steps, 15360 tokens are done, and the command asks for 15360\. .*A longer run resumes' v.log || { cat v.log; return 1; }
     grep -qx 'run     60000 tokens in steps of 4 to 32 rows of 32 tokens' a.log || { cat a.log; return 1; }
 }
-a_length_in_epochs() { # equals its length in tokens; more --epochs resume the run; --dry-run plans it
+a_length_in_epochs() { # --epochs equals the length in tokens; more --epochs resume the run; --dry-run plans epochs
     local windows tokens
     windows=$(sed -nE 's/.*"train_data": .*"windows": ([0-9]+).*/\1/p' v/run.json)
     tokens=$((32 * ((windows + 25) / 50)))
@@ -212,7 +212,7 @@ several_patterns_are_one() { # several patterns, or a shell's expansion, equal o
     "$train" --train code_train_*.bin $small --out z3 > z3.log 2>&1 && same z1 z3
     rm code_train_000001.bin
 }
-notes_validation_on_training_data() { # even under another name
+notes_validation_on_training_data() { # also if the file has another name
     local note='^note: --val shares 1 of its 1 shards with --train: '
     cp code_train_*.bin again.bin
     small=${small/code_val_\*.bin/again.bin} run w --steps 1 --threads 1 && grep -q "$note" w.log || { cat w.log; return 1; }
@@ -263,7 +263,7 @@ standard_output_on_a_full_disk() {
     trains full --threads 1 --steps 5 > /dev/full 2> full.log
     [ $? = 74 ] && same j full || { cat full.log; return 1; } # after the save
 }
-a_hole_in_the_log() { # it is not read into memory as a line
+a_hole_in_the_log() { # a hole of zeros is not read into memory as one line
     cp -r j hole && truncate -s 16G hole/metrics.jsonl && (ulimit -v 4000000 && trains hole --threads 1 --steps 7 > hole.log 2>&1) &&
         [ "$(stat -c %s hole/metrics.jsonl)" -lt 1000000 ] || { cat hole.log; return 1; }
 }
@@ -281,7 +281,7 @@ threads_that_cannot_start() { # the program's error follows libgomp's; nothing i
     [ $? = 71 ] && "${limited[@]}" "$train" --check ../a --threads 4 2> ../unstarted.check.log
     [ $? = 71 ] && [ -z "$(ls)" ] && [ "$(grep -hv '^libgomp:\|^$' ../unstarted.*.log)" = "${line/N/4}"$'\n'"${line/N/5}"$'\n'"${line/N/4}" ] || { cat ../unstarted.*.log; ls; return 1; }
 }
-prints_its_commit() { # with --version and in run.json
+prints_its_commit() { # --version and run.json name the commit
     local commit
     commit=$(cat "$root/$build/commit")
     [ -n "$commit" ] || skip "no git, or not a clone" || return

@@ -179,7 +179,7 @@ static void test_log(void) {
         double started, stepped; // seconds since the start, since the last step's line
         bool force, line;
     } cases[] = {{0, 0, false, true},      {0, 0, false, false}, {0, 3, false, true},
-                 {1000, 19, false, false}, {0, 2, false, true},  {0, 0, true, true}}; // after 1000 s: every 20 s
+                 {1000, 19, false, false}, {0, 2, false, true},  {0, 0, true, true}}; // 1000 s: log_interval is 20 s
     begin(false, 80);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         p.started -= cases[i].started, p.stepped -= cases[i].stepped;
@@ -205,7 +205,7 @@ static void test_left(void) {
     end();
 }
 
-// A signal is answered once, on standard error, within the step. The request stays: this test runs last.
+// A signal is answered once, on standard error, within the step. The request cannot be undone: this test runs last.
 static void test_signal(void) {
     FILE *errors = tmpfile();
     int before = dup(STDERR_FILENO);

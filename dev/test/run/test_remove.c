@@ -24,7 +24,7 @@ static void check_victim(const char *what) {
     CHECK(file_mentions("victim/state.json", "precious"), "%s: the victim is lost", what);
 }
 
-// Thins to `keep` and tidies up; returns the notes; free them with memory_free.
+// Thins the run to `keep` checkpoints and tidies up. Returns the notes; free them with memory_free.
 static char *thin(int64_t keep) {
     size_t bytes;
     FILE *notes = fopen("notes", "w");
@@ -47,10 +47,10 @@ static void test_only_own_checkpoints_go(void) {
                                       "made by a test", "another run", "made by a test"};
     begin();
     for (int i = 0; i < 6; i++) make_checkpoint("out", i + 1, ids[i], "x", 1);
-    check_thin(2, ""); // of this run's checkpoints 1, 4 and 6 the oldest is removed
+    check_thin(2, ""); // this run has checkpoints 1, 4 and 6: removes the oldest
     CHECK(count_checkpoints("out") == 5 && !file_exists(first), "%d are left", count_checkpoints("out"));
     CHECK(rename("out/step_00000004", "victim/4") == 0 && symlink("../victim/4", "out/step_00000004") == 0, "no link");
-    check_thin(1, ""); // leaves the link, an older build's checkpoint and another run's
+    check_thin(1, ""); // does not remove the link, an older build's checkpoint and another run's checkpoint
     CHECK(count_checkpoints("out") == 5 && file_exists("victim/4/odd.bin"), "%d are left", count_checkpoints("out"));
 }
 
@@ -91,7 +91,7 @@ static void test_nothing_of_ours_is_left(void) {
     CHECK(!file_exists(partial), "the partial is left");
 }
 
-// A killed run is tidied up, even if it is complete.
+// Files of a killed save are removed, even from a complete run.
 static void test_a_complete_run_is_tidied(void) {
     begin();
     CHECK(trainer_run(SHORT "600") == 0 && mkdir(partial, 0777) == 0, "%s", log_tail());

@@ -133,8 +133,8 @@ static void test_what_may_not_change(void) {
          "(--train: train.bin)"},
     };
     copy_file("own/metrics.jsonl", "before.jsonl");
-    copy_file("train.bin", "same.bin");      // another shard, by name
-    copy_file("other.bin", "far/train.bin"); // another shard, by text; name and length are the same
+    copy_file("train.bin", "same.bin");      // another name, the same text
+    copy_file("other.bin", "far/train.bin"); // another text; name and length are the same
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         CHECK_RUN(trainer_run("train_gpt2 --threads 1 --model d1 --out own --steps 30 %s", cases[i].options), ERR_INPUT,
                   cases[i].said, i < 6 ? "give the run's own value, or another --out" : "--model own --with-optimizer");
@@ -215,8 +215,8 @@ static void put_exponents(const char *checkpoint, const char *list) {
     memory_free(text);
 }
 
-// At so high a rate factors saturate in step 2: it makes no update, and the next step has other exponents. A resumed
-// run has the same bits, also from checkpoints before and after the skipped step.
+// At this high rate factors saturate in step 2. Step 2 makes no update, and step 3 has other exponents. A resumed run
+// has the same bits, also from checkpoints before and after the skipped step.
 static void test_fp8(void) {
 #define FP8 HERE "--micro-batch 4 --steps 12 --warmup-tokens 0 --lr 1 --grad-clip 0 "
     CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out fp8 --checkpoint-every 1 --keep 0"), 0, "fp8 emulated in fp32",
@@ -282,7 +282,7 @@ static void test_dtype_changes(void) {
     }
 }
 
-// An option that the file lacks was unknown to its build. The error names a missing field of the state.
+// An option that the file lacks was unknown to its build and has its default. An error names any other missing field.
 static void test_missing_fields(void) {
     static const char *const optional[] = {"build", "options.tune", "options.top_p", "options.document_mask", NULL};
     static const char *const needed[] = {"tokens", "ramp", "noise.ln", "tuning", "seed", "model", "train_data"};
@@ -339,7 +339,7 @@ static void test_format_1(void) {
     memory_free(log);
 }
 
-// Returns a file's text with its first `from` changed to `to`, of equal length; free it with memory_free.
+// Returns a file's text with the first `from` changed to `to`, of the same length; free it with memory_free.
 static char *changed(const char *path, const char *from, const char *to) {
     size_t bytes;
     char *text = read_text(path, &bytes), *at = text ? strstr(text, from) : NULL;

@@ -1,4 +1,4 @@
-// --on-spike rollback: a run heals with the same bits each time, even if it is killed meanwhile; or it gives up.
+// --on-spike rollback: a run recovers from a spike with the same bits each time, even if it is killed; or it gives up.
 #include "model/engine.h"
 #include "run/state.h"
 #include "../trainer.h"
@@ -108,8 +108,8 @@ static int skipped_of(const char *run, int64_t first[ROLLBACKS_MAX], int64_t row
     return n;
 }
 
-// Checks that no excluded row is computed again, not in the next epoch either. Compares the random rows: others may
-// recur.
+// Checks that no excluded row is computed again, in this epoch or the next. Compares random rows only: other rows may
+// occur more than once.
 static void check_rows(int64_t first, int64_t rows) {
     size_t bytes, row = (T + 1) * sizeof(uint16_t), again = 0;
     Dataset *data;
@@ -128,7 +128,7 @@ static void check_rows(int64_t first, int64_t rows) {
     dataset_close(data);
 }
 
-// The spike of steps 171 to 175 undoes steps 166 to 175. The rest of the garbage causes a second spike.
+// A spike in steps 171 to 175 undoes steps 166 to 175. The remaining random rows cause a second spike.
 static void test_heals(void) {
     int64_t first[ROLLBACKS_MAX], rows[ROLLBACKS_MAX];
     CHECK_RUN(trainer_run(RUNS "--train clean.bin --out clean"), 0);
@@ -159,7 +159,7 @@ static void test_same_bits(void) {
     CHECK(same_file("healed/outliers.jsonl", "again/outliers.jsonl"), "outliers.jsonl");
 }
 
-// Kills the run in the second set-up, before the logs are cut; in the steps after it; and in the third set-up.
+// Kills the run in the second set-up, before the logs are cut; in steps after this set-up; and in the third set-up.
 static void test_killed(void) {
     const int creates[] = {2, 0, 0, 3}, steps[] = {0, 176, 190, 0};
     for (int i = 0; i < 4; i++) {
@@ -241,7 +241,7 @@ static void roll_back(const Archive *archive, int64_t step, FILE *notes) {
     CHECK_OK(archive_set_aside_after(archive, step, "rolled_back", notes, &e), &e);
 }
 
-// A second rollback and a full disk remove what the first rollback set aside.
+// A second rollback, or a full disk, removes what the first rollback set aside.
 static void test_abandoned(void) {
     FILE *notes = fopen("/dev/null", "w");
     Archive archive = {0};

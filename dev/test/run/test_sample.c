@@ -7,12 +7,12 @@
 
 enum { MAX_V = 1200 }; // above the limit of insertion sort
 
-static uint64_t seed; // differs from run to run
+static uint64_t seed; // different in every run of the test
 
 // ---- One token ------------------------------------------------------------------------------------------------------
 
-// Sets share to softmax(logits / temperature) of the tokens that --top-k and --top-p leave, to 0 for others. Of equal
-// logits the first ranks higher.
+// Sets share to softmax(logits / temperature) over the tokens that --top-k and --top-p keep; 0 for other tokens. Of
+// equal logits the first ranks higher.
 static void shares(const float *logits, int V, const Options *config, double *share) {
     long double sum = 0, all = 0, before = 0, weight[MAX_V]; // in long double exp does not overflow
     int ranked[MAX_V], kept = config->top_k && config->top_k < V ? config->top_k : V, n = 0;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Noise by source: a mixture gives the numbers of runs on each source alone, also after a resume, with micro-steps, or
-# on ranks.
+# Noise by source: a mixture gives the numbers of runs on a single source each, also after a resume, with micro-steps,
+# and on several ranks.
 set -u
 . "$(dirname "$0")/../checks.sh" sources
 python=$(find_python matplotlib) || python=$(find_python) || skip_suite "no python3"
@@ -24,8 +24,8 @@ run() { # OUT TRAIN OPTIONS...
 }
 last() { tail -n 1 "$work/$1/metrics.jsonl"; } # RUN
 
-# At rate 0 from one checkpoint a source has the S and G2 of a run on it alone. With equal shares the mixture's G2 is a
-# quarter of |G_0 + G_1|^2: this gives the cosine without sums by source.
+# At learning rate 0 from one checkpoint, a source has the S and G2 of a run on this source only. With equal shares the
+# mixture's G2 is a quarter of |G_0 + G_1|^2, from which the cosine follows without sums by source.
 numbers_are_those_of_the_sources() {
     run start "$mixture" --steps 100 --lr 4e-3 || return
     local name shape=(--model "$work/start") halves="$plain:0.5 $noise:0.5"

@@ -2,7 +2,7 @@
 llmc/floors. Prints a line for each fault, then the lines of each floor. Exits with 1 if there is a fault.
 
     includes    a file of llmc/ includes only its own folder and folders below it
-    symbols     an object of the library takes no symbol that only an object of a higher floor defines (nm)
+    symbols     an object of the library uses no symbol that only an object of a higher floor defines (nm)
     functions   no function is longer than 60 lines, no main longer than 10
 
 """
@@ -32,7 +32,7 @@ def check_includes(path):
 
 
 def check_symbols():
-    taken, homes = [], {}  # [(object, name that it takes from others)], {name: floors that define it}
+    taken, homes = [], {}  # [(object, name defined elsewhere)], {name: floors that define it}
     for path in sorted(build.rglob("*.o")):
         lines = subprocess.run(["nm", "-P", "-g", path], capture_output=True, text=True, check=True).stdout
         for name, kind in (line.split()[:2] for line in lines.splitlines()):

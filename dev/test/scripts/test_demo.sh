@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make demo: after a stop the same command resumes its run; another text begins another run. Runs in a copy of the tree
-# whose trainer stops after few tokens.
+# make demo: after a stop the same command resumes its run; another text begins another run. The test runs in a copy of
+# the tree whose trainer stops after few tokens.
 set -u
 . "$(dirname "$0")/../checks.sh" demo
 case $build in *-san*) skip_suite "not under the sanitizers: it is scripts/demo.sh that is tested" ;; esac
@@ -64,7 +64,7 @@ refusals() { # refusals change no run; the trainer runs under the lock
     exec 8>&-
     [ "$before" = "$(find "$demo"/text-*/run | sort | cksum)" ] && [ ! -e "$work/unlocked" ]
 }
-no_loss_to_compare() { # is an error, not "inf" with exit code 0
+no_loss_to_compare() { # without a loss the demo fails; it does not print "inf" and exit with 0
     sed -i '/val_loss/d' "$demo"/text-*/run/metrics.jsonl && demo 65 "$work/mine" &&
         grep -q '^error: .*no validation loss' "$work/log" || { cat "$work/log"; return 1; }
 }

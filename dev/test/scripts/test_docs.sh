@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Options, files and functions that the README and dev/docs name exist. Their commands work, one after the other in one
-# directory.
+# Options, files and functions that the README and dev/docs name exist. The commands of these pages work, one after
+# another in one directory.
 set -u
 . "$(dirname "$0")/../checks.sh" docs
 help=$work/help
@@ -38,7 +38,7 @@ tables() {
     ' dev/docs/coming-from.md
 }
 
-# The trainer answers other trainers' option names as the tables do.
+# For option names of other trainers the trainer's error names the same option as the tables.
 foreign() {
     local name ours said
     sed -n '/^## From nanoGPT/,/^A GPT-2 of your own/p' dev/docs/coming-from.md | grep -E '^[|] `[^|]*[|] `--' | while IFS='|' read -r _ name ours _; do
@@ -62,20 +62,20 @@ passed_over() {
     done
 }
 
-# Every option in the docs exists: in the trainer's commands of ```sh blocks it is the trainer's, in the text the
-# trainer's or data/tokenize's.
+# Every option in the docs exists: options of a trainer's command in ```sh blocks are the trainer's, options in the text
+# are the trainer's or data/tokenize's.
 options() {
     local page option
     for page in "${pages[@]}"; do
         awk '/^```/ { code = $0 == "```sh"; next }
             code { if (!more) ours = /train_gpt2(cu)? |run_gpt2_/; more = /\\$/; if (ours) { sub(/ # .*/, ""); print } }' "$page" |
             grep -oE -- '--[a-z][a-z0-9-]*' | sort -u | while read -r option; do
-            case $option in --bind-to | --allow-run-as-root) continue ;; esac # mpirun's
+            case $option in --bind-to | --allow-run-as-root) continue ;; esac # options of mpirun
             grep -qE -- "^  $option( |\$)" "$help" || echo "$page: no option $option"
         done
         [ "$page" != dev/docs/coming-from.md ] || continue # names other programs' options
         grep -oE '`--[a-z][a-z0-9-]*' "$page" | tr -d '`' | sort -u | while read -r option; do
-            [ "$option" = --from ] && continue # of data/*.sh
+            [ "$option" = --from ] && continue # an option of data/*.sh
             grep -qE -- "^  $option( |\$)" "$help" "$work/tokenize" || echo "$page: no option $option in the text"
         done
     done
@@ -96,7 +96,7 @@ files() {
 # The tour's tree equals llmc/floors.
 tree() { grep -v '^#' llmc/floors | while read -r line; do grep -qxF -- "$line" dev/docs/code.md || echo "no line '$line'"; done; }
 
-# The tour's evening has the stated length, within a tenth; its functions are in the files of their rows.
+# The tour's table "One evening" has the stated length, within a tenth, and each row's functions are in the row's file.
 evening() {
     local row file name lines=0 said
     said=$(sed -nE 's/^## One evening: about ([0-9]+),([0-9]+) lines.*/\1\2/p' dev/docs/code.md)
@@ -110,7 +110,7 @@ evening() {
     [ $((10 * lines)) -gt $((9 * said)) ] && [ $((10 * lines)) -lt $((11 * said)) ] || echo "$lines lines, not $said"
 }
 
-# Every "`function` in `file`" of the tour holds.
+# For every "`function` in `file`" of the tour, the file has the function.
 decided() {
     local function file
     grep -oE '`[a-z0-9_]+` in `llmc/[^`]+`' dev/docs/code.md | sed 's/ in / /' | tr -d '`' > "$work/decided"
@@ -137,7 +137,7 @@ commands() { # PAGE HEADING
 }
 
 # Makes a tree whose trainer stops after a few steps, with stand-ins for downloads: data/gpt2 is a vocabulary of bytes,
-# models/gpt2 a small model with it.
+# models/gpt2 a small model with this vocabulary.
 make_tree() {
     local entry
     mkdir -p "$work/tree/data/gpt2" "$work/tree/models" "$work/tree/llmc" "$work/bin" && cd "$work/tree" || return
@@ -158,7 +158,7 @@ END
     chmod +x train_gpt2 "$work/bin/make"
     "$python" - data/gpt2 << 'END' || return
 import json, sys
-own = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2 writes these bytes as themselves, others from 256 on
+own = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2 writes as they are, others from 256 on
 others = [b for b in range(256) if b not in own]
 names = [chr(b) for b in own] + [chr(256 + i) for i in range(len(others))] + ["<|endoftext|>"]
 json.dump({name: i for i, name in enumerate(names)}, open(sys.argv[1] + "/vocab.json", "w"))
@@ -196,7 +196,7 @@ dev/docs/gns.md 150
 dev/docs/lab-notes.md 250"
 }
 
-# The Dockerfile's make targets exist; it installs what scripts/deps.sh demo looks for; CI runs make test.
+# The make targets in the Dockerfile exist. It installs the packages of scripts/deps.sh demo. CI runs make test.
 container() {
     local command package
     grep -oE 'make -j[^&]+' Dockerfile > "$work/commands"
@@ -209,7 +209,7 @@ container() {
     grep -q 'run: sudo make test\b' .github/workflows/*.yml || echo ".github: no make test"
 }
 
-results() { # dev/RESULTS.md equals what results.py draws
+results() { # dev/RESULTS.md is what results.py draws
     local python
     python=$(find_python) || { echo "no python3" && return; }
     "$python" dev/bench/results.py draw dev/results "$work/page.md" && cmp dev/RESULTS.md "$work/page.md"

@@ -6,8 +6,8 @@ set -u
 mpi_here
 unset CUDA_VISIBLE_DEVICES
 
-# A launcher, and a stand-in for the trainer: each start removes a line of the file `codes` and exits with its number.
-# mNUMBER first moves the run aside; NUMBER+ leaves a checkpoint.
+# A launcher, and a stand-in for the trainer. Each start of the stand-in removes a line of the file `codes` and exits
+# with this line's number. mNUMBER: it first moves the run aside; NUMBER+: it leaves a checkpoint.
 mkdir "$work/bin" "$work/data" "$work/gpus"
 for tool in bash cat dirname env grep head id mkdir printf sed setsid tr; do
     path=$(command -v $tool) && [ -x "$path" ] && ln -s "$path" "$work/bin/$tool"
@@ -58,7 +58,7 @@ a_rank_a_gpu() { # one rank per GPU of CUDA_VISIBLE_DEVICES; without a GPU the t
     done
 }
 
-# Runs are as long as in llm.c's scripts of the same names: -x steps (124M: an epoch, 18,865 steps) of -d tokens.
+# Runs are as long as in llm.c's scripts of the same names: -x steps (for 124M one epoch, 18,865 steps) of -d tokens.
 recipes() {
     local launcher pattern options
     while IFS='|' read -r launcher pattern options; do
@@ -144,7 +144,7 @@ restarts() { # the launcher restarts while each start leaves a newer checkpoint;
     rm -rf "$work/out" "$work/starts" && leave "$work/out/step_00099999" # the new run moves it aside and dies at once
     again=1 launches 78 1 "m78 78 0" -- --fresh
 }
-starts_over_once() { # later starts resume, even if a file says fresh
+starts_over_once() { # --fresh counts for the first start; later starts resume, even if a file says fresh
     local how
     for how in --fresh '-y 0'; do
         launches 0 3 "137+ 75+ 0" -- --seed 2 $how --keep 3 || return 1
@@ -152,7 +152,7 @@ starts_over_once() { # later starts resume, even if a file says fresh
     done
 }
 
-# Stand-ins for Slurm: sbatch reads its lines and runs the job; srun and scontrol log their arguments.
+# Stand-ins for Slurm: sbatch reads the job's #SBATCH lines and runs the job; srun and scontrol log their arguments.
 mkdir "$work/slurm"
 cat > "$work/slurm/sbatch" <<'END'
 #!/usr/bin/env bash
@@ -186,7 +186,7 @@ slurm() {
         FAKE_MPI=pmi2 submits 124M 64 0 "" && says "$work/log" 'error: this Slurm has no PMIx' && submits 125M 64 0 "" &&
         says "$work/log" "error: no model is called '125M'"
 }
-slurm_starts_over_once() { # --fresh, as an option or in a file, counts until Slurm queues the job again
+slurm_starts_over_once() { # --fresh, as option or in a file, counts until Slurm queues the job again
     echo 'fresh = true' > "$work/fresh.cfg"
     local how
     for how in "--fresh" "--config $work/fresh.cfg"; do
@@ -204,8 +204,8 @@ stand_in hangs <<< "OMPI_COMM_WORLD_RANK=0 sleep 2; mkfifo $work/hangs/never; re
 (
     PATH="$work/hangs:$PATH" timeout 40 scripts/mpirun.sh -np 2 program > "$work/hangs/log" 2>&1
     echo $? > "$work/hangs/code"
-) & # begins here: it takes 10 s
-mpirun_that_hangs() { # after its rank ended
+) & # starts early: it takes 10 s
+mpirun_that_hangs() { # mpirun hangs after its rank ended
     until [ -s "$work/hangs/code" ]; do sleep 0.2; done
     [ "$(cat "$work/hangs/code")" = 78 ] && says "$work/hangs/log" 'it is killed' && tail -n 1 "$work/hangs/log" | grep -q '^error: a rank was lost' ||
         { cat "$work/hangs/code" "$work/hangs/log"; return 1; }
@@ -233,7 +233,7 @@ asks() { # HOW: mpirun.sh ends with 75, whichever process gets TERM
     case $1 in
     to-mpirun) kill -TERM "$(cat "$here/started")" ;;
     to-all) kill -TERM $job $(pgrep -P $job) ;; # as when a service ends
-    two-at-once) sleep 1 && touch "$here/busy" && kill -TERM $job && sleep 0.3 && kill -TERM $job ;; # as `timeout` does
+    two-at-once) sleep 1 && touch "$here/busy" && kill -TERM $job && sleep 0.3 && kill -TERM $job ;; # as `timeout` may
     esac
     wait $job
     echo $? > "$here/code"
@@ -246,7 +246,7 @@ mpirun_hears() {
         [ "$(cat "$how/code")" = 75 ] || { echo "$how: exit code $(cat "$how/code")"; cat "$how/log"; return 1; }
     done
 }
-mpirun_words() { # output stays apart, binding is as given or none, files have room
+mpirun_words() { # stdout and stderr stay apart, binding is as given or none, files have room
     stand_in speaks <<< 'echo "${OMPI_MCA_hwloc_base_binding_policy:-} $*"; echo err >&2; exit 3'
     speaks() { # WORDS VARIABLES -- ARGUMENTS
         PATH="$work/speaks:$PATH" scripts/mpirun.sh "${@:2}" > "$work/words" 2> "$work/errors"
@@ -267,7 +267,7 @@ mpirun_words() { # output stays apart, binding is as given or none, files have r
 
 needs_mpi() { has_mpi || skip "no Open MPI here, or a build without it"; }
 mpirun() { scripts/mpirun.sh -np 2 --oversubscribe "$@"; }
-mpirun_that_cannot_start() { # no such program, a wrong option, no command; a rank's exit code 1 is something else
+mpirun_that_cannot_start() { # no such program, a wrong option, no command; not: a rank that exits with 1
     needs_mpi || return
     local words
     for words in "$work/nowhere" "--bogus true" ""; do
@@ -309,7 +309,7 @@ stops_and_resumes() { # two ranks
     started "${run[@]}" && stopped USR1 '^stopped (rank 0): SIGUSR1 after step' &&
         started "${run[@]}" && stopped TERM '^resuming from'
 }
-time_is_up() { # a run ends in time, by its own option or, with two ranks, at a launcher's end; nothing restarts it
+time_is_up() { # a run ends in time, by its own --max-hours or, with two ranks, the launcher's; nothing restarts it
     local code ranks how=--max-hours=0.0014 end
     local saved # when the manifest was written, in seconds: on a busy machine mpirun outlives its ranks by a second or two
     for ranks in 1 2; do

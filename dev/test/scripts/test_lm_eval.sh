@@ -30,7 +30,7 @@ said() { # LINE...: checks the arguments that the harness got
     diff <(printf '%s\n' --model hf --model_args "$@") said.txt
 }
 all="hellaswag,lambada_openai,piqa,winogrande,arc_easy"
-defaults() { # with and without a GPU; a run stands for its newest whole checkpoint
+defaults() { # with and without a GPU; a run directory means its newest whole checkpoint
     mkdir -p run/step_00000099
     script run > out.txt && said pretrained=run/step_00000012,dtype=float32 --tasks $all --device cpu --batch_size 8 &&
         grep -q '^/.*/bin/lm_eval --model hf' out.txt || return 1

@@ -26,7 +26,7 @@ done
 check "what is kept is not said: $(tail -n 1 "$work/log")" says "$work/log" "kept: build/cpustudy build/demo build/ramp_study build/venv"
 end clean
 
-# A target looks again for MPI after deps.sh has installed it.
+# A target looks for MPI again after deps.sh has installed MPI.
 begin
 mkdir -p "$work"/first/{bin,scripts,llmc/base,dev/test/base}
 cd "$work/first" || exit 70
@@ -58,7 +58,7 @@ check "installed: $(ls here/usr/bin)" [ "$(ls here/usr/bin | xargs)" = "gns_toke
 check "completions" grep -q ' train_gpt2cu$' here/usr/share/bash-completion/completions/train_gpt2cu
 rm -rf build/cpu-nompi # installed programs are copies, not links
 check "they do not run" [ "$(here/usr/bin/train_gpt2)$(here/usr/bin/gns_tokenize)$(here/usr/bin/train_gpt2cu)" = "a programa programon a GPU" ]
-touch here/usr/bin/tokenize # another program's
+touch here/usr/bin/tokenize # a file of another program
 returns 0 make uninstall $where NO_MPI=1
 check "left: $(find here/usr -type f)" [ "$(find here/usr -type f)" = here/usr/bin/tokenize ]
 returns 0 make help
@@ -100,7 +100,7 @@ returns 0 make -n build/cpu/llmc/base/common.o NO_MPI=1 BUILD=build/cpu CFLAGS="
 check "-march=one: $(cat "$work/log")" [ "$(grep -c -- =native "$work/log")$(grep -c -- "-march=one -c" "$work/log")" = 01 ]
 end compiler
 
-# A fake nvcc that logs its arguments and prints the file `report` when it compiles.
+# A fake nvcc logs its arguments, and prints the file `report` when it compiles.
 mkdir -p "$work"/gpu/{bin,cuda/bin,llmc/{base,cuda,run}}
 cd "$work/gpu" || exit 70
 with_make
@@ -135,7 +135,7 @@ for native in 0 1; do
 done
 end other_flags
 
-# Without NCCL a build says so once, and the program reports what it lacks.
+# A build without NCCL says once that NCCL is missing; its program reports this, too.
 begin
 mkdir -p nccl/include llmc/ranks
 program bin/mpicc '[ "$1" != --showme:link ] || echo -lm'
@@ -150,7 +150,7 @@ check "there: $(cat "$work/log")" [ "$(grep -c 'no nccl.h\|NO_NCCL' "$work/log")
 check "linked: $(tail -n 1 calls)" grep -q -- "-rpath=$PWD/cuda/lib64 -L$PWD/nccl/lib -Xlinker -rpath=$PWD/nccl/lib .*-l:libnccl.so.2" calls
 end nccl
 
-# A build is for the GPUs that nvidia-smi lists.
+# Without CUDA_ARCH make builds for the GPUs that nvidia-smi lists.
 begin
 finds() { # COMPUTE_CAPABILITIES ARCHITECTURES [VARIABLE=VALUE]
     gpus "$1"

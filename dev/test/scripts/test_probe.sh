@@ -75,14 +75,14 @@ check "trained again" [ -z "$(find run/probe_00000020 -newer stamp)" ]
 check "not said" says log "batch 8: already trained"
 probe 0 run --factors 0.5,1 --tokens 512
 check "from the newest, downwards: $(tail -n 1 log)" [ -d run/probe_00000060/batch_2-512 ]
-branch=run/probe_00000020/batch_8-2048 # as if killed: the checkpoint at its start expects a longer log
+branch=run/probe_00000020/batch_8-2048 # simulates a kill: the branch's first checkpoint expects a longer log
 numbers $branch > whole
 cp -r run/step_00000020 $branch && rm $branch/done
 truncate -s $(($(stat -c %s $branch/metrics.jsonl) * 2 / 3)) $branch/metrics.jsonl # cuts a line
 probe 0 run/step_00000020 --factors 1,2,4 --tokens 2048 --tolerance 100
 numbers $branch > again
 check "not as it was: $(diff whole again | head -n 3)" cmp -s whole again
-probe 0 blind --factors 1,2 --tokens 512 # without validation, training losses are compared
+probe 0 blind --factors 1,2 --tokens 512 # no validation: training losses are compared
 check "branches: $(tail -n 1 log)" says log "Recommendation: "
 end again
 

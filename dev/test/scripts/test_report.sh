@@ -10,7 +10,7 @@ bad() { check "$2" refuses "$1" "$2" timeout 300 "$python" scripts/"$3".py "${@:
 
 # A run's directory: make_run NAME BATCH STEPS. By eq. 2.11 with S_min = 100 and E_min = 3200 the loss reaches 2 at S =
 # 100 + 3200 / BATCH. The noise scale is 4 in the first half and 64 in the second; its lower bound is infinite for some
-# steps. b32 has label smoothing: the report is about its loss without it.
+# steps. b32 has label smoothing: the report shows its loss without smoothing.
 make_run() {
     mkdir -p "$work/$1"
     echo '{"program": "x", "options": {"out": "<b>&amp;", "lr": 0.00'"$2"'}}' > "$work/$1/run.json"
@@ -65,7 +65,7 @@ for svg in re.findall("<svg.*?</svg>", text, re.S): tree.fromstring(svg.replace(
 noise = next(svg for svg in re.findall("<svg.*?</svg>", text, re.S) if 'aria-label="Gradient noise scale' in svg)
 dotted = [re.findall("([ML]) ([0-9.]+) ([0-9.]+)", path) for path, style in
           re.findall('<path d="([^"]*)"[^>]*style="([^"]*)"', noise) if "stroke-dasharray: 0.8," in style]
-dotted = [path for path in dotted if len(path) > 4]  # without the legend's line
+dotted = [path for path in dotted if len(path) > 4]  # not the legend's line
 assert len(dotted) == 3 and all([p[0] for p in path].count("M") == 1 for path in dotted), dotted
 heights = [{round(float(y)) for _, _, y in path} for path in dotted]
 assert all(len(ys) == 2 and max(ys) - min(ys) > 50 for ys in heights), heights
@@ -147,8 +147,8 @@ mkdir "$work/hidden" && echo 'raise ImportError("hidden")' | tee "$work/hidden/m
 PYTHONPATH=$work/hidden bad 65 "-m pip install matplotlib" report "$work/b8"
 end errors
 
-# Fifteen steps of 100 tokens, two seconds apart, validated at every fifth. `below` is below the other's best at its
-# first validation. A run in run/ has its parent's name, here one with characters of formulas.
+# Fifteen steps of 100 tokens, two seconds apart, validated at every fifth step. The first validation of `below` is
+# below the other run's best. A run in a directory run/ gets its parent's name, here a name with characters of formulas.
 begin
 pair() { # NAME FIRST MIDDLE LAST: validation losses after steps 5, 10 and 15
     mkdir -p "$work/$1" && echo '{"options": {}}' > "$work/$1/run.json"
@@ -167,7 +167,7 @@ PYTHONPATH='' report 0 "$work/below" "$work/"'a$b_{$/run' -o "$work/pair.html"
 check "its name" says "$work/pair.html" '<h1>below and a$b_{$'
 end pairs
 
-# Each wrong value in each field of each file gives a Fault of 65 in one line, or a page; never a traceback.
+# Any wrong value in any field of any file gives a Fault of 65 in one line, or a page; never a traceback.
 begin
 returns 0 "$python" - "$work" <<'END'
 import contextlib, io, json, os, sys

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # A real task: nanoGPT's recipe for a small character model of Shakespeare on a CPU (4 layers, 4 heads, 128 channels,
 # T = 64, batch 12, lr 1e-3 to 1e-4, warm-up 100 steps, beta2 0.99, no dropout). nanoGPT reports a validation loss of 1.88
-# after 2000 steps: GNS_LONG=1 compares the mean of three seeds in fp32. Otherwise one seed runs 400 steps. Tokens are
-# bytes, the split is the usual 90/10. bf16 runs where the CPU multiplies it fast. One thread: two would wait at every
-# barrier of so small a model.
+# after 2000 steps: GNS_LONG=1 compares it with the mean of three seeds in fp32. Otherwise one seed runs 400 steps.
+# Tokens are bytes, the split is the usual 90/10. Runs in bf16 if the CPU has AMX. One thread: in so small a model two
+# threads would mostly wait at barriers.
 set -u
 . "$(dirname "$0")/../checks.sh" shakespeare
 text=${GNS_TEST_DATA:-}/tinyshakespeare.txt

@@ -43,7 +43,7 @@ check "fewer: $(row rows16 4)" [ "$(row rows16 4)" = 74.8% ]
 check "equal: $(row rows4 15), $(row late4 15), $(row rows16 15)" [ "$(row rows4 15)" = 313 -a "$(row late4 15)" -gt 0 -a "$(row late4 15)" -lt 313 -a "$(row rows16 15)" = 0 ]
 check "its own rate" says "$out/rows16-seed1/run.json" '"lr": 0.02,'
 check "weights are left" [ -z "$(find "$out" -name '*.safetensors' -o -name '*.work')" ]
-# Recompute results from the logs: the sum of step times, the last tenth's loss, the paired difference.
+# Recompute results from the logs: the sum of step times, the loss over the last tenth, the paired difference.
 check "results" python3 - "$out" "$(row rows16 13)" << 'END'
 import json, sys
 out, shown = sys.argv[1:]

@@ -55,7 +55,7 @@ assert logs == [
     [3, {"samples": {"columns": ["step", "tokens", "prompt", "text"], "data": [[2, 128, "", "so\n"]]}}]], logs
 assert calls[-1] == ["finish"], calls[-1]
 END
-rm "$work/calls.json" # W&B has the run until step 3: earlier steps are not sent again
+rm "$work/calls.json" # W&B has the run up to step 3: earlier steps are not sent again
 STEP=3 CALLS=$work/calls.json PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/one" --id 7
 check "again: $(cat "$work/calls.json")" [ "$(grep -c '"log", 3, {"tokens": 192' "$work/calls.json")$(grep -cE '"log", [12],' "$work/calls.json")" = 10 ]
 end calls
