@@ -44,7 +44,7 @@ static int format_of_file(const char *path) {
     return format_of_text(text, bytes < 0 ? 0 : (size_t)bytes, true);
 }
 
-// Sets the format. Refuses a pipe if an option must know at its start how long it is, or whether all of it is UTF-8.
+// Sets the format. Refuses a pipe if an option needs to know its length, or whether all of it is UTF-8, at its start.
 static int input_set_format(Input *input, const TokenizeOptions *o, int format, bool by_line, Error *e) {
     input->jsonl = format == FORMAT_JSONL;
     input->undecided = format == FORMAT_AUTO;
@@ -79,8 +79,8 @@ static int inputs_push(Inputs *in, const char *path, const struct stat *st, Erro
     return input_set_format(input, in->o, by_line ? format_of_file(path) : format, by_line, e);
 }
 
-// Adds a file, or a directory's files. inside: `path` was found in a directory; passes over it unless its name has a
-// text's ending, or is *.json and it holds JSON Lines.
+// Adds a file, or a directory's files. inside: `path` was found in a directory, and is skipped unless its name has the
+// ending of a text, or is *.json and the file holds JSON Lines.
 static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
     struct stat st, link;
     if (strcmp(path, "-") == 0) return inputs_push(in, path, NULL, e);
@@ -92,7 +92,7 @@ static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
         Names names;
         char child[PATH_MAX];
         int code = 0;
-        if (inside && lstat(path, &link) == 0 && S_ISLNK(link.st_mode)) return 0; // it may lead back up
+        if (inside && lstat(path, &link) == 0 && S_ISLNK(link.st_mode)) return 0; // a link may lead to a parent
         TRY(directory_list(IN_PATH, path, &names, e));
         for (int i = 0; i < names.count && !code; i++) {
             if (names.entry[i]->d_name[0] == '.') continue;

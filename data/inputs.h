@@ -10,26 +10,26 @@
 enum { TRAIN, VAL, SPLITS };
 extern const char *const SPLIT_NAMES[SPLITS]; // "train", "val"
 
-typedef struct { // an option without a default is 0 or empty; max_bytes is INT64_MAX
+typedef struct { // options that are not given: their defaults, else 0 or empty; max_bytes: INT64_MAX
     char tokenizer[PATH_MAX], out[PATH_MAX - 64], files_from[PATH_MAX], field[OPTION_TEXT], separator[OPTION_TEXT];
     int format, invalid, split; // FORMAT_*, INVALID_*; SPLITS: both
     double val_fraction;
     int64_t val_every_file, max_bytes, shard_tokens, threads;
     bool force, help, version;
-    const char *help_about; // the option that --help NAME asks for; NULL: all
+    const char *help_about; // the option about which --help NAME asks; NULL: all options
 } TokenizeOptions;
 enum { FORMAT_AUTO, FORMAT_TEXT, FORMAT_JSONL };
 enum { INVALID_ERROR, INVALID_BYTES, INVALID_SKIP };
 
-// Notes about a file. JSONL: its beginning, not its name, showed JSON Lines. JSON: a .json file that is read as text,
-// as its beginning is no JSON Lines. MARK: it begins with a byte order mark. EOT: its text holds <|endoftext|>.
+// Notes about a file. JSONL: read as JSON Lines because of its beginning, not its name. JSON: a .json file read as
+// text, since it does not begin as JSON Lines. MARK: begins with a byte order mark. EOT: its text holds <|endoftext|>.
 enum { NOTE_JSONL, NOTE_JSON, NOTE_MARK, NOTE_EOT, NOTES };
 
 typedef struct {
     char *path;           // "-" is standard input
-    uint64_t number;      // its index
+    uint64_t number;      // index among all inputs
     bool jsonl;           // JSON Lines, else text
-    bool undecided;       // a pipe whose first line will decide jsonl
+    bool undecided;       // a pipe: its first line will decide `jsonl`
     int notes;            // 1 << NOTE_*
     bool pipe;            // standard input, a pipe or a device: its length is unknown
     atomic_bool left_out; // not UTF-8: skip the file, or the rest of it
@@ -45,7 +45,7 @@ typedef struct {
 
 // Gathers the inputs of a command line: files, "-", directories, and what --files-from names. Searches directories to
 // any depth, except hidden names, for .txt, .md, .jsonl, .ndjson and .jl files and .json files of JSON Lines. ERR_INPUT
-// if one cannot be read.
+// if a file or directory cannot be read.
 int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count, Error *e);
 void inputs_free(Inputs *in);
 

@@ -56,7 +56,7 @@ static int document_split(const TokenizeOptions *o, const Input *input, uint64_t
 
 // ---- Encoding -------------------------------------------------------------------------------------------------------
 
-// Returns ERR_INPUT if an input begins like gzip, zstd, parquet, UTF-16 or a Git LFS pointer; names a remedy.
+// ERR_INPUT, with a remedy, if an input begins like gzip, zstd, parquet, UTF-16 or a Git LFS pointer.
 static int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e) {
     static const struct {
         const char *begin, *what, *remedy;
@@ -156,15 +156,15 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
     return 0;
 }
 
-// Opens the input at its beginning. With --invalid skip, leaves out a text file that is not all UTF-8, and a file of
-// another kind (gzip, ...): tokens cannot be taken back once they are written.
+// Opens the input at its beginning. With --invalid skip, checks the whole file first, since tokens cannot be removed
+// once they are written: skips a text file that is not all UTF-8, and a file of another kind (gzip, ...).
 static int reader_open(Reader *r, Error *e) {
     Input *input = reader_input(r);
     char next[3]; // at most three continuation bytes precede the next character
     r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : STDIN_FILENO;
     if (r->fd < 0)
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));
-    char *text = MAP_FAILED; // remains so for an empty file; if mapping fails, reading reports why
+    char *text = MAP_FAILED; // also for an empty file; if mapping fails, reading reports the cause
     if (r->o->invalid == INVALID_SKIP && !input->pipe)
         text = mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, r->fd, 0);
     if (text != MAP_FAILED) {
@@ -175,15 +175,15 @@ static int reader_open(Reader *r, Error *e) {
     r->tail = UINT64_MAX;
     if (input->pipe || !input_has_tail(r->o, input)) return 0;
 
-    // A text file is one document, so its end becomes validation, as in nanoGPT's 90/10. The tail begins at a whole
-    // character.
+    // A text file is one document, so its end becomes validation, as in nanoGPT's 90/10 split. This tail begins at a
+    // whole character.
     r->tail = (uint64_t)((double)size_min((size_t)r->o->max_bytes - r->taken, input->bytes) * (1 - r->o->val_fraction));
     ssize_t got = pread(r->fd, next, sizeof next, (off_t)r->tail);
     for (ssize_t i = 0; i < got && (next[i] & 0xC0) == 0x80; i++) r->tail++;
     return 0;
 }
 
-// Goes to the next input. Bytes in the buffer that no block holds count as taken.
+// Goes to the next input. Counts the bytes left in the buffer as taken.
 static void reader_advance(Reader *r) {
     if (r->fd > STDIN_FILENO) close(r->fd);
     r->fd = -1;
@@ -243,8 +243,8 @@ static void reader_find_pieces(Reader *r, TextBlock *b) {
 // Moves the first bytes of the buffer to the block.
 static int reader_fill_block(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     size_t capacity = size_max(bytes, BLOCK_BYTES);
-    if (b->capacity != capacity) {        // a long line's memory is not kept
-        size_t pieces = capacity / 2 + 1; // pages that nothing touches cost nothing
+    if (b->capacity != capacity) {        // frees the memory of a long line
+        size_t pieces = capacity / 2 + 1; // untouched pages cost nothing
         memory_free(b->pieces);
         b->capacity = 0;
         size_t room = pieces * sizeof *b->pieces + capacity * (sizeof *b->tokens + 1) + 1;

@@ -1,7 +1,7 @@
 // reader: reads the inputs in blocks of text, finds the documents in each block, and chooses each document's split.
 //
 // Each thread reads a block, encodes it and writes its tokens. A block's end depends on the input alone. Encoding by
-// block gives the same tokens as encoding the whole, so the shards do not depend on the blocks.
+// blocks gives the same tokens as encoding the whole input, so the shards do not depend on the blocks.
 #pragma once
 
 #include "text/tokenizer.h"
@@ -20,8 +20,8 @@ enum { FAULTS_MAX = 10 }; // most faults that a block keeps, and that a run prin
 
 typedef struct {
     Input *input;
-    uint64_t offset, line; // of its first byte in the input; lines count from 1
-    uint64_t end;          // bytes of all inputs up to its end
+    uint64_t offset, line; // of the block's first byte in the input; lines count from 1
+    uint64_t end;          // bytes of all inputs up to the block's end
     TextPiece *pieces;     // (capacity / 2 + 1) found by reader_next, in jsonl by block_encode; owns tokens and text
     uint16_t *tokens;      // (capacity) no token is shorter than a byte
     char *text;            // (capacity + 1)
@@ -31,7 +31,7 @@ typedef struct {
     int notes;                // bits 1 << NOTE_*
     Error faults[FAULTS_MAX]; // why the input is refused
     int fault_count;          // may exceed FAULTS_MAX
-    bool ends;                // a fault ends the input: later ones are not reported
+    bool ends;                // a fault ends the input: later faults are not reported
 } TextBlock;
 
 typedef struct {
@@ -40,13 +40,13 @@ typedef struct {
     Inputs *inputs;
     atomic_bool refused;             // an input is refused: stop writing, and do not wait for pipes
     int file;                        // the input that is being read
-    int fd;                          // its open file, or -1
+    int fd;                          // open file of this input, or -1
     uint64_t offset, line, document; // of buffer[0] within the file
     uint64_t taken;                  // bytes of all inputs before buffer[0]
     uint64_t tail;                   // where this file's validation part begins; UINT64_MAX: documents stay whole
     bool inside;                     // buffer[0] lies inside a document
     bool skip_newline;               // buffer[0] follows a separator: skip a newline
-    bool ended;                      // the buffer holds all the rest of the file
+    bool ended;                      // the buffer holds the whole rest of the file
     bool separated;                  // a separator was found
     char *buffer;                    // from malloc
     size_t have, capacity;

@@ -2,8 +2,8 @@
 # Sourced by the recipes. They set NAME, FLAGS (the names of their own flags) and USAGE.
 #
 #   --tokenizer gpt2|bytes|DIR   gpt2 (default): OpenAI's vocabulary, fetched to data/gpt2
-#   --from DIR                   take the data from DIR; download and check none of it
-#   --out DIR                    where the shards go; data/NAME by default
+#   --from DIR                   read the data from DIR; download and check nothing
+#   --out DIR                    directory of the shards; data/NAME by default
 #   --force                      make the shards again
 # Downloads go to data/download/NAME. They are resumed, and their SHA-256 is checked. A path that the caller names is
 # relative to the caller's directory; a default path is relative to the root of this repository.
@@ -40,7 +40,7 @@ recipe_options() {
     fi
 }
 
-# fetch URL FILE [SHA256]: FILE appears complete and checked, or not at all.
+# fetch URL FILE [SHA256]: makes FILE, complete and checked, or no file.
 fetch() {
     local url=$1 file=$2 want=${3:-} got
     if [ -f "$file" ]; then return 0; fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# TinyStories (Eldan and Li 2023, arXiv 2305.07759), the version written by GPT-4: 2.2 GB, with its own validation
-# file. See --help.
+# Makes shards of TinyStories (Eldan and Li 2023, arXiv 2305.07759), the version by GPT-4: 2.2 GB, with its own
+# validation file. See --help.
 NAME=tinystories
 . "$(dirname "$0")/recipe.sh"
 recipe_options "$@"
@@ -10,7 +10,7 @@ val=$INPUT
 input $base/TinyStoriesV2-GPT4-train.txt hub
 need_tokenize
 # Tokenize a sample first: a fault then stops the recipe while the old shards are whole. Remove the old training shards
-# before writing either split: a first training shard says that both splits are whole (data/writer.h).
+# before writing either split: the first training shard shows that both splits are whole (data/writer.h).
 probe=$(mktemp -d)
 trap 'rm -rf "$probe"' EXIT
 head -c 4096 "$val" > "$probe/text"

@@ -2,8 +2,8 @@
 //
 //     data/tokenize --tokenizer bytes|DIR --out PREFIX [options] INPUT...
 //
-// Each thread has one block of text: it reads the next one, encodes it, and writes the tokens when all blocks before it
-// are written. A block's end depends on the input alone, so the shards do not depend on the number of threads.
+// Each thread reads the next block of text, encodes it, and writes its tokens when all earlier blocks are written. A
+// block's end depends on the input alone, so the shards do not depend on the number of threads.
 #include "reader.h"
 #include "writer.h"
 #include "base/files.h"
@@ -117,15 +117,15 @@ typedef struct {
     Tokenizer *tokenizer;
     Reader reader;
     Writer writer;
-    pthread_mutex_t turn; // guards what follows, except `read`
+    pthread_mutex_t turn; // guards the fields below, except `read`
     pthread_cond_t next;
     uint64_t read, written; // blocks so far; the critical section `reading` guards `read`
-    int code;               // of the first error that is no fault of an input
+    int code;               // of the first error that is not a fault of an input
     Error error;
-    double start, shown;   // clock_seconds at the start; seconds from it to the last progress line
-    uint64_t total_bytes;  // to read; INT64_MAX: unknown
+    double start, shown;   // clock_seconds at the start; seconds from the start to the last progress line
+    uint64_t total_bytes;  // bytes to read; INT64_MAX: unknown
     int faults, bad_files; // faults so far; files with faults
-    const Input *last_bad; // the last such file; NULL: none
+    const Input *last_bad; // the last file with faults; NULL: none
     Error first_bad;       // the first fault
 } Pipeline;
 
@@ -133,7 +133,7 @@ typedef struct {
 
 static const char *plural_s(uint64_t count) { return count == 1 ? "" : "s"; }
 
-// Prints a line on stderr in place of the progress line.
+// Prints a line on stderr; it replaces the progress line.
 __attribute__((format(printf, 1, 2))) static void print_note(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -158,8 +158,8 @@ static void show_progress(Pipeline *run, uint64_t bytes, bool last) {
             last || !terminal ? "\n" : "");
 }
 
-// Adds the faults of a block. Prints the run's first fault only when a second arrives: run_verdict returns a lone
-// fault as the run's error.
+// Adds the faults of a block. Prints the run's first fault only when a second fault arrives: run_verdict returns a
+// single fault as the run's error.
 static void add_faults(Pipeline *run, const TextBlock *b) {
     if (!b->fault_count || b->input->left_out) return;
     run->bad_files += run->last_bad != b->input;
@@ -175,7 +175,7 @@ static void add_faults(Pipeline *run, const TextBlock *b) {
 // ---- The run --------------------------------------------------------------------------------------------------------
 
 // Runs on every thread: reads blocks, encodes them, counts their faults, and writes them. After a refused input, only
-// looks for more faults: skips pipes and the rest of a refused text file. Stops at a signal and at an error.
+// looks for more faults, without pipes and the rest of a refused text file. Stops at a signal and at an error.
 static void run_thread(Pipeline *run) {
     TextBlock b = {0};
     Encoder *encoder = NULL;
@@ -212,7 +212,7 @@ static void run_thread(Pipeline *run) {
     memory_free(b.pieces);
 }
 
-// Returns the run's error after its blocks.
+// Returns the run's error once all blocks are done.
 static int run_verdict(const Pipeline *run, Error *e) {
     const Error *first = &run->first_bad;
     if (run->code) return *e = run->error, run->code;
@@ -284,10 +284,10 @@ static int tokenize(int argc, char **argv, Error *e) {
     if (o->version) return printf("%s\n", version_text()), 0;
     TRY_GOTO(tokenizer_load(&run.tokenizer, o->tokenizer, e));
     run.reader = (Reader){.o = o, .inputs = &run.inputs, .tokenizer = run.tokenizer, .line = 1, .fd = -1};
-    // Gather before signals_install: until then a signal ends the program at once, even while it waits for a pipe.
+    // Gather before signals_install, while a signal ends the program at once: gathering may wait for a pipe.
     TRY_GOTO(inputs_gather(&run.inputs, o, argv, inputs, e));
     signals_install();
-    thread_start_team((int)o->threads + 1); // + 1: one may wait for a pipe or the disk
+    thread_start_team((int)o->threads + 1); // + 1: a thread may wait for a pipe or the disk
     run.start = clock_seconds();
     for (const Input *input = run.inputs.all; input < run.inputs.all + run.inputs.count; input++)
         run.total_bytes = input->pipe ? INT64_MAX : size_min(run.total_bytes + input->bytes, INT64_MAX);

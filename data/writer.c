@@ -11,7 +11,7 @@
 
 #define PARTIAL ".partial"
 
-// Writes PREFIX_train_000000.bin and a suffix ("" or PARTIAL) to `out`.
+// Writes a shard's path, as PREFIX_train_000000.bin, and a suffix ("" or PARTIAL) to `out`.
 static void shard_path(const Writer *w, int split, int shard, const char *suffix, char out[PATH_MAX]) {
     snprintf(out, PATH_MAX, "%s_%s_%06d.bin%s", w->o->out, SPLIT_NAMES[split], shard, suffix);
 }
@@ -35,7 +35,7 @@ static bool owns_split(const Writer *w, int split) { return w->o->split == SPLIT
 static int key_split(const Writer *w) { return w->o->split == VAL ? VAL : TRAIN; }
 
 // Removes this run's shards with `suffix`: the highest number first, KEY (writer.h) last. An interruption leaves no gap
-// in the numbers, so the next call finds the rest.
+// in the numbers, so the next call finds the remaining shards.
 static int remove_shards(const Writer *w, const char *suffix, Error *e) {
     for (int split = SPLITS; split-- > 0;) {
         int end = owns_split(w, split);
@@ -60,7 +60,7 @@ static int acquire_lock(Writer *w, Error *e) {
                         "%s: another data/tokenize is writing there", w->o->out);
         }
         if (fstat(w->lock, &held) == 0 && stat(path, &named) == 0 && held.st_ino == named.st_ino) return 0;
-        // The previous run unlinked it after our open: open again.
+        // The last run unlinked the lock file after our open: open again.
     }
 }
 

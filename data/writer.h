@@ -1,10 +1,10 @@
 // writer: writes the tokens of blocks to the shards of two splits.
 //
 // 1. One run at a time writes to a prefix: flock on PREFIX.lock.
-// 2. Shards are written as PATH.partial. They get their names when all are whole and on disk. Shards of an earlier run
-//    stay until then.
-// 3. KEY is the first shard of the run. It gets its name last, and an earlier KEY is removed first. So shards are whole
-//    if KEY exists. KEY.partial without KEY shows an interrupted run; the next run removes what it left.
+// 2. Shards are written as PATH.partial. They get their names when all shards are whole and on disk. Until then shards
+//    of an earlier run stay.
+// 3. KEY is the first shard of the run. It gets its name last, and an earlier KEY is removed first. So all shards are
+//    whole if KEY exists. KEY.partial without KEY shows an interrupted run, whose files the next run removes.
 #pragma once
 
 #include "text/shards.h"
@@ -17,7 +17,7 @@ typedef struct {
     bool opened;      // this run owns the PATH.partial files; writer_close removes them
     struct SplitState {
         FILE *file;      // the unfinished shard, or NULL
-        int64_t in_file; // tokens in it
+        int64_t in_file; // tokens in `file`
         int shards;      // finished shards
         int last;        // the last token
         uint64_t tokens, documents;
@@ -29,7 +29,7 @@ typedef struct {
 // the prefix, if an input is one of its shards, or if shards exist and --force is not given.
 int writer_open(Writer *w, const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs, Error *e);
 
-// Appends the tokens of a block. This and writer_publish return ERR_WRITE if they cannot write.
+// Appends the tokens of a block. ERR_WRITE, also from writer_publish, if writing fails.
 int writer_block(Writer *w, const TextBlock *b, Error *e);
 
 // Gives all shards their names. Removes the shards of an earlier run.

@@ -2,7 +2,7 @@
 """Finds the critical batch of runs.
 
     critical_batch.py fit RUN RUN...   S_min, E_min and the critical batch from runs at constant batch sizes
-    critical_batch.py probe CHECKPOINT the critical batch there, measured: short branches at k times the batch
+    critical_batch.py probe CHECKPOINT the critical batch at a checkpoint, from short branches at k times the batch
 
 fit: McCandlish, Kaplan, Amodei and the OpenAI Dota Team 2018, "An Empirical Model of Large-Batch Training":
 a batch B reaches a loss in S steps and E = B S examples (rows of context tokens), with
@@ -31,7 +31,7 @@ POINTS = 8           # validations per branch, at the same tokens in all branche
 # ---- fit ------------------------------------------------------------------------------------------------------------
 
 def constant_batch(run, step):
-    """Returns the batch, in rows, of steps up to `step`. Ignores the run's last step: the horizon may cut it short."""
+    """Returns the batch, in rows, of steps up to `step`. The run's last step does not count: the horizon may cut it."""
     batches = {row.get("batch") or 0 for row in run.rows[:-1] or run.rows if row["step"] <= math.ceil(step)}
     if len(batches) != 1 or min(batches) <= 0:
         raise Fault(EXIT_INPUT, f"{run.path}: the batch is not constant; fit needs runs with --ramp fixed")
@@ -43,8 +43,8 @@ def fit_minima(batch, steps):
     import numpy as np
     from scipy.optimize import least_squares
 
-    # Start from eq. 2.11 as S_min / S + E_min / E = 1, which is linear in the minima. Then fit log S by least squares:
-    # the relative errors of all runs weigh alike.
+    # Start with eq. 2.11 as S_min / S + E_min / E = 1, which is linear in the minima. Then fit log S by least squares:
+    # relative errors of all runs have equal weight.
     start = np.linalg.lstsq(np.stack([1 / steps, 1 / (batch * steps)], 1), np.ones(len(steps)), rcond=None)[0]
     start = np.log(np.maximum(start, 1e-3 * np.array([steps.min(), (batch * steps).min()])))
     # With E = B S, eq. 2.11 is S = S_min + E_min / B.
@@ -96,7 +96,7 @@ def fit(args):
 # ---- probe ----------------------------------------------------------------------------------------------------------
 
 def newest_checkpoint(path):
-    """Returns a run's newest whole checkpoint. archive_step_of in llmc/checkpoint/archive.c defines their names."""
+    """Returns a run's newest whole checkpoint. Names: archive_step_of in llmc/checkpoint/archive.c."""
     names = [name for name in (os.listdir(path) if os.path.isdir(path) else [])
              if re.fullmatch("step_([0-9]{8}|[1-9][0-9]{8,})", name) and os.path.exists(os.path.join(path, name, "MANIFEST.json"))]
     if not names:
@@ -112,7 +112,7 @@ class Origin:
         self.checkpoint = path if os.path.basename(path).startswith("step_") else newest_checkpoint(path)
         self.run = Run(os.path.dirname(self.checkpoint))
         state = os.path.join(self.checkpoint, "training", "state.json")
-        if not os.path.exists(state):  # an older build wrote it here
+        if not os.path.exists(state):  # an older build wrote state.json beside the weights
             state = os.path.join(self.checkpoint, "state.json")
         state = read_json(state, {"step!": COUNT, "tokens!": COUNT})
         self.step, self.tokens = state["step"], state["tokens"]
@@ -122,7 +122,7 @@ class Origin:
         if not rows or rows[-1]["step"] != self.step or not all(row.get("batch") and row.get("lr") for row in rows):
             raise Fault(EXIT_INPUT, f"{self.run.metrics_path}: does not reach step {self.step} of the checkpoint, or has "
                         "a step without its batch and lr")
-        # The horizon may cut a run's last step short. Then use the batch of the step before.
+        # If the horizon cut the run's last step, use the batch of the step before it.
         row = rows[-2] if len(rows) > 1 and rows[-1]["batch"] < rows[-2]["batch"] else rows[-1]
         self.batch, self.lr = row["batch"], row["lr"]
         # The measured noise scale of the whole model, in rows; NaN: not measured.
@@ -140,7 +140,7 @@ class Branch:
         self.horizon = origin.tokens + tokens
         self.out = os.path.join(out, f"batch_{batch}-{tokens}")
         self.done = os.path.join(self.out, "done")
-        # Options that differ from the run's own. The trainer prints a note for those without effect.
+        # Options that differ from the run's. The trainer prints a note for options without effect.
         self.options = {"out": os.path.abspath(self.out), "batch_tokens": batch * origin.seq_len, "train_tokens": self.horizon,
                         "lr": self.lr, "lr_schedule": "constant", "warmup_tokens": 0, "ramp": "fixed", "gns": "ln",
                         "sample_every": 0, "hellaswag_every": 0, "checkpoint_every": 0}
@@ -176,7 +176,7 @@ class Branch:
         run = Run(self.out)
         if run.val_rows:
             return run.val_column("val_loss")[-1]
-        # Return the mean over the last eighth of the examples: they are the same in every branch.
+        # Return the mean over the last 1 / POINTS of the examples, which are the same in every branch.
         begin = self.horizon - (self.horizon - origin.tokens) / POINTS
         last = [(loss, batch) for at, loss, batch in zip(*map(run.column, ("tokens", "loss", "batch"))) if at > begin]
         return sum(loss * batch for loss, batch in last) / sum(batch for _, batch in last)
@@ -225,11 +225,11 @@ def probe(args):
         raise Fault(EXIT_USAGE, f"--factors: two batches or more are needed, of one row at least; the run's has {origin.batch}")
     if math.lcm(*batches) > 4 * batches[-1]:
         raise Fault(EXIT_USAGE, "--factors: these batches have no small common multiple; use powers of two")
-    # Every batch makes whole steps between validations, so all are compared at the same tokens.
+    # Every batch makes whole steps between validations: branches are compared at the same tokens.
     grid = POINTS * math.lcm(*batches) * origin.seq_len
     wanted = args.tokens or max(origin.tokens // 20, 4 * POINTS * batches[-1] * origin.seq_len)
     tokens = max(1, math.ceil(wanted / grid)) * grid
-    # Use the run's own program, in the directory that its paths are relative to.
+    # Use the run's program, in the directory to which the run's paths are relative.
     part = (origin.run.parts or [{"command": ["./train_gpt2"]}])[-1]
     program = [*shlex.split(args.launch), os.path.abspath(args.program) if args.program else [*part["command"], "./train_gpt2"][0]]
     directory = part.get("directory", ".")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The demo: trains a GPT-2 of one million parameters in one to four minutes. Its text is the first 8 MB of the C headers
 # under /usr/include, in the order of their paths: every machine that can build gns.c has them. Training reads 2.3 MB.
-# `make demo TEXT=path` takes a file or a directory of your own instead.
-# The same command resumes a stopped run; each text has a directory of its own under build/demo/, where the demo writes.
+# `make demo TEXT=path` trains on a file or a directory of your own instead.
+# The demo writes to build/demo/, with a directory per text. The same command resumes a stopped run.
 set -euo pipefail
 text=${1:-}
 case $text in "" | /*) ;; *) text=$PWD/$text ;; esac

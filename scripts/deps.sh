@@ -5,7 +5,7 @@
 #   venv      Python packages in build/venv (dev/oracle/requirements.txt); make test installs them while it compiles
 #   arm       for make ARM=1: make, the cross compiler and, unpacked in build/arm64, the libraries for Arm
 #   test-arm  for make test-arm: what demo and arm install, and qemu
-# As root on Debian or Ubuntu it installs them. Otherwise it prints the command. It is silent if nothing is missing.
+# As root on Debian or Ubuntu it installs the packages; otherwise it prints the command. If none is missing, it is silent.
 set -eu
 cd "$(dirname "$0")/.."
 what=${1:-demo}
@@ -51,7 +51,7 @@ if [ "$what" = venv ]; then
         echo "setting up build/venv with $(grep -vcE '^ *(#|$)' dev/oracle/requirements.txt) pinned Python packages"
         # Without --no-compile pip compiles every file.
         pip() { build/venv/bin/pip install -q --no-compile --disable-pip-version-check "$@"; }
-        uv() { # takes half of pip's time; ignores pip's configuration, so it is not used where that names an index
+        uv() { # needs half of pip's time, but ignores pip's configuration: not used if that names an index
             ! build/venv/bin/pip config list | grep -q index && pip --retries 0 --only-binary :all: uv==0.13.9 &&
                 build/venv/bin/uv pip install -q --no-cache --system-certs --python build/venv/bin/python "$@"
         }
@@ -80,7 +80,7 @@ unpack_arm() {
             -o Dir::State="$apt" -o Dir::State::status=/dev/null -o Dir::Cache="$apt" -o Dir::Etc::SourceList="$apt/sources.list" \
             -o Dir::Etc::SourceParts="$apt/sources.list.d" "$@"
     }
-    arm_apt update # may fail: some source has nothing for Arm
+    arm_apt update # may fail: a source may have no packages for Arm
     (cd "$apt" && arm_apt download libcjson1 libcjson-dev libxxhash-dev libpcre2-8-0 libpcre2-dev) || return 1
     for package in "$apt"/*.deb; do dpkg -x "$package" build/arm64 || return 1; done
     rm -rf "$apt" && touch build/arm64/unpacked

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Converts a nanoGPT checkpoint to a Hugging Face directory: from_nanogpt.py CKPT.pt DIRECTORY [--meta META.pkl]
 
-nanoGPT pads the vocabulary and keeps matrices as (out, in), GPT-2 as (in, out). A nanoGPT model may lack biases: they
-become zeros. Writes model.safetensors and config.json; for a character model also its tokenizer, from the meta.pkl of its
-data (by default where nanoGPT keeps it: data/DATASET/ next to the checkpoint's directory). Needs the Python packages torch
-and safetensors.
+nanoGPT pads the vocabulary and keeps matrices as (out, in), GPT-2 as (in, out). If a nanoGPT model has no biases, they
+become zeros. Writes model.safetensors and config.json; for a character model also its tokenizer, from the meta.pkl of the
+model's data (default: nanoGPT's data/DATASET/ next to the checkpoint's directory). Needs the Python packages torch and
+safetensors.
 """
 
 import json
@@ -54,7 +54,7 @@ def config_of(args, vocab):
 
 
 class PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module, name):  # a pickle could call any function
+    def find_class(self, module, name):  # refuses: a pickle could call any function
         raise pickle.UnpicklingError(f"it holds {module}.{name}, not only numbers and characters")
 
 
@@ -101,7 +101,7 @@ def write_model(directory, model, config, tokenizer={}):
 
 def read_checkpoint(path):
     """Returns model_args, the parameters as numpy arrays, and nanoGPT's path of the data's meta.pkl ("": unknown)."""
-    import numpy, safetensors  # not every torch installs them
+    import numpy, safetensors  # torch may be installed without them
     import torch
 
     try:

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2006
 # The launchers run_gpt2_*.sh are links to this script: run_gpt2_124M.sh trains scripts/recipes/gpt2-124M.conf, a --config
-# file. A launcher accepts all options of the trainer, --config too. They replace the recipe's. A launcher of your own
-# sets NAME, then sources this script.
+# file. A launcher accepts all options of the trainer, also --config. They replace the recipe's options. A launcher of
+# your own sets NAME, then sources this script.
 # From the environment (default after the semicolon):
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
-#   TOKENIZER    the shards' tokenizer, for the checkpoints; data/gpt2 if it exists
+#   TOKENIZER    the shards' tokenizer, stored in checkpoints; data/gpt2 if it exists
 #   OUT          run directory; runs/NAME
 #   RANKS        processes, one per GPU; this machine's GPUs, or those of CUDA_VISIBLE_DEVICES
 #   RUN          command that starts RANKS processes; mpirun on this machine. scripts/slurm/ sets it
@@ -16,8 +16,8 @@
 #
 # The launcher restarts the run until it is done: after a stop that nobody asked for (75), and after a lost rank, as
 # long as each start leaves a newer checkpoint. --fresh holds for the first start only, also if Slurm queues the job
-# again. --max-hours counts from the launcher's start, and ends the launcher too. Ctrl-C, TERM, USR1 or HUP to the
-# launcher, or its end by KILL, stops the run: it finishes its step, saves and exits. The same command resumes it.
+# again. --max-hours counts from the launcher's start, and also ends the launcher. Ctrl-C, TERM, USR1, HUP or KILL to
+# the launcher stops the run: it finishes its step, saves and exits. The same command resumes it.
 set -uo pipefail
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     NAME=$(basename "$0" .sh) NAME=${NAME#run_} NAME=${NAME//_/-}
@@ -28,7 +28,7 @@ PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}
 [[ $PROGRAM == */* ]] || PROGRAM=./$PROGRAM # bash looks in PATH for a name without a slash
 RECIPE=${RECIPE:-${top}scripts/recipes/$NAME.conf}
 
-# These read `options`: the NAME = VALUE lines that the trainer resolves from the recipe and the user's options.
+# value and given read `options`: the trainer's NAME = VALUE lines, resolved from the recipe and the user's options.
 value() { sed -nE "s/^$1 = \"?(.*[^\"])\"?\$/\1/p" <<< "$options"; } # NAME
 given() { grep -q "^$1 = " <<< "$options"; }                          # NAME
 
@@ -43,8 +43,8 @@ ask_to_stop() { # PID: sends SIGUSR1 once the process catches it, at the latest 
     kill -USR1 "$1" 2> /dev/null
 }
 
-# Sets the array `command` to a start that resumes: replaces --fresh and llm.c's -y by -y 1. That also overrules `fresh`
-# in a --config file.
+# Sets the array `command` to a start that resumes: -y 1 replaces --fresh and llm.c's -y, and overrides `fresh` in a
+# --config file.
 command_to_resume() { # COMMAND...
     local word previous=
     command=()
@@ -70,7 +70,7 @@ train_until_done() {
         0 | 64 | 65 | 69 | 71 | 74 | 76) return $code ;; # done, or a restart does not help
         esac
         [ $asked = 0 ] || return $code
-        [ $code != 75 ] || [ -z "${RUN:-}${GNS_END:-}" ] || return $code # the batch system's time is up, or --max-hours
+        [ $code != 75 ] || [ -z "${RUN:-}${GNS_END:-}" ] || return $code # time is up: the batch system's, or --max-hours
         newest=`newest_checkpoint "$OUT"`
         [ -n "$newest" ] && [ "$newest" != "$before" ] || return $code
         echo "exit code $code: starting again from $newest" >&2

@@ -12,7 +12,7 @@
 # From the environment:
 #
 #   TOKENIZER   a directory with a tokenizer that transformers reads, if MODEL has none
-#   DTYPE       of the weights; default: float32, as in the checkpoint
+#   DTYPE       type of the weights; default: float32, as in the checkpoint
 #   LM_EVAL     the program; default: the one in build/venv/bin, else in PATH
 #
 # The first use of a task downloads its data from huggingface.co to a cache ($HF_HOME, ~/.cache/huggingface). For a machine

@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
 # Open MPI's mpirun, with fixes: scripts/mpirun.sh -np 8 ./train_gpt2cu ... takes mpirun's arguments. With 4.1.4:
 #
-#   - mpirun binds ranks to cores or sockets, and all threads of a rank share them. Here ranks are not bound unless the
-#     arguments or the environment ask for it.
+#   - mpirun binds a rank and all its threads to a core or a socket. Here ranks are not bound unless the arguments or
+#     the environment ask for it.
 #   - At TERM, Ctrl-C and the end of the terminal mpirun kills its ranks a second later. Here the ranks get USR1
 #     instead, as soon as they catch it: they finish their step, save and exit with 75. (mpirun forwards USR1, but while
 #     it starts the ranks it loses the signal or kills them.) A signal to mpirun itself stays pending, and counts as a
 #     request to this script.
 #   - If a rank was killed, mpirun returns 128 plus the signal's number; this script returns 78.
 #   - With --continuous or --enable-recovery mpirun returns 0, whatever the ranks return. A run cannot go on without a
-#     lost rank, so both are left out here.
-#   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize.
-#     Here mpirun is killed 10 s after the end of its ranks: 78.
-#   - If this script is killed with KILL, the ranks are asked to stop. If mpirun is killed, the ranks notice it
+#     lost rank, so this script drops both options.
+#   - If a rank dies while it joins the others, mpirun may wait forever for a lock that it holds, in
+#     PMIx_server_finalize. Here mpirun is killed 10 s after the end of its ranks, and this script returns 78.
+#   - If this script is killed with KILL, the ranks are asked to stop. If mpirun is killed, the ranks detect this
 #     (llmc/ranks/comm.c), save and exit, and this script removes the files that mpirun leaves in /dev/shm and TMPDIR.
-#   - If nothing reads its output, mpirun kills its ranks after about ten lines; and Ctrl-C of `... | tee log` ends the
-#     tee first. Here mpirun writes to a process that outlives the reader.
+#   - If the reader of its output ends, as tee does first at Ctrl-C of `... | tee log`, mpirun kills its ranks after
+#     about ten lines. Here mpirun writes to a process that outlives the reader.
 #   - mpirun refuses to run as root, the user of most containers. Here it runs.
-#   - If the disk of TMPDIR is full or not writable, mpirun prints pages, and may hang. Here it is not started: 74.
+#   - If the disk of TMPDIR is full or not writable, mpirun prints pages, and may hang. This script returns 74 instead.
 # shellcheck disable=SC2006
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
@@ -40,7 +40,7 @@ ranks() {
     grep -lszxF "GNS_MPIRUN=$$" /proc/[0-9]*/environ | xargs -r grep -lsz '^OMPI_COMM_WORLD_RANK=' | cut -d / -f 3
 }
 
-# Signals the ranks here. If none catches USR1 within 20 s, signals mpirun: they are elsewhere, or run another program.
+# Signals this machine's ranks. If none catches USR1 within 20 s (no rank here, or another program), signals mpirun.
 ask_to_stop() {
     local end=$((SECONDS + 2 * timeout)) rank sent_to
     while kill -0 "$job" 2> /dev/null; do
@@ -54,7 +54,7 @@ ask_to_stop() {
     done
 }
 
-# Sends USR2 to this script if a signal is pending for mpirun. USR2 counts as a request to stop if there was no other.
+# Sends USR2 to this script if a signal is pending for mpirun. USR2 counts as a request to stop unless one has come.
 return_mpirun_signal() {
     local pending
     pending=$(sed -n 's/^ShdPnd:[[:space:]]*//p' "/proc/$job/status" 2> /dev/null)
@@ -62,14 +62,14 @@ return_mpirun_signal() {
 }
 
 # Kills mpirun if it has not ended $timeout s after its ranks. Writes a line with the job's name when the ranks have
-# started. (Not a signal: bash 5.2 may lose a request to stop that arrives together with another trapped signal.)
+# started. (A line, not a signal: bash 5.2 may lose a request to stop that arrives with another trapped signal.)
 kill_hung_mpirun() {
     local alone=0 looks=0 seconds=0 messages
-    exec {messages}>&2 2> /dev/null # commands that outlive this function complain about its closed pipes
-    trap '' HUP INT QUIT TERM      # the terminal, `timeout` and services send these to every process
+    exec {messages}>&2 2> /dev/null # hides complaints about closed pipes, by commands that outlive this function
+    trap '' HUP INT QUIT TERM      # the terminal, `timeout` and services send them to every process
     until [ -n "$(ranks)" ]; do
         kill -0 "$job" || return
-        kill -0 $$ || { ask_to_stop; return; } # this script was killed, so this function asks
+        kill -0 $$ || { ask_to_stop; return; } # this script was killed: ask the ranks to stop
         return_mpirun_signal
         looks=$((looks + 1))
         if [ $looks -lt 100 ]; then sleep 0.1; else sleep 1; fi > /dev/null {messages}>&-
@@ -96,7 +96,7 @@ copy_output() {
 
 command -v mpirun > /dev/null || fail 64 "no mpirun here" "Install Open MPI (openmpi-bin libopenmpi-dev) and build again; one process needs none"
 temporary=${OMPI_MCA_orte_tmpdir_base:-${TMPDIR:-/tmp}}
-mkdir -p "$temporary" 2> /dev/null && [ -w "$temporary" ] || # mpirun would make it, too
+mkdir -p "$temporary" 2> /dev/null && [ -w "$temporary" ] || # mpirun would make the directory, too
     fail 74 "$temporary: cannot write there, where Open MPI keeps its files" "Set TMPDIR to another directory"
 free=`df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }'` # 12 MiB are enough for four ranks
 [ "${free:-16384}" -ge 16384 ] ||
@@ -109,7 +109,7 @@ free=`df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }'` # 12 MiB ar
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 exec {out}> >(copy_output)
 readers=$!
-if [ /proc/self/fd/1 -ef /proc/self/fd/2 ]; then # one reader keeps the lines in order
+if [ /proc/self/fd/1 -ef /proc/self/fd/2 ]; then # a single copy_output keeps the lines in order
     exec {err}>&"$out"
 else
     exec {err}> >(copy_output >&2)
@@ -117,7 +117,7 @@ else
 fi
 # mpirun unblocks the signals for its ranks.
 block=(env) blocked=0
-if env --block-signal=HUP,INT,TERM true 2> /dev/null; then # not before coreutils 8.31
+if env --block-signal=HUP,INT,TERM true 2> /dev/null; then # coreutils 8.31 or later
     block+=("--block-signal=HUP,INT,TERM")
     blocked=$((1 << 0 | 1 << 1 | 1 << 14)) # these signals in /proc/PID/status
 fi
@@ -130,7 +130,7 @@ guard=$!
 wait_for_job
 code=$?
 kill -KILL $guard 2> /dev/null
-read -r -t $timeout -u "$news" name && started=1 || started='' # ends when the guard closes it
+read -r -t $timeout -u "$news" name && started=1 || started='' # also ends when the guard closes the pipe
 if [ $code = 137 ]; then
     [ -z "`ranks`" ] || echo "error: mpirun was killed: its ranks save and end" >&2
     while [ -n "`ranks`" ]; do sleep 0.2; done
@@ -146,8 +146,8 @@ done
 # A signal came before mpirun had blocked it.
 [[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ $asked = 0 ] ||
     fail 75 "asked to stop before the ranks began" "Start the same command again"
-# Did mpirun fail to start the ranks (132, 255)? Other codes above 128 are from a rank that a signal ended, perhaps
-# before the guard looked for ranks. With 1, mpirun cannot read its arguments, or a rank ended with 1.
+# Fail if mpirun could not start the ranks: 132, 255, or 1 if it cannot read its arguments; a rank may also end with 1.
+# Other codes above 128 come from a rank that a signal ended, perhaps before the guard looked for ranks.
 [ -n "$started" ] || { [[ $code != @(1|132|255) ]] || { [ $code = 1 ] && mpirun --do-not-launch "$@" > /dev/null 2>&1; }; } ||
     fail 64 "mpirun did not start the ranks (exit code $code): its message is above" "Use mpirun.sh -np RANKS PROGRAM OPTIONS"
 code_of_ranks "$code"

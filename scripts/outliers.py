@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Prints the outliers of a run (train_gpt2 --outliers N) as text: outliers.py RUN
 
-Kinds: loud, the largest gradients of their step; rare, tokens that are rare in the text; strange, a large loss for their gradient
-(garbage); uniform, a small loss for their gradient (one token again and again). Rows that share 32 successive tokens are one group,
-printed with the text and the numbers of its farthest row.
+Kinds of rows: loud, the largest gradients of their step; rare, tokens that are rare in the text; strange, a large loss for their
+gradient (garbage); uniform, a small loss for their gradient (repetitions of one token). Rows that share 32 successive tokens form a
+group. For each group the text and the numbers of its farthest row are printed.
 """
 
 import glob
@@ -24,7 +24,7 @@ def outliers_text(run, most=None):
     check(run.info_path, run.info | {"parts": run.parts[-1] if run.parts else None}, RUN)
     T = min(run.info["options"]["seq_len"], run.info["model"]["context"])
     vocabulary, decode = max(glob.glob(os.path.join(glob.escape(run.path), "step_*", "vocab.json")), default=None), str
-    if vocabulary:  # the newest checkpoint's tokenizer; else the text is the tokens' numbers
+    if vocabulary:  # of the newest checkpoint; without one, tokens are printed as numbers
         from tokenizers import Tokenizer, decoders, models
 
         tokenizer = Tokenizer(models.BPE.from_file(vocabulary, os.path.join(os.path.dirname(vocabulary), "merges.txt")))
@@ -32,7 +32,7 @@ def outliers_text(run, most=None):
         decode = lambda tokens: repr(tokenizer.decode(tokens))[1:-1]
     for _, row in read_lines(path, OUTLIER, {}):
         shard, kind = os.path.join(run.parts[-1].get("directory", "."), row["shard"]), row["kind"]
-        with open(shard if os.path.exists(shard) else os.devnull, "rb") as file:  # no text where the shard is gone
+        with open(shard if os.path.exists(shard) else os.devnull, "rb") as file:  # no text if the shard is gone
             file.seek(SHARD_HEADER + 2 * row["offset"])
             tokens = file.read(2 * T)
         parts = {(kind, tokens[i:i + SHARED]) for i in range(0, len(tokens) - SHARED + 1, 2)}

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Makes one self-contained HTML page of one or more runs: report.py RUN... [--plan FILE] [-o report.html]
 
-Shows loss against tokens, steps and time; what each run saves, compared with the first, until the lowest loss that all
-reach; noise scale (with error band) and batch, by layer and by type; learning rate, gradient norm, throughput; samples,
-commands and options. --plan adds a roofline: a step's kernels as a --dry-run planned them, and the runs' whole steps.
+Shows loss against tokens, steps and time; what each run saves over the first, up to the lowest loss that all runs reach;
+noise scale (with error band) and batch, by layer and by type; learning rate, gradient norm, throughput; samples, commands
+and options. --plan FILE, a page of --dry-run, adds a roofline: a step's planned kernels, and the runs' whole steps.
 """
 
 import html
@@ -141,7 +141,7 @@ def flatten(info, prefix=""):
 
 
 def options_section(runs):
-    """Shows the rows in which the runs differ; then all of run.json except the commands, options first."""
+    """Shows the fields in which the runs differ; then all of run.json except the commands, options first."""
     flat = [flatten(run.info.get("options", {}))
             | flatten({name: x for name, x in run.info.items() if name not in ("options", "parts")}, "run: ")
             for run in runs]
@@ -167,7 +167,7 @@ def headline(run):
 
 def read_plan(path):
     """Reads a page of --dry-run: the device's peak and bandwidth; (name, FLOPs, bytes, seconds) of each family of kernels
-    on a rank, then of the step; tokens/s of all ranks."""
+    on a rank, then of the whole step; tokens/s of all ranks."""
     text = read_bytes(path).decode(errors="replace")
     device = re.search(r"^device +(.*): ([\d.e+]+) TFLOP/s \w+, ([\d.e+]+) GB/s,", text, re.M)
     step = re.search(r"^step of .*, ([\d,]+) tokens.*(?:\n  FEWER.*)?\n  kernels +([TG])FLOPs +GB +FLOPs/byte +bound by +(m?)s ", text, re.M)

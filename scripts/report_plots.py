@@ -17,7 +17,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, StrMethodFo
 
 from run_log import column, finite, smooth_column, time_unit
 
-POINTS = 600  # most points of a curve: keeps the page of a long run small
+POINTS = 600  # most points of a curve: pages of long runs stay small
 # Okabe and Ito's colours for colour-blind readers, without yellow (it vanishes on white); then others.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f4f2a", "#666666", "#882255", "#117733")
 INK, FAINT = "#222222", "#8a8a8a"
@@ -89,8 +89,8 @@ def run_key(figure, runs, *more):
 
 
 def loss_limits(runs):
-    """Returns limits of the loss axis: they hold all validation losses, and the smoothed losses after 5% of the tokens.
-    The fall from the random start would flatten the rest."""
+    """Returns limits of the loss axis, for all validation losses and the smoothed losses after 5% of the tokens. With the
+    first losses in the axis, later differences would be invisible."""
     losses = []
     for run in runs:
         losses += [x for x, row in zip(smooth_column(run, "loss"), run.rows)
@@ -151,12 +151,12 @@ def batches_of(run):
 
 
 def band(axes, tokens, scale, se, **how):
-    """Fills one standard error either way, down to a twentieth of the scale: a logarithmic axis has no 0."""
+    """Fills the band scale +- se, down to a twentieth of the scale: a logarithmic axis has no 0."""
     axes.fill_between(tokens, np.maximum(scale - se, scale / 20), scale + se, lw=0, **how)
 
 
 def plot_bound(axes, at, lower, **how):
-    """Draws the bound. Call it after the axis has its limits: a larger or infinite bound runs along the top."""
+    """Draws the lower bound. Call it after the axis has its limits: a larger or infinite bound runs along the top."""
     axes.plot(at, np.minimum(lower, 0.97 * axes.get_ylim()[1]), lw=0.8, ls=":", **how)
 
 
@@ -230,8 +230,8 @@ def draw_layers(runs):
 
 
 def draw_rates(runs):
-    """Draws learning rate and batch, and gradient norm and throughput plain and smoothed. A few wild steps do not stretch
-    the limits of these two."""
+    """Draws learning rate, batch, gradient norm and throughput, the last two also smoothed. A few wild steps do not stretch
+    the limits of the last two."""
     figure, panels = plt.subplots(1, len(known(runs, RATES)), figsize=(14, 3.9), squeeze=False)
     for axes, (name, title) in zip(panels.flat, known(runs, RATES)):
         noisy, softened = name in ("grad_norm", "tok_per_s"), []
@@ -264,7 +264,7 @@ def draw_roofline(plan, runs):
     roof = np.array([min(kernels[0][1], peak / bandwidth) / 2, peak / bandwidth, max(kernels[-1][1], peak / bandwidth) * 4])
     axes.plot(roof, np.minimum(peak, bandwidth * roof), color=INK, lw=1.6)
     axes.axvline(peak / bandwidth, color=FAINT, **DASHED)
-    for i, (name, x, y) in enumerate(kernels):  # labels below and above in turn: neighbours may lie close together
+    for i, (name, x, y) in enumerate(kernels):  # labels alternate below and above: neighbours may be close
         axes.plot(x, y, "o", color=FAINT)
         axes.annotate(f"  {name}  ", (x, y), fontsize=9, ha="right" if i % 2 else "left", va="bottom" if i % 2 else "top")
     steps = [("planned step", FAINT, plan["tok_per_s"])]

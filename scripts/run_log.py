@@ -47,7 +47,7 @@ def finite_number(text):
 
 
 def run_main(main, packages=""):
-    """Runs a script's main; a Fault becomes one line on stderr and its exit code. packages: what main imports."""
+    """Runs a script's main; a Fault becomes one line on stderr and its exit code. packages: packages that main imports."""
     sys.stdout.reconfigure(errors="backslashreplace")  # file names may be any bytes
     try:
         main()
@@ -59,7 +59,7 @@ def run_main(main, packages=""):
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # quiet if the reader has ended
             print(f"error: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # at exit Python flushes stdout again
         sys.exit(EXIT_WRITE)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -70,7 +70,7 @@ def missing_packages(packages, error):
     venv = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "venv")
     python = os.path.join(venv, "bin", "python")
     if os.access(python, os.X_OK) and "GNS_IN_VENV" not in os.environ:
-        os.environ["GNS_IN_VENV"] = "1"  # try once only
+        os.environ["GNS_IN_VENV"] = "1"  # not twice
         os.execv(python, [python] + sys.argv)
     return Fault(EXIT_INPUT, f"the Python package {packages} does not load ({error}): "
                  f"python3 -m venv {shlex.quote(venv)} && {shlex.quote(python)} -m pip install {packages}")
@@ -103,8 +103,8 @@ def read_bytes(path):
 
 NUMBER, COUNT, TEXT, UNKNOWN = (int, float), int, str, (int, float, type(None))
 NAMES = {NUMBER: "a number", COUNT: "a whole number", TEXT: "text", UNKNOWN: "a number", list: "a list", dict: "an object"}
-# A shape is a type, [shape of the elements] or {field: shape}. A required field's name ends with an exclamation mark; "*" is
-# every other field.
+# A shape is a type, [shape of the elements] or {field: shape}. The name of a required field ends with an exclamation
+# mark; "*" means every other field.
 RUN = {"options": dict, "model": {"parameters": NUMBER, "layers": NUMBER, "channels": NUMBER}, "train_data": {"tokens": NUMBER, "sources": [{"files!": TEXT, "share!": NUMBER}]},
        "engine": TEXT, "program": TEXT,
        "parts": [{"command!": [TEXT], "directory": TEXT, "host": TEXT, "started": TEXT, "program_xxh3_128": TEXT,
@@ -154,8 +154,8 @@ def read_json(path, shape):
 
 
 def read_lines(path, shape, known):
-    """Yields (where, object) of every line. Leaves out a last line that is not whole: its run is writing it, or waits for
-    space on the disk. known: {line: object} of earlier calls; new lines are added to it."""
+    """Yields (where, object) of every line, except a last line that is not whole: its run is writing the line, or waits for
+    space on the disk. known: {line: object} of earlier calls, to which new lines are added."""
     for number, line in enumerate(read_bytes(path).splitlines(keepends=True), 1):
         where = f"{path} line {number}"
         try:
@@ -184,8 +184,8 @@ def finite(values):
 
 
 class Run:
-    """A run as its logs are now: parts (its commands), lines (of metrics.jsonl), samples. The lines are of steps (`rows`), of
-    validations (`val_rows`) and of tests (`test_rows`). live: accepts a run that has no step yet.
+    """A run, from its present logs: parts (its commands), lines (of metrics.jsonl), samples. Lines of steps are in `rows`,
+    of validations in `val_rows`, of tests in `test_rows`. live: accepts a run that has no step yet.
 
     A line's `seconds` is the training time up to it: each step's tokens over its tok_per_s. Validation, samples and
     checkpoints do not count."""
@@ -241,7 +241,7 @@ def numbers_of(line):
 
 class Sink:
     """A viewer's copy of a run. Subclasses define add(parts, lines, samples), called with what is new in self.run;
-    went_back(), called before everything is added again; and finish()."""
+    went_back(), called before all of the run is added again; and finish()."""
 
     def __init__(self, path):
         self.path, self.seen, self.known = path, ([], [], []), {}
@@ -303,7 +303,7 @@ def time_unit(seconds):
 
 def reach(curve, target):
     """Returns {step, tokens, seconds} where a curve (lines, losses) first falls to `target`, interpolated between two lines.
-    None if it never does, or if its first line is already there: the crossing is then unknown."""
+    None if the curve stays above, or begins at or below `target`: the crossing is then unknown."""
     known = [(row, loss) for row, loss in zip(*curve) if math.isfinite(loss)]
     first = next((i for i, (_, loss) in enumerate(known) if loss <= target), 0)
     if first == 0:

@@ -1,8 +1,8 @@
 # shellcheck shell=bash disable=SC2006
 # Sourced by mpirun.sh and launch.sh. Functions for signals that request a stop, and for the exit codes of ranks.
 # Once signals are trapped, use `COMMAND`, not $(COMMAND), in code that may wait. If a trap is due while bash 5.2 parses
-# a $(COMMAND), such as the second on a line, its action is a syntax error: the request is lost and the script ends
-# with 0.
+# a $(COMMAND), such as the second on a line, the trap's action is a syntax error: the request is lost and the script
+# ends with 0.
 usr1_bit=$((1 << ($(kill -l USR1) - 1)))
 
 # Starts a command in a session of its own, which the terminal's Ctrl-C does not reach. The command gets USR1 when this
@@ -10,14 +10,14 @@ usr1_bit=$((1 << ($(kill -l USR1) - 1)))
 apart=(setsid setpriv --pdeathsig USR1)
 "${apart[@]:1}" true 2> /dev/null || apart=(setsid)
 
-# Forwards requests to stop to `job` by the script's own ask_to_stop, at once or when the job has started. A second
-# request sends a second signal. Requests until 3 s after the first was forwarded count as one: `timeout` sends two
+# Forwards requests to stop to `job` by the calling script's ask_to_stop, at once or when the job has started. A second
+# request sends a second signal. Requests within 3 s after the first was forwarded count as one: `timeout` sends two
 # (llmc/base/signals.h). All HUPs of a closing terminal count as one. Closed output does not end the script.
 job='' asked=0 sent=0 first=0
 trap_stop_requests() {
     trap '' PIPE
     trap '[ $asked -gt 0 ] || on_stop_request' HUP
-    trap on_stop_request INT TERM USR1 # USR1 last: a script that catches it catches all
+    trap on_stop_request INT TERM USR1 # USR1 last: a script that catches USR1 catches all three
 }
 on_stop_request() {
     [ $asked = 0 ] || [ $((SECONDS - first)) -gt 2 ] || return 0
@@ -37,20 +37,20 @@ forward_requests() {
 wait_for_job() {
     while :; do
         wait "$job"
-        kill -0 "$job" 2> /dev/null || break # if it lives, a trap has interrupted the wait
+        kill -0 "$job" 2> /dev/null || break # if the job lives, a trap has interrupted the wait
     done
     wait "$job" # again: an interrupted wait returns the trap's code
 }
 
-# True if a process catches SIGUSR1. Before it has installed its handler, SIGUSR1 kills it.
+# True if a process catches SIGUSR1. SIGUSR1 kills a process that has not yet installed its handler.
 catches_usr1() { # PID
     local caught
     caught=`sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status" 2> /dev/null`
     ((16#${caught:-0} & usr1_bit))
 }
 
-# Returns the exit code of the ranks. If one was killed, mpirun, srun and the shell return 128 plus the signal's number:
-# this returns 78.
+# Returns the exit code of the ranks; 78 if a rank was killed: mpirun, srun and the shell then return 128 plus the
+# signal's number.
 code_of_ranks() { # CODE
     [ "$1" -gt 128 ] || return "$1"
     echo "error: a rank was lost (exit code $1: signal $(($1 - 128))). Start the same command again" >&2

@@ -4,7 +4,7 @@
 Writes a run's metrics, samples and commands as an event file into the run's directory. Replaces the event file of an
 earlier call. --follow waits for the run and writes what it adds, until Ctrl-C. A resume cuts the run's logs back to its
 checkpoint: --follow then writes everything again, and TensorBoard drops the steps that the resume took back.
-A tag is the name in metrics.jsonl, with gns/ and ramp/ as groups. Times are training time, counted from the run's start.
+A tag is the name in metrics.jsonl, with gns/ and ramp/ as groups. Times are seconds of training after the run's start.
 """
 
 import calendar
@@ -42,7 +42,7 @@ class EventFile(Sink):
                 os.truncate(old, 0)  # a live TensorBoard stays at a removed file that it has not read to the end
             elif time.time() - os.path.getmtime(old) > 3600:
                 os.remove(old)
-        self.start = 0  # of the run, in seconds since 1970; 0: unknown
+        self.start = 0  # the run's start, in seconds since 1970; 0: unknown
         with contextlib.suppress(IndexError, KeyError, ValueError):
             self.start = calendar.timegm(time.strptime(self.run.parts[0]["started"], "%Y-%m-%dT%H:%M:%SZ"))
         self.writer = self.new_writer(self.path, max_queue_size=1000, filename_suffix=SUFFIX)

@@ -3,9 +3,9 @@
 
 Options and commands become the config. Every step with its validation and test becomes a row of the history. Samples
 become a table. --follow waits for the run and sends what it adds, until Ctrl-C. --dry-run prints what would be sent; it
-needs neither the package nor a network. wandb's own variables hold: WANDB_MODE=offline (writes files for `wandb sync`),
+needs neither the package nor a network. wandb's variables apply: WANDB_MODE=offline (writes files for `wandb sync`),
 WANDB_ENTITY, WANDB_DIR. The same --id continues a run in W&B. If a resumed run repeats steps that W&B has, W&B keeps its
-own and gets the later ones.
+values and gets only later steps.
 """
 
 import math
@@ -64,7 +64,7 @@ class Upload(Sink):
             if step >= self.last:
                 self.target.log(numbers, step=step)
                 self.last = step
-        if samples:  # all of them: a table cannot grow in W&B
+        if samples:  # send all samples: a table cannot grow in W&B
             rows = [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in self.run.samples]
             self.target.log({"samples": self.table(columns=SAMPLE_COLUMNS, data=rows)}, step=self.last)
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Learns a byte-level BPE vocabulary, as GPT-2's was learnt: train_bpe.py --vocab-size N --out DIR [options] INPUT...
 
-data/tokenize reads the INPUTs (text files, JSON Lines, directories, or - for standard input), by its own options, such as
---field and --invalid. DIR needs room for twice their text meanwhile. Writes vocab.json, merges.txt and
+data/tokenize reads the INPUTs (text files, JSON Lines, directories, or - for standard input), with its options, such as
+--field and --invalid. In the process DIR needs room for twice the text. Writes vocab.json, merges.txt and
 tokenizer_config.json for data/tokenize, the trainer (--tokenizer DIR) and transformers. The last token is <|endoftext|>.
 """
 import glob
@@ -16,7 +16,7 @@ from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, run_main,
 
 EOT = "<|endoftext|>"
 BYTES, TOKENS_MAX = 256, 65536
-HEADER_BYTES, PIECE_BYTES = 1024, 1 << 21  # of a shard: its header; what is read at a time
+HEADER_BYTES, PIECE_BYTES = 1024, 1 << 21  # bytes of a shard's header; bytes read at a time
 TOKENIZE = os.environ.get("TOKENIZE") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "../data/tokenize")
 
 
@@ -52,7 +52,7 @@ def learn(args, words):
         except OSError as error:
             raise Fault(EXIT_INPUT, f"{TOKENIZE}: {error.strerror}. make data/tokenize") from None
         if code:
-            sys.exit(code)  # it has said why
+            sys.exit(code)  # data/tokenize has printed the error
         trained.train_from_iterator(texts(prefix), trainer)
     return trained
 
