@@ -5,7 +5,7 @@
 #   venv      Python packages in build/venv (dev/oracle/requirements.txt); make test installs them while it compiles
 #   arm       for make ARM=1: make, the cross compiler and, unpacked in build/arm64, the libraries for Arm
 #   test-arm  for make test-arm: what demo and arm install, and qemu
-# As root on Debian or Ubuntu it installs the packages; otherwise it prints the command. If none is missing, it is silent.
+# As root on Debian or Ubuntu it installs the packages; otherwise it prints the command. Silent if none is missing.
 set -eu
 cd "$(dirname "$0")/.."
 what=${1:-demo}

@@ -59,8 +59,8 @@ class Dump:
         return gpt2.mask_factors(self.meta["dropout"], int(self.meta["seed"]), first, B, T, C, layers, self.heads)
 
     def zero_part(self, name):
-        """Returns where a tensor's gradient is exactly zero. A constant added to every key shifts a row of scores; the
-        softmax does not change. With one token queries and keys do not matter."""
+        """Returns where a tensor's gradient is exactly zero. A constant added to every key shifts a row of scores, which
+        does not change the softmax. With a single token, queries and keys have no effect."""
         zero = np.zeros(self.params[name].shape, dtype=bool)
         C = zero.shape[-1] // 3
         if name.endswith("attn.c_attn.bias"):
@@ -88,7 +88,7 @@ def tensor_error(a, b, part=...):
 
 
 def sources_errors(dump):
-    """Returns errors of the numbers of rows and sources. Computes them from all pairs of rows; the engine sums a
+    """Returns errors of the numbers of rows and sources, computed here from all pairs of rows; the engine sums each
     source's gradients first. Averages decay by 2^(-1/4) per step. G2 is a small difference: its error is relative to
     the source's mean |g_b|^2."""
     K, B = dump.rows.shape[:2]

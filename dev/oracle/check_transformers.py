@@ -1,7 +1,7 @@
 """Exchanges models with Hugging Face's transformers: check_transformers.py BUILD, with the compiled programs.
 
-What transformers saves must load here, and what a run saves here must load there, with the same loss on the same
-rows; a run's tokenizer must make the same tokens in both.
+gns.c must load what transformers saves, and transformers what a run of gns.c saves, with the same loss on the same
+rows. Both must make the same tokens with a run's tokenizer.
 """
 
 import os
@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Tokeniz
 from harness import Mismatch, attempt, finish, run
 
 TOLERANCE = 1e-5  # of a loss, absolute, fp32
-LIVELY = 0.3  # least standard deviation of logits: at 0 everything agrees
+LIVELY = 0.3  # least standard deviation of logits: with equal logits every loss would agree
 ROWS = 3
 HEADER_BYTES = 1024  # of a token shard; uint16 tokens follow
 EOT = "<|endoftext|>"
@@ -28,7 +28,7 @@ CHAT_USER, CHAT_END = "<|user|>", "<|im_end|>"
 TEXT = "The gradient noise scale, tr(Σ)/|G|² — \"naïve\" 🙂:\n\tint x = 1234;  don't\r\n"
 CORPUS = 60 * TEXT + 200 * "while (n-- > 0) *to++ = *from++;\n"
 
-# Odd sizes: vocabularies that are multiples of nothing, one head, one layer, and tensors beyond one block of a kernel.
+# Odd sizes: vocabularies that are no round numbers, one head, one layer, and tensors larger than a kernel's block.
 SHAPES = {
     "l2_c32_v61_t13": dict(n_layer=2, n_head=2, n_embd=32, vocab_size=61, n_positions=13),
     "l1_c24_v37_t7": dict(n_layer=1, n_head=1, n_embd=24, vocab_size=37, n_positions=7),
@@ -50,8 +50,8 @@ class Programs:
         run(self.work, sys.executable, script, "--vocab-size", size, "--out", directory, "corpus.txt")
 
     def loss(self, directory, rows):
-        """Returns our engine's loss of a directory's model on rows (N, T + 1). A row ends with the next one's first
-        token."""
+        """Returns our engine's loss of a directory's model on rows (N, T + 1). A row ends with the first token of the
+        next row."""
         tokens = [*rows[:, :-1].flatten(), rows[-1, -1]]
         header = np.zeros(HEADER_BYTES // 4, "<i4")
         header[:3] = 20240520, 1, len(tokens)
@@ -60,7 +60,7 @@ class Programs:
         return float(re.search(rb"loss +([0-9.]+)", said)[1])
 
     def encode(self, tokenizer, text):
-        """Returns a text's tokens with a directory's tokenizer, through a shard, where EOT begins a document."""
+        """Returns a text's tokens by a directory's tokenizer, from a shard, in which EOT begins a document."""
         (self.work / "text.txt").write_bytes(text.encode())
         self.run("data/tokenize", "--tokenizer", tokenizer, "--out", "encoded", "--force", "text.txt")
         shard = (self.work / "encoded_train_000000.bin").read_bytes()[HEADER_BYTES:]

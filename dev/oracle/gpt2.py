@@ -11,7 +11,7 @@ heads, D = C / H, B batch.
 import functools
 import os
 
-# These models run for milliseconds and compile for seconds.
+# Compile without optimisation: these models run for milliseconds, but compile for seconds.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 import jax
@@ -25,7 +25,7 @@ WTE = "wte.weight"
 
 
 def random_params(rng, layers, C, V, T):
-    """Draws fp32 parameters at which biases and LayerNorms matter, as they do not at GPT-2's initial values."""
+    """Draws fp32 parameters with which biases and LayerNorms matter (with GPT-2's initial values they do not)."""
     shapes = {"wte.weight": (V, C), "wpe.weight": (T, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
     for i in range(layers):
         for name, inner, outer in (("attn.c_attn", C, 3 * C), ("attn.c_proj", C, C), ("mlp.c_fc", C, 4 * C),
@@ -66,8 +66,8 @@ def e4m3(x, k):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def fp8_linear(x, weight, bias, k):
-    """x W + b and its input gradient dy W^T round their factors to e4m3. k: exponents of x, dy and W, and whether
-    the weight gradient x^T dy rounds its factors too."""
+    """Returns x W + b. This product, and its input gradient dy W^T, round their factors to e4m3. k: exponents of x, dy
+    and W, and whether the weight gradient x^T dy rounds its factors."""
     return e4m3(x, k[0]) @ e4m3(weight, k[2]) + bias
 
 
@@ -249,7 +249,7 @@ def muon(name, p, g, moments, step, lr, h):
     buffer = h["momentum"] * buffer + (1 - h["momentum"]) * g
     nesterov = (1 - h["momentum"]) * g + h["momentum"] * buffer
     maps = 3 if name.endswith("attn.c_attn.weight") else 1
-    step_of = lambda G: 0.2 * np.sqrt(max(G.shape)) * newton_schulz(G.T).T  # G.T: (out, in), as Jordan has it
+    step_of = lambda G: 0.2 * np.sqrt(max(G.shape)) * newton_schulz(G.T).T  # G.T: (out, in), as in Jordan's code
     update = np.concatenate([step_of(G) for G in np.split(nesterov, maps, axis=1)], axis=1)
     return p - lr * (update + h["weight_decay"] * p), buffer
 
@@ -259,7 +259,7 @@ OPTIMIZERS = (adamw, lamb, muon)
 
 def train(params, batches, heads, hyper, examples=None, factors_at=lambda step: None):
     """Trains on batches (steps, B, T + 1). Returns the batch-mean loss before each update, and the final parameters.
-    hyper: optimizer (its number), lr, warmup_tokens, train_tokens, final_frac, grad_clip, and the optimizer's own.
+    hyper: optimizer (its number), lr, warmup_tokens, train_tokens, final_frac, grad_clip, and the optimizer's settings.
     factors_at: dropout's factors of step 1, 2, ..."""
     examples = examples or examples_fn(heads)
     update = OPTIMIZERS[int(hyper["optimizer"])]

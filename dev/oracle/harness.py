@@ -13,12 +13,12 @@ failures = 0
 
 
 def attempt(name, check, *arguments):
-    """Runs a check; prints what it returned, if text, and its line. Returns the check's result; None if it failed."""
+    """Runs a check. Prints its result, if it is a text, and its line. Returns its result; None if it failed."""
     global failures
     start = time.perf_counter()
     try:
         result, why = check(*arguments), ""
-    except Exception as error:  # an exception of a reader is a failure of its file
+    except Exception as error:  # a reader's exception is a failure of its file
         result, why = None, f": {error if isinstance(error, Mismatch) else repr(error)}"
         failures += 1
     if isinstance(result, str):

@@ -9,7 +9,7 @@ from harness import attempt, finish
 
 
 def test_newton_schulz():
-    """Singular vectors stay and singular values become about 1."""
+    """Singular vectors do not change; singular values become about 1."""
     rng = np.random.default_rng(4)
     for shape in ((6, 6), (6, 15), (15, 6)):
         U, S, V = np.linalg.svd(rng.normal(size=shape), full_matrices=False)

@@ -1,20 +1,20 @@
 // A checkpoint OUT/step_N is complete or does not exist. These functions keep these promises together:
-// 1. Everything in OUT is done relative to OUT's descriptor: if another directory takes OUT's name, nothing is written,
-//    renamed or removed there.
-// 2. A checkpoint is written in OUT/.step_N.partial. Nothing reads that as a checkpoint (archive_begin).
+// 1. All paths in OUT are relative to OUT's descriptor: if another directory gets OUT's name, nothing is written,
+//    renamed or removed in that directory.
+// 2. A checkpoint is written in OUT/.step_N.partial, which nothing reads as a checkpoint (archive_begin).
 // 3. One rename makes it visible, after its files, its manifest and their directory are on the disk; then OUT is synced
-//    (archive_commit). If the sync fails, the rename is undone. A process killed before the rename leaves a partial;
-//    archive_tidy removes it.
+//    (archive_commit). If the sync fails, the rename is undone. A process killed before the rename leaves a partial,
+//    which archive_tidy removes.
 // 4. It is removed in the opposite order: renamed to .step_N.partial, then removed (archive_remove).
 // 5. Only a checkpoint whose manifest holds this run's id is removed, and only its files that the manifest or own_files
 //    names. Its other files stay in OUT/step_N.kept; a line in `notes` says so. A checkpoint that is a link stays.
-// 6. Never removed: the checkpoints that `Spare` names, and the newest one that this run has read back whole. That is
-//    step `newest` of archive_make_room; callers of archive_thin verify the newest one first.
+// 6. Never removed: the checkpoints that `Spare` names, and the newest checkpoint that this run has read back whole:
+//    step `newest` of archive_make_room. Callers of archive_thin verify the newest checkpoint first.
 // 7. A checkpoint that cannot be read does not count as damaged: nothing is removed or renamed because of it, and no
 //    older one is used instead.
 // 8. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
-//    (archive_set_aside_after). Those that a rollback renames stay until the next rollback, or until the disk is full
-//    (archive_tidy).
+//    (archive_set_aside_after). Checkpoints that a rollback renames stay until the next rollback, or until the disk is
+//    full (archive_tidy).
 #include "checkpoint/archive.h"
 
 #include <errno.h>
@@ -46,7 +46,7 @@ int archive_check_name(const Archive *archive, Error *e) {
     char link[64], now[ARCHIVE_PATH];
     struct stat named, held;
     bool found = stat(archive->path, &named) == 0;
-    if (!found && errno != ENOENT && errno != ENOTDIR && errno != ELOOP) return 0; // cannot tell
+    if (!found && errno != ENOENT && errno != ENOTDIR && errno != ELOOP) return 0; // another error: unknown
     if (found && fstat(archive->dir, &held) == 0 && named.st_dev == held.st_dev && named.st_ino == held.st_ino)
         return 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", archive->dir);
@@ -72,7 +72,7 @@ static void step_path(const Archive *archive, int64_t step, const char *format, 
     snprintf(path + n, ARCHIVE_PATH - (size_t)n, format, step);
 }
 
-// Opens the directory of a step; close it. -1, with errno, if there is none, or if `flags` (O_NOFOLLOW) refuse it.
+// Opens the directory of a step; the caller closes it. -1, with errno, if it is missing or refused by `flags`.
 static int step_open(const Archive *archive, int64_t step, const char *format, int flags) {
     char name[60];
     snprintf(name, sizeof name, format, step);
@@ -90,8 +90,8 @@ static int64_t step_of(const char *name, const char *format) {
 
 int64_t archive_step_of(const char *name) { return step_of(name, FINAL); }
 
-// Sets *step to the next older one in the directory (by -1), or the next newer one (by 1). False after the last, or
-// with an error in *code.
+// Sets *step to the next older step in the directory (by -1), or the next newer step (by 1). Returns false after the
+// last, or with an error in *code.
 static bool next_step(const Archive *archive, const char *format, int by, int64_t *step, int *code, Error *e) {
     Names names;
     int64_t next = -1;
@@ -121,7 +121,7 @@ bool archive_has(const Archive *archive, int64_t step) {
 
 // ---- Partials -------------------------------------------------------------------------------------------------------
 
-// All files of a checkpoint, at this build's places and older builds'. The manifest lists them, so it is removed last.
+// All files of a checkpoint, at the places of this build and of older builds. The manifest lists them: removed last.
 // clang-format off
 static const char *const own_files[] = {
     "model.safetensors", "config.json", "generation_config.json", "vocab.json", "merges.txt", "tokenizer_config.json",
@@ -195,7 +195,7 @@ int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Err
     step_path(archive, step, FINAL, path);
     TRY(manifest_write(manifest, e));
     if (path_rename(archive->dir, manifest->path, path, e) == 0) return close(manifest->dir), 0;
-    if (!file_exists_in(archive->dir, manifest->path)) // renamed, but not on the disk
+    if (!file_exists_in(archive->dir, manifest->path)) // the rename was made, but is not on the disk
         renameat(archive->dir, path_name(path), archive->dir, path_name(manifest->path));
     return e->code;
 }
@@ -217,15 +217,15 @@ int archive_verify(const Archive *archive, int64_t step, Verify what, const Puls
     return code;
 }
 
-// False if a side has no id: an older build's checkpoint, or a run that has not chosen one.
+// False if one side has no id: an older build's checkpoint, or a run that has not chosen its id.
 static bool of_another_run(const Archive *archive, const Manifest *manifest) {
     return *archive->id && *manifest->run && strcmp(manifest->run, archive->id) != 0;
 }
 
 // ---- Removing -------------------------------------------------------------------------------------------------------
 
-// Opens a checkpoint of this run, and sets *bytes to the size of its files. -1 if it is another run's, an older build's
-// without ids, or a link.
+// Opens a checkpoint of this run, and sets *bytes to the size of its files. -1 for a link, for another run's
+// checkpoint, and for an older build's, which has no id.
 static int own_open(const Archive *archive, int64_t step, const char *format, uint64_t *bytes) {
     Manifest manifest;
     int dir = step_open(archive, step, format, O_NOFOLLOW);
@@ -280,7 +280,7 @@ int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error 
     return code;
 }
 
-// Returns the bytes of a checkpoint that may be removed for room; 0: it may not.
+// Returns the bytes of a checkpoint if it may be removed for room, else 0.
 static uint64_t spare_bytes(const Archive *archive, int64_t step, const Spare *spare, int64_t newest) {
     const bool may_go = spare->keep > 0 && step < newest && step != spare->back && !is_best(spare, step);
     uint64_t bytes = 0;

@@ -10,20 +10,20 @@
 #include <limits.h>
 #include <string.h>
 
-enum { GPT2_VOCAB = 50257 }; // the last token is <|endoftext|>
+enum { GPT2_VOCAB = 50257 }; // its last token is <|endoftext|>
 
 static const char *const fetch_again = "fetch the file again";
 
 #define MODEL_FILE  "model.safetensors"
 #define PICKLE_FILE "pytorch_model.bin"
-#define INDEX       ".index.json" // the end of an index's name
+#define INDEX       ".index.json" // ending of an index's name
 
 // ---- config.json ----------------------------------------------------------------------------------------------------
 
 bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || directory_holds(path, "config.json"); }
 
-// Fields of config.json that must have a supported value: a word of must_be, or `number` where must_be is NULL. A
-// missing field passes. remedy: the error's hint.
+// Fields of config.json that must have a supported value: a word of must_be, or `number` if must_be is NULL. A missing
+// field passes. remedy: the error's hint.
 static const struct {
     const char *name, *must_be;
     double number;
@@ -111,7 +111,7 @@ int checkpoint_save_config(Manifest *manifest, const ModelConfig *c, int eot, do
 
 // ---- model.safetensors ----------------------------------------------------------------------------------------------
 
-// The open files that hold the weights, one or several.
+// The one or more open files that hold the weights.
 typedef struct {
     SafetensorsReader *reader;
     int count;
@@ -135,7 +135,7 @@ int checkpoint_refuse_pickle(const char *path, Error *e) {
                       path, path);
 }
 
-// Opens model.safetensors, or without one all safetensors files.
+// Opens model.safetensors; if it is missing, all *.safetensors.
 static int files_open(ModelFiles *files, const char *directory, Error *e) {
     Names names;
     bool one = directory_holds(directory, MODEL_FILE);
@@ -148,7 +148,7 @@ static int files_open(ModelFiles *files, const char *directory, Error *e) {
         if (path_ends(names.entry[i]->d_name, ".safetensors") && strcmp(names.entry[i]->d_name, OPTIMIZER_NAME) != 0)
             code = files_add(files, directory, names.entry[i]->d_name, e);
     names_free(&names);
-    return code || files->count ? code : files_add(files, directory, MODEL_FILE, e); // names it if it is missing
+    return code || files->count ? code : files_add(files, directory, MODEL_FILE, e); // no file: fails and names it
 }
 
 static void files_close(ModelFiles *files) {
@@ -164,7 +164,7 @@ static const char *bare_name(const char *name) {
     return name;
 }
 
-// Returns NULL if none of the files has the tensor.
+// Returns the tensor of this name, or NULL if no file has it.
 static const SafetensorsEntry *find_tensor(const ModelFiles *files, const char *name) {
     for (int f = 0; f < files->count; f++)
         for (int i = 0; i < files->reader[f].count; i++)
@@ -172,7 +172,7 @@ static const SafetensorsEntry *find_tensor(const ModelFiles *files, const char *
     return NULL;
 }
 
-// True for the model's tensors, and for others that GPT-2's files may hold: masks and the tied head.
+// True for the model's tensors, and for other tensors of GPT-2's files: masks and the tied head.
 static bool is_known(const Model *model, const char *name) {
     for (int i = 0; i < model->tensor_count; i++)
         if (strcmp(model->tensors[i].name, bare_name(name)) == 0) return true;
@@ -194,7 +194,7 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
                 entry->reader->path, t->name, data_byte(entry), t->whole_rows, t->whole_columns);
 }
 
-// Checks that an output layer in the files is wte, by its first values: GPT-2 ties the two.
+// Checks, by the first values, that an output layer in the files equals wte: GPT-2 ties the two.
 static int check_head(const ModelFiles *files, const Tensor *wte, Error *e) {
     const SafetensorsEntry *head = find_tensor(files, "lm_head.weight"), *tied = find_tensor(files, wte->name);
     float values[2][64];

@@ -21,7 +21,7 @@ int checkpoint_refuse_pickle(const char *path, Error *e);
 // Reads the shape. ERR_INPUT if the file is missing or malformed, or describes a model that is not GPT-2.
 int checkpoint_read_config(const char *path, ModelConfig *config, Error *e);
 
-// Returns `eot`, the tokenizer's end of text. If that is -1 (none): GPT-2's, for a vocabulary of GPT-2's size.
+// Returns `eot`, the tokenizer's end of text. If it is -1 (none) and the vocabulary has GPT-2's size, returns GPT-2's.
 int checkpoint_end_of_text(int vocab, int eot);
 
 // Compares a share of a checkpoint's files with its manifest; the optimizer's file only with `moments`. ERR_INPUT names
@@ -31,8 +31,8 @@ int checkpoint_verify_model(const char *path, bool moments, Share share, const P
 // Identifies a model without reading all of it. {0} if its weights are in several files.
 int checkpoint_digest_model(const char *path, FileDigest *digest, Error *e);
 
-// What is loaded, and where to. wanted: `count` ascending ranges of the flat array; count 0: all of it. `load` receives
-// the tensors' elements in these ranges, never padding. model: what the files hold, or one rank's cut of it
+// What is loaded, and its destination. wanted: `count` ascending ranges of the flat array; count 0: all of it. `load`
+// receives the tensors' elements in these ranges, never padding. model: the model in the files, or one rank's cut of it
 // (model_create_local).
 typedef struct {
     const Model *model;
@@ -42,18 +42,18 @@ typedef struct {
     StateWriter load;
     void *context;
 } Receiver;
-enum { RECEIVER_VALUES = 1 << 23 }; // in one call of `load`
+enum { RECEIVER_VALUES = 1 << 23 }; // most values in one call of `load`
 
-// Reads elements [first, first + n) of a whole model's tensor. All threads call it.
+// Reads elements [first, first + n) of a tensor of the whole model. All threads call it.
 typedef int (*TensorReader)(void *context, size_t first, size_t n, float *out, Error *e);
 
-// Hands over the wanted values of tensor i, whose values `read` returns.
+// Hands over the wanted values of tensor i, which come from `read`.
 int checkpoint_load_tensor(const Receiver *to, StateKind kind, int i, TensorReader read, void *context, Error *e);
 
 // Hands over the wanted weights. Checks all shapes first. From llm.c's .bin hands over all weights.
 int checkpoint_load_model(const char *path, const Receiver *to, Error *e);
 
-// Writes a line to `notes` if the files hold tensors that the model does not have.
+// Writes a line to `notes` if the files hold tensors that are not in the model.
 int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, Error *e);
 
 // Writes config.json and generation_config.json into the manifest's directory, and adds them to the manifest. eot:

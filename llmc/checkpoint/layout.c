@@ -66,8 +66,8 @@ void layout_destroy(Layout *layout) {
 
 // ---- Pieces ---------------------------------------------------------------------------------------------------------
 
-// Appends the pieces of a file's bytes [begin, end), cut at multiples of MANIFEST_PIECE. Bytes that continue the
-// last piece, and do not begin at such a multiple, extend it instead.
+// Appends the pieces of a file's bytes [begin, end), cut at multiples of MANIFEST_PIECE. Bytes that continue the last
+// piece extend it, unless they begin at such a multiple.
 static void cut(LayoutPiece *piece, int *count, int file, uint64_t begin, uint64_t end) {
     for (uint64_t next; begin < end; begin = next) {
         LayoutPiece *last = &piece[*count - 1];
@@ -84,8 +84,8 @@ int layout_pieces(const Layout *layout, const Range *owned, int count, bool head
                   Error *e) {
     const Range all = {0, SIZE_MAX};
     if (!count) owned = &all, count = 1;
-    // In each of the three arrays (parameters, two moments) spans and owned ranges ascend, so there are at most
-    // spans + 3 * count overlaps. An overlap makes at most 2 pieces that are not whole ones.
+    // In each of the three arrays (parameters, two moments) spans and owned ranges ascend: at most spans + 3 * count
+    // overlaps. An overlap makes at most 2 pieces that are shorter than MANIFEST_PIECE.
     size_t most = 2 * (size_t)(layout->spans + 3 * count + LAYOUT_FILES);
     for (int f = 0; f < LAYOUT_FILES; f++) most += layout->bytes[f] / MANIFEST_PIECE;
     TRY(memory_alloc((void **)out, most * sizeof **out, "pieces of a checkpoint", e));

@@ -1,10 +1,10 @@
-// layout: where each value of a run's state lies in a checkpoint's files. It follows from the model alone, so every
-// rank writes its own values at their places.
+// layout: where each value of a run's state lies in a checkpoint's files. The layout follows from the model alone, so
+// every rank can write its own values at their places.
 //
 //     model.safetensors                 the fp32 master weights in the layout of the tensor table, vocabulary unpadded
 //     training/optimizer.safetensors    "moment1.0-COUNT" and "moment2.0-COUNT": the model's flat arrays, with padding
 //
-// The data of both begins at a multiple of 4 KiB.
+// In both files the data begins at a multiple of 4 KiB.
 #pragma once
 
 #include "base/manifest.h"
@@ -16,7 +16,7 @@ extern const char *const layout_names[LAYOUT_FILES];
 // Values that are neighbours both in a file and in a flat array.
 typedef struct {
     int file;
-    uint64_t offset; // byte of the file at which they begin
+    uint64_t offset; // byte of the file at which the values begin
     StateKind kind;
     Range range; // of the flat array
 } LayoutSpan;
@@ -34,7 +34,7 @@ void layout_destroy(Layout *layout); // {0} is fine
 // Writes "moment1.0-124475904": the tensor holds elements [0, 124475904), all of the flat array.
 void layout_moment_name(char *out, size_t bytes, StateKind moment, const Model *model);
 
-// Bytes of one file that are written and hashed at once. Never crosses a multiple of MANIFEST_PIECE.
+// Bytes of one file that are written and hashed at once. A piece crosses no multiple of MANIFEST_PIECE.
 typedef struct {
     int file;
     uint64_t offset;
@@ -46,7 +46,7 @@ typedef struct {
 int layout_pieces(const Layout *layout, const Range *owned, int count, bool headers, LayoutPiece **out, int *pieces,
                   Error *e);
 
-// Writes pieces to the open files at their places, and sets their digests. The pulse beats after each.
+// Writes pieces to the open files at their places, and sets their digests. The pulse beats after each piece.
 int layout_write(const Layout *layout, LayoutPiece *piece, int pieces, const int fd[LAYOUT_FILES], StateReader read,
                  void *context, const Pulse *pulse, Error *e);
 

@@ -25,7 +25,7 @@ static int bin_read(Bin *bin, void *out, size_t bytes, Error *e) {
     return 0;
 }
 
-// Reads the header, and checks it and the file's size: a wrong header could ask for any amount of memory.
+// Reads the header. Checks it and the file's size, since a wrong header could ask for any amount of memory.
 static int bin_header(Bin *bin, Error *e) {
     int32_t header[HEADER_INTS];
     Model model;

@@ -25,7 +25,7 @@ static bool json_integer(const cJSON *item, uint64_t *out) {
     return whole;
 }
 
-// Refuses a tensor of 2^61 elements or more. Offsets must be within the data, and as far apart as shape and type require.
+// Refuses 2^61 elements or more, and offsets that lie outside the data or do not fit shape and type.
 static int entry_parse(SafetensorsEntry *entry, const cJSON *json, uint64_t data_bytes, Error *e) {
     const cJSON *type = json_get(json, "dtype"), *shape = json_get(json, "shape");
     const cJSON *offsets = json_get(json, "data_offsets");

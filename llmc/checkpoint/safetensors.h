@@ -18,9 +18,9 @@ typedef struct {
     const char *name, *dtype; // owned by the reader
     size_t value_bytes;       // of one element; 0: a type other than F32, F16 and BF16
     int dimensions;           // 0: a scalar
-    uint64_t shape[2];        // the first two sizes
+    uint64_t shape[2];        // sizes of the first two dimensions
     uint64_t count;           // elements
-    uint64_t begin, end;      // bytes of the data
+    uint64_t begin, end;      // offsets in the data, in bytes
 } SafetensorsEntry;
 
 struct SafetensorsReader { // must not move: its entries point to it

@@ -1,5 +1,5 @@
-// The trainer's options: its table, its command line with llm.c's short flags and hints for other trainers' names, and
-// the options as text: --help, --print-options and run.json.
+// The trainer's options: their table, the command line with llm.c's short flags and hints for other trainers' names,
+// and the options as text: --help, --print-options and run.json.
 #include "options/options.h"
 
 #include "base/files.h"
@@ -90,7 +90,7 @@ static OptionId find_alias(const char *flag) { // OPTION_COUNT: none
     return (OptionId)id;
 }
 
-// True for llm.c's flags without a counterpart here. Each has a value; the parser ignores it.
+// True for llm.c's flags without a counterpart here. Each has a value, which the parser ignores.
 static bool is_foreign(const char *flag) {
     char word[8];
     const bool fits = snprintf(word, sizeof word, " %s ", flag) < (int)sizeof word;
@@ -112,7 +112,7 @@ static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Erro
     const OptionRow *row = id < OPTION_COUNT ? &option_rows[id] : NULL;
     TRY(rows_next_value(t, row, argc, argv, i, joined, &value, e));
     if (!row) return option_note(t->values, "llm.c's %s has no counterpart here: ignored", flag), 0;
-    if (row->type == TYPE_INT && strcmp(value, "-1") == 0) return 0;        // llm.c's "default"
+    if (row->type == TYPE_INT && strcmp(value, "-1") == 0) return 0;        // means "default" in llm.c
     if (id == OPTION_model && strncmp(value, "gpt2:d", 6) == 0) value += 5; // llm.c: "gpt2:d12" and "d12" are the same
     if (id == OPTION_recompute && strlen(value) == 1 && strchr("012", *value)) // llm.c numbers the modes
         value = recompute_names[*value - '0'];

@@ -1,6 +1,6 @@
 // options: what the user asks for. table.def is THE OPTION TABLE. options_parse reads the command line and the files of
-// --config (rows.h). options_resolve works out what the options mean together. llm.c's short flags are aliases with
-// llm.c's meaning.
+// --config (rows.h). options_resolve derives values that depend on several options. llm.c's short flags are aliases
+// with llm.c's meaning.
 #pragma once
 
 #include "gns/ramp.h"
@@ -85,8 +85,8 @@ void options_print_help(FILE *f, const Options *o, const char *program);
 int options_print(FILE *f, const Options *o, Error *e);
 
 // Writes one JSON object, without a newline at its end. which NULL: every option by its field's name, except options of
-// planning; then "resolved"; on lines that are indented for a member of run.json. Else the options whose `which` is not
-// 0, on one line.
+// planning, then "resolved", on lines indented as a member of run.json. Otherwise the options whose `which` is not 0,
+// on one line.
 void options_write_json(FILE *f, const Options *o, const uint8_t *which);
 
 void options_defaults(Options *o);
@@ -106,7 +106,7 @@ extern const OptionRow option_rows[OPTION_COUNT];
 OptionTable options_table(Options *o);
 void *option_field(Options *o, OptionId id);
 
-// True for --print-options, --dry-run and options of --dry-run alone: they are not part of a run.
+// True for --print-options, --dry-run and options that only --dry-run uses: they are not part of a run.
 bool option_is_of_planning(int id);
 
 // Adds the line "note: ..." to o->notes, once.

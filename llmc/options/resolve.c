@@ -1,4 +1,4 @@
-// Works out what the options mean together. Some options need another; without training many are ignored.
+// Derives values that depend on several options. Some options need another; without training many have no effect.
 #include "options/options.h"
 
 #include "math/schedule.h"
@@ -7,9 +7,9 @@
 #include <math.h>
 #include <string.h>
 
-// Refuses an option without effect if the command line gives it by its own name. An llm.c flag (scripts set all of
-// them) and a line of a file (runs may share a file) get a note instead. Without training or a plan, checks only the
-// options of planning. Reads o->run.ramp_mode.
+// Refuses an option without effect if the command line gives it by its own name. An llm.c flag (scripts set all flags)
+// and a line of a file (runs may share a file) get a note instead. Without training or a plan, checks only the options
+// of planning. Reads o->run.ramp_mode.
 static int check_needs(Options *o, Error *e) {
 #define CONDITION(name, met, text, remedy) [NEED_##name] = {met, text, remedy},
     const struct {

@@ -54,7 +54,7 @@ static int choice_find(const char *names, const char *text) {
     }
 }
 
-// Reads a value of the row's type into *out. ERR_USAGE if `text` is no such value.
+// Reads a value of the row's type into *out. ERR_USAGE if `text` is not a value of this type.
 static int value_parse(const OptionRow *row, const char *said, const char *text, void *out, Error *e) {
     const char *why = NULL, *unit = row->unit ? row->unit : "";
     char *end;
@@ -191,7 +191,7 @@ void row_print_help(FILE *f, const OptionRow *row) {
     const char *init = row->init ? row->init : "", *alias = row->alias ? row->alias : "";
     char flag[FLAG_BYTES], value[FLAG_BYTES], text[2048];
 
-    // The unit names the value: "--micro-batch ROWS". Prints it in capitals, unless it has some (GB/s).
+    // The unit names the value, "--micro-batch ROWS", in capitals unless it already has some (GB/s).
     snprintf(value, sizeof value, "%s", row->unit ? row->unit : kinds[row->type]);
     bool capitals = !strpbrk(value, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
     for (char *c = value; capitals && *c; c++) *c = (char)toupper((unsigned char)*c);
@@ -249,7 +249,7 @@ int rows_unknown(const OptionTable *t, const char *said, const char *name, const
         return error_hint(e, "the option here is %s%s%s%s", dashes, f->ours, f->note ? ": " : "",
                           f->note ? f->note : "");
     }
-    int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // more edits make another name
+    int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // with as many edits it is another name
     for (int id = 0; id < t->count && strlen(name) < FLAG_BYTES; id++) {
         row_flag(flag, &t->rows[id]);
         int distance = edit_distance(name, flag + 2);
@@ -306,7 +306,7 @@ static int parse_config_line(const OptionTable *t, char *line, Error *e) {
     return row_set(t, id, name, value, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 
-// Sets an option to a value of run.json. If it has no default, ignores 0, "" and false: the run did not use the option.
+// Sets an option to a value of run.json. Without a default, 0, "" and false are ignored: the run did not use it.
 static int parse_json_value(const OptionTable *t, const char *name, const cJSON *value, Error *e) {
     const double exact = 9007199254740992; // 2^53
     char number[40];
@@ -369,7 +369,7 @@ int rows_next_value(const OptionTable *t, const OptionRow *row, int argc, char *
         return FAIL(e, ERR_USAGE, "--help lists the values", SAID " has no value", argv[*i]);
     *value = argv[++*i];
     if (!row || row->kind != ROW_WORDS || *i + 1 >= argc || argv[*i + 1][0] == '-') return 0;
-    size_t used = 0; // a text over OPTION_TEXT is cut: row_set then refuses it
+    size_t used = 0; // a text longer than OPTION_TEXT is cut, and row_set refuses it
     for (;; word = argv[++*i]) {
         for (const char *c = word; *c && used < OPTION_TEXT; c++) {
             if (*c == ' ') joined[used++] = '\\';
@@ -386,7 +386,7 @@ int rows_next_value(const OptionTable *t, const OptionRow *row, int argc, char *
 // Reads --name value, --name=value, or --name of a flag.
 static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     const char *word = argv[*i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
-    char said[FLAG_BYTES], joined[OPTION_TEXT + 2]; // no flag and no value is longer
+    char said[FLAG_BYTES], joined[OPTION_TEXT + 2]; // the longest flag; the longest value
     snprintf(said, sizeof said, "%.*s", (int)strcspn(word, "="), word);
     int id = row_find(t, word + 2);
     if (id == t->count) return rows_unknown(t, said, said + 2, "--", e);

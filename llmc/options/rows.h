@@ -1,9 +1,9 @@
-// rows: the options of a program as a table, by which it reads the command line and the files of --config. An option is
-// a row; its value is a field of the program's own struct.
+// rows: a program's options as a table, by which it reads the command line and the files of --config. An option is a
+// row; its value is a field of the program's own struct.
 //
 // The command line gives an option at most once, as `--name value` or `--name=value`. A file of --config gives it at
-// most once, as `name = value`; a run.json gives the options that its run was given. "_" in a name is "-". Later files
-// overrule earlier ones. The command line overrules all files.
+// most once, as `name = value`; a run.json as file gives the options that its run was given. "_" in a name is "-".
+// Later files overrule earlier files. The command line overrules all files.
 #pragma once
 
 #include "base/common.h"
@@ -23,7 +23,7 @@ typedef enum {
     ROW_ENDS   // FLAG: nothing after it counts
 } OptionKind;
 
-// The unit of llm.c's flag. The option's own unit is tokens, or steps for ALIAS_VALIDATIONS.
+// The unit of llm.c's flag. The option's unit is tokens; for ALIAS_VALIDATIONS steps.
 typedef enum { ALIAS_AS_IS, ALIAS_STEPS, ALIAS_MICRO_BATCHES, ALIAS_VALIDATIONS } AliasUnit;
 
 typedef struct {
@@ -41,12 +41,12 @@ typedef struct {
     const char *empty;  // remedy for an empty text; NULL: accept it
     int needs[2];       // refuse the option unless all of these conditions hold
     bool off_at_0;      // 0, "" and false turn the option off, and `needs` is ignored
-    int group;          // options of one group exclude each other; row_set says which wins. 0: none
-    bool of_run;        // may not change on resume; an old checkpoint that lacks it had the default
+    int group;          // options of one group exclude each other; row_set defines which one holds. 0: no group
+    bool of_run;        // may not change on resume; a checkpoint that lacks the option had the default
     bool of_invocation; // not part of a run: --config RUN/run.json ignores it
 } OptionRow;
 
-// Another program's option. names: its names there, separated by blanks; ours: our name or NULL; note: a hint or NULL.
+// An option of other programs. names: its names, separated by blanks; ours: our name or NULL; note: a hint or NULL.
 typedef struct {
     const char *names, *ours, *note;
 } ForeignName;
@@ -61,7 +61,7 @@ struct OptionTable {
     const char *about;          // the option that --help NAME asks for, without dashes; NULL: all
     void *context;              // for the functions below
 
-    // Reads a word that is not --name; moves *i to the last word that it has read.
+    // Reads a word that is not --name; moves *i to the last word read.
     int (*read_word)(const OptionTable *t, int argc, char **argv, int *i, Error *e);
     bool (*is_short)(const char *word); // true for an option with one dash; NULL: no such options
 };
@@ -77,7 +77,7 @@ enum {
 enum { OPTION_TEXT = 4096 }; // bytes of the longest TEXT value, with its NUL
 enum { FLAG_BYTES = 40 };    // bytes of the longest flag, with its NUL
 
-// Formats an option's name as the user wrote it, or its value; cuts a long text.
+// printf format for an option's name as the user wrote it, or its value; cuts a long text.
 #define SAID "%.60s"
 
 void row_flag(char out[FLAG_BYTES], const OptionRow *row); // "--micro-batch"
@@ -112,9 +112,9 @@ int rows_read_command_line(OptionTable *t, int argc, char **argv, Error *e);
 // Reads a file's text: `bytes` bytes and a NUL. name: for messages.
 int rows_read_config(const OptionTable *t, char *text, size_t bytes, const char *name, Error *e);
 
-// Sets *value to the next word and moves *i to it. ERR_USAGE if there is none. For an option of ROW_WORDS, joins the
-// words up to the next option with blanks, in `joined`; a blank in a word becomes "\\ " (text/sources.h). row: NULL if
-// the program ignores the value. For t->read_word.
+// For t->read_word. Sets *value to the next word and moves *i to it. ERR_USAGE if there is no next word. For an option
+// of ROW_WORDS, joins the words up to the next option with blanks, in `joined`; a blank in a word becomes "\\ "
+// (text/sources.h). row: NULL if the program ignores the value.
 int rows_next_value(const OptionTable *t, const OptionRow *row, int argc, char **argv, int *i,
                     char joined[OPTION_TEXT + 2], const char **value, Error *e);
 

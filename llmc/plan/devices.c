@@ -5,11 +5,11 @@
 #include <string.h>
 
 // From NVIDIA's data sheets and architecture papers, in their units. TFLOP/s are dense: figures "with sparsity" are
-// halved. GB/s, GB: speed and size of the memory (GB: 2^30 bytes). link: NVLink's GB/s each way, half of a sheet's sum
-// over both directions; without NVLink, PCIe x16's (4.0: 32, 5.0: 64).
+// halved. GB/s, GB: speed and size of the memory (GB: 2^30 bytes). link: GB/s each way of NVLink, half of a sheet's sum
+// over both directions; of PCIe x16 if the device has no NVLink (4.0: 32, 5.0: 64).
 //
-// net: GB/s each way per device, in NVIDIA's own machines: DGX A100, 200 Gb/s; DGX H100, H200, GH200 and B200, and
-// GB200 NVL72, 400 Gb/s (their data sheets). 0: NVIDIA builds no machine with this device.
+// net: GB/s each way per device, in NVIDIA's own machines, from their data sheets: 200 Gb/s in DGX A100; 400 Gb/s in
+// DGX H100, H200, GH200, B200 and GB200 NVL72. 0: NVIDIA builds no machine with this device.
 //
 // The first row whose name is part of the device's name is used, so longer names come first.
 #define ROW(name, bf16, fp32, bandwidth, memory, link, network, ...)                                                   \
@@ -51,8 +51,8 @@ static const DeviceSpec rows[] = {
 // clang-format on
 enum { ROWS = sizeof rows / sizeof *rows };
 
-// True if `text` contains `name` as whole words: no A40 in "RTX A4000", no H200 in "GH200". False for a name with a
-// suffix ("RTX 4080 SUPER"): that is another card.
+// True if `text` contains `name` as whole words: no A40 in "RTX A4000", no H200 in "GH200". False if a suffix follows
+// ("RTX 4080 SUPER"): it names another card.
 static bool names_device(const char *text, const char *name) {
     static const char *const suffix[] = {" Ti", " SUPER", " D", " Laptop", " Max Q"};
     for (const char *at = text; (at = strcasestr(at, name)); at++) {
@@ -67,7 +67,7 @@ static bool names_device(const char *text, const char *name) {
     return false;
 }
 
-// Copies letters and digits alone, in lower case.
+// Copies letters and digits only, in lower case.
 static void squeeze(char *out, size_t bytes, const char *text) {
     size_t used = 0;
     for (; *text && used + 1 < bytes; text++)

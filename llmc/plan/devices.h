@@ -1,5 +1,5 @@
-// devices: the data sheets of GPUs, in one table. It serves MFU (the share of the peak that training reaches), and
-// plans of runs on a GPU that this machine does not have (plan.h).
+// devices: a table of GPUs' data sheets, for MFU (the share of the peak that training reaches) and for plans of runs on
+// a GPU that this machine does not have (plan.h).
 #pragma once
 
 #include "model/engine.h"
@@ -10,16 +10,16 @@ typedef struct {
     double fp32_flops;     // FLOP/s outside the matrix units
     double bandwidth;      // B/s of device memory, read and written together
     double memory_bytes;   // bytes of device memory
-    double link;           // B/s, each way, from a device to the others of its machine; in a torus: along each axis
-    double network;        // B/s, each way: a device's share of its machine's network; 0: no standard machine
+    double link;           // B/s each way, from a device to the others of its machine; in a torus, along each axis
+    double network;        // B/s each way of a device's share of its machine's network; 0: no standard machine
     int devices_a_machine; // devices joined by `link`
-    int axes;              // of the torus that joins them; 0: a switch does
+    int axes;              // axes of the torus that joins the devices; 0: a switch joins them
     bool hopper;           // compute capability 9.0: 16-bit builds fuse --gns exact
 } DeviceSpec;
 
-// Finds a device by the driver's name ("NVIDIA H200") or a user's text, ignoring case: the first row whose name is
-// whole words of the text (dashes count as blanks), else the only row whose name contains the text without its blanks
-// and dashes ("4090", "a100sxm4"). NULL if none matches.
+// Finds a device by the driver's name ("NVIDIA H200") or a user's text, ignoring case. Returns the first row whose name
+// is whole words of the text (dashes count as blanks); else the only row whose name contains the text, both without
+// blanks and dashes ("4090", "a100sxm4"); else NULL.
 const DeviceSpec *device_spec_find(const char *text);
 
 // Writes the names, for messages: "GB200, B200, ...".

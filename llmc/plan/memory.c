@@ -20,11 +20,11 @@ bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
 }
 
 // Estimates the CUDA engine's memory in a build without it, from the CPU engine's plan for values of the same type. The
-// CUDA engine differs in five ways. Its head keeps the logits of as many examples as fit into head_bytes, at least one,
-// in memory that the backward pass of the blocks uses for their gradients. With sharded weights it also keeps a rounded
-// copy of its share. Its exact norms may be fused. It keeps GELU's derivative, in a byte if values are rounded, instead
-// of GELU's input; with --recompute gelu it keeps the inputs, and the derivative of one block. It receives partial sums
-// of other ranks (--tensor) in its own memory.
+// CUDA engine differs in five ways. (1) Its head keeps the logits of as many examples as fit into head_bytes, at least
+// one, in memory that later holds the blocks' gradients. (2) With sharded weights it also keeps a rounded copy of its
+// share. (3) Its exact norms may be fused. (4) It keeps GELU's derivative, a byte if values are rounded, instead of
+// GELU's input; with --recompute gelu it keeps the inputs, and one block's derivative. (5) It receives partial sums of
+// other ranks (--tensor) in memory of its own.
 static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *memory) {
     const PlanDevice *device = &plan->device;
     const Model *model = shape.model;
@@ -32,7 +32,7 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     const double n = rows * T * model->config.channels; // values of own rows; wide: values of all rows of fc's output
     const double wide = shape.micro_batch * T * (double)model->mlp_width;
     const bool rounded = device->value < sizeof(float), exact = shape.gns == GNS_EXACT && !shape.inference;
-    const double example = device->value * shape.seq_len * model->vocab_padded; // bytes of an example's logits
+    const double example = device->value * shape.seq_len * model->vocab_padded; // bytes of one example's logits
     const double examples = fmax(1, fmin(floor(device->head_bytes / example), rows));
     const double qkv = 3 * shape.micro_batch * T * (double)model->attention_width;
     const bool fp8 = dtype_is_fp8(shape.dtype) && !shape.inference, dweight = fp8 && shape.dtype == DTYPE_FP8_DW;
@@ -63,8 +63,7 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
 }
 
 // Adds a GPU's memory outside the engine, measured on H200s (driver 580, CUDA 13.0, NCCL 2.28): 526 MiB for the
-// context, 6 for cuBLASLt, 860 for NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), the same on 2 and 4 ranks of a
-// machine.
+// context, 6 MiB for cuBLASLt, 860 MiB for NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), on 2 or 4 ranks.
 double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     const double mib = 1 << 20, context = 532 * mib;
     Model local;
@@ -79,8 +78,8 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     // If this machine lacks memory for parallel_create, `shape` stays unsharded: plan for whole arrays.
     if (plan->estimate_memory) estimate_engine(plan, shape, memory);
     else plan->engine->plan_memory(&shape, memory);
-    // The copy holds weights and moments of what a rank owns. With --zero 0 rank 0 alone copies all. With --tensor each
-    // rank copies a part of the whole model.
+    // The copy for saves holds the weights and moments that a rank owns. With --zero 0 only rank 0 has a copy, of all.
+    // With --tensor each rank copies a part of the whole model.
     const double all = (double)plan->shape.model->flat_count / fmax(1, parallel.division.ranks);
     double copy =
         plan->copies ? 3.0 * sizeof(float) * (plan_tensor(plan) > 1 ? all : (double)shard_elements(&shape)) : 0;
@@ -98,7 +97,7 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
 }
 
 double plan_usable_memory(const PlanDevice *device) {
-    const double share = 0.97; // a card has less than its data sheet says (H200: 1%), and other programs use some
+    const double share = 0.97; // a card has less than its data sheet says (H200: 1% less), and other programs use some
     return share * device->spec.memory_bytes;
 }
 
@@ -118,8 +117,8 @@ static bool lacks_memory(const Plan *p, int groups) {
     return !plan_fits(&on, p->shape.micro_batch);
 }
 
-// Tries one rank, or one group of --tensor, first: one rank needs no NCCL, so two may need more memory each. From two
-// on, more ranks never need more memory each.
+// Tries one rank, or one group of --tensor, first: it needs no NCCL, so each of two may need more memory. From two on,
+// more ranks never need more memory per rank.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most) {
     const int K = plan_tensor(plan);
     Plan p = plan_with(plan, zero, plan->ranks, K);

@@ -7,21 +7,20 @@
 
 // ---- Devices --------------------------------------------------------------------------------------------------------
 
-// NVIDIA GPUs. Measured on an H200 SXM against its data sheet, 989 TFLOP/s and 4.8 TB/s. Assumes that other cards reach
-// the same fractions.
+// NVIDIA GPUs. Fractions of the data sheet (989 TFLOP/s, 4.8 TB/s), measured on an H200 SXM, assumed for all.
 static const PlanEfficiency gpu_efficiency = {
     .of_peak[WORK_MATMUL] = 750.0 / 989, // cuBLASLt, bf16, 8192 x 8192 x 8192
-    // Products of N = 65536 rows over 768 channels reach 529 to 702 TFLOP/s. Writing much (fc 638, the head's forward
-    // 613) is slower than reading as much (fcproj 682, the head's dinput 691): a tile's operands are loaded during
-    // arithmetic, its results are written after it. Counting all writes and a third of the reads, the plan is within
-    // 10% of each of a step's ten products.
+    // Products of N = 65536 rows over 768 channels reach 529 to 702 TFLOP/s. Products that write much (fc 638, the
+    // head's forward 613) are slower than products that read as much (fcproj 682, the head's dinput 691): a tile's
+    // operands are loaded during arithmetic, its results are written after it. With all writes and a third of the reads
+    // counted, the plan is within 10% of each of a step's ten products.
     .matmul_reads = 1.0 / 3,
     .of_peak[WORK_ATTENTION_FORWARD] = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
     .of_peak[WORK_ATTENTION_BACKWARD] = 318.0 / 989, // the same heads
     // Products in e4m3, with the copies they need: on an H100 the planned gain of a step of d12, d24 and d48 is within
     // 3% of the measured gain. cuBLASLt's products alone are 1.45 to 1.89 times as fast as bf16's.
     .of_peak[WORK_FP8] = 1.55 * 750 / 989,
-    .of_peak[WORK_MASKS] = 31.0 / 989, // from d12's step: dropout 0.1 adds 6.3% (its branches alone: 2.4%)
+    .of_peak[WORK_MASKS] = 31.0 / 989, // from d12's step: dropout 0.1 adds 6.3%, of which branches 2.4%
     .copy = 4.23 / 4.8,
     .stream = 0.9 * 4.23 / 4.8, // LayerNorm 75 to 93% of a copy, GELU 96%, loss 86%, norms 92%
     .link = 364.0 / 450,        // NCCL, 8 ranks: bus bandwidth of an all-reduce of 3.1 GB
@@ -31,7 +30,7 @@ static const PlanEfficiency gpu_efficiency = {
     .network_hop = 14e-6, // NCCL's own estimate of a ring over a network (its src/graph/tuning.cc)
 };
 
-// CPUs: peak and bandwidth are measured on the spot; these are the efficiencies of our kernels.
+// CPUs: efficiencies of our kernels. Peak and bandwidth are measured at the start of a plan.
 static const PlanEfficiency cpu_efficiency = {
     .of_peak = {0.92, 0.35, 0.35, 0.35},
     .matmul_reads = 0, // operands are packed into the caches during arithmetic
@@ -45,7 +44,7 @@ static const PlanEfficiency cpu_efficiency = {
 
 int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e) {
     const double bf16_bytes = 2;
-    const bool elsewhere = *wanted && here->is_cpu; // a GPU, planned by the CPU trainer
+    const bool elsewhere = *wanted && here->is_cpu; // the CPU trainer plans for a GPU
     char names[400];
     const DeviceSpec *known = device_spec_find(*wanted ? wanted : here->name);
     if (*wanted && !known && !(own->bf16_flops > 0 && own->bandwidth > 0)) {
@@ -127,7 +126,7 @@ static void add_micro_steps(PlanWork *sum, const Plan *p, const EngineConfig *sh
 // ---- Between ranks --------------------------------------------------------------------------------------------------
 
 // A ring uses all network cards of a machine at once (one NCCL channel per card), so their bandwidths add up. The ring
-// is as fast as the slower of that sum and the link inside a machine.
+// is limited by this sum and by the link inside a machine.
 double plan_link_bandwidth(const PlanDevice *d, int ranks) {
     double link = d->spec.link * fmax(1, d->spec.axes), machine = d->spec.network * d->spec.devices_a_machine;
     if (ranks <= d->spec.devices_a_machine) return link;
@@ -148,8 +147,8 @@ double plan_ring_seconds(const PlanDevice *d, int ranks, double bytes) {
            (ranks - 1.0) / ranks * bytes / bandwidth;
 }
 
-// Each of K ranks has bytes/K and sends a K-th of that to each other rank: directly through a switch or a network. In a
-// torus a piece passes k/4 links of each axis of k ranks on average.
+// Each of K ranks holds bytes/K and sends bytes/K^2 to each other rank, directly if a switch or a network joins them.
+// In a torus a piece passes on average k/4 links of each axis of k ranks.
 double plan_all_to_all_seconds(const PlanDevice *d, int ranks, double bytes) {
     const double machine = d->spec.devices_a_machine, piece = bytes / ranks / ranks, inside = fmin(ranks, machine);
     double sent = d->spec.axes ? inside * axis_ranks(d, ranks) / 4 : inside - 1;
@@ -167,10 +166,10 @@ double plan_all_to_all_seconds(const PlanDevice *d, int ranks, double bytes) {
 //     FSDP       2 v d D / (K_T m_F W)    gathers two matrices divided by K_T. K_T = 1: compute-bound if B / K > I / m
 //     tensors    2 v B d / (K_F m_T W)    gathers, then scatters activations. K_F = 1: compute-bound if K_T < D m / I
 //
-// The best split makes both transfers equal: K_F = sqrt(B K m_F / (D m_T)). They take less than the products if
-// B / K > I^2 / (D m_F m_T). Behind a switch both share one link: half an axis each. Tensors are divided within a
-// machine; its network carries as many bytes as with FSDP alone. Data parallelism sums gradients in the backward pass:
-// twice FSDP's bytes for twice the FLOPs.
+// The best split makes both transfers equally long: K_F = sqrt(B K m_F / (D m_T)). They take less time than the
+// products if B / K > I^2 / (D m_F m_T). Behind a switch both share one link: half an axis each. Tensors are divided
+// within a machine, whose network carries as many bytes as with FSDP alone. Data parallelism sums gradients in the
+// backward pass: twice FSDP's bytes for twice the FLOPs.
 PlanBounds plan_bounds(const PlanDevice *d, int ranks, double tokens, double D) {
     const int machine = d->spec.devices_a_machine, inside = machine > 1 && ranks > machine ? machine : ranks;
     const double m = fmax(1, d->spec.axes), m_T = m > 1 ? floor(m / 2) : 0.5, m_F = m - m_T;
@@ -189,7 +188,7 @@ static int shared_by(const Plan *p) { return p->sharing.shared ? p->sharing.shar
 
 static double wire_bytes(const Plan *p) { return p->options->comm_dtype == WIRE_BF16 ? 2 : sizeof(float); }
 
-// Returns the fraction of the blocks that a pass of ZeRO-3 gathers. The others lie in their slots since the last pass.
+// Returns the fraction of the blocks that a pass of ZeRO-3 gathers. The slots still hold the others from the last pass.
 static double gathered_again(const Model *model) {
     double L = model->config.layers;
     return fmax(0, L - SHARD_WEIGHT_SLOTS) / L;
@@ -211,9 +210,9 @@ double plan_tensor_bytes(const Plan *p) {
     return exchanges(p, 1) * (K - 1) / K * exchanged_bytes(p, rows);
 }
 
-// Counts values as Rajbhandari et al. 2020 (arXiv 1910.02054), section 7. ZeRO-0 to ZeRO-2 pass on two values per
-// parameter and step: they scatter gradients, and gather gradients or weights. ZeRO-3 gathers weights in both passes of
-// each micro-step, except for the blocks still in their slots.
+// Counts values as Rajbhandari et al. 2020 (arXiv 1910.02054), section 7, do. With ZeRO-0 to ZeRO-2 a rank sends two
+// values per parameter and step: it scatters gradients, and gathers gradients or weights. ZeRO-3 gathers weights in
+// both passes of each micro-step, except for blocks that are still in their slots.
 double plan_step_bytes(const Plan *p) {
     Model local;
     const Model *model = plan_model(p, &local);
@@ -235,10 +234,10 @@ typedef struct {
     double blocks, embeddings;
 } Transfer;
 
-// replicas: includes summing each part over the machines that own it.
+// replicas: includes sums of each part over the machines that hold a replica.
 static Transfer transfer(const Plan *p, const Model *model, double value_bytes, bool replicas) {
     const int shared = shared_by(p), machines = replicas ? (p->ranks + shared - 1) / shared : 1;
-    PlanDevice peers = p->device; // ranks of equal t (parallel.h): with --tensor fewer of them share a machine
+    PlanDevice peers = p->device; // of ranks of equal t (parallel.h): with --tensor fewer of them share a machine
     PlanDevice apart = p->device; // ranks on as many machines
     peers.spec.devices_a_machine = (int)fmax(1, peers.spec.devices_a_machine / plan_tensor(p));
     apart.spec.devices_a_machine = 1;
@@ -252,17 +251,17 @@ static Transfer transfer(const Plan *p, const Model *model, double value_bytes, 
 }
 
 // Returns the seconds of a step's transfers that no computation hides.
-// Scattering gradients: the backward pass hides the blocks. The embeddings' gradients are final last: only the next
-// micro-step's forward pass can hide them (--reduce micro-step).
+// Scattering gradients: the backward pass hides the blocks' transfers. The embeddings' gradients are complete last:
+// only the next micro-step's forward pass can hide theirs (--reduce micro-step).
 // Gathering: the update hides the blocks' gradients (ZeRO-0), or the next forward pass hides the blocks' weights.
-// Nothing hides the embeddings: a forward pass needs them first. With ZeRO-3 each pass gathers blocks, and hides it.
+// Nothing hides the embeddings, which a forward pass needs first. With ZeRO-3 a pass hides its gathering of blocks.
 static double exposed_seconds(const Plan *p, const Model *model, const PlanStep *s) {
     if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
     bool zero = p->sharing.zero != ZERO_0, by_pass = p->sharing.zero == ZERO_3;
     const double *first = s->first.pass, *last = s->last.pass;
     Transfer none = {0}, scatter = transfer(p, model, wire_bytes(p), true),
              gather = transfer(p, model, zero ? p->device.value : sizeof(float), false);
-    Transfer early = p->sharing.reduce == REDUCE_MICRO_STEP ? scatter : none; // in each micro-step but the last
+    Transfer early = p->sharing.reduce == REDUCE_MICRO_STEP ? scatter : none; // of each micro-step but the last
     double again = by_pass ? gathered_again(p->shape.model) * gather.blocks : 0;
     double exposed = fmax(0, again + scatter.blocks - last[PASS_BACKWARD]) + scatter.embeddings;
     exposed += (double)(s->micro_steps - 1) * (fmax(0, again + early.blocks - first[PASS_BACKWARD]) +
@@ -324,7 +323,7 @@ PlanStep plan_step(const Plan *p, int64_t rows) {
 }
 
 PlanRun plan_run(const Plan *p, double target) {
-    Ramp r = *p->ramp; // a copy: leaves the run's own state alone
+    Ramp r = *p->ramp; // a copy: the run's state does not change
     int64_t T = r.config.seq_len, tokens = 0, batch, before = 0;
     double seconds = 0;
     PlanRun run = {0};

@@ -2,16 +2,16 @@
 // run. --dry-run prints it.
 //
 // Time of a kernel: the roofline (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance
-// model", CACM 52(4)). It is at least FLOPs over peak and at least bytes over bandwidth. Peak and bandwidth are the
-// data sheet's figures times the fraction that code of this kind reaches (PlanEfficiency). A kernel whose intensity
-// (FLOPs per byte) is below the machine's critical one, peak over bandwidth, is bound by memory. The plan ignores three
-// losses: products that tiles do not divide evenly (the 1600 channels of d48: 4% of its step), products with fewer
-// tiles than the device has multiprocessors (micro-batches of a row or two), and bandwidth that collectives take from
-// concurrent kernels.
+// model", CACM 52(4)): at least FLOPs over peak, and at least bytes over bandwidth. Peak and bandwidth are the data
+// sheet's figures times the fraction that code of this kind reaches (PlanEfficiency). A kernel whose intensity (FLOPs
+// per byte) is below the machine's critical intensity, peak over bandwidth, is bound by memory. The plan ignores three
+// losses: products whose sizes are no multiples of a tile (the 1600 channels of d48: 4% of its step), products with
+// fewer tiles than the device has multiprocessors (micro-batches of a row or two), and bandwidth that collectives take
+// from concurrent kernels.
 //
-// Time of a collective: a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)): K - 1 rounds in which
-// each rank passes on 1/K of the bytes, so (K - 1)/K of them over the link, and K - 1 latencies. In a torus, rings run
-// along all axes at once, both ways: they share the bytes, and an axis of k ranks takes (k - 1)/2 latencies.
+// Time of a collective: a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)) makes K - 1 rounds, in
+// each of which a rank sends 1/K of the bytes: the link carries (K - 1)/K of the bytes, with K - 1 latencies. In a
+// torus, rings run along all axes at once, both ways: they share the bytes; (k - 1)/2 latencies for k ranks.
 #pragma once
 
 #include "gns/ramp.h"
@@ -23,19 +23,19 @@
 // The fractions of a machine's figures that a program reaches.
 typedef struct {
     double of_peak[WORK_STREAM]; // by WorkKind: fraction of the peak; attention's backward counts five products
-    double matmul_reads;         // a product's time to read its operands: the fraction that arithmetic does not hide
+    double matmul_reads;         // fraction of a product's time to read operands that arithmetic does not hide
     double stream;               // fraction of the bandwidth that streaming kernels reach
     double copy;                 // fraction of the bandwidth that a plain copy, or a product's writes, reach
     double link;                 // fraction of link and network that large collectives reach
     double launch;               // s: shortest kernel
-    double hop, network_hop;     // s: latency of a ring's round inside a machine, and between two
+    double hop, network_hop;     // s: latency of a ring's round within a machine; between two machines
 } PlanEfficiency;
 
 typedef struct {
     char name[256];    // "": no device
     DeviceSpec spec;   // the data sheet's figures; a CPU's are measured (0: unknown)
     bool measured;     // a CPU
-    bool own;          // some figures are the user's
+    bool own;          // some figures come from the user
     double value;      // bytes of a weight or activation in the kernels
     double peak;       // FLOP/s for such values; 0: unknown, and no time can be planned
     double head_bytes; // largest chunk of logits
@@ -43,7 +43,7 @@ typedef struct {
     PlanEfficiency efficiency;
 } PlanDevice;
 
-// Finds the device to plan for: `wanted` (--device), or else the engine's device here. own: the user's figures; one
+// Finds the device to plan for: `wanted` (--device), or else the engine's device. own: the user's figures; a figure
 // above 0 replaces the table's. ERR_USAGE if neither the table nor `own` has the peak and bandwidth of `wanted`.
 int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e);
 
@@ -65,7 +65,7 @@ typedef struct {
     int64_t rows;                             // the batch that the page describes
     int64_t val_rows;                         // rows of a validation; 0: none
     double train_tokens;                      // tokens in --train; 0: not read
-    double epoch_tokens;                      // tokens to train on until --train's most repeated source is read once
+    double epoch_tokens;                      // tokens of training after which the most repeated source is read once
     bool mixture;                             // several sources
     bool copies;                              // checkpoints are written from a copy on the host
     double checkpoint_bytes, disk_free_bytes; // disk_free_bytes -1: unknown
@@ -101,12 +101,12 @@ double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s per rank
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 double plan_all_to_all_seconds(const PlanDevice *device, int ranks, double bytes); // bytes: over all ranks
 
-// Where a step of `tokens` turns from compute-bound to bandwidth-bound, ignoring latencies. hidden: channels within the
-// MLP.
+// Where a step of `tokens` tokens turns from compute-bound to bandwidth-bound, ignoring latencies. hidden: channels
+// within the MLP.
 typedef struct {
     double fsdp;         // fewest tokens per rank with which data parallelism and FSDP are compute-bound
     double tensor_ranks; // most ranks on which tensor parallelism is compute-bound, whatever the tokens
-    double both;         // `fsdp` for FSDP combined with tensor parallelism; above `fsdp`: no gain
+    double both;         // as `fsdp`, for FSDP with tensor parallelism; no gain if larger than `fsdp`
     double fsdp_ranks;   // the best split: ranks of FSDP; the tensors are divided among ranks / fsdp_ranks
 } PlanBounds;
 PlanBounds plan_bounds(const PlanDevice *device, int ranks, double tokens, double hidden);
@@ -122,12 +122,12 @@ const Model *plan_model(const Plan *plan, Model *local);
 // Returns the largest n in [low, over) for which `holds` is true, or low. `holds` must be true up to some n only.
 int plan_most(const Plan *plan, int low, int over, bool (*holds)(const Plan *plan, int n));
 
-// Simulates the whole run with the ramp's code. target: the batch, in rows, that --ramp gns aims at in every step. 0
-// stays at the smallest batch; INFINITY grows as fast as the ramp allows.
+// Simulates the whole run with the ramp's code. target: the batch, in rows, at which --ramp gns aims in every step.
+// With 0 the batch stays smallest; with INFINITY it grows as fast as the ramp allows.
 typedef struct {
     int64_t steps, first_batch, last_batch; // rows
     double seconds;
-    bool cut; // simulated PLAN_STEPS_MAX steps only: the rest repeats the last one
+    bool cut; // only PLAN_STEPS_MAX steps were simulated: later steps repeat the last of these
 } PlanRun;
 enum { PLAN_STEPS_MAX = 5000000 };
 PlanRun plan_run(const Plan *plan, double target);
@@ -136,8 +136,8 @@ PlanRun plan_run(const Plan *plan, double target);
 // is due twice (--checkpoint-every, --keep-best) counts twice. With --on-spike abandoned checkpoints count, too.
 int64_t plan_checkpoints(const Ramp *ramp, const Options *options);
 
-// Memory per rank, libraries included (memory.c). On a CPU it includes the copy for checkpoints. Returns that copy's
-// bytes; 0: there is none.
+// Memory per rank, libraries included (memory.c); on a CPU also the copy for checkpoints. Returns this copy's bytes; 0:
+// there is no copy.
 double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory);
 double plan_usable_memory(const PlanDevice *device); // bytes of the device's memory that a run can use; 0: unknown
 bool plan_fits(const Plan *plan, int micro_batch);

@@ -197,8 +197,8 @@ static void print_links(FILE *f, const Plan *p) {
         fprintf(f, "  FSDP and tensor parallel: from %s tokens a rank; best here over %s and %.3g ranks\n",
                 grouped(b.both).s, grouped(b.fsdp_ranks).s, p->ranks / b.fsdp_ranks);
     else fprintf(f, "  FSDP and tensor parallel: from no fewer tokens than FSDP alone\n");
-    // A token costs 6 N + 6 L C T FLOPs (N: weights of the products, 12 L C^2 + V C). Attention's term is the larger
-    // one from T = N / (L C) = 12 C + V / L.
+    // A token costs 6 N + 6 L C T FLOPs (N: weights of the products, 12 L C^2 + V C). Attention's term, 6 L C T, is the
+    // larger one from T = N / (L C) = 12 C + V / L on.
     fprintf(f, "  attention has more FLOPs than the products from T %s\n",
             grouped(model_flops_per_token(p->shape.model, 0) / (6.0 * c->layers * c->channels)).s);
 
@@ -212,7 +212,7 @@ static void print_links(FILE *f, const Plan *p) {
             1e3 * plan_all_to_all_seconds(&p->device, p->ranks, bytes));
 }
 
-// Returns the largest --tensor to consider: within a machine.
+// Returns the largest --tensor to consider: the ranks of a machine.
 static int tensor_most(const Plan *p) {
     if (dtype_is_fp8(p->shape.dtype) || p->shape.optimizer == OPTIMIZER_MUON) return 1;
     return (int)fmin(p->shape.model->config.heads, p->device.spec.devices_a_machine);
@@ -232,7 +232,7 @@ static Figure mesh(const Plan *q, const Plan *p) {
 }
 
 // Names the fastest --zero and --tensor that fit on the plan's ranks. Compares the fastest plans with and without
-// --tensor. Where a plan does not fit, tries a smaller micro-batch, and gradients sharded at every micro-step.
+// --tensor. If a plan does not fit, tries a smaller micro-batch, and gradients sharded at every micro-step.
 static void print_advice(FILE *f, const Plan *p) {
     const int given = p->shape.micro_batch;
     Plan best[2];                             // without --tensor, with it
@@ -259,7 +259,7 @@ static void print_advice(FILE *f, const Plan *p) {
     else fprintf(f, "  advice: %s%s\n", mesh(&best[take], p).s, take ? "; nothing else fits" : "");
 }
 
-// Prints rows for other numbers of ranks; on the plan's own, other --zero and --tensor; then bounds and collectives.
+// Prints rows for other numbers of ranks; for the plan's ranks with other --zero and --tensor; bounds and collectives.
 static void print_ranks(FILE *f, const Plan *p) {
     const PlanDevice *d = &p->device;
     bool price = p->options->price > 0;

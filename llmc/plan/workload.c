@@ -10,17 +10,17 @@ const char *const work_family_names[FAMILIES] = {
     "embedding",      "dropout",      "exact norms", "update, norms, clearing",
 };
 
-// FLOPs per value of streaming kernels, counted from their formulas; an exp, tanh or root counts as one. These kernels
-// are far from compute-bound on any machine, so the last digit does not matter.
+// FLOPs per value of streaming kernels, counted from their formulas; an exp, tanh or root counts as one. On any machine
+// these kernels are far from compute-bound, so small errors do not matter.
 enum {
     LAYERNORM_FLOPS = 8,           // residual sum, mean, variance, (x - mean) rstd gamma + beta
-    LAYERNORM_BACKWARD_FLOPS = 14, // two row sums, dx, and the column sums dgamma, dbeta and a branch's dbias
+    LAYERNORM_BACKWARD_FLOPS = 14, // two row sums, dx, and three column sums: dgamma, dbeta, a branch's dbias
     GELU_FLOPS = 9,
     GELU_BACKWARD_FLOPS = 14,
     LOSS_FLOPS = 5, // maximum, exp, sum, and the gradient p - 1[target]
     ADAMW_FLOPS = 14,
     DROPOUT_FLOPS = 13, // per element: 1/8 of a draw's 7 rounds of 10; shift, mask, comparison, choice, product
-    MUON_FLOPS = 9,     // without its products: momentum and the step
+    MUON_FLOPS = 9,     // momentum and the step; products are counted apart (add_muon)
 };
 
 static const double fp32 = sizeof(float); // bytes of a gradient, a moment, a master weight
@@ -31,14 +31,14 @@ static void add(Workload *w, Work work) {
     w->work[w->count++] = work;
 }
 
-// A product, (rows, in) times (in, out), of values of `value` bytes: 2 rows in out FLOPs. Reads the operands and writes
-// the result once. The backward product dx = dy W^T has in and out swapped.
+// A product, (rows, in) times (in, out), of values of `value` bytes: 2 rows in out FLOPs; reads the operands and writes
+// the result once. For the backward product dx = dy W^T swap in and out.
 static Work matmul(WorkFamily family, WorkPass pass, double value, double rows, double in, double out, double count) {
     return (Work){family, WORK_MATMUL, pass, 2 * rows * in * out, value * (rows * in + in * out), value * rows * out,
                   count};
 }
 
-// One linear layer, in all blocks. On a GPU fp8 reads e4m3.
+// One linear layer, in all blocks. In fp8 a GPU reads e4m3.
 static Work linear(const EngineConfig *shape, WorkPass pass, double value, double rows, double in, double out) {
     Work work = matmul(FAMILY_BLOCK_MATMUL, pass, value, rows, in, out, shape->model->config.layers);
     if (dtype_is_fp8(shape->dtype) && value < fp32) work.kind = WORK_FP8, work.read /= value;
@@ -51,8 +51,8 @@ static Work stream(WorkFamily family, WorkPass pass, double n, double flops, dou
     return (Work){family, WORK_STREAM, pass, flops * n, read * n, written * n, count};
 }
 
-// Adds dW (in, out) += x^T dy over `examples` examples of T rows. Reads and writes the sum. Batched exact norms write
-// every example's gradient, then read it for its norm and for the sum. In blocks fp8-dw reads e4m3.
+// Adds dW (in, out) += x^T dy over `examples` examples of T rows, which reads and writes the sum. Batched exact norms
+// write every example's gradient, then read it for its norm and for the sum. In blocks fp8-dw reads e4m3.
 static void add_gradient(Workload *w, Dtype dtype, WorkFamily family, double examples, double T, double in, double out,
                          double count) {
     const bool e4m3 = dtype == DTYPE_FP8_DW && family == FAMILY_BLOCK_MATMUL && w->value < fp32;
@@ -68,7 +68,7 @@ static void add_gradient(Workload *w, Dtype dtype, WorkFamily family, double exa
 
 typedef struct {
     Work work;
-    double again; // times that the backward pass recomputes it
+    double again; // how many times the backward pass recomputes the kernel
 } Kernel;
 
 Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
@@ -85,7 +85,7 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     // The head computes a chunk of examples at a time, and keeps the logits of one chunk.
     const double V = model->vocab_padded, chunks = ceil(B / fmax(1, fmin(B, floor(w.head_bytes / (v * T * V)))));
     const double R = B * T / chunks; // rows of a chunk
-    // Per row the loss reads and writes V logits; with stores_exponentials reads 2 rows of lnf, 1 of wte, writes 1 lnf.
+    // Per row the loss reads and writes V logits; with stores_exponentials it reads 3 C values and writes C.
     const double read = v * R * (w.stores_exponentials ? 3 * C : V), written = v * R * (w.stores_exponentials ? C : V);
     const double drops = shape->dropout.below > 0, branches = drops * (2 * L + 1), copied = drops * v * n;
     const WorkPass forward = PASS_FORWARD, backward = PASS_BACKWARD;
@@ -104,17 +104,17 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
         {matmul(FAMILY_HEAD_MATMUL, forward, v, R, C, V, chunks), 0},
         {{FAMILY_CROSSENTROPY, WORK_STREAM, forward, LOSS_FLOPS * R * V, read, written, chunks}, 0},
         {matmul(FAMILY_HEAD_MATMUL, backward, v, R, V, C, chunks), 0},
-        // Five products where the forward has two: q k^T again, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B).
+        // Five products, the forward's two: q k^T again, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B).
         {{FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, backward, 5 * product, v * 5 * a, v * 3 * a, L}, 0},
         // Reads GELU's input; the CUDA engine reads its slope instead, which its forward pass writes.
         {stream(FAMILY_GELU, backward, f, GELU_BACKWARD_FLOPS, v, 0, L), 0},
         {stream(FAMILY_BIAS, backward, 3 * a, 1, v, 0, L), 0}, // qkv
-        {stream(FAMILY_BIAS, backward, f, 1, v, 0, L), 0},     // fc; the LayerNorms include proj's and fcproj's
+        {stream(FAMILY_BIAS, backward, f, 1, v, 0, L), 0},     // fc; LayerNorms sum the biases of proj and fcproj
         {stream(FAMILY_LAYERNORM, backward, n, LAYERNORM_BACKWARD_FLOPS, 3 * v, v, 2 * L + 1), 0},
         {{FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * n, copied, copied, branches}, 0},
         {{FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * scores, 0, 0, drops * L}, 0},
-        {stream(FAMILY_EMBEDDING, backward, n, 2, 2 * v, fp32, 1), 0}, // a repeated token writes less
-        // EXACT_FUSED copies rows of the head's dwte, to multiply by the embedding's.
+        {stream(FAMILY_EMBEDDING, backward, n, 2, 2 * v, fp32, 1), 0}, // repeated tokens write less
+        // EXACT_FUSED copies rows of the head's gradient of wte, to multiply them by the embedding's gradient.
         {stream(FAMILY_EXACT_NORMS, backward, n, 2, fp32, fp32, w.exact == EXACT_FUSED), 0},
     };
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
@@ -160,7 +160,7 @@ Workload workload_update(const Model *model, Optimizer optimizer, double owned, 
     add(&w, stream(family, pass, all, 0, 0, fp32, 1)); // clears the gradients
     add(&w, stream(family, pass, all, 2, fp32, 0, 1)); // norms of the gradients
     if (optimizer == OPTIMIZER_MUON) owned -= add_muon(&w, model, owned / all, rounded);
-    if (optimizer == OPTIMIZER_LAMB) // the direction and its norm, before the step
+    if (optimizer == OPTIMIZER_LAMB) // the direction's norm, before the step
         add(&w, stream(family, pass, owned, ADAMW_FLOPS + 4, 4 * fp32, 0, 1));
     // reads weight, two moments and gradient; writes weight, moments and the rounded copy (Loshchilov and Hutter 2019)
     add(&w, stream(family, pass, owned, ADAMW_FLOPS, 4 * fp32, 3 * fp32 + rounded, 1));

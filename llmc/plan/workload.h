@@ -1,5 +1,5 @@
-// workload: counts the work of training, kernel by kernel: floating-point operations, and the fewest bytes read and
-// written. plan.h turns them into time.
+// workload: counts the work of training, kernel by kernel: floating-point operations, and the fewest bytes that must be
+// read and written. plan.h converts them to time.
 #pragma once
 
 #include "model/engine.h"
@@ -20,7 +20,7 @@ typedef enum {
 } WorkFamily;
 extern const char *const work_family_names[FAMILIES];
 
-// All kinds but WORK_STREAM are bound by arithmetic. WORK_MASKS draws dropout's masks. WORK_FP8: products of e4m3.
+// All kinds but WORK_STREAM are bound by arithmetic. WORK_MASKS: draws of dropout's masks. WORK_FP8: products of e4m3.
 typedef enum {
     WORK_MATMUL,
     WORK_ATTENTION_FORWARD,
@@ -42,18 +42,18 @@ typedef struct {
 } Work;
 
 // How per-example norms of a matrix are measured. EXACT_BATCHED writes each example's gradient to memory, then reads
-// it. EXACT_FUSED measures them within the products.
+// it. EXACT_FUSED measures norms within the products.
 typedef enum { EXACT_NONE, EXACT_BATCHED, EXACT_FUSED } ExactNorms;
 
 enum { WORK_MAX = 64 };
 
 typedef struct {
-    // set by the caller, from the device
+    // Fields that the caller sets, from the device:
     double value;      // bytes of a weight or an activation as the kernels read it: 2 in bf16, 4 in fp32
     double head_bytes; // largest chunk of logits
     ExactNorms exact;
-    // True if the head stores exp(logits), so that the loss makes no pass over them: 3.5% of a step. Hopper in bf16
-    // does. With fp16 or label smoothing it does not (train_gpt2.cu); the plan ignores these two.
+    // True if the head stores exp(logits), which saves the loss's pass over them: 3.5% of a step. True on Hopper in
+    // bf16. (False with fp16 or label smoothing (train_gpt2.cu), which the plan ignores.)
     bool stores_exponentials;
     int count;
     Work work[WORK_MAX];
