@@ -20,7 +20,7 @@ typedef struct {
     bool settled;                // all ranks know the error that they return; `speaker` prints it
     int speaker;
     Watchdog *watchdog; // NULL: one process
-    // Called for COMM_PASS in comm_wait_first. Set-up: verifies a checkpoint. Training: gathers weights.
+    // Called for COMM_PASS in comm_wait_first. Set-up: verifies a checkpoint. Training: computes logits.
     int (*idle_pass)(void *context, Error *e);
     void *idle_context;
     int launcher; // process that started this rank: mpirun, its daemon or Slurm's. 0: no launcher

@@ -56,7 +56,7 @@ static int reduce_rows(void *context, void *own, const void *partial, int rows, 
 void parallel_shard(Parallel *p, EngineConfig *config) {
     const int K = p->config.tensor;
     if (K > 1) config->tensor = (TensorRanks){p->comm->rank % K, K, gather_rows, reduce_rows, p};
-    for (int trains = 0; trains < 2; trains++) p->exchanges[trains] = tensor_exchanges(config, trains);
+    p->exchanges = tensor_exchanges(config, true);
     if (p->config.zero == ZERO_0 || !p->buckets) return;
     config->owned = p->owned;
     config->owned_count = p->buckets;
@@ -125,35 +125,18 @@ static int await_bucket(Parallel *p, int i, int after, Error *e) {
     return after > 0 && after < p->buckets ? send_block(p, after, e) : 0;
 }
 
-// Awaits all buckets, as a forward pass does.
-static int gather_pass(Parallel *p, Error *e) {
-    if (!p->shard_weights) return 0;
-    TRY(await_weights(p, model_bucket(p->model, 0), e));
-    for (int i = 1; i < p->buckets; i++) TRY(await_bucket(p, i, i + 1, e));
-    return 0;
-}
-
-// Counts a group's exchanges (7).
-static void count_exchanges(Parallel *p, bool trains) {
-    for (int i = 0; i < p->exchanges[trains]; i++) watchdog_begin(p->comm->watchdog, TRANSPORT_ROWS);
-}
-
-int parallel_idle_pass(Parallel *p, Error *e) {
-    count_exchanges(p, false);
-    return gather_pass(p, e);
-}
-
-// Comm.idle_pass, while rank 0 computes the logits of some tokens. Ranks of its group compute; the others gather.
+// Comm.idle_pass: computes the logits of some tokens like rank 0, whose transfers need all ranks (4).
 static int join_pass(void *parallel, Error *e) {
     Parallel *p = parallel;
-    uint16_t *tokens;
+    const size_t V = (size_t)p->model->config.vocab;
+    float *logits; // (V), then the tokens
     int n;
-    if (p->config.tensor == 1) return gather_pass(p, e);
     TRY(comm_broadcast(p->comm, &n, sizeof n, e));
-    TRY(memory_alloc((void **)&tokens, (size_t)n * sizeof *tokens, "the sample's tokens", e));
+    TRY(memory_alloc((void **)&logits, V * sizeof *logits + (size_t)n * sizeof(uint16_t), "a sample's logits", e));
+    uint16_t *tokens = (uint16_t *)(logits + V);
     int code = comm_broadcast(p->comm, tokens, (size_t)n * sizeof *tokens, e);
-    if (!code) code = p->group == 0 ? engine_logits(p->engine, tokens, n, NULL, e) : parallel_idle_pass(p, e);
-    memory_free(tokens);
+    if (!code) code = engine_logits(p->engine, tokens, n, logits, e);
+    memory_free(logits);
     return code;
 }
 
@@ -161,7 +144,6 @@ int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e) {
     int word = COMM_PASS;
     if (!p->shard_weights && p->config.tensor == 1) return 0;
     TRY(comm_broadcast(p->comm, &word, sizeof word, e));
-    if (p->config.tensor == 1) return 0;
     TRY(comm_broadcast(p->comm, &n, sizeof n, e));
     return comm_broadcast(p->comm, (void *)tokens, (size_t)n * sizeof *tokens, e); // only read on rank 0
 }
@@ -256,8 +238,8 @@ static int bucket_without_rows(Parallel *p, int i, Error *e) {
 // Starts the transfers of the other ranks' forward and backward pass (invariant 4).
 static int micro_step_without_rows(Parallel *p, bool reduces, Error *e) {
     TRY(parallel_send_weights(p, e));
-    count_exchanges(p, true);
-    TRY(gather_pass(p, e));
+    for (int i = 0; i < p->exchanges; i++) watchdog_begin(p->comm->watchdog, TRANSPORT_ROWS); // (7)
+    for (int i = 0; i < p->buckets && p->shard_weights; i++) TRY(await_bucket(p, i, i + 1, e));
     if (reduces) TRY(bucket_begins(p, model_bucket(p->model, 0), e));
     for (int i = p->buckets - 1; i > 0; i--) {
         if (reduces) TRY(bucket_begins(p, model_bucket(p->model, i), e));

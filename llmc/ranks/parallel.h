@@ -6,9 +6,8 @@
 //   2. The backward pass completes the buckets from the last to the first; bucket 0 begins first and finishes last.
 //   3. A bucket's reduction starts once the bucket is final, while the backward pass computes earlier blocks. The
 //      engine chooses the moment. Each rank computes squared norms of what it owns; the ranks' norms are then summed.
-//   4. All ranks start the same transfers in the same order, even a rank without rows, or one that only evaluates.
-//      With ZeRO-3 this holds for every pass: while some ranks compute a pass, the others gather the same blocks
-//      (parallel_idle_pass, parallel_ask_pass).
+//   4. All ranks start the same transfers in the same order, even a rank without rows. With ZeRO-3 this holds for every
+//      pass, so in evaluations and samples all ranks compute each pass, if need be on rows that do not count.
 //   5. The order of summation depends on --reduce, never on --zero: every stage reduces the same buckets in the same
 //      order and computes the same norms of the same parts. So all stages give the same bits. With --reduce step a rank
 //      adds up its micro-steps, and the last micro-step sums over ranks once.
@@ -57,7 +56,7 @@ typedef struct {
     const Model *model;
     ParallelConfig config;
     int group, groups; // d of D = ranks / K; without --tensor the rank and the ranks
-    int exchanges[2];  // exchanges of a group: [0] in a pass without gradients, [1] in a micro-step
+    int exchanges;     // of a group in a micro-step
     bool shard_grads, shard_weights;
     int buckets;  // 0: one rank
     Range *owned; // (buckets) this rank's parts, in ascending order
@@ -103,11 +102,8 @@ int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode
 int parallel_norms(Parallel *p, Error *e); // norms of the gradients' sum over all ranks
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 
-// Makes the transfers of a forward pass without its computation, for a group that has fewer passes than others.
-int parallel_idle_pass(Parallel *p, Error *e);
-
-// Call on rank 0 before it computes the logits of `tokens` (n). The others, in comm_wait_first, join the pass: they
-// compute or gather.
+// Call on rank 0 before it computes the logits of `tokens` (n). Where its transfers need the others, they compute them,
+// too, in comm_wait_first.
 int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e);
 
 // Starts to gather all new weights now, not in the next forward pass. All ranks call this before any work outside the

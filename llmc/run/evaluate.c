@@ -35,14 +35,12 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
             const uint64_t window = (uint64_t)(first + i) * data->val->info.windows / (uint64_t)rows;
             unread = dataset_window(data->val, window, data->rows + i * (width + 1), e);
         }
-        if (n == 0 || (unread && p->config.tensor == 1)) {
-            TRY(parallel_idle_pass(&setup->parallel, unread ? &ignored : e));
-            continue;
-        }
-        // A rank that cannot read still exchanges with its tensor group. Half-read rows may hold tokens beyond V.
-        if (unread) memset(data->rows, 0, (size_t)n * (size_t)(width + 1) * sizeof *data->rows);
+        if (unread && setup->comm->ranks == 1) break;
+        // Without rows, or if it cannot read them, a rank computes a placeholder: the others wait for its transfers.
+        const int computed = n > 0 ? n : 1;
+        if (unread || n == 0) memset(data->rows, 0, (size_t)computed * (size_t)(width + 1) * sizeof *data->rows);
         progress_next(progress, done);
-        TRY(engine_eval(setup->engine, data->rows, n, width, data->losses, unread ? &ignored : e));
+        TRY(engine_eval(setup->engine, data->rows, computed, width, data->losses, unread ? &ignored : e));
         if (questions) hellaswag_sums(data->hellaswag, (int)first, n, data->losses, sum + first);
         for (int64_t i = 0; !questions && i < (int64_t)n * width; i++) sum[0] += data->losses[i];
         for (int i = 0; !questions && setup->tokenizer && counts && i < n; i++)
