@@ -216,8 +216,6 @@ int comm_check_launch(const Comm *comm, Error *e) {
 }
 
 int comm_reduce(Comm *comm, double *values, int sums, int maxima, CommLeast *least, Error *e) {
-    if (least) *least = (CommLeast){0, values[0]};
-    if (comm->ranks == 1) return 0;
     double *all; // (ranks, n)
     size_t n = (size_t)sums + (size_t)maxima;
     TRY(memory_alloc((void **)&all, sizeof(double) * n * (size_t)comm->ranks, "sums over the ranks", e));
@@ -320,14 +318,10 @@ int comm_same_machines(Comm *comm, Error *e) {
 }
 
 int comm_same_build(Comm *comm, Error *e) {
-    const size_t max_bytes = (size_t)1 << 32;
-    char *program;
-    size_t bytes;
+    FileDigest program;
     if (comm->ranks == 1) return 0;
-    int code = file_read(IN_PATH, "/proc/self/exe", max_bytes, &program, &bytes, e);
-    uint64_t hash = code ? 0 : hash_bytes(HASH_START, program, bytes);
-    memory_free(program);
-    TRY(comm_agree(comm, code, e));
+    TRY(comm_agree(comm, file_digest("/proc/self/exe", &program, e), e));
+    const uint64_t hash = hash_bytes(HASH_START, program.hash, sizeof program.hash);
     return comm_same(comm, hash, 1, ERR_INPUT, "another build", "install the same program on every machine", e);
 }
 

@@ -312,7 +312,7 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
 // values whose maximum is taken.
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     enum { WAITED, LOSS, NLL, STOP, RANK_SQ, EXAMPLE_SQ };
-    CommLeast least;
+    CommLeast least = {0};
     StepResult *result = sums->result;
     int tensors = p->model->tensor_count, more = EXAMPLE_SQ + tensors, count = more + sums->more_count;
     int sites = result->amax ? p->model->config.layers * FP8_SITES : 0;
