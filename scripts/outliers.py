@@ -9,29 +9,22 @@ group. For each group the text and the numbers of its farthest row are printed.
 import glob
 import os
 
-from run_log import COUNT, EXIT_INPUT, NUMBER, TEXT, Fault, Parser, Run, check, read_lines, run_main
+from run_log import EXIT_INPUT, Fault, Parser, Run, run_main
 
-OUTLIER = {"kind!": TEXT, "step!": COUNT, "shard!": TEXT, "offset!": COUNT, "norm!": NUMBER, "loss!": NUMBER, "score!": NUMBER}
-RUN = {"options!": {"seq_len!": COUNT}, "model!": {"context!": COUNT}, "parts!": dict}
 SHARD_HEADER, SHARED = 1024, 2 * 32  # bytes
 
 
 def outliers_text(run, most=None):
     """Returns two lines for each group, farthest first, of at most `most` groups of a kind; "" without outliers."""
-    path, kinds, group_of = os.path.join(run.path, "outliers.jsonl"), {}, {}
-    if not os.path.exists(path):
-        return ""
-    check(run.info_path, run.info | {"parts": run.parts[-1] if run.parts else None}, RUN)
-    T = min(run.info["options"]["seq_len"], run.info["model"]["context"])
+    kinds, group_of, T = {}, {}, run.info.get("options", {}).get("seq_len", 0)
     vocabulary, decode = max(glob.glob(os.path.join(glob.escape(run.path), "step_*", "vocab.json")), default=None), str
     if vocabulary:  # of the newest checkpoint; without one, tokens are printed as numbers
-        from tokenizers import Tokenizer, decoders, models
+        from tokenizers import ByteLevelBPETokenizer
 
-        tokenizer = Tokenizer(models.BPE.from_file(vocabulary, os.path.join(os.path.dirname(vocabulary), "merges.txt")))
-        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer = ByteLevelBPETokenizer(vocabulary, os.path.join(os.path.dirname(vocabulary), "merges.txt"))
         decode = lambda tokens: repr(tokenizer.decode(tokens))[1:-1]
-    for _, row in read_lines(path, OUTLIER, {}):
-        shard, kind = os.path.join(run.parts[-1].get("directory", "."), row["shard"]), row["kind"]
+    for row in run.outliers:
+        shard, kind = os.path.join((run.parts or [{}])[-1].get("directory", "."), row["shard"]), row["kind"]
         with open(shard if os.path.exists(shard) else os.devnull, "rb") as file:  # no text if the shard is gone
             file.seek(SHARD_HEADER + 2 * row["offset"])
             tokens = file.read(2 * T)

@@ -1,5 +1,5 @@
 """Reads a run's directory: run.json (options, and the commands of the run's parts), metrics.jsonl (a line for each step,
-validation or test) and samples.jsonl (a line for each sample).
+validation or test), samples.jsonl (a line for each sample) and outliers.jsonl (a line for each row of --outliers).
 
 llmc/run/metrics.c writes the fields of metrics.jsonl. An unknown number is null in the file, None in a line and NaN in a
 column. An infinite bound is 1e308 in the file and inf here. `parse` checks every value: a wrong type, a number out of range
@@ -105,10 +105,11 @@ NUMBER, COUNT, TEXT, UNKNOWN = (int, float), int, str, (int, float, type(None))
 NAMES = {NUMBER: "a number", COUNT: "a whole number", TEXT: "text", UNKNOWN: "a number", list: "a list", dict: "an object"}
 # A shape is a type, [shape of the elements] or {field: shape}. The name of a required field ends with an exclamation
 # mark; "*" means every other field.
-RUN = {"options": dict, "model": {"parameters": NUMBER, "layers": NUMBER, "channels": NUMBER}, "train_data": {"tokens": NUMBER, "sources": [{"files!": TEXT, "share!": NUMBER}]},
+RUN = {"options": {"seq_len": COUNT}, "model": {"parameters": NUMBER, "layers": NUMBER, "channels": NUMBER}, "train_data": {"tokens": NUMBER, "sources": [{"files!": TEXT, "share!": NUMBER}]},
        "engine": TEXT, "program": TEXT,
        "parts": [{"command!": [TEXT], "directory": TEXT, "host": TEXT, "started": TEXT, "program_xxh3_128": TEXT,
                   "first_step": COUNT, "ranks": COUNT, "options": dict}]}
+OUTLIER = {"kind!": TEXT, "step!": COUNT, "shard!": TEXT, "offset!": COUNT, "norm!": NUMBER, "loss!": NUMBER, "score!": NUMBER}
 SAMPLE = {"step!": COUNT, "text!": TEXT, "tokens": COUNT, "prompt": (str, type(None))}
 ROW = {"step!": COUNT, "tokens!": NUMBER, "gns_layer": [UNKNOWN], "*": UNKNOWN}
 
@@ -184,8 +185,8 @@ def finite(values):
 
 
 class Run:
-    """A run, from its present logs: parts (its commands), lines (of metrics.jsonl), samples. Lines of steps are in `rows`,
-    of validations in `val_rows`, of tests in `test_rows`. live: accepts a run that has no step yet.
+    """A run, from its present logs: parts (its commands), lines (of metrics.jsonl), samples, outliers. Lines of steps are in
+    `rows`, of validations in `val_rows`, of tests in `test_rows`. live: accepts a run that has no step yet.
 
     A line's `seconds` is the training time up to it: each step's tokens over its tok_per_s. Validation, samples and
     checkpoints do not count."""
@@ -195,13 +196,14 @@ class Run:
         parent, base = os.path.split(os.path.abspath(path))
         name = base if base != "run" else os.path.basename(parent) or base
         self.name = os.fsencode(name).decode(errors="replace")
-        self.info_path, self.metrics_path, samples_path = (os.path.join(path, name) for name in
-                                                           ("run.json", "metrics.jsonl", "samples.jsonl"))
+        self.info_path, self.metrics_path, *others = (os.path.join(path, name) for name in (
+            "run.json", "metrics.jsonl", "samples.jsonl", "outliers.jsonl"))
         self.info = read_json(self.info_path, RUN)
         self.parts = self.info.get("parts", [])
         known = {} if known is None else known
         self.lines = self.read_metrics(known)
-        self.samples = [line for _, line in read_lines(samples_path, SAMPLE, known)] if os.path.exists(samples_path) else []
+        self.samples, self.outliers = ([line for _, line in read_lines(other, shape, known)] if os.path.exists(other) else []
+                                       for other, shape in zip(others, (SAMPLE, OUTLIER)))
         self.rows = [line for line in self.lines if "loss" in line]
         self.val_rows = [line for line in self.lines if "val_loss" in line]
         self.test_rows = [line for line in self.lines if "hellaswag" in line]
