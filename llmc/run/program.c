@@ -26,7 +26,6 @@ static int train(Run *r, Error *e) {
     const RunPoint *at = &r->position.at;
     Comm *comm = r->setup.comm;
     for (;;) {
-        const int64_t rollbacks = r->rollback.spikes.rollbacks;
         r->position = (Position){.at = {.val_loss = NAN, .best.loss = INFINITY}, .begun = r->position.begun};
         memset(r->position.at.exponents, FP8_UNSET, sizeof at->exponents);
         // First make all checks that need no engine.
@@ -54,8 +53,9 @@ static int train(Run *r, Error *e) {
         TRY(comm_agree(comm, code, e));
         TRY(setup_tuning(r, e));
         TRY(comm_agree(comm, setup_output(r, e), e));
+        const int64_t made = r->rollback.made;
         code = train_run(r, e);
-        if (r->rollback.spikes.rollbacks == rollbacks || !(comm->settled || comm->ranks == 1)) return code;
+        if (r->rollback.made == made || !(comm->settled || comm->ranks == 1)) return code;
         progress_break(&r->output.progress);
         run_end_training(r);
         comm->settled = false;

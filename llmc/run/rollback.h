@@ -18,11 +18,16 @@
 #include "run/metrics.h"
 #include "run/state.h"
 
-// The last rollback of this process. spikes.rollbacks 0: none.
+// As many as PaLM's largest run needed (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).
+enum { ROLLBACKS_MAX = 20 };
+
 typedef struct {
-    Spikes spikes;
-    int64_t latest; // the last step before the window
-    Error why;
+    int64_t made; // number of rollbacks so far
+    struct {      // examples that each rollback excluded from the order of the data
+        int64_t first, rows;
+    } skipped[ROLLBACKS_MAX];
+    int64_t latest; // last step before the window of this process's last rollback
+    Error why;      // reason of that rollback; code 0: this process has made none
 } Rollback;
 
 // Call after each train_step, which returned `code` and *e. If a spike lasts, returns ERR_NONFINITE with the reason,
@@ -30,5 +35,5 @@ typedef struct {
 int rollback_check(Run *r, const StepMetrics *m, int code, Error *e);
 
 // For a resume.
-static inline bool rollback_under_way(const Rollback *back) { return back->spikes.rollbacks > 0; }
+static inline bool rollback_under_way(const Rollback *back) { return back->why.code; }
 int rollback_skip(Run *r, Error *e); // excludes the rows of all rollbacks; prints the rollback under way

@@ -205,8 +205,7 @@ static void io_exponents(StateIO *io, const Setup *s, int8_t *k) {
     }
 }
 
-static void io_position(StateIO *io, const Setup *s, Position *p) {
-    Spikes *spikes = &p->at.spikes;
+static void io_position(StateIO *io, const Setup *s, Position *p, Rollback *back) {
     io_point(io, &p->at);
     real(io, "ramp.rows", &p->ramp.rows);
     if (!(p->ramp.rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
@@ -218,19 +217,21 @@ static void io_position(StateIO *io, const Setup *s, Position *p) {
         if (io->writing) put(io, rows, cJSON_Duplicate(p->outliers.list[k], true));
         else p->outliers.list[k] = cJSON_Duplicate(get(io, rows), true);
     }
-    if (s->options.on_spike && (io->writing || get(io, "spikes.z"))) io_window(io, "spikes.z", &spikes->z);
-    for (int i = 0; i < spikes->z.count && i < OUTLIERS_WINDOW; i++) {
+    if (s->options.on_spike && (io->writing || get(io, "spikes.z"))) io_window(io, "spikes.z", &p->at.spikes);
+    for (int i = 0; i < p->at.spikes.count && i < OUTLIERS_WINDOW; i++) {
         const char *path = AT("spikes.first.ring[%d]", i);
-        count(io, path, &spikes->first[i]);
-        if (spikes->first[i] > p->at.examples) malformed(io, path, "an example before this step's end");
+        count(io, path, &p->at.first[i]);
+        if (p->at.first[i] > p->at.examples) malformed(io, path, "an example before this step's end");
     }
-    if (!io->writing) spikes->rollbacks = cJSON_GetArraySize(get(io, "spikes.skipped"));
-    if (spikes->rollbacks > ROLLBACKS_MAX) malformed(io, "spikes.skipped", "a list that fits");
-    for (int i = 0; i < spikes->rollbacks && !io->code; i++) {
-        count(io, AT("spikes.skipped[%d].first", i), &spikes->skipped[i].first);
-        count(io, AT("spikes.skipped[%d].rows", i), &spikes->skipped[i].rows);
-        if (spikes->skipped[i].rows > 1 << 30) malformed(io, AT("spikes.skipped[%d].rows", i), "a number of rows");
+    // A rollback under way has made those that its checkpoint lists, and more.
+    const int64_t made = io->writing ? back->made : cJSON_GetArraySize(get(io, "spikes.skipped"));
+    if (made > ROLLBACKS_MAX) malformed(io, "spikes.skipped", "a list that fits");
+    for (int i = 0; i < made && !io->code; i++) {
+        count(io, AT("spikes.skipped[%d].first", i), &back->skipped[i].first);
+        count(io, AT("spikes.skipped[%d].rows", i), &back->skipped[i].rows);
+        if (back->skipped[i].rows > 1 << 30) malformed(io, AT("spikes.skipped[%d].rows", i), "a number of rows");
     }
+    if (made > back->made && !io->code) back->made = made;
 }
 
 // ---- What may not change --------------------------------------------------------------------------------------------
@@ -394,11 +395,12 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     StateIO io = {.root = cJSON_CreateObject(), .writing = true, .e = e};
     int64_t format = STATE_FORMAT;
     Position position = r->position;
+    Rollback rollback = r->rollback;
     char engine[256];
     cJSON *options;
     position.at.seconds = run_seconds(r);
     count(&io, "format", &format);
-    io_position(&io, &r->setup, &position);
+    io_position(&io, &r->setup, &position, &rollback);
     io_identity(&io, &r->setup, &r->data);
     engine_describe(r->setup.engine, engine, sizeof engine);
     put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
@@ -433,7 +435,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     *changes = (Text){0};
     TRY(state_open(&io, path, directory, e));
     io_identity(&io, &r->setup, &r->data);
-    io_position(&io, &r->setup, &r->position);
+    io_position(&io, &r->setup, &r->position, &r->rollback);
     if (!rollback_under_way(&r->rollback)) r->position.begun -= r->position.at.seconds; // a rollback keeps its clock
     int code = io.code;
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);

@@ -8,25 +8,12 @@
 
 #define STATE_NAME "state.json"
 
-// ROLLBACKS_MAX: as many as PaLM's largest run needed (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).
-enum { ROLLBACKS_MAX = 20 };
-
 // The saved checkpoint with the lowest validation loss (--keep-best).
 typedef struct {
     int64_t step;  // 0: none yet
     double loss;   // INFINITY: none yet
     int64_t stale; // --patience: validations since `step`
 } BestPoint;
-
-// What --on-spike keeps (rollback.h).
-typedef struct {
-    Outliers z;                     // of the last steps: the larger z of loss and gradient norm; NaN: not judged
-    int64_t first[OUTLIERS_WINDOW]; // first example of each of these steps
-    int64_t rollbacks;              // number of rollbacks so far
-    struct {                        // examples that each rollback excluded from the order of the data
-        int64_t first, rows;
-    } skipped[ROLLBACKS_MAX];
-} Spikes;
 
 // Where a run stands, except for the ramp and the noise scale.
 typedef struct {
@@ -39,7 +26,8 @@ typedef struct {
     double val_loss;                // latest validation loss; NaN before the first validation
     BestPoint best;
     Outliers loss_window, grad_window;
-    Spikes spikes;
+    Outliers spikes;                // --on-spike: larger z of loss and gradient norm, last steps; NaN: not judged
+    int64_t first[OUTLIERS_WINDOW]; // first example of each of these steps
     LossScale loss_scale;
     int8_t exponents[MODEL_LAYERS_MAX * FP8_SITES]; // --dtype fp8: exponents of the next step (math/fp8.h)
     char tuning[TUNING_BYTES];                      // the engine's algorithms, on which the bits of a run depend
