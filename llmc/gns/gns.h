@@ -7,18 +7,19 @@
 // Solved for the two unknowns (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1, with a small batch of 1):
 //   G2 = (B q - n) / (B - 1)      unbiased for |G|^2; may be negative, since clamping it would bias every average
 //   S  = (n - q) B / (B - 1)      unbiased for tr(Sigma)
-// Both are noisy, so both are averaged over steps. The scale is the ratio of the averages. (The average of ratios has
-// no expectation.) Averages decay in tokens, by 2^(-tokens / half_life).
+// Both are noisy, so both are averaged over steps. The scale is the ratio of the averages. (An average of ratios would
+// have no expectation.) Averages decay in tokens, by 2^(-tokens / half_life).
 //
 // The error. With averaged values x_t and normalised weights w_t, SE^2 = var(x) sum w_t^2. var(x) comes from successive
-// differences, var = E(x_t - x_{t-1})^2 / 2 (von Neumann 1941): the mean drifts during training, and drift is no noise.
-// For the scale R = S / G2 the delta method gives dR = (dS - R dG2) / G2, so SE_R^2 = (SE_S^2 - 2 R Cov + R^2 SE_G2^2)
-// / G2^2. The covariance matters: a large q raises G2 and lowers S.
+// differences, var = E(x_t - x_{t-1})^2 / 2 (von Neumann 1941), since the mean drifts during training, and drift is not
+// noise. For the scale R = S / G2 the delta method gives dR = (dS - R dG2) / G2, so SE_R^2 = (SE_S^2 - 2 R Cov + R^2
+// SE_G2^2) / G2^2. The covariance matters: a large q raises G2 and lowers S.
 //
-// If G2 is insignificant, the scale lies far above B; a lower bound is still known. gns_lower is Fieller's (1954, "Some
-// problems in interval estimation"): the smallest R for which S - R G2 is not significantly above 0. Significantly: by
-// k = 2 (1 + 5 / m) standard errors; m = 1 / sum w_t^2 is the effective number of steps. In simulation the bound covers
-// the truth in 95% of runs or more, from half-lives of 0.7 steps up, even if one direction carries 90% of the noise.
+// If G2 is insignificant, the scale lies far above B, and only a lower bound is known. gns_lower is Fieller's bound
+// (1954, "Some problems in interval estimation"): the smallest R for which S - R G2 is not significantly above 0, which
+// means by k = 2 (1 + 5 / m) standard errors; m = 1 / sum w_t^2 is the effective number of steps. In simulation the
+// true scale lies above the bound in 95% of runs or more, from half-lives of 0.7 steps up, even if one direction
+// carries 90% of the noise.
 #pragma once
 
 #include "base/common.h"
@@ -37,10 +38,10 @@ typedef struct {
     double steps;             // updates so far
     double weight, weight_sq; // sum of the weights, sum of their squares
     double g2, s;             // weighted sums of G2 and S
-    double last_g2, last_s;   // G2 and S of the step before
-    double diff_weight;       // sum of the differences' weights; there is one difference fewer than steps
+    double last_g2, last_s;   // G2 and S of the last step
+    double diff_weight;       // sum of the weights of differences between successive steps
     double diff_gg, diff_ss;  // weighted sums of squared differences of G2, of S
-    double diff_gs;           // weighted sum of their products
+    double diff_gs;           // weighted sum of products: difference of G2 times difference of S
 } GnsTracker;
 
 // NaN before the first update.
@@ -50,7 +51,7 @@ typedef struct {
     double s_se;      // standard error of s
     double scale;     // s / g2 in examples; NaN where g2 <= 0
     double scale_se;  // by the delta method; valid only if `significant`
-    double lower;     // the scale lies above this with at least 95% confidence; may be infinite. 0: nothing known
+    double lower;     // lower bound of the scale, with at least 95% confidence; may be infinite. 0: nothing known
     bool significant; // g2 >= 3 g2_se
 } GnsEstimate;
 
@@ -80,7 +81,7 @@ static inline void gns_add(GnsTracker *t, double g2, double s, double tokens_of_
     t->steps += 1;
 }
 
-// Adds one step's norms. B = 1 gives no estimate: the averages stay.
+// Adds one step's norms. B = 1 gives no estimate: no-op.
 static inline void gns_update(GnsTracker *t, double B, double n, double q, double tokens_of_step) {
     if (B >= 2) gns_add(t, gns_g2(B, n, q), gns_s(B, n, q), tokens_of_step);
 }
@@ -98,7 +99,7 @@ typedef struct {
 } GnsCovariance;
 
 // Solves S - R G2 = k sqrt(var(S) - 2 R cov + R^2 var(G2)), a quadratic a R^2 - 2 b R + c = 0, for R >= 0. Returns 0 if
-// S is less than k standard errors above 0; INFINITY if G2 is k or more below 0: no finite scale explains that.
+// S is less than k standard errors above 0; INFINITY if G2 is k or more below 0, which no finite scale explains.
 static inline double gns_lower(double g2, double s, GnsCovariance var, double k) {
     double a = g2 * g2 - k * k * var.g2, b = s * g2 - k * k * var.g2_s, c = s * s - k * k * var.s;
     if (s <= 0 || c <= 0) return 0;
@@ -136,8 +137,8 @@ typedef struct {
     double sum_w2; // sum w_t^2 of the averages that it was measured from
 } GnsFactor;
 
-// Returns the lower bound of c x scale, ses + few_ses / m standard errors below it: gns_lower with c S in place of S.
-// The error of c S includes the error of c.
+// Returns the lower bound of c x scale, by ses + few_ses / m standard errors: gns_lower with c S in place of S. The
+// error of c S includes the error of c.
 static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double ses, double few_ses) {
     if (t->steps < 2) return NAN;
     double g2 = t->g2 / t->weight, s = t->s / t->weight;
@@ -147,19 +148,19 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
     return gns_lower(g2, c.value * s, var, ses + few_ses * fmax(gns_sum_w2(t), c.sum_w2));
 }
 
-// Calibration: the ratio c of the whole model's scale to the LayerNorms', both averaged over the same sampled steps.
-// Samples are few and c moves slowly, so the half-life is five times the LayerNorms' own. It is at most a tenth of the
+// Calibration: the ratio c of the whole model's scale to the LayerNorms' scale, both averaged over the same sampled
+// steps. Samples are few and c moves slowly, so the half-life is five times that of `ln`. It is at most a tenth of the
 // tokens done: a run's first steps have gradients thousands of times larger. Samples are spaced in tokens, and averages
 // decay in tokens, so c rests on the same number of samples at any batch.
 //
-// Over such a long average, |G|^2 falls by orders of magnitude, and a step's variance with it. So each step has its own
-// variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A
+// Over such a long average |G|^2 falls by orders of magnitude, and the variance of a step with it. So each step has its
+// own variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A
 // heteroskedasticity-consistent covariance matrix estimator"). Old steps lose their weight in this error as fast as in
 // the average. The error rests on half as many steps, so the calibration demands 10 / m more standard errors. The
-// LayerNorms' own tracker uses the mean square of differences. With White's error its bound held in only 93% of runs.
+// tracker `ln` uses the mean square of differences: with White's error its bound held in only 93% of runs.
 //
 // To first order, the relative error of c is the error of log((S_t / G2_t) (G2_l / S_l)), t: total, l: ln. It includes
-// all covariances: a step's two estimates of |G|^2 share most of their noise, and that cancels in c.
+// all covariances: a step's two estimates of |G|^2 share most of their noise, which cancels in c.
 #define GNS_CALIBRATION_HALF_LIVES 5.0
 #define GNS_CALIBRATION_SHARE      0.1  // longest half-life, as a share of the tokens done
 #define GNS_CALIBRATION_SAMPLES    25.0 // per half-life
@@ -169,7 +170,7 @@ typedef struct {
     GnsTracker total, ln;
     double half_life;   // tokens: the half-life late in a run
     double cross[2][2]; // weighted sums of products of differences: (G2, S) of total by (G2, S) of ln
-    double ratio;       // the latest with a small enough error; 1 before the first
+    double ratio;       // latest ratio with a small enough error; 1 before the first
     double var, sum_w2; // the ratio's GnsFactor
 } GnsCalibration;
 
@@ -179,7 +180,7 @@ static inline void gns_calibration_init(GnsCalibration *c, double half_life_toke
     gns_init(&c->total, c->half_life);
     gns_init(&c->ln, c->half_life);
     c->total.diff_sq = c->ln.diff_sq = true;
-    c->ratio = 1; // errs low: the ratio settles above 1 in the runs we know
+    c->ratio = 1; // too low rather than too high: in known runs the ratio settles above 1
 }
 
 // The half-life after `done` tokens.
@@ -191,8 +192,8 @@ static inline bool gns_calibration_significant(const GnsTracker *t, GnsEstimate 
     return e.s > 0 && e.g2 > 0 && e.g2 >= (GNS_CALIBRATION_SES + GNS_FEW_SES * gns_sum_w2(t)) * e.g2_se;
 }
 
-// Adds a sampled step. tokens: since the last sampled step; done: since the run began. The ratio stays while either
-// scale is insignificant.
+// Adds a sampled step. tokens: since the last sampled step; done: since the run began. While either scale is
+// insignificant, the ratio does not change.
 static inline void gns_calibration_update(GnsCalibration *c, double B, double n_total, double q_total, double n_ln,
                                           double q_ln, double tokens, double done) {
     if (B < 2) return;
@@ -210,7 +211,7 @@ static inline void gns_calibration_update(GnsCalibration *c, double B, double n_
     c->ratio = total.scale / ln.scale;
     c->sum_w2 = gns_sum_w2(&c->total);
 
-    // Relative variance of the ratio: the sum of the two scales', less twice their relative covariance.
+    // Relative variance of the ratio: the sum of the two scales' relative variances, less twice their covariance.
     const double da[2] = {-1 / total.g2, 1 / total.s}, db[2] = {-1 / ln.g2, 1 / ln.s};
     double common = 0, per_diff = 0.5 * gns_sum_w2(&c->total) / c->total.diff_weight;
     double of_total = total.scale_se / total.scale, of_ln = ln.scale_se / ln.scale;

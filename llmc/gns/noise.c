@@ -16,7 +16,7 @@ int noise_create(Noise *noise, const Model *model, double half_life, double rati
 }
 
 void noise_set_half_life(Noise *noise, double half_life) {
-    // Only a few steps are sampled, so these averages have the calibration's longer half-life.
+    // Sampled steps are few, so their averages have the calibration's longer half-life.
     double sampled = GNS_CALIBRATION_HALF_LIVES * half_life;
     noise->ln.half_life = noise->total.half_life = half_life;
     noise->calibration.half_life = noise->ranks.half_life = sampled; // ranks: one step in NOISE_RANKS_EVERY

@@ -1,5 +1,5 @@
 // noise: gradient noise scales of a model's groups of tensors. Every step measures all LayerNorm parameters, at no
-// cost. Sampled steps also measure the whole model, every type and every layer. The mathematics is in gns.h.
+// cost. Sampled steps also measure the whole model, every type and every layer. gns.h has the mathematics.
 #pragma once
 
 #include "gns/gns.h"
@@ -12,11 +12,11 @@ typedef struct StepResult StepResult; // engine.h
 
 typedef struct Noise {
     GnsTracker ln;                // every step
-    GnsTracker total;             // the whole model, with ln's half-life; updated once follows_total was set
+    GnsTracker total;             // the whole model, with the half-life of `ln`; updated if follows_total
     GnsCalibration calibration;   // sampled steps: the whole model and the LayerNorms
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
     GnsTracker *layer;            // (L), sampled steps
-    GnsTracker ranks;             // some steps: the whole model, from the ranks' gradients; a cross-check of the others
+    GnsTracker ranks;             // some steps: the whole model, from the ranks' gradients; a cross-check
     GnsTracker *source;           // (source_trackers) every step, LayerNorms: see noise_observe_sources
     int layers, sources;          // sources: of a weighted --train; 0 if fewer than 2
     int source_trackers;
@@ -30,7 +30,7 @@ int noise_create(Noise *noise, const Model *model, double half_life, double rati
 void noise_set_half_life(Noise *noise, double half_life); // from the next step on
 void noise_destroy(Noise *noise);
 
-// True if the next step must measure every tensor, for the ratio c. done: tokens before that step.
+// True if the next step must measure every tensor, for the ratio c. done: tokens before the next step.
 bool noise_sample_due(const Noise *noise, double done);
 
 // Adds a step of B examples and step_tokens tokens, measured in `mode`. done: tokens of the run, this step included.
@@ -56,8 +56,8 @@ void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq,
 void noise_observe_sources(Noise *noise, double B, double pairs, const double *share, const double *sq, double *gram,
                            double step_tokens);
 
-// Returns the cosine between the mean gradients of sources s < t; *se: its standard error. NaN unless both |G_s|^2 are
-// at least 3 standard errors above 0. Noise may push it beyond 1.
+// Returns the cosine between the mean gradients of sources s < t; *se: its standard error. NaN unless |G_s|^2 and
+// |G_t|^2 are at least 3 standard errors above 0. With noise the result may exceed 1.
 double noise_cosine(const Noise *noise, int s, int t, double *se);
 
 // The signal that a batch ramp follows. The whole model's noise scale is c times the tracker's.

@@ -30,7 +30,7 @@ int ramp_parse(const char *text, RampMode *mode, const char **argument, Error *e
                 text);
 }
 
-// Reads TOKENS:ROWS at *list and moves past it and its comma. False: no such pair.
+// Reads TOKENS:ROWS at *list and moves past the pair and its comma. Returns false if there is no pair.
 static bool ramp_pair(const char **list, double *tokens, double *rows) {
     char *colon, *end;
     *tokens = strtod(*list, &colon);
@@ -56,9 +56,9 @@ int ramp_check_list(const char *list, int64_t *fewest, int64_t *most, Error *e) 
 
 // ---- Create and destroy ---------------------------------------------------------------------------------------------
 
-// Fills r->replay with the `batch` of every line that has a `step` and a `batch`; lines of validations have none. Sets
-// batch_min and batch_max to the fewest and the most rows. batch_min ignores a step that reaches the horizon: a horizon
-// may have cut it in the file too.
+// Fills r->replay with the `batch` of every line that has a `step` and a `batch` (lines of validations have no batch).
+// Sets batch_min and batch_max to the fewest and the most rows. A step that reaches the horizon does not count for
+// batch_min: the horizon may have cut it in the file, too.
 static int ramp_replay_read(Ramp *r, const char *path, Error *e) {
     RampConfig *c = &r->config;
     const char *const hint =
@@ -141,7 +141,7 @@ int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens) {
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
     const RampConfig *c = &r->config;
     if (c->mode == RAMP_GNS) r->rows = ramp_limit(c, r->rows);
-    if (c->mode != RAMP_REPLAY || (double)tokens >= c->train_tokens) return 0; // a complete run is not checked
+    if (c->mode != RAMP_REPLAY || (double)tokens >= c->train_tokens) return 0; // a complete run needs no check
     int64_t known = step < r->replay_steps ? step : r->replay_steps, rows = 0;
     for (int64_t i = 0; i < known; i++) rows += r->replay[i];
     double replayed = (double)rows * (double)c->seq_len;
@@ -152,8 +152,8 @@ int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
         r->argument, replayed, (long long)known, (long long)tokens, (long long)step);
 }
 
-// Returns the best batch for a critical batch of `critical` rows. It rises with `critical`, so a bound of `critical`
-// gives a bound of the result.
+// Returns the best batch for a critical batch of `critical` rows. The result rises with `critical`: a bound of
+// `critical` gives a bound of the result.
 static double ramp_best(const Ramp *r, double critical) {
     return fmin(sqrt(r->config.step_rows * critical), r->config.waste * critical);
 }

@@ -4,10 +4,10 @@
 //   linear       from batch_min to batch_max, linearly in tokens over the horizon
 //   seesaw       batch_min x lr0 / schedule(tokens) (Meterez et al. 2025, arXiv 2510.14717), lr0 the schedule's peak;
 //                in the warm-up batch_min. Where the schedule would divide the rate by a, the batch is multiplied by a
-//                and the rate is divided by sqrt(a) only. For normalised SGD that is the same path in fewer steps. The
+//                and the rate is divided only by sqrt(a). For normalised SGD this is the same path in fewer steps. The
 //                paper cuts in stages; this is the limit of fine stages. lr_power = 0.5 gives the sqrt: if batch_ref =
 //                batch_min, the rate is schedule x sqrt(B / batch_min) = sqrt(lr0 x schedule). At batch_max the rate
-//                falls with the schedule again.
+//                falls with the schedule again
 //   steps:LIST   LIST is TOKENS:ROWS,TOKENS:ROWS,...: ROWS rows from TOKENS tokens on. It begins with 0 tokens
 //   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl. If the horizon cuts a step short, the run
 //                cannot resume towards a later horizon (ramp_settle)
@@ -18,9 +18,9 @@
 //
 //                k N is the critical batch: for the same progress a batch of B rows needs 1 + B / (k N) times the
 //                fewest tokens (McCandlish et al. 2018, appendix D). A step of B rows lasts b (x + B) seconds, so
-//                progress costs J(B) = b (x + B) (1 / B + 1 / (k N)), least at B = sqrt(x k N). If x is huge, only
-//                steps cost, and the waste of tokens bounds the batch. The batch moves towards the target less one
-//                standard error (c's error counts too), by at most a factor of 2 per half-life of the average
+//                progress costs J(B) = b (x + B) (1 / B + 1 / (k N)), least at B = sqrt(x k N). If x is huge, rows
+//                cost nothing, and the waste of tokens bounds the batch. The batch moves towards the target less one
+//                standard error (with the error of c), by at most a factor of 2 per half-life of the average
 //
 // A batch is rounded to whole rows. Only x depends on the machine and the number of ranks; it is measured once and
 // stored, or given. Rank 0 decides and broadcasts one integer.
@@ -38,7 +38,7 @@ extern const char *const ramp_mode_names[RAMP_MODES];
 // power at the peak makes more progress in fewer steps; the noise that it adds disappears as the rate decays. The
 // square root at the end leaves as little noise as a constant batch.
 #define RAMP_LR_POWER     0.8 // at the schedule's peak, for gns and replay
-#define RAMP_LR_POWER_END 0.5 // where the schedule is 0; the peak's power if that is lower
+#define RAMP_LR_POWER_END 0.5 // where the schedule is 0, or lr_power if that is lower
 
 typedef struct {
     RampMode mode;
@@ -47,7 +47,7 @@ typedef struct {
     int64_t seq_len;              // tokens per row
     double kappa;                 // k: the critical batch, in noise scales
     double waste;                 // largest batch, in critical batches: the share of extra tokens that the run accepts
-    double step_rows;             // x: what a step costs beyond its rows, in rows; 0: not known yet
+    double step_rows;             // x: a step's fixed cost, in rows; 0: not known yet
     double lr_power;              // p of lr x (B / batch_ref)^p at the schedule's peak
     double half_life_tokens;      // half-life of the noise scale's average
     double train_tokens;          // the horizon
@@ -58,21 +58,21 @@ typedef struct {
 typedef struct {
     double target; // the best batch
     double aim;    // the target less one standard error: the batch moves towards it
-    double lower;  // the target lies above this with at least 95% confidence
+    double lower;  // lower bound of the target, with at least 95% confidence
     double waste;  // extra tokens of the present batch for the same progress: 0.1 is 10% above the fewest
     double extra;  // extra seconds of the present batch: 0.1 is 10% above the batch sqrt(x k N)
 } RampTarget;
 
 typedef struct {
     RampConfig config;
-    double rows;     // gns: the next step's batch, not rounded: many small changes add up. Stored in checkpoints
+    double rows;     // gns: the next step's batch, not rounded, so that small changes add up. Stored in checkpoints
     int64_t *replay; // (replay_steps) rows of each step; NULL in the other modes
     int64_t replay_steps;
     const char *argument; // LIST of steps or FILE of replay, owned by the caller
 } Ramp;
 
-// Reads "fixed", "linear", "seesaw", "gns", "steps:LIST" or "replay:FILE"; *argument points into text behind the colon,
-// or is NULL.
+// Reads "fixed", "linear", "seesaw", "gns", "steps:LIST" or "replay:FILE". *argument points behind the colon, or is
+// NULL.
 int ramp_parse(const char *text, RampMode *mode, const char **argument, Error *e);
 
 // Sets the fewest and the most rows of a LIST. ERR_USAGE unless its TOKENS begin at 0 and rise.
@@ -95,14 +95,14 @@ int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens);
 // Returns the target for a noise scale that is c times the tracker's.
 RampTarget ramp_target(const Ramp *r, const GnsTracker *tracker, GnsFactor c);
 
-// Fits seconds = a + b rows to `count` measurements, by least squares of relative errors, and returns a / b: x. Ignores
-// infinite seconds. Rounds to two digits, and limits to [RAMP_LEAST_STEP_ROWS, RAMP_MOST_STEP_ROWS]; the most means
-// that rows cost nothing.
+// Fits seconds = a + b rows to `count` measurements, by least squares of relative errors; infinite seconds do not
+// count. Returns x = a / b, rounded to two digits and limited to [RAMP_LEAST_STEP_ROWS, RAMP_MOST_STEP_ROWS]. The
+// largest x means that rows cost nothing.
 #define RAMP_LEAST_STEP_ROWS 0.1
 #define RAMP_MOST_STEP_ROWS  1e9
 double ramp_step_rows(const int64_t *rows, const double *seconds, int count);
 
-// Moves the batch towards `aim` after a step of step_tokens tokens; NaN: it stays. Does nothing outside gns mode.
+// Moves the batch towards `aim` after a step of step_tokens tokens. No-op if aim is NaN, or outside gns mode.
 void ramp_observe(Ramp *r, double step_tokens, double aim);
 
 // Returns schedule_lr x (batch / batch_ref)^p, in every mode. p falls linearly with schedule_lr, from lr_power at its

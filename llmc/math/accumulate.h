@@ -1,6 +1,6 @@
 // accumulate: one step of an fp32 sum of products, the same in both engines. Compilers fuse sum + a * b
-// (-ffp-contract=fast, nvcc's default), so the product is not rounded. fmaf would be a library call on machines without
-// FMA.
+// (-ffp-contract=fast, nvcc's default), so the product is not rounded. fmaf is not used: without FMA it is a library
+// call.
 #pragma once
 
 #include "base/common.h"

@@ -1,8 +1,8 @@
 // adamw: one parameter's step of AdamW, and LAMB's trust ratio.
 // AdamW: decoupled decay, Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2; moments and their bias correction,
 // Kingma and Ba 2015, arXiv 1412.6980, algorithm 1.
-// LAMB: You et al. 2020, arXiv 1904.00962, algorithm 2, with phi(x) = x. It has AdamW's direction, weight decay
-// included. Each tensor is one of the paper's layers, with rate lr x |weights| / |direction|.
+// LAMB: You et al. 2020, arXiv 1904.00962, algorithm 2, with phi(x) = x: AdamW's direction, weight decay included, with
+// rate lr x |weights| / |direction|. The paper's layers are tensors here.
 #pragma once
 
 #include "base/common.h"
@@ -15,8 +15,8 @@ typedef struct {
     float grad_scale;   // (1 / B) x clip factor: turns the summed gradient into the clipped mean
 } AdamWStep;
 
-// t counts steps from 1. The corrections use the betas rounded to float, as the moments do. With betas in double they
-// would not match the moments: 1 - 0.999f is less than 0.001 by a relative 1.3e-5.
+// t counts steps from 1. The corrections use the betas rounded to float, as the moments do. From betas in double they
+// would not match the moments: 1 - 0.999f is below 0.001 by a relative 1.3e-5.
 static inline AdamWStep adamw_step(double lr, double beta1, double beta2, double eps, double weight_decay, int64_t t,
                                    double grad_scale) {
     AdamWStep s = {(float)lr, (float)beta1, (float)beta2, (float)eps, (float)weight_decay, 0, 0, (float)grad_scale};
@@ -31,7 +31,7 @@ GNS_HD static inline double adamw_clip(double norm, double max_norm) {
 }
 
 // Returns the factor that turns a gradient summed over the batch into its clipped mean; NaN if the norm is not finite.
-// sq: the sum's squared norm.
+// sq: squared norm of the summed gradient.
 GNS_HD static inline double adamw_grad_scale(double sq, double batch, double max_norm) {
     double norm = sqrt(sq) / batch;
     return isfinite(norm) ? adamw_clip(norm, max_norm) / batch : (double)NAN;
@@ -52,8 +52,8 @@ GNS_HD static inline float adamw_update(float p, float g, float *m, float *v, co
     return p - s->lr * adamw_direction(p, g, m, v, s, decay);
 }
 
-// LAMB: returns a tensor's trust ratio, from squared norms; 1 if one is 0, as in the authors' code, since biases begin
-// at 0.
+// LAMB: returns a tensor's trust ratio, from squared norms. If a norm is 0, as of biases at first, returns 1, as the
+// authors' code does.
 GNS_HD static inline double lamb_ratio(double weights_sq, double direction_sq) {
     return weights_sq > 0 && direction_sq > 0 ? sqrt(weights_sq / direction_sq) : 1.0;
 }

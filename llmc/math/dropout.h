@@ -1,9 +1,9 @@
 // dropout: chooses the elements that drop (Srivastava et al. 2014, JMLR 15). The choice is a pure function of seed,
 // example, layer, place, head, row and column. Any rank, thread or pass can compute it again, so no mask is stored.
 //
-// An element drops if its 15 random bits are below 2^15 p, so p is a multiple of 2^-15. The others are multiplied by
-// 1 / (1 - p). Philox has 7 rounds here, the fewest that pass BigCrush (Salmon et al. 2011, table 2). A block holds the
-// bits of 8 elements, two in each of its words, the even column in the low half:
+// An element drops if its 15 random bits are below 2^15 p, so p is a multiple of 2^-15. Other elements are multiplied
+// by 1 / (1 - p). Philox has 7 rounds here, the fewest that pass BigCrush (Salmon et al. 2011, table 2). A block holds
+// the bits of 8 elements, two in each of its words, the even column in the low half:
 //
 //     stream   2^63 + the example's number; no other draw uses such a stream
 //     block    place 2^52 + layer 2^42 + head 2^32 + r 2^16 + k

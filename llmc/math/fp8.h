@@ -3,9 +3,9 @@
 // becomes 448, NaN stays. e4m3: 1 sign, 4 exponent and 3 mantissa bits, bias 7; normal from 2^-6, subnormal from 2^-9;
 // 0x7f is NaN. Every e4m3 number times a power of two is exactly a bf16 number.
 //
-// The exponent k belongs to one site of one block. It may stay for long, since the relative rounding error is the same
-// for any largest |x| 2^k within nine binades. fp8_next keeps k if that largest value is in [3.5, 112]. Otherwise it
-// sets k so that the value is in [14, 28).
+// The exponent k belongs to one site of one block. It rarely needs to change: the relative rounding error is the same
+// for any largest |x| 2^k within nine binades. fp8_next keeps k if the largest |x| 2^k is in [3.5, 112]. Otherwise it
+// sets k so that the largest |x| 2^k is in [14, 28).
 #pragma once
 
 #include "base/common.h"
@@ -35,15 +35,15 @@ static const char *const fp8_site_names[] = {"ln1",        "attention",   "ln2",
                                              "dfcproj",    "dfc",         "dproj",     "dqkv",
                                              "qkv weight", "proj weight", "fc weight", "fcproj weight"};
 
-// FP8_UNSET: exponent of a site that has none yet; its products keep their unrounded factors. FP8_EXPONENT_MAX: largest
-// |exponent|; 2^(sum of two exponents) is then a normal float.
+// FP8_UNSET: the site has no exponent yet, and its products do not round factors. FP8_EXPONENT_MAX: largest |exponent|;
+// 2^(sum of two exponents) is then a normal float.
 enum { FP8_UNSET = -128, FP8_EXPONENT_MAX = 63 };
 #define FP8_MAX 448.0f
 
 // True if e4m3 would saturate, or amax is not finite; false for FP8_UNSET. amax: the largest |x|.
 GNS_HD static inline bool fp8_saturates(int k, float amax) { return k != FP8_UNSET && !(ldexpf(amax, k) <= FP8_MAX); }
 
-// Returns the next step's exponent, from the largest |x| of this one. Without information (0, not finite) it stays.
+// Returns the next step's exponent, from this step's largest |x|. If that is 0 or not finite, returns k.
 static inline int fp8_next(int k, float amax) {
     if (!isfinite(amax) || amax == 0) return k;
     if (k != FP8_UNSET && ldexpf(amax, k) >= 3.5f && ldexpf(amax, k) <= 112.0f) return k;
@@ -56,7 +56,7 @@ static inline int fp8_next(int k, float amax) {
 // ---- e4m3 numbers ---------------------------------------------------------------------------------------------------
 
 // Returns the e4m3 number nearest to y. e4m3 numbers in [2^e, 2^(e+1)) are 2^(e-3) apart; below 2^-6 they are 2^-9
-// apart. Floats near 1.5 2^(e+20) are as far apart, so adding and subtracting it rounds.
+// apart. Floats near 1.5 2^(e+20) are as far apart, so adding and subtracting 1.5 2^(e+20) rounds y.
 GNS_HD static inline float fp8_round(float y) {
     uint32_t bits;
     float power; // 2^e

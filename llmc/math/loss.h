@@ -13,13 +13,13 @@ GNS_HD static inline float loss_logsumexp(float max, float sum) { return max + l
 
 GNS_HD static inline float loss_at(float logsumexp, float target_logit) { return logsumexp - target_logit; }
 
-// loss: the loss without smoothing.
+// Returns the loss with smoothing. loss: without smoothing.
 GNS_HD static inline float loss_smoothed(float loss, float target_logit, float mean_logit, float smoothing) {
     return loss + smoothing * (target_logit - mean_logit);
 }
 
-// Returns scale x dlogit of the target, from p = scale x softmax. For any other logit it is p. With smoothing s pass
-// (1 - s) scale, and subtract loss_gradient_everywhere from all gradients.
+// Returns scale x dlogit of the target, from p = scale x softmax. For all other logits scale x dlogit is p. With
+// smoothing s pass (1 - s) scale, and subtract loss_gradient_everywhere from all gradients.
 GNS_HD static inline float loss_gradient_at_target(float p, float scale) { return p - scale; }
 
 GNS_HD static inline float loss_gradient_everywhere(float scale, float smoothing, int V) {

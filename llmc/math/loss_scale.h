@@ -1,7 +1,7 @@
 // loss_scale: the factor of the loss that keeps gradients within fp16's range (Micikevicius et al. 2018, arXiv
 // 1710.03740, section 3.2). It doubles after LOSS_SCALE_INTERVAL steps without an overflow. A step whose gradient
-// overflows (its norm is infinite or NaN) is skipped, and the scale is halved. First scale, interval and factors are
-// those of PyTorch's GradScaler; the smallest scale is Megatron-LM's.
+// overflows (its norm is infinite or NaN) is skipped, and the scale is halved. PyTorch's GradScaler has the same first
+// scale, interval and factors; Megatron-LM has the same smallest scale.
 #pragma once
 
 #include "base/common.h"
@@ -12,7 +12,7 @@ static const double LOSS_SCALE_MAX = 0x1p32;
 
 // Stored in checkpoints.
 typedef struct {
-    double scale;      // scale of the next step; 0: the engine needs none
+    double scale;      // scale of the next step; 0: the engine needs no scale
     int64_t clean;     // steps since the scale changed
     int64_t overflows; // steps skipped so far
 } LossScale;
@@ -22,7 +22,7 @@ static inline bool loss_scale_valid(double scale) {
     return scale >= LOSS_SCALE_MIN && scale <= LOSS_SCALE_MAX && (double)(1ull << ilogb(scale)) == scale;
 }
 
-// Updates the scale after a step. Returns false if it would fall below LOSS_SCALE_MIN; then it stays.
+// Updates the scale after a step. If it would fall below LOSS_SCALE_MIN, returns false and does not change it.
 static inline bool loss_scale_step(LossScale *s, bool overflowed) {
     s->clean = overflowed ? 0 : s->clean + 1;
     s->overflows += overflowed;

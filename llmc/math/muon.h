@@ -3,20 +3,20 @@
 //
 //     m = mu m + (1 - mu) g    x = (1 - mu) g + mu m (Nesterov)    O = NewtonSchulz(x)    p -= lr (scale O + decay p)
 //
-// With x = U S V^T, O approximates U V^T. Its elements have a root mean square of 1 / sqrt(longer side). scale = 0.2
-// sqrt(longer side) makes that 0.2, as in AdamW's steps, so AdamW's lr and weight decay fit (Liu et al. 2025, "Muon is
+// With x = U S V^T, O approximates U V^T. Its elements have a root mean square of 1 / sqrt(longer side). With scale =
+// 0.2 sqrt(longer side) the step's is 0.2, as AdamW's, so AdamW's lr and weight decay fit (Liu et al. 2025, "Muon is
 // scalable for LLM training", arXiv 2502.16982, section 2.2). Jordan's lr is this lr times 0.2 sqrt(longer side)
 // / sqrt(max(1, out / in)).
 //
 // The weights of queries, keys and values are three matrices (tensor_muon_matrices), as Jordan advises. If they were
-// orthogonalized as one, the size of each one's step would depend on the other two.
+// orthogonalized as one matrix, the size of each one's step would depend on the other two.
 #pragma once
 
 #include "base/common.h"
 #include <math.h>
 
-// Newton-Schulz: x = x / (|x| + eps), then MUON_STEPS times x = a x + b (x x^T) x + c (x x^T)^2 x. It moves singular
-// values from (0, 1] to about 0.7 to 1.2.
+// Newton-Schulz: x = x / (|x| + eps), then MUON_STEPS times x = a x + b (x x^T) x + c (x x^T)^2 x. Singular values move
+// from (0, 1] to about 0.7 to 1.2.
 enum { MUON_STEPS = 5 };
 #define MUON_A   3.4445f
 #define MUON_B   (-4.7750f)

@@ -1,5 +1,5 @@
-// outliers: measures how far a step's loss or gradient norm lies from recent values, to skip outliers (--skip-loss-z,
-// --skip-grad-z) and to roll spikes back (--on-spike). A last step cut short by the horizon is not judged.
+// outliers: measures how far a step's loss or gradient norm lies above recent values, to skip outliers (--skip-loss-z,
+// --skip-grad-z) and to roll spikes back (--on-spike). A last step that the horizon cuts is not judged.
 #pragma once
 
 #include "base/common.h"
@@ -14,7 +14,7 @@ typedef struct {
 } Outliers;
 
 // Returns how many standard deviations x lies above the window's mean; NaN while the window is not full. Then adds x to
-// the window unless its z is above `most`. With `most` INFINITY the window accepts a lasting shift after 128 steps.
+// the window unless its z is above `most`. With `most` INFINITY the window follows a lasting shift within 128 steps.
 // Computes mean and deviation from the whole window each time, so a resumed run has the same bits.
 static inline double outliers_z(Outliers *o, double x, double most) {
     double z = NAN;

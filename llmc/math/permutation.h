@@ -1,5 +1,5 @@
-// permutation: the order of the data, as a keyed bijection on [0, n). Any one point is computed in constant memory, so
-// the loader's whole state is one counter.
+// permutation: the order of the data, as a keyed bijection on [0, n). Any point is computed in constant memory, so the
+// loader's whole state is one counter.
 //
 // It is a Feistel network on the smallest power of two that holds n, with cycle walking back into [0, n) (Black and
 // Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, section 3): under two evaluations on average. The
@@ -9,7 +9,7 @@
 
 #include "base/hash.h"
 
-#define PERMUTATION_ROUNDS 8 // four are enough for wide blocks (Luby and Rackoff 1988); ours are narrow
+#define PERMUTATION_ROUNDS 8 // four suffice for wide blocks (Luby and Rackoff 1988); these blocks are narrow
 
 // The key of one epoch's order.
 GNS_HD static inline uint64_t permutation_key(uint64_t seed, uint64_t epoch) {

@@ -1,5 +1,4 @@
-// schedule: the learning rate as a function of the tokens done, not of steps, so that a changing batch does not bend
-// it.
+// schedule: the learning rate as a function of the tokens done, not of steps: a changing batch does not distort it.
 //
 // Every kind warms up linearly from 0 to lr over warmup_tokens (Goyal et al. 2017, arXiv 1706.02677), then:
 //   constant      lr
@@ -10,7 +9,7 @@
 //   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3). Without a warm-up: lr for 1%
 //                 of the horizon, then lr sqrt(1% of the horizon / tokens)
 // linear, cosine and wsd hold lr until hold_frac of the horizon (warm-up, stable, decay: Hu et al. 2024, arXiv
-// 2404.06395, section 4), and final_frac x lr beyond it. constant and inverse-sqrt ignore both fractions.
+// 2404.06395, section 4), and final_frac x lr beyond the horizon. constant and inverse-sqrt ignore both fractions.
 #pragma once
 
 #include "base/common.h"

@@ -8,7 +8,7 @@ void arena_add(Arena *arena, const char *what, void **where, size_t bytes, int f
     arena->buffer[arena->count++] = (ArenaBuffer){what, where, round_up(bytes, ARENA_ALIGNMENT), from, to, 0};
 }
 
-// Returns the lowest offset at which `b` overlaps no placed buffer that is live at the same time: 0 or the end of one.
+// Returns the lowest offset at which `b` overlaps no placed buffer that is live at the same time.
 static size_t lowest_offset(const ArenaBuffer *b, ArenaBuffer *const *placed, int count) {
     size_t offset = 0;
     for (int i = 0; i < count; i++) {
@@ -16,12 +16,12 @@ static size_t lowest_offset(const ArenaBuffer *b, ArenaBuffer *const *placed, in
         bool live_together = b->from <= p->to && p->from <= b->to;
         if (!live_together || offset >= p->offset + p->bytes || p->offset >= offset + b->bytes) continue;
         offset = p->offset + p->bytes;
-        i = -1; // moved up: check all again
+        i = -1; // the offset grew: check all buffers again
     }
     return offset;
 }
 
-// Orders larger buffers first; buffers of equal size as arena_add did.
+// Orders larger buffers first; buffers of equal size in the order of arena_add.
 static int by_size(const void *a, const void *b) {
     const ArenaBuffer *x = *(ArenaBuffer *const *)a, *y = *(ArenaBuffer *const *)b;
     if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;

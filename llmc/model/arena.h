@@ -1,5 +1,5 @@
 // arena: one allocation for all buffers of a step. Each buffer is live in some phases of the step; buffers that are
-// never live together share memory. One function plans the bytes and the offsets, so the plan is exact.
+// never live together share memory. The same function plans bytes and offsets, so the plan is exact.
 #pragma once
 
 #include "base/common.h"

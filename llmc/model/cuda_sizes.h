@@ -1,5 +1,5 @@
-// cuda_sizes: the CUDA engine's fixed sizes, and its limits on models. Plain C, since builds without CUDA plan for a
-// GPU too (--dry-run).
+// cuda_sizes: the CUDA engine's fixed sizes, and its limits on models. Plain C: builds without CUDA also plan for GPUs
+// (--dry-run).
 #pragma once
 
 #include "base/common.h"
@@ -10,9 +10,9 @@ enum {
     MATMUL_WORKSPACE_BYTES = 64 << 20, // for cuBLASLt's split-K sums
     CUDA_LATER_BYTES = 64 << 20,       // left free: CUDA loads kernels at their first launch
     ATTENTION_HEAD_SIZE_MAX = 128,     // elements
-    WEIGHT_GRADIENT_MULTIPLE = 8,      // weight_gradient needs channels that are a multiple of this
-    LINEAR_SM90_MULTIPLE = 64,         // linear_sm90 needs channels that are a multiple of this
-    FP8_TOKENS_MULTIPLE = 16,          // weight_gradient of e4m3 needs a row length that is a multiple of this
+    WEIGHT_GRADIENT_MULTIPLE = 8,      // channels must be a multiple of this for weight_gradient
+    LINEAR_SM90_MULTIPLE = 64,         // channels must be a multiple of this for linear_sm90
+    FP8_TOKENS_MULTIPLE = 16,          // seq_len must be a multiple of this for weight_gradient of e4m3
     HOPPER_MULTIPROCESSORS = 132       // of an H100 or H200 SXM
 };
 

@@ -1,13 +1,13 @@
 // engine: the interface between the program and an engine, a struct of functions (EngineApi). main passes it to
 // program_main. There are two engines, train_gpt2.c (CPU) and train_gpt2.cu (CUDA).
 //
-// The host queues work on the device and runs ahead of it. In a step it waits only in engine_result, and in
-// engine_micro_step until an earlier micro-step's tokens are copied. Outside a step these wait: create, tune, load,
-// store, hash, eval and logits. With several engines on one device, call one only after another's last engine_result,
-// engine_eval or engine_logits has returned.
+// The host queues work on the device and runs ahead of it. In a step the host waits only in engine_result, and in
+// engine_micro_step until an earlier micro-step's tokens are copied. Outside a step create, tune, load, store, hash,
+// eval and logits wait for the device. With several engines on one device, call an engine only after the last
+// engine_result, engine_eval or engine_logits of the others has returned.
 //
 // Convention for gradients: the gradient buffer holds the SUM over examples of g_b. g_b is the gradient of L_b, the
-// mean over the T tokens of example b's cross-entropy (with label smoothing if that is on). The update divides by B. So
+// mean cross-entropy over the T tokens of example b (with label smoothing if that is on). The update divides by B. So
 // per-example norms need no correction, and micro-batches of any size accumulate to the same sum.
 //
 // A loss scale S (`scale_loss`) is a power of two. With it the buffer holds S times the gradients, and `norms` and
@@ -24,23 +24,23 @@ GNS_C_BEGIN
 // The state of an engine. Each engine completes this type for itself; its first member is `const EngineApi *api`.
 typedef struct Engine Engine;
 
-// The ranks that hold one model together (--tensor, model_create_local), as rank `rank` of `ranks`. ranks 0 or 1: one
-// rank holds it. Calls of micro_step, eval and logits get the same tokens on every rank.
+// The ranks that hold one model together (--tensor, model_create_local). ranks 0 or 1: a single rank holds the model.
+// Calls of micro_step, eval and logits get the same tokens on every rank.
 //   own rows      rows_of_rank(n, rank, ranks) of a call's n rows; may be none. Each rank computes embeddings,
-//                 LayerNorms, the residual stream, the head and the losses for these only
-//   all rows      the n rows. Each rank computes attention (its model's heads) and MLP (its columns) for all of them
+//                 LayerNorms, the residual stream, the head and the losses for its own rows only
+//   all rows      the n rows. Each rank computes attention (its model's heads) and MLP (its columns) for all rows
 // A block's forward pass, on every rank of the group in the same order:
 //     ln_1 (own) | gather | qkv, attention, proj (all) | reduce | residual, ln_2 (own) | gather | fc, GELU, fcproj
 //     (all) | reduce
 // A block's backward pass. With RECOMPUTE_BLOCK all but the last block first rerun the forward pass up to GELU:
 //     gather | fcproj, GELU, fc (all) | reduce | ln_2 (own) | gather | proj, attention, qkv (all) | reduce | ln_1 (own)
 // Outputs of proj and fcproj, and gradients of the outputs of ln_1 and ln_2, are partial sums until reduced. Exactly
-// one rank adds proj's and fcproj's biases. Summed over the ranks, the gradients of whole tensors, biases included, are
-// those of all rows.
-// gather_rows: `values` (rows, width) holds this rank's rows at their place; it becomes whole.
-// reduce_rows: own (own rows, width) = sum over the ranks of their `partial` (rows, width), in fp32 in the ranks'
-// order, then rounded. `width` counts values of `type`. With a device both work in the order of the engine's stream,
-// and `partial` has room behind its rows for (ranks - 1) times the own rows.
+// one rank adds the biases of proj and fcproj. Gradients of whole tensors, biases included, must be summed over the
+// ranks to cover all rows.
+// gather_rows: `values` (rows, width) holds this rank's rows at their place, and gets all others.
+// reduce_rows: own (own rows, width) = sum over the ranks of `partial` (rows, width), in fp32 in the ranks' order, then
+// rounded. `width` counts values of `type`. With a device both functions work in the order of the engine's stream, and
+// `partial` has room behind its rows for (ranks - 1) times the own rows.
 typedef struct {
     int rank, ranks;
     int (*gather_rows)(void *context, void *values, int rows, size_t width, Dtype type, Error *e);
@@ -51,7 +51,7 @@ typedef struct {
 typedef struct {
     const Model *model; // outlives the engine; with `tensor` this rank's local model
     TensorRanks tensor;
-    int micro_batch; // most rows of a micro-step: at most MICRO_BATCH_TOKENS_MAX tokens
+    int micro_batch; // most rows of a micro-step; its tokens: at most MICRO_BATCH_TOKENS_MAX
     int seq_len;     // T, at most the model's context
     int threads;     // CPU threads; 0: one per core
     GnsMode gns;     // the largest mode that a step will use
@@ -60,11 +60,11 @@ typedef struct {
     Recompute recompute;
     bool document_mask;  // attention stays within a document, and positions restart in each: micro-steps, eval, logits
     uint16_t separator;  // the token that begins a document
-    Dropout dropout;     // seed and rate, for micro-steps only; `examples` sets the example's number
+    Dropout dropout;     // seed and rate, for micro-steps only; `examples` sets dropout.example
     Optimizer optimizer; // with Muon an owned range must hold whole matrices of a block
     float label_smoothing; // in training's loss only (math/loss.h), not in eval
-    const Range *owned;    // the ranges that this rank updates, ascending. Moments and other arrays of the update cover
-    int owned_count;       // only these. 0: the whole model
+    const Range *owned;    // the ranges that this rank updates, ascending: moments and other arrays of the update cover
+    int owned_count;       // only owned ranges. owned_count 0: the whole model
     bool shard_grads;      // shard gradients (`collect`); each owned range then lies within one of the model's buckets
     bool shard_weights;    // shard weights (`own_weights`); needs owned ranges, each within one of the model's buckets
     int step_rows;         // most rows of this engine in a step, if `result` returns StepResult.row; else 0
@@ -95,8 +95,8 @@ typedef struct {
     double flops;        // FLOP/s of multiply-adds, measured; 0: not measured, or no such kernel here
     double bandwidth;    // B/s of a copy, read and written together, measured; 0: not measured
     double memory_bytes; // 0: unknown
-    // True if the products also compute per-example norms, and no example's gradient is written: GNS_EXACT then costs a
-    // few percent of a step at most. Depends on GPU, precision and channels.
+    // True if the products also compute per-example norms, without writing an example's gradient: GNS_EXACT then costs
+    // at most a few percent of a step. Depends on GPU, precision and channels.
     bool exact_is_fused;
 } EngineDevice;
 
@@ -114,7 +114,7 @@ typedef enum {
     BUFFER_GRAD,   // float, the flat layout; with shard_grads see `collect`
     BUFFER_WEIGHT, // the weights that forward and backward read, the flat layout: fp32 or the rounded copy; with
                    // shard_weights see shard_weight_place
-    BUFFER_MASTER, // float, the flat layout; only where all masters are kept
+    BUFFER_MASTER, // float, the flat layout; only if this rank keeps all master weights
     BUFFER_MOMENT1,
     BUFFER_MOMENT2,
     BUFFER_NORMS, // double, one per tensor, S^2 times the norms: `norms` writes it, `update` and `result` read it
@@ -122,9 +122,9 @@ typedef enum {
 } EngineBuffer;
 
 // With several ranks the engine reports the progress of a micro-step's gradients, bucket by bucket, from the model's
-// last to its first. Bucket 0 includes the head's gradient, so it begins first and finishes last. Both functions may
-// queue work on the engine's stream; an error ends the micro-step. The engine may delay `final` so that the transfer
-// overlaps well.
+// last bucket to its first. Bucket 0 includes the head's gradient, so it begins first and finishes last. Both functions
+// may queue work on the engine's stream; an error ends the micro-step. The engine may delay `final` so that the
+// transfer overlaps well.
 typedef struct {
     int (*begins)(void *context, Range range, Error *e); // before the range's first gradient; may be NULL
     int (*final)(void *context, Range range, Error *e);  // every gradient in the range is complete
@@ -132,12 +132,12 @@ typedef struct {
 } GradientWatch;
 
 // With several ranks new weights may still be in transfer when the next forward pass begins. The engine calls `await`
-// before it reads any weight of a range; its stream then waits for their arrival. It may call `soon` earlier: a
-// transfer that begins then overlaps well. The ranges are the model's buckets, from the first to the last; `soon` may
-// cover all at once. `hash` calls `await` for its range, too; `store` never does.
+// before it reads any weight of a range; its stream then waits for these weights. It may call `soon` earlier, when a
+// transfer overlaps well. The ranges are the model's buckets, from first to last; `soon` may cover all at once. `hash`
+// also calls `await` for its range; `store` never does.
 //
-// With shard_weights every pass gathers the blocks' weights, the backward pass in reverse (`own_weights`). Then `soon`
-// names the next block's bucket only. The engine calls it once the last read of that bucket's slot is queued.
+// With shard_weights every pass gathers the blocks' weights, the backward pass in reverse (`own_weights`), and `soon`
+// names the next block's bucket only. The engine calls `soon` once the last read of that bucket's slot is queued.
 typedef struct {
     int (*soon)(void *context, Range range, Error *e);
     int (*await)(void *context, Range range, Error *e);
@@ -146,8 +146,8 @@ typedef struct {
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
-    double muon_lr;   // of Muon's matrices; lr is AdamW's and LAMB's
-    double momentum;  // Muon's
+    double muon_lr;   // rate of Muon's matrices; lr: rate of AdamW and LAMB
+    double momentum;  // of Muon
     double grad_clip; // largest norm of the batch's mean gradient; 0: no clipping
     int64_t step;     // counts from 1, for bias correction
     int64_t batch;    // B, examples of this step over all ranks
@@ -167,14 +167,14 @@ typedef struct StepResult {
     double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
     double *rank_sq;    // |this rank's own gradients|^2 if `rank_norms` measured it, else 0; NULL: not asked for
     double nll_sum;     // loss_sum without label smoothing
-    // (EngineConfig.step_rows) the step's rows, in order; 0 for those that another rank of a tensor group owns. NULL:
-    // not asked for.
+    // (EngineConfig.step_rows) the step's rows, in order; 0 in rows that another rank of a tensor group owns. NULL: not
+    // asked for.
     RowResult *row;
     // (sources, sources) <v_s, v_t>; NULL: not asked for. v_s sums the LayerNorm parameters of g_b over this rank's
     // rows of source s.
     double *source_gram;
-    float *amax; // (L, FP8_SITES) largest |x| of each site of fp8 on this rank, before rounding; NaN if one
-                 // is NaN, 0 without rows; NULL: not asked for
+    float *amax; // (L, FP8_SITES) largest |x| of each site of fp8 on this rank, before rounding; NaN if any x is NaN,
+                 // 0 without rows; NULL: not asked for
 } StepResult;
 
 typedef struct EngineApi EngineApi;
@@ -189,7 +189,7 @@ struct EngineApi {
 
     void (*plan_memory)(const EngineConfig *config, MemoryPlan *plan);
 
-    // measure: also measures the speeds that no table has (CPUs); that takes a moment.
+    // measure: also measures speeds that are in no table (CPUs), for a moment.
     void (*device)(const EngineConfig *config, bool measure, EngineDevice *device);
 
     // ERR_USAGE if the engine cannot compute this shape. NULL: it computes all shapes.
@@ -205,26 +205,26 @@ struct EngineApi {
     // The default is the library's proposal, the same at every start on the same machine. Another algorithm sums in
     // another order: the last bits differ. NULL: there is nothing to choose (CPU).
 
-    // Times all algorithms for every product of a micro-step that has no choice yet; keeps the fastest. Destroys the
+    // Times all algorithms of every product of a micro-step that has no choice yet, and keeps the fastest. Destroys the
     // gradients and the step's numbers: do not call it within a step.
     int (*tune)(Engine *engine, Error *e);
 
-    // tuning returns the choices as one line of text for run.json and checkpoints; "": none. set_tuning restores them
-    // before the first step. ERR_INPUT if they were made with another GPU or library version; the engine then has no
-    // choices.
+    // tuning returns the choices as one line of text for run.json and checkpoints; "": none. set_tuning restores
+    // choices before the first step. ERR_INPUT if they were made with another GPU or library version: the engine then
+    // has no choices.
     const char *(*tuning)(const Engine *engine);
     int (*set_tuning)(Engine *engine, const char *tuning, Error *e);
 
     // ---- State ------------------------------------------------------------------------------------------------------
-    // If an array covers only the owned ranges, store leaves `values` of other ranges unchanged, and load skips them. A
-    // load of STATE_PARAM also sets the weights that forward and backward read (with shard_weights only the
+    // If an array covers only the owned ranges, store does not write `values` of other ranges, and load does not read
+    // them. A load of STATE_PARAM also sets the weights that forward and backward read (with shard_weights only the
     // embeddings).
 
     int (*load)(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 
-    // Stores the values of the last update; does not wait for work queued since. May run in another thread until the
-    // next update or load. While weights are in transfer (watch_weights), only for owned ranges: transfers only read
-    // those. The engine does not use `values` after store or load has returned, even with an error.
+    // Stores the values of the last update; does not wait for later work. May run in another thread until the next
+    // update or load. While weights are in transfer (watch_weights), store owned ranges only, which transfers only
+    // read. The engine does not use `values` after store or load has returned, even with an error.
     int (*store)(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 
     // Pins (page-locks) host memory that store fills or load reads, until unpin. Optional: memory that is not pinned is
@@ -232,13 +232,13 @@ struct EngineApi {
     void (*pin)(Engine *engine, void *memory, size_t bytes);
     void (*unpin)(Engine *engine, void *memory);
 
-    // Hashes (base/hash.h) the range's weights that are equal on every rank: those that forward and backward read, and
-    // the master weights unless they are sharded. Waits for the device. With shard_weights it awaits one block after
-    // the other.
+    // Hashes (base/hash.h) those weights of the range that are equal on every rank: the weights that forward and
+    // backward read, and the master weights unless they are sharded. Waits for the device. With shard_weights awaits
+    // one block after another.
     int (*hash)(Engine *engine, Range range, uint64_t *hash, Error *e);
 
     // ---- One optimizer step: begin_step, micro-steps, norms, update, result -----------------------------------------
-    // The first micro-step overwrites the gradients of the step before; they are never cleared.
+    // The first micro-step overwrites the last step's gradients, which are never cleared.
 
     int (*begin_step)(Engine *engine, Error *e);
 
@@ -250,25 +250,25 @@ struct EngineApi {
     void (*scale_loss)(Engine *engine, double scale);
 
     // Sets the exponents k (L, FP8_SITES) of the following steps (math/fp8.h); copies them. FP8_UNSET until then.
-    // Rounds a product's factors if both have an exponent. With DTYPE_FP8_DW also rounds a weight gradient's two
-    // factors, if both and the weight have exponents. If a site saturates, `norms` makes the norm of the first tensor
-    // infinite, so that no rank updates. k NULL: steps of bf16, for benchmarks of the CUDA engine. Call only for types
-    // of fp8.
+    // Steps round a product's factors if both have an exponent. With DTYPE_FP8_DW they also round a weight gradient's
+    // two factors, if both and the weight have exponents. If a site saturates, `norms` makes the norm of the first
+    // tensor infinite, so that no rank updates. k NULL: steps of bf16, for benchmarks of the CUDA engine. Call only for
+    // types of fp8.
     void (*exponents)(Engine *engine, const int8_t *k);
 
     // Runs forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to
     // predict tokens[b][1..T]. Adds to the loss, to the per-example norms of the mode, and to the gradients. A step's
-    // first micro-step overwrites the gradients; with shard_grads every micro-step does. tokens may be reused on
+    // first micro-step overwrites the gradients; with shard_grads every micro-step does. The caller may reuse tokens on
     // return.
     int (*micro_step)(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
-    // Measures squared norms, by tensor, of the gradients in the range. A tensor without elements there keeps its norm;
-    // begin_step clears all norms.
+    // Measures squared norms, by tensor, of the gradients in the range. A tensor without elements in the range keeps
+    // its norm; begin_step clears all norms.
     int (*norms)(Engine *engine, Range range, Error *e);
 
     // Measures squared norms, by tensor, of weights and of the step's direction in the owned part of the range. For
-    // LAMB, before the first `update` of a step. A tensor without elements there keeps its norms; begin_step clears
-    // all norms.
+    // LAMB, before the first `update` of a step. A tensor without elements in this part keeps its norms; begin_step
+    // clears all norms.
     int (*trust)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
     // Applies the optimizer's step to the owned part of the range. Divides the gradient by B, and clips it by the norm
@@ -312,19 +312,19 @@ struct EngineApi {
     //
     // The master weights of the owned ranges are stored separately. own_weights returns the address from which the
     // ranks gather the weights of a range within one owned range, in the type that forward and backward read. The
-    // address lies in the bucket's memory, or elsewhere; elsewhere the weights stay until the next update.
+    // address may lie in the bucket's memory. Otherwise the weights stay at this address until the next update.
     const void *(*own_weights)(Engine *engine, Range range);
 
     // Sets the range's gradients in memory to 0, for a rank without rows.
     int (*clear)(Engine *engine, Range range, Error *e);
 
-    // Adds the squared norms of this rank's own gradients, before the sum over ranks, to StepResult's rank_sq.
+    // Adds to StepResult.rank_sq the squared norms of this rank's own gradients, before the sum over ranks.
     int (*rank_norms)(Engine *engine, Range range, Error *e);
 
     void *(*buffer)(Engine *engine, EngineBuffer buffer, size_t element); // address of an element
     size_t (*weight_bytes)(const Engine *engine);                         // bytes of an element of BUFFER_WEIGHT
 
-    // Returns the stream on which the engine queues its work, a cudaStream_t. NULL: its calls return when done.
+    // Returns the stream on which the engine queues its work, a cudaStream_t. NULL: no call returns before it is done.
     void *(*stream)(Engine *engine);
 };
 
@@ -411,7 +411,7 @@ static inline bool gns_measures(const Tensor *tensor, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && tensor->group == GROUP_LN);
 }
 
-// Call the watch's function, if there is one, for bucket i of the model.
+// Call the watch's function, unless NULL, for bucket i of the model.
 static inline int watch_begins(const GradientWatch *watch, const Model *model, int i, Error *e) {
     return watch->begins ? watch->begins(watch->context, model_bucket(model, i), e) : 0;
 }

@@ -52,7 +52,7 @@ static const char *const tensor_names[TENSOR_KINDS] = {MODEL_TENSORS(X)};
 static bool kind_in_block(TensorKind kind) { return strstr(tensor_names[kind], "%d") != NULL; }
 
 RankRows rows_of_rank(int64_t items, int rank, int ranks) {
-    int64_t each = items / ranks, longer = items % ranks; // the first `longer` ranks get one more
+    int64_t each = items / ranks, longer = items % ranks; // each of the first `longer` ranks gets one more item
     return (RankRows){rank * each + (rank < longer ? rank : longer), each + (rank < longer)};
 }
 
@@ -116,7 +116,7 @@ static int config_check(const ModelConfig *c, Error *e) {
 
 int model_check_file(const ModelConfig *config, const char *path, Error *e) {
     if (config_check(config, e) == 0) return 0;
-    e->code = ERR_INPUT; // the file's fault, not the command line's
+    e->code = ERR_INPUT; // not ERR_USAGE: the shape is from the file
     error_hint(e, "use another model");
     return error_prefix(e, "%s: it describes no GPT-2 that this program can train", path);
 }
@@ -125,7 +125,7 @@ int model_check_file(const ModelConfig *config, const char *path, Error *e) {
 static int cut_widths(Model *model, int t, int K, Error *e) {
     const ModelConfig *c = &model->config;
     const int64_t wide = 4 * (int64_t)c->channels;
-    int64_t unit = 64; // columns of the MLP per unit, so that products and copies work on whole vectors
+    int64_t unit = 64; // columns of the MLP per unit: products and copies then work on whole vectors
     if (K > c->heads) {
         FAIL(e, ERR_USAGE, NULL, "--tensor %d: the model has %d head%s", K, c->heads, c->heads > 1 ? "s" : "");
         return error_hint(e, "use at most %d, so that each rank has one", c->heads);
@@ -237,7 +237,7 @@ void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, 
     double scale = 0.02;
     if (tensor->init == INIT_RESIDUAL) scale /= sqrt(2.0 * model->config.layers);
     uint64_t stream = (uint64_t)(tensor - model->tensors);
-    // Each value depends on its place alone. One thread would need a minute or two for gpt2-1558M.
+    // Each value depends on its place alone. A single thread would need a minute or two for gpt2-1558M.
 #pragma omp parallel for schedule(static) if (n > 4096)
     for (size_t i = 0; i < n; i++) {
         if (tensor->init == INIT_ZERO) out[i] = 0.0f;

@@ -61,10 +61,10 @@ typedef struct {
     int layer;            // -1 outside the blocks
     int dimensions;       // 1 or 2
     size_t rows, columns; // of this model; rows = 1 for a vector
-    size_t offset;        // place of its first element in the flat array
+    size_t offset;        // place of the first element in the flat array
     size_t count;         // elements: rows * columns
-    size_t ln_place;      // LayerNorm parameters in the tensors before it
-    // Shape of the whole tensor, and this tensor's first row and column there (model_create_local).
+    size_t ln_place;      // number of LayerNorm parameters in earlier tensors
+    // Shape of the whole tensor, and the place in it of this tensor's first element (model_create_local).
     size_t whole_rows, whole_columns, first_row, first_column;
     int matrices; // side by side, of equal width: 3 in qkv's tensors, else 1. first_column counts within a matrix
     TensorInit init;
@@ -100,7 +100,7 @@ typedef struct {
     int vocab_padded;       // rows of wte in memory: V rounded up to 128; rows from V on stay 0 and are never saved
     int first_head, heads;  // this model's heads: [first_head, first_head + heads)
     size_t attention_width; // A: heads times a head's width; qkv has 3 A columns
-    size_t mlp_first, mlp_width; // this model's columns of fc: the first one; F, their number
+    size_t mlp_first, mlp_width; // this model's columns of fc: the first column; F, the number of columns
     int tensor_count;
     Tensor *tensors;   // wte, wpe, the blocks from first to last, ln_f; a whole model's flat array has this order
     size_t flat_count; // elements of the flat array, padding included
@@ -129,8 +129,8 @@ enum {
 };
 
 // Most rows B and most tokens N = B x T of a micro-batch: N and the number of attention's work items fit an int. A work
-// item is a head's tile of 32 tokens. There are at most MODEL_HEADS_MAX (N / 32 + B): an example's last tile may be
-// short.
+// item is a head's tile of 32 tokens. There are at most MODEL_HEADS_MAX (N / 32 + B) work items: an example's last tile
+// may be shorter.
 enum { MICRO_BATCH_MAX = 1 << 16, MICRO_BATCH_TOKENS_MAX = 1 << 25 };
 
 // ERR_INPUT if no model has this shape. The message names the file `path`.
@@ -141,15 +141,15 @@ int model_create(Model *model, const ModelConfig *config, Error *e);
 void model_destroy(Model *model);
 
 // Builds the table of rank t of K ranks that hold one model together (--tensor): the same tensors with other shapes and
-// offsets. qkv's columns and proj's rows are cut by heads; fc's columns and fcproj's rows in units of 64, or of fewer
-// in models too small for that. Shares may be uneven. All other tensors are whole, and bucket 0 holds them all; the
-// other buckets hold what is cut. ERR_USAGE with fewer heads than ranks. K = 1: the table of model_create.
+// offsets. qkv's columns and proj's rows are cut by heads; fc's columns and fcproj's rows in units of 64, in small
+// models of fewer. Shares may be uneven. All other tensors are whole: bucket 0 holds the whole tensors, the other
+// buckets hold the cut ones. ERR_USAGE with fewer heads than ranks. K = 1: the table of model_create.
 int model_create_local(Model *local, const ModelConfig *config, int t, int K, Error *e);
 
 // A cut tensor's elements keep the whole tensor's order. Indices count from a tensor's first element.
 size_t tensor_whole_index(const Tensor *t, size_t index);     // the element's index in the whole tensor
 size_t tensor_elements_before(const Tensor *t, size_t whole); // elements whose whole index is below `whole`
-size_t tensor_run(const Tensor *t, size_t index);             // elements from `index` on, adjacent in the whole tensor
+size_t tensor_run(const Tensor *t, size_t index);             // elements from `index` on that are adjacent in the whole
 
 // Returns the range of `local` that holds the elements of `range`, a range of the whole model within tensor i.
 Range model_local_range(const Model *local, const Model *whole, int i, Range range);

@@ -5,7 +5,7 @@
 
 GNS_C_BEGIN
 
-// Returns the number of elements of an owned array: the owned ranges (EngineConfig.owned), one after the other.
+// Returns the number of elements of an owned array: the owned ranges (EngineConfig.owned), one after another.
 size_t shard_elements(const EngineConfig *config);
 
 // A piece of a range that this rank stores, and its offset in the stored array.
@@ -25,21 +25,21 @@ bool shard_is_whole(const EngineConfig *config, StateKind kind);
 //     for (int next = 0; shard_next(config, kind, range, &next, &piece);)
 bool shard_next(const EngineConfig *config, StateKind kind, Range range, int *next, Piece *piece);
 
-// Returns the offset of a range in an owned array. The range must lie within one owned range; without owned ranges it
-// may be any.
+// Returns the offset of a range in an owned array. The range must lie within one owned range, or anywhere if
+// owned_count is 0.
 size_t shard_place(const EngineConfig *config, Range range);
 
-// Return the number of a micro-step's gradients in memory, and the offset there of a flat element. With shard_grads
-// memory holds the embeddings' gradients and two slots that the blocks share; otherwise all.
+// Return the number of a micro-step's gradients in memory; the offset in this memory of a flat element. With
+// shard_grads memory holds the embeddings' gradients and two slots that the blocks share; otherwise all gradients.
 size_t shard_grad_elements(const EngineConfig *config);
 size_t shard_grad_place(const EngineConfig *config, size_t element);
 
 // Returns the offset of a range in the step's summed gradients; with shard_grads that is an owned array.
 size_t shard_grad_sum_place(const EngineConfig *config, Range range);
 
-// Return the number of weights in memory for forward and backward, and the offset there of a flat element. With
-// shard_weights memory holds the embeddings' weights, and one block's in each slot: bucket i in slot i modulo
-// SHARD_WEIGHT_SLOTS. Otherwise it holds all. Two slots: one block is gathered while the one before computes.
+// Return the number of weights in memory for forward and backward; the offset in this memory of a flat element. With
+// shard_weights memory holds the embeddings' weights, and one block's weights in each slot: bucket i in slot i modulo
+// SHARD_WEIGHT_SLOTS. Otherwise it holds all. Two slots: a block is gathered while the block before it computes.
 enum { SHARD_WEIGHT_SLOTS = 2 };
 size_t shard_weight_elements(const EngineConfig *config);
 size_t shard_weight_place(const EngineConfig *config, size_t element);

@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    ENDINGS_MAX = 64,         // more than any test of this kind has
+    ENDINGS_MAX = 64,         // more than any file of this kind has
     FILE_MAX_BYTES = 1 << 30, // the public file has 12 MB
     ROW_MIN_BYTES = 3,        // the shortest ending in a file: "" and a comma
     WIDTH_STEP = 64           // info.width is a multiple of this, for the GPU's kernels
@@ -23,8 +23,8 @@ typedef struct HellaSwagRow {
     bool last;  // the last ending of its question
 } Row;
 
-// Adds a question. Its tokens follow h->tokens[0..token_count): count[0] tokens of the context, then count[1 + i]
-// tokens of ending i. A row may have T + 1 tokens: the model predicts the last one and does not read it.
+// Adds a question. Its tokens lie behind h->tokens[0..token_count): count[0] tokens of the context, then count[1 + i]
+// tokens of ending i. A row may have T + 1 tokens: the model predicts the last token and does not read it.
 static void question_add(HellaSwag *h, int label, int endings, const size_t count[1 + ENDINGS_MAX]) {
     const size_t context = h->token_count, T = (size_t)h->seq_len;
     size_t at = context + count[0];
@@ -56,7 +56,7 @@ static int json_question(HellaSwag *h, Encoder *encoder, const cJSON *object, ch
     if (!cJSON_IsString(context) || !*context->valuestring || strings < 2 || strings > ENDINGS_MAX ||
         strings < endings_count)
         return FAIL(e, ERR_INPUT, HINT_FILE, "no text \"ctx\" with 2 to %d texts in \"endings\"", ENDINGS_MAX);
-    bool quoted = digits && *digits && !digits[strspn(digits, "0123456789")]; // else it may be a JSON number
+    bool quoted = digits && *digits && !digits[strspn(digits, "0123456789")]; // otherwise a JSON number is accepted
     double right = quoted ? strtod(digits, NULL) : json_whole(label, 0, endings_count - 1) ? label->valuedouble : -1;
     if (!(right >= 0 && right < endings_count))
         return FAIL(e, ERR_INPUT, "the test part has no answers: use the validation part",

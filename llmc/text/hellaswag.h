@@ -1,5 +1,5 @@
-// hellaswag: scores a model on questions. The model chooses the ending of a context that it finds likeliest (HellaSwag:
-// Zellers et al. 2019, arXiv 1905.07830).
+// hellaswag: scores a model on questions. The model chooses the likeliest of a context's endings (HellaSwag: Zellers et
+// al. 2019, arXiv 1905.07830).
 //
 // A row is a context and one of its endings. l(e) is the sum of the losses of the ending's tokens, n(e) their number:
 //
@@ -13,13 +13,13 @@
 // is the tokens of ctx, then the tokens of " " + ending.
 //
 // A row that is too long keeps its last T + 1 tokens, as in lm-evaluation-harness. A question with an ending of more
-// than T tokens is left out and counted.
+// than T tokens is left out, and counted in left_out.
 #pragma once
 
 #include "text/tokenizer.h"
 
 typedef struct {
-    int questions; // without the left_out ones
+    int questions; // without left_out
     int left_out;  // questions with an ending of more than T tokens
     int rows;      // one for each ending
     int cut;       // rows whose context was cut
@@ -48,5 +48,5 @@ typedef struct HellaSwagScore {
     int questions, correct, correct_norm; // acc = correct / questions
 } HellaSwagScore;
 
-// Scores all questions. sum (rows): every l(e). The first of equal endings wins.
+// Scores all questions. sum (rows): every l(e). Of equal endings the first is chosen.
 HellaSwagScore hellaswag_score(const HellaSwag *h, const double *sum);

@@ -1,5 +1,5 @@
-// Two buffers alternate: the caller holds the rows of one while the worker fills the other, rows[ahead]. The worker
-// owns that buffer and `n` while it reads. The caller owns everything else.
+// Two buffers alternate: the caller reads one buffer while the worker fills the other, rows[ahead]. While the worker
+// reads, it owns rows[ahead] and `n`. The caller owns everything else.
 #include "text/loader.h"
 
 #include "base/thread.h"
@@ -11,7 +11,7 @@ struct Loader {
     int max_rows;
     uint16_t *rows[2]; // each (max_rows, T + 1)
     int ahead;
-    uint64_t first; // rows[ahead] holds n examples from here on
+    uint64_t first; // rows[ahead] holds examples [first, first + n)
     int n;
     Worker worker;
 };
@@ -38,7 +38,7 @@ void loader_destroy(Loader *loader) {
 int loader_rows(Loader *l, uint64_t first, int n, const uint16_t **rows, Error *e) {
     assert(n > 0 && n <= l->max_rows);
     worker_join(&l->worker);
-    bool there = l->first == first && l->n >= n; // l->n > n is fine: the last step of a run is cut short
+    bool there = l->first == first && l->n >= n; // l->n > n: the run's last step has fewer rows
     l->n = 0;
     if (!there) TRY(dataset_rows(l->data, first, n, l->rows[l->ahead], e));
     *rows = l->rows[l->ahead];

@@ -11,7 +11,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and read as they are");
 
 enum {
-    KEEP_OPEN_MAX = 256,                // with more shards, open a file for every read: descriptors are limited
+    KEEP_OPEN_MAX = 256,                // with more shards a file is opened for every read: descriptors are limited
     CHECK_AT_OPEN_BYTES = 64 * 1000000, // check all tokens of smaller files when they are opened
     SCAN_TOKENS = 1 << 18               // tokens read at a time
 };
@@ -47,7 +47,7 @@ static int tokens_check(const Shard *shard, uint64_t at, size_t count, const uin
                 (unsigned long long)at, (unsigned long long)(SHARD_HEADER_BYTES + 2 * at), vocab_size);
 }
 
-// Checks the first `end` tokens, and raises *largest to the largest one.
+// Checks the first `end` tokens, and raises *largest to the largest of them.
 static int shard_scan(const Shard *shard, uint64_t end, int vocab_size, int *largest, Error *e) {
     uint16_t *tokens;
     int code = 0;
@@ -85,7 +85,7 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
                     bytes < want ? "truncated" : "longer than its header says", (unsigned long long)bytes, header[2],
                     (unsigned long long)want);
     TRY(file_digest(path, &shard->digest, e));
-    const uint64_t some = shard == data->shards ? 4 * SCAN_TOKENS : 0; // of a large file
+    const uint64_t some = shard == data->shards ? 4 * SCAN_TOKENS : 0; // tokens of a large file to check
     const uint64_t checked = bytes < CHECK_AT_OPEN_BYTES ? shard->tokens : some;
     TRY(shard_scan(shard, checked, data->vocab_size, &data->info.largest, e));
 
@@ -160,8 +160,8 @@ void dataset_close(Dataset *data) {
 
 // ---- Examples -------------------------------------------------------------------------------------------------------
 
-// Returns n(e): how many examples before e belong to this source (math/mixture.h). Calls come in nearly ascending
-// order: `counts` keeps the sums of older examples, and every call counts the RECENT last ones.
+// Returns n(e), the number of examples before e that belong to this source (math/mixture.h). Calls come in nearly
+// ascending order: `counts` keeps the sums of older examples, and every call counts the last RECENT examples.
 static uint64_t number_in_source(const Dataset *data, uint64_t example, int source) {
     enum { RECENT = 2048 };
     uint64_t *counts = data->counts, *before = &counts[data->info.sources];
@@ -178,7 +178,7 @@ int dataset_example_source(const void *dataset, uint64_t example) {
 }
 
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift) {
-    const int most = 64; // epochs to search for a window that is not excluded; then accept an excluded one
+    const int most = 64; // epochs to search for a window that is not excluded; after them, accept an excluded one
     int s = dataset_example_source(data, example);
     const DatasetSource *source = &data->sources.source[s];
     uint64_t n = data->info.sources > 1 ? number_in_source(data, example, s) : example, N = source->windows, window;
@@ -197,9 +197,9 @@ int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e) {
     return 0;
 }
 
-// Returns a window's shard. *at: its first token there.
+// Returns a window's shard. *at = index in the shard of the window's first token.
 static const Shard *window_find(const Dataset *data, uint64_t window, uint64_t shift, uint64_t *at) {
-    // Find the last shard with first_window <= window. It is not empty: an empty shard has the next one's first_window.
+    // Find the last shard with first_window <= window. It is not empty: an empty one has its successor's first_window.
     const Shard *shard = &data->shards[data->info.shards - 1];
     while (shard->first_window > window) shard--;
     *at = (window - shard->first_window) * (uint64_t)data->seq_len + shift;
@@ -208,7 +208,7 @@ static const Shard *window_find(const Dataset *data, uint64_t window, uint64_t s
 }
 
 int dataset_place(const Dataset *data, uint64_t example, int separator, ExamplePlace *place, Error *e) {
-    uint16_t tokens[1 << 17]; // the last ones up to the example's first
+    uint16_t tokens[1 << 17]; // the last tokens up to the example's first token
     uint64_t shift, window = dataset_window_at(data, example, &shift);
     place->shard = window_find(data, window, shift, &place->offset);
     const uint64_t end = place->offset + 1, n = size_min(end, sizeof tokens / sizeof *tokens);

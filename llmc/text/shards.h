@@ -12,12 +12,12 @@
 //
 // The order of training is a pure function of (seed, epoch, k): example number e of a run is window permutation_at(N,
 // key(seed, epoch), k) with epoch = e / N and k = e % N. With several sources e first chooses one of them
-// (math/mixture.h). So one counter is a run's position in its data, and any batch size, micro-batch, number of ranks or
-// restart sees the same sequence. With `shifts` the windows of an epoch begin permutation_shift(T, key)
-// tokens later; the last window of a shard moves only as far as it fits.
+// (math/mixture.h). So one counter is a run's position in its data, and the sequence does not depend on batch size,
+// micro-batch, ranks or restarts. With `shifts` the windows of an epoch begin permutation_shift(T, key) tokens later;
+// the last window of a shard moves only as far as the shard allows.
 //
 // dataset_exclude removes windows from every epoch. An example whose window is excluded gets the window at the same
-// place of the next epoch. Other examples keep theirs.
+// place of the next epoch. Other examples keep their windows.
 #pragma once
 
 #include "base/files.h"
@@ -30,7 +30,7 @@ typedef struct {
     int fd;                // -1: opened for every read
     uint64_t tokens;       // n_i
     uint64_t first_window; // windows in the shards before this one
-    FileDigest digest;     // identifies it in any directory (file_digest)
+    FileDigest digest;     // identifies the shard in any directory (file_digest)
 } Shard;
 
 typedef struct {
@@ -53,7 +53,7 @@ typedef struct { // one thread at a time may read examples
     int seq_len, vocab_size;
     uint64_t seed;
     bool shifts;    // shift windows by epoch; the caller may set it before the first dataset_rows
-    bool *excluded; // (windows) those that dataset_window_at skips; NULL: none
+    bool *excluded; // (windows) true: dataset_window_at skips the window; NULL: none
 } Dataset;
 
 // Opens the shards that `files` names (text/sources.h). Checks every header against its file's size, and every file
@@ -61,11 +61,11 @@ typedef struct { // one thread at a time may read examples
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e);
 void dataset_close(Dataset *data); // NULL is fine
 
-// Excludes the windows of examples [first, first + count) from all later reads. If the range spans epochs, later
-// examples may already have replacement windows; excludes these too.
+// Excludes the windows of examples [first, first + count) from all later reads. If the range spans epochs, its later
+// examples may have replacement windows, which are excluded, too.
 int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e);
 
-// Returns the window of an example. *shift: the tokens by which it begins later (`shifts`).
+// Returns the window of an example. *shift = tokens by which the window begins later (`shifts`).
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift);
 
 int dataset_example_source(const void *dataset, uint64_t example); // EngineConfig.source; from any thread
@@ -80,7 +80,7 @@ typedef struct {
 // Finds an example. separator: the token that begins a document; -1: none. Looks at the last 131,072 tokens.
 int dataset_place(const Dataset *data, uint64_t example, int separator, ExamplePlace *place, Error *e);
 
-// Reads examples [first_example, first_example + count) of the shuffled sequence. It continues epoch after epoch.
+// Reads examples [first_example, first_example + count) of the shuffled sequence, which continues epoch after epoch.
 // Checks every token against the vocabulary.
 int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out /* (count, T+1) */, Error *e);
 

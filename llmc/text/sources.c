@@ -8,7 +8,7 @@
 
 #define BLANKS " \t\n"
 
-// Cuts the next word off a value in place. NULL: no more words.
+// Cuts the next word off a value in place. Returns NULL if no word is left.
 static char *next_word(char **rest) {
     char *word = *rest + strspn(*rest, BLANKS), *from = word, *to = word;
     if (!*word) return NULL;
@@ -47,8 +47,8 @@ static int compare_paths(const void *a, const void *b) { return strcmp(*(char *c
 static int add_word(Sources *out, char *word, Error *e) {
     char *colon = file_exists(word) ? NULL : strrchr(word, ':'), *end;
     double weight = colon ? strtod(colon + 1, &end) : 0;
-    bool weighted = colon && end > colon + 1 && !*end; // else the colon is part of the name
-    if (weighted && !(weight > 0 && weight < 1e300)) // the sum must not overflow
+    bool weighted = colon && end > colon + 1 && !*end; // false: a colon is part of the name
+    if (weighted && !(weight > 0 && weight < 1e300))   // the sum must not overflow
         return FAIL(e, ERR_USAGE, "give a number above 0, or leave that source out",
                     "%s: the weight of a source is not above 0, or too large", word);
     if (weighted) *colon = 0;
@@ -81,7 +81,7 @@ int sources_find(Sources *out, const char *value, Error *e) {
     }
     if (code == ERR_INPUT && strpbrk(value, BLANKS))
         error_hint(e, "check the path; a blank in a name is written '\\ '");
-    for (int i = 0; i < out->count && !code; i++) { // sort the paths, and move duplicates to the end
+    for (int i = 0; i < out->count && !code; i++) { // sort the paths; move duplicates to the end
         DatasetSource *s = &out->source[i];
         s->path = s->found.gl_pathv;
         out->weights += s->weight;

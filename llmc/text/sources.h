@@ -18,7 +18,7 @@ typedef struct {
     char **path;       // (shards) sorted by bytes, without duplicates; in found
     int shards;
     glob_t found;
-    double share; // p, its share of the examples; dataset_open sets this and the next line
+    double share; // p, the source's share of the examples. dataset_open sets this and the next line
     uint64_t tokens, windows, first_window;
 } DatasetSource;
 

@@ -13,9 +13,8 @@
 //
 //     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
-// It uses no regular expressions, whose engines take several times as long as the rest of encoding.
-// test_words compares the words with PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor
-// space.
+// It uses no regular expressions: their engines need several times as long as the rest of encoding. test_words compares
+// the words with PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor space.
 
 // Returns the class of the character at s < end, and sets its length.
 static inline CharClass char_class(const Tokenizer *t, const uint8_t *s, const uint8_t *end, size_t *length) {
@@ -50,7 +49,7 @@ const uint8_t *tokenizer_word(const Tokenizer *t, const uint8_t *s, const uint8_
     CharClass class = char_class(t, first, end, &length);
     if (class != CLASS_SPACE) return scan_run(t, first + length, end, class);
 
-    // White space at the end of the text is one word. Before other text its last character is left for the next match.
+    // White space at the end of the text is one word. Before other text, its last character goes to the next match.
     const uint8_t *start = s, *last = s;
     for (; s < end && char_class(t, s, end, &length) == CLASS_SPACE; s += length) last = s;
     return s == end || last == start ? s : last;
@@ -60,8 +59,8 @@ size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes) {
     const uint8_t *s = (const uint8_t *)text;
     if (t->is_bytes) return utf8_boundary(text, bytes);
     // Find the last space that follows a character other than a space. A cut between them is safe: no alternative of
-    // the pattern matches across it or looks back; only (?!\S) looks ahead, and it follows a space. Added tokens cross
-    // it only if added_spaced.
+    // the pattern matches across the cut or looks back; only (?!\S) looks ahead, and it follows a space. Added tokens
+    // cross the cut only if added_spaced.
     for (size_t i = t->added_spaced ? 0 : bytes; i-- > 1;) {
         if (t->byte_class[s[i]] != CLASS_SPACE || t->byte_class[s[i - 1]] == CLASS_SPACE) continue;
         size_t first = i - 1, length; // the beginning of the character before i
@@ -82,7 +81,7 @@ uint32_t *tokenizer_slot(const Tokenizer *t, uint64_t hash, const void *text, si
     }
 }
 
-// Returns the longest added token of a pass that s begins with, and sets its length. -1: none.
+// Returns the longest added token of a pass with which s begins, and sets its length. -1: none.
 static int added_here(const Tokenizer *t, int pass, const uint8_t *s, const uint8_t *end, size_t *longest) {
     int found = -1, wanted = pass ? TOKEN_ADDED | TOKEN_NORMALIZED : TOKEN_ADDED;
     *longest = 0;
@@ -108,7 +107,7 @@ static inline uint64_t *pair_slot(const Tokenizer *t, uint16_t left, uint16_t ri
     }
 }
 
-// Returns a merge's rank in the upper half and the merged token in the lower; RANK_NONE if the pair does not merge.
+// Returns a merge's rank in the upper half, the merged token in the lower half; RANK_NONE if the pair does not merge.
 #define RANK_NONE UINT32_MAX
 static inline uint32_t pair_find(const Tokenizer *t, uint16_t left, uint16_t right) {
     uint64_t slot = *pair_slot(t, left, right);
@@ -118,20 +117,20 @@ static inline uint32_t pair_find(const Tokenizer *t, uint16_t left, uint16_t rig
 void tokenizer_add_merge(Tokenizer *t, Merge merge) {
     uint64_t *slot = pair_slot(t, merge.left, merge.right), rank = (uint64_t)t->merge_count;
     t->merges[t->merge_count++] = merge;
-    if (!*slot) // else the first of equal merges wins
+    if (!*slot) // of equal merges the first holds
         *slot = (uint64_t)merge.left << 48 | (uint64_t)merge.right << 32 | rank << 16 | merge.merged;
 }
 
 enum { SHORT_WORD = 64 }; // bytes of the longest word whose pairs lie on the stack
 
 // Byte pair encoding: while any adjacent pair merges, merges all pairs of the lowest rank, from left to right. A word
-// costs one pass per distinct merge that it uses (more only if two merges give one token). A megabyte without a space
-// costs 0.1 s as DNA, 6 s as random letters.
+// needs one pass per distinct merge that it uses (more only if two merges give one token). A megabyte without a space
+// needs 0.1 s if it is DNA, 6 s if it is random letters.
 static int merge_word(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
     uint32_t few[SHORT_WORD], *found = few; // the merges of tokens i, i + 1
     size_t n = bytes;
     for (size_t i = 0; i < n; i++) {
-        if (t->lacks[word[i]]) // a vocabulary of characters
+        if (t->lacks[word[i]]) // only in a vocabulary of characters
             return FAIL(e, ERR_INPUT, "it knows the characters of the text that it was made of, and no others",
                         "the tokenizer has no token for '%.*s', byte 0x%02x", (int)utf8_character(word + i, bytes - i),
                         (const char *)word + i, word[i]);
@@ -174,7 +173,7 @@ enum { CACHE_BITS = 16, CACHE_WORD_BYTES = 32, CACHE_TOKENS = 15 };
 typedef struct {
     uint8_t word[CACHE_WORD_BYTES];
     uint16_t tokens[CACHE_TOKENS];
-    uint8_t bytes; // of the word; 0: an empty line
+    uint8_t bytes; // length of the word; 0: an empty line
     uint8_t count;
 } WordLine;
 _Static_assert(sizeof(WordLine) == 64, "one cache line");
@@ -212,9 +211,9 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, uint
     return 0;
 }
 
-// Encodes text in passes, as tokenizers' AddedVocabulary does. A pass finds its added tokens from left to right, the
-// longest at each place. It hands the text between them to the next pass. After the last pass the rest is split into
-// words.
+// Encodes text in passes, as AddedVocabulary in Hugging Face's tokenizers does. A pass finds its added tokens from left
+// to right, the longest at each place. The next pass gets the text between them. After the last pass the remaining text
+// is split into words.
 static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, int pass, uint16_t **out, Error *e) {
     const Tokenizer *t = encoder->t;
     const uint8_t *text = s;

@@ -6,7 +6,7 @@
 //   chars     each token is a character; no merges (scripts/from_nanogpt.py). Stored as a BPE whose vocabulary has the
 //             ASCII characters; other characters are added tokens
 //
-// The first two encode any bytes, valid UTF-8 or not; the third refuses characters without a token. Decoding gives
+// Bytes and BPE encode any bytes, valid UTF-8 or not; chars refuses characters without a token. Decoding gives
 // exactly the encoded bytes. Added tokens ("<|user|>") are found before the text is split into words, as in Hugging
 // Face's tokenizers. "<|endoftext|>" in a document is ordinary text.
 #pragma once
@@ -24,13 +24,13 @@ typedef struct {
     uint16_t left, right, merged;
 } Merge;
 
-// What the files say of a token. Added tokens are matched literally in the text: a first pass finds those that are not
-// NORMALIZED, a second pass the others in the text between. NORMALIZED has no other effect: there is no normalizer.
+// What the files say of a token. Added tokens are matched literally in the text: pass 1 finds those that are not
+// NORMALIZED, pass 2 finds the others in the remaining text. NORMALIZED has no other effect: there is no normalizer.
 enum {
     TOKEN_LITERAL = 1, // named by its text, not in GPT-2's alphabet
     TOKEN_ADDED = 2,
     TOKEN_NORMALIZED = 4,
-    TOKEN_SPECIAL = 8 // decoders can leave it out
+    TOKEN_SPECIAL = 8 // decoders can omit the token
 };
 enum { ADDED_PASSES = 2 };
 
@@ -43,9 +43,9 @@ typedef enum {
 } CharClass;
 enum { UNICODE_CLASS_END = 0x31350 }; // every code point from here on is CLASS_OTHER
 
-typedef struct {    // immutable: any number of threads may use one
+typedef struct {    // immutable: threads may share it
     int vocab_size; // at most VOCAB_MAX
-    int eot;        // the token that ends documents, <|endoftext|> in GPT-2's; -1: none
+    int eot;        // the token that ends documents, in GPT-2 <|endoftext|>; -1: none
     bool is_bytes;
     uint32_t start[VOCAB_MAX + 1]; // of each token in `text`
     uint8_t flags[VOCAB_MAX];      // TOKEN_*
@@ -68,7 +68,7 @@ typedef struct {    // immutable: any number of threads may use one
 int tokenizer_create_bytes(Tokenizer **out, Error *e);
 
 // Loads a tokenizer: `path` is a directory with its files, or the word "bytes". ERR_INPUT if tokenizer_exists is false.
-// Release a tokenizer, and an encoder, with memory_free.
+// Release tokenizers and encoders with memory_free.
 int tokenizer_load(Tokenizer **out, const char *path, Error *e);
 bool tokenizer_exists(const char *directory);
 
@@ -89,7 +89,7 @@ int encoder_create(Encoder **out, const Tokenizer *t, Error *e);
 int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e);
 
 // Returns the last position in text[0..bytes) where a cut changes no tokens, whatever follows the text. Returns 0 if
-// there is none, or if some added token contains a space after another character.
+// no position is safe, or if some added token contains a space after another character.
 size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes);
 
 // ---- For tokenizer_files.c and tests --------------------------------------------------------------------------------

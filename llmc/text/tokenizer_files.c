@@ -7,8 +7,8 @@
 // For all forms, tokenizer.json (added_tokens), tokenizer_config.json (added_tokens_decoder) and added_tokens.json may
 // list added tokens.
 //
-// These files write a byte as a character of "GPT-2's alphabet". A byte that prints in Latin-1 is itself. The other
-// bytes, 0x00 to 0x20, 0x7F to 0xA0 and 0xAD, are U+0100 to U+0143 in order.
+// These files write a byte as a character of "GPT-2's alphabet". A byte that prints in Latin-1 is this character. The
+// other bytes, 0x00 to 0x20, 0x7F to 0xA0 and 0xAD, are U+0100 to U+0143 in order.
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/text.h"
@@ -58,7 +58,7 @@ enum { ADDED_FILES = 3 };
 
 typedef struct {
     char path[PATH_MAX];
-    cJSON *root; // NULL: no such file
+    cJSON *root; // NULL: the file is missing
 } JsonFile;
 
 typedef struct {
@@ -66,7 +66,7 @@ typedef struct {
     JsonFile files[FILES];
     const char *directory;
     const JsonFile *vocab;
-    char merges_path[PATH_MAX], *merges; // lines "left right"; NULL: the merges are those of tokenizer.json
+    char merges_path[PATH_MAX], *merges; // lines "left right"; NULL: tokenizer.json has the merges
     size_t merges_bytes, bytes;          // bytes: of all files
     const char *name[VOCAB_MAX];         // NULL: none yet
 } VocabReader;
@@ -125,14 +125,14 @@ static const char *member_on(const cJSON *object, const char *known) {
     return NULL;
 }
 
-// Returns the only element of a Sequence of one, otherwise the part itself.
+// Returns the element of a Sequence of one element, otherwise the part itself.
 static const cJSON *only_part(const cJSON *part, const char *list) {
     const cJSON *parts = is_text(json_get(part, "type"), "Sequence") ? json_get(part, list) : NULL;
     return parts && cJSON_GetArraySize(parts) == 1 ? only_part(parts->child, list) : part;
 }
 
-// True if a pre-tokenizer splits text into words as GPT-2 does: ByteLevel alone, or ByteLevel that does not split,
-// after a Split by GPT-2's pattern (in one of its spellings).
+// True if a pre-tokenizer splits text into words as GPT-2 does: ByteLevel alone; or a Split by GPT-2's pattern (in one
+// of its spellings), then ByteLevel without splitting.
 static bool splits_as_gpt2(const cJSON *words) {
 #define REST "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
     words = only_part(words, "pretokenizers");
@@ -148,7 +148,7 @@ static bool splits_as_gpt2(const cJSON *words) {
            !member_on(bytes, " type trim_offsets use_regex ");
 }
 
-// Refuses a tokenizer.json that would give other tokens than GPT-2's algorithm.
+// Refuses a tokenizer.json whose tokens would differ from those of GPT-2's algorithm.
 static int check_kind(const cJSON *root, const char *path, Error *e) {
     const cJSON *model = json_get(root, "model"), *type = json_get(model, "type");
     const cJSON *normalizer = only_part(json_get(root, "normalizer"), "normalizers");
@@ -181,9 +181,9 @@ static int read_vocab(VocabReader *r, Error *e) {
     return 0;
 }
 
-// Adds the tokens that a file lists as added, new ones or the vocabulary's. The first file that lists one decides its
-// flags. tokenizer.json has an array of {id, content}; tokenizer_config.json has {number: {content}}; added_tokens.json
-// has {name: number}.
+// Adds the tokens that a file lists as added: new tokens, or tokens of the vocabulary. The first file that lists a
+// token sets its flags. tokenizer.json has an array of {id, content}; tokenizer_config.json has {number: {content}};
+// added_tokens.json has {name: number}.
 static int read_added(VocabReader *r, int file, Error *e) {
     static const char *const lists[ADDED_FILES] = {"added_tokens", "added_tokens_decoder", NULL};
     const char *path = r->files[file].path;
@@ -255,8 +255,8 @@ static int token_of(const Tokenizer *t, const char *text, size_t bytes) { // -1:
     return (int)*tokenizer_slot(t, hash_bytes(HASH_START, text, bytes), text, bytes) - 1;
 }
 
-// Adds the merge of two names, or without `right` of a line "left right". `number` counts the lines of merges.txt, or
-// the elements of model.merges, from 1. text: scratch with room for both.
+// Adds the merge of two names; right NULL: left is a line "left right". `number` counts the lines of merges.txt, or the
+// elements of model.merges, from 1. text: scratch with room for both names.
 static int add_merge(VocabReader *r, int number, const char *left, const char *right, char *text, Error *e) {
     const char *space = right ? left + strlen(left) : strchr(left, ' '), *second = right; // the alphabet has no blank
     if (!right && space) second = space + 1;
@@ -274,7 +274,7 @@ static int add_merge(VocabReader *r, int number, const char *left, const char *r
     return 0;
 }
 
-// Reads the merges. A vocabulary that lacks bytes must be one of characters, without merges.
+// Reads the merges. A vocabulary that lacks bytes must be a vocabulary of characters, without merges.
 static int read_merges(VocabReader *r, Error *e) {
     const cJSON *merges = r->merges ? NULL : json_get(json_get(r->vocab->root, "model"), "merges"), *item;
     Tokenizer *t = r->t;
@@ -315,7 +315,7 @@ static int read_merges(VocabReader *r, Error *e) {
 static const char *const *find_form(const char *directory) {
     static const char *const forms[][2] = {
         {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.json", "tokenizer.json"}};
-    for (int complete = 1; complete >= 0; complete--) // an incomplete form is found, too: loading names what it lacks
+    for (int complete = 1; complete >= 0; complete--) // also finds an incomplete form: loading names the missing file
         for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
             if (directory_holds(directory, forms[i][0]) && (!complete || directory_holds(directory, forms[i][1])))
                 return forms[i];

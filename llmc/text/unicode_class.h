@@ -63,7 +63,7 @@ static const uint16_t UNICODE_NUMBERS[] = {
     70, 10, 534, 21, 1067, 111, 17905, 10, 86, 10, 134, 10, 1, 7, 798, 23, 25673, 20, 108, 25, 1109, 50, 2368, 10,
     422, 10, 1485, 9, 128, 10, 791, 59, 1, 3, 1, 4, 76, 45, 1, 15, 962, 13, 2787, 10,
 };
-// Perl's and PCRE2's \s adds U+180E, which stopped being a space in Unicode 6.3.
+// \s in Perl and PCRE2 also has U+180E, which is no space since Unicode 6.3.
 static const uint16_t UNICODE_SPACES[] = {
     9, 5, 18, 1, 100, 1, 26, 1, 5599, 1, 2431, 11, 29, 2, 5, 1, 47, 1, 4000, 1,
 };
