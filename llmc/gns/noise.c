@@ -88,17 +88,17 @@ void noise_observe_sources(Noise *noise, double B, double pairs, const double *s
     GnsTracker *of_pair = noise->source + 2 * n;
     double all = 0;
     for (int s = 0; s < n; s++) all += sq[s];
-    for (int s = 0; s < n; s++) gns_add(&noise->source[s], all / B, sq[s] / B, step_tokens);
-    if (pairs == 0) return;
     for (int t = 0; t < n; t++) {
-        double *g2 = &gram[t * n + t];
-        *g2 = (*g2 - sq[t]) / (share[t] * share[t] * pairs);
-        gns_add(&noise->source[n + t], *g2, sq[t] / (share[t] * B) - *g2, step_tokens);
+        gns_add(&noise->source[t], all / B, sq[t] / B, step_tokens);
+        if (pairs == 0) continue;
+        gram[t * n + t] -= sq[t];
+        for (int s = 0; s <= t; s++) gram[s * n + t] /= share[s] * share[t] * pairs;
+        const double g2 = gram[t * n + t];
+        gns_add(&noise->source[n + t], g2, sq[t] / (share[t] * B) - g2, step_tokens);
         for (int s = 0; s < t; s++, of_pair += 3) {
-            const double before = gram[s * n + s], product = gram[s * n + t] / (share[s] * share[t] * pairs);
-            gns_add(&of_pair[0], before, product, step_tokens);
-            gns_add(&of_pair[1], *g2, product, step_tokens);
-            gns_add(&of_pair[2], before, *g2, step_tokens);
+            gns_add(&of_pair[0], gram[s * n + s], gram[s * n + t], step_tokens);
+            gns_add(&of_pair[1], g2, gram[s * n + t], step_tokens);
+            gns_add(&of_pair[2], gram[s * n + s], g2, step_tokens);
         }
     }
 }

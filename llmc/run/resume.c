@@ -198,19 +198,27 @@ int setup_source(Run *r, Error *e) {
 
 int setup_resume(Run *r, Error *e) {
     const Newest *newest = &r->saving.own.newest;
+    const Rollback *back = &r->rollback;
     RunPoint *at = &r->position.at;
     Text changes;
     TRY(share_newest(r, find_own(r, e), &r->saving.own.newest, e));
     r->saving.saved_step = newest->found ? newest->step : -1;
-    if (!newest->found && rollback_under_way(&r->rollback)) {
+    if (!newest->found && rollback_under_way(back)) {
         comm_settle(r->setup.comm);
-        return *e = r->rollback.why, error_hint(e, "no checkpoint of this run is left to go back to");
+        return *e = back->why, error_hint(e, "no checkpoint of this run is left to go back to");
     }
     if (!newest->found) return 0;
     strcpy(r->saving.saved, newest->directory);
     int code = run_state_read(r, r->saving.saved, &changes, e);
     if (!code) code = ramp_settle(&r->position.ramp, at->step, at->tokens, e);
-    if (!code) code = rollback_skip(r, e);
+    int64_t first = 0, rows = 0; // of the last rollback
+    for (int i = 0; i < back->made && !code; i++) {
+        first = back->skipped[i].first, rows = back->skipped[i].rows;
+        code = dataset_exclude(r->data.train, (uint64_t)first, (uint64_t)rows, e);
+    }
+    if (!code && is_rank0(&r->setup) && rollback_under_way(back))
+        fprintf(stderr, "%s: back to %s, without examples %lld to %lld\n", back->why.what, r->saving.saved,
+                (long long)first, (long long)(first + rows - 1));
     if (!code && is_rank0(&r->setup))
         printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saving.saved, (long long)at->step,
                (long long)at->tokens, changes.text);

@@ -39,16 +39,3 @@ int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
     back->why = *e;
     return e->code;
 }
-
-int rollback_skip(Run *r, Error *e) {
-    const Rollback *back = &r->rollback;
-    int64_t first = 0, rows = 0;
-    for (int i = 0; i < back->made; i++) {
-        first = back->skipped[i].first, rows = back->skipped[i].rows;
-        TRY(dataset_exclude(r->data.train, (uint64_t)first, (uint64_t)rows, e));
-    }
-    if (rollback_under_way(back) && is_rank0(&r->setup))
-        fprintf(stderr, "%s: back to %s, without examples %lld to %lld\n", back->why.what, r->saving.saved,
-                (long long)first, (long long)(first + rows - 1));
-    return 0;
-}

@@ -34,6 +34,5 @@ typedef struct {
 // and plans a rollback unless ROLLBACKS_MAX were made. Otherwise returns `code`.
 int rollback_check(Run *r, const StepMetrics *m, int code, Error *e);
 
-// For a resume.
+// True from a process's first rollback on. Its set-ups are then rollbacks.
 static inline bool rollback_under_way(const Rollback *back) { return back->why.code; }
-int rollback_skip(Run *r, Error *e); // excludes the rows of all rollbacks; prints the rollback under way

@@ -15,15 +15,14 @@ int row_outliers_create(Run *r, Error *e) {
     const uint64_t all = r->data.train->info.windows, windows = all < 1024 ? all : 1024;
     const int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
     const size_t rows = (size_t)r->position.ramp.config.batch_max;
-    TRY(memory_alloc((void **)&o->scratch, (3 * rows + (size_t)V) * sizeof *o->scratch, "outliers", e));
+    TRY(memory_alloc_zero((void **)&o->scratch, (3 * rows + (size_t)V) * sizeof *o->scratch, "outliers", e));
     o->rarity = o->scratch + 2 * rows;
     o->surprise = o->rarity + rows;
-    for (int v = 0; v < V; v++) o->surprise[v] = 1;
     for (uint64_t i = 0; i < windows; i++) {
         TRY(dataset_window(r->data.train, i * all / windows, r->data.rows, e));
         for (int t = 0; t < T; t++) o->surprise[r->data.rows[t]]++;
     }
-    for (int v = 0; v < V; v++) o->surprise[v] = log(((double)windows * T + V) / o->surprise[v]);
+    for (int v = 0; v < V; v++) o->surprise[v] = log(((double)windows * T + V) / (1 + o->surprise[v]));
     for (int k = 0; k < ROW_KINDS; k++)
         if (!o->list[k]) o->list[k] = cJSON_CreateArray();
     return 0;

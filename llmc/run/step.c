@@ -113,17 +113,6 @@ static void observe_ranks(const Setup *setup, Position *position, int64_t B, dou
     noise_observe_ranks(&position->noise, (double)B, rows_sq, rank_sq, batch_sq);
 }
 
-// Estimates each source's noise, and the cosines between sources.
-static void observe_sources(Run *r, int64_t B) {
-    Position *p = &r->position;
-    const int n = p->noise.sources;
-    double share[n], sq[n], *gram = p->result.source_gram;
-    for (int s = 0; s < n; s++) share[s] = r->data.train->sources.source[s].share, sq[s] = 0;
-    for (int64_t b = 0; b < B; b++)
-        sq[dataset_example_source(r->data.train, (uint64_t)(p->at.examples + b))] += p->rows[b].sq;
-    noise_observe_sources(&p->noise, (double)B, gram[n * n], share, sq, gram, (double)(B * r->setup.shape.seq_len));
-}
-
 // Updates the noise scales, and with them the ramp.
 static void observe_noise(Run *r, int64_t B, double rank_sq, GnsMode mode, bool measured_ranks, RampTarget *target) {
     const Setup *setup = &r->setup;
@@ -135,7 +124,12 @@ static void observe_noise(Run *r, int64_t B, double rank_sq, GnsMode mode, bool 
     *target = ramp_target(&position->ramp, signal.tracker, signal.c);
     ramp_observe(&position->ramp, step_tokens, target->aim);
     if (measured_ranks) observe_ranks(setup, position, B, rank_sq);
-    if (position->noise.sources) observe_sources(r, B);
+    const int sources = position->noise.sources;
+    double share[sources + 1], sq[sources + 1], *gram = position->result.source_gram;
+    for (int s = 0; s < sources; s++) share[s] = r->data.train->sources.source[s].share, sq[s] = 0;
+    for (int64_t b = 0; b < B && sources; b++)
+        sq[dataset_example_source(r->data.train, (uint64_t)(position->at.examples + b))] += position->rows[b].sq;
+    noise_observe_sources(&position->noise, (double)B, gram[sources * sources], share, sq, gram, step_tokens);
 }
 
 static int amax_count(const Run *r) { return r->position.result.amax ? r->setup.model.config.layers * FP8_SITES : 0; }

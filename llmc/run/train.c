@@ -187,11 +187,9 @@ int train_run(Run *r, Error *e) {
     TRY(measure_step_rows(r, e));
     // Only after measure_step_rows: touching the copy's memory slows steps down.
     if (saves_in_background(&r->setup, &r->position)) TRY(saver_prepare(r->saving.saver, e));
-    const bool first = o->on_spike && r->position.at.step == 0;
-    if (first) TRY(parallel_send_weights(&r->setup.parallel, e));
     TRY(compare_ranks(r, e));
     if (is_rank0(&r->setup)) print_setup(r);
-    if (first) TRY(save_in_background(r, e));
+    if (o->on_spike && r->position.at.step == 0) TRY(save_in_background(r, e));
     int code = train_loop(r, e);
     bool all_know = r->setup.comm->settled || r->setup.comm->ranks == 1;
     bool of_files = code == ERR_INPUT || code == ERR_WRITE;
