@@ -1,21 +1,21 @@
 // train_gpt2: GPT-2 on the CPU. Read from top to bottom: the forward pass, the backward pass, and the functions that
 // the training loop calls (model/engine.h).
 //
-// The engine's state is in cpu/engine_cpu.h, its memory in cpu/engine_memory.c; cpu/engine_state.c loads, stores and
-// updates parameters, gradients and moments.
+// cpu/engine_cpu.h defines the engine's state, cpu/engine_memory.c lays out its memory; cpu/engine_state.c loads,
+// stores and updates parameters, gradients and moments.
 //
 // The model (Radford et al. 2019): x = wte[token] + wpe[position]; then L blocks of
 //     x += proj(attention(qkv(ln_1(x))))      x += fcproj(gelu(fc(ln_2(x))))
 // and logits = ln_f(x) wte^T. Weights are (in, out), so that y = x W + b.
 //
 // Weights and activations are values of one type, fp32 or bf16 (cpu/value.h); sums, statistics, master weights,
-// gradients of weights and moments are fp32. --dtype fp8 is fp32, but training rounds the factors of the blocks'
-// products y = x W + b and dx = dy W^T to e4m3 (factors_of); fp8-dw also rounds the factors of dW = x^T dy
+// gradients of weights and moments are fp32. With --dtype fp8 values are fp32, but training rounds the factors of the
+// blocks' products y = x W + b and dx = dy W^T to e4m3 (factors_of); fp8-dw also rounds the factors of dW = x^T dy
 // (dweight_factors).
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T; widths A = C of
-// attention and F = 4 C of the MLP. With --tensor this rank computes B own rows of its group's M (TensorRanks), NH of
-// the heads, and shares A and F of both widths.
+// attention and F = 4 C of the MLP. With --tensor this rank computes B own rows of its group's M rows (TensorRanks);
+// NH, A and F are its heads and its parts of both widths.
 #include "cpu/attention.h"     // attention_forward, attention_backward
 #include "cpu/calibrate.h"     // calibrate_flops, calibrate_copy
 #include "cpu/engine_cpu.h"    // Engine, Block, weight, grad, example_sq
@@ -33,9 +33,9 @@
 typedef struct {
     const uint16_t *tokens; // (B, stride): the inputs are the first T of a row
     size_t stride, B, T, C;
-    size_t first; // first token to compute: with one row, keys and values of earlier ones may be in memory; else 0
+    size_t first; // first token to compute: 0, or with one row the tokens whose keys and values are in memory
     size_t N;     // tokens to compute, B (T - first)
-    // The group's rows (--tensor); without --tensor this rank's.
+    // The group's rows; without --tensor this rank's rows.
     struct {
         const uint16_t *tokens; // (M, stride)
         size_t M, N;            // rows; tokens to compute
@@ -71,14 +71,14 @@ static void *own_place(const Engine *engine, const Batch *batch, void *all) {
     return at(engine, all, batch->all.own * (batch->T - batch->first) * batch->C);
 }
 
-// Completes an array (all rows, C) of which each rank holds its own rows.
+// Completes an array (all rows, C), of which each rank holds its own rows.
 static int gather_rows(Engine *engine, const Batch *batch, void *all, Error *e) {
     const TensorRanks *t = &engine->config.tensor;
     if (t->ranks < 2) return 0;
     return t->gather_rows(t->context, all, (int)batch->all.M, (batch->T - batch->first) * batch->C, batch->type, e);
 }
 
-// Returns where a product writes partial sums (all rows, C). Without --tensor they are the sums, in `own`.
+// Returns the array to which a product writes partial sums (all rows, C). Without --tensor: `own`, for whole sums.
 static void *partial_sums(const Engine *engine, void *own) { return engine->exchange ? engine->exchange : own; }
 
 // own (N, C) = sum over the ranks of partial_sums.
@@ -193,7 +193,7 @@ static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
     drop(batch, x, x, DROPOUT_EMBEDDING, 0);
 }
 
-// Waits for block l's weights. With shard_weights, also starts to gather those of block `after`, the next to run.
+// Waits for block l's weights. With shard_weights, also starts to gather the weights of block `after`, which runs next.
 static int next_weights(Engine *engine, int l, int after, Error *e) {
     const Model *model = engine->config.model;
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
@@ -253,7 +253,7 @@ static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t e
     }
 }
 
-// Runs head_rows for example b alone: its gradient of wte is U_b. Adds |U_b|^2 to the norms. Keeps U_b's rows of the
+// Runs head_rows for example b alone, whose gradient of wte is U_b. Adds |U_b|^2 to the norms. Keeps U_b's rows of the
 // example's own tokens for the cross term (embeddings_backward).
 static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
     size_t C = batch->C, first = b * batch->T;
@@ -291,7 +291,7 @@ static void dweight(Engine *engine, float *dw, float *db, Factors f, const void 
 }
 
 // Gradients of y = x W + b over all rows: dW += x^T dy, db += column sums of dy; the step's first micro-step assigns.
-// Exact mode adds the squared norms of each example's gradients. If another rank adds the bias (adds_bias), db stays 0.
+// Exact mode adds squared norms of each example's gradients. If another rank adds the bias (adds_bias), db remains 0.
 static void linear_dweight(Engine *engine, const Batch *batch, const void *x, const void *dy, TensorKind w,
                            TensorKind b, int l) {
     const Tensor *t = tensor(engine, w, l);
@@ -335,12 +335,12 @@ static void ln_backward(Engine *engine, const Batch *batch, const void *x, const
         if (!engine->source_sum) continue;
         const int source = c->source(c->source_data, engine->example + batch->all.own + i);
         float *sum = engine->source_sum + (size_t)source * c->model->ln_parameters + tensor(engine, w, l)->ln_place;
-        for (size_t k = 0; k < 2 * batch->C; k++) sum[k] += engine->ln_scratch[i * stride + k]; // of gamma, then beta
+        for (size_t k = 0; k < 2 * batch->C; k++) sum[k] += engine->ln_scratch[i * stride + k]; // dgamma, then dbeta
     }
 }
 
 // *branch (all rows, C) = the gradient of a branch's output before dropout: dx, or with dropout a masked copy of dx in
-// `scratch`. With --tensor it is a copy in `exchange`, gathered from the ranks.
+// `scratch`. With --tensor, a copy in `exchange`, gathered from the ranks.
 static int branch_gradient(Engine *engine, const Batch *batch, void *scratch, DropoutPlace place, int l,
                            const void **branch, Error *e) {
     void *own = engine->exchange ? own_place(engine, batch, engine->exchange) : scratch;
@@ -351,14 +351,14 @@ static int branch_gradient(Engine *engine, const Batch *batch, void *scratch, Dr
     return gather_rows(engine, batch, engine->exchange, e);
 }
 
-// Turns engine->dx from the gradient of the block's output into the gradient of its input.
+// On entry engine->dx is the gradient of the block's output, on return the gradient of its input.
 static int block_backward(Engine *engine, const Batch *batch, Block *k, int l, Error *e) {
     const Model *model = engine->config.model;
     void *dy = engine->dy, *dwide = engine->dwide;
     const void *branch;
     const size_t A = model->attention_width, NH = (size_t)model->heads, wide = batch->all.N * model->mlp_width;
     const Attention attention = attention_of(engine, batch, l);
-    // Recompute what the forward pass did not keep, except the last block's: memory still holds that. x already
+    // Recompute what the forward pass did not keep, except for the last block, which memory still holds. x already
     // includes its residual.
     const bool last = l == model->config.layers - 1;
     if (engine->config.recompute == RECOMPUTE_BLOCK && !last) TRY(block_forward(engine, batch, k, NULL, NULL, l, e));
@@ -435,7 +435,7 @@ static int cpu_begin_step(Engine *engine, Error *e) {
     return 0;
 }
 
-// Adds each row's mean of loss (B, T) to *sum, and writes it to rows (B) unless that is NULL.
+// Adds each row's mean of loss (B, T) to *sum, and writes it to rows (B) unless `rows` is NULL.
 static void add_losses(double *sum, RowResult *rows, const float *loss, size_t B, size_t T) {
     for (size_t b = 0; b < B; b++) {
         double row = 0;
@@ -503,7 +503,7 @@ static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float 
 
 static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
     size_t count = (size_t)n, seen = 0;
-    // Skip the leading tokens that the last call saw too: their keys and values are in memory, unless blocks share qkv.
+    // Skip leading tokens that the last call also saw: their keys and values are in memory, unless blocks share qkv.
     // Always compute the last token.
     bool shared = engine->config.model->config.layers > 1 && engine->block[1].qkv == engine->block[0].qkv;
     while (!shared && seen + 1 < count && (int)seen < engine->seen_count && tokens[seen] == engine->seen[seen]) seen++;

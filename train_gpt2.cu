@@ -2,8 +2,8 @@
 // Weights and activations are `real` (cuda_common.cuh); parameter gradients, master weights and moments are fp32.
 //
 // Start with llmc/cuda/engine.cuh: shapes, words, kernels of a step, the engine's state. engine_life.cu creates and
-// destroys it and lays out its memory, engine_state.cu computes norms and updates, loads and stores, engine_fp8.cu says
-// which factors of products are in e4m3.
+// destroys the engine and lays out its memory, engine_state.cu computes norms and updates, loads and stores,
+// engine_fp8.cu decides which factors of products are in e4m3.
 //
 // 1. One stream orders the kernels of a step. In a step the host waits only in cuda_result, and in tokens_send until a
 //    staging buffer is free.
@@ -36,7 +36,7 @@ struct Pass {
     int first, all;           // number of the first own row; tokens of all rows
     AttentionShape attention; // all rows, own heads
     GnsMode mode;
-    Dropout dropout = {}; // of the first of all rows; the layer is not set
+    Dropout dropout = {}; // of the first of all rows; without the layer
     bool fp8 = false;     // measures amax, and rounds factors that have exponents
 };
 
@@ -51,7 +51,7 @@ static RowDropout dropout_of_rows(const Pass *p, DropoutPlace place, int l) {
     return row_dropout(dropout_at(p->dropout, p->dropout.example + p->first, l), place, p->T);
 }
 
-// Returns attention's operands in block l; those of the backward are not set.
+// Returns attention's operands in block l, without those of the backward.
 static Attention attention_of(Engine *engine, const Pass *p, const Block *k, int l) {
     const AttentionMasks masks = {engine->document_first, engine->document_last,
                                   dropout_at(p->dropout, p->dropout.example, l), dropout_constants(p->dropout),
@@ -74,7 +74,7 @@ static double *example_sq(Engine *engine, TensorKind kind, int layer) {
     return stats_row(engine->stats, model, STATS_EXAMPLE_SQ) + (model_tensor(model, kind, layer) - model->tensors);
 }
 
-// Returns where a vector's gradient goes: its sum, and its per-example squares if `mode` measures them.
+// Returns the destination of a vector's gradient: its sum, and per-example squares if `mode` measures them.
 static ColumnGradient column_gradient(Engine *engine, const Pass *p, TensorKind kind, int layer) {
     const Model *model = engine->config.model;
     const Tensor *t = model_tensor(model, kind, layer);
@@ -145,9 +145,9 @@ static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, 
     return l;
 }
 
-// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS, and makes l.copy. Without linear_sm90 cuBLASLt and
-// the kernels of gelu.cuh run. cuBLASLt also runs input gradients (LINEAR_BIAS, back), and fcproj with its residual: in
-// 502, 419, 549 us, against linear_sm90's 503, 470, 547 (d12, d24, d48; H200).
+// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS, and writes l.copy. Without linear_sm90 cuBLASLt and
+// the kernels of gelu.cuh run. cuBLASLt also runs input gradients (LINEAR_BIAS, back), and fcproj with its residual, in
+// 502, 419, 549 us; linear_sm90 needs 503, 470, 547 us (d12, d24, d48; H200).
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU, back = !l.bias;
     const bool ours = l.x8 || (engine->fused_linear && (dgelu || !back) && !(residual && l.in > l.out));
@@ -175,7 +175,7 @@ static int linear_residual(Engine *engine, const Pass *p, real *sum, const real 
     l.extra = residual;
     if (!is_cut(engine)) return linear_run(engine, l, e);
     MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in};
-    shape.bias = engine->config.tensor.rank == 0; // the sum over ranks has it once
+    shape.bias = engine->config.tensor.rank == 0; // the sum over ranks includes the bias once
     TRY(matmul_run(engine->matmul, shape, {engine->exchange, l.x, l.weight, l.bias}, e));
     return rows_reduce(engine, p, engine->delta, e);
 }
@@ -196,8 +196,8 @@ static bool bias_is_summed(const Engine *engine, const Pass *p, TensorKind w) {
 }
 
 // True if weight_gradient computes the gradient of w, and of its bias unless bias_is_summed. Without per-example norms
-// it runs only if it saves a pass over dy for the bias, and if dW's rows are whole tiles. cuBLASLt with bias sums takes
-// 1.18 times as long at d12's qkv, and 0.87 times at d48's, whose 1,600 rows are 12.5 tiles (H200).
+// it runs only if it saves a pass over dy for the bias, and if dW's rows are whole tiles. cuBLASLt and the bias sums
+// take 1.18 times as long for d12's qkv, and 0.87 times for d48's, whose 1,600 rows are 12.5 tiles (H200).
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
     return engine_fuses(engine) &&
@@ -205,7 +205,7 @@ static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
 }
 
 // g.dw += x^T dy; with GNS_EXACT also fills g.squares and g.rows. Without weight_gradient exact norms compute every
-// x_b^T dy_b: as many at once as example_grad holds, or one if g.rows is wanted.
+// x_b^T dy_b: as many at a time as example_grad holds, or one at a time if g.rows is wanted.
 static int matrix_gradient(Engine *engine, const Pass *p, TensorKind w, const WeightGradient &g, const real *x,
                            const real *dy, WeightGradientShape s, Error *e) {
     const size_t count = (size_t)s.in * s.out;
@@ -230,7 +230,7 @@ static int matrix_gradient(Engine *engine, const Pass *p, TensorKind w, const We
     return 0;
 }
 
-// Computes the gradient of matrix w. If `fuses` and no factor is rounded, also its bias's, unless bias_is_summed.
+// Computes the gradient of matrix w. If `fuses` and no factor is rounded, also of its bias, unless bias_is_summed.
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -245,14 +245,14 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 
 // ---- Transfers between ranks ----------------------------------------------------------------------------------------
 
-// When transfers of buckets start, beside this rank's kernels. NCCL holds 24 multiprocessors during a transfer. A
-// kernel whose blocks draw their tiles (attention, linear_sm90, cuBLASLt's persistent products) loses only those. A
-// kernel with tiles assigned at launch (weight gradients on Hopper) takes 1.5 times as long. So:
+// Rules for the start of bucket transfers, which overlap this rank's kernels. NCCL holds 24 multiprocessors during a
+// transfer. A kernel whose blocks draw tiles (attention, linear_sm90, cuBLASLt's persistent products) loses only these
+// multiprocessors. A kernel with tiles assigned at launch (weight gradients on Hopper) takes 1.5 times as long. So:
 // 1. Send block l + 1's gradients right before attention_backward of block l.
 // 2. Request block l + 1's weights right after attention_forward of block l, before persistent products.
 // 3. With shard_grads, send gradients at their block's end: the next block needs their memory.
-// 4. With shard_weights, request block l - 1's weights right before attention_backward of block l. They overwrite block
-//    l + 1's weights; the last kernel that reads those is queued by then.
+// 4. With shard_weights, request block l - 1's weights right before attention_backward of block l. They overwrite the
+//    weights of block l + 1, whose last reader is queued by then.
 
 static int weights_await(Engine *engine, int bucket, Error *e) {
     return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
@@ -278,7 +278,7 @@ static bool final_comes_later(const Engine *engine, int l) {
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// Returns the layer of the branch that was added last to the input of LayerNorm w of block l; -1: none, the embedding.
+// Returns the layer of the last branch that was added to the input of LayerNorm w of block l; -1: only the embedding.
 static int branch_before(const Engine *engine, TensorKind w, int l) {
     return w == LNF_W ? engine->config.model->config.layers - 1 : w == LN2_W ? l : l - 1;
 }
@@ -297,8 +297,8 @@ static LayerNorm norm_of(Engine *engine, const Pass *p, TensorKind w, int l) {
     return n;
 }
 
-// residual: that of the linear_residual before. If this left delta, the input is residual + delta. NULL: the input is
-// whole.
+// residual: the last linear_residual's. Unless adds_residual, that call wrote delta, and the input is residual + delta.
+// NULL: the input is whole.
 static int ln_forward(Engine *engine, const Pass *p, TensorKind w, int l, const real *residual, Error *e) {
     LayerNorm n = norm_of(engine, p, w, l);
     if (residual && !adds_residual(engine, p)) n.a = residual, n.b = engine->delta;
@@ -375,8 +375,8 @@ static int head_dweight(Engine *engine, const Pass *p, int b, int n, Error *e) {
     return matrix_gradient(engine, p, WTE, g, engine->logits, engine->lnf + first * C, {n, T, Vp, C}, e);
 }
 
-// Computes the losses of k's rows; in training also dy, the gradient of lnf. Leaves exponentials in logits, and scales
-// lnf so that logits^T lnf is the gradient of wte. scratch: two numbers per row, then row sums by tile.
+// Computes the losses of k's rows; in training also dy, the gradient of lnf. On return logits hold exponentials, and
+// lnf is scaled so that logits^T lnf is the gradient of wte. scratch: two numbers per row, then row sums by tile.
 static int head_exponentials(Engine *engine, const LogitRows &k, Error *e) {
     const int C = engine->config.model->config.channels;
     real *lnf = engine->lnf + (size_t)k.row0 * C, *wte = weight(engine, WTE, 0);
@@ -406,7 +406,7 @@ static int head_logits_loss(Engine *engine, const LogitRows &k, Error *e) {
 static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
     const Model *model = engine->config.model;
     const int chunk = engine_head_examples(&engine->config);
-    // Storing exponentials instead of logits saves a pass. fp16 lacks the range; label smoothing needs the logits.
+    // Storing exponentials instead of logits saves a pass. fp16's range is too small; label smoothing needs the logits.
     const bool exponentials = REAL_DTYPE == DTYPE_BF16 && engine->fused_linear && !(train && engine->smoothed);
     LogitRows k = {.smoothing = engine->config.label_smoothing, .logits = engine->logits};
     k.tokens = own_tokens(p, engine->tokens);
@@ -423,8 +423,8 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Returns the gradient of the branch (or embedding) that forward added last to the residual stream: dx. With dropout:
-// dy, until it is overwritten.
+// Returns the gradient of the branch (or embedding) that forward added last to the residual stream: dx; with dropout
+// dy, until that is overwritten.
 static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
 
 // *all = branch_gradient of all rows; valid until the next exchange.
@@ -462,11 +462,11 @@ static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, int co
                          &engine->columns, engine->stream, e);
 }
 
-// On entry engine->dx is the gradient of the block's output, on return of its input.
+// On entry engine->dx is the gradient of the block's output, on return the gradient of its input.
 static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     real *dy = engine->dy, *dwide = engine->dwide, *branch;
     const int A = p->attention.C(), F = (int)engine->config.model->mlp_width;
-    // dattention lies in dy, unless dy holds branch_gradient or own rows only: then behind dqkv (all, 3A) in dwide.
+    // dattention lies in dy. If dy holds branch_gradient or only own rows, it lies behind dqkv (all, 3A) in dwide.
     const bool behind = p->dropout.below || is_cut(engine);
     real *dattention = behind ? dwide + round_up((size_t)p->all * 3 * A, ARENA_ALIGNMENT) : dy;
     // MLP
@@ -506,7 +506,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
 }
 
 // Adds branch_gradient to the gradient of w: by token for WTE, by position in the document for WPE. The host sorts
-// while the device computes what is queued.
+// while the device runs queued kernels.
 static int rows_backward(Engine *engine, const Pass *p, TensorKind w, Error *e) {
     const int slot = engine->slot, B = p->B, T = p->T, C = p->C, N = p->N;
     const uint16_t *staged = engine->staged[slot];
@@ -573,7 +573,7 @@ static int cuda_begin_step(Engine *engine, Error *e) {
     return copy_in(engine, engine->exponent_there, engine->exponent, engine_sites(&engine->config), e);
 }
 
-// Call after the result of the step before: by then its copy of `exponent` to the device is done.
+// Call after the last step's result: its copy of `exponent` to the device is then done.
 static void cuda_exponents(Engine *engine, const int8_t *k) {
     engine->measures = k != NULL;
     if (k) memcpy(engine->exponent, k, engine_sites(&engine->config));
@@ -585,7 +585,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     p.dropout = dropout_at(c->dropout, engine->example, 0);
     p.fp8 = engine->measures;
     assert(n > 0 && n <= c->micro_batch && mode <= c->gns);
-    engine->keeps_rows = engine->rows + n <= c->step_rows; // cuda_tune exceeds it
+    engine->keeps_rows = engine->rows + n <= c->step_rows; // false in cuda_tune, which exceeds step_rows
     TRY(tokens_send(engine, tokens, (size_t)n * (p.T + 1), n, e));
     TRY(forward(engine, &p, e));
     TRY(watch_begins(&engine->watch, engine->config.model, 0, e));
@@ -612,7 +612,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
 }
 
 // Times every product of cuBLASLt in a micro-step of each kind: one overwrites the gradients, one adds to them, one
-// measures exact norms. Drops the results. fp8 is off meanwhile: no e4m3 product runs on cuBLASLt.
+// measures exact norms. Drops the results. fp8 is off: cuBLASLt computes no e4m3 product.
 static int cuda_tune(Engine *engine, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t count = (size_t)c->micro_batch * (c->seq_len + 1), stride = 7919; // a prime
@@ -718,14 +718,14 @@ static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e
     const size_t tile = 64;
     const Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
     CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (p.T + 1) * sizeof *tokens, engine->stream), e);
-    TRY(tokens_send(engine, tokens, n, 0, e)); // cuda_logits passes one document
+    TRY(tokens_send(engine, tokens, n, 0, e)); // 0: cuda_logits passes a single document
     TRY(forward(engine, &p, e));
     return p.B ? head_logits(engine, n - 1, 1, true, e) : 0;
 }
 
 static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
     const ModelConfig *m = &engine->config.model->config;
-    int first = engine->config.document_mask ? n - 1 : 0; // of the last token's document; 0: no token is hidden
+    int first = engine->config.document_mask ? n - 1 : 0; // first token of the last token's document; 0: all tokens
     assert(n > 0 && n <= engine->config.seq_len);
     while (first > 0 && tokens[first] != engine->config.separator) first--;
     tokens += first, n -= first;

@@ -10,7 +10,7 @@
 
 // ---- Errors ---------------------------------------------------------------------------------------------------------
 
-// System limits. Each has one remedy, wherever the program reaches it.
+// Errors of system limits, and the remedy of each, wherever the program reaches the limit.
 static const struct {
     int error;
     const char *remedy;
@@ -117,7 +117,7 @@ double clock_seconds(void) {
 }
 
 void process_begin(void) {
-    static char printed[1 << 16]; // larger than --help's text, so that process_end reports a full disk
+    static char printed[1 << 16]; // holds the whole text of --help: process_end then reports a full disk
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDONLY); // open returns the lowest free number: fd
     setvbuf(stdout, printed, isatty(STDOUT_FILENO) ? _IOLBF : _IOFBF, sizeof printed);

@@ -1,7 +1,7 @@
 // common: errors as values, memory, texts that grow, the clock, a program's begin and end. Every module uses it.
 //
 // A function that can fail returns int: 0, or the exit code. Its last argument, an Error *, receives the details.
-// Callers hand the error up to program_main (program.h). It prints the error and ends the program. Only the watchdog
+// Callers return the error up to program_main (program.h), which prints it and ends the program. Only the watchdog
 // (watchdog.h) ends the program from another thread, when the ranks make no progress or NCCL fails.
 #pragma once
 
@@ -15,7 +15,7 @@
 #    error "NaN checks need IEEE arithmetic: leave out -Ofast, -ffast-math and -ffinite-math-only"
 #endif
 
-// Enclose the declarations of a header that C++ includes too.
+// Enclose the declarations of a header that C++ files include.
 #ifdef __cplusplus
 #    define GNS_C_BEGIN extern "C" {
 #    define GNS_C_END   }
@@ -96,19 +96,19 @@ typedef struct {
 } Text;
 
 int text_begin(Text *text, Error *e);
-int text_end(Text *text, Error *e); // ERR_MEMORY if it did not fit; frees the text then
+int text_end(Text *text, Error *e); // ERR_MEMORY if the text did not fit: then frees it
 void text_free(Text *text);         // at any time after text_begin; all zero is fine
 
 double clock_seconds(void); // monotonic
 
-// Call it first in main. Opens /dev/null in place of a standard stream that the parent process closed, so that no later
-// file gets its number. Buffers standard output.
+// Call it first in main. Opens /dev/null in place of a standard stream that the parent process closed: no later file
+// gets its number. Buffers standard output.
 void process_begin(void);
 
-// Flushes standard output at the end of main. ERR_WRITE if any of it could not be written.
+// Call it last in main. Flushes standard output. ERR_WRITE if part of the output could not be written.
 int process_end(Error *e);
 
-// A heartbeat: long work beats once per piece done (a chunk, a file, a token), so that a waiting rank sees progress.
+// A heartbeat. Long work beats once per finished piece (a chunk, a file, a token): waiting ranks see progress.
 typedef struct {
     void (*beat)(void *context);
     void *context;

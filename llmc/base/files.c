@@ -1,11 +1,11 @@
 // These functions keep four promises together:
-// 1. Nothing is written through a link, a device or a FIFO, nor into a file with a second name (a hard link): it may be
-//    somebody else's. file_open_output refuses these; with O_TRUNC it creates a new file under the name, as
-//    file_replace does.
+// 1. Nothing is written through a link, a device or a FIFO, nor into a file with a second name (a hard link), which may
+//    belong to another program. file_open_output refuses these files; with O_TRUNC it creates a new file under the
+//    name, as file_replace does.
 // 2. A written file is on the disk when file_close or file_replace returns 0. file_replace leaves the old file or the
 //    whole new one at `path`.
 // 3. A new name is on the disk after descriptor_sync of the directory that holds it. path_rename does this sync.
-// 4. With `dir`, a directory's descriptor, a call reads and writes in that directory, wherever it was moved.
+// 4. With `dir`, a directory's descriptor, a call reads and writes in this directory, even if it was moved.
 #define _GNU_SOURCE // O_DIRECT, scandirat
 #include "base/files.h"
 
@@ -48,29 +48,29 @@ bool digest_equal(const FileDigest *a, const FileDigest *b) {
 
 // ---- O_DIRECT: past the page cache ----------------------------------------------------------------------------------
 
-// Gigabytes that are written once and read back once gain nothing from the page cache. The cache costs a copy and
-// memory. On a virtual machine whose host reclaims free memory it also costs a fault per page. Measured for 1.5 GB: 1
-// to 6 s through the cache; the disk alone needs 0.6 s.
+// Gigabytes that are written once and read back once gain nothing from the page cache, which costs a copy and memory.
+// On a virtual machine whose host reclaims free memory it also costs a fault per page. Measured for 1.5 GB: 1 to 6 s
+// through the cache; the disk alone needs 0.6 s.
 
 #ifndef O_DIRECT
 #    define O_DIRECT 0 // not Linux: through the cache
 #endif
 
 enum {
-    BLOCK_BYTES = 1 << 12, // O_DIRECT: addresses, offsets and lengths are multiples of this
+    BLOCK_BYTES = 1 << 12, // with O_DIRECT addresses, offsets and lengths must be multiples of this
     STAGE_BYTES = 4 << 20  // bytes that file_digest_range reads at a time
 };
 
 static unsigned char *block_align(const void *p) { return (unsigned char *)round_up((size_t)p, BLOCK_BYTES); }
 
-// Sets O_DIRECT. Some file systems refuse the flag: the descriptor stays as it is. Others fail later writes or reads
-// with EINVAL.
+// Sets O_DIRECT. If a file system refuses the flag, nothing changes. Other file systems accept it and fail later writes
+// or reads with EINVAL.
 static void direct_begin(int fd) {
     int flags = fcntl(fd, F_GETFL);
     if (flags >= 0 && !(flags & O_DIRECT)) fcntl(fd, F_SETFL, flags | O_DIRECT);
 }
 
-// Clears O_DIRECT. False if it was not set or cannot be cleared.
+// Clears O_DIRECT. Returns false if it was not set or cannot be cleared.
 static bool direct_end(int fd) {
     int flags = fcntl(fd, F_GETFL);
     return flags >= 0 && (flags & O_DIRECT) && fcntl(fd, F_SETFL, flags & ~O_DIRECT) == 0;
@@ -231,7 +231,7 @@ int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes,
     TRY(memory_alloc((void **)&digester, sizeof *digester, "a file buffer", e));
     unsigned char *buffer = block_align(digester->buffer);
     XXH3_128bits_reset(&digester->hash);
-    for (uint64_t at = offset, end = offset + bytes, n; at < end && !code; at += n) { // O_DIRECT needs whole blocks
+    for (uint64_t at = offset, end = offset + bytes, n; at < end && !code; at += n) { // whole blocks, for O_DIRECT
         size_t lead = at % BLOCK_BYTES;
         n = size_min(end - at, STAGE_BYTES - lead);
         code = read_between(fd, path, at - lead, buffer, lead + n, round_up(lead + n, BLOCK_BYTES), e);

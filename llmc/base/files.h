@@ -19,22 +19,22 @@ bool digest_equal(const FileDigest *a, const FileDigest *b);
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
-// dir: IN_PATH, or an open directory's descriptor. With a descriptor only the last part of `path` is looked up,
-// in that directory, even if the directory has moved since. Messages show the whole `path`.
+// dir: IN_PATH, or an open directory's descriptor. With a descriptor only the last part of `path` is looked up, in this
+// directory, even if it was moved. Messages show the whole `path`.
 enum { IN_PATH = AT_FDCWD };
 
 // Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). Every output but a checkpoint's files
-// (manifest_open) is opened here. O_TRUNC unlinks whatever has the name and creates a new file. Without it, ERR_WRITE
-// if `path` is a link, a device or a FIFO, or has a second name.
+// (manifest_open) is opened by this function. With O_TRUNC unlinks any file of this name and creates a new one. Without
+// O_TRUNC, ERR_WRITE if `path` is a link, a device or a FIFO, or has a second name.
 int file_open_output(int dir, const char *path, int flags, int *fd, Error *e);
 
 // Writes all bytes at an offset. From 64 KiB on, whole blocks of 4 KiB bypass the page cache if the file system allows
 // it and the address of `data` equals `offset` modulo 4 KiB. Several processes may write different ranges of one file.
 int file_write_range(int fd, const char *path, uint64_t offset, const void *data, size_t bytes, Error *e);
 
-int file_close(int fd, const char *path, Error *e); // syncs; closes even if that fails
+int file_close(int fd, const char *path, Error *e); // syncs, then closes; closes even if the sync fails
 
-// Writes a whole file under a temporary name, and renames it to `path` when it is on the disk.
+// Writes a whole file with a temporary name, and renames it to `path` when it is on the disk.
 int file_replace(int dir, const char *path, const void *data, size_t bytes, Error *e);
 
 int descriptor_sync(int fd, const char *path, Error *e);
@@ -46,7 +46,7 @@ int descriptor_sync(int fd, const char *path, Error *e);
 // Opens a regular file for reading and returns its size. ERR_INPUT for any other kind. Never waits for a FIFO.
 int file_open_input(int dir, const char *path, int *fd, uint64_t *bytes, Error *e);
 
-// Reads all of bytes [offset, offset + bytes); `path` is for the message. Several threads may read from one descriptor.
+// Reads all bytes [offset, offset + bytes); `path` is for the message. Several threads may read from one descriptor.
 int file_read_range(int fd, const char *path, uint64_t offset, void *out, size_t bytes, Error *e);
 
 // Reads a whole file of at most max_bytes and adds a NUL; *out from memory_alloc.
@@ -79,12 +79,12 @@ bool path_ends(const char *path, const char *ending); // false if the path is on
 
 // Writes the directory that holds a path to `out`; "." if the path has no slash.
 void path_parent(const char *path, char *out, size_t bytes);
-void path_existing(const char *path, char *out, size_t bytes); // the longest part that is a directory; at most PATH_MAX
+void path_existing(const char *path, char *out, size_t bytes); // its longest part that is a directory; max. PATH_MAX
 
 // Creates a directory and its parents; an existing one is fine.
 int directory_create(const char *path, Error *e);
 
-// Renames in the open directory `dir`, and syncs it. ERR_WRITE if the new name is taken.
+// Renames in the open directory `dir`, and syncs `dir`. ERR_WRITE if the new name exists.
 int path_rename(int dir, const char *from, const char *to, Error *e);
 
 // The entries of a directory, ascending by name, without . and .. (release: names_free).

@@ -26,7 +26,7 @@ static inline uint16_t f32_to_bf16(float x) {
     uint32_t bits = f32_bits(x);
     if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40); // NaN
     uint32_t odd = bits >> 16 & 1;
-    return (uint16_t)((bits + 0x7fff + odd) >> 16); // adds just under a half, and 1 more if a tie must round up
+    return (uint16_t)((bits + 0x7fff + odd) >> 16); // adds a little less than a half; exactly a half if odd
 }
 
 // fp16: 1 sign, 5 exponent (bias 15), 10 fraction bits; exponent 0: fraction * 2^-24.
@@ -38,8 +38,8 @@ static inline float f16_to_f32(uint16_t x) {
     return sign ? -magnitude : magnitude;
 }
 
-// Converts n 16-bit values to floats in place. Load them to half_place, the upper half of `values` (n); then call
-// half_widen. It reads each value before it overwrites it.
+// Converts n 16-bit values to floats in place. Load the values to half_place, the upper half of `values` (n), then call
+// half_widen, which reads each value before it overwrites it.
 static inline void *half_place(float *values, size_t n) { return (uint16_t *)values + n; }
 
 static inline void half_widen(float *values, size_t n, bool bf16) {

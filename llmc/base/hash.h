@@ -13,7 +13,7 @@ GNS_HD static inline uint64_t hash_finish(uint64_t z) {
 
 #define HASH_GOLDEN 0x9e3779b97f4a7c15u // 2^64 / golden ratio, odd: spreads small integers
 
-// FNV-1a, 64 bits (Fowler, Noll and Vo). Start from HASH_START, or from the hash of the bytes before. It mixes the
+// FNV-1a, 64 bits (Fowler, Noll and Vo). Start from HASH_START, or from the hash of earlier bytes. FNV-1a mixes the
 // upper bits badly: apply hash_finish if they matter.
 #define HASH_START 0xcbf29ce484222325u
 static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count) {
@@ -22,8 +22,8 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count
 }
 
 // Hashes one element of an array. An array's hash is the sum of its elements' hashes mod 2^64, in any order, on host or
-// device. Arrays with equal bits have equal hashes. One different element always changes the hash; several keep it with
-// probability 2^-64. HASH_GOLDEN spreads neighbouring places.
+// device. Arrays with equal bits have equal hashes. One different element always changes the hash; several different
+// elements keep it with probability 2^-64. HASH_GOLDEN spreads neighbouring places.
 GNS_HD static inline uint64_t hash_element(uint64_t place, uint32_t bits) {
     return hash_finish((place + 1) * HASH_GOLDEN + bits);
 }

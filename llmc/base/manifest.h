@@ -1,4 +1,4 @@
-// manifest: MANIFEST.json lists a directory's files and the XXH3-128 of every piece of 4 MiB, and holds its own hash:
+// manifest: MANIFEST.json lists a directory's files, with the XXH3-128 of every 4 MiB piece, and holds its own hash:
 //
 //     {
 //       "format": 2,
@@ -20,7 +20,7 @@
 #include <limits.h>
 
 #define MANIFEST_NAME "MANIFEST.json"
-#define TRAINING      "training/" // this folder holds what only a resume needs
+#define TRAINING      "training/" // folder of files that only a resume needs
 
 enum {
     MANIFEST_FILES = 64, // at most
@@ -35,19 +35,19 @@ typedef struct {
     int pieces;
 } ManifestFile;
 
-// A process's share of the pieces to verify: those that begin in block first, first + every, first + 2 every, ... of
-// their file. Blocks are 4 MiB. every 0: all pieces.
+// A process's share of the pieces to verify: pieces that begin in block first, first + every, first + 2 every, ... of
+// their file, with blocks of 4 MiB. every 0: all pieces.
 typedef struct {
     int first, every;
 } Share;
 
 typedef struct {
-    char path[PATH_MAX]; // its directory's name, for messages
-    int dir;             // its directory's descriptor; IN_PATH: open the directory by `path`
+    char path[PATH_MAX]; // the directory's name, for messages
+    int dir;             // the directory's descriptor; IN_PATH: open the directory by `path`
     char run[HASH_TEXT]; // "": none
     ManifestFile file[MANIFEST_FILES];
     int count;
-    bool foreign;       // undamaged, but of a format that this build does not know (manifest_read)
+    bool foreign;       // undamaged, but in a format that this build does not know (manifest_read)
     const Pulse *pulse; // beats per file written or verified, and per piece read; may be NULL
     Share share;        // what manifest_verify reads
 } Manifest;
@@ -57,7 +57,7 @@ void manifest_free(Manifest *manifest); // frees the list of files; keeps the ot
 // Opens a file of the directory for writing. create: the file is new, and gets `bytes` bytes of zeros.
 int manifest_open(const Manifest *manifest, const char *name, bool create, uint64_t bytes, int *fd, Error *e);
 
-// Adds a file that is on the disk, with the digests of its pieces as its writer gave them.
+// Adds a file that is on the disk, with the digests that its writer computed for its pieces.
 int manifest_add(Manifest *manifest, const char *name, const FileDigest *piece, int pieces, Error *e);
 
 // Writes a file and adds it.
@@ -76,6 +76,6 @@ typedef enum {
     VERIFY_DISK,  // all bytes, on this thread; in files of 4 MiB and more from the disk, past the page cache
 } Verify;
 
-// Compares the file `name` with the manifest; NULL: all files. ERR_INPUT names the first one that is missing or
+// Compares the file `name` with the manifest; NULL: all files. ERR_INPUT names the first file that is missing or
 // differs, or that the manifest does not list.
 int manifest_verify(const Manifest *manifest, const char *name, Verify what, Error *e);

@@ -16,7 +16,7 @@ static _Atomic(double) requested_at; // clock_seconds
 static _Atomic(const char *) orphaned;
 
 static void on_signal(int signal_number) {
-    if (requested && (signal_number == SIGHUP || signal_number == SIGXCPU)) return; // these come several times
+    if (requested && (signal_number == SIGHUP || signal_number == SIGXCPU)) return; // both come several times
     if (requested && clock_seconds() - atomic_load(&requested_at) < SIGNALS_TOGETHER) return;
     if (requested) {
         signal(signal_number, SIG_DFL);
@@ -37,9 +37,9 @@ void signals_install(void) {
         sigaction(stopping[i].signal, &action, NULL);
         sigaddset(&all, stopping[i].signal);
     }
-    signal(SIGPIPE, SIG_IGN);                 // Ctrl-C also ends a `tee` that reads our output: save even then
+    signal(SIGPIPE, SIG_IGN);                 // Ctrl-C also ends a `tee` that reads our output: the run still saves
     signal(SIGXFSZ, SIG_IGN);                 // treat a limit on a file's size as a full disk
-    pthread_sigmask(SIG_UNBLOCK, &all, NULL); // the parent process may have blocked them
+    pthread_sigmask(SIG_UNBLOCK, &all, NULL); // the parent process may have blocked these signals
 }
 
 void signals_orphaned(const char *why) { atomic_store(&orphaned, why); }

@@ -1,7 +1,7 @@
 // signals: requests to stop. A request asks the run to finish its step, save and end. Requests are SIGUSR1 (sent by
 // batch systems before a time limit), SIGTERM, SIGINT, SIGHUP (a closed terminal, except under nohup) and SIGXCPU (the
 // soft limit on CPU time). A second SIGUSR1, SIGTERM or SIGINT ends the program at once, unless it comes within
-// SIGNALS_TOGETHER of the first: `timeout` and batch systems signal a process and its group, so one request comes
+// SIGNALS_TOGETHER of the first: `timeout` and batch systems signal a process and its group, so one request arrives
 // twice. A second SIGHUP or SIGXCPU is always ignored. SIGPIPE and SIGXFSZ are ignored: the write fails instead.
 #pragma once
 

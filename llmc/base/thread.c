@@ -18,7 +18,7 @@ int worker_start(Worker *w, void *(*run)(void *), void *argument, const char *wh
     sigfillset(&all);
     sigdelset(&all, SIGALRM);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&w->thread, NULL, run, argument); // inherits the mask
+    int failed = pthread_create(&w->thread, NULL, run, argument); // the thread inherits the mask
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     w->runs = !failed;
     if (!failed) return 0;
@@ -38,7 +38,7 @@ void ticker_create(Ticker *t, void (*tick)(void *context), void *context) {
 
 static void *run_ticker(void *ticker) {
     Ticker *t = ticker;
-    struct pollfd end = {t->end, POLLIN, 0}; // -1 if eventfd failed: ticker_destroy then waits up to TICK_MS
+    struct pollfd end = {t->end, POLLIN, 0}; // t->end is -1 if eventfd failed: ticker_destroy waits up to TICK_MS
     for (bool stop = false; !stop;) {
         poll(&end, 1, TICK_MS);
         pthread_mutex_lock(&t->lock);
@@ -61,7 +61,7 @@ void ticker_destroy(Ticker *t) {
     pthread_mutex_destroy(&t->lock);
 }
 
-static int starting; // threads of the team that is starting; a global: an exit handler has no argument
+static int starting; // threads of the team that starts. A global: an exit handler has no argument
 
 static void on_exit_while_starting(void) {
     Error e;

@@ -10,9 +10,9 @@ typedef struct {
     bool runs;
 } Worker;
 
-// Starts a thread; an earlier one of `w` must be joined. The thread blocks all signals but SIGALRM, by which watchdog.c
-// ends the process on any thread. `what` names the thread in the message. ERR_MEMORY if the limit on threads is
-// reached.
+// Starts a thread; an earlier thread of `w` must be joined. The thread blocks all signals but SIGALRM, by which
+// watchdog.c ends the process on any thread. `what` names the thread in the message. ERR_MEMORY if the limit on threads
+// is reached.
 int worker_start(Worker *w, void *(*run)(void *), void *argument, const char *what, Error *e);
 void worker_join(Worker *w); // waits for its end
 
@@ -31,13 +31,13 @@ void ticker_create(Ticker *t, void (*tick)(void *context), void *context);
 int ticker_start(Ticker *t, const char *what, Error *e); // as worker_start
 void ticker_destroy(Ticker *t);                          // may be called without ticker_start
 
-// Starts OpenMP's threads. Later parallel regions of at most `size` threads reuse them. If they cannot start, libgomp
+// Starts OpenMP's threads, which later parallel regions of at most `size` threads reuse. If they cannot start, libgomp
 // calls exit(1): an exit handler then prints an error and ends the process with ERR_MEMORY. Call it before anything is
 // written.
 void thread_start_team(int size);
 
-// Calls work(context, part, parts) on all threads of the team, one part each. Returns the error of the lowest part that
-// failed. Does not end the other parts early.
+// Calls work(context, part, parts) on all threads of the team, one part each. If parts fail, runs the other parts to
+// their end, and returns the error of the lowest failed part.
 int thread_divide(int (*work)(void *context, int part, int parts, Error *e), void *context, Error *e);
 
 // Returns the cores that a container's CPU quota allows (Docker's --cpus; cgroup version 2), rounded up; INT_MAX: no

@@ -11,12 +11,12 @@
 // Both passes copy a head's rows to scratch, padded with zeros from (T, D) to (Tp, Dp), multiples of TILE_COLUMNS. So
 // products have only whole tiles.
 //
-// The forward pass computes a row panel of scores, TILE_ROWS x Tp, at a time. The backward pass computes blocks of
-// ROW_BLOCK queries x KEY_BLOCK keys: larger ones load and store dq, dk and dv less often, but must fit in the
-// second-level cache. Both skip tiles of scores above the diagonal or of other documents.
+// The forward pass computes TILE_ROWS x Tp scores at a time, a row panel. The backward pass computes blocks of
+// ROW_BLOCK queries x KEY_BLOCK keys: larger blocks would load and store dq, dk and dv less often, but must fit in the
+// second-level cache. Both passes skip tiles of scores above the diagonal or of other documents.
 enum { ROW_BLOCK = 64, KEY_BLOCK = 256 };
-enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; a power of two would put all rows on one cache set
-enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // products with fewer run on one thread
+enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; with a power of two all rows would share a cache set
+enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // products with fewer multiply-adds run on one thread
 
 // One head of one example, with its thread's scratch.
 typedef struct {
@@ -24,8 +24,8 @@ typedef struct {
     size_t qkv_row, out_row;  // 3C and C
     Dtype type;               // type of qkv, out and their gradients; sums, scores and scratch are fp32
     float scale;              // 1/sqrt(D)
-    size_t index;             // the head's number, for dropout
-    Dropout dropout;          // for this example
+    size_t index;             // number of the head, for dropout
+    Dropout dropout;          // of this example
     const uint16_t *position; // (T) or NULL
     float *q;                 // (Tp, Dp), scaled by 1/sqrt(D)
     float *k, *v, *dout;      // (Tp, Dp)
@@ -124,7 +124,7 @@ static void transpose_panels(const Head *head, float *to, const void *from, size
                         size_min(TILE_COLUMNS, head->T - t), head->D);
 }
 
-// Writes a tile of C = A B; add: C += A B. A is (rows, K), k contiguous.
+// Writes a tile of C = A B, or C += A B if `add`. A is (rows, K), k contiguous.
 static void write_tile(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, const float *b, size_t b_row,
                        size_t K, bool add) {
     TILE_DISPATCH(rows, {
@@ -142,8 +142,8 @@ static void add_tile_transposed(float *c, size_t c_row, size_t rows, const float
     });
 }
 
-// Sets scores [begin, end) of a row to -infinity. Stores whole vectors: a vector load right after partial stores is
-// slow.
+// Sets scores [begin, end) of a row to -infinity. Stores whole vectors, since a vector load right after partial stores
+// is slow.
 VECTOR_INLINE void hide(float *scores, size_t begin, size_t end) {
     size_t j = round_down(begin, VEC);
     // key minus `begin`, unsigned: earlier keys wrap to the largest numbers, so one comparison tests both ends
@@ -153,7 +153,7 @@ VECTOR_INLINE void hide(float *scores, size_t begin, size_t end) {
         vec_store(scores + j, vec_select(key < (uint32_t)(end - begin), vec_set(-INFINITY), vec_load(scores + j)));
 }
 
-// Turns scores [begin, end) of a row into exp(score - max), and the rest of [0, padded) into 0. Returns the sum.
+// Replaces scores [begin, end) of a row by exp(score - max), and the rest of [0, padded) by 0. Returns the sum.
 static float softmax_row(float *scores, size_t begin, size_t end, size_t padded, float *max) {
     hide(scores, 0, begin);
     hide(scores, end, padded);
@@ -201,7 +201,7 @@ static void forward_panel(const Head *head, void *out, float *lse, size_t i, siz
         copy_rows_out(head, out, i + r, head->out_row, head->rows + r * Dp, 1, 1 / sum[r]);
 }
 
-// delta_t = sum_d dout_td out_td = sum_j P_tj dP_tj (FlashAttention, appendix B.4); it holds with dropout too
+// Returns delta_t = sum_d dout_td out_td = sum_j P_tj dP_tj (FlashAttention, appendix B.4), also with dropout
 VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, size_t D, const Dtype type) {
     size_t whole = D / VEC * VEC;
     float lane[VEC];
@@ -212,7 +212,7 @@ VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, siz
     return vec_sum(vec_load(lane));
 }
 
-// Turns row t of scores and dP into P = exp(score - lse) and dS = P (dP - delta): keys [j, j + n), n a multiple of VEC.
+// Turns row t of scores into P = exp(score - lse), dP into dS = P (dP - delta): keys [j, j + n), n a multiple of VEC.
 // Both are 0 outside keys [first, t]. factor: dropout's, or NULL; if given, dP (in) and P (out) are after dropout.
 VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first, size_t t, size_t j, size_t n,
                                     float lse, float delta, const float *factor) {
@@ -228,7 +228,7 @@ VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first,
     }
 }
 
-// Runs backward_softmax with dropout on keys [j, end). noinline: inlined, it slows down runs without dropout.
+// Runs backward_softmax with dropout on keys [j, end). noinline: inlined, it would slow down runs without dropout.
 __attribute__((noinline)) static void backward_dropped_row(const Head *head, float *scores, float *dscores, size_t t,
                                                            size_t j, size_t end) {
     float factor[DROPOUT_SPAN];
@@ -271,7 +271,7 @@ static void backward_scores(const Head *head, size_t i, size_t rows, size_t r, s
     }
 }
 
-// Computes dv += P^T dout, dk += dS^T q and dq = dS k (add: dq += dS k) for queries [i, i_end) and keys [j, j + keys).
+// Computes dv += P^T dout, dk += dS^T q and dq = dS k (`add`: dq += dS k) for queries [i, i_end), keys [j, j + keys).
 static void backward_block(const Head *head, size_t i, size_t i_end, size_t j, size_t keys, bool add) {
     size_t Dp = head->Dp;
     for (size_t row = i; row < i_end; row += TILE_ROWS)

@@ -2,9 +2,9 @@
 // (fp32 or bf16, cpu/value.h); everything in between is fp32.
 //
 // qkv is packed as GPT-2's c_attn makes it: a row holds q, k and v, each (NH, D) inside C = NH D. Scores are scaled by
-// 1/sqrt(D). No (T, T) matrix is kept: the forward pass leaves the log-sum-exp of each row of scores, and the backward
-// pass recomputes the probabilities from them, a tile at a time (FlashAttention: Dao et al. 2022, arXiv 2205.14135,
-// section 3.1 and appendix B). One thread does one head of one example, so the bits do not depend on the thread count.
+// 1/sqrt(D). No (T, T) matrix is kept: the forward pass stores the log-sum-exp of each row of scores, from which the
+// backward pass recomputes the probabilities, a tile at a time (FlashAttention: Dao et al. 2022, arXiv 2205.14135,
+// section 3.1 and appendix B). A head of an example is one thread's work: bits do not depend on the number of threads.
 #pragma once
 
 #include "base/common.h"
@@ -16,11 +16,11 @@ typedef struct {
     size_t max_T, max_D; // longest sequence, largest head
     float *scratch;      // attention_scratch(threads, max_T, max_D) floats, aligned to a vector
     Dtype type;
-    Dropout dropout; // set for the layer and the first example; both passes get the same
+    Dropout dropout; // of the layer and the first example; the same in both passes
     // (B, T): each token's position in its document, 0, 1, 2, ...; a token sees only its document. NULL: a row is one
     // document.
     const uint16_t *position;
-    size_t first_head; // number of the first head in the model, for dropout
+    size_t first_head; // index of the first head in the whole model, for dropout
 } Attention;
 
 size_t attention_scratch(int threads, size_t max_T, size_t max_D);

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <omp.h>
 
-enum { STEPS = 100000, COPY_BYTES = 64 << 20 }; // STEPS last half a millisecond; a copy reads and writes COPY_BYTES
+enum { STEPS = 100000, COPY_BYTES = 64 << 20 }; // STEPS take 0.5 ms; a copy reads and writes COPY_BYTES
 static const double rounds_seconds = 0.05;      // the fastest round within this time counts
 
 // Runs one thread's multiply-adds; returns their floating-point operations.
@@ -23,7 +23,7 @@ static double multiply(const MatmulKernel *kernel, size_t steps) {
     }
     Vec v[CHAINS], scale = vec_set(0.999f), shift = vec_set(0.002f);
     for (int i = 0; i < CHAINS; i++)
-        v[i] = vec_set((float)i * 0.1f); // away from 2, the fixed point: there the compiler could fold the loop
+        v[i] = vec_set((float)i * 0.1f); // not the fixed point 2, for which the compiler could fold the loop
     for (size_t s = 0; s < steps; s++)
 #pragma GCC unroll 12
         for (int i = 0; i < CHAINS; i++) v[i] = v[i] * scale + shift;
@@ -47,7 +47,7 @@ double calibrate_flops(int threads, Dtype type) {
 double calibrate_copy(int threads) {
     const size_t part = COPY_BYTES / (size_t)threads;
     double best = 0, now, end;
-    char *memory; // a round copies the first half to the second
+    char *memory; // a round copies its first half to its second half
     Error e;
     if (memory_alloc((void **)&memory, 2 * (size_t)COPY_BYTES, "calibration", &e)) return 0;
     memset(memory, 1, 2 * (size_t)COPY_BYTES); // maps every page

@@ -3,10 +3,10 @@
 
 #include "model/modes.h"
 
-// FLOP/s of all threads: the fastest of the rounds run in 50 ms. fp32: multiply-adds in registers. bf16: the kernel's
-// product of two panels, 44 KiB together (AMX: 64 KiB). 0: no such kernel.
+// Returns FLOP/s of all threads: the fastest of the rounds within 50 ms. fp32: multiply-adds in registers. bf16: the
+// kernel's product of two panels, 44 KiB together (AMX: 64 KiB). 0: no kernel of this type.
 double calibrate_flops(int threads, Dtype type);
 
-// B/s, read and written together, of a copy of 64 MiB: the fastest of the copies made in 50 ms. 0: no memory for it. A
-// third-level cache above 128 MiB holds both halves, so it may raise the figure.
+// Returns B/s, read and written together, of a copy of 64 MiB: the fastest of the copies within 50 ms. 0: no memory for
+// it. A third-level cache above 128 MiB holds both halves, and may raise the figure.
 double calibrate_copy(int threads);

@@ -12,8 +12,8 @@
 
 // `void` arrays are values of the engine's type (cpu/value.h).
 //
-// A block's activations; its backward pass reads them. With --recompute gelu the blocks share gelu, with --recompute
-// block all but x. For inference they share everything; if a micro-batch is one row, everything but qkv, which
+// A block's activations, which its backward pass reads. With --recompute gelu the blocks share `gelu`; with --recompute
+// block, all arrays but x. For inference they share all arrays; if a micro-batch is one row, all but qkv, which
 // cpu_logits reads again.
 typedef struct {
     void *x;              // (B, T, C)  input of the block
@@ -32,9 +32,9 @@ struct Engine {
     const EngineApi *api;
     EngineConfig config;
     void *weight;             // read by kernels: the flat layout, or a few of its buckets (shard_weight_place)
-    float *param;             // fp32 masters of the owned ranges; aliases `weight` in unsharded fp32
+    float *param;             // fp32 master weights of the owned ranges; aliases `weight` in unsharded fp32
     float *grad;              // the flat layout, or a few of its buckets (shard_grad_place)
-    float *grad_sum;          // the step's sums: with shard_grads the owned ranges'; else aliases grad
+    float *grad_sum;          // the step's sums: with shard_grads of the owned ranges; else aliases `grad`
     float *moment1, *moment2; // cover the owned ranges
     Block *block;             // (L)
     void *x_final;            // (B, T, C)  output of the last block
@@ -45,7 +45,7 @@ struct Engine {
     float *loss;              // (B, T)     with label smoothing; NULL: the loss is nll
     uint16_t *targets;        // (B, T)
     uint16_t *position;       // (M, T)  a token's place in its document; NULL without document_mask
-    uint16_t *seen;           // (T)     cpu_logits' last tokens; keys and values of the first seen_count are in memory
+    uint16_t *seen;           // (T)     cpu_logits' last tokens. Keys and values of seen_count tokens are in memory
     int seen_count;
     void *exchange;                          // (M, T, C)  partial sums, or gathered rows; NULL without --tensor
     void *dx, *dy;                           // (B, T, C)  gradients: dx of the residual stream, dy of a branch; dy also
@@ -119,7 +119,7 @@ void engine_configure(Engine *engine, const EngineConfig *config);
 // Allocates engine->memory and points the engine's arrays into it. Clears all but the kernels' scratch.
 int engine_memory_take(Engine *engine, Error *e);
 
-// Returns the rows of the head's chunk: their fp32 logits fit ENGINE_HEAD_BYTES, but at least 64 rows.
+// Returns the rows of the head's chunk: as many as have fp32 logits of ENGINE_HEAD_BYTES, but at least 64.
 enum { ENGINE_HEAD_BYTES = 64 << 20 };
 int engine_head_rows(const EngineConfig *config);
 

@@ -1,4 +1,4 @@
-// The CPU engine's memory: one allocation. One function, layout, plans it (--dry-run) and places it: the plan is exact.
+// The CPU engine's memory: one allocation. The function `layout` plans it (--dry-run) and places it: plans are exact.
 #include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
 #include "cpu/value.h"
@@ -26,12 +26,12 @@ static size_t own_tokens(const EngineConfig *c) {
 }
 
 int engine_head_rows(const EngineConfig *config) {
-    // Use fp32's size for bf16 too, so that all types sum over rows in the same order.
+    // Use fp32's size for bf16, too: all types then sum over rows in the same order.
     size_t rows = ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded;
     return (int)size_min(own_tokens(config), size_max(rows, 64));
 }
 
-// Reserves arrays one after the other, and counts the bytes of each part of the plan. base NULL: only counts.
+// Reserves arrays one after another, and counts the bytes of each part of the plan. base NULL: only counts.
 typedef struct {
     char *base;
     size_t used;
@@ -46,7 +46,7 @@ static void *reserve(Region *a, size_t bytes) {
 #define RESERVE(pointer, n)        ((pointer) = reserve(a, (size_t)(n) * sizeof *(pointer)))
 #define RESERVE_VALUES(pointer, n) ((pointer) = reserve(a, (size_t)(n)*value_bytes(type)))
 
-// Ends a part of the plan: all reserved since the previous part. No-op if nothing was.
+// Ends a part of the plan: the arrays reserved since the previous part. No-op if there are none.
 static void end_part(Region *a, const char *what) {
     if (a->used == a->plan.total) return;
     a->plan.item[a->plan.count].what = what;
@@ -171,13 +171,13 @@ int engine_memory_take(Engine *engine, Error *e) {
     const MemoryPlan plan = layout(engine, NULL);
     TRY(memory_alloc((void **)&engine->memory, plan.total, "the engine's memory", e));
 #ifdef MADV_HUGEPAGE
-    // Ask for huge pages before the memory is touched: with small pages every pass over it waits for TLB misses.
-    // Without huge pages on the system, this changes nothing.
+    // Ask for huge pages before the memory is touched: with small pages every pass over it waits for TLB misses. On a
+    // system without huge pages this changes nothing.
     size_t page = (size_t)sysconf(_SC_PAGESIZE),
            skip = round_up((uintptr_t)engine->memory, page) - (uintptr_t)engine->memory;
     if (plan.total > skip) madvise(engine->memory + skip, (plan.total - skip) / page * page, MADV_HUGEPAGE);
 #endif
-    // Clear all but the last part, the workspaces: each thread must first touch its own.
+    // Clear all but the last part, the workspaces: each thread must be the first to touch its own.
     memset(engine->memory, 0, plan.total - plan.item[plan.count - 1].bytes);
     layout(engine, engine->memory);
     return 0;

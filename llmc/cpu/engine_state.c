@@ -1,5 +1,5 @@
-// The CPU engine's flat arrays: parameters, gradients and moments. Loads and stores them, computes norms of gradients,
-// and updates. A rank may keep only the ranges that it owns.
+// Load, store, norms and update of the CPU engine's flat arrays: parameters, gradients and moments. A rank may keep
+// only the ranges that it owns.
 #include "base/hash.h"
 #include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
@@ -83,8 +83,8 @@ int cpu_collect(Engine *engine, Range range, bool first, Error *e) {
     return 0;
 }
 
-// Sets sq[i] to |gradient|^2 of tensor i's part of the range; with `add`, adds it. grad: the range's gradient. Leaves
-// tensors outside the range alone.
+// Sets sq[i] to |gradient|^2 of tensor i's part of the range; `add`: adds it. grad: the range's gradient. Does not
+// change sq of tensors outside the range.
 static void norms(const Model *model, const float *grad, Range range, double *sq, bool add) {
     for (int i = 0; i < model->tensor_count; i++) {
         Range part = range_overlap(tensor_range(&model->tensors[i]), range);
@@ -121,7 +121,7 @@ typedef struct {
     const float *grad;
 } TensorPart;
 
-// Finds the next owned part of tensor i within the range, like shard_next.
+// Finds the next owned part of tensor i within the range, as shard_next does.
 static bool next_part(Engine *engine, Range range, int i, int *next, TensorPart *part) {
     const Tensor *tensor = &engine->config.model->tensors[i];
     Piece p;
@@ -165,7 +165,7 @@ static const float *newton_schulz(Matmul mm, float *x, float *y, float *gram, fl
     return x;
 }
 
-// Updates matrix k of a tensor by Muon; the tensor holds `count` matrices side by side.
+// Updates matrix k of a tensor, which holds `count` matrices side by side, by Muon.
 static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfig *u, float grad_scale, size_t count,
                           size_t k) {
     const size_t rows = t->tensor->rows, stride = t->tensor->columns, columns = stride / count;
@@ -229,7 +229,7 @@ static double direction_squares(const TensorPart *t, const AdamWStep *step) {
             size_t first = b * BLOCK, n = size_min(BLOCK, t->n - first);
             for (size_t i = 0; i < n; i++) {
                 size_t at = first + i;
-                float moment1 = t->moment1[at], moment2 = t->moment2[at]; // copies: the step comes later
+                float moment1 = t->moment1[at], moment2 = t->moment2[at]; // copies: the update comes later
                 direction[i] = adamw_direction(t->param[at], t->grad[at], &moment1, &moment2, step, decay);
             }
             partial[k] += sum_squares(direction, n);

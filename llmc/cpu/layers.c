@@ -25,7 +25,7 @@ void embedding_forward(void *x, const uint16_t *tokens, size_t stride, const uin
         }
 }
 
-// Threads split the channels: the order in which rows are added does not depend on the number of threads.
+// Threads divide the channels: the order in which rows are added does not depend on the number of threads.
 void embedding_backward(float *dwte, float *dwpe, const void *dx, const uint16_t *tokens, size_t stride,
                         const uint16_t *position, int B, int T, int C, Dtype type) {
     const int block = 32; // channels
@@ -53,8 +53,8 @@ double dot(const float *a, const float *b, size_t n) {
     return sum;
 }
 
-// Returns the sum of |S[k]|^2 over the keys k that occur. S[k] is the sum of dx[t] over the t with key k. key NULL: t
-// is its own key.
+// Returns the sum of |S[k]|^2 over the keys k that occur. S[k] is the sum of dx[t] over all t with key k. key NULL: the
+// key of t is t.
 static double gathered_squares(const void *dx, const uint16_t *key, int T, int C, float *scratch, Dtype type) {
     double squares = 0;
     for (int t = 0; t < T; t++) {
@@ -194,7 +194,7 @@ void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq,
             gamma_sq[b] = dot(sum, sum, C);
             beta_sq[b] = dot(sum + C, sum + C, C);
         }
-        // 3: add up the examples, in order; threads split the channels
+        // 3: add up the examples, in order; threads divide the channels
 #pragma omp for schedule(static)
         for (int c = 0; c < C; c++)
             for (int b = 0; b < B; b++) {
@@ -240,8 +240,8 @@ VECTOR_INLINE float logits_max(const void *x, int n, const Dtype type) {
     return max;
 }
 
-// Returns the sum of exp(row - max). Replaces an fp32 row by these exponentials; leaves a bf16 row alone, to round it
-// only once.
+// Returns the sum of exp(row - max). Replaces an fp32 row by these exponentials. Does not change a bf16 row, which
+// would be rounded twice.
 VECTOR_INLINE float row_exp(void *row, float max, int n, const Dtype type) {
     Vec sum = {0};
     int c = 0;
@@ -326,7 +326,7 @@ void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, f
 // ---- Rounding to e4m3 (math/fp8.h) ----------------------------------------------------------------------------------
 
 void raise_amax(float *amax, const float *x, size_t n) {
-    uint32_t most; // bits of floats without their signs sort like integers
+    uint32_t most; // bits of |x|: as integers they have the order of |x|
     memcpy(&most, amax, sizeof most);
 #pragma omp parallel for simd schedule(static) reduction(max : most) if (n > PARALLEL_FLOATS)
     for (size_t i = 0; i < n; i++) {

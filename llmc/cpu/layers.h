@@ -33,8 +33,8 @@ EmbeddingNorms embedding_example_norms(const void *dx /* (T, C) */, const float 
                                        const uint16_t *tokens /* (T) */, const uint16_t *position /* (T) or NULL */,
                                        int T, int C, float *scratch /* (C) */, Dtype type);
 
-// y = LayerNorm of N rows of C (math/layernorm.h). Writes mean and rstd (N) for the backward pass. Unless residual (N,
-// C) is NULL, first adds it to x in place.
+// y = LayerNorm of N rows of C (math/layernorm.h). Writes mean and rstd (N) for the backward pass. First adds residual
+// (N, C), unless NULL, to x in place.
 void layernorm_forward(void *y, float *mean, float *rstd, void *x /* (N, C) */, const void *residual, const void *gamma,
                        const void *beta, int N, int C, Dtype type);
 
@@ -53,8 +53,8 @@ void gelu_forward(void *y, const void *x, size_t n, Dtype type);
 void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type);
 
 // Cross-entropy of each row, in nats: nll[i] = -log softmax(logits[i])[target[i]]. V of the `stride` columns are real,
-// the others padding. loss[i]: the same with label smoothing (math/loss.h); loss NULL: no smoothing. gradient != 0:
-// replaces the logits by `gradient` times the loss's gradient, and the padding by 0.
+// the others padding. loss[i]: cross-entropy with label smoothing (math/loss.h); loss NULL: no smoothing. gradient !=
+// 0: replaces the logits by `gradient` times the loss's gradient, and the padding by 0.
 void cross_entropy(float *nll /* (N) */, float *loss /* (N) */, void *logits /* (N, stride) */,
                    const uint16_t *target /* (N) */, int N, int V, int stride, float smoothing, float gradient,
                    Dtype type);

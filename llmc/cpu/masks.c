@@ -11,8 +11,7 @@
 // VEC / 2 numbers of 64 bits; the upper 32 are ignored.
 typedef uint64_t Wide __attribute__((vector_size(VEC * 4), may_alias));
 
-// Multiplies the lower halves, 32 x 32 -> 64 bits. Uses intrinsics, since GCC compiles no plain C to this one
-// instruction.
+// Multiplies the lower halves, 32 x 32 -> 64 bits. Uses intrinsics: GCC compiles no plain C to this instruction.
 VECTOR_INLINE Wide multiply_low(Wide x, uint32_t by) {
     Wide factor = (Wide){0} + by;
 #if defined(__AVX512F__)

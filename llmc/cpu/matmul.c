@@ -8,15 +8,15 @@
 // Blocking (after Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"): all threads together
 // pack a block of A, at most block_depth deep, into panels of kernel->rows rows. A block fills half the second-level
 // cache, at most 1 MiB. Then each thread packs one panel of B at a time and multiplies the block's panels, or its share
-// of them, by it. Meanwhile it prefetches its next panel of B: B's rows lie too far apart for the hardware prefetcher.
+// of them, by it. Meanwhile it prefetches its next panel of B, whose rows are too far apart for hardware prefetching.
 enum { A_BLOCK_MAX = 1 << 20 };        // bytes
-enum { PARTIAL_COLUMNS = 768 };        // columns at a time if C is bf16 and cannot hold partial sums
+enum { PARTIAL_COLUMNS = 768 };        // columns at a time if C is bf16, which cannot hold partial sums
 enum { ROW_COLUMNS = 384 };            // columns at a time in a product of one row
-enum { TASKS_PER_THREAD = 8 };         // wanted per block: threads then end at about the same time
+enum { TASKS_PER_THREAD = 8 };         // wanted in each block: threads then end at about the same time
 enum { STREAM_FLOATS = 1 << 18 };      // smallest C that is written past the caches
 enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // smaller products run on one thread
 
-// Two blocks of A (one is packed while the other is in use), then the partial sums that C cannot hold.
+// Scratch holds two blocks of A (one is packed while the other is in use), then partial sums that C cannot hold.
 size_t matmul_scratch(Dtype type, size_t M) {
     return 2 * (size_t)A_BLOCK_MAX + (type == DTYPE_FP32 ? 0 : M * PARTIAL_COLUMNS * sizeof(float));
 }
@@ -74,8 +74,8 @@ static void compute_columns(const MatmulProduct *p, BPanel now, size_t first, si
 }
 
 // Every thread of a parallel region calls this. after: the next block, or NULL. One barrier, after the packing, is
-// enough: past it no thread reads the previous block's buffer, so the next call may pack there. Each thread computes
-// the same columns of C in every block, so they may still be in its cache.
+// enough: after it no thread reads the previous block's buffer, to which the next call packs. Each thread computes the
+// same columns of C in every block: they may still be in its cache.
 static void compute_block(const MatmulProduct *p, const MatmulBlock *block, const MatmulBlock *after, int threads) {
     const MatmulKernel *kernel = p->kernel;
     size_t columns = divide_up(block->columns, kernel->columns), panels = divide_up(block->rows, kernel->rows);
@@ -126,7 +126,7 @@ static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t de
             for (block.i = 0; block.i < p->M; block.i += rows, buffer ^= 1) {
                 block.rows = size_min(rows, p->M - block.i);
                 block.panels = (char *)mm.scratch + (size_t)buffer * A_BLOCK_MAX;
-                MatmulBlock after = block; // the next block; only its range of B is valid
+                MatmulBlock after = block; // the next block; only the fields of B are valid
                 bool same_k = block.i + rows < p->M, last = !same_k && block.k + depth >= p->K;
                 if (!same_k) after.k += depth, after.depth = size_min(depth, p->K - size_min(p->K, after.k));
                 compute_block(p, &block, last ? NULL : &after, threads);
@@ -148,7 +148,7 @@ static void matmul(Matmul mm, MatmulProduct p) {
         for (size_t j = 0; j < p.N; j += ROW_COLUMNS) compute_one_row(&p, depth, j, size_min(ROW_COLUMNS, p.N - j));
         return;
     }
-    // Write past the caches: a large gradient would leave them before it is read again. Requires that the product
+    // Write past the caches, since a large gradient would leave them before it is read again. Possible if the product
     // writes each element once, in whole cache lines.
     bool aligned = (uintptr_t)p.c % CACHE_LINE == 0 && p.N % (CACHE_LINE / sizeof(float)) == 0;
     p.stream = VEC_STREAMS && p.c_float && !p.accumulate && p.K <= depth && p.M * p.N >= STREAM_FLOATS && aligned;

@@ -15,7 +15,7 @@
 
 // The kernels of bf16. Instructions multiply two neighbours of k at once, so panels hold pairs as one word: elements
 // (k, i) and (k + 1, i). B is packed as (pairs, 32, 2), A as (pairs, 12, 2); for AMX, A as (32 rows, 32) per 32 k. Each
-// innermost loop is compiled for its instructions, whatever the flags; matmul_kernel chooses by what the machine has.
+// innermost loop is compiled for its instructions, whatever the flags; matmul_kernel chooses one that the machine runs.
 
 #if defined(BF16_X86) || defined(__aarch64__)
 enum { STEP = BF16_STEP, COLUMNS = BF16_COLUMNS, ROWS = BF16_ROWS, AMX_ROWS = BF16_AMX_ROWS };
@@ -87,8 +87,8 @@ static void bf16_pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *
     for (size_t i = 0; i < count; i++) p->column_sums[j + i] = sum[i] + (add ? p->column_sums[j + i] : 0);
 }
 
-// With `add`, adds the partial sums to a row of a tile. Then stores the row: to c with the bias, or to partial if c is
-// NULL.
+// With `add`, adds the partial sums to a row of a tile. Then stores the row: to c, with the bias, or to `partial` if c
+// is NULL.
 VECTOR_INLINE void write_row(float *sum, float *partial, bool add, uint16_t *c, const uint16_t *bias, size_t count) {
     if (add)
         for (size_t j = 0; j < count; j++) sum[j] += partial[j];
@@ -99,7 +99,7 @@ VECTOR_INLINE void write_row(float *sum, float *partial, bool add, uint16_t *c, 
         for (size_t j = 0; j < count; j++) c[j] = f32_to_bf16(sum[j]);
 }
 
-// Adds rows [first, end) of a tile to the partial sums. An fp32 C holds these itself. For a bf16 C they are in
+// Adds rows [first, end) of a tile to the partial sums. An fp32 C holds the partial sums. For a bf16 C they are in
 // block->partial, and C is written after the last block of k.
 static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t end) {
     if (first == end) return;
@@ -280,7 +280,7 @@ BF16 static void multiply_group(float *c, const uint16_t *a, const uint16_t *b, 
 }
 
 static void neon_multiply(MatmulTiles *tiles, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count) {
-    (void)count; // always computes all twelve rows, and leaves the prefetch to the caller
+    (void)count; // always computes all twelve rows; the caller prefetches
     write_last_tile(tiles, 0, 1);
     for (int j = 0; j < COLUMNS; j += GROUP) multiply_group(tiles->sums + j, a, b + 2 * j, pairs);
 }

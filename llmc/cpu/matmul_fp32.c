@@ -4,12 +4,12 @@
 // The kernel of fp32: fused multiply-adds on vectors.
 
 #ifdef __x86_64__
-enum { DIRECT_COLUMNS = 512 }; // widest C for which tiles read A where it lies: packing would cost more
+enum { DIRECT_COLUMNS = 512 }; // widest C for which tiles read A unpacked: packing would cost more
 #else
 enum { DIRECT_COLUMNS = 0 };
 #endif
 
-// True if tiles read rows of A where they lie. Only whole tiles do: others would read beyond A.
+// True if tiles read rows of A unpacked. Only whole tiles do: others would read beyond A.
 static bool reads_in_place(const MatmulProduct *p, size_t rows) { return p->N <= DIRECT_COLUMNS && rows == TILE_ROWS; }
 
 // Packs rows [i, i + count) of A, for the block's k.

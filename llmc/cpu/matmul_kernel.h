@@ -5,12 +5,12 @@
 
 enum { CACHE_LINE = 64 };
 
-// Memory to prefetch while a tile is computed, a few cache lines at a time: all at once would delay the tile's own
-// loads (an Emerald Rapids has at most 16 lines in flight, each for 100 ns).
+// Memory to prefetch while a tile is computed, a few cache lines at a time. More at once would delay the tile's loads:
+// an Emerald Rapids has at most 16 lines in flight, each for 100 ns.
 typedef struct {
     const char *run;             // the present run of `length` bytes; runs lie `stride` bytes apart
     size_t byte, length, stride; // byte: the next line's offset in the run
-    size_t lines;                // left to prefetch
+    size_t lines;                // lines left to prefetch
 } Ahead;
 
 static inline __attribute__((always_inline)) void prefetch_ahead(Ahead *ahead, size_t lines) {
@@ -33,7 +33,7 @@ typedef struct {
     void *c;
     const void *bias;   // (N), added to every row; or NULL
     float *column_sums; // (N), sums of B over k (b_column must be 1); or NULL
-    bool accumulate;    // for column_sums too
+    bool accumulate;    // adds to C and column_sums
     bool c_float;       // C is fp32, whatever the type of the values
     bool stream;        // C is written past the caches
 } MatmulProduct;
@@ -60,7 +60,7 @@ typedef struct {
 // A thread's state while it computes the tiles of one panel of B, one after the other.
 typedef struct {
     Ahead ahead;     // the present tile's share
-    MatmulTile last; // bf16: the tile before, written while the next one is computed
+    MatmulTile last; // bf16: the last tile, written while the next one is computed
     float sums[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(CACHE_LINE))); // of `last`
 } MatmulTiles;
 
@@ -79,13 +79,13 @@ struct MatmulKernel {
     void (*tile)(MatmulTiles *, const MatmulProduct *, const MatmulBlock *, const void *a, const void *b, size_t i,
                  size_t j);        // computes C's tile at (i, j)
     void (*finish)(MatmulTiles *); // writes the last tile; NULL: `tile` writes every tile itself
-    // bf16: computes tiles->sums (rows, 32) = A B from packed panels, over pairs of k in ascending order. Before it
-    // overwrites the sums of the last tile, it writes that tile. A has `count` rows; later rows of the sums are
-    // arbitrary. pairs: a multiple of BF16_STEP / 2, not 0.
+    // bf16: computes tiles->sums (rows, 32) = A B from packed panels, over pairs of k in ascending order. Writes the
+    // last tile before it overwrites its sums. A has `count` rows; later rows of the sums are arbitrary. pairs: a
+    // multiple of BF16_STEP / 2, not 0.
     //   a: (pairs, 12, 2); for AMX (pairs / 16, 32 rows, 32)      b: (pairs, 32, 2)
     void (*multiply)(MatmulTiles *tiles, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count);
     bool (*available)(void); // bf16: true if this machine has the instructions
 };
 
-// The bf16 kernels of this architecture, fastest first; one without a name ends them.
+// matmul_bf16: the bf16 kernels of this architecture, fastest first. A kernel without a name ends the list.
 extern const MatmulKernel matmul_fp32, matmul_bf16[];

@@ -1,8 +1,8 @@
 // tile: the innermost loop of every matrix product on the CPU.
 //
 // A tile of the result, TILE_ROWS x TILE_COLUMNS, stays in registers while k runs. Each step loads one row of B (as
-// TILE_VECS vectors), broadcasts TILE_ROWS elements of A and does TILE_ROWS x TILE_VECS fused multiply-adds. The tile
-// is the largest that leaves registers for B and one broadcast: 24 of 32 vector registers (AVX-512, NEON), or 12 of 16.
+// TILE_VECS vectors), broadcasts TILE_ROWS elements of A and makes TILE_ROWS x TILE_VECS fused multiply-adds. A larger
+// tile would leave no registers for B and a broadcast: it fills 24 of 32 vector registers (AVX-512, NEON), or 12 of 16.
 #pragma once
 
 #include "cpu/vector_math.h"
@@ -23,7 +23,7 @@ typedef struct {
 // Adds the product of a column of A and a row of B. The column's elements lie a_row apart.
 VECTOR_INLINE void tile_add_step(const int rows, Tile *t, const float *a, size_t a_row, Vec b0, Vec b1) {
 #ifdef __aarch64__
-    if (__builtin_constant_p(a_row) && a_row == 1) { // load four elements at once: fmla multiplies by one of a vector's
+    if (__builtin_constant_p(a_row) && a_row == 1) { // load four elements at once: fmla takes an element of a vector
 #    pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {
             Vec four = vec_load(a + i / 4 * 4);
@@ -111,8 +111,8 @@ VECTOR_INLINE void tile_stream(const int rows, float *c, size_t c_row, const Til
     }
 }
 
-// Packing. A panel is (K, width): for each k the elements of `width` neighbouring rows of A, or columns of B. Zeros
-// fill it up.
+// Packing. A panel is (K, width): for each k the elements of `width` neighbouring rows of A, or columns of B, padded
+// with zeros.
 
 typedef uint32_t Words4 __attribute__((vector_size(16), may_alias, aligned(2))); // floats, or pairs of bf16
 #ifdef __clang__
@@ -139,7 +139,7 @@ VECTOR_INLINE void transpose_4x4(void *panel, size_t width, const void *src, siz
 }
 
 #ifdef __AVX2__
-// Loads four words of each of rows i, i + 4, ... below WIDE. Rows from `rows` on give arbitrary words.
+// Loads four words of each of rows i, i + 4, ... below WIDE; arbitrary words for rows from `rows` on.
 #    ifdef __AVX512F__
 enum { WIDE = 16 };
 typedef __m512i WideWords;
@@ -188,7 +188,7 @@ VECTOR_INLINE void transpose_rows(void *panel, const size_t width, const void *s
 #endif
     for (; k < words; k += 4)
         for (size_t at = i; at < width; at += 4) {
-            size_t i4 = at + 4 <= width ? at : width - 4; // width 6: the last four overlap the first
+            size_t i4 = at + 4 <= width ? at : width - 4; // width 6: the last four rows overlap the first four
             transpose_4x4((uint32_t *)panel + k * width + i4, width, (const char *)src + i4 * row_bytes + 4 * k,
                           row_bytes);
         }

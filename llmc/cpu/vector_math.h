@@ -1,7 +1,7 @@
 // vector_math: the widest float vector of the machine, with exp and GELU.
 //
-// It uses the vector extensions of GCC and Clang, so one source serves AVX-512, AVX2, NEON and everything else. The
-// kernels need -ffp-contract=fast, so that a * b + c is one instruction: it is GCC's default, but not Clang's.
+// The vector extensions of GCC and Clang compile one source for AVX-512, AVX2, NEON and everything else. The kernels
+// need -ffp-contract=fast, which makes a * b + c one instruction: GCC's default, but not Clang's.
 #pragma once
 
 #include "math/gelu.h"
@@ -72,12 +72,12 @@ VECTOR_INLINE float vec_sum(Vec v) {
     return sum;
 }
 
-// exp to 1.1 ulp; 0 where the result would be subnormal (x < -87.33), infinity above 88.72, NaN of NaN.
+// exp to 1.1 ulp; 0 if the result would be subnormal (x < -87.33), infinity for x above 88.72, NaN for NaN.
 // Cody & Waite's reduction: x = n ln2 + r with |r| <= ln2/2, then exp(x) = 2^n exp(r), exp(r) by a polynomial.
 VECTOR_INLINE Vec vec_exp(Vec x) {
     const float log2e = 0x1.715476p+0f;
     const float ln2_high = 0x1.62ep-1f, ln2_low = 0x1.0bfbe8p-15f; // n ln2_high is exact: 13 bits and |n| <= 2^7
-    const float shift = 0x1.8p+23f;                                // adding it rounds to an integer, in the low bits
+    const float shift = 0x1.8p+23f;                                // x + shift has x, rounded, in its low bits
     Vec biased = x * log2e + shift, n = biased - shift;
     Vec r = x - n * ln2_high - n * ln2_low;
     // exp(r) = 1 + r + r^2 p(r); p is a minimax fit on |r| <= ln2/2
@@ -86,8 +86,8 @@ VECTOR_INLINE Vec vec_exp(Vec x) {
     p = p * r + 0x1.55548ep-3f;
     p = p * r + 0x1.fffff8p-2f;
     Vec exp_r = (p * r) * r + r + 1.0f;
-    // Multiply by 2^n in two halves: 2^128 alone would overflow. n_bits is unsigned, so it may wrap: for x far outside
-    // the range it is any integer, and the selects below discard the result.
+    // Multiply by 2^n in two halves: 2^128 alone would overflow. For x far outside the range the unsigned n_bits may
+    // wrap: the selects below discard such results.
     VecBits n_bits = (VecBits)biased - (VecBits)vec_set(shift), half = (VecBits)((VecInt)n_bits >> 1);
     Vec result = exp_r * (Vec)((half + 127) << 23) * (Vec)((n_bits - half + 127) << 23);
     result = vec_select(x < -87.33654f, (Vec){0}, result);
@@ -97,7 +97,7 @@ VECTOR_INLINE Vec vec_exp(Vec x) {
 VECTOR_INLINE Vec vec_abs(Vec x) { return (Vec)((VecInt)x & INT32_MAX); }
 
 // GELU is x s with s = sigmoid(2u) (math/gelu.h). With t = exp(-|2u|) and r = 1/(1 + t), s is r for x >= 0 and t r for
-// x < 0. So nothing overflows or cancels.
+// x < 0: nothing overflows or cancels.
 VECTOR_INLINE Vec vec_gelu(Vec x) {
     Vec t = vec_exp(-GELU_SCALE * vec_abs(x) * (1.0f + GELU_CUBIC * x * x));
     return x * vec_select(x < 0.0f, t, vec_set(1)) / (1.0f + t);

@@ -71,8 +71,7 @@ typedef struct {
     const char *argument; // LIST of steps or FILE of replay, owned by the caller
 } Ramp;
 
-// Reads "fixed", "linear", "seesaw", "gns", "steps:LIST" or "replay:FILE". *argument points behind the colon, or is
-// NULL.
+// Reads "fixed", "linear", "seesaw", "gns", "steps:LIST" or "replay:FILE". *argument = LIST or FILE in text, or NULL.
 int ramp_parse(const char *text, RampMode *mode, const char **argument, Error *e);
 
 // Sets the fewest and the most rows of a LIST. ERR_USAGE unless its TOKENS begin at 0 and rise.
