@@ -1,5 +1,5 @@
-// Durable writing, with O_DIRECT and through the page cache: contents and digests of files of all sizes; file systems
-// that refuse O_DIRECT at open or later; calls that fail, are interrupted or fall short.
+// Durable writing, with O_DIRECT and through the page cache. Tests contents and digests of files of all sizes, file
+// systems that refuse O_DIRECT at open or later, and calls that fail, are interrupted or fall short.
 #define _GNU_SOURCE // O_DIRECT
 #include "base/manifest.h"
 #include "base/thread.h"
@@ -24,7 +24,7 @@ static struct {
     What what;
     long at; // which call fails: the n-th
     int error;
-    bool refuse_flag, refuse_calls; // refuse the flag O_DIRECT, or reads and writes with it
+    bool refuse_flag, refuse_calls; // refuse the flag O_DIRECT; refuse reads and writes with the flag
     long count[CALLS];
 } plan;
 
@@ -36,7 +36,7 @@ static void plan_fault(Call call, What what, long at, int error) {
 int __real_fcntl(int fd, int command, ...);
 static bool is_direct(int fd) { return __real_fcntl(fd, F_GETFL) & O_DIRECT; }
 
-// Returns the bytes that this call may move; -1: it fails. A short call moves whole blocks half of the time.
+// Returns the bytes that this call may move; -1: the call fails. A short call moves whole blocks half of the time.
 static ssize_t allow(Call call, int fd, size_t bytes) {
     bool here = ++plan.count[call] == plan.at && call == plan.call;
     if (plan.refuse_calls && call != FSYNC && is_direct(fd)) return errno = EINVAL, -1;
@@ -110,7 +110,7 @@ static void check_contents(const char *path, size_t bytes) {
 
 static void count_beat(void *beats) { ++*(size_t *)beats; }
 
-// Checks file_digest_range of a part of the file, past the page cache or through it.
+// Checks file_digest_range on a part of the file, past the page cache or through it.
 static void check_range(const char *path, size_t from, size_t bytes, bool past_cache) {
     size_t beats = 0;
     uint64_t all;
@@ -149,7 +149,7 @@ static void check_save(size_t bytes, size_t largest_piece) {
 static void test_all_sizes(void) {
     static const size_t sizes[] = {0, 1, PAGE - 1, PAGE, STAGE - 1, STAGE, STAGE + 1, STAGE + PAGE, 2 * STAGE, LARGEST};
     plan_fault(WRITE, NOTHING, 0, 0);
-    CHECK(strcmp(digest_of("", 0).hash, "99aa06d3014798d86001c324468d497f") == 0, "not XXH3-128"); // xxhsum prints this
+    CHECK(strcmp(digest_of("", 0).hash, "99aa06d3014798d86001c324468d497f") == 0, "not XXH3-128"); // from xxhsum
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) check_save(sizes[i], LARGEST);
     for (int i = 0; i < 10; i++) check_save(draw(LARGEST), i % 2 ? 64 * PAGE : MIB);
 }
@@ -163,7 +163,7 @@ static void test_refused(void) {
     }
 }
 
-static const size_t fault_bytes = 2 * STAGE + 12345; // takes three reads
+static const size_t fault_bytes = 2 * STAGE + 12345; // read in three calls
 
 static void test_calls_that_fail(void) {
     static const int errors[] = {ENOSPC, EIO};
@@ -213,7 +213,7 @@ static void test_replace(void) {
     CHECK(!file_exists("replaced.partial"), "the failed file is left");
 }
 
-// Every message about a limit of the system names the remedy.
+// Checks that every message about a limit of the system names a remedy.
 static void test_limits(void) {
     static const struct {
         int error;
@@ -228,7 +228,7 @@ static void test_limits(void) {
 
 // ---- Verification ---------------------------------------------------------------------------------------------------
 
-// Two ranks divide a file's pieces; a rank's threads divide its share. A wrong byte in any piece is found once.
+// Two ranks divide a file's pieces; a rank's threads divide its share. Exactly one rank finds a wrong byte.
 static void test_every_piece_is_verified(void) {
     enum { PIECES = 3 * LARGEST / MANIFEST_PIECE, RANKS = 2 };
     FileDigest piece[PIECES];

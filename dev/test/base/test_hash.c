@@ -6,8 +6,8 @@
 
 #include <time.h>
 
-// The n-th number of splitmix64 from seed 0 is the hash of a zero element in place n - 1. Vigna's splitmix64.c
-// (prng.di.unimi.it) prints these five.
+// The n-th number of splitmix64 from seed 0 is the hash of a zero element in place n - 1. These five numbers are from
+// Vigna's splitmix64.c (prng.di.unimi.it).
 static void test_known_answers(void) {
     static const uint64_t known[] = {0xe220a8397b1dcdaf, 0x6e789e6aa1b965f4, 0x06c45d188009454f, 0xf88bb8a8724c81ec,
                                      0x1b39896a51a8749b};

@@ -1,4 +1,4 @@
-// The width of a terminal.
+// Tests the width of a terminal.
 #define _XOPEN_SOURCE 700 // posix_openpt
 #include "base/terminal.h"
 #include "../test.h"

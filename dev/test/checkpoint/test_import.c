@@ -1,5 +1,5 @@
-// Models from other programs: safetensors in one file or several, in fp32, fp16 or bf16, and llm.c's .bin. Every value
-// must arrive at its element. Errors name malformed files.
+// Loads models of other programs: safetensors in one file or several, in fp32, fp16 or bf16, and llm.c's .bin. Every
+// value must reach its element. Errors name malformed files.
 #include "checkpoint/checkpoint.h"
 #include "base/float16.h"
 #include "run/state.h"
@@ -20,7 +20,7 @@ static int receive(void *context, StateKind kind, Range range, const float *from
     return 0;
 }
 
-static int give(void *context, StateKind kind, Range range, float *to, Error *e) { // moment 2 is -2 moment 1
+static int give(void *context, StateKind kind, Range range, float *to, Error *e) { // moment 2: -2 x moment 1
     (void)context, (void)e;
     for (size_t i = range.begin; i < range.end; i++)
         to[i - range.begin] = kind == STATE_MOMENT2 ? -2 * values[i] : values[i];
@@ -40,7 +40,7 @@ static Receiver receiver(const Model *of, StateWriter load) {
     return (Receiver){.model = of, .buffer = buffer, .load = load};
 }
 
-// Each of two ranks of --tensor receives its part.
+// Checks that each of two ranks of --tensor receives its part.
 static void check_local(const char *path, int rank) {
     Model local;
     CHECK_OK(model_create_local(&local, &model.config, rank, 2, &e), &e);
@@ -96,7 +96,7 @@ static int ignore(void *context, StateKind kind, Range range, const float *from,
     return 0;
 }
 
-// A tensor and its moments are saved and loaded in several chunks; the last one is short.
+// Saves and loads a tensor and its moments in several chunks, of which the last is short.
 static void test_beyond_a_chunk(void) {
     const ModelConfig shape = {1, 1, 512, 20000, 8};
     const Model small = model;
@@ -115,7 +115,7 @@ static void test_beyond_a_chunk(void) {
         CHECK_OK(checkpoint_load_moment("large", k, &to, &e), &e);
     for (const Tensor *t = model.tensors; t < model.tensors + model.tensor_count; t++) // without padding
         for (size_t i = t->offset; i < t->offset + t->count; i++) wrong += received[i] != values[i] + 1;
-    // A rank reads the ranges that it owns, of both moments.
+    // A rank reads both moments of the ranges that it owns.
     const Range owned[] = {{0, 64}, {600, 700}, {1280, 1281}};
     to.wanted = owned, to.count = 3;
     for (size_t i = 0; i < model.flat_count; i++) received[i] = -7;
@@ -163,7 +163,7 @@ static void check_note(const char *path, const char *want) {
     text_free(&note);
 }
 
-// Masks and a tied head belong to GPT-2; other tensors get a note.
+// Masks and a tied head are ignored; other unknown tensors get a note.
 static void test_unknown_tensors(void) {
     static const char *const names[] = {"h.0.attn.bias",     "transformer.h.2.attn.masked_bias",
                                         "h.0.attn.bias2",    "score.weight",
@@ -196,8 +196,8 @@ static void test_one_file(void) {
     }
 }
 
-// A config.json of another model is refused. Each case puts one field before those of a valid file: the
-// reader takes the first of two fields with one name.
+// A config.json of another model is refused. Each case puts one field before the fields of a valid file: of two fields
+// with one name the reader uses the first.
 static void test_other_models(void) {
     static const char *const fields[] = {"\"model_type\": \"gpt_neo\"",
                                          "\"activation_function\": \"gelu\"",
@@ -249,7 +249,7 @@ static void test_other_models(void) {
     memory_free(text);
 }
 
-// Moments must be fp32, as many as the tensor's name says.
+// Moments must be fp32, in the number that the tensor's name says.
 static void test_moments_of_another_kind(void) {
     static const struct {
         const char *type;
@@ -289,7 +289,7 @@ static void test_several_files(void) {
     for (int part = 0; part < 3; part++)
         write_part(path_of("many/part-%d.safetensors", part), types[part], part, 3, "transformer.");
     check_received("many");
-    for (int other = 0; other < 2; other++) { // an output layer must be wte
+    for (int other = 0; other < 2; other++) { // an output layer must equal wte
         const Tensor *wte = model_tensor(&model, WTE, -1);
         SafetensorsWriter *writer;
         CHECK_OK(writer_create(&writer, "many/head.safetensors", &e), &e);

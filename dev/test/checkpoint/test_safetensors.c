@@ -35,9 +35,9 @@ static void test_half_every_value(void) {
     }
 }
 
-// Rounding to bf16: bf16 values keep their bits and NaNs stay NaNs. The middle between two neighbours rounds to the
-// even one; one fp32 step off the middle rounds to the nearer one. Infinity begins half a step above the largest finite
-// value (IEEE 754-2019, section 4.3.1).
+// Rounding to bf16 changes no bf16 value and no NaN into a number. The middle between two neighbours rounds to the even
+// neighbour; one fp32 step off the middle rounds to the nearer neighbour. Values from half a step above the largest
+// finite value on round to infinity (IEEE 754-2019, section 4.3.1).
 static void test_half_rounding(void) {
     unsigned infinity = f32_to_bf16(INFINITY);
     CHECK(isinf(half_value(infinity, 7, 127)), "infinity is %04x", infinity);
@@ -68,8 +68,8 @@ static Error e;
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
-// Three types are read as floats; the reader knows only names and sizes of others. The file has metadata, a scalar and
-// an empty tensor. Element i is i.
+// The reader converts three types to floats; of other types it returns only names and sizes. The file has metadata, a
+// scalar and an empty tensor. Element i is i.
 static void test_types(void) {
     enum { ROWS = 3, COLUMNS = 37, COUNT = ROWS * COLUMNS, TYPES = 5 };
     static const char *const types[TYPES] = {"F32", "F16", "BF16", "I64", "U8"};
@@ -120,7 +120,7 @@ static void test_types(void) {
 
 // ---- Bad files ------------------------------------------------------------------------------------------------------
 
-// Writes a file with this header and `data` bytes of data.
+// Writes a file: the header's length, the header, and `data` bytes of data.
 static void file_of(const char *path, uint64_t length, const char *header, size_t bytes, size_t data) {
     FILE *f = fopen(path, "wb");
     fwrite(&length, 8, 1, f);

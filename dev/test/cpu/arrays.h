@@ -1,4 +1,4 @@
-// arrays: random operands, and outputs between guards that no kernel may overwrite.
+// arrays: random operands; outputs between guards, which no kernel may overwrite.
 #pragma once
 
 #include "../test.h"

@@ -1,5 +1,5 @@
-// Compares attention with plain loops in double, on random shapes, between guards, on several threads. dev/oracle
-// checks the gradient's formula.
+// Compares attention with plain loops in double: random shapes, guarded outputs, several threads. dev/oracle checks the
+// gradient's formula.
 #include "arrays.h"
 #include "cpu/attention.h"
 
@@ -7,7 +7,7 @@ typedef struct {
     size_t B, T, NH, D;
 } Shape;
 
-// A test sets these; attention_create and the references read them.
+// Set by a test; read by attention_create and by the references.
 static Dropout dropout;
 static uint16_t *position; // (B, T) positions in documents, or NULL
 
@@ -110,7 +110,7 @@ static void check_shape(Shape s, float size) {
     }
     reference_forward(want_out, want_lse, qkv, s);
     reference_backward(want_dqkv, dout, qkv, s);
-    double scores = 1 + size * size * sqrt((double)s.D); // largest score: its rounding error enters every p
+    double scores = 1 + size * size * sqrt((double)s.D); // largest score: every p inherits its rounding error
     check_near("out", s, out[0], want_out, n, 1e-6 * scores);
     check_near("lse", s, lse[0], want_lse, rows, 5e-7 * scores);
     check_near("dqkv", s, dqkv[0], want_dqkv, 3 * n, 1e-6 * scores * scores);
@@ -131,16 +131,16 @@ static void test_shapes(void) {
         float size;
     } cases[] = {
         {{3, 64, 4, 32}, 1},  {{1, 64, 2, 64}, 1},
-        {{1, 33, 1, 128}, 1}, {{1, 100, 2, 80}, 1}, // head sizes of models
+        {{1, 33, 1, 128}, 1}, {{1, 100, 2, 80}, 1}, // head sizes of real models
         {{1, 17, 1, 150}, 1}, {{1, 257, 1, 16}, 1},
-        {{1, 512, 1, 8}, 1}, // from here: several blocks of keys, with and without a remainder
+        {{1, 512, 1, 8}, 1}, // from here on: several blocks of keys, with and without a remainder
         {{1, 601, 2, 20}, 1}, {{1, 1024, 1, 64}, 1},
         {{2, 40, 2, 16}, 6},  {{1, 70, 1, 64}, 12}, // nearly one-hot: exp must neither overflow nor lose the maximum
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_shape(cases[i].shape, cases[i].size);
 }
 
-// Checks documents of 1 to `longest` tokens; each row begins one.
+// Checks documents of 1 to `longest` tokens; each row begins a document.
 static void check_documents(Shape s, int longest) {
     position = malloc(s.B * s.T * sizeof *position);
     for (size_t i = 0, left = 0; i < s.B * s.T; i++) {

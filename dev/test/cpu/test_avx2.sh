@@ -8,7 +8,7 @@ grep -qw avx512f /proc/cpuinfo || skip_suite "the other tests run its kernels: t
 unset MAKEFLAGS MFLAGS MAKELEVEL NATIVE SAN CFLAGS
 export GNS_BUILD=build/cpu-avx2-test
 
-# Recompile only llmc/cpu and train_gpt2.c, which choose instructions; link the present build's other objects.
+# Recompile only llmc/cpu and train_gpt2.c, whose instructions differ; link the other objects of the present build.
 tests=(dev/test/cpu/test_*.c)
 tests=("${tests[@]%.c}")
 objects=$(ls $build/llmc/*/*.o | sed "/run\/main_/d; s|^$build/llmc/cpu/|$GNS_BUILD/llmc/cpu/|" | xargs)

@@ -1,10 +1,10 @@
 // The head of the CPU engine: one chunk or several give the same losses and gradients; engine_logits and losses agree;
-// logits may lie far from 0. Also sums of squares of arrays as long as wte.
+// logits may be far from 0. Also tests sums of squares of arrays as long as wte.
 #include "cpu/layers.h"
 #include "world.h"
 
-// A chunk holds 256 rows of 65536 logits. One micro-step of 450 rows needs two chunks; each of three micro-steps of 150
-// rows needs one.
+// A chunk holds 256 rows of 65536 logits. One micro-step of 450 rows needs two chunks; three micro-steps of 150 rows
+// need one chunk each.
 
 enum { MANY_T = 150, MANY_ROWS = 3 };
 static const ModelConfig many_words = {1, 1, 8, 65536, MANY_T};
@@ -43,7 +43,7 @@ static double smoothed_loss_of(const float *x, int n, int target, double smoothi
     return sum + (1 - smoothing) * loss_of(x, n, target);
 }
 
-// Logits of engine_logits give engine_eval's losses, after any number of tokens.
+// After any number of tokens the logits of engine_logits give engine_eval's losses.
 static void test_logits_after_a_prefix(void) {
     enum { T = 13, V = 61 };
     float loss[T], logits[V];
@@ -70,7 +70,7 @@ static void check_large_logits(float smoothing) {
         nll[i] = loss[i] = NAN;
         for (int v = 0; v < STRIDE; v++) {
             double level = i % 3 == 0 ? 300 : i % 3 == 1 ? -300 : v % 2 ? 300 : -300;
-            if (i == 0 && v == V - 1) level += 120; // the largest lies past the last whole vector, like <|endoftext|>
+            if (i == 0 && v == V - 1) level += 120; // the largest logit is past the last whole vector
             logits[i * STRIDE + v] = v < V ? (float)(level + 4 * rng_normal(4, 5, (uint64_t)(i * STRIDE + v))) : NAN;
         }
     }

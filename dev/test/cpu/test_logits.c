@@ -1,5 +1,5 @@
-// engine_logits reuses keys and values of earlier calls. Calls in between change no bit of the logits. An engine whose
-// blocks keep their own keys and values computes only the new tokens.
+// engine_logits reuses keys and values of earlier calls. Other calls in between change no bit of the logits. An engine
+// whose blocks keep their own keys and values computes only the new tokens.
 #include "cpu/engine_cpu.h"
 #include "../scratch.h"
 #include "world.h"
@@ -17,7 +17,7 @@ static const struct {
     {"training, recompute block", {.micro_batch = 1, .gns = GNS_OFF, .recompute = RECOMPUTE_BLOCK}, false},
     {"inference", {.micro_batch = 1, .inference = true}, true},
     {"inference, several rows", {.micro_batch = 2, .inference = true}, false},
-    {"bf16", {.micro_batch = 1, .inference = true, .dtype = DTYPE_BF16}, true}, // last: not every machine has bf16
+    {"bf16", {.micro_batch = 1, .inference = true, .dtype = DTYPE_BF16}, true}, // last: some machines lack bf16
 };
 
 static int kind_count = sizeof kinds / sizeof *kinds;
@@ -41,7 +41,7 @@ static void text_close(Sequence *x) {
     world_close(&x->w);
 }
 
-// Checks that the logits have the bits of a new engine's.
+// Checks that the logits equal a new engine's, bit for bit.
 static void check_logits(Sequence *x, const char *kind, const char *after) {
     float got[V], want[V];
     Engine *fresh = engine_of(&x->w, x->config);
@@ -97,7 +97,7 @@ static void test_any_order(void) {
     }
 }
 
-// Finds the computed tokens by the rows that the last LayerNorm writes, one per computed token.
+// Counts computed tokens by the rows that the last LayerNorm writes, one per computed token.
 static void test_computes_what_is_new(void) {
     for (int kind = 0; kind < kind_count; kind++) {
         Sequence x;

@@ -1,6 +1,6 @@
 // Masks of dropout and of documents. Spans of dropout's masks equal math/dropout.h. With both masks, the loss and the
 // sums by source do not depend on micro-batches. A packed row equals its documents alone. dev/oracle checks the masks'
-// bits, gradients, and evaluations without dropout; test_types checks that threads and recomputation keep the bits.
+// bits, gradients, and evaluations without dropout; test_types checks that threads and recomputation change no bit.
 #include "cpu/masks.h"
 #include "world.h"
 
@@ -26,7 +26,7 @@ static void test_spans(void) {
 enum { ROWS = 5, T = 61, FIRST = 1000, SEPARATOR = 7 };
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 36, .vocab = 50, .context = T};
 
-static int sources = WORLD_SOURCES; // of the next engines
+static int sources = WORLD_SOURCES; // of engines that the test creates
 
 static Engine *masked_engine(const World *w, double p, bool documents) {
     return engine_of(w, (EngineConfig){.micro_batch = ROWS,
@@ -62,8 +62,8 @@ static void check_gram(const World *w, const double *got, double *const sum[WORL
     }
 }
 
-// An example's masks, loss and norms do not depend on the rows beside it: a RowResult keeps all its bits. source_gram
-// equals the products of sums of single rows' gradients. No other number depends on the sources.
+// An example's masks, loss and norms do not depend on the rows beside it: no bit of its RowResult changes. source_gram
+// equals the products of sums of single rows' gradients. No other result depends on the sources.
 static void test_micro_batches(void) {
     World w = world_of(shape, T, ROWS, 3);
     Engine *engine = masked_engine(&w, 0.25, true);
@@ -104,8 +104,8 @@ static void test_micro_batches(void) {
     world_close(&w);
 }
 
-// Compares a row of documents with each document alone in an engine without the mask: losses and logits. The row begins
-// within a document.
+// Compares losses and logits of a row of documents with each document alone, in an engine without the mask. The row
+// begins within a document.
 static void check_packed(World *w, const int *lengths) {
     float packed[T], alone[T], logits[2][50];
     Engine *mask = masked_engine(w, 0, true), *plain = masked_engine(w, 0, false);
@@ -115,7 +115,7 @@ static void check_packed(World *w, const int *lengths) {
     for (int i = 0, begin = 0; begin < T; begin += lengths[i++]) {
         CHECK_OK(engine_eval(plain, w->tokens + begin, 1, lengths[i], alone, &e), &e);
         for (int t = 0; t < lengths[i]; t++) CHECK_CLOSE(packed[begin + t], alone[t], 1e-5, 1);
-        for (int n = 1; n <= lengths[i]; n++) { // `mask` reuses keys and values of the packed row
+        for (int n = 1; n <= lengths[i]; n++) { // the engine `mask` reuses the packed row's keys and values
             CHECK_OK(engine_logits(mask, w->tokens, begin + n, logits[0], &e), &e);
             CHECK_OK(engine_logits(plain, w->tokens + begin, n, logits[1], &e), &e);
             for (int v = 0; v < 50; v++) CHECK_CLOSE(logits[0][v], logits[1][v], 1e-5, 1);

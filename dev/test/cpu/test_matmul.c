@@ -9,7 +9,7 @@
 
 static size_t random_below(size_t n) { return random_next() % n; }
 
-// Returns random numbers between guards: what C holds before a product accumulates.
+// Returns random numbers between guards: the contents of C before a product accumulates.
 static float *guarded_random(size_t n) {
     float *x = guarded_array(n);
     for (size_t i = 0; i < n; i++) x[i] = random_float();
@@ -32,15 +32,15 @@ static void find_kernels(void) {
         if (kernel->available()) kernels[kernel_count++] = kernel;
 }
 
-// Returns x as values of the type; rounds x itself too.
+// Returns x as values of the type; also rounds x itself.
 static void *values_of(float *x, size_t n, Dtype type) {
     void *values = malloc(n * value_bytes(type) + 1);
     for (size_t i = 0; i < n; i++) value_set(values, i, x[i], type), x[i] = value_get(values, i, type);
     return values;
 }
 
-// Returns the largest error as a fraction of what rounding may cause: K products of numbers up to 1 are summed, and the
-// sum is rounded to the type. A NaN counts as huge.
+// Returns the largest error as a fraction of the error that rounding may cause in a sum of K products of numbers up to
+// 1, rounded to the type. A NaN counts as a huge error.
 static double worst_error(const void *got, Dtype type, const float *want, size_t n, size_t K) {
     double worst = 0, unit = 6e-8 * (8 + sqrt((double)K)) * (1 + sqrt((double)K));
     double rounding = type == DTYPE_BF16 ? 0x1.01p-8 : 0;
@@ -111,7 +111,7 @@ static void check_case(Matmul one, Matmul many, Case t) {
     CHECK(!memcmp(c[1], c[2], bytes), "%s: threads differ", name);
     CHECK(guards_intact(c[1], n) && guards_intact(c[2], n), "%s wrote beyond C", name);
     const uint32_t *after = (uint32_t *)((char *)c[1] + round_up(bytes, 4)), *end = (uint32_t *)(c[1] + n);
-    for (; after < end; after++) CHECK(*after == guard_bits, "%s wrote beyond C", name); // bf16: the unused half
+    for (; after < end; after++) CHECK(*after == guard_bits, "%s wrote beyond C", name); // bf16: its unused half
     if (t.product == TN && t.vector) {
         error = worst_error(sums[1], DTYPE_FP32, sums[0], t.N, t.K);
         CHECK(error < 1, "%s, column sums: error %g", name, error);
@@ -124,7 +124,7 @@ static void check_case(Matmul one, Matmul many, Case t) {
 
 static void check_shapes(const size_t (*shapes)[3], size_t count) {
     for (int k = 0; k < kernel_count; k++) {
-        Matmul one = matmul_create(kernels[k], 1, matmul_a_block()); // `two` and `five`: small blocks of A
+        Matmul one = matmul_create(kernels[k], 1, matmul_a_block()); // `two` and `five` use small blocks of A
         Matmul two = matmul_create(kernels[k], 2, 40 << 10), five = matmul_create(kernels[k], 5, 1);
         for (size_t i = 0; i < count; i++)
             for (int variant = 0; variant < 4 * PRODUCTS; variant++) {
@@ -146,7 +146,7 @@ static void test_blocked_shapes(void) { // beyond one block of K or N, with and 
     const size_t shapes[][3] = {{1, 1, 1000},    {1, 1100, 1},   {1100, 1, 1},    {13, 33, 769}, {37, 513, 385},
                                 {24, 1024, 384}, {70, 384, 128}, {64, 1537, 9},   {1025, 47, 5}, {12, 32, 1153},
                                 {769, 33, 13},   {385, 513, 37}, {1024, 24, 384}, {690, 3, 801}, {3, 3100, 801},
-                                {601, 464, 9}}; // large enough for TN to write past the caches
+                                {601, 464, 9}}; // large enough for tn to write past the caches
     check_shapes(shapes, sizeof shapes / sizeof *shapes);
 }
 
@@ -187,7 +187,7 @@ static void test_exp(void) {
         {0, 1},        {-0.0f, 1},           {-INFINITY, 0}, {-1000, 0},        {-1e13f, 0},
         {-FLT_MAX, 0}, {INFINITY, INFINITY}, {89, INFINITY}, {1e13f, INFINITY}, {FLT_MAX, INFINITY}};
     for (size_t i = 0; i < sizeof exact / sizeof *exact; i++) {
-        volatile float x = exact[i][0]; // at run time, where sanitizers see it
+        volatile float x = exact[i][0]; // volatile: computed at run time, where sanitizers check it
         float got = vec_exp(vec_set(x))[0];
         CHECK(got == exact[i][1], "exp(%g) = %g", exact[i][0], got);
     }
@@ -213,7 +213,7 @@ static void test_gelu(void) {
         CHECK_CLOSE(dx[i], dy[i] * slope, 1e-6, 0.1 + fabs(dy[i]));
     }
     CHECK(guards_intact(y, FLOATS) && guards_intact(dx, FLOATS), "wrote beyond");
-    for (size_t n = 0; n < 70; n++) { // short arrays, in place: the bits of the long one
+    for (size_t n = 0; n < 70; n++) { // short arrays, in place, give the same bits as the long array
         memcpy(dx, x, n * 4);
         gelu_forward(dx, dx, n, DTYPE_FP32);
         CHECK(!memcmp(dx, y, n * 4), "n %zu differs", n);

@@ -39,7 +39,7 @@ static float *state_of(World *w, Engine *engine, StateKind kind) {
     return x;
 }
 
-// Checks that passes read the updated weights: an engine that loads `param` (bf16: and rounds it) has the same losses.
+// Checks that passes read the updated weights: an engine that loads `param` (rounded with bf16) has the same losses.
 static void check_weights(World *w, Engine *engine, const float *param, Dtype dtype) {
     float loss[2][ROWS * T];
     Engine *other = optimizing_engine(w, OPTIMIZER_ADAMW, 1, dtype);
@@ -125,7 +125,7 @@ static void test_adamw_of_any_length(void) {
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) check_adamw(lengths[i], i % 2);
 }
 
-// Masters are fp32: after three steps the weights differ from fp32's only by the gradients' rounding.
+// Masters are fp32: after three steps they differ from an fp32 engine's weights only by the gradients' rounding.
 static void test_bf16(void) {
     if (!matmul_kernel(DTYPE_BF16)) SKIP("this machine has no instructions for bf16");
     World w = world_of(shape, T, STEPS * ROWS, 1);

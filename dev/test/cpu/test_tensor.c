@@ -1,6 +1,6 @@
 // A model cut over the ranks of a group (--tensor). The ranks are threads of this process and exchange rows through
-// memory. Their gradients, per-example norms, losses and logits add up to the whole model's. The test derives the place
-// of each element of a cut tensor from the local models' widths alone.
+// memory. Gradients, per-example norms, losses and logits of the ranks add up to the whole model's. The test derives
+// the place of each element of a cut tensor from the local models' widths alone.
 #include "world.h"
 
 #include <pthread.h>
@@ -103,7 +103,7 @@ static void group_open(Group *g, const World *w, EngineConfig config, int ranks)
             for (size_t i = 0; i < rank->model.tensors[k].count; i++)
                 param[rank->model.tensors[k].offset + i] = w->param[place_of(g, t, k, i)];
         for (size_t i = 0; i < rank->model.flat_count; i++) poison[i] = NAN;
-        for (int k = 0; k < rank->model.tensor_count; k++) { // padding remains 0
+        for (int k = 0; k < rank->model.tensor_count; k++) { // leaves padding at 0
             const Tensor *tensor = &rank->model.tensors[k];
             CHECK_OK(engine_load(rank->engine, STATE_PARAM, tensor_range(tensor), param + tensor->offset, &e), &e);
             CHECK_OK(engine_load(rank->engine, STATE_GRAD, tensor_range(tensor), poison, &e), &e);
@@ -141,7 +141,7 @@ static void group_close(Group *g) {
 
 // ---- Tests ----------------------------------------------------------------------------------------------------------
 
-// Compares with the gradient of one engine. Adds each rank's gradient at its elements' places in the whole model.
+// Compares with one engine's gradient. Adds each element of a rank's gradient at its place in the whole model.
 static void check_gradients(const Group *g, const float *want) {
     float *sum = calloc(g->world->model.flat_count, sizeof *sum);
     for (int t = 0; t < g->ranks; t++)
@@ -187,7 +187,7 @@ static void check_numbers(const Group *g, const Outcome *one, const float *loss,
     for (int v = 0; v < g->world->model.config.vocab; v++) CHECK_CLOSE(g->rank[0].logits[v], logits[v], 2e-5, 1);
 }
 
-// Checks a rank's |v_s|^2. It is 0 without rows of source s, the row's squared norm with one, above 0 with more.
+// Checks a rank's |v_s|^2: 0 without rows of source s, the row's squared norm with one row, above 0 with more.
 static void check_sources(const Group *g, const Outcome *one) {
     for (int i = 0; i < g->ranks * WORLD_SOURCES && g->rank[0].config.gns != GNS_OFF; i++) {
         const int t = i / WORLD_SOURCES, s = i % WORLD_SOURCES;
@@ -203,7 +203,7 @@ static void check_sources(const Group *g, const Outcome *one) {
     }
 }
 
-// Compares `ranks` engines with one.
+// Compares a group of `ranks` engines with one engine.
 static void check_group(const World *w, EngineConfig config, int ranks) {
     Group g;
     float loss[ROWS * T], logits[64];

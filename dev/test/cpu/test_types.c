@@ -8,7 +8,7 @@ enum { ROWS = 6, T = 24, FIRST = 100, SITES = 3 * FP8_SITES };
 static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
 
-// Returns an engine; with dropout it also masks documents.
+// Returns an engine of the configuration; if it has dropout, it also masks documents.
 static Engine *typed_engine(const World *w, EngineConfig c) {
     c.micro_batch = ROWS, c.gns = GNS_EXACT, c.separator = 3;
     c.document_mask = c.dropout.below > 0;
@@ -20,7 +20,7 @@ static Engine *engine_in(const World *w, Dtype dtype) { return typed_engine(w, (
 
 // ---- bf16 -----------------------------------------------------------------------------------------------------------
 
-// Makes weights nearer to GPT-2's than small_params: rounding matters less. bf16 holds them exactly.
+// Makes weights nearer to GPT-2's than small_params, so that rounding matters less. bf16 holds the weights exactly.
 static World rounded_world(void) {
     World w = world_of(shape, T, ROWS, 1);
     for (int k = 0; k < w.model.tensor_count; k++) {
@@ -94,7 +94,7 @@ static Outcome measure_fp8(const World *w, Engine *engine, int micro_batch, cons
     return o;
 }
 
-// Runs an unrounded step. Sets amax to its largest values, k to the exponents that follow from them.
+// Runs a step without rounding. Sets amax to the step's largest values, k to the exponents that follow from amax.
 static void first_exponents(const World *w, Engine *engine, int8_t *k, float *amax) {
     free(measure_fp8(w, engine, ROWS, NULL, amax).grad);
     for (int i = 0; i < SITES; i++) k[i] = (int8_t)fp8_next(FP8_UNSET, amax[i]);
@@ -104,8 +104,8 @@ static bool same_outcome(const World *w, const Outcome *a, const Outcome *b) {
     return a->loss == b->loss && !memcmp(a->grad, b->grad, range_float_bytes(all_of(w)));
 }
 
-// Without exponents a step has fp32's bits. With exponents every matrix's gradient is close to fp32's; evaluations and
-// logits keep fp32's bits.
+// Without exponents a step has fp32's bits. With exponents the gradient of every matrix is close to fp32's, while
+// evaluations and logits have fp32's bits.
 static void check_fp8(Dtype type) {
     int8_t k[SITES];
     float amax[SITES], eval[2][ROWS * T], logits[2][70];
@@ -226,7 +226,7 @@ static void test_same_bits(void) {
     check_same_bits(DTYPE_BF16, 0);
 }
 
-// A factor that saturates or is not finite shows in amax. If exponents are set, it makes the gradient's norm infinite.
+// amax shows a factor that saturates or is not finite. If exponents are set, the gradient's norm is then infinite.
 static void test_saturation(void) {
     const float values[] = {1, INFINITY, NAN}; // [0]: the exponent is too high
     int8_t k[SITES];

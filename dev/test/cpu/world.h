@@ -6,7 +6,7 @@
 
 static Error e;
 
-enum { WORLD_ROWS = 64, WORLD_SOURCES = 3 }; // most rows of a step; sources, if an engine has any
+enum { WORLD_ROWS = 64, WORLD_SOURCES = 3 }; // most rows of a step; number of sources, if an engine has sources
 static int world_source(const void *data, uint64_t example) { return (void)data, (int)(example % WORLD_SOURCES); }
 
 typedef struct {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the recipes of data/ end to end on local files in the formats that they download, and without a network. Skips
-# what needs pyarrow if build/venv lacks it.
+# Runs the recipes of data/ end to end on local files in the formats of the downloads, and without a network. Skips
+# tests that need pyarrow if build/venv lacks it.
 set -u
 . "$(dirname "$0")/../checks.sh" test_recipes
 export TOKENIZE=$tokenize DOWNLOADS=$work/download
@@ -43,7 +43,7 @@ returns 65 data/tinystories.sh --tokenizer "$work/typo" --from "$work/in" --out 
 check "a refused command removed shards" [ -e "$work/t/tinystories_train_000000.bin" ]
 end tinystories
 
-# A recipe killed in either of its two steps and run again leaves whole shards of one vocabulary.
+# A recipe that is killed in either of its two steps, then run again, leaves whole shards of one vocabulary.
 if ! learn_vocabulary 280 "$work/bpe" "$work/in/TinyStoriesV2-GPT4-train.txt" > "$work/log" 2>&1; then
     echo "SKIP test_recipes/tinystories_interrupted: $(cat "$work/log")"
 else
@@ -95,7 +95,7 @@ check "the missing one is not named" says "$work/log" "fineweb_train_000003.bin:
 returns 64 data/fineweb10B.sh --from "$work/ready" --shards 0 --out "$work/r"
 end fineweb10B
 
-# Fake curl: one without a network, one that breaks off half-way and resumes at the next call.
+# Fakes of curl: one finds no network, one breaks off half-way and resumes at the next call.
 begin
 mkdir "$work/none" "$work/slow"
 printf '#!/bin/sh\nexit 6\n' > "$work/none/curl"

@@ -108,7 +108,7 @@ def is_val_file(path, every):
 
 
 def join(documents):
-    """Joins documents; adds a newline between two if the first does not end with one."""
+    """Joins documents; adds a newline between two documents if the first does not end with a newline."""
     out = b""
     for d in documents:
         d = d.encode() if isinstance(d, str) else d
@@ -128,7 +128,7 @@ def write(path, data):
 
 
 def test_one_file():
-    """The tokens are the file's bytes, in full shards; the file's end becomes validation; --out creates directories."""
+    """The tokens are the file's bytes, in full shards; the last part becomes validation; --out creates directories."""
     text = random_text(50000).encode()
     write("a.txt", text)
     expect([text], [], "a.txt")
@@ -142,7 +142,7 @@ def test_one_file():
         train, val = read_bytes("out", "train"), read_bytes("out", "val")
         check(train + val == text, "train and val are not the file")
         check(0 <= len(train) - int(len(text) * (1 - fraction)) <= 3, "split in the wrong place")
-        train.decode(), val.decode()  # between two characters
+        train.decode(), val.decode()  # fails if the cut is inside a character
     for out in ("one/two/out", "one/two/more", "./three/out", os.path.abspath("four/out")):
         run("--tokenizer", "bytes", "--out", out, "a.txt")
         check(read_raw(out + "_train_000000.bin") == text, out)
@@ -173,7 +173,7 @@ def test_threads_and_blocks():
 
 
 def test_separator():
-    """Documents follow the rule, computed without blocks; lines of Windows and of Unix give the same."""
+    """Documents equal a computation without blocks; lines of Windows and of Unix give the same documents."""
     for separator in ("<|endoftext|>", "\n\n\n", "=== END ===", "x"):
         documents = [random_text(rng.choice([0, 5, 500, 90000])).replace(separator, " ").strip("\n") for _ in range(100)]
         text = ("\n" + separator + "\n").join(documents)
@@ -218,7 +218,7 @@ def test_separator_between_blocks():
 
 
 def test_files():
-    """Inputs are a directory or a list; validation is one file in K by the hash of its path; --max-bytes."""
+    """Inputs are a directory or a list; the hash of a path sends one file in K to validation; --max-bytes."""
     os.makedirs("tree/b/c", exist_ok=True)
     text = {name: random_text(0 if "empty" in name else 1000).encode()
             for name in ("tree/a.TXT", "tree/b/1.Md", "tree/b/c/x.txt", "tree/b/empty.txt", "tree/z.txt")}
@@ -252,7 +252,7 @@ def test_files():
 
 
 def test_lists():
-    """--files-from reads pipes and lines from Windows, refuses zero bytes. Ctrl-C ends the wait for an empty pipe."""
+    """--files-from reads pipes and Windows line ends, refuses zero bytes. Ctrl-C ends the wait for an empty pipe."""
     write("a.txt", "first")
     write("b.txt", "second")
     for text in (b"a.txt\nb.txt\n", b"a.txt\nb.txt", b"\xef\xbb\xbfa.txt\r\n\r\nb.txt\r\n"):
@@ -271,7 +271,7 @@ def test_lists():
 
 
 def test_invalid_utf8():
-    for raw in (b"\xc0\xaf", b"caf\xe9 ", b"\xf8\x88\x80\x80\x80"):  # test_words has each kind
+    for raw in (b"\xc0\xaf", b"caf\xe9 ", b"\xf8\x88\x80\x80\x80"):  # test_words tests every kind of invalid UTF-8
         for place in (0, 100, 1 << 20, 3000000):
             line = b"some text and more\n"
             text = (line * (place // len(line) + 1))[:place] + raw + b"\nend\n"
@@ -310,7 +310,7 @@ def test_all_faults_at_once():
 
 
 def test_bad_input_is_not_waited_for():
-    """A fault is reported at once; the rest of a pipe or of a long file is not read."""
+    """A fault is reported at once, without reading a pipe or a long file to the end."""
     def refuse_open(text, names, *args, files=("-",)):
         p = subprocess.Popen([TOKENIZE[0], *map(str, args), *files], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         timer = threading.Timer(60, p.kill)
@@ -337,8 +337,8 @@ def test_bad_input_is_not_waited_for():
 
 
 def test_invalid_skip():
-    """Text files that are not UTF-8 are left out as a whole, lines of jsonl one by one; counted and listed at the
-    end."""
+    """Text files that are not UTF-8 are left out as a whole, lines of jsonl one by one; the last lines of output count
+    and list them."""
     os.makedirs("texts")
     good = {f"texts/{i:02d}.txt": f"{i} {random_text(100000 if i < 30 else 0)}" for i in [*range(30), *range(50, 70)]}
     bad = {f"texts/{i:02d}.txt" for i in range(0, 30, 7)}
@@ -360,7 +360,7 @@ def test_invalid_skip():
 
 
 def test_other_kinds():
-    """Errors name gzip, zstd and UTF-16; a byte order mark is text, except in jsonl."""
+    """Errors name gzip, zstd and UTF-16. A byte order mark is text, except in jsonl."""
     for raw, text, hint in ((b"\x1f\x8b\x08 \n", "gzip, not text", "zcat FILE | "), (b"\x28\xb5\x2f\xfd", "zstd", "zstdcat FILE | "),
                             (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a Git LFS pointer", "git lfs pull"),
                             (b"PAR1\x15", "parquet", "data/parquet_to_jsonl.py FILE | "), ("ä".encode("utf-16"), "UTF-16", "iconv -f UTF-16"), (b"\xfe\xff\0a", "UTF-16", "iconv -f UTF-16")):
@@ -378,8 +378,8 @@ def test_other_kinds():
 
 
 def test_formats():
-    """JSON Lines under any name, and from a pipe, are JSON Lines; a first line that decides is named; --format
-    silences it."""
+    """JSON Lines are recognised under any name and from a pipe; a note says so if the first line decided; --format
+    silences the note."""
     text = "".join(json.dumps({"text": f"document {i}"}) + "\n" for i in range(100))
     want = {val: [f"document {i}" for i in range(100) if is_val_document(0, i + 1, 0.2) == val] for val in (False, True)}
     os.makedirs("in")
@@ -436,7 +436,7 @@ def test_jsonl():
     write("a.jsonl", '{"text": "good"}\n{"text": "truncated file')
     refuse("a.jsonl line 2: is not a JSON object", *BYTES, "a.jsonl")
     good = b'{"text": "' + "a \\u00e4 \\n b".encode() + b'", "n": [1, 2.5e3, true, {"x": null}]}'
-    for _ in range(30):  # under the sanitizers mutations must be either refused or accepted
+    for _ in range(30):  # under the sanitizers: mutations are refused or accepted, without another error
         lines = []
         for _ in range(200):
             line = bytearray(good)
@@ -454,7 +454,7 @@ def test_long_lines():
             f.write(b"first line\n" if name == "a.txt" else b'{"text": "first"}\n')
             f.write(head)
             f.truncate(1 << 30)
-        # Tokens of bytes may be cut anywhere: use a vocabulary with words.
+        # Byte tokens may be cut anywhere: use a vocabulary with words.
         refuse(f"{name} line 2: ", "--tokenizer", make_bpe() if name == "a.txt" else "bytes", "--out", "out", name)
         os.unlink(name)
 
@@ -478,7 +478,7 @@ def make_bpe():
 
 
 def test_documents_of_bpe():
-    """Every document begins with <|endoftext|>; the rest decodes to the text; blocks change nothing."""
+    """Every document begins with <|endoftext|>; its other tokens decode to the text; blocks change nothing."""
     bpe = make_bpe()
     vocab = {i: s for s, i in json.load(open("bpe/vocab.json")).items()}
     back, eot = {vocab[b]: b for b in range(256)}, len(vocab) - 1
@@ -502,8 +502,8 @@ def test_documents_of_bpe():
 
 
 def test_end_token():
-    """Documents begin with the token that tokenizer_config.json declares; without one a newline's token separates
-    them."""
+    """Documents begin with the token that tokenizer_config.json declares; if it declares none, a newline's token
+    separates documents."""
     vocabulary = json.load(open(make_bpe() + "/vocab.json"))
     eot = vocabulary.pop("<|endoftext|>")
     write("a.jsonl", '{"text": "one </s>"}\n{"text": "two"}\n')
@@ -564,7 +564,7 @@ def test_options():
 
 
 def test_own_input():
-    """No input is replaced or removed, whatever name it is given under, with --force or without."""
+    """No input is replaced or removed, under whatever name it is given, with --force or without."""
     os.makedirs("in")
     os.symlink("../out_train_000000.bin", "in/link.txt")
     for name in ("out_train_000000.bin", "out_train_000003.bin", "out_val_000001.bin.partial"):
@@ -619,7 +619,7 @@ def test_fault_at_every_call():
             if code or leftovers():
                 check(code == -9 or (action == "fail" and code in (0, 74)), f"{action} at {at}: exit code {code}")
                 again = run_with_fault(args)
-                done = again.returncode == 64  # all shards had their names: only the lock or the last fsync was left
+                done = again.returncode == 64  # all shards had their names; only the lock or the last fsync was missing
                 check(done or again.returncode == 0, f"{action} at {at}: then {again}")
             check(contents(shards("out")) == want and not leftovers(), f"{action} at {at}: {shards('out')}")
             most = at if code == -9 else most
@@ -650,7 +650,7 @@ def test_memory():
     p = subprocess.Popen([TOKENIZE[0], *BYTES, "--threads", "2", "big.txt"], stdout=subprocess.DEVNULL,
                          stderr=subprocess.DEVNULL)
     peak = 0
-    while p.poll() is None:  # reads VmHWM: getrusage would count inherited memory
+    while p.poll() is None:  # read VmHWM: getrusage would count inherited memory
         lines = open(f"/proc/{p.pid}/status").read().splitlines()
         peak = max([peak] + [int(line.split()[1]) for line in lines if line.startswith("VmHWM")])
         time.sleep(0.01)

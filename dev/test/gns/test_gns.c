@@ -10,7 +10,7 @@
 enum { D = 20, MAX_B = 32 };
 
 typedef struct {
-    double mean, deviation; // one example's gradient, in each direction
+    double mean, deviation; // of one example's gradient, in each direction
     uint64_t stream, drawn;
 } Source;
 
@@ -59,8 +59,8 @@ static GnsTracker tracked(Source *source, int B, double half_life, double steps)
 
 // ---- the estimators -------------------------------------------------------------------------------------------------
 
-// S is the trace of the sample covariance (with B - 1). G2 is the mean product of two different examples. So both are
-// unbiased.
+// S is the trace of the sample covariance (divided by B - 1). G2 is the mean product of the gradients of two different
+// examples. Both are therefore unbiased.
 static void test_identities(void) {
     enum { B = 8 };
     Source source = source_make(1, 20, 101);
@@ -83,8 +83,8 @@ static void test_identities(void) {
 
 // ---- the averages ---------------------------------------------------------------------------------------------------
 
-// Compares averages, squared weights and errors with sums over the whole history. Steps vary in size. Steps of one
-// example change nothing. diff_sq: weight a difference by the square of its step's weight.
+// Compares averages, squared weights and errors with sums over the whole history. Step sizes vary. Steps of one example
+// change nothing. diff_sq: weight a difference by the square of its step's weight.
 static void check_tracker(bool diff_sq) {
     enum { STEPS = 60 };
     const double half_life = 700;
@@ -175,7 +175,7 @@ static void test_lower_formula(void) {
     }
 }
 
-// The bound lies below the true scale in at least 95% of runs, whatever the half-life, in steps.
+// The bound is below the true scale in at least 95% of runs, at any half-life.
 static void test_lower_covers(void) {
     enum { RUNS = 600, B = 16, SCALE = 80 };
     const double half_lives[] = {0.7, 3};
@@ -192,7 +192,7 @@ static void test_lower_covers(void) {
 
 // ---- calibration ----------------------------------------------------------------------------------------------------
 
-static const double LATE = 1e9; // tokens done, at which the half-life has its full length
+static const double LATE = 1e9; // tokens done: enough for the half-life's full length
 
 // Draws and adds a step of both sources.
 static void calibration_observe(GnsCalibration *c, Source *total, Source *ln, int B, double done) {
@@ -200,8 +200,8 @@ static void calibration_observe(GnsCalibration *c, Source *total, Source *ln, in
     gns_calibration_update(c, B, a.n, a.q, b.n, b.q, 1, done);
 }
 
-// total has 2.5 times the scale of ln. The ratio is 1 until both scales are significant, then 2.5; it stays 2.5 when
-// the scales are lost in noise again.
+// total has 2.5 times the scale of ln. The ratio is 1 until both scales are significant, then 2.5, also after noise
+// hides the scales again.
 static void test_calibration(void) {
     GnsCalibration c;
     gns_calibration_init(&c, 20);
@@ -228,7 +228,7 @@ static void draw_pair(double common, uint64_t stream, uint64_t step, double g2[2
     }
 }
 
-// The reported error of c equals c's spread over many runs, whether or not the two scales share their noise.
+// The reported error of c equals the spread of c over many runs, whether or not the two scales share their noise.
 static void test_calibration_error(void) {
     enum { RUNS = 300, STEPS = 200, B = 8 };
     static const double common[] = {0, 0.95, 1};
@@ -238,7 +238,7 @@ static void test_calibration_error(void) {
             GnsCalibration c;
             gns_calibration_init(&c, 20 / GNS_CALIBRATION_HALF_LIVES);
             for (uint64_t i = 0; i < STEPS; i++) {
-                double g2[2], s[2]; // to be converted to n and q
+                double g2[2], s[2]; // converted to n and q below
                 draw_pair(common[k], 520 + run, i, g2, s);
                 gns_calibration_update(&c, B, g2[0] + s[0], g2[0] + s[0] / B, g2[1] + s[1], g2[1] + s[1] / B, 1, LATE);
             }
@@ -267,7 +267,7 @@ static void test_scaled_lower(void) {
     CHECK(R < 0.7 * gns_scaled_lower(&t, (GnsFactor){c, 0, 0}, 2, 10), "bound %g", R);
 }
 
-// A half-life holds as many samples at 8 rows as at 256. Early in a run samples lie closer together.
+// A half-life holds as many samples with 8 rows per step as with 256. Early in a run samples are closer together.
 static void test_samples_are_spaced_in_tokens(void) {
     const double half_life = 4e5, row = 512;
     Noise noise = {0};
@@ -289,8 +289,8 @@ static void test_samples_are_spaced_in_tokens(void) {
         }
 }
 
-// If G2 is lost in noise, a few samples in a half-life must not look like a known ratio by chance. (The LayerNorms'
-// scale is 32 rows, the model's 80.)
+// If noise hides G2, a few samples in a half-life must not look like a known ratio by chance. (The LayerNorms' scale is
+// 32 rows, the model's 80.)
 static void test_calibration_is_wary(void) {
     enum { RUNS = 400, B = 16 };
     const double half_lives[] = {1.5, 4}; // in samples
@@ -329,8 +329,8 @@ static void test_ratio(void) {
 
 // ---- sources --------------------------------------------------------------------------------------------------------
 
-// A step of B rows over RANKS ranks, of three sources with known G and tr(Sigma). The last two gradients point away
-// from each other.
+// Steps have B rows of three sources with known G and tr(Sigma), on RANKS ranks. The gradients of the last two sources
+// point away from each other.
 enum { SOURCES = 3, RANKS = 3 };
 static const double shares[SOURCES] = {0.6, 0.3, 0.1}, noises[SOURCES] = {10, 6, 4};
 static double true_gradient(int s, int d) {
@@ -363,8 +363,8 @@ static double product(int s, int t) {
     return sum;
 }
 
-// Over many runs |G_s|^2, S_s and the cosines are right on average, and their reported errors equal the runs' spread.
-// (dev/oracle compares the estimates of one rank with float64.)
+// Over many runs |G_s|^2, S_s and the cosines are right on average, and their reported errors equal the spread over the
+// runs. (dev/oracle compares the estimates of one rank with float64.)
 static void test_sources(void) {
     enum { RUNS = 150, STEPS = 200, B = 24, PAIRS = SOURCES * (SOURCES - 1) / 2, NUMBERS = 2 * SOURCES + PAIRS };
     double mean[NUMBERS] = {0}, square[NUMBERS] = {0}, claimed[NUMBERS] = {0}, want[NUMBERS];
@@ -404,7 +404,7 @@ enum { MAX_RANKS = 8 };
 
 // Rank r has rows[r] of B examples: E sum_r |sum_b g_b|^2 = sum_r rows[r]^2 |G|^2 + B tr(Sigma), and B^2 |G|^2 + B
 // tr(Sigma) for the sum over all ranks. From these expectations the estimates must be |G|^2 and tr(Sigma) for any
-// shares. They are linear in both norms, hence unbiased. There is no estimate if one rank has all rows.
+// rows[]. Estimates are linear in both norms, hence unbiased. There is no estimate if one rank has all rows.
 static void test_ranks_unbiased(void) {
     static const struct {
         int ranks;
@@ -435,7 +435,7 @@ static void test_ranks_unbiased(void) {
 
 // ---- A model's groups -----------------------------------------------------------------------------------------------
 
-// Averages by definition; half-lives are in tokens.
+// Averages computed by definition; half_life: tokens.
 typedef struct {
     double g2, s, half_life;
 } Average;
@@ -462,9 +462,9 @@ static void check_average(const char *what, int step, const GnsTracker *t, const
     CHECK(fabs(got - want) <= 1e-9 * fabs(want), "%s after step %d: %g, want %g", what, step, got, want);
 }
 
-// Every step updates the LayerNorms. The other groups and the ranks' estimate have five times the LayerNorms'
-// half-life; a measurement counts for all tokens since the last one. The calibration's half-life begins at a tenth of
-// the tokens done. `total` has the LayerNorms' half-life and begins at the first step in which a ramp follows it.
+// Every step updates the LayerNorms' average. The other groups and the ranks' estimate have five times the LayerNorms'
+// half-life; a measurement counts for all tokens since the previous one. The calibration's half-life begins at a tenth
+// of the tokens done. `total` has the LayerNorms' half-life and begins at the first step in which a ramp follows it.
 static void test_groups(void) {
     enum { HALF_LIFE = 900, STEPS = 60, FOLLOWED_FROM = 9, FOLLOWED_TO = 30 };
     enum { LN, SAMPLED_LN, TOTAL, TYPE, LAYER = TYPE + 4, FOLLOWED = LAYER + 2, AVERAGES };

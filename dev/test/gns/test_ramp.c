@@ -30,8 +30,8 @@ static Ramp ramp_make(const RampConfig *c) {
 
 // ---- scripted aims --------------------------------------------------------------------------------------------------
 
-// The batch moves to the aim, by at most a factor of 2 per half-life (1,000 tokens), within 2 to 16 rows. Changes of
-// less than a row add up. If the aim is unknown, the batch stays.
+// The batch moves to the aim, by at most a factor of 2 per half-life (1,000 tokens), within 2 to 16 rows. Changes below
+// one row add up. While the aim is unknown, the batch does not change.
 static void test_follows(void) {
     RampConfig c = config_make(RAMP_GNS);
     static const struct {
@@ -60,8 +60,8 @@ static void test_follows(void) {
     CHECK(ramp_batch(&fixed, 100, 80000) == 8 && fixed.rows == 0, "a fixed batch listened");
 }
 
-// The critical batch is kappa c scale. The target is waste critical if step_rows is huge, otherwise sqrt(x critical).
-// aim and lower use the scale less one standard error, and its 95% bound.
+// critical = kappa c scale. target = waste critical if step_rows is huge, otherwise sqrt(x critical). `aim` uses the
+// scale less one standard error; `lower` uses the scale's 95% bound.
 static void test_target(void) {
     RampConfig c = config_make(RAMP_GNS);
     c.kappa = 4;
@@ -88,7 +88,7 @@ static void test_target(void) {
 
 // ---- the law --------------------------------------------------------------------------------------------------------
 
-// Returns the target for exact norms with a scale of 100 rows; g2 <= 0: the scale is unknown.
+// Returns the target for exact norms with a scale of 100 rows; g2 <= 0: with an unknown scale.
 static RampTarget target_at(double x, double kappa, double waste, double rows, double g2) {
     RampConfig c = config_make(RAMP_GNS);
     c.step_rows = x, c.kappa = kappa, c.waste = waste;
@@ -130,7 +130,7 @@ static void test_law(void) {
     CHECK(isinf(hidden.aim) && isinf(hidden.lower), "%g, %g", hidden.aim, hidden.lower);
 }
 
-// Step times a + b B give a / b in two digits, within the limits. A batch without a time is ignored.
+// From step times a + b B follows a / b in two digits, within the limits. A batch without a time is ignored.
 static void test_step_rows(void) {
     static const int64_t rows[] = {4, 16, 64};
     static const struct {
@@ -194,8 +194,8 @@ static void test_seesaw(void) {
     CHECK(ramp_batch(&r, 9, 9e5) == 100, "a constant rate moved the batch");
 }
 
-// The rate at four times the reference batch, at the schedule's peak (0.01) and at 30% of it. A power up to 0.5 is
-// constant; a larger one falls with the schedule, such as 1 to 0.5 + 0.3 x 0.5.
+// The rate at four times the reference batch, at the schedule's peak (0.01) and at 30% of the peak. A power up to 0.5
+// is constant; a larger power falls with the schedule: here from 1 to 0.5 + 0.3 x 0.5.
 static void test_lr(void) {
     RampConfig c = config_make(RAMP_GNS);
     static const struct {
@@ -288,10 +288,10 @@ static void replay_make(Ramp *r, double train_tokens, const int64_t *rows, int s
     CHECK_OK(ramp_create(r, &c, file, &e), &e);
 }
 
-// A resumed replay must have the file's tokens, or be complete. A row has 100 tokens.
+// A replay resumes at the file's number of tokens, or after the file's last step. A row has 100 tokens.
 static void test_replay_resumed(void) {
     static const int64_t rows[] = {5, 3, 4, 8, 1, 1};
-    enum { REST = 8 }; // after the file's end: the largest batch, or the rest of the run
+    enum { REST = 8 }; // after the file's end: the largest batch
     static const struct {
         int64_t step, tokens;
         double horizon;
@@ -308,7 +308,7 @@ static void test_replay_resumed(void) {
         int code = ramp_settle(&r, cases[i].step, cases[i].tokens, &e);
         CHECK(code == (cases[i].next ? 0 : ERR_INPUT), "case %d: exit code %d", (int)i, code);
         if (code) CHECK(strstr(e.what, file) && e.hint[0], "'%s' (%s)", e.what, e.hint);
-        else // the sequence continues there
+        else // the sequence continues at this step
             CHECK(ramp_batch(&r, cases[i].step, (double)cases[i].tokens) == cases[i].next, "case %d", (int)i);
         ramp_destroy(&r);
     }
@@ -319,7 +319,7 @@ static void test_replay_resumed(void) {
     ramp_destroy(&r);
 }
 
-// Finds the fewest rows of a step, and the most; the fewest leave out the last step, which the horizon may have cut.
+// Finds the fewest and the most rows of a step. The fewest ignore the last step, which the horizon may have cut.
 static void test_replay_limits(void) {
     static const struct {
         double horizon;

@@ -40,8 +40,8 @@ static void test_philox_known_answers(void) {
     }
 }
 
-// Pins the draws: a resumed run must continue them. A Python program after the text of rng.h drew these, with log and
-// cos to 60 digits.
+// Pins the draws, which a resumed run must continue. A Python program written from the text of rng.h computed these,
+// with log and cos to 60 digits.
 static void test_known_draws(void) {
     static const struct {
         uint64_t seed, stream, index, u64;
@@ -79,7 +79,7 @@ static void test_adamw_landmarks(void) {
 
 // ---- schedules ------------------------------------------------------------------------------------------------------
 
-// Rates by hand: warm-up 100 tokens, horizon 1100, down to a fifth; wsd decays from 880 to 1100.
+// Rates computed by hand: warm-up 100 tokens, horizon 1100, decay to a fifth; wsd decays from 880 to 1100.
 static void test_schedules(void) {
     static const struct {
         ScheduleKind kind;
@@ -180,7 +180,7 @@ static void test_fp8_codes(void) {
     check_fp8(NAN, 0x7f);
 }
 
-// A new exponent brings amax into [14, 28). It stays while amax is in [3.5, 112] or unknown.
+// A new exponent scales amax into [14, 28). The exponent does not change while amax is in [3.5, 112] or unknown.
 static void test_fp8_exponents(void) {
     for (uint64_t i = 0; i < 20000; i++) {
         const float amax = (float)exp2(rng_uniform(2, 0, i) * 200 - 100);
@@ -231,7 +231,7 @@ static void test_loss_scale(void) {
 
 // ---- The order of the data ------------------------------------------------------------------------------------------
 
-// Pins the order: a resumed run must read the same text. The values come from permutation_example in
+// Pins the order: a resumed run must read the same text. The values are from permutation_example in
 // dev/bench/torch_twin.py, written from the definition.
 static void test_known_order(void) {
     static const struct {
@@ -258,7 +258,7 @@ static void test_known_order(void) {
         }
 }
 
-// Pins choices of a source; the values come from Order.place in the same file.
+// Pins choices of a source. The values are from Order.place in dev/bench/torch_twin.py.
 static void test_known_sources(void) {
     static const struct {
         uint64_t seed, example;
@@ -312,7 +312,7 @@ static void test_outliers_window(void) {
         CHECK(isnan(outliers_z(&window, i, 3)), "%d: judged before the window is full", i);
         outliers_z(&still, 5, 3);
     }
-    for (int i = 0; i < 2; i++) // 400 is not kept
+    for (int i = 0; i < 2; i++) // the window does not keep 400
         CHECK_CLOSE(outliers_z(&window, 400, 3), (400 - (n + 1) / 2) / deviation, 1e-12, 0);
     CHECK_CLOSE(outliers_z(&window, 2, 3), (2 - (n + 1) / 2) / deviation, 1e-12, 0); // replaces 1
     CHECK_CLOSE(outliers_z(&window, (n + 1) / 2 + 1 / n, 3), 0, 0, 1e-12);

@@ -1,4 +1,4 @@
-// arena: buffers that live at the same time never share memory; others share nearly all they can.
+// arena: buffers that live at the same time never share memory; other buffers share nearly as much as possible.
 #include "model/arena.c"
 
 #include "../scratch.h"
@@ -52,7 +52,7 @@ static void test_random_lives(void) {
             CHECK((uintptr_t)where[i] == (b->bytes ? (1 << 20) + b->offset : 0), "buffer %d at %p", i, where[i]);
         }
     }
-    // The plan is a heuristic: a single round may reach 1.55.
+    // The plan is a heuristic: in a single round the ratio may reach 1.55.
     CHECK(ratios <= 1.05 * ROUNDS, "%.2f times what is alive at a time, on average", ratios / ROUNDS);
 }
 

@@ -6,7 +6,7 @@
 
 static Error e;
 
-// Odd and even shapes; one block; one row; a head in chunks of 256 rows (64 MiB at 65536 logits per row).
+// Shapes: odd and even; with one block; with one row; with a head in chunks of 256 rows (64 MiB at 65536 logits a row).
 static const struct {
     ModelConfig model; // L, NH, C, V, context
     int rows, seq_len;
@@ -22,7 +22,7 @@ static EngineConfig config_of(int shape, const Model *model) {
         .model = model, .micro_batch = shapes[shape].rows, .seq_len = shapes[shape].seq_len, .threads = 2};
 }
 
-// Returns the bytes of the plan's line `what`, 0 without such a line; NULL: of all. Checks that the lines add up.
+// Returns the bytes of the plan's line `what`, 0 without such a line; NULL: of all lines. Checks that the lines add up.
 static size_t planned(const EngineConfig *config, const char *what) {
     MemoryPlan plan;
     size_t bytes = 0, sum = 0;
@@ -39,7 +39,7 @@ static size_t planned(const EngineConfig *config, const char *what) {
 static size_t of_floats(size_t n) { return round_up(4 * n, 64); }
 
 // Blocks share the memory of recomputed values: GELU's output, or all but the block's input (11 C values per token,
-// and statistics). Without training an engine needs the weights and one block's memory, whatever the other modes.
+// and statistics). Without training an engine needs the weights and one block's memory, in every mode.
 static void test_plans(void) {
     for (int i = 0; i < SHAPES; i++) {
         Model model;

@@ -67,7 +67,7 @@ static double wanted_deviation(const char *name, int layers) {
     return ends_with(name, "c_proj.weight") ? 0.02 / sqrt(2.0 * layers) : 0.02;
 }
 
-// A value depends on its place and the seed, not on the requested piece of the tensor.
+// A value depends on its place and on the seed, not on the requested piece of the tensor.
 static void test_initial_weights(void) {
     Model model;
     ModelConfig c = {.layers = 3, .heads = 2, .channels = 64, .vocab = 1000, .context = 64};

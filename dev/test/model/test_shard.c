@@ -1,6 +1,6 @@
 // Engines that keep only the owned ranges (test_shard_cuda is the CUDA build of this file). The ranks are engines of
-// one process. Each computes the whole batch, so nothing is reduced. Their bits must equal an engine's that keeps
-// everything, also after ranks exchanged weights.
+// one process. Each computes the whole batch, so nothing is reduced. The ranks' bits must equal the bits of an engine
+// that keeps everything, also after ranks exchanged weights.
 #include "../test.h"
 
 #include "ranks/transport.h"
@@ -25,7 +25,7 @@ static uint64_t seed;
 static Error e;
 static const float POISON = -7.25f;
 
-// What ranks shard: each value includes the ones before.
+// What ranks shard: each value includes the values before it.
 typedef enum { SHARED_MOMENTS, SHARED_GRADS, SHARED_WEIGHTS } Shared;
 
 typedef struct {
@@ -35,7 +35,7 @@ typedef struct {
     Range owned[8];
     int pending;       // buckets [0, pending) are in memory
     int micro_steps;   // begun in this step
-    int soon, awaited; // bucket that the engine last named, last awaited
+    int soon, awaited; // bucket that the engine last named; bucket that it last awaited
 } Rank;
 
 typedef struct World {
@@ -113,7 +113,7 @@ static int soon_weights(void *context, Range range, Error *e) {
     return 0;
 }
 
-// Copies every rank's part; an engine may have written its own part in place.
+// Copies every rank's part, except a part that the engine wrote in place.
 static int await_weights(void *context, Range range, Error *e) {
     Rank *rank = context;
     (void)e;
@@ -209,7 +209,7 @@ static int rank_norms(Rank *rank, Error *e) {
     return 0;
 }
 
-static UpdateConfig update_config(int step) { // no clipping: a rank knows only its share of the norm
+static UpdateConfig update_config(int step) { // no clipping: a rank has only its share of the norm
     return (UpdateConfig){.lr = 1e-2,
                           .muon_lr = 2e-2,
                           .beta1 = 0.9,
@@ -245,8 +245,8 @@ static int whole_gradients(World *w, int step, Error *e) {
 
 // ---- What must be equal ---------------------------------------------------------------------------------------------
 
-// Checks that a rank stores the whole engine's bits in its owned ranges and nothing elsewhere. others: elsewhere it may
-// also store the whole engine's bits.
+// Checks that a rank stores the whole engine's bits in its owned ranges and nothing outside them. others: outside it
+// may also store the whole engine's bits.
 static void check_state(World *w, const Rank *rank, StateKind kind, bool others) {
     size_t wrong = 0;
     for (size_t i = 0; i < w->model.flat_count; i++) w->y[i] = POISON;
@@ -368,7 +368,7 @@ static void depart(Arrivals *a) {
     a->next = 0;
 }
 
-// Calls every function that reads weights and keeps the results.
+// Calls every function that reads weights; writes the results to `out`.
 enum { READERS = 4 };
 static void read_weights(World *w, Arrivals *a, float *out[READERS]) {
     StepResult r = {.grad_sq = w->grad_sq, .example_sq = w->example_sq, .rank_sq = w->rank_sq};

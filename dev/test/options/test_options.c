@@ -1,5 +1,5 @@
-// The option table and what follows from it: command line, config file, --help, run.json. test_resolve.c checks options
-// together.
+// The option table and what is built from it: command line, config file, --help, run.json. test_resolve.c tests several
+// options together.
 #include "model/model.h"
 #include "model/modes.h"
 #include "options_test.h"
@@ -53,7 +53,7 @@ static const struct {
     // clang-format on
 };
 
-// The table lists a choice's names in the order of its enum; the list above is complete.
+// Checks that the table lists a choice's names in the order of its enum, and that the list above is complete.
 static void test_choices_match_enums(void) {
     int told[OPTION_COUNT] = {0};
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
@@ -77,7 +77,7 @@ static void test_choices_match_enums(void) {
         CHECK_OK(parse(&o, words, &e), &e);
         CHECK(o.lr_schedule == kind, "%s: %d", schedule_names[kind], o.lr_schedule);
     }
-    for (int i = 0; i < 6; i++) { // llm.c gives numbers
+    for (int i = 0; i < 6; i++) { // llm.c's scripts give numbers
         const char *words = i < 3 ? path_of("-r %d", i) : path_of("--recompute %s", recompute_names[i % 3]);
         CHECK_OK(parse(&o, words, &e), &e);
         CHECK(o.recompute == i % 3, "%s: %d", words, o.recompute);
@@ -200,7 +200,7 @@ static void test_several_words(void) {
     }
 }
 
-// llm.c's flags mean what they mean in llm.c.
+// llm.c's flags have the same meaning as in llm.c.
 static void test_aliases(void) {
     static const char *const cases[][2] = {
         {"-i a -j b -o c -e d12 -b 8 -t 64 -d 2048 -x 10 -l 6e-4 -k linear -u 7 -q 0.25 -c 0.2 -v 5 -m 3 -s 9 -g 12 -z "
@@ -281,7 +281,7 @@ static void test_config_precedence(void) {
     CHECK_OK(parse(&o, "-y 1 --config a", &e), &e);
     CHECK(!o.fresh, "llm.c's -y 1 resumes, whatever the file says");
 
-    // A later file overrules an earlier one, also with an option that excludes one of the earlier file's.
+    // A later file overrules an earlier one, also with an option that excludes an option of the earlier file.
     write_text("b", "train-tokens = 4096\nlr = 0.75\nfresh = false\n");
     CHECK_OK(resolve(&o, "--train x --config a --beta1 0.25 --config=b", &e), &e);
     CHECK(o.lr == 0.75 && o.beta1 == 0.25 && !o.fresh && o.steps == 0 && o.run.horizon_tokens == 4096, "a, then b");
@@ -302,7 +302,7 @@ static void test_config_precedence(void) {
                           "or wsd, --val-every without --val\n") == 0,
           "%s", o.notes);
 
-    // run.json holds the final values of all options that any part of the run was given, except --out and --fresh.
+    // run.json holds the final values of all options given to any part of the run, except --out and --fresh.
     write_text("run.json",
                "{\"parts\": [{\"options\": {\"lr\": 1, \"out\": \"old\", \"fresh\": true, \"steps\": 9, "
                "\"document_mask\": true}}, {\"options\": {\"lr\": 0.5, \"steps\": 0}}], \"options\": {\"lr\": "

@@ -105,9 +105,9 @@ static void test_contradictions(void) {
     CHECK(strstr(e.hint, "use 960"), "%s", e.hint);
 }
 
-// Options without effect. REFUSED: the error names the option and what it needs. NOTED: llm.c's scripts give it,
-// another option decides, or nothing is trained. SILENT: the option has an effect, or its value (0, empty) asks for
-// none.
+// Options without effect. REFUSED: the error names the option and what it needs. NOTED: llm.c's scripts give the
+// option, another option overrides it, or nothing is trained. SILENT: the option has an effect, or its value (0, empty)
+// asks for none.
 typedef enum { REFUSED, NOTED, SILENT } Effect;
 // clang-format off
 static const struct {
@@ -174,7 +174,7 @@ static void test_effects(void) {
         if (effects[i].effect != REFUSED) continue;
         CHECK(strstr(e.what, says[0]) && strstr(e.what, says[1]) && e.hint[0], "%s: %s (%s)", words, e.what, e.hint);
         if (!*effects[i].base) continue;
-        // Several runs may share a file: there, an option without effect is only noted.
+        // In a file an option without effect is only noted, since several runs may share the file.
         for (const char *w = words; *w; w++) {
             if (strncmp(w, " --", 3) == 0) *c++ = '\n', w += 2;
             else if (strncmp(w, "--", 2) == 0) w++;
@@ -216,7 +216,7 @@ static void test_the_command_line_wins(void) {
         {SHAPE, "--sample-only --model some/dir --layers 3", "layers 3"},
     };
     static const char *const bad[][3] = {
-        // Both in one place:
+        // Both options in one place:
         {"steps = 50\ntrain-tokens = 20000\n", "--train a", "--steps and"},
         {"", "--train a --steps 5 --train-tokens 5", "--steps and"},
         {"steps = 50\nramp = linear\n", "--train a", "--steps does not"},
