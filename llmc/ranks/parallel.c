@@ -223,6 +223,7 @@ int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
     p->rank_norms = rank_norms;
     p->first = true;
     p->has_gradients = false;
+    p->own = p->own_sq = 0;
     p->unreduced = p->uncollected = p->buckets;
     return engine_begin_step(p->engine, e);
 }
@@ -252,6 +253,9 @@ static int micro_step_without_rows(Parallel *p, bool reduces, Error *e) {
 int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e) {
     GradientWatch watch = {bucket_begins, bucket_final, p};
     bool reduces = p->buckets && (last || p->config.reduce == REDUCE_MICRO_STEP);
+    const int64_t own = rows_of_rank(n, p->comm->rank % p->config.tensor, p->config.tensor).count;
+    p->own += own;
+    p->own_sq = reduces && p->config.reduce == REDUCE_MICRO_STEP ? p->own_sq + own * own : p->own * p->own;
     if (n == 0) return micro_step_without_rows(p, reduces, e);
     p->has_gradients = true;
     if (reduces) engine_watch(p->engine, &watch);
@@ -311,7 +315,7 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
 // Sends one message: seconds waited, losses, stop, |s_r|^2, the examples' squared norms by tensor, `more`, and the
 // values whose maximum is taken.
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
-    enum { WAITED, LOSS, NLL, STOP, RANK_SQ, EXAMPLE_SQ };
+    enum { WAITED, LOSS, NLL, STOP, ROWS_SQ, PAIRS, RANK_SQ, EXAMPLE_SQ };
     CommLeast least = {0};
     StepResult *result = sums->result;
     int tensors = p->model->tensor_count, more = EXAMPLE_SQ + tensors, count = more + sums->more_count;
@@ -323,6 +327,8 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     values[LOSS] = result->loss_sum;
     values[NLL] = result->nll_sum;
     values[STOP] = sums->stop;
+    values[ROWS_SQ] = (double)p->own_sq;
+    values[PAIRS] = (double)(p->own * (p->own - 1));
     values[RANK_SQ] = 0;
     for (int i = 0; i < tensors; i++) {
         values[RANK_SQ] += result->rank_sq[i];
@@ -339,6 +345,8 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     result->nll_sum = values[NLL];
     sums->stop = values[STOP] > 0;
     sums->rank_sq = values[RANK_SQ];
+    sums->rows_sq = values[ROWS_SQ];
+    sums->pairs = values[PAIRS];
     memcpy(result->example_sq, values + EXAMPLE_SQ, sizeof(double) * (size_t)tensors);
     memory_free(values);
     return code;

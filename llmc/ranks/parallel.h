@@ -68,6 +68,7 @@ typedef struct {
     double waited;        // seconds that the engine has waited for transfers in this step
     bool first;           // uncollected sums belong to the step's first micro-step
     bool has_gradients;   // this rank has computed gradients of rows in this step
+    int64_t own, own_sq;  // rows of this step that this rank owns; sum of squares of the rows in each of its reductions
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
     int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
     int64_t *work;        // (buckets) number of each bucket's transfer
@@ -119,6 +120,8 @@ typedef struct {
                         // (already summed: parallel_norms)
     double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
                         // all micro-steps of all ranks
+    double rows_sq;     // sum over the same gradients of the square of their number of rows
+    double pairs;       // pairs of rows on one rank: sum over ranks of m (m - 1), m the rows that a rank owns
     int slowest;        // the rank that waited least for transfers
     double lost;        // mean over ranks: seconds waited, less the seconds that `slowest` waited
     bool stop;          // in: this rank was asked to stop; out: any rank was

@@ -211,14 +211,12 @@ int setup_resume(Run *r, Error *e) {
     strcpy(r->saving.saved, newest->directory);
     int code = run_state_read(r, r->saving.saved, &changes, e);
     if (!code) code = ramp_settle(&r->position.ramp, at->step, at->tokens, e);
-    int64_t first = 0, rows = 0; // of the last rollback
-    for (int i = 0; i < back->made && !code; i++) {
-        first = back->skipped[i].first, rows = back->skipped[i].rows;
-        code = dataset_exclude(r->data.train, (uint64_t)first, (uint64_t)rows, e);
-    }
+    for (int i = 0; i < back->made && !code; i++)
+        code = dataset_exclude(r->data.train, (uint64_t)back->skipped[i].first, (uint64_t)back->skipped[i].rows, e);
     if (!code && is_rank0(&r->setup) && rollback_under_way(back))
         fprintf(stderr, "%s: back to %s, without examples %lld to %lld\n", back->why.what, r->saving.saved,
-                (long long)first, (long long)(first + rows - 1));
+                (long long)back->skipped[back->made - 1].first,
+                (long long)(back->skipped[back->made - 1].first + back->skipped[back->made - 1].rows - 1));
     if (!code && is_rank0(&r->setup))
         printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saving.saved, (long long)at->step,
                (long long)at->tokens, changes.text);

@@ -59,14 +59,13 @@ typedef struct {
     Ramp ramp;
     Noise noise;
     RowOutliers outliers; // --outliers
-    StepResult result; // numbers of this step. Behind source_gram lie the sum over ranks of own (own - 1), then `rows`
-    RowResult *rows;   // (largest batch) this step's rows, of all ranks, if EngineConfig.step_rows
-    int64_t own;       // rows of this step that this rank owns
-    double z;          // of this step, for RunPoint.spikes
-    bool stop;         // the run stops (same on all ranks); stop_cause (save.h) says why
-    double val_bytes;  // bytes of text per token in the last validation; 0: unknown
-    int64_t clipped;   // number of steps since the start whose gradient was clipped
-    double begun;      // clock time of this start, less the seconds of earlier parts of the run
+    StepResult result;    // numbers of this step; `rows` lies behind source_gram
+    RowResult *rows;      // (largest batch) this step's rows, of all ranks, if EngineConfig.step_rows
+    double z;             // of this step, for RunPoint.spikes
+    bool stop;            // the run stops (same on all ranks); stop_cause (save.h) says why
+    double val_bytes;     // bytes of text per token in the last validation; 0: unknown
+    int64_t clipped;      // number of steps since the start whose gradient was clipped
+    double begun;         // clock time of this start, less the seconds of earlier parts of the run
 } Position;
 
 typedef struct {

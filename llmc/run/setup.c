@@ -474,12 +474,12 @@ int setup_buffers(Run *r, Error *e) {
     TRY(loader_create(&r->data.loader, r->data.train, r->setup.shape.micro_batch, r->setup.shape.seq_len, e));
     Position *p = &r->position;
     StepResult *result = &p->result;
-    const size_t rows = (size_t)p->ramp.config.batch_max, sums = (size_t)(p->noise.sources * p->noise.sources) + 1;
-    TRY(memory_alloc((void **)&result->grad_sq, (3 * n + sums) * sizeof(double) + rows * sizeof *p->rows, "norms", e));
+    const size_t rows = (size_t)p->ramp.config.batch_max, gram = (size_t)(p->noise.sources * p->noise.sources);
+    TRY(memory_alloc((void **)&result->grad_sq, (3 * n + gram) * sizeof(double) + rows * sizeof *p->rows, "norms", e));
     result->rank_sq = result->grad_sq + n;
     result->example_sq = result->rank_sq + n;
     result->source_gram = result->example_sq + n;
-    p->rows = (RowResult *)(result->source_gram + sums);
+    p->rows = (RowResult *)(result->source_gram + gram);
     const size_t sites = (size_t)r->setup.model.config.layers * FP8_SITES;
     if (dtype_is_fp8(r->setup.shape.dtype))
         TRY(memory_alloc((void **)&result->amax, sites * sizeof *result->amax, "the largest factors", e));

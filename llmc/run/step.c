@@ -38,7 +38,6 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
     if (dtype_is_fp8(setup->shape.dtype)) engine_exponents(setup->engine, position->at.exponents);
     TRY(parallel_begin_step(&setup->parallel, measures_ranks(setup, position, mode), e));
     engine_examples(setup->engine, (uint64_t)first);
-    r->position.own = 0;
     for (int64_t i = 0; i < micro_steps; i++) {
         const uint16_t *rows = NULL;
         int64_t n = mine.count - done < most ? mine.count - done : most;
@@ -56,7 +55,6 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
             position->outliers.rarity[done + b] = sum / T;
         }
         comm_progress(setup->comm);
-        r->position.own += own_rows(&setup->shape, n).count;
         done += n;
     }
     if (ranks > 1 || !unread.code) TRY(parallel_norms(&setup->parallel, e));
@@ -99,22 +97,9 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
     };
 }
 
-// Estimates the noise scale from the ranks' own gradients. rank_sq: StepSums.rank_sq, the sum of their squared norms;
-// with --reduce micro-step each micro-step of a rank counts as a gradient. With one rank there is no estimate.
-static void observe_ranks(const Setup *setup, Position *position, int64_t B, double rank_sq) {
-    const int ranks = setup->comm->ranks;
-    const bool by_rank = setup->parallel.config.reduce == REDUCE_STEP || ranks == 1;
-    double rows_sq = 0, batch_sq = 0;
-    for (int i = 0; i < ranks; i++) {
-        const int64_t all = rows_of_rank(B, i, ranks).count, most = by_rank ? B : setup->shape.micro_batch;
-        for (int64_t left = all; left > 0; left -= most) rows_sq += pow((double)(left < most ? left : most), 2);
-    }
-    for (int i = 0; i < setup->model.tensor_count; i++) batch_sq += position->result.grad_sq[i];
-    noise_observe_ranks(&position->noise, (double)B, rows_sq, rank_sq, batch_sq);
-}
-
 // Updates the noise scales, and with them the ramp.
-static void observe_noise(Run *r, int64_t B, double rank_sq, GnsMode mode, bool measured_ranks, RampTarget *target) {
+static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode, bool measured_ranks,
+                          RampTarget *target) {
     const Setup *setup = &r->setup;
     Position *position = &r->position;
     double step_tokens = (double)(B * setup->shape.seq_len), done = (double)position->at.tokens + step_tokens;
@@ -123,13 +108,15 @@ static void observe_noise(Run *r, int64_t B, double rank_sq, GnsMode mode, bool 
     NoiseSignal signal = noise_signal(&position->noise);
     *target = ramp_target(&position->ramp, signal.tracker, signal.c);
     ramp_observe(&position->ramp, step_tokens, target->aim);
-    if (measured_ranks) observe_ranks(setup, position, B, rank_sq);
+    double batch_sq = 0;
+    for (int i = 0; i < setup->model.tensor_count; i++) batch_sq += position->result.grad_sq[i];
+    if (measured_ranks) noise_observe_ranks(&position->noise, (double)B, sums->rows_sq, sums->rank_sq, batch_sq);
     const int sources = position->noise.sources;
     double share[sources + 1], sq[sources + 1], *gram = position->result.source_gram;
     for (int s = 0; s < sources; s++) share[s] = r->data.train->sources.source[s].share, sq[s] = 0;
     for (int64_t b = 0; b < B && sources; b++)
         sq[dataset_example_source(r->data.train, (uint64_t)(position->at.examples + b))] += position->rows[b].sq;
-    noise_observe_sources(&position->noise, (double)B, gram[sources * sources], share, sq, gram, step_tokens);
+    noise_observe_sources(&position->noise, (double)B, sums->pairs, share, sq, gram, step_tokens);
 }
 
 static int amax_count(const Run *r) { return r->position.result.amax ? r->setup.model.config.layers * FP8_SITES : 0; }
@@ -175,8 +162,7 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     for (int64_t b = 0; b < mine.count && setup->options.outliers; b++) // a group's ranks each add 1 / tensor
         position->result.row[b].rarity = position->outliers.rarity[b] / p->config.tensor;
     TRY(parallel_sums(&setup->parallel, sums, e));
-    double *gram = position->result.source_gram, *pairs = (double *)rows - 1;
-    *pairs = (double)(position->own * (position->own - 1));
+    double *gram = position->result.source_gram;
     if (setup->shape.step_rows) TRY(comm_sum(setup->comm, gram, (int)((double *)(rows + B) - gram), e));
     position->stop = sums->stop;
     bool finite = isfinite(position->result.loss_sum) && isfinite(grad_norm(r, B));
@@ -284,7 +270,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     const double loss_scale = at->loss_scale.scale;
     TRY(adapt_scales(r, B, &skipped, e));
     progress_end(&r->output.progress);
-    if (!skipped) observe_noise(r, B, sums.rank_sq, mode, measured_ranks, &target);
+    if (!skipped) observe_noise(r, B, &sums, mode, measured_ranks, &target);
     at->step++;
     at->batch = B;
     at->examples += B;

@@ -15,9 +15,6 @@
 // (math/mixture.h). So one counter is a run's position in its data, and the sequence does not depend on batch size,
 // micro-batch, ranks or restarts. With `shifts` the windows of an epoch begin permutation_shift(T, key) tokens later;
 // the last window of a shard moves only as far as the shard allows.
-//
-// dataset_exclude removes windows from every epoch. An example whose window is excluded gets the window at the same
-// place of the next epoch. Other examples keep their windows.
 #pragma once
 
 #include "base/files.h"
@@ -61,8 +58,9 @@ typedef struct { // one thread at a time may read examples
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e);
 void dataset_close(Dataset *data); // NULL is fine
 
-// Excludes the windows of examples [first, first + count) from all later reads. If the range spans epochs, its later
-// examples may have replacement windows, which are excluded, too.
+// Excludes the windows of examples [first, first + count) from all later reads, in every epoch. An example whose window
+// is excluded gets the window at the same place of the next epoch; others keep theirs. If the range spans epochs, its
+// later examples may have such replacement windows, which are excluded, too.
 int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e);
 
 // Returns the window of an example. *shift = tokens by which the window begins later (`shifts`).
