@@ -30,7 +30,7 @@ static PlanDevice round_device(void) {
 static void test_kernel_seconds(void) {
     PlanDevice d = round_device();
     CHECK_CLOSE(plan_critical_intensity(&d), 10, 1e-12, 0);
-    // 1000 FLOPs at 50 FLOP/s: 20 s. A quarter of 40 B read, and 30 B written, at 10 B/s: 1 s + 3 s
+    // 1000 FLOPs at 50 FLOP/s: 20 s. A quarter of 40 B read, and 30 B written, at 10 B/s: 1 s + 3 s.
     Work w = {.kind = WORK_MATMUL, .flops = 1000, .read = 40, .written = 30, .count = 1};
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 24, 1e-12, 0);
     w.flops = 10; // 0.2 s + 4 s < 7 s for 70 B
@@ -43,11 +43,11 @@ static void test_kernel_seconds(void) {
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 20, 1e-12, 0);
     w.kind = WORK_MASKS;
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 40, 1e-12, 0);
-    w.flops = w.read = 0; // only a launch
+    w.flops = w.read = 0; // costs only the launch
     CHECK_CLOSE(plan_kernel_seconds(&d, &w), 0.125, 1e-12, 0);
 }
 
-// Returns a preset's model; makes each once.
+// Returns a preset's model; makes each model once.
 static const Model *model_of(const char *preset, int vocab, int seq_len) {
     static Model made[12];
     ModelConfig config = {.vocab = vocab, .context = seq_len};
@@ -89,8 +89,8 @@ static Workload micro_step(const Plan *p, ExactNorms exact) {
     return workload_micro_step(&p->shape, p->shape.micro_batch, w);
 }
 
-// Products cost 6 FLOPs per token and weight: 2 forward, 4 backward. Causal attention costs 7 C (T + 1) per layer; the
-// formula counts 6 C T, without the q k^T that the backward pass recomputes.
+// Products cost 6 FLOPs per token and weight: 2 forward, 4 backward. Causal attention costs 7 C (T + 1) per token and
+// layer; the formula counts 6 C T, without the q k^T that the backward pass recomputes.
 static void test_work_is_the_formula(void) {
     Plan p = plan_of("d12", "H200", 64);
     Workload w = micro_step(&p, EXACT_NONE);
@@ -100,11 +100,11 @@ static void test_work_is_the_formula(void) {
     CHECK_CLOSE(sum_work(&w, FAMILY_ATTENTION, true), N * L * 7 * C * (T + 1), 1e-12, 0);
     double all = sum_work(&w, FAMILY_BLOCK_MATMUL, true) + sum_work(&w, FAMILY_HEAD_MATMUL, true);
     CHECK_CLOSE(all + N * L * 6 * C * T, N * model_flops_per_token(p.shape.model, 1024), 2e-3, 0);
-    // 25 LayerNorms, in bf16: forward reads two values and writes two; backward reads three and writes one
+    // 25 LayerNorms in bf16: forward reads two values and writes two; backward reads three and writes one.
     CHECK_CLOSE(sum_work(&w, FAMILY_LAYERNORM, false), 25 * N * C * 2 * 8, 1e-12, 0);
-    // logits are read and written in place
+    // Logits are read and written in place.
     CHECK_CLOSE(sum_work(&w, FAMILY_CROSSENTROPY, false), N * 50304 * 4, 1e-12, 0);
-    // lnf is read twice and written; a row of wte is read
+    // With stored exponentials: lnf is read twice and written; a row of wte is read.
     Workload exponentials = {.value = 2, .head_bytes = p.device.head_bytes, .stores_exponentials = true};
     exponentials = workload_micro_step(&p.shape, 64, exponentials);
     CHECK_CLOSE(sum_work(&exponentials, FAMILY_CROSSENTROPY, false), N * C * 4 * 2, 1e-12, 0);
@@ -114,7 +114,7 @@ static void test_work_is_the_formula(void) {
     CHECK_CLOSE(sum_work(&update, FAMILY_OPTIMIZER, false), 38 * flat, 1e-12, 0);
     Workload lamb = workload_update(p.shape.model, OPTIMIZER_LAMB, flat, 2); // reads weight, moments and gradient twice
     CHECK_CLOSE(sum_work(&lamb, FAMILY_OPTIMIZER, false), 54 * flat, 1e-12, 0);
-    // five steps; q, k, v and proj are C x C: 6 C^3; fc and fcproj are 4 C x C: 18 C^3
+    // Five steps; q, k, v and proj are C x C: 6 C^3; fc and fcproj are 4 C x C: 18 C^3.
     Workload muon = workload_update(p.shape.model, OPTIMIZER_MUON, flat / 4, 2);
     double products = 0;
     for (int i = 0; i < muon.count; i++)
@@ -134,8 +134,8 @@ static void test_recomputing_and_exact_norms_cost(void) {
     CHECK_CLOSE(sum_work(&gelu, FAMILY_GELU, false) - sum_work(&none, FAMILY_GELU, false), 11 * N * 4 * C * 4, 1e-9, 0);
     CHECK_CLOSE(sum_work(&block, FAMILY_BLOCK_MATMUL, true) - sum_work(&none, FAMILY_BLOCK_MATMUL, true),
                 11 * 2 * N * 8 * C * C, 1e-9, 0); // qkv, proj and fc of eleven blocks
-    // Reads every example's gradient of every matrix, in fp32; reads and writes the sum once. The head does so for each
-    // of 4 chunks of 16 examples.
+    // Exact norms read every example's gradient of every matrix, in fp32, and read and write the sum once; in the head,
+    // once for each of 4 chunks of 16 examples.
     double blocks = 12 * 12 * C * C, head = 50304 * C;
     CHECK_CLOSE(sum_work(&exact, FAMILY_EXACT_NORMS, false), 4 * (blocks * (64 + 2) + head * (64 + 4 * 2)), 1e-9, 0);
     // Norms fused into the products read and write only rows of the head's dwte.
@@ -146,7 +146,7 @@ static void test_recomputing_and_exact_norms_cost(void) {
         CHECK(sum_work(&fused, f, false) == sum_work(&none, f, false), "family %d", f);
 }
 
-// Which devices, precisions and widths fuse exact norms, and what the norms cost in a step.
+// Tests which devices, precisions and widths fuse exact norms, and what the norms cost in a step.
 static void test_fused_exact_norms(void) {
     static const struct {
         const char *device;
@@ -200,8 +200,8 @@ static void test_measured_steps(void) {
         double planned = planned_speed(&p), measured = cases[i].tok_per_s;
         CHECK(fabs(planned / measured - 1) < 0.06, "case %zu: %.0f tok/s, measured %.0f", i, planned, measured);
     }
-    // Measured on an H100, in alternation (d24's fp8-dw on an H200): speed of --dtype fp8 over bf16, of fp8-dw over
-    // bf16
+    // Measured on an H100, in alternation (d24's fp8-dw on an H200): speeds of --dtype fp8 and fp8-dw, relative to
+    // bf16.
     const double fp8[] = {728181.0 / 645424, 267008.0 / 237003, 66609.0 / 55501};
     const double fp8_dw[] = {764633.0 / 648753, 297368.0 / 240785, 73146.0 / 54817};
     for (int i = 0; i < 3; i++) {
@@ -221,8 +221,8 @@ static void test_measured_steps(void) {
     CHECK_CLOSE(without / planned_speed(&p) - 1, 0.063, 0.08, 0); // +6.3% +- 0.5% of a step
 }
 
-// Measured on two cores of an EPYC with 233.6 GFLOP/s of multiply-adds: 124M, B4 T64, 243 tok/s. Assumes 25 GB/s, what
-// such a pair of cores copies.
+// Measured on two cores of an EPYC with 233.6 GFLOP/s of multiply-adds: 124M, B4 T64, 243 tok/s. Assumes 25 GB/s, the
+// speed of a copy on two such cores.
 static void test_measured_cpu(void) {
     Plan p = make_plan(model_of("d12", 50257, 64), "H200", 4, 64);
     EngineDevice cpu = {"CPU", true, .value_bytes = 4, .head_bytes = 64 << 20, .flops = 233.6e9, .bandwidth = 25e9};
@@ -243,9 +243,9 @@ static double mib_of(const Plan *p) {
 }
 
 // measured false: the CUDA engine's own exact plan plus CUDA's 532 MiB; exact norms are batched. measured true:
-// nvidia-smi on H200s (4 ranks: the trainer's log), the head in chunks of 800 MiB. The figures are from before GELU's
-// slope, 1 byte, replaced GELU's input, 2 bytes, in all blocks or one; RECOMPUTE_GELU now keeps one slope more. The
-// terms -4800 to +192 add this change.
+// nvidia-smi on H200s (4 ranks: the trainer's log), with the head in chunks of 800 MiB. The figures are older than a
+// change: GELU's slope, 1 byte, replaced GELU's input, 2 bytes, in all blocks or one; RECOMPUTE_GELU keeps one more
+// slope. The terms -4800 to +192 add this change.
 static void test_memory_estimate(void) {
     static const struct {
         const char *preset;
@@ -278,7 +278,7 @@ static void test_memory_estimate(void) {
         double mib = mib_of(&p);
         CHECK(fabs(mib / cases[i].mib - 1) < 0.02, "case %zu: %.0f MiB, want %.0f", i, mib, cases[i].mib);
     }
-    // Fused exact norms need a table of ints per chunk of the head, and no example's gradient.
+    // Fused exact norms need a table of ints per chunk of the head, but no gradients of examples.
     Plan ln = plan_of("d12", "H200", 64), exact = ln;
     exact.shape.gns = GNS_EXACT;
     CHECK_CLOSE(mib_of(&exact) - mib_of(&ln), (4.0 * 64 * 1024 * 768 + 4.0 * 16 * 50304) / (1 << 20), 1e-3, 0);
@@ -298,7 +298,7 @@ static void test_library_memory(void) {
         CHECK_CLOSE(mib_of(&two) - mib_of(&one), 860 + 2 * bucket[i] / (1 << 20), 1e-3, 0);
     }
     const double gpu = mib_of(&large);
-    large.device.measured = true; // a CPU has no CUDA, but the copy for checkpoints
+    large.device.measured = true; // a CPU: without CUDA, but with the copy for checkpoints
     CHECK_CLOSE(gpu - mib_of(&large), 532, 1e-3, 0);
     large.copies = true;
     CHECK_CLOSE(mib_of(&large) - gpu, 12 * (double)large.shape.model->flat_count / (1 << 20) - 532, 1e-3, 0);
@@ -306,7 +306,7 @@ static void test_library_memory(void) {
 
 // Bytes per parameter on 8 ranks in bf16, by hand: 4 + 2 for weights, 4 for gradients, 8 for moments. ZeRO-0: 18.
 // ZeRO-1: 4/8 + 2 + 4 + 8/8 = 7.5. ZeRO-2 keeps gradients of two blocks and the embeddings, and 1/8 of the sums. ZeRO-3
-// keeps 4/8 + 2/8 for weights, and 2 per weight in the slots.
+// keeps 4/8 + 2/8 for weights, and 2 bytes per weight in the slots.
 static void test_state_bytes(void) {
     double block = 12 * 768 * 768 + 13 * 768, embeddings = (50304 + 1024) * 768;
     double all = (double)model_of("d12", 50257, 1024)->flat_count;
@@ -325,12 +325,12 @@ static void test_state_bytes(void) {
 static void test_largest_micro_batch(void) {
     MemoryPlan memory;
     Plan p = make_plan(model_of("d2", 256, 64), "H200", 1, 64);
-    p.estimate_memory = false, p.device.measured = true; // a CPU: this program's engine plans
+    p.estimate_memory = false, p.device.measured = true; // a CPU: the plan of this program's engine
     plan_memory(&p, 1, &memory);
     CHECK((p.device.spec.memory_bytes = (double)memory.total) > 0 && plan_largest_micro_batch(&p) == 0, "not one row");
     for (double bytes = 3e6; bytes < 100e6; bytes *= 1.7) {
         p.device.spec.memory_bytes = bytes;
-        int fits = 0; // the largest micro-batch, by trying all
+        int fits = 0; // the largest micro-batch, found by trying all
         for (int b = 1; b == fits + 1; b++) {
             plan_memory(&p, b, &memory);
             if ((double)memory.total <= 0.97 * bytes) fits = b;
@@ -352,23 +352,23 @@ static void test_ring(void) {
     d.spec.link = 8;
     CHECK_CLOSE(plan_ring_seconds(&d, 4, 64), 3 * 1 + 0.75 * 64 / 4, 1e-12, 0);
     CHECK_CLOSE(plan_ring_seconds(&d, 8, 64), 5 * 1 + 2 * 3 + 0.875 * 64 / 1, 1e-12, 0);
-    // Of 4 ranks each sends to 3 through the switch. Of 8 ranks each sends to 3 within at 8 B/s, to 4 outside at 0.5
-    // B/s
+    // Each of 4 ranks sends to 3 through the switch. Each of 8 ranks sends to 3 on its machine at 8 B/s, to 4 on the
+    // other at 0.5 B/s.
     CHECK_CLOSE(plan_all_to_all_seconds(&d, 4, 64), 1 + 3 * 64.0 / 16 / 4, 1e-12, 0);
     CHECK_CLOSE(plan_all_to_all_seconds(&d, 8, 64), 3 + 4 * 64.0 / 64 / 0.25, 1e-12, 0);
-    PlanDevice torus = d; // 4 x 4 x 4: three rounds per axis, both ways at once; a piece travels a quarter of an axis
+    PlanDevice torus = d; // 4 x 4 x 4: three rounds per axis, both ways at once; a piece crosses a quarter of an axis
     torus.spec.axes = 3, torus.spec.devices_a_machine = 64;
     CHECK_CLOSE(plan_link_bandwidth(&torus, 64), 24, 1e-12, 0);
     CHECK_CLOSE(plan_ring_seconds(&torus, 64, 64), 3 * 1.5 + 63.0 / 12, 1e-12, 0);
     CHECK_CLOSE(plan_all_to_all_seconds(&torus, 64, 64), 1 + 64 * 4.0 / (4 * 64) / 4, 1e-12, 0);
-    // NCCL on 8 H200: bytes, and bus bandwidth of an all-reduce: 2 (K - 1) / K bytes per second
+    // NCCL's all-reduce on 8 H200: bytes, and bus bandwidth, 2 (K - 1) / K bytes per second.
     static const double measured[][2] = {{249e6, 343e9}, {712e6, 356e9}, {3.1e9, 364e9}};
     Plan p = plan_of("d12", "H200", 64);
     for (int i = 0; i < 3; i++) {
         double bytes = measured[i][0], seconds = 2 * plan_ring_seconds(&p.device, 8, bytes);
         CHECK_CLOSE(2 * 7.0 / 8 * bytes / seconds, measured[i][1], 0.03, 0);
     }
-    // The ZeRO paper, section 7: 2 values per parameter for plain data parallelism, ZeRO-1 and -2; up to 3 for ZeRO-3
+    // The ZeRO paper, section 7: 2 values per parameter for plain data parallelism, ZeRO-1 and -2; up to 3 for ZeRO-3.
     double all = (double)p.shape.model->flat_count;
     p.ranks = 8, p.rows = 8 * 64;
     CHECK_CLOSE(plan_step_bytes(&p), 7.0 / 8 * all * (4 + 4), 1e-12, 0);
@@ -379,7 +379,7 @@ static void test_ring(void) {
     CHECK_CLOSE(plan_step_bytes(&p), 7.0 / 8 * 2 * (2 * all + 10.0 / 12 * blocks), 1e-12, 0);
 }
 
-// Two ranks, 10 rows per step and a slow link: the backward pass hides little. Exposed are the blocks' gradients less
+// Two ranks, 10 rows per step and a slow link: the backward pass hides little. Exposed time: the blocks' gradients less
 // the backward pass, the embeddings' gradients, and gathering. A bucket costs one latency and half of its bytes.
 static void test_exposed(void) {
     Plan p = make_plan(model_of("d2", 256, 64), "H200", 10, 64);
@@ -395,7 +395,7 @@ static void test_exposed(void) {
     CHECK_CLOSE(zero0.exposed, scatter - backward + rest + rest + scatter - all[PASS_UPDATE], 1e-9, 0);
     CHECK_CLOSE(zero0.seconds, all[PASS_FORWARD] + all[PASS_BACKWARD] + all[PASS_UPDATE] + zero0.exposed, 1e-12, 0);
     p.sharing.zero = ZERO_1,
-    options.comm_dtype = WIRE_BF16; // bf16 halves the bytes of gradients and weights; latencies stay
+    options.comm_dtype = WIRE_BF16; // halves the bytes of gradients and weights, not the latencies
     PlanStep zero1 = plan_step(&p, 10);
     double half = (scatter - 2e-3) / 2 + 2e-3, half_rest = (rest - 1e-3) / 2 + 1e-3;
     CHECK_CLOSE(zero1.exposed,
@@ -437,7 +437,7 @@ static void test_exposed_weights(void) {
 }
 
 // --shard machine on two machines of two ranks, with test_exposed_weights' model: weights travel within a machine; half
-// of the gradients' sums also travel over the network, in both directions. A rank keeps what it keeps on one machine.
+// of the gradients' sums also travel over the network, in both directions. A rank's memory is as on one machine.
 static void test_replicas(void) {
     Model model;
     ModelConfig config = {.layers = 5, .heads = 2, .channels = 128, .vocab = 256, .context = 64};
@@ -500,7 +500,7 @@ static void test_tensor(void) {
     CHECK_CLOSE((double)cut.item[2].bytes, 8 * (matrices / 2 + embeddings / 2), 1e-6, 0);            // moments
 }
 
-// With Muon ranks own whole blocks, some ranks one more. A plan describes rank 0: no rank owns more.
+// With Muon ranks own whole blocks; some ranks own one block more. A plan describes rank 0: no rank owns more.
 static void test_muon_ranks(void) {
     Plan p = plan_of("d12", "H200", 1);
     MemoryPlan memory;
@@ -511,7 +511,7 @@ static void test_muon_ranks(void) {
     CHECK_CLOSE((double)memory.item[2].bytes, 8 * (2 * block + embeddings / 8), 1e-3, 0); // moments
 }
 
-// Of 10 rows on 4 ranks rank 0 has 3, in micro-steps of 2 and 1.
+// With 10 rows on 4 ranks, rank 0 has 3 rows, in micro-steps of 2 and 1.
 static void test_steps_are_cut(void) {
     Plan p = plan_of("d12", "H200", 2);
     p.ranks = 4;
@@ -558,7 +558,7 @@ static PlanRun run_of(RampMode mode, int64_t low, int64_t high, double tokens, d
 static void test_runs(void) {
     PlanRun run = run_of(RAMP_FIXED, 3, 3, 1000, 0, 0); // 100 rows: 33 steps of 3, one of 1
     CHECK(run.steps == 34 && run.first_batch == 3 && run.last_batch == 3 && !run.cut, "%lld", (long long)run.steps);
-    // gns doubles the batch per half-life of 5 rows: 2, 2.6, 4.0, 7.0 rows, then 8: 84 of 100 rows in 11 steps
+    // gns doubles the batch per half-life of 5 rows: 2, 2.6, 4.0 and 7.0 rows, then 84 of 100 rows in 11 steps of 8.
     run = run_of(RAMP_GNS, 2, 8, 1000, 50, INFINITY);
     CHECK(run.steps == 4 + 11 && run.last_batch == 8, "%lld steps to %lld", (long long)run.steps,
           (long long)run.last_batch);
@@ -591,15 +591,15 @@ static void test_checkpoints_at_a_time(void) {
         {49, 0, 2, 3, 0},         // at 49, 98 and 100
         {10, 0, 2, 3, 0},         // two kept, one being written
         {10, 0, 0, 10, 0},        // all kept
-        {10, 25, 2, 4, 0},        // the best one, too
+        {10, 25, 2, 4, 0},        // the best checkpoint, too
         {0, 60, 2, 2, 0},         // at 60 and 100
-        {10, 25, 0, 13, 0},       // at 25, 50 and 75, too; 50 counts twice
+        {10, 25, 0, 13, 0},       // also at 25, 50 and 75; 50 counts twice
         {4, INT64_MAX, 0, 25, 0}, // no overflow
         {10, 0, 1, 4, 5},         // --on-spike: the newest, one 10 steps older, one being written, an abandoned one
         {10, 0, 3, 5, 5},         // --keep covers the window
-        {3, 0, 2, 8, 5},          // 9 steps hold three, and a rollback abandons as many
-        {10, 25, 1, 5, 5},        // the best one, too
-        {50, 0, 0, 4, 5},         // steps 0, 50 and 100
+        {3, 0, 2, 8, 5},          // 9 steps hold three checkpoints, and a rollback abandons as many
+        {10, 25, 1, 5, 5},        // the best checkpoint, too
+        {50, 0, 0, 4, 5},         // at steps 0, 50 and 100, and an abandoned one
     };
     Ramp ramp;
     RampConfig c = {.mode = RAMP_FIXED, .batch_ref = 3, .seq_len = 8, .train_tokens = 8 * 3 * 100};
@@ -620,7 +620,7 @@ static void test_names(void) {
     // clang-format off
     static const struct {
         const char *said, *name;
-    } cases[] = { // first the driver's names, then users'
+    } cases[] = { // first names that the driver reports, then names that users type
         {"NVIDIA H200", "H200"}, {"NVIDIA H200 NVL", "H200 NVL"}, {"NVIDIA GH200 480GB", "GH200"},
         {"NVIDIA GB200", "GB200"}, {"NVIDIA B200", "B200"}, {"NVIDIA H100 80GB HBM3", "H100"},
         {"NVIDIA H100 PCIe", "H100 PCIe"}, {"NVIDIA A100-SXM4-80GB", "A100 SXM4 80GB"},
@@ -640,7 +640,7 @@ static void test_names(void) {
         CHECK(spec ? want && strcmp(spec->name, want) == 0 : !want, "%s taken for %s", cases[i].said,
               spec ? spec->name : "");
     }
-    char names[64]; // too short for the list: it is cut
+    char names[64]; // too short for the list, which is cut
     device_spec_names(names, sizeof names);
     CHECK(strlen(names) == sizeof names - 1 && strncmp(names, "GB200, B200, ", 13) == 0, "%s", names);
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# --dry-run as a program: it runs without data, plans GPUs on a machine without one, predicts the steps that the trainer
-# makes, and reports a disk that is too small.
+# Tests --dry-run as a program: it needs no data, plans GPUs on a machine without a GPU, predicts the trainer's steps,
+# and reports a disk that is too small.
 # shellcheck disable=SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" plan
@@ -16,7 +16,7 @@ plans_a_gpu_from_here() {
         said '^ +16 +1 +1 +2 ' && said '^run +19,074 steps of 512 rows, .* cost [0-9]' || return 1
     awk 'length > 125 { print "too wide: " $0; bad = 1 } END { if (NR > 63) { print NR " lines"; bad = 1 } exit bad }' plan.txt
 }
-plans_fp8() { # products in e4m3 are faster and need copies
+plans_fp8() { # products in e4m3 are faster and need copies of their factors
     local bf16 fp8
     plan $d12 --device H200 && bf16=$(plan_speed) && plan $d12 --device H200 --dtype fp8 && said '^  copies in e4m3 +450.0 MiB$' || return 1
     awk -v bf16="$bf16" -v fp8="$(plan_speed)" 'BEGIN { if (!(fp8 > 1.1 * bf16 && fp8 < 1.2 * bf16)) { print bf16 " and " fp8 " tok/s"; exit 1 } }' || return 1
@@ -32,7 +32,7 @@ plans_this_cpu() {
     plan --model d2 --vocab-size 256 --seq-len 64 --steps 10 && said '^device +CPU, ' && said 'measured just now' &&
         said ' tok/s, MFU ' && said '^run +10 steps of 4 rows'
 }
-plans_a_cut_model() { # also on a machine whose link is unknown
+plans_a_cut_model() { # tests --tensor, also on a machine whose link is unknown
     plan --model d2 --ranks 4 --tensor 2 --batch-tokens 8192 && said '^  copy for checkpoints' && said '^> +4 +1 +2 .* unknown ' &&
         ! grep nan plan.txt && plan --model d12 --device H200 --ranks 8 --tensor 4 --zero 3 && said '^> +8 +3 +4 +1 ' &&
         said '^  waiting for other ranks ' && ! grep -E '^>? +(1|2) ' plan.txt
@@ -40,7 +40,7 @@ plans_a_cut_model() { # also on a machine whose link is unknown
 plans_a_run_without_length() {
     plan --model d2 --device H200 && said '^device +H200' && ! said '^run ' > /dev/null && ! said 'checkpoints are written' > /dev/null
 }
-hours_are_tokens_over_speed() { # without --val the hours include no validation
+hours_are_tokens_over_speed() { # without --val, since hours include validation
     plan $d12 --device H200 || return 1
     awk '/tok\/s, MFU/ { gsub(",", "", $3); speed = $3 } /^run/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /^hours/) hours = $i }
         END { want = 1e10 / speed / 3600; if (!(speed > 0) || hours < 0.99 * want || hours > 1.01 * want) {
@@ -59,7 +59,7 @@ reports_ranks_that_wait() {
     plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said '^  compute-bound up to 8 ranks: ' # the batch has 8 rows
 }
 rows() { grep -oE '^[> ] +8 +1 .*' plan.txt | cut -c2- | sort; }
-# The table's lines for 8 ranks do not depend on the plan's --tensor. The size of a copy does not depend on --zero.
+# The table's lines for 8 ranks do not depend on --tensor. The size of the copy for checkpoints does not depend on --zero.
 compares_cuts() {
     local cut d24="--model d24 --device H200 --ranks 8 --batch-tokens 524288 --micro-batch 16"
     plan $d24 && rows > rows.txt && said '^  compute-bound up to 118 ranks' || return 1
@@ -73,7 +73,7 @@ step_of() { # MESH (@ for blanks): prints the milliseconds of a step with `optio
     [[ $mesh == *micro-batch* ]] || mesh+=" --micro-batch $rows"
     plan "${options[@]}" $mesh && ! grep 'DOES NOT FIT' plan.txt && awk '$1 == ">" { print $11 }' plan.txt
 }
-advises_a_mesh() { # MODEL DEVICE RANKS ROWS: both meshes of the advice fit; their steps differ as the advice says
+advises_a_mesh() { # MODEL DEVICE RANKS ROWS: both advised meshes fit; the ratio of their times is the advised one
     local options=(--model "$1" --device "$2" --ranks "$3" --batch-tokens 524288) rows=$4 best other times first second
     plan "${options[@]}" --micro-batch "$rows" || return 1
     read -r best other times < <(sed -nE 's/^  advice: (.*); (.*) takes (.*) times as long$/\1|\2|\3/p' plan.txt | tr ' |' '@ ')
@@ -81,7 +81,7 @@ advises_a_mesh() { # MODEL DEVICE RANKS ROWS: both meshes of the advice fit; the
         awk -v a="$first" -v b="$second" -v times="$times" 'BEGIN { exit !(times > 1 && b / a < times + 0.01 && b / a > times - 0.01) }' ||
         { echo "$best: $first ms, $other: ${second-} ms, $times"; return 1; }
 }
-advises_replicas() { # where two machines share a slow network; a rank then needs the same memory as on one machine
+advises_replicas() { # on two machines with a slow network; a rank then needs the same memory as on one machine
     local base=(--model d24 --device H200 --batch-tokens 524288 --micro-batch 16) ranks zero
     plan "${base[@]}" --ranks 16 --link 0.625 && said '^  advice: --zero [1-3] --shard machine; ' && plan "${base[@]}" --ranks 16 && ! grep 'advice.*--shard' plan.txt || return 1
     for zero in 1 3 "1 --tensor 2"; do
@@ -90,7 +90,7 @@ advises_replicas() { # where two machines share a slow network; a rank then need
     done
     refuses 64 '--shard machine: --ranks 12 on machines of 8. use a multiple, or --device-count' "$train" --dry-run "${base[@]}" --ranks 12 --shard machine --steps 1
 }
-compares_the_modes() { # for a model too large for one card
+compares_the_modes() { # with a model too large for one card
     plan --device H200 --model d84 --ranks 4 --batch-tokens 524288 --micro-batch 4 --zero 3 --reduce micro-step && said '^> +4 +3 +1 +1 +[0-9.]+ +131,072 +compute ' &&
         said '^  compute-bound up to 255 ranks: ' && said '^  ranks from which it fits, at this micro-batch: none with --zero 0, 4 with 1, 3 with 2, 3 with 3$' || return 1
     awk '$1 == ">" { $1 = ""; $0 = $0 } $1 == 4 && $3 == 1 && $8 > 0 { memory[$2] = $5; n++ }
@@ -99,8 +99,8 @@ compares_the_modes() { # for a model too large for one card
         plan --model d2 --ranks 4 --batch-tokens 8192 && said '^> +4 +1 .* unknown '
 }
 # Compares with "How to scale your model" (Austin et al. 2025): first the book's example, a TPU pod with the book's
-# figures; then GPUs behind switches. twin.py searches splits and batches; it computes only the transfers of one MLP, in
-# float64.
+# figures; then GPUs behind switches. twin.py searches for splits and batches; it computes only the transfers of one
+# MLP, in float64.
 agrees_with_the_textbook() {
     local python
     python=$(find_python) || skip "no Python" || return
@@ -108,7 +108,7 @@ agrees_with_the_textbook() {
 		import math, re, sys
 		C, W, axes, K, B, d, L, V = map(float, sys.argv[1:])
 		D, v = 4 * d, 2
-		def search(low, high, rises):  # bisects log x for the point where `rises` becomes true
+		def search(low, high, rises):  # bisects log x; returns the point where `rises` becomes true
 		    for _ in range(200):
 		        middle = math.sqrt(low * high)
 		        low, high = (low, middle) if rises(middle) else (middle, high)
@@ -116,7 +116,7 @@ agrees_with_the_textbook() {
 		products = lambda B, K: 4 * B * d * D / (K * C)
 		fsdp = lambda K_F, K, axes: 2 * v * d * D * K_F / K / (axes * W)
 		tensors = lambda B, K_F, axes: 2 * v * B * d / K_F / (axes * W)
-		def both(B, K_F):  # on a torus at once: two axes for FSDP, one for tensors; on a switch one after the other
+		def both(B, K_F):  # on a torus both at once: two axes for FSDP, one for tensors; on a switch one after the other
 		    times = (fsdp(K_F, K, 2), tensors(B, K_F, 1)) if axes else (fsdp(K_F, K, 1), tensors(B, K_F, 1))
 		    return max(times) if axes else sum(times)
 		best = lambda B: search(1e-6, 1e9, lambda K_F: both(B, K_F * 1.0000001) > both(B, K_F))
@@ -136,7 +136,7 @@ agrees_with_the_textbook() {
         --layers 80 --heads 56 --channels 7168 --vocab-size 50257 --seq-len 128 --batch-tokens 4194304 --micro-batch 1 --zero 3 &&
         ! grep -q '^ *16384 ' plan.txt && "$python" twin.py 459e12 180e9 3 8960 4194304 7168 80 50257 > twin.txt || return 1
     grep -q '^468 850 34 113 1619 ' twin.txt || { cat twin.txt; return 1; } # the textbook's numbers
-    # The book's best split has 8960 / 1619 = 5.5 ranks for tensors. The advice tries only powers of two.
+    # The book's best split has 8960 / 1619 = 5.5 ranks for --tensor. The advice tries only powers of two.
     said '^  advice: --zero 1 --tensor 4; --zero 1 takes 1\.' || return 1
     plan --device H200 --ranks 8 --layers 4 --heads 64 --channels 8192 --vocab-size 1000 --seq-len 64 --batch-tokens 16384 &&
         "$python" twin.py 989e12 450e9 0 8 16384 8192 4 1000 > twin.txt || return 1
@@ -155,7 +155,7 @@ reports_a_disk_too_small() {
     plan --device H200 --layers 1000 --heads 512 --channels 65536 --out not/there/yet && said 'NOT ENOUGH' &&
         plan --device H200 --model d2 --out not/there/yet && ! grep -q 'NOT ENOUGH' plan.txt && said 'free in \.'
 }
-reports_memory_too_small() { # an error for this machine, a note for another; both name a remedy that helps
+reports_memory_too_small() { # an error for this machine, a note for another machine; both name a remedy that helps
     local fits
     plan --device "RTX 4090" --model gpt2-1558M && said 'NOT EVEN ONE ROW FITS' && said '; general kernels' &&
         said '^note: the model does not fit: .* use --recompute block and --zero 3 on more ranks' &&
@@ -170,7 +170,7 @@ reports_memory_too_small() { # an error for this machine, a note for another; bo
         grep -qE '^error: the model does not fit: [0-9.]+ GiB are needed.*\(CPU' error.txt && [ "$(wc -l < error.txt)" = 1 ] ||
         { cat error.txt plan.txt; return 1; }
 }
-plans_with_the_users_figures() { # for a GPU that the table lacks, or instead of the table's
+plans_with_the_users_figures() { # for a GPU that the table lacks, or instead of the table's figures
     plan --device 'Radeon X' --device-flops 120 --device-bandwidth 960 --device-memory 24 --model gpt2-124M --steps 10 &&
         said '^device +Radeon X: 120 TFLOP/s bf16, 960 GB/s, 24 GiB \(figures as given; general kernels\)' && said ' MiB of 23839; the largest' &&
         said '^run +10 steps of 4 rows, ' || return 1
@@ -211,8 +211,8 @@ tunes_a_gpu_only() { # --tune is refused where a run would refuse it
     "$train" --dry-run --tune --model d2 --steps 3 --device H100 > log 2>&1 || { cat log; return 1; }
 }
 
-# A plan for a GPU refuses what the CUDA trainer refuses (test_cuda_build.sh compares). A plan for this machine accepts
-# the same shapes; so does a run whose config file names a GPU.
+# A plan for a GPU refuses what the CUDA trainer refuses (test_cuda_build.sh compares the two). A plan for this machine
+# accepts the same shapes, and a run accepts them even if its config file names a GPU.
 refuses_for_a_gpu_what_only_the_cpu_can() {
     local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin code what
     "$train" --train $shard $wide --steps 1 --out wide --fresh > run.log 2>&1 || { cat run.log; return 1; }
@@ -226,7 +226,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 		64 $wide
 		65 --model wide/step_00000001 --seq-len 16
 	END
-    # 64, not 65: an option is at fault, not the checkpoint.
+    # Exit code 64, not 65: an option is at fault, not the checkpoint.
     "$train" --dry-run --device H200 --model wide/step_00000001 --seq-len 8 --dtype fp8-dw > plan.txt 2>&1
     [ $? = 64 ] && said '^error: --dtype fp8-dw on a GPU needs a --seq-len that is a multiple of 16, not 8. use --dtype fp8$' || return 1
     plan --device H200 $wide --heads 2 && plan --device H200 --channels 129 --heads 3 &&

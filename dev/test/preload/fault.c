@@ -8,10 +8,10 @@
 //   FAULT_FSYNC   seconds that replace each fsync
 //   FAULT_FLUSH   seconds added to each line of output
 //   FAULT_READ    seconds added to each read of a checkpoint's JSON files
-//   FAULT_READS   prefix of files, one per rank, with a line for each read of a checkpoint: bytes and path
+//   FAULT_READS   prefix of log files, one per rank, with a line for each read of a checkpoint: bytes and path
 //   FAULT_SAVING  at a checkpoint's first fsync: "ask" (SIGUSR1) or "hang"
 //   FAULT_STARVE  seconds that Open MPI's threads sleep after each poll, as on a busy machine
-//   FAULT_HOST    the machine's name, with a number: machines of different numbers share no memory
+//   FAULT_HOST    the machine's name, with a number: ranks with different numbers share no memory
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <poll.h>

@@ -1,5 +1,5 @@
 // yield: a library to preload (LD_PRELOAD) into ranks that share few cores. A waiting rank polls with sched_yield
-// (OMPI_MCA_mpi_yield_when_idle=1); it sleeps here instead, which leaves the cores to ranks that compute.
+// (OMPI_MCA_mpi_yield_when_idle=1). This sched_yield sleeps, which leaves the cores to ranks that compute.
 #define _GNU_SOURCE
 #include <sched.h>
 #include <time.h>

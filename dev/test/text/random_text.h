@@ -13,7 +13,7 @@ static inline size_t put_code_point(char *out, uint32_t c) {
     return n;
 }
 
-// Writes a piece. Pieces cover GPT-2's kinds of characters; every version of Unicode classifies them alike.
+// Writes a piece. Pieces cover GPT-2's classes of characters; every version of Unicode classifies them alike.
 static inline size_t put_piece(char *out) {
     static const char *const pieces[] = {" ",  " ",   "\n", "\t", "\r\n", "a",    "bc",   "The", " the", "1",    "23",
                                          "!",  "...", "'",  "'s", "'ll",  "'re",  "'x",   "'S",  "\"",   "\x1f", "\v",
@@ -31,7 +31,7 @@ static inline size_t random_pieces(char *out, int count) {
     return at;
 }
 
-// Writes as random_pieces, but a tenth of the pieces are arbitrary code points.
+// Like random_pieces, but a tenth of the pieces are arbitrary code points.
 static inline size_t random_text(char *out, int count) {
     size_t at = 0;
     for (int i = 0; i < count; i++) {

@@ -1,4 +1,4 @@
-// HellaSwag: rows, sums and scores of a small file, by hand; errors give name and line of malformed files.
+// HellaSwag: rows, sums and scores of a small file, computed by hand; errors name file and line of malformed questions.
 // dev/oracle/check_evaluation.py checks scores of random questions.
 #include "text/hellaswag.h"
 #include "../scratch.h"
@@ -11,7 +11,7 @@ static int open_questions(HellaSwag **h, const char *text, int T) {
     return hellaswag_open(h, "q.jsonl", bytes_tokenizer, T, &e);
 }
 
-// Three questions with T = 5: the second one's context is cut in both rows; the third has an ending of 6 tokens.
+// Three questions with T = 5: the second question's context is cut in both rows; the third has an ending of 6 tokens.
 static void test_rows_and_scores(void) {
     static const char text[] = "{\"ctx\": \"ab\", \"endings\": [\"c\", \"de\"], \"label\": \"1\"}\n\n"
                                "{\"label\": 0, \"ctx\": \"vwxyz\", \"endings\": [\"\u00e9f\", \"g\"]}\n"

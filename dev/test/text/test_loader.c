@@ -47,7 +47,7 @@ static bool same_rows(const Fixture *f, const uint16_t *rows, uint64_t first, in
 }
 
 // Reads rows in order and at random places. Announces the right rows, other rows, too many, too few or none. Checks
-// rows while the thread reads the next ones.
+// rows while the thread reads the next rows.
 static void test_order(void) {
     make_shard("order_0.bin", 1700, V);
     make_shard("order_1.bin", 450, V);
@@ -86,7 +86,7 @@ static void test_reads_ahead(void) {
     fixture_close(&f);
 }
 
-// Destroying the loader while it reads several megabytes ends its thread first: the sanitizers would see a late write.
+// Destroys the loader while it reads several megabytes. Its thread must end first: sanitizers would see a late write.
 static void test_ends_while_reading(void) {
     enum { LONG_T = 1024, LONG_ROWS = 512 };
     const uint16_t *rows;

@@ -1,4 +1,4 @@
-// Token shards: tokens are read as written, in the order of shards.h; errors name malformed shards.
+// Token shards: tokens are read as written, in the order that shards.h defines; errors name malformed shards.
 #include "text/shards.h"
 #include "shard_file.h"
 #include "../scratch.h"
@@ -8,8 +8,7 @@
 static Error e;
 static uint64_t shift; // set by dataset_window_at
 
-// Writes a shard with any header and count tokens of value `token`; appends `extra` bytes, or cuts them off if
-// negative.
+// Writes a shard with any header and count tokens of value `token`; appends `extra` bytes, or cuts off -extra bytes.
 static void write_raw(const char *path, int32_t magic, int32_t version, int32_t said, int count, uint16_t token,
                       int extra) {
     size_t bytes = SHARD_HEADER_BYTES + 2 * (size_t)count;
@@ -99,7 +98,7 @@ static void test_shifted_windows(void) {
         for (int t = 0; t <= T; t++) CHECK(row[t] == row[0] + t, "example %d, token %d: %d", k, t, row[t]);
         if (k % N == N - 1 && first < T) seen[first]++;
     }
-    for (int shift = 0; shift < T; shift++) // binomial: 25 +- 4.7
+    for (int shift = 0; shift < T; shift++) // each occurs 25 +- 4.7 times (binomial)
         CHECK(seen[shift] >= 5 && seen[shift] <= 50, "shift %d in %d epochs of %d", shift, seen[shift], EPOCHS);
     CHECK_OK(dataset_window(data, 1, row, &e), &e);
     CHECK(row[0] == T, "a sequential window begins at %d", row[0]);
@@ -192,8 +191,8 @@ static void test_words(void) {
                 "u_000.bin: 100 tokens in 1 file are too few");
 }
 
-// A weight does not change the order of a single source. Each source of a mixture has its own epochs and order, and its
-// share of the examples.
+// A weight does not change the order of a single source. Each source of a mixture has its own epochs and order, and
+// gives its share of the examples.
 static void test_mixture(void) {
     enum { EXAMPLES = 60000, N = 22 };
     Dataset *plain, *one, *mixed;
@@ -222,7 +221,7 @@ static void test_mixture(void) {
     }
     for (int k = 0; k < N; k++) again += (last[0][k] == last[1][k]) + (last[1][k] == last[2][k]);
     CHECK(again < N, "sources in one order: %llu", (unsigned long long)again);
-    // The order of this seed, read backwards; a resumed run must continue it.
+    // Pins the order of this seed, which a resumed run must continue. Reads it backwards.
     uint64_t hash = 0;
     for (uint64_t i = EXAMPLES; i-- > 0;) hash += hash_element(i, (uint32_t)dataset_window_at(mixed, i, &shift));
     CHECK(hash == 0x86cc9428affed597u, "another order: %016llx", (unsigned long long)hash);
@@ -230,7 +229,7 @@ static void test_mixture(void) {
     dataset_close(mixed);
 }
 
-// An excluded window occurs in no epoch of any source; every other example stays.
+// An excluded window occurs in no epoch of any source. No other example changes.
 static void test_excluded_windows(void) {
     enum { EXAMPLES = 700, FIRST = 90, COUNT = 60 };
     const int lengths[2] = {701, 801}, T = 7, V = 300;
@@ -254,7 +253,7 @@ static void test_excluded_windows(void) {
     dataset_close(data);
 }
 
-// If there are too many shards to keep open, none stays open. They are not written in the order of their names.
+// If there are too many shards to keep open, all are closed after use. Writes the shards in another order than by name.
 static void test_many_shards(void) {
     enum { SHARDS = 300, T = 3 };
     for (uint16_t i = 0; i < SHARDS; i++) {
@@ -326,7 +325,7 @@ static void test_bad_shards(void) {
     write_raw("unreadable.bin", M, 1, 100, 100, 0, 0);
     chmod("unreadable.bin", 0);
     if (geteuid() != 0) refuse("unreadable.bin", 4, 256, "cannot open"); // root may read anything
-    Dataset *data;                                                       // a bad shard among good ones
+    Dataset *data;                                                       // a bad shard among good shards
     write_raw("set_0.bin", M, 1, 100, 100, 0, 0);
     write_raw("set_1.bin", M, 1, 100, 99, 0, 0);
     CHECK_ERROR(dataset_open(&data, "set_*.bin", 4, 256, 0, &e), &e, ERR_INPUT, "set_1.bin: truncated");
@@ -336,7 +335,7 @@ static void test_bad_shards(void) {
     refuse("full.bin", 4, 65535, "token 65535 at position 0");
 }
 
-// A file too large to be checked when it is opened: reading the window with its bad token fails; so does dataset_check.
+// A file too large to be checked when it is opened: reading the window with a bad token fails, and dataset_check fails.
 static void test_large_shard(void) {
     const int T = 1000, count = 40000000;
     const char *path = "large.bin";

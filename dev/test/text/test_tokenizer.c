@@ -1,5 +1,5 @@
-// Compares the tokenizer and its files with merges on strings. test_words checks the steps before merges;
-// compare_tokenizers.py checks GPT-2's vocabulary.
+// Compares the tokenizer and its files with merges on strings. test_words tests the steps before merges;
+// compare_tokenizers.py tests GPT-2's vocabulary.
 #include "text/tokenizer.h"
 #include "random_text.h"
 
@@ -41,7 +41,7 @@ static int save(const Tokenizer *t) {
 
 enum { MERGES = 300, NAME = 64 };
 typedef struct {
-    char left[NAME], right[NAME]; // plain letters
+    char left[NAME], right[NAME]; // as text, not in GPT-2's alphabet
 } NamedMerge;
 
 // Makes a random vocabulary over a, b, c, space and the other bytes. As in training, each merge joins two existing
@@ -156,7 +156,7 @@ static void test_merges(void) {
         CHECK_OK(encoder_create(&encoder, t, &e), &e);
         CHECK(t->vocab_size == 257 + count && t->eot == 256 + count, "%d", t->vocab_size);
         char word[4096];
-        for (int i = 0; i < 3000; i++) { // short words, words of about 64 bytes, and long words
+        for (int i = 0; i < 3000; i++) { // words are short, about 64 bytes, or long
             size_t bytes = i % 300 == 0 ? 1000 + draw(2000) : i % 10 == 0 ? 55 + draw(20) : 1 + draw(40);
             for (size_t k = 0; k < bytes; k++) word[k] = (char)('a' + draw(i % 7 ? 3 : 1));
             if (i % 3 == 0) word[0] = ' ';
@@ -180,7 +180,7 @@ static void check_round_trip(const Tokenizer *t, Encoder *encoder, const char *t
         at += length;
     }
     CHECK(at == bytes && memcmp(back, text, bytes) == 0, "decoding %zu bytes gives %zu", bytes, at);
-    // A text cut in two where tokenizer_cut allows has the same tokens.
+    // A text cut in two at a place that tokenizer_cut returns has the same tokens.
     uint16_t *parts = malloc(2 * bytes + 2);
     size_t cut = tokenizer_cut(t, text, bytes ? draw((uint32_t)bytes) + 1 : 0), first, second;
     CHECK(cut <= bytes, "cut %zu of %zu", cut, bytes);
@@ -200,7 +200,7 @@ static void check_round_trips(const Tokenizer *t, int texts) {
         size_t bytes = random_text(text, (int)draw(300));
         for (uint32_t damage = draw(3) ? 0 : draw(20); damage > 0 && bytes > 0; damage--) // any bytes
             text[draw((uint32_t)bytes)] = (char)draw(256);
-        char *exact = malloc(bytes + 1); // a sanitizer sees reads past the end
+        char *exact = malloc(bytes + 1); // so that a sanitizer sees reads past the end
         memcpy(exact, text, bytes);
         exact = realloc(exact, bytes ? bytes : 1);
         check_round_trip(t, encoder, exact, bytes);
@@ -252,7 +252,7 @@ static void check_loads(const Tokenizer *want) {
     memory_free(t);
 }
 
-// Forms of tokenizer.json that mean the same as GPT-2's.
+// Forms of tokenizer.json with the same meaning as GPT-2's form.
 #define BYTE_LEVEL(more) "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true" more "}"
 #define SPLIT(regex)                                                                                                   \
     "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"" regex "| ?\\\\p{L}+| ?\\\\p{N}+| "                             \
@@ -312,7 +312,7 @@ static const struct {
              {"\xC3\xA4", true, false}, {" <s>", false, true},    {"ab<", true, false}, {"\"\\", true, false}};
 enum { ADDED_COUNT = sizeof ADDED / sizeof *ADDED };
 
-// Writes added tokens. by_id: as in tokenizer_config.json; otherwise as in added_tokens.json, where all are
+// Writes added tokens. by_id: as in tokenizer_config.json; otherwise as in added_tokens.json, in which all tokens are
 // `normalized`.
 static void write_added(const char *file, int first, bool by_id) {
     FILE *f = create(file);
@@ -486,15 +486,15 @@ static void test_bad_files(void) {
         remove_files();
     }
     write_vocabulary((NamedMerge[]){{"a", "b"}, {"ab", "c"}}, 2);
-    write_json("merges.txt", "\xef\xbb\xbf#version: 0.2\r\na b\r\nab c\r\n"); // a byte order mark, lines from Windows
+    write_json("merges.txt", "\xef\xbb\xbf#version: 0.2\r\na b\r\nab c\r\n"); // a byte order mark, Windows line ends
     Tokenizer *windows = load();
     CHECK(windows && windows->merge_count == 2, "merges");
     memory_free(windows);
     remove_files();
 }
 
-// A vocabulary of characters, as scripts/from_nanogpt.py writes it, decodes what it encodes, also when loaded from its
-// own files. Errors name unknown characters. U+010D is also GPT-2's name of the carriage return.
+// A vocabulary of characters (scripts/from_nanogpt.py) decodes what it encodes, also when loaded from its own files.
+// Errors name unknown characters. U+010D is a special case: GPT-2's name of the carriage return.
 static void check_characters(void) {
     static const char text[] = "a\rb \xc4\x8d\xc3\xa9 a\xe2\x82\xac";
     static const uint16_t want[] = {2, 0, 3, 1, 5, 4, 1, 2, 6};

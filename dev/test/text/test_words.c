@@ -1,4 +1,4 @@
-// Compares UTF-8 with the encoding of RFC 3629, and words with PCRE2 on GPT-2's pattern.
+// Compares the UTF-8 check with RFC 3629's encoding, and words with PCRE2's matches of GPT-2's pattern.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/tokenizer.h"
 #include "random_text.h"
@@ -35,7 +35,7 @@ static void test_utf8(void) {
         s[0] = (unsigned char)i, s[1] = (unsigned char)(i >> 8);
         CHECK(utf8_invalid_at((char *)s, 2) == rfc_invalid_at(s, 2), "%02x %02x", s[0], s[1]);
     }
-    for (int i = 0; i < 300000; i++) { // four edge bytes, anywhere in and between steps of eight bytes
+    for (int i = 0; i < 300000; i++) { // four edge bytes, anywhere inside or across the scanner's steps of eight bytes
         unsigned char t[20];
         memcpy(t, s + 2, 17);
         size_t at = draw(13), n = at + 4 + draw(3);
@@ -52,7 +52,7 @@ static void test_utf8(void) {
 
 // ---- Words, against PCRE2 -------------------------------------------------------------------------------------------
 
-// GPT-2's published pattern with \s written out: PCRE2's \s includes U+180E, no space since Unicode 6.3.
+// GPT-2's published pattern with \s spelt out: PCRE2's \s includes U+180E, which is no space since Unicode 6.3.
 #define SPACES                                                                                                         \
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 static const char PATTERN[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" SPACES "\\p{L}\\p{N}]+|[" SPACES
@@ -106,7 +106,7 @@ static void test_words_of_every_code_point(void) {
         if (c >= 0xD800 && c < 0xE000) continue;
         char u[4];
         size_t n = put_code_point(u, c), at = 0;
-        const char *around = "a*1* *  *!**'s*"; // the code point replaces *: before and after every class
+        const char *around = "a*1* *  *!**'s*"; // the code point replaces *, before and after every class
         for (const char *s = around; *s; s++) {
             if (*s != '*') text[at++] = *s;
             else memcpy(text + at, u, n), at += n;
@@ -114,7 +114,7 @@ static void test_words_of_every_code_point(void) {
         if (!same_words(&w, text, at) && wrong++ < 10 && w.same_unicode) printf("  U+%04X\n", c);
     }
     if (!w.same_unicode) printf("  PCRE2 has Unicode %s, the tables 14.0: %d code points differ\n", w.unicode, wrong);
-    // Other versions of Unicode assign thousands of code points more or fewer than 14.0.
+    // Other versions of Unicode assign thousands more or fewer code points than 14.0.
     CHECK(w.same_unicode ? wrong == 0 : wrong < 20000, "%d code points differ", wrong);
     words_close(&w);
 }
