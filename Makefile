@@ -21,7 +21,7 @@ NATIVE ?= 1
 AVX2 ?= 0
 NO_MPI ?= 0
 
-# Debian's cross compiler, and build/arm64, where scripts/deps.sh arm unpacks the libraries.
+# ARM=1 uses Debian's cross compiler, and libraries that scripts/deps.sh arm unpacks to build/arm64.
 ARM ?= 0
 ifeq ($(ARM),1)
 CC := aarch64-linux-gnu-gcc -isystem build/arm64/usr/include -Lbuild/arm64/usr/lib/aarch64-linux-gnu
@@ -73,7 +73,7 @@ ALL_CFLAGS += -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefin
 $(BUILD)/llmc/cpu/%.o $(BUILD)/train_gpt2.o: ALL_CFLAGS += -O1
 endif
 
-# Writes a file of one line if the line has changed: what depends on the file is then rebuilt.
+# Writes a file of one line if the line has changed; then make rebuilds what depends on the file.
 write_if_new = @mkdir -p $(@D) && line='$(subst ','\'',$(1))' && { echo "$$line" | cmp -s - $@ || echo "$$line" > $@; }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ uninstall: ## removes them from PREFIX/bin
 OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/run/main_% $(if $(MPI_LIBS),,%/transport_mpi.c),$(wildcard llmc/*/*.c)))
 LIBRARY := $(BUILD)/libgns.a
 
-# Programs and objects get their names once they are whole, since another make may be reading them. Each is made as
-# PART, whose name holds the shell's process number.
+# Makes each program and object under the name PART, which ends with the shell's process id, then renames it: another
+# make may be reading the old file.
 PART = $@.part$$$$
 SHOW_WHOLE = && mv -f $(PART) $@
 
@@ -125,15 +125,15 @@ $(BUILD)/llmc/base/version.o: ALL_CFLAGS += $(if $(COMMIT),'-DGNS_COMMIT=" ($(CO
 $(BUILD)/commit: FORCE
 	$(call write_if_new,$(COMMIT))
 
-# The compiler and its flags: when these change, everything is rebuilt.
+# The compiler and its flags; if they change, everything is rebuilt.
 FLAGS := $(CC) $(ALL_CFLAGS)
 $(BUILD)/flags: FORCE
 	$(call write_if_new,$(FLAGS))
 
-# Only these see the headers of MPI.
+# Only these objects include MPI's headers.
 $(BUILD)/llmc/ranks/comm.o $(BUILD)/llmc/ranks/transport_mpi.o $(BUILD)/llmc/ranks/open_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS) $(if $(NO_NCCL),-DGNS_NO_NCCL)
 
-# Checks the compiler and the libraries' headers once, so that a missing one gives one line, not a page of errors.
+# Checks the compiler and the libraries' headers once, so that a missing header gives one line, not a page of errors.
 $(BUILD)/headers: $(BUILD)/flags
 	@why=$$($(CC) $(ALL_CFLAGS) -E -x c -MF /dev/null /dev/null 2>&1 > /dev/null) || { echo "error: CC=$(firstword $(CC)) with these CFLAGS does not work: $${why%%$$'\n'*}" \
 		"(CC and CFLAGS choose the compiler and its flags)" >&2; exit 69; }

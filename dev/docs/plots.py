@@ -3,8 +3,8 @@
 
 Without STUDY it writes DIR/loss-time.svg, from dev/results/recipe.jsonl and recipe_curves.json. From the runs of dev/bench/ramp_study.py
 it writes DIR/gns-{ramp,loss,layers,exact}.svg and prints their table; from the studies in --muon DIR, gns-muon.svg.
-Where a batch ran with several tunings, shows the tuning with most seeds; among equals, the one with the lowest mean loss. Curves
-are of the first seed.
+If a batch ran with several tunings, shows the tuning with the most seeds; among equals, that with the lowest mean loss. Curves
+show the first seed.
 """
 
 import json
@@ -76,7 +76,7 @@ def print_table(runs):
 
 
 def draw_ramp(plots, run, others):
-    """Left: what the ramp looks at. Right: the LayerNorms' noise scale of every run."""
+    """Left: the values from which the ramp chooses the batch. Right: the LayerNorms' noise scale of every run."""
     figure, (left, right) = plots.plt.subplots(1, 2, figsize=(13, 4.8), width_ratios=(3, 2))
     at, target, aim, lower, batch = plots.thin(*(run.column(name)[:-1] for name in (
         "tokens", "ramp_target", "ramp_aim", "ramp_target_lower", "batch")))
@@ -150,7 +150,7 @@ def draw_exact(plots, run):
 
 
 def draw_muon(plots, directory):
-    """Left: the noise scale over whole runs, which end at like losses. Right: final losses of short runs, by batch."""
+    """Left: the noise scale over whole runs that end at similar losses. Right: final losses of short runs, by batch."""
     figure, (left, right) = plots.plt.subplots(1, 2, figsize=(13, 4.6))
     for name, colour in (("AdamW", "tab:blue"), ("Muon", "tab:orange")):
         whole, short = (load(os.path.join(directory, name.lower() + kind)) for kind in ("", "-short"))
@@ -204,7 +204,7 @@ def draw_loss_time(plots):
 
 
 def compact(svg):
-    """Returns the figure in half the bytes: coordinates in tenths of a point, the font's name once, no idle elements."""
+    """Returns the figure in half the bytes: coordinates in tenths of a point, the font's name once, no needless elements."""
     svg = re.sub(r'(?<= d=")[^"]*', lambda d: re.sub(r"(\.\d)\d+", r"\1", d.group()), svg)
     svg = re.sub(r'(\b[xy]="|[(, ])(\d+\.\d)\d+(?=[", )])', r"\1\2", svg)
     svg = re.sub(r" font-family: 'DejaVu Sans'[^;\"]*;?", "", svg)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints bash's completion of a program, by what its --help says: the options, and the values of those that have a choice.
-# completion.sh PROGRAM NAME...: NAMEs are the commands that it completes.
+# Prints bash's completion of a program from its --help: the options, and the values of options with a choice.
+# completion.sh PROGRAM NAME...: NAMEs are the commands to complete.
 set -euo pipefail
 help=$("$1" --help)
 shift

@@ -10,7 +10,7 @@ CUDA_OBJECTS := $(filter-out %/transport_nccl.o,$(CUDA_OBJECTS))
 endif
 
 # Which GPUs to build for. 80 is the first with tensor cores for bf16. The fp16 kernels also run on 75, but not on 70, which
-# CUDA 13 has dropped. Without a GPU nvidia-smi prints a message, which grep removes. CUDA 12.8 is the first that knows
+# CUDA 13 has dropped. Without a GPU nvidia-smi prints a message, which grep removes. CUDA 12.8 is the first to support
 # 100 and 120; for later GPUs the driver compiles PTX_ARCH.
 TUNED_ARCH := 80 90a
 OLDEST := $(if $(filter FP16,$(PRECISION)),75,80)
@@ -49,7 +49,7 @@ train_gpt2cu: $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer
 $(CUDA_BUILD)/train_gpt2cu: $(BUILD)/llmc/run/main_cuda.o $(CUDA_OBJECTS) $(LIBRARY) $(CUDA_BUILD)/cflags
 	$(call say,$@)$(NVCC) -o $@ $(filter-out %/cflags,$^) $(CUDA_LINK)
 
-# What CUDA objects are rebuilt for: nvcc, its flags and GPUs; the linked library and its flags.
+# Changes of these rebuild CUDA objects: nvcc, its flags and GPUs; the linked library and its flags.
 $(CUDA_BUILD)/flags: FORCE
 	$(call write_if_new,$(NVCC) $(NVCC_FLAGS))
 $(CUDA_BUILD)/cflags: FORCE
@@ -62,7 +62,7 @@ $(CUDA_BUILD)/%.o: %.cu $(CUDA_BUILD)/flags
 	@dev/make/ptxas.sh $< $(@:.o=.ptxas) "$(TUNED_ARCH)" >&2 || { rm -f $@; exit 1; }
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Tests and benchmarks: of the GPU, and those that run on either engine
+# Tests and benchmarks of the GPU, and tests and benchmarks that run on either engine
 
 CUDA_EITHER := dev/bench/bench_engine dev/bench/bench_save dev/test/model/test_shard_cuda
 CUDA_PROGRAMS := $(patsubst %.cu,$(CUDA_BUILD)/%,$(wildcard dev/test/cuda/test_*_cuda.cu dev/bench/bench_*.cu)) $(addprefix $(CUDA_BUILD)/,$(CUDA_EITHER))

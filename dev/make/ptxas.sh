@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Reads ptxas's report on the kernels of a file: ptxas.sh SOURCE REPORT "TUNED_ARCHITECTURES"
 # Prints ptxas's numbered remarks and the kernels that spill registers to memory. Fails on spills for a tuned architecture;
-# for others the kernel is slower, not wrong. Fails on remarks that the tensor cores' products (wgmma, which only 90a has) do
-# not overlap. Drops the remark that Turing's multiprocessors cannot hold two blocks of 768 threads (.minnctapersm).
+# on others a spill only costs time. Fails on remarks that wgmma, the tensor cores' products of 90a, do not overlap.
+# Drops the remark that Turing's multiprocessors cannot hold two blocks of 768 threads (.minnctapersm).
 grep -vE 'ptxas info *: [^(]|bytes stack frame|minnctapersm|^$' "$2"
 awk -v source="$1" -v tuned_archs="${3// /|}" '
     /Compiling entry function/ { entry = $0 }

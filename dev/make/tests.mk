@@ -1,6 +1,6 @@
 # Tests, fuzzers and benchmarks of the CPU trainer; included by the Makefile.
 
-# Unit tests are programs; the others are scripts that drive programs. Fuzzers always run under the sanitizers.
+# Unit tests are programs; other tests are scripts that run programs. Fuzzers always run under the sanitizers.
 UNIT_SOURCES := $(wildcard dev/test/*/test_*.c)
 FUZZ_SOURCES := $(wildcard dev/test/*/fuzz_*.c)
 UNIT := $(patsubst %.c,$(BUILD)/%,$(UNIT_SOURCES))
@@ -8,7 +8,7 @@ HELPERS := $(patsubst %.c,$(BUILD)/%,$(filter-out $(UNIT_SOURCES) $(FUZZ_SOURCES
 FUZZERS := $(patsubst %.c,$(SAN_BUILD)/%,$(FUZZ_SOURCES))
 SCRIPTS := $(wildcard dev/test/*/test_*.sh)
 TESTS := $(UNIT) $(FUZZERS) $(SCRIPTS)
-# These start first, so that the last to end is a short one.
+# The longest tests start first, so that a short test ends last.
 LONGEST := $(foreach name,test_cuda_build test_ranks test_faults test_shakespeare test_crash_ranks test_oracle test_crash test_launchers test_machines test_tokenize test_avx2 \
 	test_report test_best test_outliers test_sources fuzz_readers test_program test_arm_build test_study test_demo test_rollback,$(filter %/$(name) %/$(name).sh,$(TESTS)))
 CRASH_TESTS := $(addprefix $(BUILD)/dev/test/run/,test_resume test_crash test_crash_ranks)
@@ -20,13 +20,13 @@ CRASH_FUZZER := $(SAN_BUILD)/dev/test/run/fuzz_readers
 # GNS_ENGINE: the engine in tests and benchmarks that run on either.
 $(BUILD)/dev/%.o: ALL_CFLAGS += -DGNS_ENGINE=cpu_engine
 $(BUILD)/dev/test/%.o: ALL_CFLAGS += -O0 # compiles in a third of the time; the library keeps -O3
-# -O2 for the tests whose run time counts.
+# -O2 for tests whose run time counts.
 $(BUILD)/dev/test/cpu/%.o $(BUILD)/dev/test/gns/%.o $(BUILD)/dev/test/math/%.o: ALL_CFLAGS += -O2
 $(BUILD)/dev/test/run/test_metrics.o: ALL_CFLAGS += -O3 # compares bits of gns.h's inline functions with the library's
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/train_gpt2.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
 
-# The oracle of the tokenizer's scanner.
+# test_words compares the tokenizer's scanner with PCRE2.
 $(BUILD)/dev/test/text/test_words: LDLIBS += -lpcre2-8
 
 # Calls that tests make fail, count or replace.
@@ -55,7 +55,7 @@ endif
 # ----------------------------------------------------------------------------------------------------------------------
 # Targets
 
-# deps.sh may install MPI, which changes the build: so a second make, which finds it, does the rest.
+# deps.sh may install MPI, which changes the build: a second make then finds MPI and builds.
 WITH_DEPS := test test-long test-faults test-crash fuzz
 $(WITH_DEPS):
 	@scripts/deps.sh test
@@ -70,7 +70,7 @@ test-run:
 test-venv:
 	@scripts/deps.sh venv
 
-# Sanitizes what reads bytes from outside; the fuzzers link this build's engine, ranks and plan.
+# Sanitizes the code that reads bytes from outside; the fuzzers link this build's engine, ranks and plan.
 UNSANITIZED := $(filter $(addprefix $(BUILD)/llmc/,cpu/% ranks/% plan/%),$(OBJECTS))
 test-programs: $(UNIT) $(HELPERS) $(BENCHES) $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
 	@$(MAKE) --no-print-directory -s SAN=1 $(FUZZERS) $(SAN_BUILD)/data/tokenize \
@@ -92,7 +92,7 @@ test-crash-run:
 	@$(MAKE) --no-print-directory -s SAN=1 $(CRASH_FUZZER)
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(CRASH_TESTS) $(CRASH_FUZZER)
 
-# Left out: tests that need MPI, and test_crash, which takes an hour under qemu.
+# Without test_crash_ranks, which needs MPI, and test_crash, which takes an hour under qemu.
 ARM_UNIT := $(filter-out %/test_crash %/test_crash_ranks,$(UNIT))
 test-arm: ## the CPU trainer for 64-bit Arm under qemu: unit tests, and runs that it and this machine resume; 8 to 17 minutes
 	@scripts/deps.sh test-arm

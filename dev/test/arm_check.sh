@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compares the CPU trainer for Arm under qemu ($GNS_BUILD, run by dev/test/arm_run.sh) with this machine's ($GNS_HERE):
-# shards are equal, losses agree within rounding, and each resumes the other's run. On Arm a rerun and a run on two
-# threads have the same bits. make test-arm runs this script.
+# shards are equal, losses agree within rounding, and each trainer resumes the other's run. On Arm a rerun and a run on
+# two threads give the same bits. make test-arm runs this script.
 set -u
 . "$(dirname "$0")/checks.sh" arm
 here=$root/${GNS_HERE:-build/cpu}
@@ -31,7 +31,7 @@ same_bits() { # RUN RUN
         cmp "$1/step_00000020/training/optimizer.safetensors" "$2/step_00000020/training/optimizer.safetensors" &&
         cmp <(numbers "$1") <(numbers "$2")
 }
-losses_within() { # MOST RUN RUN: at least 24 losses of training and validation differ by at most MOST, relatively
+losses_within() { # MOST RUN RUN: relative differences are at most MOST, over at least 24 training and validation losses
     paste <(grep -oE '"(val_)?loss": [0-9.]+' "$2/metrics.jsonl") <(grep -oE '"(val_)?loss": [0-9.]+' "$3/metrics.jsonl") |
         awk -v most="$1" '{ d = ($2 - $4) / $4; if (d < 0) d = -d; if (d > worst) worst = d; if ($1 == $3 && $4 > 0) n++ }
             END { printf "  %d losses, at most %.2g apart\n", n, worst; exit !(n >= 24 && worst <= most) }'
@@ -61,7 +61,7 @@ returns 0 on_arm train_gpt2 --check here_1/step_00000020
 resumed arm here_1 begun_here
 check "resumed on Arm" losses_within 2e-6 begun_here here_1
 end resumed
-begin # a core without bf16
+begin # on a core without bf16
 returns 69 qemu-aarch64 -cpu cortex-a72 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH="$root/build/arm64/usr/lib/aarch64-linux-gnu" \
     "$root/$build/train_gpt2" --sample-only --model arm_1 --prompt a --dtype bf16
 check "$(cat "$work/log")" grep -q 'error: --dtype bf16: this machine lacks the instructions' "$work/log"

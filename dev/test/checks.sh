@@ -69,11 +69,11 @@ one_line() { [ "$(wc -l < "$1")" = 1 ]; }   # FILE
 # RUN: prints its metrics without the fields that depend on a clock.
 numbers() { sed -E 's/, "(tok_per_s|slowest_rank|wait_share|mfu)": [^,}]*//g' "$1/metrics.jsonl"; }
 
-find_python() { # [PACKAGE...]: the first of $PYTHON, build/venv's and python3 with these packages
+find_python() { # [PACKAGE...]: prints the first of $PYTHON, build/venv's and python3 that has these packages
     local venv=$root/build/venv python load
     for python in ${PYTHON:+"$PYTHON"} "$venv/bin/python3" python3; do
         load="import_module(m).__file__"
-        # find_spec is faster. It is enough where build/venv holds all of requirements.txt.
+        # find_spec is faster than an import, and suffices if build/venv holds all of requirements.txt.
         [ "$python" != "$venv/bin/python3" ] || ! cmp -s "$root/dev/oracle/requirements.txt" "$venv/installed" ||
             load="util.find_spec(m).origin"
         "$python" -c "import importlib.util, sys; sys.exit(not all(importlib.$load for m in sys.argv[1:]))" "$@" \
@@ -89,7 +89,7 @@ learn_vocabulary() { # SIZE DIRECTORY TEXT; returns 77 if no Python has the pack
 }
 
 has_mpi() { command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train"; }
-mpi_here() { # sets up MPI for ranks that share this machine's cores
+mpi_here() { # configures MPI for ranks that share this machine's cores
     cc -shared -fPIC -o "$work/yield.so" "$root/dev/test/preload/yield.c" && export LD_PRELOAD=$work/yield.so || exit 70
     export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader # ob1 skips the search for networks
     export ASAN_OPTIONS=detect_leaks=0 # Open MPI leaks

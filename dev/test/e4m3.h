@@ -1,4 +1,4 @@
-// e4m3: conversion to and from e4m3 codes, for tests; a GPU has instructions for it.
+// e4m3: converts to and from e4m3 codes, for tests; the product uses a GPU's instructions.
 #pragma once
 
 #include "math/fp8.h"

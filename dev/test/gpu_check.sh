@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs everything that needs a GPU: tests, sanitizers, benchmarks, and a run beside PyTorch's. Prints one table at the
-# end. Whole logs are in $OUT.
+# end. Full logs are in $OUT.
 #
 #     dev/test/gpu_check.sh [tests] [sanitize] [bench] [resume] [pages] [parity]  (default: tests bench)
 #
@@ -28,7 +28,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 begin_table "$OUT"
 
-# Runs a program. Its log goes to $OUT/NAME.log, its verdict and time to the table.
+# Runs a program. Writes the log to $OUT/NAME.log, verdict and time to the table.
 check() { # NAME LIMIT_SECONDS COMMAND...
     local name=$1 start=$EPOCHREALTIME code verdict=PASS
     timeout "$2" "${@:3}" > "$OUT/$name.log" 2>&1
@@ -45,7 +45,7 @@ show() { # NAME PATTERN: adds the matching lines of a log to the table
     grep -E "$2" "$OUT/$1.log" | sed 's/^/    /' | tee -a "$table"
 }
 
-needs() { # STAGE FILE...: false if DATA lacks one
+needs() { # STAGE FILE...: fails if DATA lacks one of the files
     local file
     for file in "${@:2}"; do [ -e "$DATA/$file" ] || { row SKIP "$1" "no $file in DATA"; return 1; }; done
 }
@@ -59,17 +59,17 @@ tests() {
     done
 }
 
-# Runs every kernel at its smallest under every tool. One tool's programs run side by side. initcheck does not see
-# cuBLASLt's bulk stores and reports their results as unwritten: it runs only the tests without cuBLASLt.
-# test_filled_memory (in the stage tests) finds the engine's unwritten reads: it compares bits over memory full of NaN
-# and full of zeros.
+# Runs every kernel, with small sizes, under every tool. The programs of one tool run at the same time. initcheck does
+# not see cuBLASLt's bulk stores and reports their results as unwritten: it runs only the tests without cuBLASLt.
+# test_filled_memory (in the stage tests) finds the engine's reads of unwritten memory: it compares bits over memory
+# full of NaN and full of zeros.
 sanitize() {
     local tool program name
     for tool in $TOOLS; do
         for program in "$bf16"/dev/test/*/test_*_cuda; do
             name=$(basename "$program")
             case $tool-$name in
-            *-test_shard_cuda | *-test_device_cuda) ;; # the first runs only the engine's kernels, the second none
+            *-test_shard_cuda | *-test_device_cuda) ;; # run only the engine's kernels, or none
             racecheck-test_optimizers*) row SKIP "$tool-$name" "it reports races within cuBLASLt's batched products" ;;
             initcheck-test_engine* | initcheck-test_matmul* | initcheck-test_optimizers* | initcheck-test_logits*) row SKIP "$tool-$name" "see test_filled_memory in the stage tests" ;;
             *) check "$tool-$name" "$TOOL_LIMIT" compute-sanitizer --tool "$tool" --error-exitcode 1 "$program" 1 small & ;;
@@ -87,7 +87,7 @@ bench() {
     speed d12 64 1024 60 tune
     speed d24 32 1024 40 tune
     speed d48 16 1024 30 tune
-    speed d6 8 256 300 # small: does the device wait for the host?
+    speed d6 8 256 300 # small, to see whether the device waits for the host
     speed demo 16 64 500
 }
 
@@ -129,8 +129,8 @@ recipe() { # MICRO_BATCH MICRO_STEPS STEPS: prints the options that our trainer 
         $((batch_tokens * $3 / 2)) --final-lr-frac 0.1 --weight-decay 0.1 --seed 1 --val-every 100 --val-tokens 1048576
 }
 
-# Runs our trainer, then the twin. EVERY > 0: our trainer saves every EVERY steps; the twin follows these checkpoints in
-# parts, one part per GPU.
+# Runs our trainer, then the twin. EVERY > 0: our trainer saves every EVERY steps; the twin resumes from these
+# checkpoints, in parts, one part per GPU.
 beside_twin() { # NAME MODEL LAYERS HEADS CHANNELS MICRO_BATCH MICRO_STEPS STEPS GPU EVERY [TOLERANCE]
     local name=$1 data=(--train "$work/source_train_*.bin" --val "$work/source_val_*.bin") follow=() parts=1 part twins=()
     [ "${10}" = 0 ] || follow=(--follow "$work/$name") parts=$gpus

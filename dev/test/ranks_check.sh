@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # Checks several GPUs of one machine as ranks: every number of ranks trains the same run; a run whose rank is killed or
-# stopped ends. Measures speed and memory of all ranks together. Prints one table at the end. Whole logs are in $OUT.
+# stopped ends. Measures speed and memory of all ranks together. Prints one table at the end. Full logs are in $OUT.
 # LAUNCH="scripts/mpirun.sh -np 2" dev/test/cuda/gpu_resume.sh stops and resumes ranks.
 #
 #     dev/test/ranks_check.sh [agree] [tensor] [shard] [optimizers] [faults] [scaling] [memory]          (default: all)
 #
 #     BUILD    where the programs are (build): $BUILD/cuda-BF16/train_gpt2cu
 #     TRAINER  another program: build/cpu/train_gpt2 with SMALL=1 tries this script without a GPU
-#     MACHINES number of machines that this one simulates (1). Each has all GPUs here. NCCL goes through sockets between
-#              them. Slow, since ranks share GPUs; results are as on real machines.
+#     MACHINES number of machines that this one simulates (1). Each has all GPUs here; NCCL connects them by sockets.
+#              Slow, since ranks share GPUs; results are as on real machines.
 #     RANKS    largest number of ranks (MACHINES times the GPUs here)
 #     ZERO     --zero of the runs that are killed and stopped (1)
 #     OUT      logs and run directories (build/ranks_check)
-#     OPTIMIZERS what the stage optimizers runs (lamb muon)
+#     OPTIMIZERS names for the stage "optimizers" (lamb muon)
 #     LIMIT    seconds for everything (915 x MACHINES)
 #
 # Verdicts: PASS, FAIL, SKIP; SLOW: a figure below its floor, no failure; FIGURE: a figure without a floor.
@@ -39,7 +39,7 @@ command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
 grep -q MPI_Init_thread "$TRAINER" || fail 64 "$TRAINER was built without MPI" "Install Open MPI (and NCCL) and build it again"
 command -v python3 > /dev/null || fail 64 "no python3" "Install it: it makes the random text"
 
-# Switch NVLink multicast (NVLS) off: some machines forbid it, and figures must be comparable. MPI uses shared memory.
+# Without NVLink multicast (NVLS): some machines forbid it, and figures must be comparable. MPI uses shared memory.
 export NCCL_NVLS_ENABLE=0 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none
 mpirun=(scripts/mpirun.sh)
 [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
@@ -48,7 +48,7 @@ if [[ $TRAINER != *cu ]]; then
     gpus='' threads=(--threads 1)
     mpirun+=(--oversubscribe)
     export OMPI_MCA_mpi_yield_when_idle=1 ASAN_OPTIONS=detect_leaks=0
-elif [ "$MACHINES" -gt 1 ]; then # each machine has consecutive ranks, and all GPUs
+elif [ "$MACHINES" -gt 1 ]; then # a machine has consecutive ranks, and all GPUs
     export NCCL_SOCKET_IFNAME=lo
     as_machine=(bash -c 'export NCCL_HOSTID=machine$((OMPI_COMM_WORLD_RANK / $0)) CUDA_VISIBLE_DEVICES=$((OMPI_COMM_WORLD_RANK % $0)); exec "$@"' "$gpu_count")
 fi
@@ -76,8 +76,8 @@ rank_counts=1
 for ((n = 2; n <= RANKS; n *= 2)); do rank_counts+=" $n"; done
 [ $((n / 2)) = "$RANKS" ] || rank_counts+=" $RANKS"
 
-# Half of the tokens follow from the previous token, so that there is something to learn. The others obey Zipf's law:
-# the embedding's kernels need repeats as in real text.
+# Half of the tokens follow from the previous token, so that a model can learn them. The others obey Zipf's law: the
+# embedding's kernels need tokens that repeat as in real text.
 make_text() { # FILE COUNT VOCABULARY
     python3 - "$@" << 'PYTHON'
 import array, random, sys
@@ -107,7 +107,7 @@ begin() { # NAME RANKS OPTIONS...
     job=$!
 }
 
-run_processes() { # [R]: prints the processes of the current run, mpirun's too; with R only rank R's
+run_processes() { # [R]: prints the processes of the current run, with mpirun; given R, only rank R's
     local environment
     grep -lzxF "GNS_RANKS_CHECK=$work/$current" /proc/[0-9]*/environ 2> /dev/null | while read -r environment; do
         [ $# = 0 ] || grep -qzx "OMPI_COMM_WORLD_RANK=$1" "$environment" 2> /dev/null || continue
@@ -141,7 +141,7 @@ await_end() { # SECONDS: waits for the run's end and sets `code`; kills a run th
     code=$?
 }
 
-await_steps() { # COUNT: false if the run ends earlier, or time is up
+await_steps() { # COUNT: waits for COUNT steps; fails if the run ends earlier, or time is up
     while [ "$(steps_done)" -lt "$1" ]; do
         sleep 0.05
         runs && [ "$(seconds_left)" -gt 0 ] || return 1
@@ -152,7 +152,7 @@ tell_failure() { # WHAT
     row FAIL "$1" "exit code $code: $(grep -hE '^error|noticed that process' "$(log "$current")" | tail -n 1 | cut -c 1-150)"
 }
 
-await_success() { # WHAT: false if the run fails
+await_success() { # WHAT: waits for the run's end; fails if the run fails
     await_end "$(seconds_left)"
     [ $code = 0 ] || { tell_failure "$1"; return 1; }
 }
@@ -164,7 +164,7 @@ median() { sort -g | awk '{ x[NR] = $1 } END { print NR ? (x[int((NR + 1) / 2)] 
 # ---- agree: every number of ranks trains the same run; every mode gives the same bits --------------------------------
 
 # Prints the largest difference of a field between two runs at the same step, divided by SCALE. In SCALE, an awk
-# expression, $2 is the second run's value, $3 its gns_ln_s, $4 its batch.
+# expression, $2 is the second run's value, $3 its gns_ln_s, and $4 its batch.
 farthest() { # A B FIELD SCALE
     paste <(values "$1" "$3") <(values "$2" "$3") <(values "$2" gns_ln_s) <(values "$2" batch) | awk '
         NF != 4 || /null/ { bad = 1; next }
@@ -192,7 +192,7 @@ same_bits() { # A B
     fi
 }
 
-agree_run() { # NAME RANKS OPTIONS...: ranks cannot divide its batch evenly
+agree_run() { # NAME RANKS OPTIONS...: runs with a batch that ranks cannot divide evenly
     local tokens=$((agree_batch * agree_T))
     time_is_left "$1" 0 || return 1
     begin "$1" "$2" "${agree_shape[@]}" --micro-batch "$agree_rows" --batch-tokens $tokens --steps $agree_steps \
@@ -208,7 +208,7 @@ agree_ranks() { # NAME
     done
 }
 
-same_in_every_mode() { # NAME OPTIONS...: compares with the run NAME, which has the default --zero
+same_in_every_mode() { # NAME OPTIONS...: compares other --zero with the run NAME, which has the default
     local zero
     for zero in 0 2 3; do agree_run "$1-z$zero" "$RANKS" --zero $zero "${@:2}" && same_bits "$1-z$zero" "$1"; done
 }
@@ -219,12 +219,12 @@ agree() {
     same_in_every_mode "$all"
     agree_run "$name-again" "$RANKS" && same_bits "$name-again" "$all"
 
-    # Sums over ranks at each of four micro-steps have another order, hence another rounding.
+    # --reduce micro-step adds in another order, at each of four micro-steps, hence with another rounding.
     local loss_tolerance=$cadence_tolerance by=$all-micro-step rows=$agree_rows
     agree_rows=$((rows / 4)) agree_run "$by" "$RANKS" --zero 2 --reduce micro-step && same_run "$by" "$name-r1"
     agree_rows=$((rows / 4)) agree_run "$by-z3" "$RANKS" --zero 3 --reduce micro-step --recompute block && same_bits "$by-z3" "$by"
 
-    # Rounding gradients to bf16 for the transfer moves a loss less than a bf16 engine's own rounding.
+    # Rounding gradients to bf16 for the transfer changes a loss less than a bf16 engine's own rounding.
     loss_tolerance=1e-3 gns_tolerance=0.02
     agree_run "$all-wire-bf16" "$RANKS" --comm-dtype bf16 && same_run "$all-wire-bf16" "$name-r1"
 
@@ -242,7 +242,7 @@ agree() {
     [ -z "$gpus" ] || if [ -x "$TRAINER" ]; then agree_ranks fp32; else row SKIP "fp32" "no $TRAINER"; fi
 }
 
-# Pairs of ranks that hold one model together train like one rank that holds it whole; every mode gives the same bits.
+# Pairs of ranks that share one model train like one rank with the whole model; every mode gives the same bits.
 tensor() {
     local mesh=tensor-r$RANKS
     [ $((RANKS % 2)) = 0 ] || { row SKIP "--tensor 2" "$RANKS ranks are no pairs"; return; }
@@ -252,7 +252,7 @@ tensor() {
     agree_run "$mesh-again" "$RANKS" --tensor 2 --dropout 0.1 --recompute block && same_bits "$mesh-again" "$mesh"
 }
 
-# Replicas on two machines, which this one simulates, train like one rank; every mode gives the same bits.
+# Replicas on two simulated machines train like one rank; every mode gives the same bits.
 shard() {
     local mesh=shard-r$RANKS half=$((RANKS / 2)) as_machine
     [ $((RANKS % 2)) = 0 ] && [ "$MACHINES" = 1 ] || { row SKIP "--shard machine" "$RANKS ranks are no two machines"; return; }
@@ -268,7 +268,7 @@ shard() {
     agree_run "$mesh-wire-bf16" "$RANKS" --shard machine --comm-dtype bf16 && same_run "$mesh-wire-bf16" shard-r1
 }
 
-# Another optimizer: as on one rank, and the same bits in every mode. Muon keeps each matrix whole on a rank.
+# With other optimizers ranks train like one rank; every mode gives the same bits. Muon keeps matrices whole on a rank.
 optimizers() {
     local name
     for name in ${OPTIMIZERS:-lamb muon}; do
@@ -283,7 +283,7 @@ optimizers() {
 faults() {
     local victim=$((RANKS - 1)) name signal wanted gone struck seconds said verdict
     gone="rank $victim \(process [0-9]+\) is stopped or gone"
-    while read -r name signal deadline wanted; do # NAME-after-N: after N seconds, while MPI, CUDA and NCCL start
+    while read -r name signal deadline wanted; do # NAME-after-N: signal after N seconds, while MPI, CUDA and NCCL start
         begin "$name" "$RANKS" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $((8 * RANKS * agree_T)) \
             --steps 100000000 --zero "$ZERO" --deadline "$deadline"
         case $name in
@@ -312,7 +312,7 @@ EOF
 
 # ---- scaling and memory ----------------------------------------------------------------------------------------------
 
-tok_per_s() { values "$1" tok_per_s | sed -n "6,${2}p" | median; } # NAME STEPS: the first five do not count
+tok_per_s() { values "$1" tok_per_s | sed -n "6,${2}p" | median; } # NAME STEPS: the median without the first five steps
 
 # Runs STEPS steps, then kills the run: it saves nothing. Writes NAME.speed, tok/s, and NAME.memory, MiB.
 speed_run() { # NAME RANKS STEPS OPTIONS...
@@ -324,8 +324,8 @@ speed_run() { # NAME RANKS STEPS OPTIONS...
     tok_per_s "$1" "$3" > "$work/$1.speed"
 }
 
-# Runs one training per GPU, all at once: GPUs differ by a few percent, and the slowest sets the pace of ranks. Writes
-# the ascending speeds to NAME.all, their mean to NAME.speed.
+# Runs one training per GPU, all at once: GPUs differ by a few percent, and ranks wait for the slowest. Writes the
+# speeds, sorted ascending, to NAME.all, their mean to NAME.speed.
 speed_alone() { # NAME STEPS OPTIONS...
     local gpu jobs=()
     for ((gpu = 0; gpu < RANKS; gpu++)); do
@@ -342,7 +342,7 @@ speed_alone() { # NAME STEPS OPTIONS...
     awk '{ sum += $1 } END { print sum / NR }' "$work/$1.all" > "$work/$1.speed"
 }
 
-memory_used() { # prints MiB of the fullest GPU; without a GPU resident MiB of the fullest process, with MPI's buffers
+memory_used() { # prints MiB used on the fullest GPU; without a GPU, the largest process's resident MiB, MPI's included
     if [ -n "$gpus" ]; then
         nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | awk -v ranks="$MACHINES" '{ print $1 / ranks }'
     else
@@ -363,7 +363,7 @@ tell_speed() { # WHAT NAME RANKS BASE FLOOR MORE; FLOOR may be empty
     row "$verdict" "$1" "$(calculate "$speed" %.0f) tok/s, $share% of $3 x one GPU${5:+ (floor $5%)}, $slowest% of $3 x the slowest$6"
 }
 
-# Each rank processes as many rows as a GPU alone does. The extra time of a step is communication.
+# Each rank processes as many rows as a GPU alone. The extra time of a step is communication.
 weak_scaling() { # STEPS FLOOR RANK_COUNTS MODEL ROWS
     local n mode zero wire cut floor base=$4-alone name tokens ms ms1
     speed_alone "$base" "$1" --model "$4" --micro-batch "$5" --batch-tokens $(($5 * speed_T)) || return
@@ -371,7 +371,7 @@ weak_scaling() { # STEPS FLOOR RANK_COUNTS MODEL ROWS
     tell_alone "$4, $5 rows" "$base" "; the slowest one's step $ms1 ms"
     for n in $3; do
         tokens=$((n * $5 * speed_T))
-        # ZERO [COMM_DTYPE [TENSOR]]; llm.c transfers gradients in bf16
+        # mode: ZERO [COMM_DTYPE [TENSOR]]. llm.c transfers gradients in bf16.
         for mode in 0 1 2 3 "1 bf16" "1 fp32 2"; do
             read -r zero wire cut <<< "$mode"
             [ "$n" = "$RANKS" ] || [ "$mode" = 1 ] || continue
@@ -407,8 +407,8 @@ planned() { # NAME PATTERN: sums the MiB of the plan's lines that match
     awk -v pattern="^ *($2)" '$0 ~ pattern { for (i = 2; i <= NF; i++) if ($i ~ /^MiB/) { sum += $(i - 1); break } } END { print sum + 0 }' "$work/$1.plan"
 }
 
-# --zero changes only the memory of the state. A ZeRO-0 rank holds all state: the rest of its memory is driver, NCCL and
-# activations. Other modes have the same rest.
+# --zero changes only the memory of the state. A ZeRO-0 rank holds all state; its other memory is driver, NCCL and
+# activations, the same in other modes.
 memory() {
     local zero name used parameters rest state bytes want all close=FIGURE options=(--model "$memory_model" --micro-batch "$memory_rows")
     options+=(--batch-tokens $((RANKS * memory_rows * speed_T)))

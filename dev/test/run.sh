@@ -2,15 +2,15 @@
 # Runs test programs and counts their results: dev/test/run.sh BUILD_DIR TEST... A TEST is a program or script that
 # prints a line for each test, beginning with PASS, FAIL or SKIP. One more failure is counted for a crash, for a
 # non-zero exit without a FAIL line, for no line at all, and for a TEST that runs longer than half an hour
-# ($GNS_TEST_LIMIT seconds; with GNS_LONG=1 eight times as long): it is killed with all processes that it started. A
-# TEST that skips all its tests exits with 77. $GNS_RUNNER: a program that runs each TEST (dev/test/arm_run.sh). Four
-# TESTs ($GNS_TEST_JOBS) run at a time, since many mostly wait. They start in the order given. A TEST's output appears
-# when it ends, with its seconds and its core-seconds (user and system). Each TEST has its own TMPDIR: directories that
-# Open MPI leaves there slow down every later mpirun. Ends with "N passed, N failed, N skipped". Exits with 1 if
-# something failed.
+# ($GNS_TEST_LIMIT seconds; with GNS_LONG=1 eight times as long). Such a TEST is killed with all processes that it
+# started. A TEST that skips all its tests exits with 77. $GNS_RUNNER: a program that runs each TEST
+# (dev/test/arm_run.sh). Four TESTs ($GNS_TEST_JOBS) run at a time, since many mostly wait; they start in the order
+# given. A TEST's output is printed when the TEST ends, with its seconds and core-seconds (user and system). Each TEST
+# has its own TMPDIR: directories that Open MPI leaves in TMPDIR slow down every later mpirun. Prints "N passed, N
+# failed, N skipped" at the end. Exits with 1 if something failed.
 set -u
 export GNS_BUILD=$1
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000} # llmc/run/program.h says why
+export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000} # see llmc/run/program.h
 unset MAKEFLAGS MFLAGS MAKELEVEL # tests call make with flags of their own
 shift
 log=$GNS_BUILD/test.log
@@ -18,7 +18,7 @@ log=$GNS_BUILD/test.log
 : > "$log.ended" # one line per TEST
 at_a_time=${GNS_TEST_JOBS:-4}
 [[ $at_a_time == [1-9]*([0-9]) ]] || { echo "GNS_TEST_JOBS is $at_a_time; set it to 1 or more"; exit 64; }
-limit=${GNS_TEST_LIMIT:-1800} # seconds: ten times the longest on two idle cores
+limit=${GNS_TEST_LIMIT:-1800} # seconds: ten times the longest test on two idle cores
 [ "${GNS_LONG:-0}" != 1 ] || limit=$((8 * limit))
 
 end_marked() { # MARK: kills all processes of a test, in any session
@@ -29,7 +29,7 @@ one() { # TEST
     local name mark scratch out code failed=0 start=$EPOCHREALTIME begun=$SECONDS why=
     name=$(basename "$1")
     mark=$BASHPID.$start
-    scratch=$(mktemp -d) && chmod 755 "$scratch" && out=$scratch/.output || exit 70 # 755: some tests become another user
+    scratch=$(mktemp -d) && chmod 755 "$scratch" && out=$scratch/.output || exit 70 # 755: some tests change user
     GNS_TEST=$mark TMPDIR=$scratch timeout --foreground -k 10 "$limit" ${GNS_RUNNER:+"$GNS_RUNNER"} "$1" > "$out" 2>&1
     code=$?
     times > "$scratch/.times" # line 2: user and system time of the test
@@ -41,7 +41,7 @@ one() { # TEST
         why="exit code $code"
     fi
     {
-        flock 9 # one prints at a time
+        flock 9 # one TEST prints at a time
         {
             cat "$out"
             if [ -n "$why" ]; then

@@ -1,5 +1,5 @@
 // safetensors_writer: writes tensor files for tests, through stdio. Order of calls: create; add metadata, then tensors;
-// write the data from first to last; finish. save_model writes a model's state as a run saves it.
+// write the data in the tensors' order; finish. save_model writes a model's state as a run saves it.
 #pragma once
 
 #include "checkpoint/layout.h"
@@ -14,13 +14,13 @@
 
 // A file's header. Call begin, add metadata, add tensors, call end.
 typedef struct {
-    Text text;             // after safetensors_end: the file's first bytes
+    Text text;             // after safetensors_end: the file's bytes up to the data
     int metadata, tensors; // number of entries so far
     uint64_t data;         // bytes of data so far
 } SafetensorsHeader;
 
 static inline int safetensors_begin(SafetensorsHeader *header, Error *e) {
-    const uint64_t length = 0; // safetensors_end sets it
+    const uint64_t length = 0; // safetensors_end writes the header's length
     *header = (SafetensorsHeader){.data = 0};
     TRY(text_begin(&header->text, e));
     fwrite(&length, sizeof length, 1, header->text.f);

@@ -4,12 +4,12 @@
     dev/test/same_runs.py PROGRAM_BEFORE PROGRAM_AFTER [CASE...]
 
 A case is one small run, or two if it resumes. Cases cover shapes, ranks, ZeRO stages, ramps, the noise scale,
-recomputation, schedules, resume, models, samples, evaluation and refusals. Compared are the exit code, the files of the
-run directory, and the standard output of commands that do not train; not manifests, options that only one build knows,
+recomputation, schedules, resume, models, samples, evaluation and refusals. Compares the exit code, the files of the run
+directory, and the standard output of commands that do not train. Ignores manifests, options that only one build has,
 and fields that differ from run to run (IGNORED below).
 
-Prints one line per case and "N passed, N failed"; a failure names the first difference. Exits with 1 if a case fails.
-Both builds need the same compiler flags. Takes half a minute.
+Prints one line per case, with the first difference, and "N passed, N failed". Exits with 1 if a case fails. Both builds
+need the same compiler flags. Takes half a minute.
 """
 import concurrent.futures
 import glob
@@ -25,9 +25,9 @@ import time
 IGNORED = {"tok_per_s", "slowest_rank", "wait_share", "mfu", "build", "seconds", "metrics_bytes", "program", "engine",
            "id", "started", "host", "program_xxh3_128", "directory", "command"}  # fields of JSON files
 
-# A case adds options NAME=VALUE to SMALL; !NAME removes one; a name in capitals stands for a line of this table.
-# Further words: ranks=N; back_to=N: resume at the checkpoint of step N, with options again:NAME=VALUE; crossed=1: the
-# build before writes the checkpoint; code=N: the exit code.
+# A case adds options NAME=VALUE to SMALL; !NAME removes an option; a name in capitals stands for a line of BASES.
+# Further words: ranks=N; back_to=N: resume at the checkpoint of step N, with options again:NAME=VALUE; crossed=1:
+# PROGRAM_BEFORE writes the checkpoint; code=N: the exit code.
 SMALL = """train=../../data/train_*.bin val=../../data/val.bin vocab_size=256 layers=2 heads=3 channels=36 seq_len=17
     micro_batch=3 batch_tokens=187 steps=12 lr=1e-3 threads=1 val_every=5 val_tokens=700 out=run"""
 BASES = {
@@ -121,7 +121,7 @@ def options_of(words, options):
 # ---- Data -----------------------------------------------------------------------------------------------------------
 
 def tokens(count, vocabulary, seed):
-    """Draws tokens; three of four follow from the previous token, so that there is something to learn."""
+    """Draws tokens; three of four follow from the previous token, so that a model can learn them."""
     state, token = seed, 0
     for _ in range(count):
         state = (state * 1103515245 + 12345) % 2**31
@@ -130,7 +130,7 @@ def tokens(count, vocabulary, seed):
 
 
 def make_data(program):
-    """Writes shards and questions; the build before trains the models."""
+    """Writes shards and questions; PROGRAM_BEFORE trains the models."""
     for name, count, vocabulary, seed in (("train_0", 9001, 256, 1), ("train_1", 6005, 256, 2), ("val", 3000, 256, 3),
                                           ("short", 1500, 256, 4), ("wide", 8000, 1003, 5)):
         with open(f"data/{name}.bin", "wb") as f:
@@ -167,7 +167,7 @@ def launch(program, options, directory, log):
 
 
 def run_case(options, program, program_before, directory):
-    """Returns the exit code of the last run."""
+    """Runs a case; returns the exit code of its last run."""
     os.makedirs(directory)
     code = launch(program_before if "crossed" in options else program, options, directory, "log")
     if "back_to" not in options or code:
@@ -195,7 +195,7 @@ def contents(path):
 
 
 def lines_of_both(paths):
-    """Returns the lines of two files, without options that only one build knows."""
+    """Returns the lines of two files, without options that only one build has."""
     both = [contents(path) for path in paths]
     if isinstance(both[0], list):
         return both

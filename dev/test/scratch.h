@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static uint64_t random_state; // from $GNS_SEED, or from the clock
+static uint64_t random_state; // starts from $GNS_SEED, or from the clock
 
 // Returns a number below `below`, by splitmix64 (Steele et al. 2014).
 static inline uint32_t draw(uint32_t below) {

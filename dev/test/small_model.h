@@ -1,4 +1,4 @@
-// small_model: a small GPT-2 with lively parameters, for tests of an engine through engine.h.
+// small_model: a small GPT-2 with parameters at which every part matters, for tests of an engine through engine.h.
 #pragma once
 
 #include "model/engine.h"
@@ -7,8 +7,8 @@
 // Streams of rng.h that the trainer does not use.
 enum { SMALL_PARAMS = 1000, SMALL_TOKENS = 2000, SMALL_DIRECTIONS = 3000 };
 
-// Draws parameters at which every part of the model matters. (At GPT-2's small initial values softmax and GELU are
-// almost linear, biases 0, gammas 1.) flat: (model->flat_count), zero outside the tensors.
+// Draws parameters far from GPT-2's initial values, at which softmax and GELU are almost linear, biases 0 and gammas 1.
+// flat: (model->flat_count), zero outside the tensors.
 static inline void small_params(const Model *model, uint64_t seed, float *flat) {
     for (size_t i = 0; i < model->flat_count; i++) flat[i] = 0;
     for (int k = 0; k < model->tensor_count; k++) {
@@ -20,12 +20,12 @@ static inline void small_params(const Model *model, uint64_t seed, float *flat) 
     }
 }
 
-// Draws uniform tokens. In a small vocabulary tokens recur within a row: the tied weight's cross term is large.
+// Draws uniform tokens. In a small vocabulary tokens recur within a row, so the tied weight's cross term is large.
 static inline void small_tokens(int vocab, uint64_t seed, size_t n, uint16_t *tokens) {
     for (size_t i = 0; i < n; i++) tokens[i] = (uint16_t)(rng_u32(seed, SMALL_TOKENS, i) % (uint32_t)vocab);
 }
 
-// Runs forward and backward over rows of T + 1 tokens, micro_batch at a time, from cleared gradients.
+// Clears gradients, then runs forward and backward over rows of seq_len + 1 tokens, micro_batch rows at a time.
 static inline int small_batch(Engine *engine, const uint16_t *tokens, int rows, int seq_len, int micro_batch,
                               GnsMode mode, Error *e) {
     TRY(engine_begin_step(engine, e));

@@ -12,7 +12,7 @@ check_stages() { # "STAGE..." ARGUMENTS...
     done
 }
 
-begin_table() { # DIRECTORY: begins a table of verdicts; it is printed as it grows, and again at the end
+begin_table() { # DIRECTORY: begins a table of verdicts; row prints each row, show_table the whole table
     mkdir -p "$1" || exit 74
     table=$1/table.txt
     : > "$table"

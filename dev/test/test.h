@@ -3,9 +3,9 @@
 //     static void test_addition(void) { CHECK(1 + 1 == 2, "got %d", 1 + 1); }
 //     int main(void) { RUN(test_addition, test_multiplication); return test_summary(); }
 //
-// It prints a line per test: "PASS program/test_addition 0.01s", "FAIL ...: N of M checks" or "SKIP ...";
+// RUN prints a line per test: "PASS program/test_addition 0.01s", "FAIL ...: N of M checks" or "SKIP ...";
 // dev/test/run.sh counts these lines. A test that checks nothing fails. GNS_ONLY="test_this test_that" runs only these
-// tests; name also the tests whose results they use.
+// tests; it must also name the tests whose results they use.
 #pragma once
 
 #include "base/common.h"
@@ -19,7 +19,7 @@ static struct {
     int total_failures;
 } test_state;
 
-// Prints where and why a check failed, at most ten times per test. The test continues.
+// If the condition is false: prints where and why, at most ten times per test. The test continues.
 #define CHECK(condition, ...)                                                                                          \
     do {                                                                                                               \
         test_state.checks++;                                                                                           \
@@ -37,7 +37,7 @@ static struct {
         CHECK(fabs(a_ - b_) <= t_, "%s = %.9g, want %.9g +- %.2g", #a, a_, b_, t_);                                    \
     } while (0)
 
-// CHECK_OK: the call succeeds. CHECK_ERROR: it returns this code, and its message contains this text.
+// CHECK_OK: the call succeeds. CHECK_ERROR: the call returns this code, and its message contains this text.
 #define CHECK_OK(call, e) CHECK((call) == 0, "%s (%s)", (e)->what, (e)->hint)
 #define CHECK_ERROR(call, e, code_, text)                                                                              \
     do {                                                                                                               \

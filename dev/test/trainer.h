@@ -29,7 +29,7 @@ static struct {
     EngineApi engine;       // default: the CPU engine; a test may replace functions
 } trainer;
 
-// Writes a shard of tokens. Three of four follow from the previous token, so that there is something to learn.
+// Writes a shard of tokens. Three of four tokens follow from the previous token, so that a model can learn them.
 static inline void trainer_make_shard(const char *path, uint64_t seed, size_t count) {
     Error e = {0};
     uint16_t *tokens = malloc(count * sizeof *tokens);
@@ -60,8 +60,8 @@ static int trainer_end(void) {
     return test_summary();
 }
 
-// Options of a run of about 70 steps whose batch grows from 2 to 16 rows. Its checkpoints hold every kind of state:
-// noise averages, calibration, an unfinished ramp, outlier windows.
+// Options of a run of about 70 steps whose batch grows from 2 to 16 rows. The run's checkpoints hold every kind of
+// state: noise averages, calibration, an unfinished ramp, outlier windows.
 static const char *const trainer_command =
     "train_gpt2 --train train.bin --val val.bin --vocab-size 256 --model d1 --layers 1 --heads 1 --channels 16 "
     "--seq-len 8 --threads 1 --micro-batch 4 --ramp gns --batch-max 16 --gns exact --gns-exact-every 3 "
@@ -71,7 +71,7 @@ static const char *const trainer_command =
 // Replaces the C library's function, as dev/test/preload/yield.c does: a waiting rank sleeps instead of polling.
 int sched_yield(void) { return usleep(20); }
 
-// Replaces this process by mpirun. A run that hangs is killed.
+// Replaces this process by mpirun, under `timeout`: a run that hangs is killed.
 static void trainer_exec_ranks(int argc, char **argv) {
     static char *all[TRAINER_ARGUMENTS + 20] = {
         "timeout",   "-s",   "KILL",          "120", "mpirun", "-np", NULL, "--oversubscribe", "--allow-run-as-root",
@@ -89,8 +89,8 @@ static void trainer_exec_ranks(int argc, char **argv) {
     _exit(127);
 }
 
-// Starts the program with trainer_command and more options, or with `format` alone if that begins with "train_gpt2".
-// Its output goes to the file "log".
+// Starts the program with trainer_command and more options, or with `format` alone if `format` begins with
+// "train_gpt2". Output goes to the file "log".
 __attribute__((format(printf, 1, 2))) static inline pid_t trainer_begin(const char *format, ...) {
     va_list args;
     char line[4096], *argv[TRAINER_ARGUMENTS + 1] = {0};
@@ -148,7 +148,7 @@ static inline bool file_mentions(const char *path, const char *text) {
 
 static inline bool log_mentions(const char *text) { return file_mentions("log", text); }
 
-// Returns the number after "name": in a text, such as a line of metrics.jsonl; NaN: none.
+// Returns the number after `"name":` in a text, such as a line of metrics.jsonl; NaN if there is none.
 static inline double number_in(const char *text, const char *name) {
     const char *field = path_of("\"%s\":", name), *at = text ? strstr(text, field) : NULL;
     return at ? strtod(at + strlen(field), NULL) : NAN;
@@ -164,7 +164,7 @@ static inline const char *log_tail(void) {
     return tail;
 }
 
-// Checks a run's exit code, and that its log contains each text; a text after '!' must be missing.
+// Checks a run's exit code, and that its log contains each text, or lacks it if the text begins with '!'.
 #define CHECK_RUN(code, want, ...)                                                                                     \
     do {                                                                                                               \
         int code_ = (code), want_ = (want);                                                                            \
@@ -240,8 +240,8 @@ static inline Archive archive_at(const char *run) {
     return archive;
 }
 
-// Makes a checkpoint of the run `id`, with a small state.json and a file odd.bin that only the manifest names. "": an
-// older build without run ids.
+// Makes a checkpoint of the run `id`, with a small state.json and a file odd.bin that only the manifest names. id "": a
+// checkpoint of an older build, without run ids.
 static inline void make_checkpoint(const char *run, int64_t step, const char *id, const void *data, size_t bytes) {
     Manifest manifest = {.count = 0};
     Error e = {0};
@@ -283,7 +283,7 @@ static inline int64_t newest_whole_step(const char *run, char directory[ARCHIVE_
     Newest newest;
     FILE *notes = fopen("/dev/null", "w");
     Archive archive = archive_at(run);
-    archive.id[0] = 0; // checkpoints of any run
+    archive.id[0] = 0; // accepts checkpoints of any run
     int code = archive_newest(&archive, INT64_MAX, notes, verify_one, NULL, &newest, e);
     CHECK_OK(code, e);
     archive_close(&archive);
@@ -292,7 +292,7 @@ static inline int64_t newest_whole_step(const char *run, char directory[ARCHIVE_
     return newest.found && !code ? newest.step : -1;
 }
 
-// Checks that the files of two checkpoints are equal, except files that describe the run instead of its position.
+// Checks that the files of two checkpoints are equal, except files that describe the run rather than its position.
 static inline void check_same_files(const char *a, const char *b, const char *what) {
     Names names;
     Error e = {0};
