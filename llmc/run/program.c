@@ -25,43 +25,41 @@ static int train(Run *r, Error *e) {
     const Options *o = &r->setup.options, resolved = *o; // training changes some options: --gns, --train-hours
     const RunPoint *at = &r->position.at;
     Comm *comm = r->setup.comm;
-    for (;;) {
-        r->position = (Position){.at = {.val_loss = NAN, .best.loss = INFINITY}, .begun = r->position.begun};
-        memset(r->position.at.exponents, FP8_UNSET, sizeof at->exponents);
-        // First make all checks that need no engine.
-        int code = setup_data(r, e);
-        if (!code) code = setup_schedule(r, e);
-        if (!code) code = check_rows_of_ranks(&r->setup, &r->position, e);
-        TRY(comm_agree(comm, code, e));
-        TRY(setup_same_data(r, e));
-        TRY(setup_resume(r, e));
-        if (r->saving.saved[0] && (at->tokens >= o->run.horizon_tokens || ends_early(r))) {
-            if (!is_rank0(&r->setup)) return 0;
-            printf(
-                "this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is "
-                "in %s. %s resumes, --fresh starts over\n",
-                (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved,
-                ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run");
-            return archive_tidy(&r->saving.archive, false, stderr, e); // what a killed run left
-        }
-        TRY(comm_agree(comm, setup_room(r, e), e));
-        if (o->shard) TRY(comm_same_machines(comm, e));
-        TRY(setup_device(&r->setup, e));
-        TRY(setup_gns(r, e));
-        code = setup_buffers(r, e);
-        if (!code) code = setup_engine(r, e);
-        TRY(comm_agree(comm, code, e));
-        TRY(setup_tuning(r, e));
-        TRY(comm_agree(comm, setup_output(r, e), e));
-        const int64_t made = r->rollback.made;
-        code = train_run(r, e);
-        if (r->rollback.made == made || !(comm->settled || comm->ranks == 1)) return code;
-        progress_break(&r->output.progress);
-        run_end_training(r);
-        comm->settled = false;
-        comm_phase(comm, PHASE_SETUP, 0);
-        r->setup.options = resolved;
+    r->position = (Position){.at = {.val_loss = NAN, .best.loss = INFINITY}, .begun = r->position.begun};
+    memset(r->position.at.exponents, FP8_UNSET, sizeof at->exponents);
+    // First make all checks that need no engine.
+    int code = setup_data(r, e);
+    if (!code) code = setup_schedule(r, e);
+    if (!code) code = check_rows_of_ranks(&r->setup, &r->position, e);
+    TRY(comm_agree(comm, code, e));
+    TRY(setup_same_data(r, e));
+    TRY(setup_resume(r, e));
+    if (r->saving.saved[0] && (at->tokens >= o->run.horizon_tokens || ends_early(r))) {
+        if (!is_rank0(&r->setup)) return 0;
+        printf("this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is "
+               "in %s. %s resumes, --fresh starts over\n",
+               (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved,
+               ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run");
+        return archive_tidy(&r->saving.archive, false, stderr, e); // what a killed run left
     }
+    TRY(comm_agree(comm, setup_room(r, e), e));
+    if (o->shard) TRY(comm_same_machines(comm, e));
+    TRY(setup_device(&r->setup, e));
+    TRY(setup_gns(r, e));
+    code = setup_buffers(r, e);
+    if (!code) code = setup_engine(r, e);
+    TRY(comm_agree(comm, code, e));
+    TRY(setup_tuning(r, e));
+    TRY(comm_agree(comm, setup_output(r, e), e));
+    const int64_t made = r->rollback.made;
+    code = train_run(r, e);
+    if (r->rollback.made == made || !(comm->settled || comm->ranks == 1)) return code;
+    progress_break(&r->output.progress);
+    run_end_training(r);
+    comm->settled = false;
+    comm_phase(comm, PHASE_SETUP, 0);
+    r->setup.options = resolved;
+    return train(r, e);
 }
 
 static int setup_options(Setup *setup, Error *e) {
