@@ -59,7 +59,7 @@ SAN_BUILD := build/$(VARIANT)-san
 BUILD := $(if $(filter 1,$(SAN)),$(SAN_BUILD),build/$(VARIANT))
 
 CFLAGS ?= -O3
-# This machine, unless CFLAGS names one. On Arm -mcpu names it: Clang knows no -march=native there.
+# Compiles for this machine, unless CFLAGS names another. On Arm -mcpu names the machine: Clang has no -march=native there.
 THIS_MACHINE := $(if $(filter aarch64%,$(shell $(CC) -dumpmachine 2> /dev/null)),-mcpu=native,-march=native)
 MACHINE := $(if $(filter 0,$(NATIVE))$(filter -march=% -mcpu=%,$(CFLAGS)),,$(THIS_MACHINE))
 ifeq ($(AVX2),1)

@@ -70,7 +70,7 @@ train_until_done() {
         0 | 64 | 65 | 69 | 71 | 74 | 76) return $code ;; # done, or a restart does not help
         esac
         [ $asked = 0 ] || return $code
-        [ $code != 75 ] || [ -z "${RUN:-}${GNS_END:-}" ] || return $code # time is up: the batch system's, or --max-hours
+        [ $code != 75 ] || [ -z "${RUN:-}${GNS_END:-}" ] || return $code # out of time: batch system or --max-hours
         newest=`newest_checkpoint "$OUT"`
         [ -n "$newest" ] && [ "$newest" != "$before" ] || return $code
         echo "exit code $code: starting again from $newest" >&2

@@ -1,12 +1,12 @@
-// bench_step: steps of the CPU engine, kernel by kernel. Its caches hold what they hold in training; bench_cpu's hold
-// the operands. The linker's --wrap times the engine's calls.
+// bench_step: times steps of the CPU engine, kernel by kernel. Caches hold what they hold in training; in bench_cpu
+// they hold the operands. The linker's --wrap redirects the engine's calls to timers.
 //
 //     bench_step [model (gpt2-124M) [micro-batch (4) [seq-len (64) [type (fp32) [steps (8)]]]]]
 //
 // Prints a line for each kernel and shape: calls per step, the shortest time of a step's calls, GFLOP/s of products,
 // and the medians of the shares of peak and roofline. The peak is the higher of two probes, before and after each call:
-// shares also hold on a machine whose cores are busy at times, or share a physical core. The memory's speed is the
-// speed of the fastest copy so far. Probes hardly change the caches; their time is subtracted from the step's.
+// shares are valid even if cores are busy at times, or share a physical core. The memory's speed is the speed of the
+// fastest copy so far. Probes hardly change the caches; their time is subtracted from the step's.
 #include "cpu/attention.h"
 #include "cpu/calibrate.c" // multiply
 #include "cpu/layers.h"

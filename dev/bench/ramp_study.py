@@ -12,11 +12,11 @@ does not give them itself. # begins a comment.
     ramp16 --batch-tokens 16384 --lr 5e-4 --ramp gns --batch-min 16 --batch-max 512 --ramp-step-rows 1.5
 
 Every line runs with every seed. Runs of one seed train on the same examples in the same order. With the same --gns mode, first
-batch and rate they have the same bits until the schedules differ: the column `equal` counts these steps. So differences are
-paired by seed. Each difference has its standard error over the seeds.
+batch and rate they have the same bits until the schedules differ: the column `equal` counts these steps. Differences are
+therefore paired by seed, each with its standard error over the seeds.
 
 DIR/results.jsonl gets a line for each finished run; DIR/NAME-seedS keeps its log. A run that has a line is not repeated.
-A stopped study (Ctrl-C, TERM) saves its runs; the same command resumes them. Lines may be added to QUEUE before.
+A stopped study (Ctrl-C, TERM) saves its runs; the same command resumes them, and also runs lines added to QUEUE.
 
 GPU seconds are the sum of the steps' times, without validation and saves. The training loss is the mean over the last tenth of
 the tokens. From the environment: JOBS, runs side by side (default: one per GPU), spread over the GPUs in CUDA_VISIBLE_DEVICES

@@ -13,8 +13,8 @@
 // `void` arrays are values of the engine's type (cpu/value.h).
 //
 // A block's activations, which its backward pass reads. With --recompute gelu the blocks share `gelu`; with --recompute
-// block, all arrays but x. For inference they share all arrays; if a micro-batch is one row, all but qkv, which
-// cpu_logits reads again.
+// block, all arrays but x. For inference the blocks share all arrays, or all but qkv if a micro-batch is one row:
+// cpu_logits then reads qkv again.
 typedef struct {
     void *x;              // (B, T, C)  input of the block
     void *ln1;            // (M, T, C)

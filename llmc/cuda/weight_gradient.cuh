@@ -24,7 +24,7 @@ struct WeightGradient {
     float scale = 1;          // of g_b, for e4m3: a power of two
     double *squares = NULL;   // (1) += sum over b of |g_b|^2; NULL: not wanted
     double *norms = NULL;     // (B) = |g_b|^2, needs squares; or NULL
-    ColumnGradient bias = {}; // sum NULL: not wanted; else a job of weight_gradient_column_bytes joins `jobs`
+    ColumnGradient bias = {}; // sum NULL: not wanted; else adds a job of weight_gradient_column_bytes to `jobs`
     ColumnJobs *jobs = NULL;
     // Rows of per-example gradients; needs squares. rows[b][t] = row i of g_b where row_at[b][i] = t + 1. NULL: none.
     const int *row_at = NULL; // (B, in)

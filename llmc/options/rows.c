@@ -335,8 +335,8 @@ int rows_read_config(const OptionTable *t, char *text, size_t bytes, const char 
         return FAIL(e, ERR_USAGE, "write plain text, name = value",
                     "--config %.200s: a zero byte: this is no text file", name);
     if (rest[strspn(rest, " \t\r\n")] == '{') {
-        // run.json has one entry of `parts` per start. Set each option that any start was given to its last value, which
-        // `options` holds.
+        // run.json has one entry of `parts` per start. Set each option that any start was given to its last value, in
+        // `options`.
         cJSON *root = cJSON_Parse(rest);
         const cJSON *options = json_get(root, "options"), *parts = json_get(root, "parts"), *part, *given;
         bool of_run = cJSON_IsObject(options) && cJSON_IsArray(parts);

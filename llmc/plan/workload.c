@@ -91,7 +91,7 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     const WorkPass forward = PASS_FORWARD, backward = PASS_BACKWARD;
     const Kernel kernels[] = {
         {stream(FAMILY_EMBEDDING, forward, n, 1, 2 * v, v, 1), 0},
-        // Reads x and the output of the branch before; writes their sum and its LayerNorm.
+        // Reads x and the output of the preceding branch; writes their sum and the sum's LayerNorm.
         {stream(FAMILY_LAYERNORM, forward, n, LAYERNORM_FLOPS, 2 * v, 2 * v, 2 * L + 1), 2 * again},
         {linear(shape, forward, v, N, C, 3 * A), again},                                                // qkv
         {{FAMILY_ATTENTION, WORK_ATTENTION_FORWARD, forward, 2 * product, v * 3 * a, v * a, L}, again}, // q k^T, p v

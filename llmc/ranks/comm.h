@@ -33,7 +33,7 @@ int comm_create(Comm *comm, double deadline, Error *e);
 // MPI does not understand.
 int comm_check_launch(const Comm *comm, Error *e);
 
-// Makes the end of the launcher a request to stop. Until this call, the launcher's end ends this process.
+// From this call on, the end of the launcher is a request to stop. Before this call it ends this process.
 void comm_outlive_launcher(void);
 
 // True if this rank was asked to stop (base/signals.h) or its launcher is gone, whether or not other ranks know.

@@ -103,8 +103,8 @@ int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode
 int parallel_norms(Parallel *p, Error *e); // norms of the gradients' sum over all ranks
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 
-// Call on rank 0 before it computes the logits of `tokens` (n). Where its transfers need the others, they compute them,
-// too, in comm_wait_first.
+// Call on rank 0 before it computes the logits of `tokens` (n). If its transfers need the other ranks, they compute the
+// same logits, in comm_wait_first.
 int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e);
 
 // Starts to gather all new weights now, not in the next forward pass. All ranks call this before any work outside the

@@ -203,7 +203,7 @@ static int mpi_wait_for(Transport *t, int64_t work, Error *e) {
         Pending *p = t->first;
         const double begin = clock_seconds();
         MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
-        if (p->own && has_replicas(t)) { // counted, so that a hanging rank shows fewer collectives than those waiting
+        if (p->own && has_replicas(t)) { // counted, so that a hanging rank shows fewer collectives than waiting ranks
             watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
             MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, p->received, (int)p->count, t->type, t->op, t->replicas), e);
         }

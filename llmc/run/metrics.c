@@ -154,8 +154,8 @@ int metrics_close(Metrics *m, Error *e) {
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
 // Sets *keep to the number of bytes of a log to keep: whole lines of steps up to `step`, and none beyond byte `end` if
-// a line ends at `end`. Copies the other bytes to `rest`, unless rest is NULL. Keeps no line after one that does not
-// begin with '{': a full disk or power cut may leave a hole of zeros, which getline would read as one very long line.
+// a line ends at `end`. Copies the other bytes to `rest`, unless rest is NULL. Stops at a line that does not begin with
+// '{': a full disk or power cut may leave a hole of zeros, which getline would read as one very long line.
 static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_t *keep, FILE *rest, Error *e) {
     char *line = NULL;
     size_t room = 0;

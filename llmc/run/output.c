@@ -205,8 +205,8 @@ bool saves_in_background(const Setup *setup, const Position *position) {
     return setup->options.tensor > 1 || saves_before_the_end(setup, position); // --tensor: every save has a copy
 }
 
-// (all) Every rank that writes its own state must see the run directory. A copy of the directory is detected by
-// run.json, which rank 0 has just written.
+// (all) Checks that every rank that writes its own state sees the run directory, not a copy: its run.json must be the
+// one that rank 0 has just written.
 static int share_directory(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
     char *text;

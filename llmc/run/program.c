@@ -114,7 +114,7 @@ static int run_program(Run *r, Error *e) {
 void program_begin(char **argv) {
     process_begin();
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
-    char program[PATH_MAX]; // the real path: from /proc/self/exe, ps and killall would show "exe"
+    char program[PATH_MAX]; // the real path: with /proc/self/exe, ps and killall would show "exe"
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
     if (n <= 0 || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) return;
     program[n] = 0;

@@ -18,7 +18,7 @@ struct Loader {
 
 static void *read_rows(void *loader) {
     Loader *l = loader;
-    if (dataset_rows(l->data, l->first, l->n, l->rows[l->ahead], &(Error){0})) l->n = 0; // loader_rows then reads
+    if (dataset_rows(l->data, l->first, l->n, l->rows[l->ahead], &(Error){0})) l->n = 0; // loader_rows reads again
     return NULL;
 }
 
@@ -52,5 +52,5 @@ void loader_expect(Loader *l, uint64_t first, int n) {
     if (n == 0) return;
     l->first = first;
     l->n = n;
-    if (worker_start(&l->worker, read_rows, l, "the data loader", &(Error){0})) l->n = 0; // loader_rows then reads
+    if (worker_start(&l->worker, read_rows, l, "the data loader", &(Error){0})) l->n = 0; // loader_rows reads instead
 }

@@ -213,8 +213,8 @@ static int read_added(VocabReader *r, int file, Error *e) {
     return 0;
 }
 
-// Fills text, start and by_text from the names. The token that ends documents is tokenizer_config.json's eos_token, else
-// <|endoftext|>. It keeps no flag but LITERAL, so encoding never finds it.
+// Fills text, start and by_text from the names. The token that ends documents is tokenizer_config.json's eos_token, or
+// else <|endoftext|>. It keeps no flag but LITERAL, so encoding never finds it.
 static int spell_tokens(VocabReader *r, Error *e) {
     const cJSON *eos = json_get(r->files[TOKENIZER_CONFIG].root, "eos_token");
     const char *declared = cJSON_GetStringValue(cJSON_IsObject(eos) ? json_get(eos, "content") : eos);

@@ -74,7 +74,7 @@ cd "$work" || exit 70
 plan() { "$train" --dry-run "$@" > plan.txt 2>&1 || { cat plan.txt; return 1; }; }
 said() { grep -qE -- "$1" plan.txt || { echo "nothing like '$1' in:"; cat plan.txt; return 1; }; }
 
-# Without a GPU the CUDA trainer plans its memory exactly; the CPU trainer estimates it. Both add as much for libraries.
+# Without a GPU the CUDA trainer plans its memory exactly; the CPU trainer estimates it. Both add the same for libraries.
 engine_memory() { awk '/memory in all/ { sum += $4 } /^  (CUDA|NCCL|rounded) .* MiB/ { sum -= $(NF - 1) } END { print sum }' "$1"; }
 libraries() { grep -E '^  (CUDA|NCCL|rounded) .* MiB' "$1"; }
 estimates_what_the_cuda_engine_takes() {

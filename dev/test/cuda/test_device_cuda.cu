@@ -1,5 +1,5 @@
-// Which GPU a rank chooses, and the errors if it cannot use its GPU. Needs no GPU: fakes replace functions of the CUDA
-// runtime, and the messages between two ranks (the Makefile wraps them).
+// Tests which GPU a rank chooses, and the errors if it cannot use the GPU. Needs no GPU: fakes replace functions of the
+// CUDA runtime, and the messages between two ranks (the Makefile wraps them).
 #include "../test.h"
 
 #include "cuda/device.cuh"

@@ -158,7 +158,7 @@ static void rows_check(const float *rows, const std::vector<double> &dgamma, con
     check_close("rows", host_from(rows, want.size()), want, SUM_RELATIVE, 1e-4);
 }
 
-// in_place: dresidual shares dy's buffer (without accumulate); with dropout dbranch shares it.
+// in_place: dresidual shares dy's buffer (not with accumulate); with dropout dbranch does, not dresidual.
 static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in_place, bool drops = false,
                                     double mean = 0.5) {
     const RowDropout drop = random_dropout(s, drops);
