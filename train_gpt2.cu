@@ -297,8 +297,8 @@ static LayerNorm norm_of(Engine *engine, const Pass *p, TensorKind w, int l) {
     return n;
 }
 
-// residual: the last linear_residual's. Unless adds_residual, that call wrote delta, and the input is residual + delta.
-// NULL: the input is whole.
+// residual: argument of the last linear_residual. Unless adds_residual, that call wrote delta: this call adds residual
+// and delta. NULL: x is already the sum.
 static int ln_forward(Engine *engine, const Pass *p, TensorKind w, int l, const real *residual, Error *e) {
     LayerNorm n = norm_of(engine, p, w, l);
     if (residual && !adds_residual(engine, p)) n.a = residual, n.b = engine->delta;

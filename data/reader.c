@@ -49,7 +49,7 @@ static int document_split(const TokenizeOptions *o, const Input *input, uint64_t
     if (o->val_every_file)
         return hash_finish(hash_bytes(HASH_START, input->path, strlen(input->path))) % (uint64_t)o->val_every_file == 0;
     if (o->split != SPLITS) return o->split;
-    // By number: the same files in the same order give the same split wherever they are.
+    // By the input's number: the same files in the same order give the same split in any directory.
     uint64_t key[2] = {input->number, document};
     return (double)(hash_finish(hash_bytes(HASH_START, key, sizeof key)) >> 11) < o->val_fraction * 0x1p53;
 }

@@ -13,7 +13,7 @@ failures = 0
 
 
 def attempt(name, check, *arguments):
-    """Runs a check. Prints its result, if it is a text, and its line. Returns its result; None if it failed."""
+    """Runs a check. Prints its result, if a text, and a PASS or FAIL line. Returns the result; None: it failed."""
     global failures
     start = time.perf_counter()
     try:

@@ -145,7 +145,7 @@ __device__ void queries_attend(typename F::Team &shared, Ring<F::STAGES> &ring, 
         warp_arrive(&shared.k_empty[ring.stage]);
         masks.hide(c, n * F::KEYS, -INFINITY);
         softmax_step<false>(c, state, shrink, scale2, row, 0);
-        // Keep the softmax above the wait: the wait reads a condition of its sums, which never holds.
+        // `never` is false, but depends on the softmax: the compiler must keep the softmax before the wait.
         unsigned never = state.sum[0] < 0.0f || state.sum[1] < 0.0f;
         barrier_wait(&shared.v_full[ring.stage], ring.parity ^ never);
         wgmma_wait<0>();

@@ -66,7 +66,7 @@ static size_t head_bytes(const EngineConfig *c) {
     return REAL_DTYPE == DTYPE_BF16 ? rows * (2 + linear_sm90_tiles((int)c->model->vocab_padded)) * sizeof(float) : 0;
 }
 
-// Returns the largest scratch of any kernel, for any micro-batch up to the configured one: a smaller one may need more.
+// Returns the largest scratch of any kernel, for all micro-batches up to the configured one: a smaller may need more.
 static size_t scratch_bytes(const Engine *engine) {
     const EngineConfig *config = &engine->config;
     int T = config->seq_len, C = config->model->config.channels, own = own_rows_most(config);

@@ -455,7 +455,7 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
         const int panel = place.column / PANEL;
         if (lane == 0) operands_in<EPILOGUE, E4M3>(slot, bias, other, own_full, job, place);
         const int width = job.out - place.column; // less than COLUMNS for narrow tiles
-        // Zeros end the life of the last tile's sums: else they occupy registers that the last epilogue needs.
+        // Without these zeros the compiler keeps the last tile's sums in registers that the last epilogue needs.
         UNROLL_FOR (int i = 0; E4M3 && by_panel(EPILOGUE) && i < COLUMNS; i++)
             c[i / (COLUMNS / 2)][i % (COLUMNS / 2)] = 0;
         if (width >= COLUMNS) tile_multiply<COLUMNS, ALONG, E4M3>(c, s, turn, job.depths, rank);

@@ -49,7 +49,7 @@ struct Linear {
 // True if LINEAR_DGELU can sum columns of examples of T rows.
 bool linear_sm90_sums(int T);
 
-// Returns the number of tiles across y: row_sums has as many rows.
+// Returns the number of tiles across y, which is the number of rows of row_sums.
 static inline int linear_sm90_tiles(int out) { return (out + LINEAR_SM90_COLUMNS - 1) / LINEAR_SM90_COLUMNS; }
 size_t linear_sm90_column_bytes(int rows, int T, int out);
 

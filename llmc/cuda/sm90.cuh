@@ -14,7 +14,7 @@
 bool sm90_runs(void);
 
 // SM90_CODE: defined where kernels of sm_90a instructions are compiled. SM90_THREADS: launch bounds of such a kernel.
-// Without SM90_CODE the kernel is empty and its bound is one thread. From this bound sm90_runs sees that it is missing.
+// Without SM90_CODE the kernel is empty and its bound is one thread, by which sm90_runs detects that code is missing.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(GNS_FP32)
 #    define SM90_CODE
 #endif

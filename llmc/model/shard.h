@@ -39,7 +39,7 @@ size_t shard_grad_sum_place(const EngineConfig *config, Range range);
 
 // Return the number of weights in memory for forward and backward; the offset in this memory of a flat element. With
 // shard_weights memory holds the embeddings' weights, and one block's weights in each slot: bucket i in slot i modulo
-// SHARD_WEIGHT_SLOTS. Otherwise it holds all. Two slots: a block is gathered while the block before it computes.
+// SHARD_WEIGHT_SLOTS. Otherwise it holds all weights. Two slots: a block is gathered while its predecessor computes.
 enum { SHARD_WEIGHT_SLOTS = 2 };
 size_t shard_weight_elements(const EngineConfig *config);
 size_t shard_weight_place(const EngineConfig *config, size_t element);

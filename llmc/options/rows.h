@@ -41,7 +41,7 @@ typedef struct {
     const char *empty;  // remedy for an empty text; NULL: accept it
     int needs[2];       // refuse the option unless all of these conditions hold
     bool off_at_0;      // 0, "" and false turn the option off, and `needs` is ignored
-    int group;          // options of one group exclude each other; row_set defines which one holds. 0: no group
+    int group;          // options of one group exclude each other; row_set defines which has an effect. 0: no group
     bool of_run;        // may not change on resume; a checkpoint that lacks the option had the default
     bool of_invocation; // not part of a run: --config RUN/run.json ignores it
 } OptionRow;
@@ -91,8 +91,8 @@ bool option_range_contains(const OptionRow *row, double x);
 bool row_is_zero(const OptionTable *t, int id); // true if the value is 0, the first choice, "" or false
 void row_reset(const OptionTable *t, int id);   // sets the default and clears the bits in `given`
 
-// Sets an option. place: OPTION_GIVEN_*. The command line overrules files; a file overrules those before it. An
-// overruled value must be valid too. said: the option's name as the user wrote it.
+// Sets an option. place: OPTION_GIVEN_*. The command line overrules files; later files overrule earlier files. An
+// overruled value must also be valid. said: the option's name as the user wrote it.
 int row_set(const OptionTable *t, int id, const char *said, const char *text, int place, Error *e);
 
 // Prints the option's lines of --help, at most 100 columns wide.

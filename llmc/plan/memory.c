@@ -117,8 +117,8 @@ static bool lacks_memory(const Plan *p, int groups) {
     return !plan_fits(&on, p->shape.micro_batch);
 }
 
-// Tries one rank, or one group of --tensor, first: it needs no NCCL, so each of two may need more memory. From two on,
-// more ranks never need more memory per rank.
+// Tries one rank, or one group of --tensor, first: without NCCL, a rank may need less memory than each of two ranks.
+// From two on, more ranks never need more memory per rank.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most) {
     const int K = plan_tensor(plan);
     Plan p = plan_with(plan, zero, plan->ranks, K);

@@ -115,8 +115,8 @@ PlanBounds plan_bounds(const PlanDevice *device, int ranks, double tokens, doubl
 Plan plan_with(const Plan *plan, ZeroStage zero, int ranks, int tensor);
 static inline int plan_tensor(const Plan *plan) { return plan->sharing.tensor > 1 ? plan->sharing.tensor : 1; }
 
-// Returns the model that rank 0 holds, which has the most heads: shape.model, or with --tensor *local. model_destroy
-// *local. On lack of memory here: shape.model.
+// Returns rank 0's model, which has the most heads: shape.model, or *local with --tensor. Call model_destroy(local).
+// Returns shape.model if there is no memory for *local.
 const Model *plan_model(const Plan *plan, Model *local);
 
 // Returns the largest n in [low, over) for which `holds` is true, or low. `holds` must be true up to some n only.

@@ -104,7 +104,7 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
         {matmul(FAMILY_HEAD_MATMUL, forward, v, R, C, V, chunks), 0},
         {{FAMILY_CROSSENTROPY, WORK_STREAM, forward, LOSS_FLOPS * R * V, read, written, chunks}, 0},
         {matmul(FAMILY_HEAD_MATMUL, backward, v, R, V, C, chunks), 0},
-        // Five products, the forward's two: q k^T again, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B).
+        // Five products, where the forward has two: q k^T, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B).
         {{FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, backward, 5 * product, v * 5 * a, v * 3 * a, L}, 0},
         // Reads GELU's input; the CUDA engine reads its slope instead, which its forward pass writes.
         {stream(FAMILY_GELU, backward, f, GELU_BACKWARD_FLOPS, v, 0, L), 0},

@@ -68,7 +68,7 @@ typedef struct {
     double waited;        // seconds that the engine has waited for transfers in this step
     bool first;           // uncollected sums belong to the step's first micro-step
     bool has_gradients;   // this rank has computed gradients of rows in this step
-    int64_t own, own_sq;  // rows of this step that this rank owns; sum of squares of the rows in each of its reductions
+    int64_t own, own_sq;  // rows of this step that this rank owns; sum over its reductions of (number of rows)^2
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
     int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
     int64_t *work;        // (buckets) number of each bucket's transfer

@@ -235,7 +235,7 @@ SaverCounts saver_counts(const Saver *s) {
 
 // ---- Finishing, on rank 0's thread ----------------------------------------------------------------------------------
 
-// Writes the small files and the manifest, names the checkpoint and reads it back (6). Removes a failed one.
+// Writes the small files and the manifest, names the checkpoint and reads it back (6). On failure removes it.
 static void *finish(void *saver) {
     Saver *s = saver;
     const Setup *setup = &s->run->setup;

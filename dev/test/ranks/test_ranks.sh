@@ -195,7 +195,7 @@ sharded_weights_take_the_planned_memory() {
     local plan deep="--layers 120 --channels 128"
     plan=$("$train" --dry-run --vocab-size 256 --heads 2 --seq-len 16 --threads 1 --gns ln --micro-batch 1 --batch-tokens 64 --ranks 4 \
         --zero 3 $deep | awk '/memory in all/ { print $4 }') || return 1
-    # Not at the same time: two mpiruns that start in one TMPDIR may fail.
+    # One run after the other: two mpiruns that start in one TMPDIR may fail.
     peak_memory --layers 1 --channels 16 | sort -n > base.txt && peak_memory $deep | sort -n > deep.txt || return 1
     paste base.txt deep.txt | awk -v plan="$plan" '
         { n++; base += $1; peak += $2; most = $2; all = all " " $2 }

@@ -95,7 +95,7 @@ static void test_across_stops(void) {
         CHECK_RUN(trainer_run(COMMAND "--val-every 7 --keep-best", seed, TOKENS / PARTS * part), 0);
     check_best("in parts", 2);
 
-    // A best checkpoint that the user removed is forgotten. Without the option the best is removed like others.
+    // A best checkpoint that the user removed is forgotten. Without --keep-best the best is removed like others.
     Lowest lowest = lowest_of("part/metrics.jsonl");
     remove_tree(path_of("part/step_%08ld", lowest.step));
     CHECK_RUN(trainer_run(COMMAND "--keep-best --val-every 0", seed, 1000), 64, "--val-every above 0");
