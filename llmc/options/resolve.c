@@ -93,7 +93,7 @@ static int resolve_ramp(Options *o, Error *e) {
                     o->ramp);
     if (o->run.ramp_mode == RAMP_GNS && o->with_optimizer && o->ramp_step_rows == 0)
         return FAIL(e, ERR_USAGE, "add --ramp-step-rows X, from the other run's run.json",
-                    "--ramp gns measures what a step costs before there are moments, and --with-optimizer has some");
+                    "--ramp gns measures a step's cost without moments, but --with-optimizer loads moments");
     if (o->run.ramp_mode != RAMP_REPLAY && (!o->batch_min || !o->batch_max))
         return FAIL(e, ERR_USAGE, "give it a number of rows", "--ramp " SAID " needs --batch-%s", o->ramp,
                     o->batch_min ? "max" : "min");

@@ -103,7 +103,7 @@ static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
         return FAIL(e, ERR_USAGE, "leave it out; make train_gpt2cu PRECISION=FP16 builds the trainer that needs it",
                     "--loss-scale: gradients of %s need none", dtype_names[o->dtype]);
     if (loss_scale_valid(o->loss_scale)) return 0;
-    return FAIL(e, ERR_USAGE, "use a power of two from 1 on", "--loss-scale %g is none", o->loss_scale);
+    return FAIL(e, ERR_USAGE, "use 1, 2, 4, ...", "--loss-scale %g is no power of two from 1 on", o->loss_scale);
 }
 
 static int setup_shape(Setup *setup, Error *e) {

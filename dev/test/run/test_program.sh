@@ -33,7 +33,7 @@ a_step_is_measured_once() { # run.json has --ramp-step-rows; a run that began wi
         grep -q '"ramp_step_rows": [0-9]' am/run.json || { cat again.log; return 1; }
     run ab --threads 1 --steps 3 --batch-tokens 128 || return 1
     refused "ab/step_00000003/training/state.json: --ramp gns measures what a step costs before a run's first step" ab --threads 1 ${ramp/1e9/0} &&
-        [ -d ab/step_00000003 ] && refused "has some. add --ramp-step-rows X" none --model ab --with-optimizer ${ramp/--ramp-step-rows 1e9/} &&
+        [ -d ab/step_00000003 ] && refused "loads moments. add --ramp-step-rows X" none --model ab --with-optimizer ${ramp/--ramp-step-rows 1e9/} &&
         run ab --threads 1 $ramp && grep -q '^resuming' ab.log
 }
 bash_completes_its_options() {
