@@ -175,7 +175,7 @@ static inline AttentionShape attention_shape(const EngineConfig *c, int rows, in
 // Engine.stats, in order:
 //     (STAT_TENSORS)                     loss, smoothed loss, <E, U> (embedding.cuh)
 //     (STATS_ROWS, tensors)              |g|^2 and |this rank's own g|^2 by `segment`; sum_b |g_b|^2 by tensor
-//     (2, step_rows)                     each row's |g_b|^2 over the LayerNorms; its sum of losses
+//     (2, step_rows)                     each row's |g_b|^2 over the LayerNorms; each row's sum of losses
 //     (sources, sources)                 StepResult.source_gram
 //     (L, FP8_SITES)                     amax in fp32, for fp8
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };

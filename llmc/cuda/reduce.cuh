@@ -67,7 +67,7 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
 // sums (rows) += row sums of x (rows, n), a block per row. For losses.
 int reduce_sum(double *sums, const float *x, int rows, size_t n, cudaStream_t stream, Error *e);
 
-// products (rows, rows) = x x^T, x (rows, n), a block per element; with `others` 1 only its diagonal (rows).
+// products (rows, rows) = x x^T, x (rows, n), a block per element; `others` 1: only the diagonal (rows).
 int reduce_products(double *products, const float *x, int rows, int others, size_t n, cudaStream_t stream, Error *e);
 
 // sum (n) += x (n); `first` overwrites it. With `of`: adds row b of x (rows, n) to row of[b] of `sum`.

@@ -125,7 +125,7 @@ static int await_bucket(Parallel *p, int i, int after, Error *e) {
     return after > 0 && after < p->buckets ? send_block(p, after, e) : 0;
 }
 
-// Comm.idle_pass: computes the logits of some tokens like rank 0, whose transfers need all ranks (4).
+// Comm.idle_pass: computes the logits that rank 0 computes, since rank 0's transfers need all ranks (4).
 static int join_pass(void *parallel, Error *e) {
     Parallel *p = parallel;
     const size_t V = (size_t)p->model->config.vocab;

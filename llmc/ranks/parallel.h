@@ -56,7 +56,7 @@ typedef struct {
     const Model *model;
     ParallelConfig config;
     int group, groups; // d of D = ranks / K; without --tensor the rank and the ranks
-    int exchanges;     // of a group in a micro-step
+    int exchanges;     // number of a group's exchanges in a micro-step
     bool shard_grads, shard_weights;
     int buckets;  // 0: one rank
     Range *owned; // (buckets) this rank's parts, in ascending order
@@ -120,8 +120,8 @@ typedef struct {
                         // (already summed: parallel_norms)
     double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
                         // all micro-steps of all ranks
-    double rows_sq;     // sum over the same gradients of the square of their number of rows
-    double pairs;       // pairs of rows on one rank: sum over ranks of m (m - 1), m the rows that a rank owns
+    double rows_sq;     // sum over the same gradients of (rows in the gradient)^2
+    double pairs;       // pairs of rows on the same rank: sum over ranks of m (m - 1) for a rank with m rows
     int slowest;        // the rank that waited least for transfers
     double lost;        // mean over ranks: seconds waited, less the seconds that `slowest` waited
     bool stop;          // in: this rank was asked to stop; out: any rank was

@@ -27,12 +27,12 @@ typedef struct {
         int64_t first, rows;
     } skipped[ROLLBACKS_MAX];
     int64_t latest; // last step before the window of this process's last rollback
-    Error why;      // reason of that rollback; code 0: this process has made none
+    Error why;      // reason of this process's last rollback; code 0: it has made none
 } Rollback;
 
 // Call after each train_step, which returned `code` and *e. If a spike lasts, returns ERR_NONFINITE with the reason,
 // and plans a rollback unless ROLLBACKS_MAX were made. Otherwise returns `code`.
 int rollback_check(Run *r, const StepMetrics *m, int code, Error *e);
 
-// True from a process's first rollback on. Its set-ups are then rollbacks.
+// True from a process's first rollback on. Every set-up after it belongs to a rollback.
 static inline bool rollback_under_way(const Rollback *back) { return back->why.code; }

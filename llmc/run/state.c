@@ -223,7 +223,7 @@ static void io_position(StateIO *io, const Setup *s, Position *p, Rollback *back
         count(io, path, &p->at.first[i]);
         if (p->at.first[i] > p->at.examples) malformed(io, path, "an example before this step's end");
     }
-    // A rollback under way has made those that its checkpoint lists, and more.
+    // During a rollback back->skipped holds the rollbacks that the checkpoint lists, and later ones.
     const int64_t made = io->writing ? back->made : cJSON_GetArraySize(get(io, "spikes.skipped"));
     if (made > ROLLBACKS_MAX) malformed(io, "spikes.skipped", "a list that fits");
     for (int i = 0; i < made && !io->code; i++) {

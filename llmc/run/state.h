@@ -27,7 +27,7 @@ typedef struct {
     BestPoint best;
     Outliers loss_window, grad_window;
     Outliers spikes;                // --on-spike: larger z of loss and gradient norm, last steps; NaN: not judged
-    int64_t first[OUTLIERS_WINDOW]; // first example of each of these steps
+    int64_t first[OUTLIERS_WINDOW]; // first example of each step in `spikes`
     LossScale loss_scale;
     int8_t exponents[MODEL_LAYERS_MAX * FP8_SITES]; // --dtype fp8: exponents of the next step (math/fp8.h)
     char tuning[TUNING_BYTES];                      // the engine's algorithms, on which the bits of a run depend

@@ -94,10 +94,10 @@ static void test_reduce_sum(void) {
     }
 }
 
-// Rows are added to the sums of[b]; products of all pairs of rows, and of each row with itself.
+// Adds row b to sum of[b]; computes products of all pairs of rows, and of each row with itself.
 static void test_reduce_rows(void) {
     for (size_t n : {(size_t)1, (size_t)1000, (size_t)random_int(1, 70000)}) {
-        const int rows = random_int(1, 9), sums = random_int(2, 5); // some without a row
+        const int rows = random_int(1, 9), sums = random_int(2, 5); // some sums have no row
         const std::vector<float> x = random_vector<float>(rows * n), before = random_vector<float>(sums * n);
         std::vector<uint16_t> of(rows);
         std::vector<double> want(before.begin(), before.end()), products(rows * rows), squares(rows);
