@@ -175,7 +175,7 @@ static void add_faults(Pipeline *run, const TextBlock *b) {
 // ---- The run --------------------------------------------------------------------------------------------------------
 
 // Runs on every thread: reads blocks, encodes them, counts their faults, and writes them. After a refused input, only
-// looks for more faults, without pipes and the rest of a refused text file. Stops at a signal and at an error.
+// looks for more faults, and skips pipes and the rest of a refused text file. Stops at a signal and at an error.
 static void run_thread(Pipeline *run) {
     TextBlock b = {0};
     Encoder *encoder = NULL;

@@ -119,7 +119,7 @@ void engine_configure(Engine *engine, const EngineConfig *config);
 // Allocates engine->memory and points the engine's arrays into it. Clears all but the kernels' scratch.
 int engine_memory_take(Engine *engine, Error *e);
 
-// Returns the rows of the head's chunk: as many as have fp32 logits of ENGINE_HEAD_BYTES, but at least 64.
+// Returns the rows of the head's chunk: as many as fit, with fp32 logits, into ENGINE_HEAD_BYTES, but at least 64.
 enum { ENGINE_HEAD_BYTES = 64 << 20 };
 int engine_head_rows(const EngineConfig *config);
 

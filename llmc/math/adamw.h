@@ -52,7 +52,7 @@ GNS_HD static inline float adamw_update(float p, float g, float *m, float *v, co
     return p - s->lr * adamw_direction(p, g, m, v, s, decay);
 }
 
-// LAMB: returns a tensor's trust ratio, from squared norms. If a norm is 0, as of biases at first, returns 1, as the
+// LAMB: returns a tensor's trust ratio, from squared norms. Returns 1 if a norm is 0 (biases, at first), as the
 // authors' code does.
 GNS_HD static inline double lamb_ratio(double weights_sq, double direction_sq) {
     return weights_sq > 0 && direction_sq > 0 ? sqrt(weights_sq / direction_sq) : 1.0;

@@ -12,15 +12,15 @@ static const PlanEfficiency gpu_efficiency = {
     .of_peak[WORK_MATMUL] = 750.0 / 989, // cuBLASLt, bf16, 8192 x 8192 x 8192
     // Products of N = 65536 rows over 768 channels reach 529 to 702 TFLOP/s. Products that write much (fc 638, the
     // head's forward 613) are slower than products that read as much (fcproj 682, the head's dinput 691): a tile's
-    // operands are loaded during arithmetic, its results are written after it. With all writes and a third of the reads
-    // counted, the plan is within 10% of each of a step's ten products.
+    // operands are loaded during arithmetic, its results are written after it. The plan counts all writes and a third
+    // of the reads: it is within 10% of each of a step's ten products.
     .matmul_reads = 1.0 / 3,
     .of_peak[WORK_ATTENTION_FORWARD] = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
     .of_peak[WORK_ATTENTION_BACKWARD] = 318.0 / 989, // the same heads
     // Products in e4m3, with the copies they need: on an H100 the planned gain of a step of d12, d24 and d48 is within
     // 3% of the measured gain. cuBLASLt's products alone are 1.45 to 1.89 times as fast as bf16's.
     .of_peak[WORK_FP8] = 1.55 * 750 / 989,
-    .of_peak[WORK_MASKS] = 31.0 / 989, // from d12's step: dropout 0.1 adds 6.3%, of which branches 2.4%
+    .of_peak[WORK_MASKS] = 31.0 / 989, // from d12's step: dropout 0.1 adds 6.3% (2.4% in branches)
     .copy = 4.23 / 4.8,
     .stream = 0.9 * 4.23 / 4.8, // LayerNorm 75 to 93% of a copy, GELU 96%, loss 86%, norms 92%
     .link = 364.0 / 450,        // NCCL, 8 ranks: bus bandwidth of an all-reduce of 3.1 GB

@@ -59,8 +59,8 @@ int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, 
 void dataset_close(Dataset *data); // NULL is fine
 
 // Excludes the windows of examples [first, first + count) from all later reads, in every epoch. An example whose window
-// is excluded gets the window at the same place of the next epoch; others keep theirs. If the range spans epochs, its
-// later examples may have such replacement windows, which are excluded, too.
+// is excluded gets the window at the same place of the next epoch; other examples keep their windows. If the range
+// spans epochs, its later examples may have such replacements, which are also excluded.
 int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e);
 
 // Returns the window of an example. *shift = tokens by which the window begins later (`shifts`).

@@ -6,7 +6,7 @@
 
 static Matmul *mm;
 
-// Settings of the wrapped functions of cuBLASLt (Makefile), which then answer as on other GPUs.
+// Make the wrapped functions of cuBLASLt (Makefile) answer as on other GPUs.
 static bool no_epilogues, no_algorithm_fits;
 static int asked;
 #define LAYOUTS                                                                                                        \
