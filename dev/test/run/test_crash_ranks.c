@@ -133,8 +133,8 @@ static void test_no_memory_for_a_copy(void) {
 static void test_no_memory_at_the_start(void) {
     begin_part();
     faults->rank = RANKS - 1;
-    faults->refused = (3 * 16 + 1) * sizeof(double) + 16 * sizeof(RowResult); // "norms": of 16 tensors and rows
-    CHECK_RUN(trainer_run(COMMAND "--shard machine --out part"), ERR_MEMORY, "norms needs ", "!MPI_");
+    faults->refused = 4 * (8 + 1) * sizeof(uint16_t); // "token rows": of --micro-batch
+    CHECK_RUN(trainer_run(COMMAND "--shard machine --out part"), ERR_MEMORY, "token rows needs ", "!MPI_");
     CHECK(faults->struck == 1, "%ld", (long)faults->struck);
 }
 
