@@ -135,10 +135,9 @@ static int mpi_all_gather(Transport *t, const void *own, void *values, size_t el
 static int exchange_rows(Transport *t, void *sent, void *received, int rows, size_t width, Dtype type, Error *e) {
     const int K = t->division.tensor, mine = t->comm->rank % K;
     const double begin = clock_seconds();
-    int *counts, result = MPI_SUCCESS;
+    int counts[K], places[K], own_counts[K], own_places[K]; // no memory_alloc, as in comm_agree
+    int result = MPI_SUCCESS;
     MPI_Datatype row;
-    TRY(memory_alloc((void **)&counts, 4 * (size_t)K * sizeof *counts, "counts of rows", e));
-    int *places = counts + K, *own_counts = places + K, *own_places = own_counts + K;
     for (int r = 0; r < K; r++) {
         const RankRows of = rows_of_rank(rows, r, K), own = rows_of_rank(rows, mine, K);
         counts[r] = (int)of.count, places[r] = (int)of.first;
@@ -150,7 +149,6 @@ static int exchange_rows(Transport *t, void *sent, void *received, int rows, siz
     if (!received) result = MPI_Allgatherv(MPI_IN_PLACE, 0, row, sent, counts, places, row, t->group);
     else result = MPI_Alltoallv(sent, counts, places, row, received, own_counts, own_places, row, t->group);
     MPI_Type_free(&row);
-    memory_free(counts);
     t->waited += clock_seconds() - begin;
     MPI_TRY(result, e);
     return 0;

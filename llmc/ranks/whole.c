@@ -87,8 +87,8 @@ static void free_values(Exchange *x, int i) {
 static int exchange_bucket(Exchange *x, Error *e) {
     Comm *comm = x->whole->parallel->comm;
     const size_t ranks = (size_t)comm->ranks;
-    int *counts; // of comm_exchange
-    int code = memory_alloc_zero((void **)&counts, 4 * ranks * sizeof *counts, "counts of values", e);
+    int counts[4 * ranks], code = 0; // of comm_exchange
+    memset(counts, 0, sizeof counts);
     for (int i = 0; i < 2 && !code; i++) {
         size_t all = 0;
         pass(x, i, counts + (size_t)i * ranks, NULL, e);
@@ -100,12 +100,9 @@ static int exchange_bucket(Exchange *x, Error *e) {
         x->room[i] = all;
     }
     if (!code) code = pass(x, false, NULL, x->values[0], e);
-    TRY_GOTO(comm_agree(comm, code, e)); // a rank that misses an exchange would leave the others waiting
-    TRY_GOTO(comm_exchange(comm, x->values[0], x->values[1], counts, e));
-    TRY_GOTO(pass(x, true, NULL, x->values[1], e));
-done:
-    memory_free(counts);
-    return code;
+    TRY(comm_agree(comm, code, e)); // a rank that misses an exchange would leave the others waiting
+    TRY(comm_exchange(comm, x->values[0], x->values[1], counts, e));
+    return pass(x, true, NULL, x->values[1], e);
 }
 
 int whole_exchange(const Whole *w, Engine *engine, StateKind kind, float *parts, Error *e) {
