@@ -218,28 +218,23 @@ enum {
     SAMPLE_ABOVE_BYTES = 1 << 26 // files up to this size are read whole
 };
 
-// A hash, and a buffer for the bytes of one read. The hash needs the alignment of memory_alloc.
-typedef struct {
-    XXH3_state_t hash;
-    unsigned char buffer[BLOCK_BYTES + STAGE_BYTES];
-} Digester;
-
 int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse, FileDigest *digest,
                       Error *e) {
-    Digester *digester;
+    XXH3_state_t hash;
+    void *memory;
     int code = 0;
-    TRY(memory_alloc((void **)&digester, sizeof *digester, "a file buffer", e));
-    unsigned char *buffer = block_align(digester->buffer);
-    XXH3_128bits_reset(&digester->hash);
+    TRY(memory_alloc(&memory, BLOCK_BYTES + STAGE_BYTES, "a file buffer", e));
+    unsigned char *buffer = block_align(memory);
+    XXH3_128bits_reset(&hash);
     for (uint64_t at = offset, end = offset + bytes, n; at < end && !code; at += n) { // whole blocks, for O_DIRECT
         size_t lead = at % BLOCK_BYTES;
         n = size_min(end - at, STAGE_BYTES - lead);
         code = read_between(fd, path, at - lead, buffer, lead + n, round_up(lead + n, BLOCK_BYTES), e);
-        if (!code) XXH3_128bits_update(&digester->hash, buffer + lead, n);
+        if (!code) XXH3_128bits_update(&hash, buffer + lead, n);
         pulse_beat(pulse);
     }
-    *digest = digest_make(XXH3_128bits_digest(&digester->hash), bytes);
-    memory_free(digester);
+    *digest = digest_make(XXH3_128bits_digest(&hash), bytes);
+    memory_free(memory);
     return code;
 }
 
@@ -248,23 +243,22 @@ void file_read_past_cache(int fd) { direct_begin(fd); }
 int file_digest(const char *path, FileDigest *digest, Error *e) {
     int fd, code = 0;
     uint64_t bytes;
-    char *sample;
-    TRY(memory_alloc((void **)&sample, SAMPLE_BLOCKS * SAMPLE_BYTES, "a file buffer", e));
-    TRY_GOTO(file_open_input(IN_PATH, path, &fd, &bytes, e));
+    char block[SAMPLE_BYTES];
+    XXH3_state_t hash;
+    TRY(file_open_input(IN_PATH, path, &fd, &bytes, e));
     if (bytes <= SAMPLE_ABOVE_BYTES) code = file_digest_range(fd, path, 0, bytes, NULL, digest, e);
     else {
-        size_t n, used = 0;
-        uint64_t blocks = (bytes + SAMPLE_BYTES - 1) / SAMPLE_BYTES;
-        for (uint64_t i = 0; i < SAMPLE_BLOCKS && !code; i++, used += n) {
-            uint64_t at = SAMPLE_BYTES * ((blocks - 1) * i / (SAMPLE_BLOCKS - 1));
-            n = size_min(bytes - at, SAMPLE_BYTES);
-            code = file_read_range(fd, path, at, sample + used, n, e);
+        const uint64_t blocks = (bytes + SAMPLE_BYTES - 1) / SAMPLE_BYTES;
+        XXH3_128bits_reset(&hash);
+        for (uint64_t i = 0; i < SAMPLE_BLOCKS && !code; i++) {
+            const uint64_t at = SAMPLE_BYTES * ((blocks - 1) * i / (SAMPLE_BLOCKS - 1));
+            const size_t n = size_min(bytes - at, SAMPLE_BYTES);
+            code = file_read_range(fd, path, at, block, n, e);
+            if (!code) XXH3_128bits_update(&hash, block, n);
         }
-        *digest = digest_make(XXH3_128bits(sample, used), bytes);
+        *digest = digest_make(XXH3_128bits_digest(&hash), bytes);
     }
     close(fd);
-done:
-    memory_free(sample);
     return code;
 }
 

@@ -97,14 +97,11 @@ static int header_read(SafetensorsReader *reader, uint64_t file_bytes, Error *e)
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
 int safetensors_open(SafetensorsReader *reader, const char *path, Error *e) {
-    int code = 0;
     uint64_t file_bytes;
     *reader = (SafetensorsReader){.fd = -1};
-    TRY_GOTO(memory_alloc((void **)&reader->path, strlen(path) + 1, path, e));
-    strcpy(reader->path, path);
-    TRY_GOTO(file_open_input(IN_PATH, path, &reader->fd, &file_bytes, e));
-    TRY_GOTO(header_read(reader, file_bytes, e));
-done:
+    snprintf(reader->path, sizeof reader->path, "%s", path);
+    TRY(file_open_input(IN_PATH, path, &reader->fd, &file_bytes, e));
+    int code = header_read(reader, file_bytes, e);
     if (code) safetensors_close(reader);
     return code;
 }
@@ -113,7 +110,6 @@ void safetensors_close(SafetensorsReader *reader) {
     memory_free(reader->entries);
     cJSON_Delete(reader->header);
     if (reader->fd >= 0) close(reader->fd);
-    memory_free(reader->path);
     *reader = (SafetensorsReader){.fd = -1};
 }
 

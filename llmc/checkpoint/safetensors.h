@@ -11,6 +11,8 @@
 #include "base/files.h"
 #include "base/text.h"
 
+#include <limits.h>
+
 typedef struct SafetensorsReader SafetensorsReader;
 
 typedef struct {
@@ -24,7 +26,7 @@ typedef struct {
 } SafetensorsEntry;
 
 struct SafetensorsReader { // must not move: its entries point to it
-    char *path;            // for messages
+    char path[PATH_MAX];   // for messages
     int fd;
     uint64_t data_offset;      // the file's byte at which the data begins
     SafetensorsEntry *entries; // in the header's order

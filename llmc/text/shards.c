@@ -49,19 +49,15 @@ static int tokens_check(const Shard *shard, uint64_t at, size_t count, const uin
 
 // Checks the first `end` tokens, and raises *largest to the largest of them.
 static int shard_scan(const Shard *shard, uint64_t end, int vocab_size, int *largest, Error *e) {
-    uint16_t *tokens;
-    int code = 0;
-    TRY(memory_alloc((void **)&tokens, SCAN_TOKENS * sizeof *tokens, "checking a shard", e));
+    uint16_t tokens[SCAN_TOKENS];
     for (uint64_t at = 0, count; at < end; at += count) {
         count = size_min(end - at, SCAN_TOKENS);
-        TRY_GOTO(shard_read(shard, at, count, tokens, e));
-        TRY_GOTO(tokens_check(shard, at, count, tokens, vocab_size, e));
+        TRY(shard_read(shard, at, count, tokens, e));
+        TRY(tokens_check(shard, at, count, tokens, vocab_size, e));
         int here = tokens_largest(tokens, count);
         *largest = here > *largest ? here : *largest;
     }
-done:
-    memory_free(tokens);
-    return code;
+    return 0;
 }
 
 // ---- Opening --------------------------------------------------------------------------------------------------------

@@ -278,11 +278,11 @@ static int add_merge(VocabReader *r, int number, const char *left, const char *r
 static int read_merges(VocabReader *r, Error *e) {
     const cJSON *merges = r->merges ? NULL : json_get(json_get(r->vocab->root, "model"), "merges"), *item;
     Tokenizer *t = r->t;
-    char *scratch, *line = r->merges, *end;
+    char *scratch = t->text + t->start[t->vocab_size]; // room for a merge: the files' bytes less the tokens'
+    char *line = r->merges, *end;
     int code = 0, number = 1;
     if (!r->merges && !cJSON_IsArray(merges))
         return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", r->merges_path);
-    TRY(memory_alloc((void **)&scratch, r->bytes, "merges", e));
     for (item = merges ? merges->child : NULL; item && !code; item = item->next) { // "left right" or ["left", "right"]
         const cJSON *left = cJSON_IsArray(item) ? item->child : item, *right = left && left != item ? left->next : NULL;
         const char *name = cJSON_GetStringValue(left), *second = cJSON_GetStringValue(right);
@@ -296,7 +296,6 @@ static int read_merges(VocabReader *r, Error *e) {
         bool version = number++ == 1 && strncmp(line, "#version", 8) == 0;
         if (*line && !version) code = add_merge(r, number - 1, line, NULL, scratch, e);
     }
-    memory_free(scratch);
     t->is_bytes = t->vocab_size == BYTE_VALUES && t->merge_count == 0 && t->added_count == 0;
     for (int b = 0; b < BYTE_VALUES; b++) {
         int token = token_of(t, &(char){(char)b}, 1);
