@@ -42,8 +42,7 @@ def outliers_text(run, most=None):
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("run", metavar="RUN", help="a run's directory (run.json, outliers.jsonl)")
-    text = outliers_text(Run(parser.parse_args().run, live=True))
-    if not text:
+    if not (text := outliers_text(Run(parser.parse_args().run, live=True))):
         raise Fault(EXIT_INPUT, "no outliers in this run yet; train with --outliers N, until it saves a checkpoint")
     print(text, end="")
 

@@ -32,9 +32,9 @@ int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
     for (int k = 0, n = 0; k < ROW_KINDS; k++, n = 0) cJSON_ArrayForEach(row, r->position.outliers.list[k]) {
             const size_t used = strlen(e->what);
             const char *shard = cJSON_GetStringValue(json_get(row, "shard"));
-            if (row_number(row, "step") > (double)back->latest && shard && n++ < most)
+            if (cJSON_GetNumberValue(json_get(row, "step")) > (double)back->latest && shard && n++ < most)
                 snprintf(e->what + used, sizeof e->what - used, "; %s %s:%.0f", row_kinds[k], path_name(shard),
-                         row_number(row, "offset"));
+                         cJSON_GetNumberValue(json_get(row, "offset")));
         }
     back->why = *e;
     return e->code;

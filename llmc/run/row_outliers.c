@@ -60,11 +60,11 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
     cJSON_AddNumberToObject(row, "norm", sqrt(r->position.rows[b].sq));
     cJSON_AddNumberToObject(row, "loss", r->position.rows[b].nll);
     cJSON_AddNumberToObject(row, "score", x);
-    for (; next && row_number(next, "score") >= x; next = next->next) at++;
+    for (; next && cJSON_GetNumberValue(json_get(next, "score")) >= x; next = next->next) at++;
     row->prev = row; // cJSON 1.7.17 inserts no item whose prev is NULL
     cJSON_InsertItemInArray(list, at, row);
     while (cJSON_GetArraySize(list) > most) cJSON_DeleteItemFromArray(list, most);
-    if (cJSON_GetArraySize(list) == most) o->least[kind] = row_number(list->child->prev, "score");
+    if (cJSON_GetArraySize(list) == most) o->least[kind] = cJSON_GetNumberValue(json_get(list->child->prev, "score"));
     return 0;
 }
 
@@ -87,9 +87,8 @@ int row_outliers_observe(Run *r, int64_t B, Error *e) {
         const int64_t steps = window->count < OUTLIERS_WINDOW ? window->count : OUTLIERS_WINDOW;
         for (int64_t i = 0; i < steps; i++) spread += window->value[i] / (double)steps;
         for (int64_t b = 0; b < B && window->count > first_steps; b++) {
-            const double score = (x[b] - centre) / (1.4826 * spread);
-            const double few_digits = round(score * 1e9) / 1e9; // reads back as the same number in a resume
-            if (isfinite(few_digits) && few_digits > o->least[k]) TRY(keep_row(r, k, B, b, few_digits, e));
+            const double score = round((x[b] - centre) / (1.4826 * spread) * 1e9) / 1e9; // a resume reads it back equal
+            if (isfinite(score) && score > o->least[k]) TRY(keep_row(r, k, B, b, score, e));
         }
     }
     return 0;

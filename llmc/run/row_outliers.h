@@ -13,8 +13,7 @@
 #pragma once
 
 #include "base/text.h"
-#include "math/outliers.h"
-#include "model/engine.h"
+#include "run/state.h"
 
 typedef enum { ROW_LOUD, ROW_RARE, ROW_STRANGE, ROW_UNIFORM, ROW_KINDS } RowKind;
 extern const char *const row_kinds[ROW_KINDS];
@@ -27,10 +26,6 @@ typedef struct {
     double *rarity;             // (largest batch) mean surprise of this rank's rows
     double *surprise;           // (vocabulary) -log of a token's share of the text
 } RowOutliers;
-
-static inline double row_number(const cJSON *row, const char *key) { return cJSON_GetNumberValue(json_get(row, key)); }
-
-typedef struct Run Run; // run.h
 
 int row_outliers_create(Run *r, Error *e);             // (all) after a resume
 int row_outliers_observe(Run *r, int64_t B, Error *e); // on rank 0: judges the B rows of the step

@@ -148,9 +148,8 @@ static void io_noise(StateIO *io, Noise *noise) {
     real(io, "noise.tokens_since_ranks", &noise->tokens_since_ranks);
     for (int i = 0; i < GROUP_COUNT; i++) io_tracker(io, AT("noise.type.%s", group_names[i]), &noise->type[i]);
     for (int l = 0; l < noise->layers; l++) io_tracker(io, AT("noise.layer.%d", l), &noise->layer[l]);
-    const bool there = io->writing || get(io, "noise.source"); // missing in an older build's state, or after --gns off
-    for (int i = 0; i < noise->source_trackers && there; i++)
-        io_tracker(io, AT("noise.source.%d", i), &noise->source[i]);
+    for (int i = 0; i < noise->source_trackers && (io->writing || get(io, "noise.source")); i++)
+        io_tracker(io, AT("noise.source.%d", i), &noise->source[i]); // missing in an older state, or after --gns off
 }
 
 static void io_window(StateIO *io, const char *name, Outliers *o) {

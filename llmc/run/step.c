@@ -153,17 +153,16 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     r->saving.sums = saver_counts(r->saving.saver);
     sums->more = &r->saving.sums.writing;
     sums->more_count = sizeof r->saving.sums / sizeof(double);
-    RowResult *rows = position->rows;
     const Parallel *p = &setup->parallel;
     const RankRows mine = rows_of_rank(B, p->group, p->groups);
-    if (setup->shape.step_rows) position->result.row = rows + mine.first;
-    memset(rows, 0, (size_t)B * sizeof *rows);
+    if (setup->shape.step_rows) position->result.row = position->rows + mine.first;
+    memset(position->rows, 0, (size_t)B * sizeof *position->rows);
     TRY(engine_result(setup->engine, &position->result, e));
     for (int64_t b = 0; b < mine.count && setup->options.outliers; b++) // a group's ranks each add 1 / tensor
         position->result.row[b].rarity = position->outliers.rarity[b] / p->config.tensor;
     TRY(parallel_sums(&setup->parallel, sums, e));
     double *gram = position->result.source_gram;
-    if (setup->shape.step_rows) TRY(comm_sum(setup->comm, gram, (int)((double *)(rows + B) - gram), e));
+    if (setup->shape.step_rows) TRY(comm_sum(setup->comm, gram, (int)((double *)(position->rows + B) - gram), e));
     position->stop = sums->stop;
     bool finite = isfinite(position->result.loss_sum) && isfinite(grad_norm(r, B));
     return finite || overflows(r, B) ? 0 : fail_nonfinite(r, B, e);
