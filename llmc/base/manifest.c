@@ -107,8 +107,8 @@ static bool parse_digest(FileDigest *digest, const cJSON *bytes, const cJSON *ha
 static int parse_file(Manifest *manifest, const cJSON *item, const char *path, Error *e) {
     const cJSON *name = json_get(item, "name"), *bytes = json_get(item, "bytes"), *list = json_get(item, "pieces"),
                 *one;
-    FileDigest whole, *piece = &whole;
-    int pieces = cJSON_IsArray(list) ? cJSON_GetArraySize(list) : 1, i = 0;
+    FileDigest *piece;
+    int pieces = list ? cJSON_GetArraySize(list) : 1, i = 0;
     const char *text = cJSON_GetStringValue(name), *slash = text ? strchr(text, '/') : NULL;
     bool in_training = slash && strncmp(text, TRAINING, strlen(TRAINING)) == 0 && !strchr(slash + 1, '/');
     bool good =

@@ -259,6 +259,29 @@ static void test_every_piece_is_verified(void) {
     close(fd);
 }
 
+// A manifest whose "pieces" are no list, or a list of something else, is refused.
+static void test_pieces_of_another_type(void) {
+    static const char *const cases[] = {"7", "[]", "{}", "[[1]]", "[1, 2]", "[{}]", "{\"a\": [1]}"};
+    char text[20000];
+    Manifest manifest;
+    Error e;
+    for (size_t i = 0; i <= sizeof cases / sizeof *cases; i++) {
+        size_t n = (size_t)sprintf(text, "{\"format\": 2, \"files\": [{\"name\": \"a\", \"bytes\": 1, \"pieces\": ");
+        if (i < sizeof cases / sizeof *cases) n += (size_t)sprintf(text + n, "%s", cases[i]);
+        else { // an object of 99 good pieces
+            for (int k = 0; k < 99; k++)
+                n += (size_t)sprintf(text + n, "%c\"%d\": [1, \"%s\"]", k ? ',' : '{', k, digest_of("a", 1).hash);
+            text[n++] = '}';
+        }
+        n += (size_t)sprintf(text + n, "}],\n");
+        n += (size_t)sprintf(text + n, "  \"xxh3_128_above\": \"%s\"\n}\n", digest_of(text, n).hash);
+        CHECK_OK(file_replace(IN_PATH, "MANIFEST.json", text, n, &e), &e);
+        CHECK(manifest_read(&manifest, IN_PATH, ".", &e) == ERR_INPUT && strstr(e.what, "malformed"), "%zu: %s", i,
+              e.what);
+        manifest_free(&manifest);
+    }
+}
+
 // ---- A container's CPU quota ----------------------------------------------------------------------------------------
 
 static void test_cpu_quota(void) {
@@ -283,7 +306,7 @@ int main(void) {
     data = malloc(LARGEST);
     for (size_t i = 0; i < LARGEST; i++) data[i] = (unsigned char)draw(256);
     RUN(test_limits, test_all_sizes, test_refused, test_calls_that_fail, test_interrupted_and_short_calls, test_replace,
-        test_every_piece_is_verified);
+        test_every_piece_is_verified, test_pieces_of_another_type);
     free(data);
     RUN(test_cpu_quota);
     return scratch_end();
