@@ -36,7 +36,7 @@ class Dump:
         (losses, nlls), gradients = self.examples(self.params, self.rows[0], self.factors_at(1))
         self.losses = {"loss": losses, "nll": nlls, "loss_eval": nlls}
         if self.meta["dropout"] or exponents:  # an evaluation neither drops nor rounds
-            self.losses["loss_eval"] = gpt2.examples_fn(self.heads, 0.0, separator)(self.params, self.rows[0])[0][1]
+            self.losses["loss_eval"] = gpt2.losses_fn(self.params, self.heads, separator)(self.rows[0]).mean(axis=1)
         self.gradients = {name: np.asarray(g) for name, g in gradients.items()}
 
     def exponents(self):

@@ -166,6 +166,12 @@ def token_losses(params, row, heads, smoothing=0.0, factors=None, separator=None
     return -(wanted * log_p).sum(axis=-1), -(words * log_p).sum(axis=-1)
 
 
+def losses_fn(params, heads, separator=None):
+    """Returns a compiled function from rows (B, T + 1) to the cross-entropies (B, T) with plain targets."""
+    params = {name: jnp.asarray(p, dtype=jnp.float64) for name, p in params.items()}
+    return jax.jit(jax.vmap(lambda row: token_losses(params, row, heads, separator=separator)[1]))
+
+
 @functools.cache
 def examples_fn(heads, smoothing=0.0, separator=None, exponents=None):
     """Returns a compiled function of (params, rows (B, T + 1), dropout's factors). It returns the losses L_b (B),
