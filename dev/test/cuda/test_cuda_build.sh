@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compiles the CUDA trainer in bf16 for sm_80 and sm_90a, all files in one. Checks that the compiler does not warn, that
 # no kernel spills registers, and that ptxas, also CUDA 12's, lets tensor core products (wgmma) overlap:
-# dev/make/ptxas.sh. Compiles other builds to PTX only: each file alone in fp16 for the oldest GPU; fp32, Blackwell,
+# dev/make/ptxas.sh. Parses other builds only: each file alone in fp16 for the oldest GPU; fp32, Blackwell,
 # test programs, benchmarks. (dev/test/gpu_check.sh builds and runs them all.) Compares plans and refusals with the CPU
 # trainer's.
 # shellcheck disable=SC2046,SC2086
@@ -37,15 +37,19 @@ as_one() { # FILE...
 }
 as_one $(grep -l '"engine_test.cuh"' dev/test/*/*.cu) dev/bench/*.cu > "$work/engines.cu" && as_one $(grep -L '"engine_test.cuh"' dev/test/*/*.cu) > "$work/tests.cu"
 
-# Compiles to PTX: each of the trainer's files in fp16; all in one in fp32, and in bf16 for Blackwell if nvcc knows it
-# (from CUDA 12.8 on); the programs that need a GPU. This finds calls that do not match a function's parameters.
-ptx_compiles() {
+# Parses each of the trainer's files in fp16; all in one in fp32, and in bf16 for Blackwell if nvcc knows it (from CUDA
+# 12.8 on); the programs that need a GPU. This finds calls that do not match a function's parameters. An nvcc that cannot
+# only parse compiles to PTX.
+parses() {
+    local least="-Xcicc -O0"
+    ! $nvcc --help | grep -q -- --fdevice-syntax-only || least=-fdevice-syntax-only
+    export least
     {
         printf -- '-DGNS_FP16 -arch=compute_75 %s\n' train_gpt2.cu llmc/cuda/*.cu
         echo "-DGNS_FP32 -arch=compute_80 $work/trainer.cu"
-        $nvcc --list-gpu-arch | grep -xE 'compute_1[02]0' | sed "s|.*|-DGNS_BF16 -arch=& $work/trainer.cu|"
+        $nvcc --list-gpu-arch | grep -x compute_100 | sed "s|.*|-DGNS_BF16 -arch=& $work/trainer.cu|"
         printf -- '-DGNS_BF16 -arch=compute_80 %s\n' "$work"/{engines,tests}.cu
-    } | xargs -L 1 -P 2 sh -c '$nvcc -std=c++20 -Illmc -diag-suppress 177 -Idev/test/cuda -Idev/bench -Xcicc -O0 -ptx -o "$work/$$.ptx" "$@"' sh
+    } | xargs -L 1 -P 2 sh -c '$nvcc -std=c++20 -Illmc -diag-suppress 177 -Idev/test/cuda -Idev/bench $least -ptx -o "$work/$$.ptx" "$@"' sh
 }
 
 # CUDA 12's ptxas, up to 12.8, made every wgmma of linear_sm90.cu wait.
@@ -53,7 +57,7 @@ overlaps_with_older_ptxas() {
     local python release tools
     python=$(find_python pip) || skip "no pip" || return
     # Compile only two kernels, one of bf16 and one of e4m3: the fault was in every kernel of the file.
-    awk '/\.(entry|func) / { wanted = /linear_kernelIL14LinearEpilogue0E/; body = 1 } !body || wanted' "$work"/keep/trainer.compute_90a.ptx > "$work/new.ptx"
+    awk '/\.(entry|func) / { wanted = /linear_kernelIL14LinearEpilogue3E/; body = 1 } !body || wanted' "$work"/keep/trainer.compute_90a.ptx > "$work/new.ptx"
     [ "$(grep -c '\.entry ' "$work/new.ptx")" = 2 ] || { echo "not two kernels of linear_sm90.cu in trainer.compute_90a.ptx"; return 1; }
     for release in 12.4.131:8.4 12.8.93:8.7; do # RELEASE:PTX_VERSION
         tools=build/ptxas-${release%:*}
@@ -65,7 +69,7 @@ overlaps_with_older_ptxas() {
     done
 }
 try compiles
-try ptx_compiles
+try parses
 try overlaps_with_older_ptxas
 
 cuda=$root/$one/train_gpt2cu
@@ -79,7 +83,7 @@ engine_memory() { awk '/memory in all/ { sum += $4 } /^  (CUDA|NCCL|rounded) .* 
 libraries() { grep -E '^  (CUDA|NCCL|rounded) .* MiB' "$1"; }
 estimates_what_the_cuda_engine_takes() {
     local options
-    for options in "--model d12" "--model d12 --recompute gelu" "--model d12 --gns ln" "--model d12 --recompute block --optimizer muon" \
+    for options in "--model d12" "--model d12 --recompute gelu --gns ln" "--model d12 --recompute block --optimizer muon" \
         "--model d12 --ranks 8 --zero 1 --comm-dtype bf16" "--model d12 --ranks 8 --zero 2 --batch-tokens 262144" \
         "--model d48 --ranks 4 --zero 0" "--model d48 --recompute block --dtype fp8" "--model d12 --dtype fp8-dw" \
         "--model d48 --recompute block --ranks 4 --zero 3 --batch-tokens 131072 --dtype fp8"; do
