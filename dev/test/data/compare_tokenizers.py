@@ -103,7 +103,7 @@ def added():
 def train():
     """scripts/train_bpe.py finds the merges of one pass over the whole text, and writes files of a tokenizer."""
     start, size, wrong = time.monotonic(), 1500, 0
-    text = open(os.path.join(DATA, "tinyshakespeare.txt"), newline="").read(300000)
+    text = open(os.path.join(DATA, "tinyshakespeare.txt"), newline="").read(150000)
     t = tokenizers.Tokenizer(tokenizers.models.BPE())
     t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
