@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A real task: nanoGPT's recipe for a small character model of Shakespeare on a CPU (4 layers, 4 heads, 128 channels,
 # T = 64, batch 12, lr 1e-3 to 1e-4, warm-up 100 steps, beta2 0.99, no dropout). nanoGPT reports a validation loss of 1.88
-# after 2000 steps: GNS_LONG=1 compares it with the mean of three seeds in fp32. Otherwise one seed runs 400 steps.
+# after 2000 steps: GNS_LONG=1 compares it with the mean of three seeds in fp32. Otherwise one seed runs 300 steps.
 # Tokens are bytes, the split is the usual 90/10. Runs in bf16 if the CPU has AMX. One thread: in so small a model two
 # threads would mostly wait at barriers.
 set -u
@@ -32,7 +32,7 @@ if [ "${GNS_LONG:-0}" = 1 ]; then
     [ "${sum#* }" = 3 ] || { echo "FAIL shakespeare: a run failed"; exit 1; }
     report mean_of_three_seeds "${sum% *}" 1.89
 else
-    loss=$(val_loss 1337 400) || { echo "FAIL shakespeare: the run failed"; exit 1; }
-    report seed_1337 "$loss" 2.34 # seeds 1337, 1 and 2: 2.324, 2.327 and 2.336, in bf16 and in fp32
+    loss=$(val_loss 1337 300) || { echo "FAIL shakespeare: the run failed"; exit 1; }
+    report seed_1337 "$loss" 2.41 # seeds 1337, 1 and 2: 2.389, 2.392 and 2.401, in bf16 and in fp32
 fi
 exit $failed
