@@ -82,6 +82,16 @@ find_python() { # [PACKAGE...]: prints the first of $PYTHON, build/venv's and py
     return 1
 }
 
+# Pages of scripts/report.py then have no figures: matplotlib takes two seconds of a core to start.
+without_figures() {
+    mkdir "$work/plain" && cat > "$work/plain/sitecustomize.py" <<'END'
+import sys, types
+sys.modules["report_plots"] = types.SimpleNamespace(RATES=(), **{name: lambda *a, **k: "" for name in (
+    "svg_of", "draw_loss", "draw_tests", "gns_source", "draw_gns", "sampled", "draw_layers", "known", "draw_rates")})
+END
+    export PYTHONPATH=$work/plain
+}
+
 learn_vocabulary() { # SIZE DIRECTORY TEXT; returns 77 if no Python has the package tokenizers
     local python
     python=$(find_python tokenizers) || skip "no Python package tokenizers" || return

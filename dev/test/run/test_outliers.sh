@@ -93,9 +93,8 @@ prints_and_groups() {
     grep -A 1 '^loud' "$work/text.log" | paste -d ' ' - - | awk '
         { rows += $11; copies += $11 > 3 && length($14) == 32; bytes += $14 ~ /^z+$/ }
         END { exit !(rows == 20 && copies && bytes) }' || { cat "$work/text.log"; return 1; }
-    if "$python" -c 'import matplotlib' 2> /dev/null; then
-        "$python" scripts/report.py "$work/whole" > /dev/null && says "$work/whole/report.html" zzzzzzzzzzzz || return
-    fi
+    without_figures
+    "$python" scripts/report.py "$work/whole" > /dev/null && says "$work/whole/report.html" zzzzzzzzzzzz || return
     refuses 65 "no outliers" "$python" scripts/outliers.py "$work/without" && rm "$work"/t_train_*.bin &&
         "$python" scripts/outliers.py "$work/whole" > /dev/null # without the shard
 }

@@ -11,7 +11,7 @@ cat > "$work/tree/train_gpt2" << END
 #!/usr/bin/env bash
 # Runs the trainer for \$TOKENS tokens. A file \`stop\` makes it stop by a signal after its first step.
 ! flock -n "$work/tree/build/demo/lock" true || touch "$work/unlocked"
-set -- "\${@/#2300000/\${TOKENS:-8000}}"
+set -- "\${@/#2300000/\${TOKENS:-4100}}"
 set -- "\${@/#65536/2048}"
 set -- "\${@/#400/20}"
 "$train" "\$@" --threads 1 &

@@ -89,12 +89,12 @@ printf '%s\n' "device      A <b>: 989 TFLOP/s bf16, 4800 GB/s, 141 GiB (data she
     "  matmul, blocks                   2         4       500.0  compute          4  16.0%" \
     "  LayerNorm, residual          1e-06         2         0.0  memory           1   4.0%" \
     "  25 ms, 40,000 tok/s, MFU 52.4%" > "$work/plan.txt"
-report 0 "$work/b128" --plan "$work/plan.txt" -o "$work/plan.html"
-check "roofline" says "$work/plan.html" 'aria-label="Roofline"'
-check "its device" says "$work/plan.html" 'a step on A &lt;b&gt;. The roof'
 returns 0 env PYTHONPATH=scripts "$python" -B - "$work" <<'END'
 import sys, report, report_plots, run_log
-plan, run = report.read_plan(sys.argv[1] + "/plan.txt"), run_log.Run(sys.argv[1] + "/b128")
+work = sys.argv[1]
+sys.argv[1:] = [work + "/b128", "--plan", work + "/plan.txt", "-o", work + "/plan.html"]
+report.main()
+plan, run = report.read_plan(work + "/plan.txt"), run_log.Run(work + "/b128")
 run.label = "b128"
 assert plan["peak"] == 989e12 and plan["bandwidth"] == 4.8e12 and plan["kernels"][0] == ("matmul, blocks", 2e12, 4e9, 4e-3), plan
 places = [(x, y) for line in report_plots.draw_roofline(plan, [run]).axes[0].lines for x, y in line.get_xydata()]
@@ -102,15 +102,11 @@ step = [(x, y) for x, y in places if abs(x - 2000001e6 / 6e9) < 1e-6]
 assert len(step) == 2 and abs(step[0][1] / 80.00004e12 - 1) < 1e-9 and abs(step[1][1] / step[0][1] - 0.016) < 1e-9, places
 assert (500, 5e14) in places and (989e12 / 4.8e12, 989e12) in places, places
 END
+check "roofline" says "$work/plan.html" 'aria-label="Roofline"'
+check "its device" says "$work/plan.html" 'a step on A &lt;b&gt;. The roof'
 end page
 
-# From here to `fit` pages have no figures, except one: matplotlib takes two seconds of a core to start.
-mkdir "$work/plain" && cat > "$work/plain/sitecustomize.py" <<'END'
-import sys, types
-sys.modules["report_plots"] = types.SimpleNamespace(RATES=(), **{name: lambda *a, **k: "" for name in (
-    "svg_of", "draw_loss", "draw_tests", "gns_source", "draw_gns", "sampled", "draw_layers", "known", "draw_rates")})
-END
-export PYTHONPATH=$work/plain
+without_figures # until `fit`, except one page
 
 begin
 report 0 "$work/b128"
