@@ -58,8 +58,8 @@ typedef struct { // one thread at a time may read examples
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e);
 void dataset_close(Dataset *data); // NULL is fine
 
-// Excludes the windows of examples [first, first + count), replacements included, from all later reads. The replacement of
-// an example's excluded window is the window at the same place of the next epoch. Other examples keep their windows.
+// Excludes the windows of examples [first, first + count), replacements included, from all later reads. An example with
+// an excluded window gets a replacement: the window at the same place of the next epoch. Others keep their windows.
 int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e);
 
 // Returns the window of an example. *shift = tokens by which the window begins later (`shifts`).
