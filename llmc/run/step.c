@@ -156,7 +156,7 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     const Parallel *p = &setup->parallel;
     const RankRows mine = rows_of_rank(B, p->group, p->groups);
     if (setup->shape.step_rows) position->result.row = position->rows + mine.first;
-    memset(position->rows, 0, (size_t)B * sizeof *position->rows);
+    if (setup->shape.step_rows) memset(position->rows, 0, (size_t)B * sizeof *position->rows);
     TRY(engine_result(setup->engine, &position->result, e));
     for (int64_t b = 0; b < mine.count && setup->options.outliers; b++) // a group's ranks each add 1 / tensor
         position->result.row[b].rarity = position->outliers.rarity[b] / p->config.tensor;
