@@ -77,7 +77,7 @@ class Shards:
         return self.tokens[shard][start : start + self.T + 1]
 
     def spread(self, first, count, rows):
-        """Returns rows [first, first + count) of `rows` windows spread evenly over all."""
+        """Picks `rows` windows, evenly spread over the shards. Returns picks [first, first + count)."""
         return np.stack([self.window(r * self.windows // rows) for r in range(first, first + count)]).astype(np.int64)
 
 
@@ -285,8 +285,8 @@ def checkpoint_of(run, step):
 
 
 def load_checkpoint(torch, a, model, optimizer, directory, step):
-    """Returns weights and moments after `step`. The moments are flat arrays: tensors in the order of the table, wte with its
-    padding, each beginning at a multiple of 64."""
+    """Loads weights and moments after `step` into model and optimizer. The moments are flat arrays: tensors in the order of
+    the table, wte with its padding, each beginning at a multiple of 64."""
     from safetensors.torch import load_file
 
     weights = load_file(f"{directory}/model.safetensors")

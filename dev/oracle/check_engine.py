@@ -50,7 +50,7 @@ class Dump:
                      for i, name in enumerate(names))
 
     def factors_at(self, step):
-        """Returns dropout's factors of the examples of step 1, 2, ...; steps number examples consecutively."""
+        """Returns dropout's factors of a step's B examples. Step 1 begins at first_example."""
         if not self.meta["dropout"]:
             return None
         B, T = self.rows.shape[1], self.rows.shape[2] - 1
@@ -88,9 +88,9 @@ def tensor_error(a, b, part=...):
 
 
 def sources_errors(dump):
-    """Returns errors of the numbers of rows and sources, computed here from all pairs of rows; the engine sums each
-    source's gradients first. Averages decay by 2^(-1/4) per step. G2 is a small difference: its error is relative to
-    the source's mean |g_b|^2."""
+    """Returns the errors of row, source_gram, source_numbers and source_cosine. Here they follow from all pairs of
+    rows; the engine sums each source's gradients first. Averages decay by 2^(-1/4) per step. G2 is a small difference:
+    its error is relative to the source's mean |g_b|^2."""
     K, B = dump.rows.shape[:2]
     p = np.array([dump.meta["share_0"], 1 - dump.meta["share_0"]])
     squares, pairs, errors = np.zeros((K, 2)), np.zeros((K, 2, 2)), {}
@@ -106,7 +106,7 @@ def sources_errors(dump):
             errors["source_gram"] = tensor_error(dump.tensors["source_gram"], member @ products @ member.T)
         if B == 1 or dump.rows.shape[2] > 100:  # no pairs, or slow
             return errors
-    weights = 2.0 ** (-np.arange(K) / 4)  # the engine takes the first step last
+    weights = 2.0 ** (-np.arange(K) / 4)  # dump_steps.c measures step 1 last, so it weighs most
     squares, pairs = (np.average(x, axis=0, weights=weights) for x in (squares, pairs))
     inner, mean = pairs / np.outer(p, p) / (B * (B - 1)), squares / p / B
     wanted = np.stack([squares / squares.sum(), np.diag(inner) / mean, 1 - np.diag(inner) / mean], axis=1)

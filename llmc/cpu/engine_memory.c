@@ -20,7 +20,7 @@ void engine_configure(Engine *engine, const EngineConfig *config) {
     if (dtype_is_fp8(config->dtype)) engine->config.dtype = DTYPE_FP32;
 }
 
-// Returns the most tokens of a micro-step's own rows.
+// Returns how many tokens of a full micro-step this rank owns (engine.h, "own rows").
 static size_t own_tokens(const EngineConfig *c) {
     return (size_t)own_rows(c, c->micro_batch).count * (size_t)c->seq_len;
 }

@@ -10,7 +10,7 @@
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
-// True if this build has kernels of these instructions and the GPU runs them: Hopper in 16 bits.
+// True if the GPU is a Hopper and this 16-bit build holds sm_90a kernels. False in an fp32 build.
 bool sm90_runs(void);
 
 // SM90_CODE: defined where kernels of sm_90a instructions are compiled. SM90_THREADS: launch bounds of such a kernel.
@@ -225,10 +225,10 @@ template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
 #    define SM90_SUMS_104 SM90_SUMS_96, SM90_8(96)
 
 // c (64, N) = op(a) op(b)^T + (accumulate ? c : 0), both operands in shared memory.
-//   wgmma        sums 16 products. A_ALONG: a's tile has 64 rows, and the sum runs along them; else it runs down a's
-//                columns. B_ALONG: the same of b's tile, which has N rows
-//   wgmma_e4m3   sums 32 products, along the rows of both tiles. A panel's row of 128 bytes holds 128 elements.
-//                step_along_rows(k) is the offset of the k-th slice of 32 elements
+//   wgmma        sums 16 products for each element of c. A_ALONG: the sum runs along the 64 rows of a's tile; else down
+//                its columns. B_ALONG: the sum runs along the N rows of b's tile; else down its columns
+//   wgmma_e4m3   sums 32 products for each element, along the rows of both tiles. A panel's row of 128 bytes
+//                holds 128 elements. step_along_rows(k) is the offset of the k-th slice of 32 elements
 #    define SM90_ISSUE(N, COUNT, ACCUMULATE, KIND, OPERANDS, ...)                                                      \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N KIND  \
                      " {" SM90_LIST_##COUNT "}, " OPERANDS ";\n}"                                                      \
@@ -253,7 +253,7 @@ SM90_WGMMA(208, 104, "%104", "%105", "%106", "%107", "%108")
 
 // registers_give returns registers of a warpgroup to the block's pool; registers_take allocates registers from it.
 // Every warp of the group must call. registers_take waits until enough registers are free: forever if the warpgroups
-// want more than the block got at launch (3 x 168 per thread for 384 threads: enough for 2 x 232 + 40, 2 x 240 + 24).
+// want more than the block got at launch. Three warpgroups get 168 per thread: 3 x 168 = 2 x 232 + 40 = 2 x 240 + 24.
 template <int A_THREAD> __device__ static inline void registers_give() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(A_THREAD));
 }

@@ -14,9 +14,9 @@
 //   6. Muon needs whole matrices: blocks are not cut, and the ranks own blocks in turn (Division). LAMB needs norms of
 //      whole tensors: at every stage each rank computes squared norms of what it owns, and these are summed over ranks.
 //   7. With --tensor K, rank d K + t is rank t of group d, and `model` is its local model. The group's ranks compute
-//      the same micro-steps together (TensorRanks); each owns other rows of them. Bucket 0 is cut among all ranks, and
-//      the other buckets among the ranks of equal t (Division). So owned parts are disjoint, and squared norms are sums
-//      over all ranks. A group without rows counts exchanges that it does not make, for the watchdog.
+//      the same micro-steps together (TensorRanks), and divide their rows. Bucket 0 is cut among all ranks, and the
+//      other buckets among the ranks of equal t (Division). So owned parts are disjoint, and squared norms are sums
+//      over all ranks. A group without rows makes no exchanges. It counts them all the same, for the watchdog.
 //   8. With --shard machine each machine divides the state among its own ranks, so machines hold replicas. Ranks with
 //      the same number on their machines own the same part. A part is summed within each machine, then over these
 //      ranks. Only machine 0 counts the part's norms. For LAMB, which needs only ratios of norms, all machines count.
@@ -68,13 +68,13 @@ typedef struct {
     double waited;        // seconds that the engine has waited for transfers in this step
     bool first;           // uncollected sums belong to the step's first micro-step
     bool has_gradients;   // this rank has computed gradients of rows in this step
-    int64_t own, own_sq;  // rows of this step that this rank owns; sum over its reductions of (number of rows)^2
+    int64_t own, own_sq;  // number of rows that this rank owns in this step; its share of StepSums.rows_sq
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
     int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
     int64_t *work;        // (buckets) number of each bucket's transfer
     int kept;             // buckets [0, kept): whole weights stay in memory between passes
     int sent;             // buckets [0, sent), sent <= kept: the transfer of new weights has started
-    int arrived;          // buckets [0, arrived), arrived <= sent: awaited by the engine
+    int arrived;          // buckets [0, arrived), arrived <= sent: wait_for was called for the transfer
     struct {
         int bucket;   // 0: none
         int64_t work; // number of the transfer that gathers the bucket
@@ -88,7 +88,8 @@ void parallel_destroy(Parallel *p);
 // Sets in *config what this rank's engine keeps.
 void parallel_shard(Parallel *p, EngineConfig *config);
 
-// Call when each rank has loaded what it owns. The ranks gather the rest now; with ZeRO-1 to 3 as after an update.
+// Call when each rank has loaded what it owns. With ZeRO-0 the ranks gather the rest now. With ZeRO-1 to 3 the next
+// forward pass gathers the weights, as after an update.
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 
 // Returns the number of micro-steps, the same for every rank, in a step of `rows` rows. A rank whose group has no rows
@@ -118,9 +119,9 @@ int parallel_drain(Parallel *p, Error *e);
 typedef struct {
     StepResult *result; // from engine_result; summed over ranks, except amax (the largest of any rank) and grad_sq
                         // (already summed: parallel_norms)
-    double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
-                        // all micro-steps of all ranks
-    double rows_sq;     // sum over the same gradients of (rows in the gradient)^2
+    double rank_sq;     // sum over parts r of |s_r|^2, s_r the sum of part r's gradients. A part is a rank's share
+                        // of the step; with REDUCE_MICRO_STEP, of a micro-step
+    double rows_sq;     // sum over parts r of m_r^2; part r has m_r rows
     double pairs;       // pairs of rows on the same rank: sum over ranks of m (m - 1) for a rank with m rows
     int slowest;        // the rank that waited least for transfers
     double lost;        // mean over ranks: seconds waited, less the seconds that `slowest` waited

@@ -42,7 +42,7 @@ int run_dry(Run *r, Error *e) {
         return FAIL(e, ERR_USAGE, "use a multiple, or --device-count", "--shard machine: --ranks %d on machines of %d",
                     ranks, comm.local_ranks);
     TRY(setup_shards(setup, &r->position, &comm, e));
-    setup->parallel.comm = NULL; // comm is local
+    setup->parallel.comm = NULL; // its Comm ends with this function
     EngineConfig shape = setup->shape;
     shape.model = &setup->model;
 

@@ -5,9 +5,10 @@
 //     strange   loss - log norm: garbage, whose gradient has no direction
 //     uniform   log norm - log loss: repetitions of one token, whose gradient has one direction
 //
-// Keeps the N largest scores of each kind. A score of x counts robust standard deviations above the step's median:
+// Keeps the N largest scores of each kind. A row's score is how far its number x lies above the step's median, in
+// robust standard deviations. D is a step's median |x - median|:
 //
-//     (x - median) / (1.4826 mean over the last 128 steps of the step's median |x - median|)
+//     score = (x - median) / (1.4826 * mean of D over the last 128 steps)
 //
 // Rank 0 judges the rows of all ranks, so any number of ranks keeps the same rows.
 #pragma once
@@ -20,13 +21,13 @@ extern const char *const row_kinds[ROW_KINDS];
 
 typedef struct {
     cJSON *list[ROW_KINDS];     // objects of outliers.jsonl, highest score first
-    Outliers spread[ROW_KINDS]; // each of the last steps' median |x - median|
+    Outliers spread[ROW_KINDS]; // D of the last steps
     double least[ROW_KINDS];    // a row needs a larger score to be kept
     double *scratch;            // (2, largest batch)
     double *rarity;             // (largest batch) mean surprise of this rank's rows
     double *surprise;           // (vocabulary) -log of a token's share of the text
 } RowOutliers;
 
-int row_outliers_create(Run *r, Error *e);             // (all) after a resume
+int row_outliers_create(Run *r, Error *e);             // every rank calls it, after a resume
 int row_outliers_observe(Run *r, int64_t B, Error *e); // on rank 0: judges the B rows of the step
 int row_outliers_write(const Run *r, Error *e);        // on rank 0: writes outliers.jsonl

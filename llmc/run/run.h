@@ -59,7 +59,7 @@ typedef struct {
     Ramp ramp;
     Noise noise;
     RowOutliers outliers; // --outliers
-    StepResult result;    // numbers of this step; `rows` lies behind source_gram
+    StepResult result;    // numbers of this step; the allocation of grad_sq also holds `rows`
     RowResult *rows;      // (largest batch) this step's rows, of all ranks, if EngineConfig.step_rows
     double z;             // of this step, for RunPoint.spikes
     bool stop;            // the run stops (same on all ranks); stop_cause (save.h) says why
@@ -86,7 +86,7 @@ typedef struct {
     bool log_waits;                // a warning has told that lines of the log wait
     bool is_best;                  // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;         // value of `best` before the running save
-    uint8_t changed[OPTION_COUNT]; // in a resumed run: 1 for options that the last part of the run had otherwise
+    uint8_t changed[OPTION_COUNT]; // in a resumed run: 1 for options that differ from the checkpoint's
     struct {
         bool searched; // rank 0 has searched
         Newest newest;

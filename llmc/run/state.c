@@ -343,7 +343,7 @@ static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
     return code ? code : ended;
 }
 
-// Without --gns keeps the run's mode, on any machine: another mode would change its batches.
+// Keeps the run's mode, on any machine, unless --gns is given: another mode would change its batches.
 static int keep_gns(StateIO *io, Options *o, Error *e) {
     const char *was = cJSON_GetStringValue(get(io, "options.gns"));
     const OptionTable t = options_table(o);

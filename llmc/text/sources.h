@@ -4,8 +4,8 @@
 //     WORD WORD ...                     one source: the union of their files
 //     WORD:WEIGHT WORD:WEIGHT ...       one source per word, mixed by weight (math/mixture.h)
 //
-// A word is a file or a pattern such as "dir/x_train_*.bin"; "\ " is a blank in it. A value that names or matches files
-// as a whole is one word, with its blanks. The name of an existing file keeps its colons and is no pattern.
+// A word is a file or a pattern such as "dir/x_train_*.bin"; "\ " is a blank in it. If the whole value names
+// or matches files, it is one word, blanks included. The name of an existing file keeps its colons and is no pattern.
 #pragma once
 
 #include "base/common.h"
@@ -15,7 +15,7 @@
 typedef struct {
     const char *files; // as given, without the weight
     double weight;     // as given; 0: none
-    char **path;       // (shards) sorted by bytes, without duplicates; in found
+    char **path;       // (shards) sorted by bytes, without duplicates; `found` owns them
     int shards;
     glob_t found;
     double share; // p, the source's share of the examples. dataset_open sets this and the next line

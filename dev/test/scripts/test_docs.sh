@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Options, files and functions that the README and dev/docs name exist. The commands of these pages work, one after
-# another in one directory.
+# Checks that every option, file and function in the README and dev/docs exists, and that the commands of these pages
+# work, one after another in one directory.
 set -u
 . "$(dirname "$0")/../checks.sh" docs
 help=$work/help
@@ -38,7 +38,7 @@ tables() {
     ' dev/docs/coming-from.md
 }
 
-# For option names of other trainers the trainer's error names the same option as the tables.
+# Our trainer refuses other trainers' option names. Its error names the same option as the tables.
 foreign() {
     local name ours said
     sed -n '/^## From nanoGPT/,/^A GPT-2 of your own/p' dev/docs/coming-from.md | grep -E '^[|] `[^|]*[|] `--' | while IFS='|' read -r _ name ours _; do
@@ -154,7 +154,7 @@ done
 [[ " \$* " != *" --ramp gns "* ]] || words+=(--ramp-step-rows 1e3) # test_program.sh measures it
 exec "$train" "\${words[@]}"
 END
-    printf '#!/bin/sh\necho "$@" >> "%s"\n' "$work/targets" > "$work/bin/make" # their recipes have tests of their own
+    printf '#!/bin/sh\necho "$@" >> "%s"\n' "$work/targets" > "$work/bin/make" # other tests run the recipes
     chmod +x train_gpt2 "$work/bin/make"
     "$python" - data/gpt2 << 'END' || return
 import json, sys
