@@ -595,7 +595,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     engine->stats_sent = engine->scaled = false;
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, 1, p.N, engine->stream, e));
     if (engine->smoothed) TRY(reduce_sum(engine->stats + STAT_SMOOTHED, engine->smoothed, 1, p.N, engine->stream, e));
-    if (engine->keeps_rows && p.B) { // and sums their LayerNorm gradients by source
+    if (engine->keeps_rows && p.B) { // own rows' numbers; their LayerNorm gradients, summed by source
         double *sq = engine->stats + stats_of_rows(c) + engine->rows + p.first;
         TRY(reduce_products(sq, engine->ln_rows, p.B, 1, c->model->ln_parameters, engine->stream, e));
         TRY(reduce_sum(sq + c->step_rows, engine->loss, p.B, p.T, engine->stream, e));
