@@ -230,7 +230,8 @@ __device__ inline void tile_write(bool copies, const LayerNormBackward &k, float
 }
 
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Threads beyond the row
-// only join the barriers. COPY: also writes k.copy; if DROP, only if k.copy.amax is set.
+// only join the barriers. If runs do not cross examples, an example's blocks process its tiles in turn: rows read at a
+// time are neighbours in DRAM. COPY: also writes k.copy; if DROP, only if k.copy.amax is set.
 template <bool ACCUMULATE, bool DBIAS, bool DROP, bool COPY = false>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ LayerNormBackward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
@@ -243,27 +244,30 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
     after_allow();
     Pack<VEC> gamma = c < k.C ? pack_load<VEC>(k.gamma + c) : Pack<VEC>{};
 
-    int row = blockIdx.x * k.split.rows_per_block, buffer = 0;
-    const int end = min(row + k.split.rows_per_block, k.split.rows);
-    while (row < end) {
-        const int b = row / k.split.T, stop = min(end, (b + 1) * k.split.T);
-        float grads[SETS][VEC] = {};
-        RowTile next;
-        tile_fetch<ACCUMULATE>(next, k, row, stop, c);
-        for (; row < stop; row += TILE, buffer ^= 1) {
-            RowTile tile = next;
-            float sums[2 * TILE];
-            tile_fetch<ACCUMULATE>(next, k, row + TILE, stop, c);
-            tile_sums(sums, grads, tile, gamma);
-            pack_forget(gamma);
-            tile_sums_join(sums, shared[buffer]);
-            UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
-            tile_write<ACCUMULATE, DROP>(copies, k, grads, sums, tile, gamma, b, row, stop, c, most);
+    const int weave = k.step / TILE, run = blockIdx.x / weave * weave * k.split.rows_per_block;
+    const int end = min(run + weave * k.split.rows_per_block, k.split.rows);
+    int row = run + blockIdx.x % weave * TILE, b = row / k.split.T, stop = min(end, (b + 1) * k.split.T);
+    float grads[SETS][VEC] = {};
+    RowTile next;
+    tile_fetch<ACCUMULATE>(next, k, row, stop, c);
+    for (int buffer = 0; row < end; buffer ^= 1) {
+        const int after = min(row + k.step, stop), after_stop = after < stop ? stop : min(end, stop + k.split.T);
+        RowTile tile = next;
+        float sums[2 * TILE];
+        tile_fetch<ACCUMULATE>(next, k, after, after_stop, c);
+        tile_sums(sums, grads, tile, gamma);
+        pack_forget(gamma);
+        tile_sums_join(sums, shared[buffer]);
+        UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
+        tile_write<ACCUMULATE, DROP>(copies, k, grads, sums, tile, gamma, b, row, stop, c, most);
+        if (after == stop) { // the block's last tile of an example
+            UNROLL_FOR (int set = 0; set < SETS; set++) {
+                if (c < k.C) floats_store(k.partials + ((size_t)(blockIdx.x + b) * SETS + set) * k.C + c, grads[set]);
+                UNROLL_FOR (int j = 0; j < VEC; j++) grads[set][j] = 0.0f;
+            }
+            b++;
         }
-        row = stop; // the last tile may end beyond stop
-        if (c >= k.C) continue;
-        UNROLL_FOR (int set = 0; set < SETS; set++)
-            floats_store(k.partials + ((size_t)(blockIdx.x + b) * SETS + set) * k.C + c, grads[set]);
+        row = after, stop = after_stop;
     }
     if (copies) fp8_raise(k.copy.amax, fp8_most_value(most));
 }
@@ -335,6 +339,8 @@ int layernorm_backward(LayerNormBackward k, const ColumnGradient (&gradients)[3]
     k.bias = gradients[2].sum;
     assert(k.bias || !copies);
     k.split = backward_split(B, k.drop.T, k.C);
+    const int rows = k.split.rows_per_block;
+    k.step = TILE * (k.drop.T % rows ? 1 : k.drop.T / rows);
     k.partials = column_begin(jobs, gradients, k.bias ? 3 : 2, k.split, k.C);
     const bool is_fast = backward_is_fast(k.C) && (k.accumulate || k.bias);
     const Launch l = {.blocks = k.split.blocks,

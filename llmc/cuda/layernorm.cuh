@@ -31,6 +31,7 @@ struct LayerNormBackward {
     const real *gamma;        // (C)
     float *partials = NULL;   // (slots, sets, C). layernorm_backward sets partials and split
     ColumnSplit split = {};
+    int step = 0; // from a block's tile of rows to its next; set by layernorm_backward
     int C = 0;
     real *dbranch = NULL; // (B, T, C) dropout(dresidual): gradient of LayerNorm.b, the branch. May be dy
     RowDropout drop = {}; // of this branch; T must be set without dropout, too
