@@ -47,16 +47,16 @@ ColumnSplit column_split(int B, int T, int target_blocks) {
 }
 
 // Pass two, in two kernels.
-// 1. Block (x, set, z) of a job owns 32 columns of a batch of examples, with equally many warps per example. It adds up
-//    each example's slots. It writes the batch's sum and each example's sum of squares over the 32 columns.
+// 1. Block (x, set, z) of a job owns 32 W columns of a batch of examples, with equally many warps per example. It adds up
+//    each example's slots. It writes the batch's sum and each example's sum of squares over these columns.
 // 2. Block (0, set) of a job adds up the squares. Block (1 + x, set) adds up SUM_THREADS columns of the batches' sums.
-enum { FINISH_WARPS = 16, SLOTS_IN_FLIGHT = 8 };
+enum { FINISH_WARPS = 16, SLOTS_PER_WARP = 8, SLOTS_IN_FLIGHT = 4 };
 
 // Pass two of one job.
 typedef struct {
     ColumnJob job;
     int B;
-    int column_groups;     // of 32 columns: blocks along x
+    int column_groups;     // of 32 W columns: blocks along x
     int warps_per_example; // a power of two
     int batch, batches;    // examples per block; blocks along z
     float *batch_sums;     // (batches, sets, C)
@@ -68,12 +68,12 @@ struct ColumnFinishes {
 };
 
 // Lays out a job's memory, *bytes in all: partial sums (slots, sets, C), sums of batches, squares.
-static ColumnFinish finish_of(const ColumnJob &job, size_t *bytes) {
+static ColumnFinish finish_of(const ColumnJob &job, size_t *bytes, int lane_columns = 1) {
     const ColumnSplit split = job.split;
-    const int B = split.rows / split.T, groups = ceil_div(job.C, WARP);
+    const int B = split.rows / split.T, groups = ceil_div(job.C, WARP * lane_columns);
     const int slots_per_example = split.blocks / B + 2; // upper bound
     int warps = 1;
-    while (warps < FINISH_WARPS && warps * SLOTS_IN_FLIGHT < slots_per_example) warps *= 2;
+    while (warps < FINISH_WARPS && warps * SLOTS_PER_WARP < slots_per_example) warps *= 2;
     const int batch = FINISH_WARPS / warps, batches = ceil_div(B, batch);
     const size_t batch_sums_at = round_up((size_t)split.slots * job.sets * job.C * sizeof(float), 16);
     const size_t squares_at = batch_sums_at + round_up((size_t)batches * job.sets * job.C * sizeof(float), 16);
@@ -109,44 +109,55 @@ static __host__ __device__ int total_blocks(const ColumnFinish &f) {
     return (1 + (f.job.C + SUM_THREADS - 1) / SUM_THREADS) * f.job.sets;
 }
 
+// W: columns of a lane.
+template <int W>
 __global__ void __launch_bounds__(FINISH_WARPS *WARP)
     column_examples_kernel(const __grid_constant__ ColumnFinishes all) {
-    __shared__ float parts[FINISH_WARPS][WARP], examples[FINISH_WARPS][WARP];
+    __shared__ alignas(16) float parts[FINISH_WARPS][WARP * W], examples[FINISH_WARPS][WARP * W];
     int job = 0, block = blockIdx.x;
     for (; block >= example_blocks(all.of[job]); job++) block -= example_blocks(all.of[job]);
     const ColumnFinish &f = all.of[job];
     const int C = f.job.C, T = f.job.split.T, rows_per_block = f.job.split.rows_per_block, sets = f.job.sets;
     const int x = block % f.column_groups, set = block / f.column_groups % sets, z = block / f.column_groups / sets;
-    const int lane = threadIdx.x, warp = threadIdx.y, c = x * WARP + lane;
+    const int lane = threadIdx.x, warp = threadIdx.y, c = (x * WARP + lane) * W;
     const int b0 = z * f.batch, b = b0 + warp / f.warps_per_example;
     const int first = b * T / rows_per_block, last = ((b + 1) * T - 1) / rows_per_block;
     const ColumnGradient &to = f.job.of[set];
     after_allow();
     after_wait();
-    float part = 0.0f, g = 0.0f;
+    float part[W] = {}, g[W] = {};
     if (b < f.B && c < C)
         for (int k0 = first + warp % f.warps_per_example; k0 <= last; k0 += f.warps_per_example * SLOTS_IN_FLIGHT) {
-            float v[SLOTS_IN_FLIGHT];
+            float v[SLOTS_IN_FLIGHT][W] = {};
             UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) {
                 const int k = k0 + i * f.warps_per_example;
-                v[i] = k <= last ? f.job.partials[((size_t)(k + b) * sets + set) * C + c] : 0.0f;
+                if (k <= last) floats_load(v[i], f.job.partials + ((size_t)(k + b) * sets + set) * C + c);
             }
-            UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) part += v[i];
+            UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) floats_add(part, v[i]);
         }
-    parts[warp][lane] = part;
+    floats_store(parts[warp] + lane * W, part);
     __syncthreads();
     if (warp < f.batch) {
-        for (int w = 0; w < f.warps_per_example; w++) g += parts[warp * f.warps_per_example + w][lane];
-        examples[warp][lane] = g;
-        const float square = warp_sum(g * g);
+        for (int w = 0; w < f.warps_per_example; w++) {
+            floats_load(part, parts[warp * f.warps_per_example + w] + lane * W);
+            floats_add(g, part);
+        }
+        floats_store(examples[warp] + lane * W, g);
+        float square = 0.0f;
+        UNROLL_FOR (int j = 0; j < W; j++) square = add_square(square, g[j]);
+        square = warp_sum(square);
         if (lane == 0 && b0 + warp < f.B) f.squares[((size_t)set * f.B + b0 + warp) * f.column_groups + x] = square;
-        if (to.rows && c < C && b0 + warp < f.B) to.rows[(b0 + warp) * to.stride + c] = g;
+        if (to.rows && c < C && b0 + warp < f.B)
+            UNROLL_FOR (int j = 0; j < W; j++) to.rows[(b0 + warp) * to.stride + c + j] = g[j];
     }
     __syncthreads();
     if (warp > 0 || c >= C) return;
-    float sum = 0.0f;
-    for (int i = 0; i < f.batch && b0 + i < f.B; i++) sum += examples[i][lane];
-    f.batch_sums[((size_t)z * sets + set) * C + c] = sum;
+    float sum[W] = {};
+    for (int i = 0; i < f.batch && b0 + i < f.B; i++) {
+        floats_load(g, examples[i] + lane * W);
+        floats_add(sum, g);
+    }
+    floats_store(f.batch_sums + ((size_t)z * sets + set) * C + c, sum);
 }
 
 __global__ void __launch_bounds__(SUM_THREADS) column_total_kernel(const __grid_constant__ ColumnFinishes all) {
@@ -171,16 +182,18 @@ __global__ void __launch_bounds__(SUM_THREADS) column_total_kernel(const __grid_
 
 int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e) {
     ColumnFinishes all = {};
-    int examples = 0, totals = 0;
+    int examples = 0, totals = 0, wide = 4;
     size_t bytes;
+    for (int i = 0; i < jobs->count; i++)
+        if (jobs->job[i].C % 4) wide = 1;
     for (int i = 0; i < jobs->count; i++) {
-        const ColumnFinish f = all.of[i] = finish_of(jobs->job[i], &bytes);
+        const ColumnFinish f = all.of[i] = finish_of(jobs->job[i], &bytes, wide);
         examples += example_blocks(f), totals += total_blocks(f);
     }
     jobs->count = 0, jobs->used = 0;
     if (!examples) return 0;
     TRY(launch({.blocks = examples, .threads = dim3(WARP, FINISH_WARPS), .stream = stream, .early = true}, e,
-               column_examples_kernel, all));
+               wide == 4 ? column_examples_kernel<4> : column_examples_kernel<1>, all));
     return launch({.blocks = totals, .threads = SUM_THREADS, .stream = stream, .early = true}, e, column_total_kernel,
                   all);
 }
