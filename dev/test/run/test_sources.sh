@@ -77,15 +77,18 @@ ranks_give_the_same() {
     train="timeout -k 10 300 mpirun -np 3 --oversubscribe --allow-run-as-root --bind-to none $train"
     run three "$mixture" --steps 20 --lr 0 && run zero2 "$mixture" --steps 20 --lr 0 --zero 2 --reduce micro-step &&
         [ "$(last three | grep -o '"gns_source.*"gns_cosine_0_1')" = "$(last zero2 | grep -o '"gns_source.*"gns_cosine_0_1')" ] &&
-        "$python" - "$(last one)" "$(last three)" << 'END'
+        train=${train/-np 3/-np 2} && rows=1 run cut "$mixture" --steps 20 --lr 0 --tensor 2 && # one rank owns all rows
+        "$python" - "$(last one)" "$(last three)" "$(last cut)" << 'END'
 import json, sys
-a, b = map(json.loads, sys.argv[1:])
+a, b, cut = map(json.loads, sys.argv[1:])
 for i in 0, 1:
     assert a[f"gns_source_{i}"] == b[f"gns_source_{i}"] and a[f"gns_source_{i}_se"] == b[f"gns_source_{i}_se"]
     for name in "g2", "s":
         x, y, se = (run[f"gns_source_{i}_{name}{end}"] for run, end in ((a, ""), (b, ""), (b, "_se")))
         print(i, name, x, y, se)
         assert x != y and abs(x - y) < 3 * se
+        print(cut[f"gns_source_{i}_{name}"])
+        assert abs(cut[f"gns_source_{i}_{name}"] - x) < 1e-4 * abs(x)
 END
 }
 
