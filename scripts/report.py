@@ -95,7 +95,7 @@ def samples_section(runs):
 
 
 def sources_section(runs):
-    """Shows the noise of each source of a mixture, and the cosines between their mean gradients, at the end."""
+    """Shows the noise of each source of a mixture, and the cosines of their mean gradients, as of a run's last step."""
     def known(run, name):
         x, se = (run.rows[-1].get(field) for field in (name, name + "_se"))
         return "-" if se is None else f"{x:.3g} +- {se:.2g}"
@@ -132,7 +132,7 @@ def commands_section(runs):
 
 
 def flatten(info, prefix=""):
-    """Returns {name: text}. A field of an object within has the name OBJECT.FIELD."""
+    """Returns {name: text}. A nested field is named OBJECT.FIELD."""
     out = {}
     for name, value in info.items():
         out |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {

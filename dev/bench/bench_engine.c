@@ -8,13 +8,12 @@
 //     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [word...]]]]]
 //
 //     model   a preset; `demo`: make demo's; `study`: the first size of dev/docs/gns-study.md
-//     words   more variants: exact: steps with exact GNS; tune: steps with tuned matrix products; fp8, fp8-dw: steps of
-//             this --dtype;
-//             settings of all variants: gelu, block: recompute; lamb, muon: the optimizer; accumulate: 8 micro-steps
-//             per step; dropout (0.1); smoothing (0.1); documents (of 300 tokens on average); sources (two in turn);
-//             instead of steps: sample: times logits after a short and a full text, with and without stored keys and
-//             values; turns: for turns.py, reads lines "off|ln|exact|fp8 ROWS MICRO_STEPS SKIPPED STEPS" and answers
-//             each with a step's milliseconds and tokens; ROWS: of a micro-step, 0: micro-batch
+//     word    adds a variant: exact (GNS), tune (tuned matrix products), fp8 or fp8-dw (this --dtype).
+//             Sets all variants: gelu or block (--recompute), lamb or muon (--optimizer), accumulate (8 micro-steps per
+//             step), dropout (0.1), smoothing (0.1), documents (of 300 tokens on average), sources (two in turn).
+//             Replaces the variants: `sample` times logits after a short and a full text, with and without stored keys
+//             and values. `turns`, for turns.py, reads lines "off|ln|exact|fp8 ROWS MICRO_STEPS SKIPPED STEPS" and
+//             answers each with a step's milliseconds and tokens; ROWS: of a micro-step, 0: micro-batch
 #include "bench.h"
 #include "plan/devices.h"
 #include "math/rng.h"
@@ -122,7 +121,7 @@ static int step(Bench *b, GnsMode mode, double *queued, Error *e) {
     return 0;
 }
 
-// Sets mean seconds of a step, and of queueing a step, over `count` steps. First makes `skipped` steps untimed.
+// Runs `skipped` steps, then times `count` steps. Sets mean seconds of a step, and of queueing a step.
 static int steps_time(Bench *b, GnsMode mode, int skipped, int count, double *seconds, double *queued, Error *e) {
     double start = 0, one;
     *queued = 0;
@@ -285,8 +284,8 @@ static int bench_turns(Bench *b, Words words, Error *e) {
     return 0;
 }
 
-// Returns the milliseconds of a call for the logits after n tokens. seen: the call before had the same tokens but the
-// last; otherwise a different text.
+// Returns the milliseconds of a call for the logits after n tokens. Each call has one token more than the call before.
+// seen: the other tokens are the same; otherwise the first token differs.
 static double logits_ms(Bench *b, int n, bool seen, float *logits, Error *e) {
     enum { CALLS = 24 };
     double start = 0;
@@ -298,7 +297,7 @@ static double logits_ms(Bench *b, int n, bool seen, float *logits, Error *e) {
     return 1e3 * (clock_seconds() - start) / CALLS;
 }
 
-// Measures the calls in turns.
+// Times calls at both lengths, with and without stored keys and values, in turn.
 static int bench_sample(Bench *b, Error *e) {
     double ms[2][2][ROUNDS_MAX];
     float *logits;

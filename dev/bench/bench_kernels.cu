@@ -1,12 +1,12 @@
 // bench_kernels: times every matrix product and kernel of a training step, one by one on a hot card (timing.cuh).
 // Prints time, energy, clock, and the ceiling as a share of the time. The ceiling is the longer of two times: the
 // bytes (inputs once, outputs once) at the card's copy bandwidth, and the FLOPs at the rate of an 8192^3 product. Both
-// rates are measured in the same run. Then prints the sum over a step of one micro-step.
+// rates are measured in the same run. Last comes the sum over a step with one micro-step.
 //
 //     bench_kernels [MODEL...] [quick] [tune] [held] [only=NAME...]
 //
 //     MODEL   d12, d24, d36, d48, at micro-batches of 64, 32, 32, 16 rows of 1024 (default: d12 d48)
-//     quick   0.33 s per kernel instead of 1 s, and only kernels of a step, without masks: d12 and d48 in 30 s
+//     quick   0.33 s per kernel instead of 1 s, and only kernels of a step, without masks; 30 s for d12 and d48
 //     tune    products with the algorithms that --tune chooses
 //     held    also the ratio of times with and without 24 multiprocessors held, as NCCL holds them
 //     only    only products and kernels whose names contain NAME; e4m3 selects the kernels of --dtype fp8
@@ -97,7 +97,7 @@ static bool wanted(const Bench *b, const char *name) {
 // True if a quick run skips this call: no step makes it, and no `only` is given.
 static bool left_out(const Bench *b, int times) { return b->seconds < 1 && times == 0 && b->only.empty(); }
 
-// Returns the ratio of the call's time beside a kernel that holds HELD multiprocessors to `seconds`.
+// Times the call while another kernel holds HELD multiprocessors. Returns this time divided by `seconds`.
 static double time_held(Bench *b, const BenchCall &call, double seconds) {
     Error e = {};
     const int calls = (int)fmax(5e-3 / seconds, 2.0);
@@ -455,7 +455,7 @@ static void embeddings(Bench *b, int B, int C, int V, int Vp) {
     }
 }
 
-// crossentropy works in place: after the first call the logits are gradients, which take as long.
+// crossentropy works in place: later calls read gradients instead of logits, in the same time.
 static void crossentropies(Bench *b, int rows, int C, int chunks, int V, int Vp) {
     Error e = {};
     const size_t n = (size_t)rows * Vp, in = (size_t)rows * C;

@@ -38,7 +38,7 @@ struct Level {
     int whole_part, rest_part;                            // first part of (1), of (2); < 0: tiles are not cut
 };
 
-enum { LEVELS_MAX = 8 }; // up to 66 pairs, 400 tiles and 130 examples 5 suffice; level 8 would not balance its pairs
+enum { LEVELS_MAX = 8 }; // 5 suffice up to 66 pairs, 400 tiles, 130 examples; level 8 would not balance its pairs
 
 struct TileSchedule { // depends on the shape and number of pairs only
     Level level[LEVELS_MAX];
@@ -313,7 +313,7 @@ __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, cons
     copy_out_commit();
 }
 
-// Copies those of a warp's 16 rows whose row_at is not 0 to job.rows. at: in lane l, row_at of row l.
+// Copies each of a warp's 16 rows to job.rows, unless its row_at is 0. at: in lane l, row_at of row l.
 template <int COUNT>
 __device__ void rows_out(const float (&e)[COUNT], const GradientJob &job, int at, int b, int column) {
     const int lane = threadIdx.x % WARP;
@@ -564,7 +564,7 @@ template <int N, bool ALONG_M, bool E4M3, bool PLAIN = true> constexpr Tiling ti
     return t;
 }
 
-// No other tile (160 along the rows, 208 along the columns) won by 1%: in bf16 on any model, in e4m3 on d12 or d48.
+// Other tiles (160 along the rows, 208 along the columns) won less than 1%, in bf16 on all models, in e4m3 on d12, d48.
 const Tiling tilings[] = {tiling<192, true, false>(),  tiling<192, false, false>(), tiling<208, true, false, false>(),
                           tiling<160, false, false>(), tiling<192, true, true>(),   tiling<192, false, true>(),
                           tiling<208, true, true>(),   tiling<160, false, true>()};
@@ -578,7 +578,7 @@ struct GradientPlan {
     size_t squares, norms, bytes;
 };
 
-// Each share of an example is one run. ColumnSplit counts a share as one row.
+// In this ColumnSplit a row is one share of an example, and a run is one row.
 static ColumnSplit columns_split(WeightGradientShape s) {
     const int shares = std::min(ceil_div(s.in, TILE_M), (int)ROWS), blocks = s.B * shares;
     return {blocks, shares, 1, blocks, blocks + s.B};

@@ -53,7 +53,7 @@ typedef struct {
     double head_bytes; // largest chunk of logits
     ExactNorms exact;
     // True if the head stores exp(logits), which saves the loss's pass over them: 3.5% of a step. True on Hopper in
-    // bf16. (False with fp16 or label smoothing (train_gpt2.cu), which the plan ignores.)
+    // bf16. The plan also sets it for fp16 and label smoothing, though train_gpt2.cu stores logits there.
     bool stores_exponentials;
     int count;
     Work work[WORK_MAX];

@@ -87,7 +87,7 @@ static void free_values(Exchange *x, int i) {
 static int exchange_bucket(Exchange *x, Error *e) {
     Comm *comm = x->whole->parallel->comm;
     const size_t ranks = (size_t)comm->ranks;
-    int counts[4 * ranks], code = 0; // of comm_exchange
+    int counts[4 * ranks], code = 0; // counts: see comm_exchange
     memset(counts, 0, sizeof counts);
     for (int i = 0; i < 2 && !code; i++) {
         size_t all = 0;

@@ -3,8 +3,8 @@
 // The main thread reports what it begins (progress_begin) and how far it is (progress_next). A second thread wakes ten
 // times a second: it shows work that takes longer than 1 s (10 s in a log), and acknowledges a signal at once.
 //
-//   1. The thread prints only between progress_begin and progress_end, until progress_break. So the main thread calls
-//      progress_break before other output while work runs.
+//   1. The thread shows work only between progress_begin and progress_end. progress_break silences it until the next
+//      progress_begin. So the main thread calls progress_break before other output while work runs.
 //   2. The lock of `ticker` guards everything here.
 //
 // Only rank 0 shows progress. On other ranks Progress is {0}, and every function does nothing.
@@ -21,7 +21,7 @@ typedef struct {
     bool answered;         // a signal was acknowledged
     double started;        // when the run started, in seconds of the clock
     double shown, stepped; // when the last line and the last step's line were shown; 0: never
-    double ends;           // when --train-hours ends, while the horizon is undecided; else 0
+    double ends;           // end by --train-hours, until the horizon is decided; 0: none
     int64_t horizon;       // tokens of the whole run; 0: no run
     int64_t step, tokens;  // done
     int64_t first_tokens;  // tokens done at `started`
@@ -32,7 +32,7 @@ typedef struct {
         const char *what;    // the work's name; NULL: a step
         double begun;        // when the work began
         int64_t done, total; // rows, or other units; total 0: unknown
-        bool quiet, shown;   // quiet: is never shown again (1); shown: was in a line
+        bool quiet, shown;   // quiet: silenced by progress_break; shown: a line has shown it
     } now;
     char last[64], numbers[400]; // the last step's line: its text before the ETA, and after it
     Ticker ticker;

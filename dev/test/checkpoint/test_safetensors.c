@@ -35,9 +35,9 @@ static void test_half_every_value(void) {
     }
 }
 
-// Rounding to bf16 changes no bf16 value and no NaN into a number. The middle between two neighbours rounds to the even
-// neighbour; one fp32 step off the middle rounds to the nearer neighbour. Values from half a step above the largest
-// finite value on round to infinity (IEEE 754-2019, section 4.3.1).
+// A bf16 value rounds to itself, and a NaN to a NaN. The middle between two neighbours rounds to the even neighbour;
+// one fp32 step off the middle rounds to the nearer neighbour. Values round to infinity if they exceed the largest
+// finite value by half a step or more (IEEE 754-2019, section 4.3.1).
 static void test_half_rounding(void) {
     unsigned infinity = f32_to_bf16(INFINITY);
     CHECK(isinf(half_value(infinity, 7, 127)), "infinity is %04x", infinity);

@@ -4,11 +4,11 @@
 //     tokens               I32 (steps, B, T + 1)
 //     param0/NAME          F32, parameters before step 1
 //     paramN/NAME          F32, parameters after all steps
-//     loss, nll            F64 (B), L_b of single-row steps in step 1, with and without label smoothing
+//     loss, nll            F64 (B), L_b of step 1, one row at a time, with and without label smoothing
 //     loss_eval            F64 (B), L_b of engine_eval, without label smoothing
 //     grad/NAME            F32, batch mean of g_b in step 1
 //     grad_sq/NAME         F64, |sum_b g_b|^2 in step 1
-//     example_sq/NAME      F64 (B), |g_b|^2: single-row steps in GNS_EXACT mode
+//     example_sq/NAME      F64 (B), |g_b|^2 of step 1, one row at a time, in GNS_EXACT mode
 //     example_sq_sum/NAME  F64, sum_b |g_b|^2 of one batched step in GNS_EXACT mode
 //     example_sq_ln/NAME   F64, sum_b |g_b|^2 of one batched step in GNS_LN mode: NaN except for LayerNorms
 //     row                  F64 (B, 3), in GNS_LN mode: |g_b|^2 over the LayerNorms, L_b without label smoothing, 0
@@ -40,11 +40,11 @@ typedef struct {
     Dtype dtype;   // 0: fp32. fp8 and fp8-dw use the exponents that follow from step 1
 } Case;
 
-// Odd sizes: T that no tile divides, V not padded, B = 1, NH = 1, a context longer than T, a single token, so few words
-// that all recur (the cross term of the tied weight), T and C larger than the kernels' blocks. Clipping is active in
-// some cases, off or out of reach in others. Adam's step hardly depends on the gradient's scale unless eps is large:
-// one case has a large eps. The fp8 cases are so small that no value lies near a tie, where fp32 and float64 may round
-// differently.
+// Odd sizes: T that no tile divides, V not padded, B = 1, NH = 1, a context longer than T, a single token, T and C
+// larger than the kernels' blocks. With a small V every token recurs, which tests the cross term of the tied weight.
+// Clipping is active in some cases, off or out of reach in others. Adam's step hardly depends on the gradient's scale
+// unless eps is large: one case has a large eps. The fp8 cases are so small that no value lies near a tie, where fp32
+// and float64 may round differently.
 static const Case cases[] = {
     {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, 0},
     {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, 0},

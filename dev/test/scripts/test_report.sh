@@ -143,8 +143,8 @@ mkdir "$work/hidden" && echo 'raise ImportError("hidden")' | tee "$work/hidden/m
 PYTHONPATH=$work/hidden bad 65 "-m pip install matplotlib" report "$work/b8"
 end errors
 
-# Fifteen steps of 100 tokens, two seconds apart, validated at every fifth step. The first validation of `below` is
-# below the other run's best. A run in a directory run/ gets its parent's name, here a name with characters of formulas.
+# Fifteen steps of 100 tokens, two seconds apart, validated at every fifth step. Run `below` starts below the best loss
+# of run `base`. A run in a directory run/ gets its parent's name, here a name with characters of formulas.
 begin
 pair() { # NAME FIRST MIDDLE LAST: validation losses after steps 5, 10 and 15
     mkdir -p "$work/$1" && echo '{"options": {}}' > "$work/$1/run.json"
