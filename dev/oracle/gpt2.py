@@ -12,7 +12,8 @@ import functools
 import os
 
 # Compile without optimisation: these models run for milliseconds, but compile for seconds.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+                                   " --xla_cpu_use_thunk_runtime=false")
 
 import jax
 import jax.numpy as jnp
