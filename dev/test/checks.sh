@@ -66,7 +66,7 @@ skip_suite() { echo "SKIP $suite: $1" && exit 77; } # WHY
 
 says() { grep -qF -- "$2" "$1"; }           # FILE TEXT
 one_line() { [ "$(wc -l < "$1")" = 1 ]; }   # FILE
-# RUN: prints its metrics without the fields that depend on a clock.
+# RUN: prints the run's metrics without the fields that depend on a clock.
 numbers() { sed -E 's/, "(tok_per_s|slowest_rank|wait_share|mfu)": [^,}]*//g' "$1/metrics.jsonl"; }
 
 find_python() { # [PACKAGE...]: prints the first of $PYTHON, build/venv's and python3 that has these packages

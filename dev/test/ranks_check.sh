@@ -208,7 +208,7 @@ agree_ranks() { # NAME
     done
 }
 
-same_in_every_mode() { # NAME OPTIONS...: compares other --zero with the run NAME, which has the default
+same_in_every_mode() { # NAME OPTIONS...: compares runs with other --zero with run NAME, which has the default
     local zero
     for zero in 0 2 3; do agree_run "$1-z$zero" "$RANKS" --zero $zero "${@:2}" && same_bits "$1-z$zero" "$1"; done
 }

@@ -15,7 +15,7 @@
 #include <string.h>
 
 static struct {
-    int checks, failures, skipped; // of the current test
+    int checks, failures, skipped; // counts for the current test
     int total_failures;
 } test_state;
 
@@ -65,7 +65,7 @@ __attribute__((format(printf, 1, 2))) static inline const char *path_of(const ch
     return path;
 }
 
-// Returns whether GNS_ONLY holds the name as a whole word, or is not set.
+// Returns true if GNS_ONLY is unset or holds the name as a whole word.
 static inline bool test_wanted(const char *name) {
     const char *only = getenv("GNS_ONLY");
     size_t n = strlen(name);

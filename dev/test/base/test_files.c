@@ -228,7 +228,7 @@ static void test_limits(void) {
 
 // ---- Verification ---------------------------------------------------------------------------------------------------
 
-// Two ranks divide a file's pieces; a rank's threads divide its share. Exactly one rank finds a wrong byte.
+// Two ranks divide a file's pieces. The threads of a rank divide the rank's share. Exactly one rank finds a wrong byte.
 static void test_every_piece_is_verified(void) {
     enum { PIECES = 3 * LARGEST / MANIFEST_PIECE, RANKS = 2 };
     FileDigest piece[PIECES];

@@ -1,12 +1,12 @@
-// Compares the hashes with published numbers of splitmix64 and FNV-1a, and the engine's hash of its weights with a
-// loop.
+// Compares the hashes with published values of splitmix64 and FNV-1a. Compares the engine's hash of its weights with a
+// plain loop's.
 #include "base/hash.h"
 #include "../small_model.h"
 #include "../test.h"
 
 #include <time.h>
 
-// The n-th number of splitmix64 from seed 0 is the hash of a zero element in place n - 1. These five numbers are from
+// The n-th output of splitmix64 from seed 0 is the hash of a zero element in place n - 1. These five outputs are from
 // Vigna's splitmix64.c (prng.di.unimi.it).
 static void test_known_answers(void) {
     static const uint64_t known[] = {0xe220a8397b1dcdaf, 0x6e789e6aa1b965f4, 0x06c45d188009454f, 0xf88bb8a8724c81ec,

@@ -96,7 +96,7 @@ static int ignore(void *context, StateKind kind, Range range, const float *from,
     return 0;
 }
 
-// Saves and loads a tensor and its moments in several chunks, of which the last is short.
+// Saves and loads a tensor and its moments in several chunks. The last chunk is short.
 static void test_beyond_a_chunk(void) {
     const ModelConfig shape = {1, 1, 512, 20000, 8};
     const Model small = model;
@@ -113,7 +113,7 @@ static void test_beyond_a_chunk(void) {
     memset(received, 0, model.flat_count * sizeof *received);
     for (StateKind k = STATE_MOMENT1; k <= STATE_MOMENT2; k++)
         CHECK_OK(checkpoint_load_moment("large", k, &to, &e), &e);
-    for (const Tensor *t = model.tensors; t < model.tensors + model.tensor_count; t++) // without padding
+    for (const Tensor *t = model.tensors; t < model.tensors + model.tensor_count; t++) // skips padding
         for (size_t i = t->offset; i < t->offset + t->count; i++) wrong += received[i] != values[i] + 1;
     // A rank reads both moments of the ranges that it owns.
     const Range owned[] = {{0, 64}, {600, 700}, {1280, 1281}};
@@ -196,8 +196,8 @@ static void test_one_file(void) {
     }
 }
 
-// A config.json of another model is refused. Each case puts one field before the fields of a valid file: of two fields
-// with one name the reader uses the first.
+// A config.json of another model is refused. Each case puts one field before the fields of a valid file: the reader
+// uses the first of two fields with one name.
 static void test_other_models(void) {
     static const char *const fields[] = {"\"model_type\": \"gpt_neo\"",
                                          "\"activation_function\": \"gelu\"",
@@ -249,11 +249,11 @@ static void test_other_models(void) {
     memory_free(text);
 }
 
-// Moments must be fp32, in the number that the tensor's name says.
+// Moments must be fp32, and as many as the tensor's name says.
 static void test_moments_of_another_kind(void) {
     static const struct {
         const char *type;
-        uint64_t more; // elements beyond the name's number
+        uint64_t more; // elements beyond the count in the name
         const char *name, *said;
     } cases[] = {
         {"BF16", 0, "moment2.0-%zu", "does not hold its range in F32"},
@@ -305,7 +305,7 @@ static void test_several_files(void) {
     unlink("many/head.safetensors");
     unlink("many/part-1.safetensors");
     CHECK_ERROR(checkpoint_load_model("many", &to, &e), &e, ERR_INPUT, "many: no tensor");
-    save_all("many"); // with model.safetensors there, other files are ignored
+    save_all("many"); // writes model.safetensors: the other files are then ignored
     check_received("many");
 }
 

@@ -1,5 +1,5 @@
 // The head of the CPU engine: one chunk or several give the same losses and gradients; engine_logits and losses agree;
-// logits may be far from 0. Also tests sums of squares of arrays as long as wte.
+// logits may be far from 0. Also tests the sum of squares of an array as long as wte.
 #include "cpu/layers.h"
 #include "world.h"
 
@@ -11,7 +11,7 @@ static const ModelConfig many_words = {1, 1, 8, 65536, MANY_T};
 
 static void test_several_chunks(void) {
     World w = world_of(many_words, MANY_T, MANY_ROWS, 2);
-    Outcome o[2]; // [0]: one row at a time; [1]: all at once
+    Outcome o[2]; // [0]: one row at a time; [1]: all rows at once
     for (int i = 0; i < 2; i++) {
         int micro_batch = i ? MANY_ROWS : 1;
         Engine *engine = engine_of(&w, (EngineConfig){.micro_batch = micro_batch, .threads = 2});
@@ -70,7 +70,7 @@ static void check_large_logits(float smoothing) {
         nll[i] = loss[i] = NAN;
         for (int v = 0; v < STRIDE; v++) {
             double level = i % 3 == 0 ? 300 : i % 3 == 1 ? -300 : v % 2 ? 300 : -300;
-            if (i == 0 && v == V - 1) level += 120; // the largest logit is past the last whole vector
+            if (i == 0 && v == V - 1) level += 120; // makes the largest logit the last one, after the last whole vector
             logits[i * STRIDE + v] = v < V ? (float)(level + 4 * rng_normal(4, 5, (uint64_t)(i * STRIDE + v))) : NAN;
         }
     }

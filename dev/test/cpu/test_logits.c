@@ -1,5 +1,5 @@
-// engine_logits reuses keys and values of earlier calls. Other calls in between change no bit of the logits. An engine
-// whose blocks keep their own keys and values computes only the new tokens.
+// engine_logits reuses keys and values of earlier calls. Calls of other functions change no bit of the logits. If each
+// block stores its own keys and values, an engine computes only the new tokens.
 #include "cpu/engine_cpu.h"
 #include "../scratch.h"
 #include "world.h"
@@ -26,7 +26,7 @@ typedef struct {
     World w; // the engine's weights and the text so far
     EngineConfig config;
     Engine *engine;
-    uint16_t row[T + 1]; // for an evaluation or a step
+    uint16_t row[T + 1]; // input of an evaluation or a step
     int n;
 } Sequence;
 

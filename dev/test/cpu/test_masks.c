@@ -26,7 +26,7 @@ static void test_spans(void) {
 enum { ROWS = 5, T = 61, FIRST = 1000, SEPARATOR = 7 };
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 36, .vocab = 50, .context = T};
 
-static int sources = WORLD_SOURCES; // of engines that the test creates
+static int sources = WORLD_SOURCES; // number of sources of the next engine
 
 static Engine *masked_engine(const World *w, double p, bool documents) {
     return engine_of(w, (EngineConfig){.micro_batch = ROWS,

@@ -111,7 +111,7 @@ static void check_case(Matmul one, Matmul many, Case t) {
     CHECK(!memcmp(c[1], c[2], bytes), "%s: threads differ", name);
     CHECK(guards_intact(c[1], n) && guards_intact(c[2], n), "%s wrote beyond C", name);
     const uint32_t *after = (uint32_t *)((char *)c[1] + round_up(bytes, 4)), *end = (uint32_t *)(c[1] + n);
-    for (; after < end; after++) CHECK(*after == guard_bits, "%s wrote beyond C", name); // bf16: its unused half
+    for (; after < end; after++) CHECK(*after == guard_bits, "%s wrote beyond C", name); // bf16 fills half
     if (t.product == TN && t.vector) {
         error = worst_error(sums[1], DTYPE_FP32, sums[0], t.N, t.K);
         CHECK(error < 1, "%s, column sums: error %g", name, error);
@@ -201,7 +201,7 @@ static double gelu_reference(double x) {
 }
 
 static void test_gelu(void) {
-    enum { FLOATS = 70001 }; // several threads and a tail
+    enum { FLOATS = 70001 }; // enough for several threads, and odd
     float *y = guarded_array(FLOATS), *dx = guarded_array(FLOATS);
     float *x = random_array(FLOATS, 1), *dy = random_array(FLOATS, 1);
     for (size_t i = 0; i < FLOATS; i++) x[i] *= i % 2 ? 8 : 1;

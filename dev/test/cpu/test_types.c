@@ -8,7 +8,7 @@ enum { ROWS = 6, T = 24, FIRST = 100, SITES = 3 * FP8_SITES };
 static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
 
-// Returns an engine of the configuration; if it has dropout, it also masks documents.
+// Returns an engine of the configuration. With dropout the engine also masks documents.
 static Engine *typed_engine(const World *w, EngineConfig c) {
     c.micro_batch = ROWS, c.gns = GNS_EXACT, c.separator = 3;
     c.document_mask = c.dropout.below > 0;
@@ -94,7 +94,7 @@ static Outcome measure_fp8(const World *w, Engine *engine, int micro_batch, cons
     return o;
 }
 
-// Runs a step without rounding. Sets amax to the step's largest values, k to the exponents that follow from amax.
+// Runs a step without rounding. Sets amax to the step's largest values, and k to the exponents that follow from amax.
 static void first_exponents(const World *w, Engine *engine, int8_t *k, float *amax) {
     free(measure_fp8(w, engine, ROWS, NULL, amax).grad);
     for (int i = 0; i < SITES; i++) k[i] = (int8_t)fp8_next(FP8_UNSET, amax[i]);

@@ -50,7 +50,7 @@ struct Allocation {
     char *base;
     size_t bytes;
 };
-static std::vector<Allocation> allocations; // of the current case
+static std::vector<Allocation> allocations; // buffers of the current case
 
 template <typename X> static X *device_new(size_t n) {
     Allocation a = {NULL, n * sizeof(X)};

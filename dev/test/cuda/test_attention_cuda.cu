@@ -75,7 +75,7 @@ static Results<double, double> twin(const std::vector<real> &qkv, const std::vec
         for (int h = 0; h < s.NH; h++) {
             HeadMasks masks = {first.empty() ? NULL : first.data() + (size_t)b * s.T, dropout, h};
             masks.dropout.example += b;
-            const auto each = [&](auto f) { // f(part, element of a head, its index in the tensor)
+            const auto each = [&](auto f) { // f(part, index in the head, index in the tensor)
                 for (int part = 0; part < 4; part++)
                     for (int t = 0; t < s.T; t++)
                         for (int d = 0; d < s.D; d++)
@@ -92,8 +92,8 @@ static Results<double, double> twin(const std::vector<real> &qkv, const std::vec
 // ---- Comparing ------------------------------------------------------------------------------------------------------
 
 // Returns the largest relative error of the D-vectors of part `part` of (B, T, parts, NH, D). The error of a vector is
-// relative to its norm plus the part's root mean square norm plus `floor_`, since parts may be 0: dq and dk at T = 1,
-// dropped rows of out. NaN gives NaN.
+// relative to its norm plus the vectors' root mean square norm plus `floor_`. (All vectors of dq and dk are 0 at T = 1,
+// and dropped rows of out are 0.) NaN gives NaN.
 static double worst_vector(const std::vector<real> &got, const std::vector<double> &want, AttentionShape s, int parts,
                            int part, double floor_) {
     size_t vectors = (size_t)s.B * s.T * s.NH;

@@ -15,7 +15,7 @@ static const double ARITHMETIC = 4e-5;
 static const double SMALLEST = 1.2e-38; // smallest normal number; a smaller p becomes 0
 
 static void crossentropy_case(int B, int T, int V, int Vp, double smoothing) {
-    const float scale = (float)(1 << random_int(0, 10));                           // of the loss
+    const float scale = (float)(1 << random_int(0, 10));                           // loss scale
     const int N = B * T, row0 = random_int(0, N - 1), R = random_int(1, N - row0); // a chunk of the positions
     const size_t n = (size_t)R * Vp;
     const std::vector<uint16_t> tokens = random_tokens(B, T, V);

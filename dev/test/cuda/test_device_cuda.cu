@@ -9,7 +9,7 @@ enum { RANKS = 2, SENT_BYTES = 256 };
 
 // The machine and the runtime's answers.
 static struct {
-    int count;           // GPUs
+    int count;           // number of GPUs
     const char *bus;     // PCI address of the GPU that this rank takes
     const char *nccl;    // error of NCCL's start
     bool asked;          // the program asked for `count`

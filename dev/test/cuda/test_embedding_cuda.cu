@@ -13,7 +13,7 @@ struct Case {
     EmbeddingOrder order, by_example;
 
     int rows() const { return B * T; }
-    size_t count() const { return (size_t)rows() * C; } // of x
+    size_t count() const { return (size_t)rows() * C; } // elements of dx
     uint16_t token(int row) const { return tokens[(size_t)(row / T) * (T + 1) + row % T]; }
 };
 
@@ -37,7 +37,7 @@ static void check_forward(const Case &k, const uint16_t *d_first, const std::vec
     check_close("embedding", host_from(out, want.size()), want, masked ? ROUNDING + 1e-6 : 0.0, masked ? 1e-6 : 0.0);
 }
 
-// Checks the order of rows by token, and the order by example and token; stores both in k.
+// Checks the order of rows by token, and the order by example and token. Stores both orders in k.
 static void check_sort(Case *k) {
     const int N = k->rows();
     std::vector<uint32_t> sorted(4 * (size_t)N), want(N), keys;

@@ -229,7 +229,7 @@ static void test_tuning(void) {
           "a refused tuning changed something");
 }
 
-// Norms add up over ranges; an update in pieces equals a whole update.
+// Norms of ranges add up to the whole array's; an update range by range equals a whole update.
 static void test_ranges(void) {
     World w(&cases[2], 1);
     Engine *a = engine_of(&gpu, &w), *b = engine_of(&gpu, &w);
@@ -254,7 +254,7 @@ static void test_ranges(void) {
     for (int k = 0; k < w.model.tensor_count; k++) CHECK_CLOSE(sum[k], whole.grad_sq[k], 1e-6, 0);
 }
 
-// Returns the wanted engine_hash: of the working weights, in a 16-bit build also of the fp32 masters.
+// Computes what engine_hash must return: a hash of the working weights, in a 16-bit build also of the fp32 masters.
 static uint64_t hash_of(const float *param, Range range) {
     uint64_t sum = 0;
     for (size_t i = range.begin; i < range.end; i++) {
@@ -425,8 +425,8 @@ static void test_fp8(void) {
     fp8_bits(DTYPE_FP8_DW, case_for_dw);
 }
 
-// Each exponent changes results. A dy site's exponent changes gradients of earlier layers, not the loss; it changes its
-// own weight's gradient only in fp8-dw. If only one of two factors has an exponent, neither is rounded.
+// Each exponent changes results. A dy site's exponent changes gradients of earlier layers, not the loss. It changes the
+// gradient of the same layer's weight only in fp8-dw. If one of two factors has no exponent, neither is rounded.
 static void each_site(Dtype type, const Case *c) {
     static const TensorKind behind[] = {FC_W, LN2_W, QKV_W, LN1_W}, own[] = {FCPROJ_W, FC_W, PROJ_W, QKV_W};
     World w(c, 1);
@@ -474,7 +474,7 @@ static void test_fp8_each_site(void) {
 static void test_fp8_dw_unset(void) {
     static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
     if (!fp8_runs(DTYPE_FP8_DW, case_for_dw)) SKIP("only Hopper has fp8, and only in bf16");
-    for (const Case *c : {case_for_dw, &cases[9]}) { // at 144 tokens dfc is stored in bf16, too; at 1024 only as codes
+    for (const Case *c : {case_for_dw, &cases[9]}) { // 144 tokens: stores dfc in bf16, too; 1024: only as codes
         World w(c, 2);
         Engine *engine[2];
         for (int i = 0; i < 2; i++) fp8 = fp8_types[i], engine[i] = engine_of(&gpu, &w);
@@ -517,7 +517,7 @@ static void test_fp8_after_update(void) {
     if (!fp8_runs(DTYPE_FP8, c)) SKIP("only Hopper has fp8, and only in bf16");
     World w(c, 1);
     UpdateConfig update = update_config(c, 1);
-    update.lr = 4e-3; // a tenth of most weights; e4m3's numbers lie 6 to 12% apart
+    update.lr = 4e-3; // changes most weights by a tenth; neighbours in e4m3 differ by 6 to 12%
     fp8 = DTYPE_FP8;
     exponents_begin(&w);
     Engine *a = engine_of(&gpu, &w);
@@ -533,7 +533,7 @@ static void test_fp8_after_update(void) {
     fp8 = DTYPE_FP32;
 }
 
-// A micro-batch does not fit: the error names a remedy.
+// If a micro-batch does not fit, the error names a remedy.
 static void test_memory(void) {
     Error e = {};
     Model model;

@@ -14,7 +14,7 @@ static const double TRAINED = by_type(1e-4, 3e-3, 2e-2), LOGIT = by_type(1e-4, 4
 // error.
 static const double FP8_GRADIENT = 0.16, FP8_NORM = 0.08, FP8_COSINE = 0.987;
 
-static const double OWN_NORM = 1e-3; // an example's norm against its gradient's norm: both have the same roundings
+static const double OWN_NORM = 1e-3; // error of an example's norm against its gradient's: both have the same roundings
 
 static double worst_seen[4]; // this test's largest gradient error, norm error, 1 - cosine, error of a row's own norm
 
@@ -42,7 +42,7 @@ static void check_norms(const World *w, const double *got, const double *want, c
     }
 }
 
-// Compares each row's numbers with the CPU's, and their sums with the step's.
+// Compares each RowResult with the CPU's. Compares sums over the rows with the step's results.
 static void check_rows(const World *w, const Outcome *got, const Outcome *want) {
     double sq = 0, nll = 0, all = 0;
     for (int b = 0; b < rows_of(w->c); b++) {
@@ -52,7 +52,7 @@ static void check_rows(const World *w, const Outcome *got, const Outcome *want) 
     }
     for (int k = 0; k < w->model.tensor_count; k++)
         if (w->model.tensors[k].group == GROUP_LN) all += got->example_sq[k];
-    CHECK_CLOSE(sq, all, 1e-6, 0); // squares in fp64, in fp32
+    CHECK_CLOSE(sq, all, 1e-6, 0); // sq: squares in fp64; all: in fp32
     CHECK_CLOSE(nll, got->nll, 1e-12, 0);
     double trace = 0; // equals sq if every source has at most one row
     for (int s = 0; s < SOURCES; s++) trace += got->source_gram[s][s];
@@ -128,7 +128,7 @@ static void compare_inference(const World *w, Engine *a, Engine *b) {
         CALL_OK(cpu.eval(b, w->tokens, (int)n, (int)length, want, &e));
         for (size_t i = 0; i < n * length; i++) CHECK_CLOSE(got[i], want[i], 10 * LOSS, 1.0);
         if (length < T || masked) continue;
-        double sum = 0; // of validation losses, which have the roundings of training
+        double sum = 0; // sum of validation losses, which have the roundings of training
         for (size_t i = 0; i < n * T; i++) sum += got[i] / (double)T;
         Outcome trained = measure(&gpu, a, w, w->tokens, (int)n, (int)n, GNS_OFF);
         CHECK_CLOSE(sum, trained.nll, 2e-6, 0);

@@ -72,7 +72,7 @@ static void bias_case(Shape s, bool gelu) {
     const std::vector<real> dy = random_vector<real>(n), x = random_vector<real>(n, 0.0, 1.5);
     real *d_dy = device_new<real>(n), *d_x = device_from(x);
     GeluSlope *slope = device_new<GeluSlope>(n);
-    CALL_OK(gelu_forward(d_x, slope, d_x, n, 0, &e)); // for the slopes
+    CALL_OK(gelu_forward(d_x, slope, d_x, n, 0, &e)); // writes the slopes
     Columns dbias = columns_new(B, C);
     ColumnJobs jobs = jobs_new(bias_backward_bytes(B, T, C));
     std::vector<Output> outputs;

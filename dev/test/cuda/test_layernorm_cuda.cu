@@ -117,8 +117,8 @@ static BackwardInputs backward_inputs(int N, int C, bool accumulate, double mean
 }
 
 struct BackwardReference {
-    std::vector<double> dresidual, dgamma_rows, dbeta_rows; // (N, C); the rows are the columns' terms
-    double cancellation; // rms of dx's terms over rms of dresidual: at small C terms cancel
+    std::vector<double> dresidual, dgamma_rows, dbeta_rows; // (N, C); *_rows: each row's term of dgamma, dbeta
+    double cancellation; // rms of dx's terms over rms of dresidual: at small C these terms cancel
 };
 
 // Row i: dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy gamma.
@@ -158,7 +158,7 @@ static void rows_check(const float *rows, const std::vector<double> &dgamma, con
     check_close("rows", host_from(rows, want.size()), want, SUM_RELATIVE, 1e-4);
 }
 
-// in_place: dresidual shares dy's buffer (not with accumulate); with dropout dbranch does, not dresidual.
+// in_place: dresidual shares dy's buffer (not with accumulate). With dropout dbranch shares it instead.
 static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in_place, bool drops = false,
                                     double mean = 0.5) {
     const RowDropout drop = random_dropout(s, drops);

@@ -11,7 +11,7 @@
 static Matmul *library;
 static unsigned *ticket;
 
-static double e4m3_worst_norm, e4m3_mean; // over all checked rows
+static double e4m3_worst_norm, e4m3_mean; // maximum and sum over all checked rows
 static int e4m3_rows;
 
 struct Widths {

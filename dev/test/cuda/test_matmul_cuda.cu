@@ -110,7 +110,7 @@ static void test_addend(void) {
     }
 }
 
-// Simulates a GPU where cuBLASLt has no epilogues, then an algorithm that fits 24 products but not one.
+// Simulates a GPU where cuBLASLt has no epilogues, then a GPU whose algorithm for 24 products cannot compute one.
 static void test_other_answers(void) {
     no_epilogues = true;
     matmul_tune(mm, false); // forgets the plans

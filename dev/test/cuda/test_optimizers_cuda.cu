@@ -86,7 +86,7 @@ static void compare_engines(const World *w) {
             const std::vector<float> x = state_of(w, &gpu, a, kind), y = state_of(w, &cpu, b, kind), none(x.size(), 0);
             for (int k = 0; k < w->model.tensor_count; k++) {
                 const Tensor *t = &w->model.tensors[k];
-                if (kind == STATE_MOMENT2 && optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t)) continue; // 0
+                if (kind == STATE_MOMENT2 && optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t)) continue; // all 0
                 CHECK(tensor_error(t, x, y, none) <= 1e-5, "%s, %s: moment %d of %s", optimizer_names[optimizer],
                       w->c->name, kind, t->name);
             }

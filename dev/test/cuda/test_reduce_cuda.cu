@@ -21,7 +21,7 @@ static void reduce_squares_case(int S, bool part, bool add) {
     const std::vector<Range> segments = random_segments(S, &n);
     Range range = {0, n};
     if (part) range.begin = random_u64() % n / 4 * 4, range.end = range.begin + 1 + random_u64() % (n - range.begin);
-    std::vector<float> x(n, NAN); // in the gaps
+    std::vector<float> x(n, NAN); // the gaps stay NaN
     std::vector<double> want(S, SQUARES_BEFORE);
     for (int s = 0; s < S; s++) {
         const Range in = range_overlap(segments[s], range);
@@ -41,7 +41,7 @@ static void reduce_squares_case(int S, bool part, bool add) {
         {{squares, S * sizeof(double)}});
     check_close("squares", host_from(squares, S), want, 2e-6, 0.0);
 
-    int bad = random_int(0, S - 1); // a value that is not finite spoils the sum of its segment only
+    int bad = random_int(0, S - 1); // a value that is not finite spoils only its own segment's sum
     while (range_length(segments[bad]) == 0) bad = (bad + 1) % S;
     x[segments[bad].end - 1] = S % 2 ? NAN : INFINITY;
     device_set(d_x, x);

@@ -167,7 +167,7 @@ static Outcome group_measure(Group *g, const World *w, int rows, int micro_batch
     return sum;
 }
 
-static double worst_seen[2]; // gradient, norm
+static double worst_seen[2]; // largest error of a gradient, of a norm
 
 static void check_step(const World *w, const Outcome *got, const Outcome *want, int K, int rows) {
     CHECK_CLOSE(got->loss, want->loss, LOSS, 0);

@@ -7,14 +7,14 @@
 #include "cuda/weight_gradient.cuh"
 
 static WeightGradientPairs placed;
-static int pairs_here; // number of pairs on this GPU; smaller schedules use the first ones
+static int pairs_here; // number of pairs on this GPU; a schedule of fewer pairs uses the first ones
 
 // A product on the device: operands, all possible results, a workspace.
 struct Product {
     WeightGradientShape s;
     int clusters;
     std::vector<real> x, dy;
-    std::vector<float> before; // dW / g.scale
+    std::vector<float> before; // dW / g.scale before the call
     std::vector<int> row_at;   // (B, in)
     void *d_x, *d_dy;
     WeightGradient g;
@@ -185,7 +185,7 @@ static void product_case(WeightGradientShape s, int clusters, int wanted) {
     if (test_state.failures != failures) printf("  in: %s\n", name);
 }
 
-// Few pairs have several tiles each; many pairs share tiles. T and columns are multiples of a tile's, or not.
+// With few pairs each has several tiles; many pairs share tiles. T and columns are multiples of a tile's sizes, or not.
 static void test_shapes(void) {
     const WeightGradientShape shapes[] = {{1, 1, 8, 8},      {1, 64, 128, 192}, {2, 65, 136, 200}, {3, 40, 264, 160},
                                           {5, 7, 64, 392},   {4, 130, 320, 72}, {9, 64, 256, 192}, {7, 20, 8, 640},

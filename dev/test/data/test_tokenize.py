@@ -580,7 +580,7 @@ def test_own_input():
 
 
 def test_two_at_once():
-    """Of two commands on one prefix, one writes the right shards, the other is refused."""
+    """If two commands use one prefix, one writes the right shards, the other is refused."""
     texts = [random_text(20000).encode() for _ in range(2)]
     for i, text in enumerate(texts):
         write(f"{i}.txt", text)

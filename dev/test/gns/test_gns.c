@@ -10,7 +10,7 @@
 enum { D = 20, MAX_B = 32 };
 
 typedef struct {
-    double mean, deviation; // of one example's gradient, in each direction
+    double mean, deviation; // statistics of one example's gradient, in each direction
     uint64_t stream, drawn;
 } Source;
 
@@ -219,7 +219,7 @@ static void test_calibration(void) {
     CHECK(c.ratio > 1 && c.ratio < 6, "ratio %g, was about 2.5 when last seen", c.ratio);
 }
 
-// Draws two estimates that share a part `common` of their noise: 1 all, 0 none.
+// Draws two estimates. common: weight of the noise that both share, from 0 to 1.
 static void draw_pair(double common, uint64_t stream, uint64_t step, double g2[2], double s[2]) {
     double shared[2] = {rng_normal(stream, step, 0), rng_normal(stream, step, 1)}, rest = sqrt(1 - common * common);
     for (uint64_t i = 0; i < 2; i++) {
@@ -402,9 +402,9 @@ static void test_sources(void) {
 
 enum { MAX_RANKS = 8 };
 
-// Rank r has rows[r] of B examples: E sum_r |sum_b g_b|^2 = sum_r rows[r]^2 |G|^2 + B tr(Sigma), and B^2 |G|^2 + B
-// tr(Sigma) for the sum over all ranks. From these expectations the estimates must be |G|^2 and tr(Sigma) for any
-// rows[]. Estimates are linear in both norms, hence unbiased. There is no estimate if one rank has all rows.
+// Rank r adds up rows[r] of B gradients, to G_r. E sum_r |G_r|^2 = sum_r rows[r]^2 |G|^2 + B tr(Sigma). E |sum_r G_r|^2
+// = B^2 |G|^2 + B tr(Sigma). With these expectations estimates must be |G|^2 and tr(Sigma) for any rows[]. Estimates
+// are linear in both norms, hence unbiased. There is no estimate if one rank has all rows.
 static void test_ranks_unbiased(void) {
     static const struct {
         int ranks;

@@ -60,8 +60,8 @@ static void test_follows(void) {
     CHECK(ramp_batch(&fixed, 100, 80000) == 8 && fixed.rows == 0, "a fixed batch listened");
 }
 
-// critical = kappa c scale. target = waste critical if step_rows is huge, otherwise sqrt(x critical). `aim` uses the
-// scale less one standard error; `lower` uses the scale's 95% bound.
+// critical = kappa * c * scale. target = waste * critical if step_rows is huge, else sqrt(x * critical). `aim` uses the
+// scale minus one standard error; `lower` uses the scale's 95% bound.
 static void test_target(void) {
     RampConfig c = config_make(RAMP_GNS);
     c.kappa = 4;
@@ -103,8 +103,8 @@ static RampTarget target_at(double x, double kappa, double waste, double rows, d
 // Returns the seconds per unit of progress if a step takes a + b B seconds.
 static double seconds_at(double B, double a, double b, double critical) { return (a + b * B) * (1 / B + 1 / critical); }
 
-// Up to the waste's limit the target must be the fastest of all batches. f times the best batch takes
-// (1 + y^2 + (f + 1 / f) y) / (1 + y)^2 times as long, y = sqrt(x / critical).
+// Up to the waste's limit the target must be the fastest of all batches. A batch of f times this one needs
+// (1 + y^2 + (f + 1 / f) y) / (1 + y)^2 times the seconds, y = sqrt(x / critical).
 static void test_law(void) {
     static const double prices[][2] = {{0.003, 0.002}, {0.06, 0.01}, {1, 0.02}, {5, 0.005}}; // a, b
     for (size_t i = 0; i < sizeof prices / sizeof *prices; i++) {
@@ -130,7 +130,7 @@ static void test_law(void) {
     CHECK(isinf(hidden.aim) && isinf(hidden.lower), "%g, %g", hidden.aim, hidden.lower);
 }
 
-// From step times a + b B follows a / b in two digits, within the limits. A batch without a time is ignored.
+// Step times a + b B give a / b, rounded to two digits and kept within the limits. A batch without a time is ignored.
 static void test_step_rows(void) {
     static const int64_t rows[] = {4, 16, 64};
     static const struct {
@@ -319,7 +319,7 @@ static void test_replay_resumed(void) {
     ramp_destroy(&r);
 }
 
-// Finds the fewest and the most rows of a step. The fewest ignore the last step, which the horizon may have cut.
+// Finds the fewest and the most rows of a step. The minimum ignores the last step, which the horizon may have cut.
 static void test_replay_limits(void) {
     static const struct {
         double horizon;

@@ -34,7 +34,7 @@ typedef struct {
     struct World *world;
     Range owned[8];
     int pending;       // buckets [0, pending) are in memory
-    int micro_steps;   // begun in this step
+    int micro_steps;   // number begun in this step
     int soon, awaited; // bucket that the engine last named; bucket that it last awaited
 } Rank;
 
@@ -245,8 +245,8 @@ static int whole_gradients(World *w, int step, Error *e) {
 
 // ---- What must be equal ---------------------------------------------------------------------------------------------
 
-// Checks that a rank stores the whole engine's bits in its owned ranges and nothing outside them. others: outside it
-// may also store the whole engine's bits.
+// Checks that a rank stores the whole engine's bits in its owned ranges, and no other bits. others: the rank may also
+// store the whole engine's bits outside its owned ranges.
 static void check_state(World *w, const Rank *rank, StateKind kind, bool others) {
     size_t wrong = 0;
     for (size_t i = 0; i < w->model.flat_count; i++) w->y[i] = POISON;

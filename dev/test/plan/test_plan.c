@@ -558,7 +558,7 @@ static PlanRun run_of(RampMode mode, int64_t low, int64_t high, double tokens, d
 static void test_runs(void) {
     PlanRun run = run_of(RAMP_FIXED, 3, 3, 1000, 0, 0); // 100 rows: 33 steps of 3, one of 1
     CHECK(run.steps == 34 && run.first_batch == 3 && run.last_batch == 3 && !run.cut, "%lld", (long long)run.steps);
-    // gns doubles the batch per half-life of 5 rows: 2, 2.6, 4.0 and 7.0 rows, then 84 of 100 rows in 11 steps of 8.
+    // gns doubles the batch per half-life of 5 rows: 2, 2.6, 4.0 and 7.0 rows. 11 steps of 8 take the other 84 rows.
     run = run_of(RAMP_GNS, 2, 8, 1000, 50, INFINITY);
     CHECK(run.steps == 4 + 11 && run.last_batch == 8, "%lld steps to %lld", (long long)run.steps,
           (long long)run.last_batch);

@@ -73,7 +73,7 @@ step_of() { # MESH (@ for blanks): prints the milliseconds of a step with `optio
     [[ $mesh == *micro-batch* ]] || mesh+=" --micro-batch $rows"
     plan "${options[@]}" $mesh && ! grep 'DOES NOT FIT' plan.txt && awk '$1 == ">" { print $11 }' plan.txt
 }
-advises_a_mesh() { # MODEL DEVICE RANKS ROWS: both advised meshes fit; the ratio of their times is the advised one
+advises_a_mesh() { # MODEL DEVICE RANKS ROWS: both advised meshes fit; the ratio of their times is the advice's
     local options=(--model "$1" --device "$2" --ranks "$3" --batch-tokens 524288) rows=$4 best other times first second
     plan "${options[@]}" --micro-batch "$rows" || return 1
     read -r best other times < <(sed -nE 's/^  advice: (.*); (.*) takes (.*) times as long$/\1|\2|\3/p' plan.txt | tr ' |' '@ ')

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static int first, last; // of this rank
+static int first, last; // cores of this rank
 static int here;
 
 static void set_cores(int from, int to, cpu_set_t *set) {

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// Returns whether this call must fail. The program makes these calls on one thread.
+// Returns true if this call must fail. The program makes these calls on one thread.
 static int strikes(const char *path) {
     static int calls;
     const char *at = getenv("FAULT_AT"), *action = getenv("FAULT_ACTION"), *name = getenv("FAULT_NAME");

@@ -165,7 +165,7 @@ hangs_while_saving() { # OPTIONS...: in the last save, or in a save during train
     deadline=1 run 2 78 '^error \(rank [01]\): checkpoint .*; rank 0 \(process [0-9]+\) keeps the others waiting\. .*or raise --deadline' \
         FAULT_SAVING=hang --out hung "$@" && soon 3
 }
-# Rank 0 reads the checkpoint to resume from slowly, or hangs in it.
+# At a resume rank 0 is slow to read the checkpoint, or hangs while it reads.
 resumes_slowly() {
     run 2 0 . --steps 3 --out slow && deadline=0.7 run 2 0 '^resuming from slow/step_00000003' FAULT_READ=0.4 --steps 6 --out slow
 }

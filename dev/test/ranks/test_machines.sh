@@ -57,7 +57,7 @@ a_group_on_two_machines() { # trains, with a warning
     make_machines && on_both 0 --out "$work/run" --tensor 2 && rm -r run && [ "$(grep -c '^warning' log)" = 1 ] &&
         grep -q '^warning: --tensor 2: ranks 0 (m0) and 1 (m1) hold one model on two machines' log || { cat log; return 1; }
 }
-other() { # TEXT CHANGE OPTIONS...: changes machine 1's files by the command CHANGE
+other() { # TEXT CHANGE OPTIONS...: runs the command CHANGE on machine 1's files
     make_machines && (cd m1 && eval "$2") && on_both 65 --out run "${@:3}" && refused "$1"
 }
 other_data() { # shards must have equal contents, and equal names, since checkpoints name them

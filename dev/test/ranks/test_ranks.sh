@@ -115,7 +115,7 @@ zero_in_fp8() { # also in steps that saturate: the largest value of all ranks co
     cmp <(exponents k1) <(exponents k3)
 }
 exponents() { grep fp8_exponents "$(newest_checkpoint "$1")/training/state.json"; }
-a_smoothed_loss() { # the loss without smoothing is summed over ranks like a step's other numbers
+a_smoothed_loss() { # the loss without smoothing is summed over ranks like a step's other sums
     run 1 s1 $exact_run --batch-tokens 176 --label-smoothing 0.2 && run 3 s3 $exact_run --batch-tokens 176 --label-smoothing 0.2 --zero 2 \
         --reduce micro-step --recompute block && agree s1 s3 && close s1 s3 loss_nll 1e-5 && close s1 s3 gns_total_s 1e-4 && ! close s1 s3 loss 1e-3 loss_nll > /dev/null
 }

@@ -11,7 +11,7 @@ enum { MOST_RANKS = 4, ABSENT = -1, SAID = 1000 };
 // A machine's board. Rank 0 reports.
 typedef struct {
     const char *name;
-    int ranks, here;       // ranks in all, on this machine
+    int ranks, here;       // number of all ranks, of ranks on this machine
     int begun[MOST_RANKS]; // collectives that each rank has begun; ABSENT: the rank never started
     int stopped;           // the rank without a heartbeat; 0: none
     bool set_up;           // some rank has not joined

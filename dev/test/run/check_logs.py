@@ -182,7 +182,7 @@ def one_run():
 
 
 def tensorboard():
-    """A second call replaces the first call's file and leaves others."""
+    """A second call replaces the first call's file and no other file."""
     shutil.copytree("whole", "shown")
     open("shown/events.out.tfevents.0.notes", "w").close()
     open_events("shown")  # may raise Skip

@@ -32,7 +32,7 @@ static inline void check_synced(const char *what) {
     CHECK(faults->unsynced == 0, "%s: %ld files had not been synced", what, (long)faults->unsynced);
 }
 
-// Checks that the newest whole checkpoint is no older than the last one that got its name.
+// Checks that the newest whole checkpoint is no older than the last checkpoint that got its name.
 static inline void check_nothing_lost(const char *what) {
     char directory[ARCHIVE_PATH];
     Error e = {0};

@@ -51,9 +51,9 @@ typedef struct {
     long flip_step;      // the disk flips one bit of this step's checkpoint; 0: never
 
     struct {
-        _Atomic long count[CALLS + 1]; // calls of each kind so far; last element: of all kinds but ALLOC
+        _Atomic long count[CALLS + 1]; // calls of each kind so far; last element: sum over all kinds but ALLOC
         _Atomic long steps;            // steps begun
-        _Atomic int process;           // 0: not started yet
+        _Atomic int process;           // process number; 0: not started yet
         _Atomic int dirty;             // files that the rank wrote and has not synced
     } of[FAULT_RANKS];
     _Atomic long reads;     // reads of the unreadable file

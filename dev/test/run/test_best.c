@@ -18,7 +18,7 @@ static Error e; // set by the last call that failed
 #define COMMAND     RUN_COMMAND "--train-tokens %d --checkpoint-every 5 --keep 2 "
 enum { TOKENS = 880, PARTS = 5 }; // 55 steps of 2 rows of 8 tokens
 
-static int seed; // of a run whose lowest validation loss is neither its first nor its last
+static int seed; // gives a run whose lowest validation loss is neither its first nor its last
 
 typedef struct {
     long step, last; // step with the lowest validation loss; last step
@@ -95,7 +95,7 @@ static void test_across_stops(void) {
         CHECK_RUN(trainer_run(COMMAND "--val-every 7 --keep-best", seed, TOKENS / PARTS * part), 0);
     check_best("in parts", 2);
 
-    // A best checkpoint that the user removed is forgotten. Without --keep-best the best is removed like others.
+    // A best checkpoint that the user removed is forgotten. Without --keep-best the best one is removed like others.
     Lowest lowest = lowest_of("part/metrics.jsonl");
     remove_tree(path_of("part/step_%08ld", lowest.step));
     CHECK_RUN(trainer_run(COMMAND "--keep-best --val-every 0", seed, 1000), 64, "--val-every above 0");
@@ -139,7 +139,7 @@ static long end_of_patience(const char *metrics, int patience) {
 
 #define PATIENT RUN_COMMAND "--train-tokens %d --checkpoint-every 2 --keep 0 --val-every 3 --keep-best "
 
-// A run ends after --patience validations without a new lowest loss; a resume counts earlier ones, too.
+// A run ends after --patience validations without a new lowest loss. A resume also counts validations before it.
 static void test_patience(void) {
     CHECK_RUN(trainer_run(PATIENT, seed, TOKENS), 0);
     long first = end_of_patience("part/metrics.jsonl", 2), second = end_of_patience("part/metrics.jsonl", 3);

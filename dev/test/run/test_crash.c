@@ -92,7 +92,7 @@ static void test_little_room(void) {
     check_same_files("whole/step_00000037", "part/step_00000037", "little room for a rollback");
 }
 
-// The newest good checkpoint is never removed, even if the run is killed or the newest one is damaged.
+// The newest good checkpoint is never removed, even if the run is killed or a newer checkpoint is damaged.
 static void test_little_room_under_attack(void) {
     long calls = calls_of_run[CALLS];
     Some some = some_calls(calls / 8);
@@ -283,7 +283,7 @@ static void test_falls_back(void) {
     CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_INPUT, "all of its 2 checkpoints");
 }
 
-// --check of a file, undamaged and with a flipped bit: a file of a checkpoint, which stands for the checkpoint; a
+// Gives --check a file, undamaged, then with a flipped bit: a file of a checkpoint, which stands for the checkpoint; a
 // shard; a file of weights.
 static void test_check_of_a_file(void) {
     static const char *const files[] = {"part/step_00000001/model.safetensors",

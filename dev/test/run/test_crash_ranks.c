@@ -123,7 +123,7 @@ static void test_saves_before_unreadable_data(void) {
 static void test_no_memory_for_a_copy(void) {
     begin_part();
     faults->rank = RANKS - 1;
-    faults->refused = 3 * (64 << 10); // the copy
+    faults->refused = 3 * (64 << 10); // bytes of the copy
     faults->slow_us = 3000000;
     CHECK_RUN(trainer_run("--train-tokens 160 --checkpoint-every 3 --deadline 2 --out part"), 0, "!was not saved");
     CHECK(faults->struck == 1 && faults->slowed == 4, "%ld copies, %ld files", faults->struck, faults->slowed);
@@ -203,7 +203,7 @@ static void test_rank_0_finds_the_checkpoint(void) {
 // ---- Weights that differ between ranks ------------------------------------------------------------------------------
 
 // One bit of a rank's weights flips before step 5. The run ends at the next comparison: at step 6's checkpoint, or at
-// step 100 without checkpoints. It names the rank that differs, saves no more, and resumes from the last one.
+// step 100 without checkpoints. It names the rank that differs and saves no more. A resume uses the last checkpoint.
 static void check_stray(const Model *model, int ranks, bool apart, const char *who, bool saves, int zero) {
     const Tensor *t = &model->tensors[draw((uint32_t)model->tensor_count)];
     trainer.ranks = ranks;

@@ -9,7 +9,7 @@
 static Error e; // set by the last call that failed
 
 enum { T = 8, V = 256, MICRO_BATCH = 4, LOW = 3, HIGH = 11, REFERENCE = 6, TOKENS = 1600, WARMUP = 200, SEED = 31 };
-enum { RAMP_LOW = 2, RAMP_HIGH = 32, RAMP_TOKENS = 6000, HALF_LIFE = 60 }; // of the ramp by the noise scale
+enum { RAMP_LOW = 2, RAMP_HIGH = 32, RAMP_TOKENS = 6000, HALF_LIFE = 60 }; // the ramp by the noise scale
 static const double peak = 1e-2, final_frac = 0.1, grad_clip = 1;
 
 // Options for V, T and MICRO_BATCH.

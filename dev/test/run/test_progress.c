@@ -176,7 +176,7 @@ static void test_work(void) {
 // In a log: the first step, then at most one line per log_interval, and the last step.
 static void test_log(void) {
     static const struct {
-        double started, stepped; // seconds since the start, since the last step's line
+        double started, stepped; // seconds that pass before the step: for the run, for the last line
         bool force, line;
     } cases[] = {{0, 0, false, true},      {0, 0, false, false}, {0, 3, false, true},
                  {1000, 19, false, false}, {0, 2, false, true},  {0, 0, true, true}}; // 1000 s: log_interval is 20 s

@@ -386,7 +386,7 @@ static void test_state_of_another_format(void) {
 
 // ---- Outliers -------------------------------------------------------------------------------------------------------
 
-// Returns the standard deviations of value[n] above the mean of the 128 values before it; NaN if there are fewer.
+// Returns (value[n] - mean) / deviation, statistics of the 128 values before value[n]; NaN if there are fewer.
 static double deviations(const double *value, long n) {
     double sum = 0, squares = 0;
     for (long i = n - 128; n >= 128 && i < n; i++) sum += value[i], squares += value[i] * value[i];

@@ -11,8 +11,8 @@ static uint64_t seed; // different in every run of the test
 
 // ---- One token ------------------------------------------------------------------------------------------------------
 
-// Sets share to softmax(logits / temperature) over the tokens that --top-k and --top-p keep; 0 for other tokens. Of
-// equal logits the first ranks higher.
+// Sets share to softmax(logits / temperature) over the tokens that --top-k and --top-p keep; 0 for other tokens. The
+// first of equal logits ranks higher.
 static void shares(const float *logits, int V, const Options *config, double *share) {
     long double sum = 0, all = 0, before = 0, weight[MAX_V]; // in long double exp does not overflow
     int ranked[MAX_V], kept = config->top_k && config->top_k < V ? config->top_k : V, n = 0;

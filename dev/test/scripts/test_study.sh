@@ -13,7 +13,7 @@ import math
 from ramp_study import paired, window_loss
 from plots import reference_batch
 rows = [{"tokens": t, "loss": x} for t, x in ((40, 9), (70, 5), (90, 4), (110, 2))]
-assert window_loss(rows, 60, 100) == (10 * 5 + 20 * 4 + 10 * 2) / 40 # steps may lie partly within
+assert window_loss(rows, 60, 100) == (10 * 5 + 20 * 4 + 10 * 2) / 40 # steps may lie partly in [60, 100)
 assert window_loss(rows, 0, 110) == (40 * 9 + 30 * 5 + 20 * 4 + 20 * 2) / 110
 assert math.isnan(window_loss(rows, 110, 120))
 # Losses differ 100 times more between seeds than between runs: only pairs show the difference.

@@ -39,7 +39,7 @@ static void fixture_close(Fixture *f) {
     dataset_close(f->data);
 }
 
-// Returns whether dataset_rows gives the same rows.
+// Returns true if dataset_rows gives the same rows.
 static bool same_rows(const Fixture *f, const uint16_t *rows, uint64_t first, int n) {
     uint16_t want[MAX_ROWS * (T + 1)];
     CHECK_OK(dataset_rows(f->data, first, n, want, &e), &e);

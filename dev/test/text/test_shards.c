@@ -72,12 +72,12 @@ static void test_sequential(void) {
 }
 
 // With shifts, all windows of an epoch move by the same number of tokens; a shard's last window moves at most to its
-// end. Every number occurs in some epoch. The order and sequential reads do not change.
+// end. Each shift below T occurs in some epoch. Shifts change neither the order of windows nor sequential reads.
 static void test_shifted_windows(void) {
     enum { T = 8, EPOCHS = 200 };
     const int lengths[] = {T * 5 + 1, T * 3 + 6};
     uint16_t row[T + 1], plain[T + 1], text[2 * T * 8];
-    int seen[T] = {0}, first = T; // shift of the epoch; T: not seen yet
+    int seen[T] = {0}, first = T; // first: shift of the epoch; T: not seen yet
     for (int i = 0; i < 2 * T * 8; i++) text[i] = (uint16_t)i;
     CHECK_OK(shard_write("shift_0.bin", text, (size_t)lengths[0], &e), &e);
     CHECK_OK(shard_write("shift_1.bin", text + lengths[0], (size_t)lengths[1], &e), &e);
@@ -98,7 +98,7 @@ static void test_shifted_windows(void) {
         for (int t = 0; t <= T; t++) CHECK(row[t] == row[0] + t, "example %d, token %d: %d", k, t, row[t]);
         if (k % N == N - 1 && first < T) seen[first]++;
     }
-    for (int shift = 0; shift < T; shift++) // each occurs 25 +- 4.7 times (binomial)
+    for (int shift = 0; shift < T; shift++) // each shift occurs 25 +- 4.7 times (binomial)
         CHECK(seen[shift] >= 5 && seen[shift] <= 50, "shift %d in %d epochs of %d", shift, seen[shift], EPOCHS);
     CHECK_OK(dataset_window(data, 1, row, &e), &e);
     CHECK(row[0] == T, "a sequential window begins at %d", row[0]);
@@ -239,7 +239,7 @@ static void test_excluded_windows(void) {
     free(make_shards("excluded", lengths, 2, V));
     CHECK_OK(dataset_open(&data, "excluded_000.bin:0.4 excluded_001.bin:0.6", T, V, 1, &e), &e);
     data->shifts = true;
-    for (int round = 0; round < 2; round++) { // round 1 excludes windows that took excluded places, and more
+    for (int round = 0; round < 2; round++) { // round 1 excludes the replacements of round 0
         for (uint64_t k = 0; k < EXAMPLES; k++) before[k] = dataset_window_at(data, k, &shift);
         for (int k = FIRST; k < FIRST + COUNT; k++) gone[before[k]] = true;
         CHECK_OK(dataset_exclude(data, FIRST, COUNT, &e), &e);
@@ -297,7 +297,7 @@ static void test_bad_shards(void) {
         {"magic.bin", M + 1, 1, 100, 100, 0, 0, "not a token shard"},
         {"swapped.bin", (int32_t)0x88d83401, 0x01000000, 0x64000000, 100, 0, 0, "not a token shard"},
         {"text.bin", 0x20656854, 1, 100, 100, 0, 0, "not a token shard"},
-        {"llama.bin", 20240801, 7, 100, 200, 0, 0, "not a token shard (magic 20240801, version 7"}, // of 32-bit tokens
+        {"llama.bin", 20240801, 7, 100, 200, 0, 0, "not a token shard (magic 20240801, version 7"}, // has 32-bit tokens
         {"version.bin", M, 2, 100, 100, 0, 0, "version 2,"},
         {"none.bin", M, 1, 0, 0, 0, 0, " 0 tokens"},
         {"negative.bin", M, 1, -5, 100, 0, 0, " -5 tokens"},
