@@ -86,7 +86,7 @@ static inline void gns_update(GnsTracker *t, double B, double n, double q, doubl
     if (B >= 2) gns_add(t, gns_g2(B, n, q), gns_s(B, n, q), tokens_of_step);
 }
 
-// The bound lies GNS_LOWER_SES + GNS_FEW_SES / m standard errors below the estimate, m effective steps.
+// The bound lies GNS_LOWER_SES + GNS_FEW_SES / m standard errors below the estimate; m: effective number of steps.
 #define GNS_LOWER_SES 2.0
 #define GNS_FEW_SES   10.0
 

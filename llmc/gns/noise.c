@@ -71,7 +71,7 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
     noise->tokens_since_sample = 0;
 }
 
-// Part r has m_r rows, B = sum m_r:   E sum_r |s_r|^2 = |G|^2 sum m_r^2 + tr(Sigma) B   and
+// Small batch r has m_r rows, B = sum m_r:   E sum_r |s_r|^2 = |G|^2 sum m_r^2 + tr(Sigma) B   and
 // E |sum_r s_r|^2 = |G|^2 B^2 + tr(Sigma) B. Solves for |G|^2 and tr(Sigma), and passes them to gns_update as n and q.
 void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq, double batch_sq) {
     const double tokens = noise->tokens_since_ranks;

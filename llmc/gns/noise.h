@@ -11,14 +11,14 @@ enum { NOISE_RANKS_EVERY = 8 }; // steps between two measurements of the ranks' 
 typedef struct StepResult StepResult; // engine.h
 
 typedef struct Noise {
-    GnsTracker ln;                // every step
+    GnsTracker ln;                // every step: the LayerNorms
     GnsTracker total;             // the whole model, with the half-life of `ln`; updated if follows_total
     GnsCalibration calibration;   // sampled steps: the whole model and the LayerNorms
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
     GnsTracker *layer;            // (L), sampled steps
     GnsTracker ranks;             // some steps: the whole model, from the ranks' gradients; a cross-check
     GnsTracker *source;           // (source_trackers) every step, LayerNorms: see noise_observe_sources
-    int layers, sources;          // sources: of a weighted --train; 0 if fewer than 2
+    int layers, sources;          // sources: number of sources of a weighted --train; 0 if fewer than 2
     int source_trackers;
     double tokens_since_sample, tokens_since_ranks; // since the last exact step; since the last update of `ranks`
     double fixed_ratio;                             // --gns-ratio; 0: measured
@@ -37,22 +37,21 @@ bool noise_sample_due(const Noise *noise, double done);
 void noise_observe(Noise *noise, const Model *model, const StepResult *result, int64_t B, double step_tokens,
                    double done, GnsMode mode);
 
-// Adds a step to the estimate without per-example norms (McCandlish et al. 2018, appendix A.1). Its small batches
-// (parts) are the ranks' shares, or their micro-steps. One part gives no estimate. s_r is the sum of part r's
-// gradients.
-//   B         examples
-//   rows_sq   sum over parts of m_r^2; part r has m_r examples
-//   rank_sq   sum over parts of |s_r|^2
+// Adds a step to the estimate without per-example norms (McCandlish et al. 2018, appendix A.1). Small batch r is a
+// rank's rows of the step, or of one micro-step. A single small batch gives no estimate.
+//   B         examples of the step
+//   rows_sq   sum_r m_r^2; small batch r has m_r examples
+//   rank_sq   sum_r |s_r|^2; s_r is the sum of small batch r's gradients
 //   batch_sq  |sum_r s_r|^2
 void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq, double batch_sq);
 
 // Adds a step of B examples to the estimates by source; dev/docs/gns-study.md derives them. A tracker averages a pair
 // of values, its fields g2 and s. Source s of n has the mean gradient G_s; S_s is the noise of its examples:
-//   source[s]          mean |g_b|^2 of all examples; source s's part of it
+//   source[s]          mean |g_b|^2 of all examples; source s's share of this mean
 //   source[n + s]      |G_s|^2; S_s                                                              (n >= 2)
 //   source[2 n + ...]  for s < t (|G_s|^2, <G_s, G_t>), (|G_t|^2, <G_s, G_t>), (|G_s|^2, |G_t|^2): noise_cosine
-// share (n): fraction of the examples. sq (n): sum of |g_b|^2. Rank r has m_r examples; v_s is the sum of its g_b of
-// source s: gram (n, n) = sum_r <v_s, v_t>, overwritten; pairs = sum_r m_r (m_r - 1).
+// share (n): each source's fraction of the examples. sq (n): each source's sum of |g_b|^2. Rank r has m_r examples. v_s
+// is the sum of its g_b of source s. gram (n, n) = sum_r <v_s, v_t>, overwritten. pairs = sum_r m_r (m_r - 1).
 void noise_observe_sources(Noise *noise, double B, double pairs, const double *share, const double *sq, double *gram,
                            double step_tokens);
 

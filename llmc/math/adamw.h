@@ -8,7 +8,7 @@
 #include "base/common.h"
 #include <math.h>
 
-// The numbers of one optimizer step, the same for all parameters.
+// Constants of one optimizer step, the same for all parameters.
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
     float bias1, bias2; // 1 - beta^t: the sum of a moment's weights at step t

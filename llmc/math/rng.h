@@ -25,8 +25,8 @@ GNS_HD static inline RngBlock rng_round(RngBlock c, uint32_t key0, uint32_t key1
 GNS_HD static inline RngBlock rng_rounds(RngBlock counter, uint32_t key0, uint32_t key1, int rounds) {
     for (int round = 0; round < rounds; round++) {
         counter = rng_round(counter, key0, key1);
-        key0 += 0x9E3779B9u; // Weyl sequence: the golden ratio
-        key1 += 0xBB67AE85u; // and sqrt(3) - 1, in 32 bits
+        key0 += 0x9E3779B9u; // Weyl sequence of the golden ratio, in 32 bits
+        key1 += 0xBB67AE85u; // Weyl sequence of sqrt(3) - 1, in 32 bits
     }
     return counter;
 }

@@ -13,7 +13,7 @@ enum {
     WEIGHT_GRADIENT_MULTIPLE = 8,      // channels must be a multiple of this for weight_gradient
     LINEAR_SM90_MULTIPLE = 64,         // channels must be a multiple of this for linear_sm90
     FP8_TOKENS_MULTIPLE = 16,          // seq_len must be a multiple of this for weight_gradient of e4m3
-    HOPPER_MULTIPROCESSORS = 132       // of an H100 or H200 SXM
+    HOPPER_MULTIPROCESSORS = 132       // an H100 or H200 SXM has this many
 };
 
 // ERR_USAGE if the type is fp8, but no fp8 product supports these channels and this row length.

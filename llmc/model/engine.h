@@ -37,7 +37,7 @@ typedef struct Engine Engine;
 // Outputs of proj and fcproj, and gradients of the outputs of ln_1 and ln_2, are partial sums until reduced. Exactly
 // one rank adds the biases of proj and fcproj. Gradients of whole tensors, biases included, must be summed over the
 // ranks to cover all rows.
-// gather_rows: `values` (rows, width) holds this rank's rows at their place, and gets all others.
+// gather_rows: `values` (rows, width) holds this rank's rows at their place, and gets the other ranks' rows.
 // reduce_rows: own (own rows, width) = sum over the ranks of `partial` (rows, width), in fp32 in the ranks' order, then
 // rounded. `width` counts values of `type`. With a device both functions work in the order of the engine's stream, and
 // `partial` has room behind its rows for (ranks - 1) times the own rows.
@@ -58,10 +58,10 @@ typedef struct {
     Dtype dtype;     // --dtype
     bool inference;  // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
-    bool document_mask;  // attention stays within a document, and positions restart in each: micro-steps, eval, logits
-    uint16_t separator;  // the token that begins a document
-    Dropout dropout;     // seed and rate, for micro-steps only; `examples` sets dropout.example
-    Optimizer optimizer; // with Muon an owned range must hold whole matrices of a block
+    bool document_mask;    // micro-steps, eval, logits: attention stays within a document, positions begin at 0 in it
+    uint16_t separator;    // the token that begins a document
+    Dropout dropout;       // seed and rate, for micro-steps only; `examples` sets dropout.example
+    Optimizer optimizer;   // with Muon an owned range must hold whole matrices of a block
     float label_smoothing; // in training's loss only (math/loss.h), not in eval
     const Range *owned;    // the ranges that this rank updates, ascending: moments and other arrays of the update cover
     int owned_count;       // only owned ranges. owned_count 0: the whole model
@@ -147,20 +147,20 @@ typedef struct {
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
     double muon_lr;   // rate of Muon's matrices; lr: rate of AdamW and LAMB
-    double momentum;  // of Muon
+    double momentum;  // Muon's mu (math/muon.h)
     double grad_clip; // largest norm of the batch's mean gradient; 0: no clipping
     int64_t step;     // counts from 1, for bias correction
     int64_t batch;    // B, examples of this step over all ranks
 } UpdateConfig;
 
-// The numbers of one row.
+// Statistics of one row.
 typedef struct RowResult {
     double sq;     // |g_b|^2 over all LayerNorms
     double nll;    // L_b without label smoothing
     double rarity; // engines leave it 0 (run/row_outliers.h)
 } RowResult;
 
-// The numbers of a step. Arrays have one entry per tensor of the model's table.
+// Statistics of a step. Arrays have one entry per tensor of the model's table.
 typedef struct StepResult {
     double loss_sum;    // sum over the step's examples of L_b, nats per token
     double *grad_sq;    // |sum_b g_b|^2
@@ -205,8 +205,8 @@ struct EngineApi {
     // The default is the library's proposal, the same at every start on the same machine. Another algorithm sums in
     // another order: the last bits differ. NULL: there is nothing to choose (CPU).
 
-    // Times all algorithms of every product of a micro-step that has no choice yet, and keeps the fastest. Destroys the
-    // gradients and the step's numbers: do not call it within a step.
+    // For every product in a micro-step for which no algorithm is chosen yet: times all algorithms and keeps the
+    // fastest. Destroys the gradients and the step's statistics: do not call it within a step.
     int (*tune)(Engine *engine, Error *e);
 
     // tuning returns the choices as one line of text for run.json and checkpoints; "": none. set_tuning restores
@@ -242,16 +242,16 @@ struct EngineApi {
 
     int (*begin_step)(Engine *engine, Error *e);
 
-    // Numbers the rows of the following micro-steps: examples first, first + 1, ... of the run. Dropout and a row's
-    // source depend on these numbers.
+    // Sets which examples of the run the rows of the following micro-steps are: first, first + 1, ... Dropout and a
+    // row's source depend on these numbers.
     void (*examples)(Engine *engine, uint64_t first);
 
     // Sets the loss scale of the following steps; 1 until then.
     void (*scale_loss)(Engine *engine, double scale);
 
     // Sets the exponents k (L, FP8_SITES) of the following steps (math/fp8.h); copies them. FP8_UNSET until then.
-    // Steps round a product's factors if both have an exponent. With DTYPE_FP8_DW they also round a weight gradient's
-    // two factors, if both and the weight have exponents. If a site saturates, `norms` makes the norm of the first
+    // A step rounds a product's factors if both have an exponent. With DTYPE_FP8_DW it also rounds a weight gradient's
+    // two factors, if they and the weight have exponents. If a site saturates, `norms` makes the norm of the first
     // tensor infinite, so that no rank updates. k NULL: steps of bf16, for benchmarks of the CUDA engine. Call only for
     // types of fp8.
     void (*exponents)(Engine *engine, const int8_t *k);

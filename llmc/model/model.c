@@ -215,7 +215,7 @@ Range model_local_range(const Model *local, const Model *whole, int i, Range ran
 int model_bucket_count(const Model *model) { return 1 + model->config.layers; }
 
 Range model_bucket(const Model *model, int i) {
-    const TensorKind first = model->heads < model->config.heads ? QKV_W : LN1_W; // of a block's bucket
+    const TensorKind first = model->heads < model->config.heads ? QKV_W : LN1_W; // first tensor of a block's bucket
     int L = model->config.layers;
     size_t begin = i == 0 ? 0 : model_tensor(model, first, i - 1)->offset;
     size_t end = i == L ? model->flat_count : model_tensor(model, first, i)->offset;

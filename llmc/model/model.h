@@ -60,13 +60,13 @@ typedef struct {
     TensorKind kind;
     int layer;            // -1 outside the blocks
     int dimensions;       // 1 or 2
-    size_t rows, columns; // of this model; rows = 1 for a vector
+    size_t rows, columns; // shape in this model; rows = 1 for a vector
     size_t offset;        // place of the first element in the flat array
     size_t count;         // elements: rows * columns
     size_t ln_place;      // number of LayerNorm parameters in earlier tensors
     // Shape of the whole tensor, and the place in it of this tensor's first element (model_create_local).
     size_t whole_rows, whole_columns, first_row, first_column;
-    int matrices; // side by side, of equal width: 3 in qkv's tensors, else 1. first_column counts within a matrix
+    int matrices; // matrices of equal width side by side: 3 in qkv's tensors, else 1. first_column: within a matrix
     TensorInit init;
     TensorGroup group;
 } Tensor;
@@ -96,7 +96,7 @@ GNS_HD static inline Range range_overlap(Range a, Range b) {
 }
 
 typedef struct {
-    ModelConfig config;     // of the whole model
+    ModelConfig config;     // shape of the whole model
     int vocab_padded;       // rows of wte in memory: V rounded up to 128; rows from V on stay 0 and are never saved
     int first_head, heads;  // this model's heads: [first_head, first_head + heads)
     size_t attention_width; // A: heads times a head's width; qkv has 3 A columns
@@ -104,11 +104,12 @@ typedef struct {
     int tensor_count;
     Tensor *tensors;   // wte, wpe, the blocks from first to last, ln_f; a whole model's flat array has this order
     size_t flat_count; // elements of the flat array, padding included
-    size_t parameters; // without padding
+    size_t parameters; // elements without padding
     size_t ln_parameters;
 } Model;
 
-// Items [first, first + count) of rank `rank` when `ranks` ranks divide `items`: rows, heads. Lower ranks get one more.
+// Items [first, first + count) of rank `rank` when `ranks` ranks divide `items` rows, heads, ... If the items do not
+// divide evenly, each of the lowest ranks gets one item more.
 typedef struct {
     int64_t first, count;
 } RankRows;
@@ -141,15 +142,15 @@ int model_create(Model *model, const ModelConfig *config, Error *e);
 void model_destroy(Model *model);
 
 // Builds the table of rank t of K ranks that hold one model together (--tensor): the same tensors with other shapes and
-// offsets. qkv's columns and proj's rows are cut by heads; fc's columns and fcproj's rows in units of 64, in small
-// models of fewer. Shares may be uneven. All other tensors are whole: bucket 0 holds the whole tensors, the other
-// buckets hold the cut ones. ERR_USAGE with fewer heads than ranks. K = 1: the table of model_create.
+// offsets. qkv's columns and proj's rows are cut by heads. fc's columns and fcproj's rows are cut in units of 64, in
+// small models of fewer. Shares may be uneven. Other tensors are not cut: bucket 0 holds them all, the later buckets
+// hold the cut tensors. ERR_USAGE with fewer heads than ranks. K = 1: the table of model_create.
 int model_create_local(Model *local, const ModelConfig *config, int t, int K, Error *e);
 
 // A cut tensor's elements keep the whole tensor's order. Indices count from a tensor's first element.
 size_t tensor_whole_index(const Tensor *t, size_t index);     // the element's index in the whole tensor
 size_t tensor_elements_before(const Tensor *t, size_t whole); // elements whose whole index is below `whole`
-size_t tensor_run(const Tensor *t, size_t index);             // elements from `index` on that are adjacent in the whole
+size_t tensor_run(const Tensor *t, size_t index);             // elements from `index` on that are adjacent there, too
 
 // Returns the range of `local` that holds the elements of `range`, a range of the whole model within tensor i.
 Range model_local_range(const Model *local, const Model *whole, int i, Range range);

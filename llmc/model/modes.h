@@ -36,8 +36,8 @@ typedef enum { WIRE_FP32, WIRE_BF16 } WireType;
 
 // The type of stored weights and activations and of the factors of matrix products (--dtype). Master weights,
 // gradients, moments and statistics are fp32. DTYPE_FP8 stores bf16 on a GPU, fp32 on the CPU. In training it rounds to
-// e4m3 (math/fp8.h) the factors of the blocks' forward products and input gradients; DTYPE_FP8_DW also the factors of
-// their weight gradients.
+// e4m3 (math/fp8.h) the factors of the blocks' forward products and input gradients. DTYPE_FP8_DW also rounds the
+// factors of the blocks' weight gradients.
 typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16, DTYPE_FP8, DTYPE_FP8_DW } Dtype;
 
 static const char *const dtype_names[] = {"fp32", "bf16", "fp16", "fp8", "fp8-dw"};

@@ -81,7 +81,7 @@ static void abort_job(int code) {
     _exit(code); // mpirun, and srun --kill-on-bad-exit, end the other ranks
 }
 
-// Joins the other ranks. Until MPI has started only the launcher's variables tell rank and ranks (0: unknown).
+// Joins the other ranks. Before MPI starts, only the launcher's variables tell rank and ranks (0: unknown).
 static int join(Comm *comm, double deadline, Error *e) {
     int rank = environment_int("OMPI_COMM_WORLD_RANK", environment_int("PMIX_RANK", 0));
     int ranks = environment_int("OMPI_COMM_WORLD_SIZE", environment_int("SLURM_STEP_NUM_TASKS", 0));
@@ -146,7 +146,7 @@ int comm_finish(Comm *comm, const Error *e) {
     bool reports = e->code && (!comm->settled || comm->speaker == comm->rank);
     int code = e->code;
     if (reports) error_print_on(e, comm->rank, comm->ranks, comm->host);
-#ifdef GNS_MPI // 4 to 7 of program.c's list
+#ifdef GNS_MPI // steps 4 to 7 of the list at program_main (program.c)
     Error ending = {0};
     if (!mpi_runs()) return code;
     if (code && !comm->settled) abort_job(code);
@@ -183,7 +183,7 @@ int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e)
 
 int comm_exchange(Comm *comm, const float *sent, float *received, int *counts, Error *e) {
     int *receive = counts + comm->ranks;
-    int *to = receive + comm->ranks, *from = to + comm->ranks; // places of the first values
+    int *to = receive + comm->ranks, *from = to + comm->ranks; // place of each rank's first value
     to[0] = from[0] = 0;
     for (int r = 1; r < comm->ranks; r++) to[r] = to[r - 1] + counts[r - 1], from[r] = from[r - 1] + receive[r - 1];
     watchdog_begin(comm->watchdog, "exchange of values");

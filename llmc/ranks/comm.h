@@ -15,7 +15,7 @@ typedef struct {
     char host[COMM_HOST];        // this machine's name; "": all ranks are on it
     int cores;                   // cores that this rank may run on: mpirun and srun may bind ranks to cores
     int cores_here;              // cores that the launcher on this machine may run on
-    double beat_at;              // rank 0's last comm_beat, seconds of the clock
+    double beat_at;              // when rank 0 last called comm_beat, in seconds of the clock
     Error beat_failed;           // failure of comm_beat, returned by the next broadcast; code 0: none
     bool settled;                // all ranks know the error that they return; `speaker` prints it
     int speaker;
@@ -23,7 +23,7 @@ typedef struct {
     // Called for COMM_PASS in comm_wait_first. Set-up: verifies a checkpoint. Training: computes logits.
     int (*idle_pass)(void *context, Error *e);
     void *idle_context;
-    int launcher; // process that started this rank: mpirun, its daemon or Slurm's. 0: no launcher
+    int launcher; // process that started this rank: mpirun, or a daemon of Open MPI or Slurm. 0: no launcher
 } Comm;
 
 // Joins the other ranks if mpirun or srun started several; otherwise does not touch MPI. deadline: watchdog.h.
@@ -47,7 +47,7 @@ int comm_finish(Comm *comm, const Error *e);
 void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step);
 void comm_progress(void *comm);
 
-int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e); // from rank 0
+int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e); // copies rank 0's data to all ranks
 
 // Copies `mine` of every rank to `all` (ranks, bytes).
 int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e);
@@ -58,7 +58,7 @@ int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e)
 int comm_exchange(Comm *comm, const float *sent, float *received, int *counts, Error *e);
 
 // Reduces values over the ranks: the first `sums` values become sums, the next `maxima` values become maxima. NaN is
-// the largest. least: the smallest values[0] of any rank, and the lowest rank that has it; NULL: not wanted.
+// the largest. least: the smallest values[0] of any rank, and the lowest rank that has this value; may be NULL.
 typedef struct {
     int rank;
     double value;
@@ -68,9 +68,9 @@ static inline int comm_sum(Comm *comm, double *values, int count, Error *e) {
     return comm_reduce(comm, values, count, 0, NULL, e);
 }
 
-// Rank 0 may work alone for any time while the others wait in comm_wait_first. After each piece of work rank 0 calls
-// comm_beat, which restarts the others' deadline at most twice a second; at the end it calls comm_wait_first. The next
-// comm_broadcast returns a failure of comm_beat. When rank 0 sends COMM_PASS, the others call idle_pass.
+// Rank 0 may work alone for any time while other ranks wait in comm_wait_first. After each piece of work rank 0 calls
+// comm_beat, which restarts the other ranks' deadline at most twice a second; at the end it calls comm_wait_first. The
+// next comm_broadcast returns a failure of comm_beat. When rank 0 sends COMM_PASS, the other ranks call idle_pass.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
 enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's messages to the others
@@ -82,13 +82,13 @@ int comm_agree(Comm *comm, int code, Error *e);
 int comm_lowest_error(Comm *comm, Error *error, Error *e);
 
 // A class is the ranks of equal rank modulo `classes`. Returns 0 if the ranks of each class have the same hash
-// (hash_bytes). Else settles an error of the lowest rank that differs from the lowest rank of its class.
+// (hash_bytes). Otherwise settles an error, of the lowest rank whose hash is not that of its class's lowest rank.
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e);
 
 // ERR_USAGE, settled, unless all machines have equally many ranks and each machine's ranks are consecutive.
 int comm_same_machines(Comm *comm, Error *e);
 
-int comm_same_build(Comm *comm, Error *e); // comm_same for the program's file
+int comm_same_build(Comm *comm, Error *e); // comm_same with a hash of the program's file
 
 // Returns the default number of this rank's CPU threads, within the CPU quota. 0: one per core, for a single process.
 int comm_threads(const Comm *comm);

@@ -40,8 +40,8 @@ void open_mpi_survive(void) {
 }
 
 // MPI_Init may return before PMIx's thread has handled MPI_Init's own notification, PMIX_MODEL_DECLARED. Sends a second
-// notification and awaits it. The thread handles notifications in order. For each it calls handlers of several codes,
-// like on_event, last. So when it calls on_event for the second one, Open MPI's handler has finished both.
+// notification and awaits it. The thread handles notifications in order. For each notification it calls the
+// handlers of several codes, like on_event, last. So when on_event gets the second one, Open MPI's handler is done.
 void open_mpi_settle(void) {
     pmix_status_t models[] = {PMIX_MODEL_DECLARED, PMIX_MODEL_RESOURCES};
     pmix_info_t info[2];

@@ -72,7 +72,7 @@ static int gather(Parallel *p, EngineBuffer array, int i, int64_t *work, Error *
     size_t bytes = array == BUFFER_WEIGHT ? engine_weight_bytes(p->engine) : sizeof(float);
     void *values = engine_buffer(p->engine, array, bucket.begin);
     const void *own = (const char *)values + (part.begin - bucket.begin) * bytes;
-    if (p->shard_weights) // MPI gathers in place on all ranks or none: an empty part gets another address, too
+    if (p->shard_weights) // MPI gathers in place on all ranks or none: an empty part is not in place either
         own = range_length(part) ? engine_own_weights(p->engine, part) : (const char *)own + 1;
     return p->api->all_gather(p->transport, own, values, bytes, bucket, work, e);
 }
@@ -268,7 +268,7 @@ int parallel_norms(Parallel *p, Error *e) {
     for (int i = p->buckets - 1; i >= 0; i--) { // while buckets [0, i) are in transfer
         TRY(collect_from(p, i, e));
         TRY(p->api->wait_for(p->transport, p->work[i], e));
-        // Only the first machine's replica counts (8). The others call engine_norms to report fp8's saturation.
+        // Only the first machine's replica counts (8). Other machines call engine_norms to report fp8's saturation.
         Range counted = p->owned[i];
         if (p->comm->rank >= p->division.ranks) counted.end = counted.begin;
         TRY(engine_norms(p->engine, counted, e));

@@ -16,7 +16,7 @@
 //   7. With --tensor K, rank d K + t is rank t of group d, and `model` is its local model. The group's ranks compute
 //      the same micro-steps together (TensorRanks), and divide their rows. Bucket 0 is cut among all ranks, and the
 //      other buckets among the ranks of equal t (Division). So owned parts are disjoint, and squared norms are sums
-//      over all ranks. A group without rows makes no exchanges. It counts them all the same, for the watchdog.
+//      over all ranks. A group without rows makes no exchanges. It still counts them, for the watchdog.
 //   8. With --shard machine each machine divides the state among its own ranks, so machines hold replicas. Ranks with
 //      the same number on their machines own the same part. A part is summed within each machine, then over these
 //      ranks. Only machine 0 counts the part's norms. For LAMB, which needs only ratios of norms, all machines count.
@@ -47,7 +47,7 @@ typedef struct {
     int shared;        // ranks of a machine, among which buckets are cut (8); 0: all ranks
     int tensor;        // K ranks hold one model together (7); 1: each rank holds one
     int micro_batch;   // most rows of a group's micro-step
-    int64_t batch_max; // rows of a step over all ranks, at most
+    int64_t batch_max; // most rows of a step, over all ranks
     const TransportApi *transport;
 } ParallelConfig;
 
@@ -68,7 +68,7 @@ typedef struct {
     double waited;        // seconds that the engine has waited for transfers in this step
     bool first;           // uncollected sums belong to the step's first micro-step
     bool has_gradients;   // this rank has computed gradients of rows in this step
-    int64_t own, own_sq;  // number of rows that this rank owns in this step; its share of StepSums.rows_sq
+    int64_t own, own_sq;  // number of own rows in this step; this rank's term of StepSums.rows_sq
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
     int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
     int64_t *work;        // (buckets) number of each bucket's transfer
@@ -88,8 +88,8 @@ void parallel_destroy(Parallel *p);
 // Sets in *config what this rank's engine keeps.
 void parallel_shard(Parallel *p, EngineConfig *config);
 
-// Call when each rank has loaded what it owns. With ZeRO-0 the ranks gather the rest now. With ZeRO-1 to 3 the next
-// forward pass gathers the weights, as after an update.
+// Call when each rank has loaded what it owns. With ZeRO-0 the ranks gather whole arrays before the call returns. With
+// ZeRO-1 to 3 the next forward pass gathers the weights, as after an update.
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 
 // Returns the number of micro-steps, the same for every rank, in a step of `rows` rows. A rank whose group has no rows
@@ -112,28 +112,28 @@ int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e);
 // steps, even if only one rank does that work.
 int parallel_send_weights(Parallel *p, Error *e);
 
-// Returns when no transfer is in flight on any rank: each may then end. Call after training or a settled error.
+// Returns when no transfer is in flight on any rank: each rank may then end. Call after training or a settled error.
 int parallel_drain(Parallel *p, Error *e);
 
-// Sums the step's numbers over all ranks. Call it after parallel_norms.
+// Sums the step's statistics over all ranks. Call it after parallel_norms.
 typedef struct {
     StepResult *result; // from engine_result; summed over ranks, except amax (the largest of any rank) and grad_sq
                         // (already summed: parallel_norms)
-    double rank_sq;     // sum over parts r of |s_r|^2, s_r the sum of part r's gradients. A part is a rank's share
-                        // of the step; with REDUCE_MICRO_STEP, of a micro-step
-    double rows_sq;     // sum over parts r of m_r^2; part r has m_r rows
-    double pairs;       // pairs of rows on the same rank: sum over ranks of m (m - 1) for a rank with m rows
+    double rank_sq;     // sum_r |s_r|^2. Small batch r is a rank's rows of the step; with REDUCE_MICRO_STEP, of a
+                        // micro-step. s_r is the sum of its gradients
+    double rows_sq;     // sum_r m_r^2; small batch r has m_r rows
+    double pairs;       // number of ordered pairs of rows on one rank: sum over ranks of m (m - 1); a rank has m rows
     int slowest;        // the rank that waited least for transfers
     double lost;        // mean over ranks: seconds waited, less the seconds that `slowest` waited
     bool stop;          // in: this rank was asked to stop; out: any rank was
-    double *more;       // (more_count) the caller's numbers; summed over ranks
+    double *more;       // (more_count) the caller's values; summed over ranks
     int more_count;
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 
-// Returns 0 if all ranks have the same weights, to the bit. With --tensor all must have the same bucket 0, and ranks of
-// equal t the same blocks. Only faulty hardware makes weights differ. ERR_RANK, settled, names the lowest rank that
-// differs from rank 0, or from the first rank with its t.
+// Returns 0 if all ranks have the same weights, to the bit. With --tensor all ranks must have the same bucket 0, and
+// ranks of equal t the same blocks. Only faulty hardware makes weights differ. ERR_RANK, settled, names the lowest rank
+// whose weights differ from those of rank 0, or of the first rank with the same t.
 int parallel_compare(Parallel *p, Error *e);
 
-bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine has all of a checkpoint
+bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine holds all of a checkpoint

@@ -2,7 +2,7 @@
 // MPI) for the CPU engine, transport_nccl.cu (NCCL on a separate stream) for the CUDA engine.
 //
 //   1. Calls start a transfer and return. A transfer begins after all work that the engine queued before the call.
-//   2. wait_for makes the engine's later work wait for transfers 1 to `work`; 0: for none.
+//   2. wait_for makes the engine's later work wait for transfers 1 to `work`; work 0: for no transfer.
 //   3. All ranks start the same transfers in the same order.
 //   4. Sums have a fixed order: every run gets the same bits.
 #pragma once
@@ -18,7 +18,7 @@ typedef struct Transport Transport; // each transport defines its own
 #define TRANSPORT_WORK "exchange of gradients and weights" // in the watchdog's report
 #define TRANSPORT_ROWS "exchange of activations"
 
-enum { PART_UNIT = 64 }; // elements. Parts, like tensors, begin at multiples of it, for aligned vector loads
+enum { PART_UNIT = 64 }; // parts, like tensors, begin at multiples of 64 elements, for aligned vector loads
 
 // Who owns what. A bucket is cut into parts, one for each rank that shares it, in the order of the ranks. All ranks
 // share bucket 0, which begins at element 0; the ranks of equal t (--tensor) share the other buckets. Parts are equal,
@@ -58,7 +58,7 @@ static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
 
 typedef struct {
     // Chooses this rank's device by the rank's number on its machine, before engine_create. All ranks call it together;
-    // errors are settled. ERR_UNAVAILABLE: a rank has no usable GPU, or two ranks have the same. NULL: no choice.
+    // errors are settled. ERR_UNAVAILABLE: a rank has no usable GPU, or two ranks share one. NULL: nothing to choose.
     int (*device)(Comm *comm, Error *e);
 
     // All ranks call it together. largest: elements of the largest bucket, for buffers. stream: from engine_stream.
@@ -83,8 +83,8 @@ typedef struct {
 
     int (*wait_for)(Transport *t, int64_t work, Error *e); // (2)
 
-    // Returns the seconds of waiting since the last call: in wait_for and sum; without a device also in gather_rows and
-    // reduce_rows. Does not count waits that the device has not finished.
+    // Returns the seconds that the engine waited in wait_for and sum since the last call of `waited`; without a device
+    // also in gather_rows and reduce_rows. Does not count waits that the device has not finished.
     double (*waited)(Transport *t);
 
     // Returns when every transfer is done on this rank; all ranks must have started the same transfers.

@@ -14,8 +14,8 @@ typedef struct Pending {
     MPI_Request request;
     float *own;            // destination of the sums of this rank's part; NULL for a gathering
     size_t count;          // elements of the part
-    void *sent, *received; // buffers of a reduction: in bf16 both, in fp32 only `received`
-    int *places, counts[]; // (ranks) each: offsets and lengths of the parts
+    void *sent, *received; // buffers of a reduction: bf16 uses both, fp32 uses only `received`
+    int *places, counts[]; // (ranks) offsets of the parts; (ranks) lengths of the parts
 } Pending;
 
 struct Transport {
@@ -25,12 +25,12 @@ struct Transport {
     MPI_Comm peers;    // the ranks of equal t; without --tensor `mpi`
     MPI_Comm replicas; // with --shard machine: the ranks of all machines that own this rank's parts
     MPI_Comm group;    // with --tensor: the ranks of this rank's group
-    MPI_Datatype type; // of gradients in transfer
+    MPI_Datatype type; // type of gradients in transfer
     MPI_Op op;         // sums gradients
-    void *partial;     // of reduce_rows: (ranks of the group, own rows, width)
+    void *partial;     // buffer of reduce_rows: (ranks of the group, own rows, width)
     size_t partial_bytes;
     WireType wire;
-    Pending *first, **end;  // transfers in flight, in the order of their starts; end: link of the next one
+    Pending *first, **end;  // transfers in flight, in the order of their starts; end: link of the next transfer
     int64_t started, ended; // numbers of transfers
     double waited;          // seconds of waiting since the last mpi_waited
 };
@@ -117,7 +117,7 @@ static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t
 
 static int mpi_all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket,
                           int64_t *work, Error *e) {
-    MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // of the size: values are copied
+    MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // any type of that size
     Pending *p;
     TRY(pending_add(t, bucket, &p, work, e));
     const int rank = division_rank(&t->division, bucket), count = p->counts[rank];

@@ -20,8 +20,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// Events for the last transfers: more than a backward pass over 255 blocks starts. A wait on a reused event is too
-// long, never too short.
+// Number of events: more than the transfers that a backward pass over 255 blocks starts. A wait on a reused event is
+// too long, never too short.
 enum { MARKS = 512 };
 
 enum { WAITS = 2048 }; // how many of the engine stream's last waits are timed
@@ -241,7 +241,7 @@ static int nccl_finish(Transport *t, Error *e) {
 
 static ncclComm_t nccl_of(const Transport *t, Range bucket) { return bucket.begin == 0 ? t->shared : t->peers; }
 
-// Returns the elements that every rank's part of a bucket has at least; with Muon 0, as parts are whole blocks.
+// Returns the least number of elements in any rank's part of a bucket; 0 with Muon, whose parts are whole blocks.
 static size_t each_elements(const Transport *t, Range bucket) {
     const bool unequal = t->division.uncut && bucket.begin > 0;
     return unequal ? 0 : range_length(division_part(&t->division, bucket, 0));
@@ -275,10 +275,10 @@ static int reduce_scatter_type(Transport *t, void *values, size_t bytes, ncclDat
 
 template <typename To, typename From> __global__ static void convert_kernel(To *out, const From *in, size_t n) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-        out[i] = (To)in[i]; // to nearest even
+        out[i] = (To)in[i]; // rounds to nearest even
 }
 
-// Enough blocks for full memory bandwidth. With 64 blocks rounding took 12 ms of a step of 110 ms: more than bf16
+// Enough blocks for full memory bandwidth. With 64 blocks the rounding took 12 ms of a step of 110 ms: more than bf16
 // saves.
 enum { CONVERT_BLOCKS = 1024, CONVERT_THREADS = 256 };
 
@@ -306,7 +306,7 @@ static int nccl_all_gather(Transport *t, const void *own, void *values, size_t b
     for (int r = 0; r < division_ranks(&t->division, bucket); r++) {
         const Range rest = rest_of(t, bucket, r);
         char *at = (char *)values + (rest.begin - bucket.begin) * bytes;
-        const char *from = (const char *)own + each * bytes; // read on rank r only
+        const char *from = (const char *)own + each * bytes; // only rank r reads it
         if (range_length(rest))
             NCCL_TRY(ncclBroadcast(from, at, range_length(rest) * bytes, ncclInt8, r, nccl, t->stream), t, e);
     }

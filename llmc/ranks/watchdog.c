@@ -16,10 +16,10 @@ enum {
     ORPHAN_SECONDS = 5,     // deadline of set-up once the launcher is gone: nothing else ends a hanging rank
     HANDING_MS = 1000       // an abort waits this long for a call that hands work to the device's communication
 };
-static const double seconds_for_other_machines = 4; // delays an unsure report: other deadlines may pass later
+static const double seconds_for_other_machines = 4; // delays an unsure report: other machines' deadlines may pass later
 static const double seconds_claimed = SECONDS_FOR_OTHERS + SECONDS_TO_END + 1;
 static const double seconds_until_stalled = 1.5;     // a rank is stalled after this long without a heartbeat
-static const double fraction_of_wait_stalled = 0.75; // and for this fraction of the wait: busy cores delay heartbeats
+static const double fraction_of_wait_stalled = 0.75; // and without one for this fraction of the wait: cores may be busy
 
 struct WatchdogEntry {
     atomic_int process;   // process id; 0: not started, or on another machine
@@ -40,7 +40,7 @@ struct Watchdog {
     int64_t step;
     double since;           // the last progress, seconds of the clock
     double checked;         // the last check
-    const char *collective; // begun or waited for last
+    const char *collective; // name of the last collective or wait
     WatchdogDevice device;
 };
 

@@ -45,7 +45,7 @@ void watchdog_progress(Watchdog *w);
 void watchdog_begin(Watchdog *w, const char *collective); // counts a collective (1); keeps the string
 void watchdog_wait(Watchdog *w, const char *what);        // for a wait of some ranks only: not counted
 
-// Call (true) before and (false) after handing work to the device's communication. An abort waits between, at most 1 s.
+// Call (true) before the device's communication gets work, (false) after. Between the two an abort waits, 1 s at most.
 void watchdog_handing(Watchdog *w, bool handing);
 
 // A device's communication. The watchdog's thread calls `check` now and then, and ends the job on its error. It calls

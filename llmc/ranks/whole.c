@@ -31,7 +31,7 @@ typedef struct {
     StateKind kind;
     int bucket, first, end; // tensors [first, end) of the whole model are in the bucket
     float *part;            // this rank's part of the bucket
-    float *values[2];       // (room) sent and received; reused, as fresh memory costs a fault per page
+    float *values[2];       // (room) values sent; values received. Reused: fresh memory costs a fault per page
     size_t room[2];
 } Exchange;
 

@@ -6,7 +6,7 @@
 
 typedef struct {
     const Parallel *parallel;
-    const Model *model; // the whole one
+    const Model *model; // the whole model
     Model *local;       // (K) local models of a group's ranks
     Range *part;        // (buckets) this rank's parts of the whole model, in ascending order; NULL: without --tensor
 } Whole;
