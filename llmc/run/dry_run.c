@@ -3,7 +3,7 @@
 #include "plan/plan.h"
 #include "run/run.h"
 
-// Finds the device of the plan, and the default of --gns there.
+// Finds the device of the plan, and the default of --gns on that device.
 static int plan_on_device(PlanDevice *device, Setup *setup, const EngineDevice *here, Error *e) {
     const Options *o = &setup->options;
     DeviceSpec own = {.bf16_flops = 1e12 * o->device_flops,

@@ -238,7 +238,7 @@ static void put_estimate(FILE *f, const char *name, const GnsTracker *t) {
     put_field(f, name, "_s", g.s);
 }
 
-// Writes source i's numbers, and its cosines with sources 0 to i - 1.
+// Writes source i's estimates, and its cosines with sources 0 to i - 1.
 static void put_source(FILE *f, const Noise *noise, int i) {
     static const char *const end[] = {"", "_se", "_scale", "_scale_se", "_scale_lower", "_g2", "_g2_se", "_s", "_s_se"};
     const GnsEstimate part = gns_estimate(&noise->source[i]), g = gns_estimate(&noise->source[noise->sources + i]);

@@ -8,7 +8,7 @@
 //     gns_ln       after a skipped step the previous value
 //     gns_total    and gns_type_*, gns_layer: only in lines of exact steps that were not skipped
 //     gns_source_N and gns_cosine_M_N: only where --train has weights
-//     gns_ratio    with --gns-ratio in every line, else beside gns_total
+//     gns_ratio    in every line with --gns-ratio; without it in lines with gns_total
 //
 // dev/docs/gns.md lists the fields of the noise scale and the ramp; gns.h defines the lengths of the averages.
 //
@@ -23,7 +23,7 @@
 #include "model/modes.h"
 
 typedef struct {
-    int64_t step, tokens, examples; // done, this step included
+    int64_t step, tokens, examples; // of the run so far, this step included
     int64_t batch;                  // rows of this step
     double loss;                    // nats per token, mean over the batch, before the update
     double nll;                     // field loss_nll: loss without label smoothing; NaN: --label-smoothing is 0
@@ -38,7 +38,7 @@ typedef struct {
     bool clipped;      // the gradient's norm was above --grad-clip
     bool has_target;   // --ramp gns: `target` is set
     RampTarget target;
-    double loss_scale;   // fp16: of this step; 0: none
+    double loss_scale;   // fp16: scale of this step; 0: none
     int64_t overflows;   // fp16, fp8: steps skipped so far because the gradient overflowed or e4m3 saturated
     bool ranks_measured; // noise->ranks was updated
 } StepMetrics;
@@ -54,14 +54,14 @@ typedef struct Noise Noise; // noise.h
 // Locks it without waiting: ERR_USAGE if another process holds the lock.
 int metrics_open(Metrics **out, int dir, const char *directory, Error *e);
 
-// Writes this process into written_by. Before, other programs do not know who holds the lock.
+// Writes this process into written_by. Until this call other programs do not know who holds the lock.
 int run_lock_sign(int dir, const char *directory, Error *e);
 
 // True if the process in written_by runs on this machine.
 bool run_lock_is_here(int dir, const char *directory);
 
 // Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. keeps (a rollback): writes the
-// waiting lines, and appends lines cut from metrics.jsonl to metrics.rolled_back.jsonl. Else no line may wait.
+// waiting lines, and appends lines cut from metrics.jsonl to metrics.rolled_back.jsonl. Without keeps no line may wait.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e);
 
 int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, with the lines that wait

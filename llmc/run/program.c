@@ -40,7 +40,7 @@ static int train(Run *r, Error *e) {
                "in %s. %s resumes, --fresh starts over\n",
                (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved,
                ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run");
-        return archive_tidy(&r->saving.archive, false, stderr, e); // what a killed run left
+        return archive_tidy(&r->saving.archive, false, stderr, e); // removes what a killed run left
     }
     TRY(comm_agree(comm, setup_room(r, e), e));
     if (o->shard) TRY(comm_same_machines(comm, e));
@@ -84,7 +84,7 @@ static int run_program(Run *r, Error *e) {
     if (code) *e = usage;
     else if (options_train(o) || evaluates) code = comm_check_launch(r->setup.comm, e);
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
-    const uint64_t hash = hash_bytes(HASH_START, o, offsetof(Options, run)); // of all options of the table
+    const uint64_t hash = hash_bytes(HASH_START, o, offsetof(Options, run)); // hashes all options of the table
     TRY(comm_same(r->setup.comm, hash, 1, ERR_USAGE, "other options",
                   "start all ranks with one command line, and the same --config file", e));
     TRY(comm_same_build(r->setup.comm, e));

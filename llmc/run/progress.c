@@ -35,7 +35,7 @@ static double fraction_done(const Progress *p) {
 }
 
 double progress_left(const Progress *p, double now) {
-    const double enough = 0.002; // of the first step, before an ETA is shown
+    const double enough = 0.002; // fraction of the first step after which an ETA is shown
     if (p->ends > 0) return p->ends - now;
     double begun = p->now.runs && !p->now.what ? fraction_done(p) * (double)p->batch_tokens : 0; // tokens
     double done = (double)(p->tokens - p->first_tokens) + begun, left = (double)(p->horizon - p->tokens) - begun;

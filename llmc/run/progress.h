@@ -23,7 +23,7 @@ typedef struct {
     double shown, stepped; // when the last line and the last step's line were shown; 0: never
     double ends;           // end by --train-hours, until the horizon is decided; 0: none
     int64_t horizon;       // tokens of the whole run; 0: no run
-    int64_t step, tokens;  // done
+    int64_t step, tokens;  // of the run so far
     int64_t first_tokens;  // tokens done at `started`
     int64_t batch_tokens;  // tokens of the last step
     int seq_len;
@@ -60,5 +60,5 @@ void progress_break(Progress *p);
 // Returns the seconds until the run ends, at its tokens per second so far, pauses included; NaN: unknown.
 double progress_left(const Progress *p, double now);
 
-// Called by the thread ten times a second: shows the work, and acknowledges a signal.
+// Shows the work, and acknowledges a signal. The thread calls it ten times a second.
 void progress_tick(Progress *p, double now);

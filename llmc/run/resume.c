@@ -32,7 +32,7 @@ static int verify_share(void *run, Error *e) {
     const Pulse pulse = {comm_progress, comm};
     const char *directory = r->saving.candidate.directory;
     char path[ARCHIVE_PATH], other[ARCHIVE_PATH + 24];
-    FileDigest manifest = {0}; // of the manifest, which holds the other files' hashes; zeros without a manifest
+    FileDigest manifest = {0}; // digest of MANIFEST.json, which holds other files' hashes; zeros without a manifest
     Error lowest = {0};
     TRY(comm_broadcast(comm, &r->saving.candidate, sizeof r->saving.candidate, e));
     const bool shared = r->saving.candidate.own && s->options.zero != ZERO_0;
@@ -59,7 +59,7 @@ static int ask_all_to_verify(void *run, const char *directory, Error *e) {
     return verify_share(r, e);
 }
 
-// Prints notes last: before, the progress draws on the terminal's line.
+// Prints notes last: until then the progress draws on the terminal's line.
 static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e) {
     Text notes;
     TRY(text_begin(&notes, e));
@@ -73,7 +73,7 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
     return code;
 }
 
-// (all) Sends *newest from rank 0 to the other ranks, which until then verify candidates. code: of rank 0's search.
+// (all) Sends *newest from rank 0 to other ranks, which until then verify candidates. code: result of rank 0's search.
 static int share_newest(Run *r, int code, Newest *newest, Error *e) {
     Comm *comm = r->setup.comm;
     Error waiting = {0};
@@ -179,8 +179,8 @@ static int find_source(Run *r, Newest *newest, Error *e) {
     return 0;
 }
 
-// A run directory as --model means its newest checkpoint. A run that began from it resumes with the same --model, even
-// after the named run has written newer checkpoints.
+// A run directory as --model means its newest checkpoint. A new run that began from this checkpoint resumes with the
+// same --model, even after the named run has written newer checkpoints.
 int setup_source(Run *r, Error *e) {
     Options *o = &r->setup.options;
     ModelConfig ignored;

@@ -59,9 +59,9 @@ typedef struct {
     Ramp ramp;
     Noise noise;
     RowOutliers outliers; // --outliers
-    StepResult result;    // numbers of this step; the allocation of grad_sq also holds `rows`
+    StepResult result;    // statistics of this step; the allocation of grad_sq also holds `rows`
     RowResult *rows;      // (largest batch) this step's rows, of all ranks, if EngineConfig.step_rows
-    double z;             // of this step, for RunPoint.spikes
+    double z;             // outliers_z of this step, for RunPoint.spikes
     bool stop;            // the run stops (same on all ranks); stop_cause (save.h) says why
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown
     int64_t clipped;      // number of steps since the start whose gradient was clipped
@@ -70,19 +70,19 @@ typedef struct {
 
 typedef struct {
     Saver *saver;                  // NULL before training
-    SaverCounts sums;              // over all ranks, at the latest step
+    SaverCounts sums;              // saver_counts summed over all ranks, at the latest step
     Archive archive;               // the run directory; open on rank 0 and on ranks that write there
-    char saved[ARCHIVE_PATH];      // the newest checkpoint; "" before the first
-    int64_t saved_step;            // step of `saved`; -1 before the first
+    char saved[ARCHIVE_PATH];      // the newest checkpoint; "" before the first save
+    int64_t saved_step;            // step of `saved`; -1 before the first save
     int64_t first_step;            // first step after this start of the run
     double limit;                  // end of --max-hours, in seconds of the clock
-    double longest_save;           // seconds; 0 before the first
+    double longest_save;           // seconds; 0 before the first save
     double longest_step;           // seconds, including the work after the step
-    double step_began;             // seconds of the clock; 0 before the first
+    double step_began;             // when the step began, in seconds of the clock; 0 before the first step
     double timed_tokens;           // tokens of the timed steps (--train-hours)
     double timed_seconds;          // seconds of the timed steps
     bool out_of_time;              // --max-hours stops the run
-    bool last;                     // the run's last save was tried
+    bool last;                     // the run has tried its last save
     bool log_waits;                // a warning has told that lines of the log wait
     bool is_best;                  // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;         // value of `best` before the running save
@@ -134,8 +134,8 @@ static inline bool is_rank0(const Setup *setup) { return setup->comm->rank == 0;
 int setup_source(Run *r, Error *e);   // (all) finds the files of --model: setup.source
 void setup_threads(Setup *setup);     // starts the team that reads, draws and computes
 int setup_model(Run *r, Error *e);    // (all) setup_source, then shape, model and tokenizer
-int setup_data(Run *r, Error *e);     // data: training (sets --epochs' horizon), validation, HellaSwag
-int setup_schedule(Run *r, Error *e); // learning rate, ramp, noise scale of a new run
+int setup_data(Run *r, Error *e);     // opens data: training (sets --epochs' horizon), validation, HellaSwag
+int setup_schedule(Run *r, Error *e); // sets learning rate, ramp and noise scale of a new run
 
 // --train-hours: sets the run's length in tokens, and what depends on it.
 int run_set_horizon(Run *r, int64_t tokens, Error *e);
@@ -148,18 +148,18 @@ int setup_same_data(const Run *r, Error *e);
 // (all) Reads the run's newest checkpoint, if there is one, into r->position (resume.c).
 int setup_resume(Run *r, Error *e);
 
-int setup_rows(const Setup *setup, const RunData *data, Error *e); // buffers of an evaluation
-int setup_buffers(Run *r, Error *e);                               // setup_rows, and the loader and buffers of training
+int setup_rows(const Setup *setup, const RunData *data, Error *e); // allocates buffers of an evaluation
+int setup_buffers(Run *r, Error *e);                               // setup_rows, then loader and buffers of training
 
 // Sets what rank comm->rank of comm->ranks keeps at the ramp's largest batch: setup->parallel and setup->shape.
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e);
 
 int setup_room(const Run *r, Error *e);         // ERR_WRITE if the disk has no room for a save
 int setup_device(const Setup *setup, Error *e); // (all) chooses this rank's device
-int setup_gns(Run *r, Error *e);                // (all) the mode of --gns, unless given
-int setup_engine(Run *r, Error *e);             // setup_shards, then the engine with its weights
-int setup_tuning(Run *r, Error *e);             // (all) the algorithms of the matrix products: r->position.at.tuning
-int setup_output(Run *r, Error *e);             // the run directory, on rank 0; nothing is written before
+int setup_gns(Run *r, Error *e);                // (all) sets the mode of --gns, unless given
+int setup_engine(Run *r, Error *e);             // setup_shards, then creates the engine and loads its weights
+int setup_tuning(Run *r, Error *e);             // (all) sets algorithms of matrix products: r->position.at.tuning
+int setup_output(Run *r, Error *e);             // makes the run directory, on rank 0; nothing is written before
 void run_end_training(Run *r);
 int run_destroy(Run *r, Error *e); // ends threads, then frees. Fails if the log's last lines are lost
 

@@ -16,7 +16,7 @@ static int compare_descending(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-// Keeps the likeliest tokens and sets other logits to -INFINITY. Of equal logits at the edge it keeps the first ones.
+// Keeps the likeliest tokens and sets other logits to -INFINITY. If logits at the edge are equal, keeps the first ones.
 static void keep_likeliest(float *logits, float *sorted, int V, const Options *o) {
     const int few = 1000; // up to this k insertion is fast; sorting GPT-2's vocabulary takes 10 ms
     int k = o->top_k > 0 && o->top_k < V ? (int)o->top_k : V;
@@ -59,7 +59,7 @@ int sample_token(float *logits, double *scratch, int V, const Options *o, double
         left -= weight[v];
         if (left < 0) return v;
     }
-    return best; // u near 1, after rounding
+    return best; // u is near 1, and rounding left a remainder
 }
 
 // ---- A text ---------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
     TRY(memory_alloc((void **)&scratch, (size_t)V * (sizeof(double) + sizeof(float)) + most * sizeof(uint16_t),
                      "a sample", e));
     float *logits = (float *)(scratch + V);
-    uint16_t *tokens = (uint16_t *)(logits + V); // the whole text
+    uint16_t *tokens = (uint16_t *)(logits + V); // prompt and drawn text
     if (*prompt) {
         TRY_GOTO(tokenizer_encode(tokenizer, prompt, strlen(prompt), tokens, &count, e));
         print_text(prompt, strlen(prompt), out, copy);

@@ -36,15 +36,15 @@ struct Saver {
     atomic_long done;    // progress: pieces written or read back, files closed
     // Fields of the running save:
     Phase phase;
-    bool waits; // the run waits for it
+    bool waits; // the run waits for this save
     int64_t step;
     Spare spare; // checkpoints to keep, set at the save's start
     int fd[LAYOUT_FILES];
     char *state; // text of state.json
     size_t state_bytes;
-    Manifest manifest; // on rank 0
+    Manifest manifest; // only on rank 0
     Text notes;        // lines for stderr
-    Error error;       // of this rank; code 0: none
+    Error error;       // this rank's error; code 0: none
     double started, paused, seconds;
 };
 
@@ -108,7 +108,7 @@ int saver_prepare(Saver *s, Error *e) {
     double missing = 0;
     if (s->elements)
         missing = memory_alloc((void **)&s->copy, ARRAYS * s->stride * sizeof(float), "a copy", &(Error){0}) != 0;
-    if (s->copy) worker_start(&s->worker, touch_copy, s, "a copy", &(Error){0}); // on failure the save touches it
+    if (s->copy) worker_start(&s->worker, touch_copy, s, "a copy", &(Error){0}); // on failure the save touches the copy
     TRY(comm_sum(s->run->setup.comm, &missing, 1, e));
     s->copies = missing == 0;
     if (s->copies || !s->run->setup.whole.part) return 0;

@@ -32,7 +32,7 @@
 //   3. Rank 0 creates the files. Each rank opens them once and writes only through these descriptors, only its pieces.
 //   4. While writing or finishing, the thread owns the copy, the pieces, the text of state.json, the manifest, the
 //      notes and the error. The main thread reads only the atomics `copying`, `ended` and `done`.
-//   5. Only main threads talk to other ranks. If one rank fails, all give the save up.
+//   5. Only main threads talk to other ranks. If one rank fails, all ranks give the save up.
 //   6. A checkpoint gets its name when its files and metrics.jsonl are on the disk; lines of the log may still wait in
 //      memory (metrics.h). The checkpoint is then read back, and removed if it differs. Older checkpoints are removed
 //      last, or first if the disk has too little room for both and the waiting lines.

@@ -46,7 +46,7 @@ static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, Model
     if (o->given[OPTION_layers]) config->layers = (int)o->layers;
     if (o->given[OPTION_heads]) config->heads = (int)o->heads;
     if (o->given[OPTION_channels]) config->channels = (int)o->channels;
-    config->vocab = tokenizer ? tokenizer->vocab_size : 50257; // GPT-2's
+    config->vocab = tokenizer ? tokenizer->vocab_size : 50257; // GPT-2's vocabulary
     if (o->given[OPTION_vocab_size]) config->vocab = (int)o->vocab_size;
     config->context = (int)o->seq_len;
     return 0;
@@ -314,8 +314,8 @@ int setup_engine(Run *r, Error *e) {
     return 0;
 }
 
-// On rank 0: sets the algorithms of the run's checkpoint, which give the same bits; --tune times missing ones. Then all
-// ranks use rank 0's algorithms; if these do not fit some rank, no rank uses any of them.
+// On rank 0: sets the checkpoint's algorithms, which give the same bits; --tune times products without one. All
+// ranks then use rank 0's algorithms; if these do not fit some rank, no rank uses any of them.
 int setup_tuning(Run *r, Error *e) {
     Setup *s = &r->setup;
     char *tuning = r->position.at.tuning;
@@ -385,12 +385,12 @@ int setup_data(Run *r, Error *e) {
     return 0;
 }
 
-static uint64_t hash_shards(const Dataset *data) { // may be NULL
+static uint64_t hash_shards(const Dataset *data) { // data may be NULL
     uint64_t hash = HASH_START;
     for (int i = 0; data && i < data->info.shards; i++) {
         const char *name = path_name(data->shards[i].path);
         hash = hash_bytes(hash, name, strlen(name) + 1);
-        hash = hash_bytes(hash, data->shards[i].digest.hash, HASH_TEXT); // which covers the size, too
+        hash = hash_bytes(hash, data->shards[i].digest.hash, HASH_TEXT); // covers the size, too
     }
     return hash;
 }
@@ -455,7 +455,7 @@ int run_set_horizon(Run *r, int64_t tokens, Error *e) {
     Options *o = &r->setup.options;
     Position *p = &r->position;
     p->at.horizon = o->run.horizon_tokens = tokens;
-    TRY(options_resolve_gns(o, (GnsMode)o->gns, e)); // for the half-life
+    TRY(options_resolve_gns(o, (GnsMode)o->gns, e)); // sets the half-life
     p->ramp.config.schedule.train_tokens = p->ramp.config.train_tokens = (double)tokens;
     p->ramp.config.half_life_tokens = o->run.gns_half_life_tokens;
     noise_set_half_life(&p->noise, o->run.gns_half_life_tokens);

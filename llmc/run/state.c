@@ -19,7 +19,7 @@ static const char *const other_run = "give the run's own value, or another --out
 
 // ---- Fields ---------------------------------------------------------------------------------------------------------
 
-// The same walk over the state writes it and reads it: writer and reader have the same fields. A field has a path:
+// One walk over the state both writes and reads it, so the written and the read fields agree. A field has a path:
 // "noise.ln.g2", or in a list "train_data[0].name". After an error the walk does nothing more.
 typedef struct {
     bool writing;
@@ -41,7 +41,7 @@ __attribute__((format(printf, 2, 3))) static const char *path_text(char out[STAT
     return out;
 }
 
-// Returns the item at a path; NULL: missing. `add`, unless NULL, is put at a missing path; its parents are created.
+// Returns the item at a path; NULL: missing. Puts `add`, unless NULL, at a missing path, and creates its parents.
 static cJSON *find(const StateIO *io, const char *path, cJSON *add) {
     cJSON *at = io->root;
     for (const char *name = path, *end; at && *name; name = end + (*end != 0)) {
@@ -343,7 +343,7 @@ static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
     return code ? code : ended;
 }
 
-// Keeps the run's mode, on any machine, unless --gns is given: another mode would change its batches.
+// Keeps the run's GNS mode, on any machine, unless --gns is given: another mode would change the run's batches.
 static int keep_gns(StateIO *io, Options *o, Error *e) {
     const char *was = cJSON_GetStringValue(get(io, "options.gns"));
     const OptionTable t = options_table(o);
@@ -352,8 +352,8 @@ static int keep_gns(StateIO *io, Options *o, Error *e) {
     return options_resolve_gns(o, (GnsMode)o->gns, e);
 }
 
-// Without --ramp-step-rows keeps the measured cost of a step. Fails if the run has measured none because it began with
-// another --ramp.
+// Keeps the measured cost of a step unless --ramp-step-rows is given. Fails if the run began with another --ramp, and
+// so measured no cost.
 static int keep_step_rows(const StateIO *io, Run *r, Error *e) {
     Options *o = &r->setup.options;
     const double was = number(io, "options.ramp_step_rows");
@@ -376,7 +376,7 @@ static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) 
     return error_hint(e, "add --batch-tokens %.0f to keep the batch", rows * (double)now->seq_len);
 }
 
-// Keeps the length that --train-hours has decided.
+// Keeps the run's length on which --train-hours has decided.
 static int keep_hours(StateIO *io, Run *r, Error *e) {
     const double was = number(io, "options.train_hours");
     const int64_t horizon = r->position.at.horizon, T = r->setup.shape.seq_len;

@@ -17,7 +17,7 @@ typedef struct {
 
 // Where a run stands, except for the ramp and the noise scale.
 typedef struct {
-    int64_t step, tokens, examples; // done
+    int64_t step, tokens, examples; // of the run so far
     int64_t batch;                  // rows of the last step
     int64_t metrics_bytes;          // bytes of metrics.jsonl after this step
     int64_t moment_steps;           // updates of the moments before the run (--with-optimizer)
@@ -26,7 +26,7 @@ typedef struct {
     double val_loss;                // latest validation loss; NaN before the first validation
     BestPoint best;
     Outliers loss_window, grad_window;
-    Outliers spikes;                // --on-spike: larger z of loss and gradient norm, last steps; NaN: not judged
+    Outliers spikes;                // --on-spike: the last steps' z, of loss or norm, the larger; NaN: not judged
     int64_t first[OUTLIERS_WINDOW]; // first example of each step in `spikes`
     LossScale loss_scale;
     int8_t exponents[MODEL_LAYERS_MAX * FP8_SITES]; // --dtype fp8: exponents of the next step (math/fp8.h)
@@ -38,9 +38,9 @@ typedef struct Run Run; // run.h
 // Writes the text of state.json to *text; free it with free(). NULL on failure.
 int run_state_write(const Run *r, char **text, size_t *bytes, Error *e);
 
-// Reads DIRECTORY/state.json: where the run stands into r->position, its mode of --gns, and which options changed into
-// r->saving.changed. ERR_INPUT or ERR_USAGE names the first field that may not change but did. *changes: a line for
-// each change; text_free it in any case.
+// Reads DIRECTORY/state.json. Sets r->position, the mode of --gns, and r->saving.changed (which options changed).
+// ERR_INPUT or ERR_USAGE names the first field that may not change but did. *changes: a line for each change; text_free
+// it in any case.
 int run_state_read(Run *r, const char *directory, Text *changes, Error *e);
 
 // Reads the fields that can be read without setting up a run: for --check, and to find a run's --model.

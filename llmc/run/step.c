@@ -21,7 +21,7 @@ static bool measures_ranks(const Setup *setup, const Position *position, GnsMode
 
 // Computes the gradients of B rows over all ranks, and their norms. Each rank computes its rows while the loader reads
 // the next ones; during the last micro-step it reads rows for the next step, assuming the same batch. A rank without
-// rows runs the micro-step with n = 0. A rank that cannot read its rows does the same; with --tensor it computes
+// rows runs the micro-step with n = 0. A rank that cannot read its rows also passes n = 0; with --tensor it computes
 // placeholder rows, since its group waits for its exchanges. All ranks then fail together. what: see progress_begin.
 static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
     Setup *setup = &r->setup;
@@ -70,7 +70,7 @@ static double grad_norm(const Run *r, int64_t B) {
 
 static int fail_nonfinite(Run *r, int64_t B, Error *e) {
     const RunPoint *at = &r->position.at;
-    comm_settle(r->setup.comm); // all ranks have the same numbers
+    comm_settle(r->setup.comm); // all ranks have the same sums
     return FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
                 "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite; the update was not made",
                 (long long)at->step + 1, (long long)at->examples, (long long)(at->examples + B - 1),
@@ -144,7 +144,7 @@ static void next_exponents(Run *r) {
     for (int i = 0; i < amax_count(r); i++) k[i] = (int8_t)fp8_next(k[i], r->position.result.amax[i]);
 }
 
-// Sums the step's numbers over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an
+// Sums the step's statistics over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an
 // overflow.
 static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     Setup *setup = &r->setup;
@@ -187,8 +187,8 @@ static bool is_outlier(Run *r, int64_t B) {
     return true;
 }
 
-// Updates the weights and sums the step's numbers. With --skip-loss-z or --skip-grad-z the update waits for the
-// numbers, and so for the device.
+// Updates the weights and sums the step's statistics. With --skip-loss-z or --skip-grad-z the update waits for the
+// statistics, and so for the device.
 static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, StepSums *sums,
                                  Error *e) {
     const Options *o = &r->setup.options;
@@ -234,7 +234,7 @@ static int adapt_scales(Run *r, int64_t B, bool *skipped, Error *e) {
 
 // ---- A step ---------------------------------------------------------------------------------------------------------
 
-// True on rank 0 if --max-hours leaves time for this step and a save, but not for another step. Called once a step.
+// True on rank 0 if --max-hours leaves time for this step and a save, but not for a further step. Call once per step.
 static bool out_of_time(Run *r) {
     const double ending = 2; // seconds to end the program
     const double now = clock_seconds();
