@@ -39,12 +39,12 @@ typedef struct {
     struct {
         const uint16_t *tokens; // (M, stride)
         size_t M, N;            // rows; tokens to compute
-        size_t own;             // place of the first own row
+        size_t own;             // index of the first own row
     } all;
     Dtype type;      // type of values
-    GnsMode mode;    // in training
+    GnsMode mode;    // training only
     Dropout dropout; // dropout of the first row; attention_of and drop set the layer
-    bool fp8;        // round factors to e4m3, in training
+    bool fp8;        // training only: round factors to e4m3
 } Batch;
 
 // Returns a pass over M rows without training; for training also set `mode`, `fp8` and `dropout`.
@@ -71,14 +71,14 @@ static void *own_place(const Engine *engine, const Batch *batch, void *all) {
     return at(engine, all, batch->all.own * (batch->T - batch->first) * batch->C);
 }
 
-// Completes an array (all rows, C), of which each rank holds its own rows.
+// Gathers an array (all rows, C) in place: each rank holds its own rows at first, all rows on return.
 static int gather_rows(Engine *engine, const Batch *batch, void *all, Error *e) {
     const TensorRanks *t = &engine->config.tensor;
     if (t->ranks < 2) return 0;
     return t->gather_rows(t->context, all, (int)batch->all.M, (batch->T - batch->first) * batch->C, batch->type, e);
 }
 
-// Returns the array to which a product writes partial sums (all rows, C). Without --tensor: `own`, for whole sums.
+// Returns the array to which a product writes partial sums (all rows, C). Without --tensor sums are whole: `own`.
 static void *partial_sums(const Engine *engine, void *own) { return engine->exchange ? engine->exchange : own; }
 
 // own (N, C) = sum over the ranks of partial_sums.
@@ -152,7 +152,7 @@ static Attention attention_of(const Engine *engine, const Batch *batch, int l) {
     return attention;
 }
 
-// Each LayerNorm first adds the residual: ln_1 adds `residual`, the previous block's x_mid, to x (NULL: nothing), ln_2
+// Each LayerNorm first adds the residual: ln_1 adds `residual`, the previous block's x_mid, to x (NULL: no-op), ln_2
 // adds x to x_mid. Writes fcproj's output to `out`; the next LayerNorm adds x_mid to it. Arrays begin with token
 // `first`, except that qkv, attention and lse hold all tokens.
 static int block_forward(Engine *engine, const Batch *batch, Block *k, const void *residual, void *out, int l,
@@ -201,7 +201,7 @@ static int next_weights(Engine *engine, int l, int after, Error *e) {
     return watch_soon(&engine->weights_watch, model_bucket(model, 1 + after), e);
 }
 
-// Writes lnf, from token `first` on, and the targets, if the rows have them.
+// Writes lnf, from token `first` on. Writes the targets if the rows hold T + 1 tokens.
 static int forward(Engine *engine, const Batch *batch, Error *e) {
     const Model *model = engine->config.model;
     int L = model->config.layers;
@@ -226,7 +226,7 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
 
 // ---- The head: logits, loss and, in training, gradients, for a chunk of tokens (here: rows) at a time ---------------
 
-// logits (rows, Vp) = lnf (rows, C) wte^T, of rows [first, first + rows)
+// logits (rows, Vp) = lnf (rows, C) wte^T, for rows [first, first + rows) of the pass
 static void head_logits(Engine *engine, size_t first, size_t rows) {
     size_t C = (size_t)engine->config.model->config.channels, Vp = (size_t)engine->config.model->vocab_padded;
     matmul_nt(engine->matmul, engine->logits, at(engine, engine->lnf, first * C), weight(engine, WTE, 0), rows, Vp, C);
@@ -238,7 +238,7 @@ static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t e
     const Model *model = engine->config.model;
     size_t C = batch->C, Vp = (size_t)model->vocab_padded, rows;
     const float smoothing = engine->config.label_smoothing;
-    // gradient of an example's loss, its tokens' mean, with respect to one token's loss
+    // gradient of an example's loss, the mean over its tokens, with respect to one token's loss
     const float seed = dwte ? engine->loss_scale / (float)engine->config.seq_len : 0.0f;
     for (; first < end; first += rows, add = true) {
         rows = size_min((size_t)engine_head_rows(&engine->config), end - first);
@@ -253,8 +253,8 @@ static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t e
     }
 }
 
-// Runs head_rows for example b alone, whose gradient of wte is U_b. Adds |U_b|^2 to the norms. Keeps U_b's rows of the
-// example's own tokens for the cross term (embeddings_backward).
+// Runs head_rows for example b alone; U_b is its gradient of wte. Adds |U_b|^2 to the norms. Copies U_b's rows for the
+// tokens of example b, for the cross term (embeddings_backward).
 static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
     size_t C = batch->C, first = b * batch->T;
     const uint16_t *inputs = batch->tokens + b * batch->stride;
@@ -268,7 +268,7 @@ static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Returns x (all rows, in) and dy (all rows, out); for fp8-dw copies rounded to e4m3, once all exponents are set.
+// Returns x (all rows, in) and dy (all rows, out). Once all exponents are set, fp8-dw returns copies rounded to e4m3.
 static Factors dweight_factors(Engine *engine, const Batch *batch, const void *x, const void *dy, TensorKind w, int l) {
     const Tensor *t = tensor(engine, w, l);
     if (!batch->fp8 || !engine->fp8_dweight) return (Factors){x, dy};
@@ -280,8 +280,8 @@ static Factors dweight_factors(Engine *engine, const Batch *batch, const void *x
     return (Factors){engine->factor[0], engine->factor[1]};
 }
 
-// dw (in, out) = x^T dy, db (out) = column sums of unrounded dy, over `rows` rows from `first` on; add: +=. db may be
-// NULL.
+// dw (in, out) = x^T dy, db (out) = column sums of unrounded dy, over `rows` rows from `first` on; with `add` both +=.
+// db may be NULL.
 static void dweight(Engine *engine, float *dw, float *db, Factors f, const void *dy, const Tensor *t, size_t first,
                     size_t rows, bool add) {
     const void *x = at(engine, f.left, first * t->rows), *y = at(engine, f.right, first * t->columns);
@@ -291,7 +291,7 @@ static void dweight(Engine *engine, float *dw, float *db, Factors f, const void 
 }
 
 // Gradients of y = x W + b over all rows: dW += x^T dy, db += column sums of dy; the step's first micro-step assigns.
-// Exact mode adds squared norms of each example's gradients. If another rank adds the bias (adds_bias), db remains 0.
+// GNS_EXACT adds squared norms of each example's gradients. If another rank adds the bias (adds_bias), db remains 0.
 static void linear_dweight(Engine *engine, const Batch *batch, const void *x, const void *dy, TensorKind w,
                            TensorKind b, int l) {
     const Tensor *t = tensor(engine, w, l);
@@ -358,8 +358,8 @@ static int block_backward(Engine *engine, const Batch *batch, Block *k, int l, E
     const void *branch;
     const size_t A = model->attention_width, NH = (size_t)model->heads, wide = batch->all.N * model->mlp_width;
     const Attention attention = attention_of(engine, batch, l);
-    // Recompute what the forward pass did not keep, except for the last block, which memory still holds. x already
-    // includes its residual.
+    // Recompute what the forward pass did not keep. Memory still holds all of the last block. x already includes its
+    // residual.
     const bool last = l == model->config.layers - 1;
     if (engine->config.recompute == RECOMPUTE_BLOCK && !last) TRY(block_forward(engine, batch, k, NULL, NULL, l, e));
     if (engine->config.recompute == RECOMPUTE_GELU && !last) gelu_forward(k->gelu, k->fc, wide, batch->type);

@@ -33,10 +33,10 @@
 
 struct Pass {
     int B, T, N, C;           // B own rows, N = B T
-    int first, all;           // number of the first own row; tokens of all rows
+    int first, all;           // first: index of the first own row; all: tokens of all rows
     AttentionShape attention; // all rows, own heads
     GnsMode mode;
-    Dropout dropout = {}; // of the first of all rows; without the layer
+    Dropout dropout = {}; // dropout of the first of all rows; the layer is not set
     bool fp8 = false;     // measures amax, and rounds factors that have exponents
 };
 
@@ -91,7 +91,7 @@ static const uint16_t *own_documents(const Pass *p, const uint16_t *first) {
     return first ? first + (size_t)p->first * p->T : NULL;
 }
 
-// Copies tokens to the device; the caller may reuse its memory at once. Waits until the staging buffer's last copy is
+// Copies tokens to the device; the caller may reuse their memory at once. Waits until the staging buffer's last copy is
 // done. B > 0: also copies the documents and sources of B rows; 0: all tokens are one document.
 static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, int B, Error *e) {
     const size_t N = B && engine->config.document_mask ? count - B : 0;
@@ -145,9 +145,9 @@ static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, 
     return l;
 }
 
-// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS, and writes l.copy. Without linear_sm90 cuBLASLt and
-// the kernels of gelu.cuh run. cuBLASLt also runs input gradients (LINEAR_BIAS, back), and fcproj with its residual, in
-// 502, 419, 549 us; linear_sm90 needs 503, 470, 547 us (d12, d24, d48; H200).
+// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS, and writes l.copy. Without linear_sm90, cuBLASLt and
+// the kernels of gelu.cuh run. cuBLASLt also runs input gradients (LINEAR_BIAS, back), and fcproj with its residual:
+// fcproj takes 502, 419, 549 us; with linear_sm90 503, 470, 547 us (d12, d24, d48; H200).
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU, back = !l.bias;
     const bool ours = l.x8 || (engine->fused_linear && (dgelu || !back) && !(residual && l.in > l.out));
@@ -188,7 +188,7 @@ static int linear_dinput_own(Engine *engine, const Pass *p, real *dx, const real
     return rows_reduce(engine, p, dx, e);
 }
 
-// True if the kernel that writes the gradient of w's output also sums its columns, the gradient of w's bias.
+// True if the kernel that writes dy, the gradient of w's output, also sums dy's columns: the gradient of w's bias.
 static bool bias_is_summed(const Engine *engine, const Pass *p, TensorKind w) {
     if (w == QKV_W) return false;
     if (w == FC_W) return !engine->fused_linear || linear_sm90_sums(p->T);
@@ -196,16 +196,16 @@ static bool bias_is_summed(const Engine *engine, const Pass *p, TensorKind w) {
 }
 
 // True if weight_gradient computes the gradient of w, and of its bias unless bias_is_summed. Without per-example norms
-// it runs only if it saves a pass over dy for the bias, and if dW's rows are whole tiles. cuBLASLt and the bias sums
-// take 1.18 times as long for d12's qkv, and 0.87 times for d48's, whose 1,600 rows are 12.5 tiles (H200).
+// it runs only if it saves a pass over dy for the bias, and if dW's rows are whole tiles. cuBLASLt with bias sums takes
+// 1.18 times as long for d12's qkv, and 0.87 times as long for d48's qkv, whose 1,600 rows are 12.5 tiles (H200).
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
     return engine_fuses(engine) &&
            (p->mode == GNS_EXACT || (!bias_is_summed(engine, p, w) && t->rows % WEIGHT_GRADIENT_TILE == 0));
 }
 
-// g.dw += x^T dy; with GNS_EXACT also fills g.squares and g.rows. Without weight_gradient exact norms compute every
-// x_b^T dy_b: as many at a time as example_grad holds, or one at a time if g.rows is wanted.
+// g.dw += x^T dy; with GNS_EXACT also fills g.squares and g.rows. Without weight_gradient, exact norms compute every
+// x_b^T dy_b: as many at a time as example_grad holds, or one at a time if g.rows is set.
 static int matrix_gradient(Engine *engine, const Pass *p, TensorKind w, const WeightGradient &g, const real *x,
                            const real *dy, WeightGradientShape s, Error *e) {
     const size_t count = (size_t)s.in * s.out;
@@ -230,7 +230,7 @@ static int matrix_gradient(Engine *engine, const Pass *p, TensorKind w, const We
     return 0;
 }
 
-// Computes the gradient of matrix w. If `fuses` and no factor is rounded, also of its bias, unless bias_is_summed.
+// Computes the gradient of matrix w; also that of its bias if `fuses`, no factor is rounded and not bias_is_summed.
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -258,7 +258,7 @@ static int weights_await(Engine *engine, int bucket, Error *e) {
     return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
 }
 
-// Awaits block l's weights. fp8 then copies them: once a step, or with shard_weights once a pass.
+// Awaits block l's weights. fp8 then copies the weights: once per step, or with shard_weights once per pass.
 static int block_await(Engine *engine, const Pass *p, int l, Error *e) {
     TRY(weights_await(engine, 1 + l, e));
     return fp8_copy_weights(engine, p->fp8, l, e);
@@ -271,7 +271,7 @@ static int weights_soon(Engine *engine, int bucket, Error *e) {
     return watch_soon(&engine->weights_watch, model_bucket(model, bucket), e);
 }
 
-// True if rule 1 sends block l's gradients; else they are sent at the block's end. l = L: false.
+// True if rule 1 sends block l's gradients; false if they are sent at the block's end, or l = L.
 static bool final_comes_later(const Engine *engine, int l) {
     return l > 0 && l < engine->config.model->config.layers && !engine->config.shard_grads;
 }
@@ -298,7 +298,7 @@ static LayerNorm norm_of(Engine *engine, const Pass *p, TensorKind w, int l) {
 }
 
 // residual: argument of the last linear_residual. Unless adds_residual, that call wrote delta: this call adds residual
-// and delta. NULL: x is already the sum.
+// and delta. residual NULL: x is already the sum.
 static int ln_forward(Engine *engine, const Pass *p, TensorKind w, int l, const real *residual, Error *e) {
     LayerNorm n = norm_of(engine, p, w, l);
     if (residual && !adds_residual(engine, p)) n.a = residual, n.b = engine->delta;
@@ -361,7 +361,7 @@ static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Er
 }
 
 // Adds the head's gradient of wte over examples [b, b + n) to dwte: the sum of each example's U_i (Vp, C). With
-// GNS_EXACT also adds |U_i|^2 to wte's squares, and copies U_i's rows of the example's own tokens to head_at_token.
+// GNS_EXACT also adds |U_i|^2 to wte's squares, and copies U_i's rows for the tokens of example i to head_at_token.
 static int head_dweight(Engine *engine, const Pass *p, int b, int n, Error *e) {
     const int T = p->T, C = p->C, Vp = (int)engine->config.model->vocab_padded;
     const size_t first = (size_t)b * T;
@@ -376,7 +376,7 @@ static int head_dweight(Engine *engine, const Pass *p, int b, int n, Error *e) {
 }
 
 // Computes the losses of k's rows; in training also dy, the gradient of lnf. On return logits hold exponentials, and
-// lnf is scaled so that logits^T lnf is the gradient of wte. scratch: two numbers per row, then row sums by tile.
+// lnf is scaled so that logits^T lnf is the gradient of wte. scratch: two values per row, then row sums by tile.
 static int head_exponentials(Engine *engine, const LogitRows &k, Error *e) {
     const int C = engine->config.model->config.channels;
     real *lnf = engine->lnf + (size_t)k.row0 * C, *wte = weight(engine, WTE, 0);
@@ -423,8 +423,8 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Returns the gradient of the branch (or embedding) that forward added last to the residual stream: dx; with dropout
-// dy, until that is overwritten.
+// Returns the gradient of the branch (or embedding) that forward added last to the residual stream: dx, but with
+// dropout dy, valid until dy is overwritten.
 static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
 
 // *all = branch_gradient of all rows; valid until the next exchange.
@@ -439,7 +439,7 @@ static int branch_gather(Engine *engine, const Pass *p, real **all, Error *e) {
 }
 
 // Backpropagates dy through y = LN(x): adds to dx, which ln_f overwrites, and to the gradients of gamma and beta. Also
-// sums branch_gradient's columns for the bias of the branch before.
+// sums branch_gradient's columns for the bias of the preceding branch.
 static int ln_backward(Engine *engine, const Pass *p, TensorKind w, int l, Error *e) {
     const LayerNorm n = norm_of(engine, p, w, l);
     const int layer = branch_before(engine, w, l);
@@ -595,7 +595,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     engine->stats_sent = engine->scaled = false;
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, 1, p.N, engine->stream, e));
     if (engine->smoothed) TRY(reduce_sum(engine->stats + STAT_SMOOTHED, engine->smoothed, 1, p.N, engine->stream, e));
-    if (engine->keeps_rows && p.B) { // own rows' numbers; their LayerNorm gradients, summed by source
+    if (engine->keeps_rows && p.B) { // own rows' squares and losses, and sums of LayerNorm gradients by source
         double *sq = engine->stats + stats_of_rows(c) + engine->rows + p.first;
         TRY(reduce_products(sq, engine->ln_rows, p.B, 1, c->model->ln_parameters, engine->stream, e));
         TRY(reduce_sum(sq + c->step_rows, engine->loss, p.B, p.T, engine->stream, e));
@@ -633,7 +633,7 @@ static int cuda_tune(Engine *engine, Error *e) {
 
 static_assert((int)MATMUL_CHOICES_BYTES == (int)TUNING_BYTES, "a tuning is the text of Matmul.choices");
 
-// Reorders numbers from segment order to tensor order.
+// Reorders squared norms from segment order to tensor order.
 static void by_tensor(double *out, const double *of_segment, const Model *model) {
     for (bool cut : {false, true})
         for (int i = 0; i < model->tensor_count; i++)
@@ -690,7 +690,7 @@ static int row_product(Engine *engine, LinearEpilogue epilogue, real *y, const r
     return decode_linear(linear, gamma, beta, engine->stream, e);
 }
 
-// engine->logits = logits after n tokens. Reads keys and values of the first n - 1, and stores the last token's.
+// engine->logits = logits after n tokens. Reads keys and values of the first n - 1 tokens, and stores the last token's.
 static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const Pass p = pass_of(engine, 1, 1, GNS_OFF);
     const int L = engine->config.model->config.layers, row = n - 1;
@@ -718,7 +718,7 @@ static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e
     const size_t tile = 64;
     const Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
     CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (p.T + 1) * sizeof *tokens, engine->stream), e);
-    TRY(tokens_send(engine, tokens, n, 0, e)); // 0: cuda_logits passes a single document
+    TRY(tokens_send(engine, tokens, n, 0, e)); // B = 0: cuda_logits passes a single document
     TRY(forward(engine, &p, e));
     return p.B ? head_logits(engine, n - 1, 1, true, e) : 0;
 }

@@ -31,7 +31,7 @@ struct AttentionShape {
 // Masks besides the causal one.
 struct AttentionMasks {
     const uint16_t *first, *last; // (B, T) of embedding_documents; NULL: a row is one document
-    Dropout dropout;              // dropout.example: number of row b = 0; row b has this number + b
+    Dropout dropout;              // dropout.example: number of the first row; row b has number example + b
     DropoutConstants constants;   // dropout_constants(dropout)
     int first_head = 0;           // index in the whole model of the first head of qkv
 };

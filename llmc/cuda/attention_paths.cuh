@@ -46,8 +46,8 @@ struct HeadDropout {
           blocks(masks.constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head, 0, 0)) {}
 };
 
-// A lane's mask of kept elements: element i has bit i / 2 of half i % 2. Returns that bit. movmatrix transposes the
-// 64 halves of a warp's masks as an 8 x 8 matrix.
+// Returns element i's bit in a lane's mask of kept elements: bit i / 2 of half i % 2. movmatrix transposes the 64
+// halves of a warp's masks as an 8 x 8 matrix.
 __device__ static inline unsigned kept_bit(int i) { return 1u << (i % 2 * 16 + i / 2); }
 
 constexpr int VECTOR = 16 / sizeof(real); // elements of a 16-byte access
@@ -104,7 +104,7 @@ __device__ static inline unsigned kept_pair(unsigned kept, int i) {
     return mask;
 }
 
-// Maximum and sum over the lanes that share a row, 4 neighbours.
+// row_max, row_sum: over the 4 neighbouring lanes that share a row.
 __device__ static inline float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));

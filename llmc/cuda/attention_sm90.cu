@@ -11,8 +11,8 @@
 template <int D_> struct ForwardLayout {
     static constexpr int D = D_, TEAMS = D == 64 ? 2 : 1, GROUPS = 2, QUERIES = 64 * GROUPS;
     static constexpr int KEYS = D == 64 ? 64 : 128, STAGES = D == 64 ? 3 : 2, Q_STAGES = 2;
-    // The last warpgroup holds the feeders and returns most of its registers to the others. At launch a thread has 96
-    // (D = 64) or 168.
+    // The last warpgroup holds the feeders and gives most of its registers to the other warpgroups. At launch a thread
+    // has 96 (D = 64) or 168.
     static constexpr int FEEDERS = WARPGROUP * GROUPS * TEAMS, THREADS = FEEDERS + WARPGROUP;
     static constexpr int FEEDER_REGISTERS = D == 64 ? 32 : 40, WORKER_REGISTERS = D == 64 ? 112 : 232;
 

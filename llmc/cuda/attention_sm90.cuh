@@ -114,7 +114,7 @@ struct HeadTile {
 };
 
 // Draws the next tile. `workers` threads draw until no tile is left. A block may start late, while NCCL holds its
-// multiprocessor: others then draw its tiles.
+// multiprocessor: other blocks then draw its tiles.
 // - *ticket counts draws. Each worker's last draw finds no tile; the last such draw wraps the count to 0.
 // - Heads are drawn in about equal lots of at most `at_once`, one per multiprocessor: a head's keys and values stay in
 //   L2 until its tiles are done.

@@ -13,11 +13,11 @@
 
 enum { GROUPS = 2, ROWS = 64 * GROUPS, FEEDER = WARPGROUP * GROUPS, THREADS = FEEDER + WARPGROUP };
 
-// The last warpgroup holds the feeder and returns most of its registers to the others. At launch a thread has 168.
+// The last warpgroup holds the feeder and gives most of its registers to the workers. At launch a thread has 168.
 enum { FEEDER_REGISTERS = 24, WORKER_REGISTERS = 240 };
 
 struct BackwardMaps {
-    CUtensorMap dqkv, qkv, dout, out; // dqkv in boxes of STORE_ROWS rows, the others of BOX_ROWS
+    CUtensorMap dqkv, qkv, dout, out; // rows of a box: dqkv STORE_ROWS, the other tensors BOX_ROWS
 };
 
 // A block owns 2 x 64 rows of one side and walks over tiles of OTHERS rows of the other side:
@@ -264,7 +264,7 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     }
     masks.hide(p, query0, 0.0f);
     pack_rows(packed_p, p);
-    unsigned packed_kept[F::OTHERS / 4]; // dropped elements cleared
+    unsigned packed_kept[F::OTHERS / 4]; // packed P, with 0 for dropped elements
     if constexpr (M == DROPPED) {
         kept = lane_kept<F::OTHERS / 2, true>(masks.dropout, masks.warp_row, query0);
         UNROLL_FOR (int i = 0; i < F::OTHERS / 4; i++) packed_kept[i] = packed_p[i] & kept_pair(kept, i);

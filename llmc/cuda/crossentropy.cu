@@ -69,9 +69,9 @@ __device__ static inline float pack_max(const Pack<VEC> &pack) {
     return max;
 }
 
-enum { ROW_PACKS = 4 }; // in flight per thread
+enum { ROW_PACKS = 4 }; // packs in flight per thread
 
-// Returns the partial of a thread's logits; *logits = their sum.
+// Returns the partial of a thread's logits; *logits = the sum of these logits.
 __device__ static inline Partial row_partial(const real *row, int V, float *logits) {
     const int stride = ROW_THREADS * VEC;
     Partial mine = {-CUDART_INF_F, 0.0f};
@@ -129,7 +129,7 @@ __global__ static void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid
         k.losses[r] = loss;
         if (k.smoothed) k.smoothed[r] = loss_smoothed(loss, logit, logits / k.V, k.smoothing);
     }
-#pragma unroll 2 // 4 spill in fp16
+#pragma unroll 2 // unrolled by 4, registers spill in fp16
     for (int c = threadIdx.x * VEC; k.scale > 0 && c < k.Vp; c += ROW_THREADS * VEC)
         gradient_write(k, row, target, shift, c);
 }
@@ -137,7 +137,7 @@ __global__ static void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid
 int crossentropy(LogitRows rows, cudaStream_t stream, Error *e) {
     rows.onehot = (1.0f - rows.smoothing) * rows.scale / rows.T;
     rows.everywhere = loss_gradient_everywhere(rows.scale / rows.T, rows.smoothing, rows.V);
-    assert(rows.Vp % VEC == 0); // the model pads it so
+    assert(rows.Vp % VEC == 0); // model_create pads to 128
     return launch({rows.R, ROW_THREADS, stream}, e, row_kernel, rows);
 }
 

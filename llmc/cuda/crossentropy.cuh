@@ -6,13 +6,13 @@
 // R rows of the flat (B, T) positions, starting at position row0.
 struct LogitRows {
     float *losses = NULL;   // (R)
-    float *smoothed = NULL; // (R) losses with label smoothing (math/loss.h), whose gradient logits get. NULL: none
+    float *smoothed = NULL; // (R) losses with label smoothing (math/loss.h): logits get their gradient. NULL: none
     float smoothing = 0;
     float onehot = 0, everywhere = 0; // set by crossentropy: dlogits[target] -= onehot, every dlogits -= everywhere
     real *logits = NULL;              // (R, Vp), Vp a multiple of 8. Padding is ignored
     const uint16_t *tokens = NULL;    // (B, T + 1): the target of position n is tokens[n / T][n % T + 1]
     int R = 0, row0 = 0, T = 0, V = 0, Vp = 0;
-    float scale = 0; // of the loss; 0: no gradient, logits unchanged
+    float scale = 0; // loss scale; 0: no gradient, logits unchanged
 };
 //   losses[r] = logsumexp(logits[r][0..V-1]) - logits[r][target]
 //   logits[r] = (softmax(logits[r]) - onehot(target)) scale / T for columns < V, 0 for V <= column < Vp

@@ -82,7 +82,7 @@ int decode_linear(const Linear &l, const real *gamma, const real *beta, cudaStre
 
 // ---- Attention ------------------------------------------------------------------------------------------------------
 
-enum { KEYS = 128 / (int)sizeof(Pack<VEC>) }; // in flight per thread
+enum { KEYS = 128 / (int)sizeof(Pack<VEC>) }; // keys in flight per thread
 
 // Grid: a block per head. A group of `lanes` lanes, a power of two, shares a key; each lane holds a pack of its D
 // elements. Group g scores keys g, g + groups, ... Softmax takes one pass: a group keeps its largest score so far, and

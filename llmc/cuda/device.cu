@@ -23,7 +23,7 @@ static int first_call(cudaError_t status, int ordinal, Error *e) {
     const char *hint = "nvidia-smi says who uses it: wait for them, or choose another with CUDA_VISIBLE_DEVICES";
     cudaDeviceProp properties;
     if (status == cudaSuccess) return 0;
-    (void)cudaGetLastError(); // handled here
+    (void)cudaGetLastError(); // clears the failure, which this function reports
     const char *name = cudaGetDeviceProperties(&properties, ordinal) == cudaSuccess ? properties.name : "unknown";
     if (status == cudaErrorMemoryAllocation)
         return FAIL(e, ERR_MEMORY, hint,

@@ -14,6 +14,6 @@ int device_count(int *count, Error *e);
 // Makes device `ordinal` current. ERR_UNAVAILABLE or ERR_MEMORY if other programs occupy it.
 int device_take(int ordinal, Error *e);
 
-// Describes the current device. Errors as device_take. ERR_UNAVAILABLE also if it is too old or the build lacks its
-// code.
+// Describes the current device. Errors as device_take. ERR_UNAVAILABLE also if the device is too old, or the build
+// lacks code for it.
 int device_open(Device *device, Error *e);

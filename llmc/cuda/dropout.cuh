@@ -45,7 +45,7 @@ struct DropoutBlocks {
 
 // Dropout of the rows of a (B, T, C) tensor. dropout.below 0: nothing drops.
 struct RowDropout {
-    Dropout dropout; // dropout.example: number of row b = 0; row b has this number + b
+    Dropout dropout; // dropout.example: number of the first row; row b has number example + b
     DropoutPlace place;
     int T;
     DropoutConstants constants;

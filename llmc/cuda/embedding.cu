@@ -19,7 +19,7 @@ __global__ void embed_kernel(real *out, const uint16_t *tokens, const uint16_t *
                              const __grid_constant__ RowDropout drop, size_t packs_total, int C) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= packs_total) return;
-    const int packs = C / W, n = (int)(i / packs), c = (int)(i % packs) * W, T = drop.T; // packs: of one row
+    const int packs = C / W, n = (int)(i / packs), c = (int)(i % packs) * W, T = drop.T; // packs: packs of a row
     float x[W], p[W];
     pack_get(x, pack_load<W>(wte + (size_t)token_at(tokens, n, T) * C + c));
     pack_get(p, pack_load<W>(wpe + (size_t)position_of(first, n, T) * C + c));
@@ -69,7 +69,7 @@ void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *fi
 
 // Backward. Sorted rows are cut into tiles of TILE rows; rows of one key (token or position) form a run. Kernel 1 sums
 // each tile's runs. A run within one tile is added to dw; a run across tiles leaves a partial sum in each. Kernel 2
-// adds partial sums in a fixed order. partials (tiles, 2, C): [0] of the run that began before the tile, [1] of the run
+// adds partial sums in a fixed order. partials (tiles, 2, C): [0] sums the run that began before the tile, [1] the run
 // that begins in the tile and continues after it.
 
 enum { TILE = 32, ROWS_IN_FLIGHT = 8, COLUMN_THREADS_MAX = 256 };

@@ -43,7 +43,7 @@ int embedding_backward(float *dw, const real *dx, EmbeddingOrder order, int B, i
 int embedding_example_squares(double *squares, double *cross, const real *dx, const float *UG, EmbeddingOrder order,
                               int B, int T, int C, void *workspace, cudaStream_t stream, Error *e);
 
-// Bytes of the workspace of either function.
+// Bytes of the workspace of embedding_backward and of embedding_example_squares.
 size_t embedding_workspace_bytes(int B, int T, int C);
 
 // UG[t] = U[v] where row_at[v] = t + 1, for one example: rows of the head's gradient U (V, C); UG (T, C), both fp32.

@@ -23,10 +23,10 @@
 //                   weight gradient qkv, product dln1, layernorm_backward, column_finish (biases, gammas, betas)
 //     embeddings    embedding_sort (on the host), embedding_backward
 //
-//     A weight gradient is weight_gradient where `fuses` (train_gpt2.cu) is true; else cuBLASLt, by example for norms.
+//     A weight gradient is weight_gradient if `fuses` (train_gpt2.cu), else cuBLASLt: for norms, example by example.
 //
-// --dtype fp8 (math/fp8.h). The kernels that write x and dy of a block's products also write their e4m3 copies; after
-// attention fp8_cast does. A copy lasts until the product that reads it:
+// --dtype fp8 (math/fp8.h). The kernels that write x and dy of a block's products also write their e4m3 copies;
+// fp8_cast copies attention's output and dqkv. A copy lasts until the product that reads it:
 //
 //     copy_x       (N, C)   ln1 -> qkv, attention -> proj, ln2 -> fc
 //     copy_wide    (N, 4C)  gelu -> fcproj; dfc -> dln2, dqkv -> dln1
@@ -34,8 +34,8 @@
 //     copy_weight           by fp8_copy_weights before a block's first use in a step; with shard_weights, in each pass
 //
 // --dtype fp8-dw. weight_gradient also reads e4m3, from transposed copies. The products that compute gelu and dfc write
-// these two; the others are made right before the weight gradient. Where nothing reads ln1, ln2, gelu or dfc in bf16,
-// only their codes are stored (is_alone in engine_fp8.cu).
+// the transposed copies of both; others are made right before the weight gradient. Where nothing reads ln1, ln2, gelu
+// or dfc in bf16, only their codes are stored (is_alone in engine_fp8.cu).
 //
 // Words of this room, besides those of dev/docs/code.md:
 //     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)
@@ -99,13 +99,13 @@ struct Engine {
     float *param;     // master weights of the owned ranges; aliases `weight` in unsharded fp32
     float *grad;      // gradient of the step so far; with shard_grads, of the micro-step (shard_grad_place)
     float *grad_sum;  // gradient of the step; aliases `grad`, or with shard_grads holds the owned ranges
-    float *moment1, *moment2;   // owned ranges
+    float *moment1, *moment2;   // moments of the owned ranges
     UpdateRule *rule;           // (granules)
     uint16_t *tensor;           // (granules) LAMB: index in `segment` of the granule's tensor
     double *trust;              // (2, tensors) LAMB: squared norms of weights, of the step's direction
     void *muon;                 // Muon's scratch, in memory of activations
     Range *segment;             // (tensors) places in the flat arrays, ascending: whole tensors, then cut ones
-    double *stats;              // (stats_count) numbers of the step
+    double *stats;              // (stats_count) statistics of the step
     float *source_sum;          // (sources, LayerNorm parameters) v_s of StepResult.source_gram; NULL: no sources
     GradientWatch watch;        // notified of the next micro-step's gradients
     WeightsWatch weights_watch; // weights_watch.await NULL: no weights are in transfer
@@ -120,7 +120,7 @@ struct Engine {
     float *meanf, *rstdf;                     // (B, T)
     real *delta;                              // (B, T, C)  branch output, not yet added to the residual stream
     uint16_t *tokens;                         // (B, T + 1), then the documents, then the sources of the rows
-    uint16_t *source;                         // (B) of all rows, behind the documents
+    uint16_t *source;                         // sources of all rows, behind the documents
     uint16_t *document_first, *document_last; // (B, T) from embedding_documents; NULL: a row is one document
     unsigned *ticket;                         // (1) next work item of attention and linear_sm90; 0 between kernels
     float *loss;                              // (B, T)
@@ -134,7 +134,7 @@ struct Engine {
     uint8_t *copy_transposed;                 // x, then dy of a weight gradient: (B, in, T), (B, out, T)
     uint8_t *copy_weight;                     // (L, 2, 12 C C) qkv, proj, fc, fcproj; transposed. shard_weights: L = 1
     int copied;                               // last block whose weights were copied in this step; -1: none
-    int8_t *exponent, *exponent_there;        // (L, FP8_SITES) pinned, on the device
+    int8_t *exponent, *exponent_there;        // (L, FP8_SITES) in pinned host memory; on the device
     bool measures;                            // steps measure amax; factors with exponents are rounded
     uint32_t *sorted;                         // (4, B T) from embedding_sort
     void *scratch;                            // temporary memory (train_gpt2.cu, 2)
@@ -155,9 +155,9 @@ struct Engine {
     bool stats_sent;                      // the copy is queued and stats has not changed since
     uint16_t *seen;                       // (T) tokens. Keys and values of the first seen_count tokens are in memory
     int seen_count;
-    uint64_t example; // number in the run of the next micro-step's first example
+    uint64_t example; // the run's number of the next micro-step's first example
     GnsMode mode;     // least mode of this step's micro-steps
-    int rows;         // rows of this step so far
+    int rows;         // rows that this step has computed so far
     bool keeps_rows;  // this micro-step writes ln_rows and stats_of_rows
     bool first;       // the next micro-step overwrites gradients: true at a step's start; with shard_grads always
 };
@@ -225,7 +225,7 @@ Fp8Copy fp8_copy_of(const Engine *engine, bool fp8, Fp8Site s, int l);
 void fp8_factors(const Engine *engine, bool fp8, Linear *linear, Fp8Site s, int l);
 // Copies block l's weights. No-op if this step has copied them or, with shard_weights, the copies are in memory.
 int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e);
-// True if w's gradient rounds both factors: the type is DTYPE_FP8_DW, and the other two products of w round, too.
+// True if w's gradient rounds both factors: the type is DTYPE_FP8_DW, and w's forward and dx products round, too.
 bool fp8_dweight_rounds(const Engine *engine, bool fp8, TensorKind w, int l);
 // Copies dqkv (B, T, 3C) for fp8_dweight and the product dln1, and sums its columns.
 int fp8_copy_dqkv(Engine *engine, const real *dqkv, const ColumnGradient &bias, int l, int B, int T, Error *e);

@@ -66,7 +66,7 @@ static size_t head_bytes(const EngineConfig *c) {
     return REAL_DTYPE == DTYPE_BF16 ? rows * (2 + linear_sm90_tiles((int)c->model->vocab_padded)) * sizeof(float) : 0;
 }
 
-// Returns the largest scratch of any kernel, for all micro-batches up to the configured one: a smaller may need more.
+// Returns the largest scratch of any kernel, for micro-batches up to the configured one: a smaller one may need more.
 static size_t scratch_bytes(const Engine *engine) {
     const EngineConfig *config = &engine->config;
     int T = config->seq_len, C = config->model->config.channels, own = own_rows_most(config);
@@ -89,7 +89,7 @@ static size_t columns_bytes(const Engine *engine) {
     size_t most = 0;
     for (int B = 1; B <= config->micro_batch; B++) {
         const AttentionShape s = attention_shape(config, B, T);
-        const auto pass = [&](int out) { // two kernels may sum the columns of dwide: the larger need
+        const auto pass = [&](int out) { // one of two kernels sums the columns of dwide: the larger need
             return size_max(bias_backward_bytes(B, T, out), weight_gradient_column_bytes({B, T, C, out}));
         };
         const size_t fc = size_max(pass(F), linear_sm90_column_bytes(B * T, T, F)), qkv = pass(3 * s.C());
@@ -300,7 +300,7 @@ static int tables_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     const size_t tensors = model->tensor_count, granules = model->flat_count / DECAY_GRANULE;
     const size_t bytes = tensors * sizeof(Range) + granules * (sizeof(uint16_t) + sizeof(UpdateRule));
-    Range *segment; // then (granules) the tensor and the rule
+    Range *segment; // segments, then (granules) tensors, then (granules) rules
     TRY(memory_alloc_zero((void **)&segment, bytes, "tables of tensors", e));
     uint16_t *tensor = (uint16_t *)(segment + tensors);
     UpdateRule *rule = (UpdateRule *)(tensor + granules);

@@ -85,7 +85,7 @@ static int store_pieces(Engine *engine, StateKind kind, Range range, float *valu
 
 int cuda_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
-    CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // for the calling thread
+    CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // the calling thread may be new
     if (kind == STATE_GRAD)
         CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e); // micro-steps do not record it
     CUDA_TRY(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
@@ -93,9 +93,9 @@ int cuda_store(Engine *engine, StateKind kind, Range range, float *values, Error
 }
 
 void cuda_pin(Engine *engine, void *memory, size_t bytes) {
-    if (cudaSetDevice(engine->device.ordinal) != cudaSuccess || // for the calling thread
+    if (cudaSetDevice(engine->device.ordinal) != cudaSuccess || // the calling thread may be new
         cudaHostRegister(memory, bytes, cudaHostRegisterPortable) != cudaSuccess)
-        (void)cudaGetLastError(); // copies are only slower
+        (void)cudaGetLastError(); // without pinned memory copies are only slower
 }
 
 void cuda_unpin(Engine *, void *memory) {

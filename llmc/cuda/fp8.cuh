@@ -1,4 +1,4 @@
-// fp8: e4m3 copies of bf16 tensors for products (math/fp8.h). A tensor's kernel writes the copy (Fp8Copy), or fp8_cast.
+// fp8: e4m3 copies of bf16 tensors (math/fp8.h). The kernel that writes a tensor also copies it (Fp8Copy), or fp8_cast.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -40,7 +40,7 @@ __device__ static inline void fp8_raise(float *amax, float x) {
 #endif
 }
 
-// Raises `most` to a thread's |x|, as bits of bf16. Each half of `most` is the maximum of every second value.
+// Raises `most` to a thread's |x|, as bits of bf16. The halves of `most` are the maxima of even and of odd values.
 __device__ static inline void fp8_most(unsigned &most, const Pack<VEC> &x) {
     UNROLL_FOR (int i = 0; i < VEC / 2; i++) most = __vmaxu2(most, x.words[i] & 0x7fff7fff);
 }

@@ -30,7 +30,7 @@ int gelu_forward(real *y, GeluSlope *slope, const real *x, size_t n, cudaStream_
 
 enum { COLUMN_THREADS_MAX = 128, COLUMN_ROWS = sizeof(real) == 2 ? 8 : 4 }; // rows in flight
 
-// Grid: (run of rows, columns); a thread sums W columns. GELU: multiplies dy by slope before.
+// Grid: (run of rows, columns); a thread sums W columns. GELU: first multiplies dy by slope.
 template <int W, bool GELU>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
     columns_kernel(float *partials, real *dy, const GeluSlope *slope, ColumnSplit split, int C) {

@@ -5,9 +5,9 @@
 // - a producer thread, which copies stages to shared memory (64 values along the summed dimension; in e4m3 128), and
 // - two warpgroups that alternate between tiles: while one multiplies, the other applies the epilogue to its tile and
 //   stores it, 16 rows per warp at a time through the warp's slot of shared memory.
-// Turn t is a block's t-th tile; warpgroup t mod 2 computes it. A warpgroup waits for the stages of its turn only after
-// the other has seen all stages of the turn before (Shared.order): an mbarrier has one parity bit, so waiting two
-// phases ahead returns at once.
+// Turn t is a block's t-th tile; warpgroup t mod 2 computes it. It waits for the stages of turn t only after the other
+// warpgroup has seen all stages of turn t - 1 (Shared.order): an mbarrier has one parity bit, so waiting two phases
+// ahead returns at once.
 #include "cuda/linear_sm90.cuh"
 
 #include "cuda/gelu.cuh"
@@ -541,7 +541,7 @@ int codes_map(CUtensorMap *map, const uint8_t *matrix, int rows, int columns, in
     return copy_map(map, matrix, {CU_TENSOR_MAP_DATA_TYPE_UINT8, {columns, rows, 1}, {2 * DEPTH, box_rows, 1}}, e);
 }
 
-decltype(&linear_kernel<LINEAR_GELU, false>) const kernels[2][LINEAR_SOFTMAX + 1] = { // as LinearEpilogue
+decltype(&linear_kernel<LINEAR_GELU, false>) const kernels[2][LINEAR_SOFTMAX + 1] = { // in LinearEpilogue's order
     {linear_kernel<LINEAR_GELU, false>, linear_kernel<LINEAR_RESIDUAL, false>, linear_kernel<LINEAR_DGELU, false>,
      linear_kernel<LINEAR_BIAS, false>, linear_kernel<LINEAR_SCALED, false>, linear_kernel<LINEAR_SOFTMAX, false>},
     {linear_kernel<LINEAR_GELU, true>, linear_kernel<LINEAR_RESIDUAL, true>, linear_kernel<LINEAR_DGELU, true>,

@@ -1,6 +1,6 @@
 // linear_sm90: products on Hopper with fused epilogues. A fused epilogue saves a pass over memory. On other GPUs
-// cuBLASLt multiplies and other kernels follow. They round at the same points, but also round LINEAR_DGELU's product
-// before the slope multiplies it. All epilogues but LINEAR_SCALED and LINEAR_SOFTMAX (crossentropy.cuh) also support
+// cuBLASLt multiplies and other kernels follow. That path rounds at the same points, but also rounds LINEAR_DGELU's
+// product before the slope multiplies it. All epilogues but LINEAR_SCALED and LINEAR_SOFTMAX (crossentropy.cuh) support
 // e4m3 factors (fp8.cuh). Microseconds in bf16 / e4m3, epilogue included (H200): d48 qkv 317/184, proj 126/81, fc with
 // GELU 445/320, DGELU 448/300; d12 304/181, 123/84, 493/418, 453/365.
 //
@@ -13,7 +13,7 @@
 #include "cuda/gelu.cuh"
 #include "cuda/reduce.cuh"
 
-enum { LINEAR_SM90_COLUMNS = 192 }; // of a tile
+enum { LINEAR_SM90_COLUMNS = 192 }; // columns of a tile
 enum { LINEAR_EXPONENT_MAX = 100 }; // keeps a row's sum finite
 
 typedef enum {
@@ -35,7 +35,7 @@ struct Linear {
     const uint8_t *x8 = NULL, *weight8 = NULL;
     float scale = 1; // multiplies the product of e4m3 factors
     real *y = NULL;
-    Fp8Copy copy = {}; // of y, by LINEAR_GELU and LINEAR_DGELU with e4m3 factors
+    Fp8Copy copy = {}; // copy of y, by LINEAR_GELU and LINEAR_DGELU with e4m3 factors
     GeluSlope *slope = NULL;
     const float *row_values = NULL; // (rows)
     float *row_sums = NULL;         // (linear_sm90_tiles, rows) LINEAR_SOFTMAX: sums of unrounded y, per tile and row

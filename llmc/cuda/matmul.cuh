@@ -33,7 +33,7 @@ typedef struct {
     bool apart; // cuBLASLt has no algorithm that adds the bias: bias_kernel adds it
 } MatmulPlan;
 
-// At most: plans kept (a run needs about 20 per number of rows), heuristic answers timed, bytes of Matmul.choices.
+// Most plans in Matmul (a run needs about 20 per number of rows), most answers to time, most bytes of Matmul.choices.
 enum { MATMUL_PLANS_MAX = 512, MATMUL_ANSWERS_MAX = 16, MATMUL_CHOICES_BYTES = 1 << 14 };
 
 typedef struct {

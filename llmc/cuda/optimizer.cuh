@@ -30,7 +30,7 @@ typedef struct {
     const uint16_t *tensor; // (granules) LAMB: the tensor's number
     const double *trust;    // (2, tensors) LAMB: optimizer_trust's squares; NULL: AdamW
     int tensors;
-    double lr; // LAMB: times the trust ratio, in place of step.lr
+    double lr; // LAMB: lr times the trust ratio replaces step.lr
 } OptimizerArrays;
 
 // One step over n elements, a multiple of 64, with *scale as step.grad_scale. NaN: no change. Skips RULE_MUON.

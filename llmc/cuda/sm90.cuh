@@ -91,7 +91,7 @@ template <int STAGES> struct Ring {
     }
 };
 
-// Synchronises the cluster. Call it before the first access to another block's shared memory, and after the last.
+// Synchronises the cluster. Call it before the first access to shared memory of another block, and after the last one.
 __device__ static inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

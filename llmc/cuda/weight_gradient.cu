@@ -42,7 +42,7 @@ enum { LEVELS_MAX = 8 }; // 5 suffice up to 66 pairs, 400 tiles, 130 examples; l
 
 struct TileSchedule { // depends on the shape and number of pairs only
     Level level[LEVELS_MAX];
-    int levels, parts, steps; // steps: of the busiest pair
+    int levels, parts, steps; // steps: steps of the busiest pair
 };
 
 static TileSchedule schedule_of(int tiles, int B, int pairs) {
@@ -118,7 +118,7 @@ struct GradientJob {
     const int *row_at;
     float *rows;
     WeightGradientPairs pairs;
-    float scale; // of e4m3 products
+    float scale; // factor of e4m3 products
 
     // Tiles are numbered along the shorter side first.
     __device__ int m(int tile) const { return tiles_m <= tiles_n ? tile % tiles_m : tile / tiles_n; }
@@ -233,7 +233,7 @@ __device__ void operands_feed(typename L::Shared &s, const GradientMaps &maps, c
 // of every fourth row of the share.
 template <class L>
 __device__ void dy_columns_sum(typename L::Shared &s, const GradientJob &job, int cluster, int rank, int first) {
-    constexpr int PANELS = (L::Y::PANELS + COLUMN_WARPS - 1) / COLUMN_WARPS; // per warp
+    constexpr int PANELS = (L::Y::PANELS + COLUMN_WARPS - 1) / COLUMN_WARPS; // panels per warp
     const int lane = threadIdx.x % WARP, piece = lane % 8, row0 = lane / 8;
     Ring<L::STAGES> ring;
     Step step;
@@ -351,7 +351,7 @@ template <class L> __device__ inline Out out_of(const Step &step, const Gradient
     return {TO_DW, L::row(job, step.tile, rank) + warp * OUT_ROWS, L::column(job, step.tile, rank)};
 }
 
-// total += e, in e4m3 += scale e. Returns the lane's sum of squares of e.
+// total += e; in e4m3 total += scale e. Returns the lane's sum of squares of e.
 template <bool E4M3, int COUNT>
 __device__ inline float add_example(float (&total)[COUNT], const float (&e)[COUNT], float scale) {
     float q[4] = {};

@@ -21,7 +21,7 @@ struct WeightGradientShape {
 struct WeightGradient {
     float *dw; // (in, out) += dW; `first` overwrites it. dw, X and dY are aligned to 16 bytes
     bool first;
-    float scale = 1;          // of g_b, for e4m3: a power of two
+    float scale = 1;          // factor of g_b, for e4m3: a power of two
     double *squares = NULL;   // (1) += sum over b of |g_b|^2; NULL: not wanted
     double *norms = NULL;     // (B) = |g_b|^2, needs squares; or NULL
     ColumnGradient bias = {}; // sum NULL: not wanted; else adds a job of weight_gradient_column_bytes to `jobs`
