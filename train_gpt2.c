@@ -15,7 +15,7 @@
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T; widths A = C of
 // attention and F = 4 C of the MLP. With --tensor this rank computes B own rows of its group's M rows (TensorRanks);
-// NH, A and F are its heads and its parts of both widths.
+// NH, A and F count this rank's heads and columns only.
 #include "cpu/attention.h"     // attention_forward, attention_backward
 #include "cpu/calibrate.h"     // calibrate_flops, calibrate_copy
 #include "cpu/engine_cpu.h"    // Engine, Block, weight, grad, example_sq

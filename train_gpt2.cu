@@ -466,7 +466,7 @@ static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, int co
 static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     real *dy = engine->dy, *dwide = engine->dwide, *branch;
     const int A = p->attention.C(), F = (int)engine->config.model->mlp_width;
-    // dattention lies in dy. If dy holds branch_gradient or only own rows, it lies behind dqkv (all, 3A) in dwide.
+    // dattention lies in dy or, if dy holds branch_gradient or only own rows, behind dqkv (all, 3A) in dwide.
     const bool behind = p->dropout.below || is_cut(engine);
     real *dattention = behind ? dwide + round_up((size_t)p->all * 3 * A, ARENA_ALIGNMENT) : dy;
     // MLP
@@ -537,7 +537,7 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
     const Model *model = engine->config.model;
     const int L = model->config.layers;
     TRY(watch_begins(&engine->watch, model, L, e));
-    TRY(block_await(engine, p, L - 1, e)); // its bucket also holds ln_f
+    TRY(block_await(engine, p, L - 1, e)); // the last block's bucket also holds ln_f
     TRY(ln_backward(engine, p, LNF_W, 0, e));
     TRY(column_finish(&engine->columns, engine->stream, e));
     for (int l = L - 1; l >= 0; l--) {

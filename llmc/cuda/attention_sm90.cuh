@@ -21,7 +21,7 @@ template <int ROWS, int D> constexpr int TILE_BYTES = ROWS *D *(int)sizeof(real)
 // Products. A warpgroup computes 64 rows, each warp 16. Accumulators: see fragment_row, fragment_column.
 
 // c (64, N) = a b + (accumulate ? c : 0), a (64, 16) in registers, b in shared memory. B_ALONG: the summed dimension
-// runs along the rows of b, else down its columns.
+// runs along the rows of b; otherwise down the columns of b.
 #ifdef SM90_CODE
 #    define SM90_WGMMA_LEFT(N, COUNT, A, B, ACCUMULATE, B_DOWN)                                                        \
         template <bool B_ALONG>                                                                                        \

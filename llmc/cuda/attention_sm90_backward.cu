@@ -99,8 +99,8 @@ __device__ void backward_feed(typename F::Shared &shared, const BackwardMaps &ma
         }
         size_t first = (size_t)work.head * s.padded_T();
         own.advance();
-        int n = F::DQ ? key_tiles<F::OTHERS>(row + ROWS - 1, s.T) - 1 : row; // dQ: tile of keys; else first query
-        int end = F::DQ ? first_key(masks, s, work.b, row) / F::OTHERS       // dQ: last tile; else end of queries
+        int n = F::DQ ? key_tiles<F::OTHERS>(row + ROWS - 1, s.T) - 1 : row; // dQ: tile of keys; dK, dV: first query
+        int end = F::DQ ? first_key(masks, s, work.b, row) / F::OTHERS       // dQ: last tile; dK, dV: end of queries
                         : last_query(masks, s, work.b, row + ROWS - 1) + 1;
         if (M == CAUSAL) end = F::DQ ? 0 : s.T;
 #    pragma unroll 1

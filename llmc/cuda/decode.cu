@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(THREADS)
     after_wait();
 
     if (element < D) pack_get(q, pack_load<VEC>(from + row * 3 * C));
-    for (int first = warp * (WARP / lanes); first <= row; first += KEYS * groups) { // the same for all lanes
+    for (int first = warp * (WARP / lanes); first <= row; first += KEYS * groups) { // first is equal in all lanes
         Pack<VEC> k[KEYS], v[KEYS];
         float score[KEYS], x[VEC], top = largest;
         UNROLL_FOR (int i = 0; i < KEYS; i++) {

@@ -145,7 +145,7 @@ struct Engine {
     float *head_at_token; // (B, T, C)  each example's head gradient at its own tokens (exact)
     int *head_row_at;     // (examples of a chunk, Vp)  position of each token, from embedding_rows (exact)
 
-    uint16_t *staged[TOKEN_SLOTS];        // as `tokens`, in pinned host memory
+    uint16_t *staged[TOKEN_SLOTS];        // what is copied to `tokens`, in pinned host memory
     uint32_t *staged_sorted[TOKEN_SLOTS]; // (2, 4, B T) by token; by position in the document. Pinned
     cudaEvent_t sent[TOKEN_SLOTS];        // recorded after the last copy from the slot's buffers
     int slot;                             // token slot of the present pass

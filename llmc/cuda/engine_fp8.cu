@@ -21,7 +21,7 @@ static int weight_of(Fp8Site s) { return s < FP8_DFCPROJ ? s - FP8_LN1 : FP8_DQK
 
 static int exponent_of(const Engine *engine, int site, int l) { return engine->exponent[l * FP8_SITES + site]; }
 
-// True if the product of a site of activations and its weight rounds both.
+// True if the product of a site of activations and its weight rounds both factors.
 static bool rounds(const Engine *engine, Fp8Site s, int l) {
     return exponent_of(engine, s, l) != FP8_UNSET && exponent_of(engine, FP8_QKV_WEIGHT + weight_of(s), l) != FP8_UNSET;
 }

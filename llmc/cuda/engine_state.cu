@@ -5,7 +5,7 @@
 // 2. A store waits on store_stream for state_ready, not for work queued later. Later work only reads weights and
 //    moments: no caller updates before the store is done (engine.h). Before the first update no write is queued:
 //    cuda_create and cuda_load drain their stream.
-// 3. Weight transfers read owned ranges and write all others. Callers then store owned ranges only (engine.h).
+// 3. Weight transfers read owned ranges and write all other ranges. Callers then store owned ranges only (engine.h).
 // 4. Load and store drain their stream even on failure: on return no copy uses the caller's memory.
 #include "base/hash.h"
 #include "math/adamw.h"

@@ -12,7 +12,7 @@ constexpr bool FP8_BUILT = REAL_DTYPE == DTYPE_BF16; // other builds make no cop
 struct Fp8Copy {
     uint8_t *codes = NULL; // like y; NULL: no copy
     float scale = 1;       // 2^k. A code is the e4m3 of y scale
-    float *amax = NULL;    // in device memory. Raised to the largest |y|; NaN counts as the largest. NULL: not wanted
+    float *amax = NULL;    // device memory, raised to the largest |y|; NaN counts as the largest. NULL: not measured
     bool alone = false; // y itself is not stored; codes may lie in its memory. layernorm_forward and linear_sm90 only
     // For linear_sm90: (B, C, T) also gets the codes of y (B, T, C); T is a multiple of 16. NULL: not wanted.
     uint8_t *transposed = NULL;

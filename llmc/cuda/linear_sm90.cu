@@ -91,7 +91,7 @@ __device__ int tile_draw(const LinearJob &job) {
     return tile < job.tiles() ? tile : -1;
 }
 
-// Awaits and returns the tile of a turn. AS_WARP: all lanes of a warp call, else one thread.
+// Awaits and returns the tile of a turn. AS_WARP: all lanes of a warp call it; otherwise one thread does.
 template <bool AS_WARP> __device__ int tile_await(Shared &s, int turn) {
     barrier_wait(&s.tile_full[turn % TURNS], turn / TURNS & 1);
     const int tile = s.tile[turn % TURNS];

@@ -41,7 +41,7 @@ struct Linear {
     float *row_sums = NULL;         // (linear_sm90_tiles, rows) LINEAR_SOFTMAX: sums of unrounded y, per tile and row
     int counted = 0;
     unsigned *ticket = NULL;     // (1) counts drawn tiles; 0 between calls
-    ColumnGradient columns = {}; // sum NULL: not wanted
+    ColumnGradient columns = {}; // column sums of y; sum NULL: none
     int T = 0;                   // with columns: rows of an example (linear_sm90_sums)
     ColumnJobs *jobs = NULL;     // with columns: the list to join
 };

@@ -38,7 +38,7 @@ enum { MATMUL_PLANS_MAX = 512, MATMUL_ANSWERS_MAX = 16, MATMUL_CHOICES_BYTES = 1
 
 typedef struct {
     cublasLtHandle_t handle;
-    cublasLtMatmulPreference_t preference; // for the heuristic
+    cublasLtMatmulPreference_t preference; // an argument of cuBLASLt's heuristic
     cudaStream_t stream;                   // runs all products
     void *workspace;                       // MATMUL_WORKSPACE_BYTES on the device, owned by the caller
     int count;                             // number of plans

@@ -6,7 +6,7 @@
 
 enum { THREADS = 256 };
 
-// Grid: one thread, which sums a few hundred numbers in order.
+// Grid: one thread, which sums a few hundred squares in order.
 __global__ static void scale_kernel(float *scale, const double *grad_sq, int count, double batch, double grad_clip) {
     double square = 0;
     for (int i = 0; i < count; i++) square += grad_sq[i];

@@ -10,7 +10,7 @@
 #include "cuda/cuda_common.cuh"
 #include "model/model.h"
 
-// Output of one column gradient. sum NULL: not wanted.
+// Output of one column gradient. sum NULL: no output.
 typedef struct ColumnGradient {
     float *sum;      // (C) += sum over all rows; `first` overwrites it
     double *squares; // (1) += sum over examples b of |g_b|^2; g_b (C) is the sum over b's rows. Or NULL

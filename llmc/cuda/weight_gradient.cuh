@@ -22,9 +22,9 @@ struct WeightGradient {
     float *dw; // (in, out) += dW; `first` overwrites it. dw, X and dY are aligned to 16 bytes
     bool first;
     float scale = 1;          // factor of g_b, for e4m3: a power of two
-    double *squares = NULL;   // (1) += sum over b of |g_b|^2; NULL: not wanted
+    double *squares = NULL;   // (1) += sum over b of |g_b|^2; or NULL
     double *norms = NULL;     // (B) = |g_b|^2, needs squares; or NULL
-    ColumnGradient bias = {}; // sum NULL: not wanted; else adds a job of weight_gradient_column_bytes to `jobs`
+    ColumnGradient bias = {}; // unless sum is NULL, adds a job of weight_gradient_column_bytes to `jobs`
     ColumnJobs *jobs = NULL;
     // Rows of per-example gradients; needs squares. rows[b][t] = row i of g_b where row_at[b][i] = t + 1. NULL: none.
     const int *row_at = NULL; // (B, in)

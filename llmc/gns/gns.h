@@ -50,7 +50,7 @@ typedef struct {
     double g2_se;     // standard error of g2; NaN before the second update
     double s_se;      // standard error of s
     double scale;     // s / g2 in examples; NaN where g2 <= 0
-    double scale_se;  // by the delta method; valid only if `significant`
+    double scale_se;  // standard error of scale, by the delta method; valid only if `significant`
     double lower;     // lower bound of the scale, with at least 95% confidence; may be infinite. 0: nothing known
     bool significant; // g2 >= 3 g2_se
 } GnsEstimate;

@@ -27,7 +27,7 @@ typedef struct Noise {
 
 // half_life: tokens. ratio: total / ln (--gns-ratio); 0: measure it.
 int noise_create(Noise *noise, const Model *model, double half_life, double ratio, int sources, Error *e);
-void noise_set_half_life(Noise *noise, double half_life); // from the next step on
+void noise_set_half_life(Noise *noise, double half_life); // takes effect in the next step
 void noise_destroy(Noise *noise);
 
 // True if the next step must measure every tensor, for the ratio c. done: tokens before the next step.

@@ -9,7 +9,7 @@
 // 0.2 sqrt(longer side) / sqrt(max(1, out / in)).
 //
 // The weights of queries, keys and values are three matrices (tensor_muon_matrices), as Jordan advises. If they were
-// orthogonalized as one matrix, the size of each one's step would depend on the other two.
+// orthogonalized as one matrix, the size of each matrix's step would depend on the other two matrices.
 #pragma once
 
 #include "base/common.h"

@@ -126,7 +126,7 @@ typedef enum {
 // may queue work on the engine's stream; an error ends the micro-step. The engine may delay `final` so that the
 // transfer overlaps well.
 typedef struct {
-    int (*begins)(void *context, Range range, Error *e); // before the range's first gradient; may be NULL
+    int (*begins)(void *context, Range range, Error *e); // called before the range's first gradient; may be NULL
     int (*final)(void *context, Range range, Error *e);  // every gradient in the range is complete
     void *context;
 } GradientWatch;
@@ -165,7 +165,7 @@ typedef struct StepResult {
     double loss_sum;    // sum over the step's examples of L_b, nats per token
     double *grad_sq;    // |sum_b g_b|^2
     double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
-    double *rank_sq;    // |this rank's own gradients|^2 if `rank_norms` measured it, else 0; NULL: not asked for
+    double *rank_sq;    // |this rank's own gradients|^2 if `rank_norms` measured it, else 0; may be NULL
     double nll_sum;     // loss_sum without label smoothing
     // (EngineConfig.step_rows) the step's rows, in order; 0 in rows that another rank of a tensor group owns. NULL: not
     // asked for.

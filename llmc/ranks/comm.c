@@ -266,7 +266,7 @@ void comm_settle(Comm *comm) {
 
 int comm_agree(Comm *comm, int code, Error *e) {
     if (comm->ranks == 1 || comm->settled) return code;
-    int codes[comm->ranks]; // no memory_alloc: a rank where it failed would leave the others waiting
+    int codes[comm->ranks]; // no memory_alloc: a rank where it failed would leave other ranks waiting
     int failed = comm_gather(comm, &code, codes, sizeof code, e);
     for (int r = 0; !failed && r < comm->ranks; r++) {
         if (!codes[r]) continue;

@@ -54,7 +54,7 @@ int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e)
 
 // Sends values to every rank. counts (4, ranks): row 0, the number of values in `sent` for each rank, in rank order;
 // row 1, the number in `received` from each rank; rows 2 and 3 are scratch. Allocates nothing: a rank whose allocation
-// failed would leave the others waiting.
+// failed would leave other ranks waiting.
 int comm_exchange(Comm *comm, const float *sent, float *received, int *counts, Error *e);
 
 // Reduces values over the ranks: the first `sums` values become sums, the next `maxima` values become maxima. NaN is
@@ -73,7 +73,7 @@ static inline int comm_sum(Comm *comm, double *values, int count, Error *e) {
 // next comm_broadcast returns a failure of comm_beat. When rank 0 sends COMM_PASS, the other ranks call idle_pass.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
-enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's messages to the others
+enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's messages to other ranks
 
 // Returns 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank with an error prints it.
 int comm_agree(Comm *comm, int code, Error *e);

@@ -151,7 +151,7 @@ int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e) {
 // Warns if a group's ranks are on several machines.
 static int check_groups(const Parallel *p, Error *e) {
     const int ranks = p->comm->ranks, K = p->config.tensor;
-    char host[ranks][COMM_HOST]; // no memory_alloc: a rank where it failed would leave the others waiting
+    char host[ranks][COMM_HOST]; // no memory_alloc: a rank where it failed would leave other ranks waiting
     int r = 0;
     TRY(comm_gather(p->comm, p->comm->host, host, sizeof *host, e));
     while (r < ranks && strcmp(host[r], host[r / K * K]) == 0) r++;

@@ -61,7 +61,7 @@ typedef struct {
     int buckets;  // 0: one rank
     Range *owned; // (buckets) this rank's parts, in ascending order
     Division division;
-    Engine *engine; // from parallel_start on
+    Engine *engine; // set by parallel_start
     const TransportApi *api;
     Transport *transport; // NULL: one rank
     bool rank_norms;      // argument of parallel_begin_step
@@ -104,8 +104,8 @@ int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode
 int parallel_norms(Parallel *p, Error *e); // norms of the gradients' sum over all ranks
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 
-// Call on rank 0 before it computes the logits of `tokens` (n). If its transfers need the other ranks, they compute the
-// same logits, in comm_wait_first.
+// Call on rank 0 before it computes the logits of `tokens` (n). If the transfers of this pass need the other ranks, the
+// other ranks compute the same logits, in comm_wait_first.
 int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e);
 
 // Starts to gather all new weights now, not in the next forward pass. All ranks call this before any work outside the
@@ -117,7 +117,7 @@ int parallel_drain(Parallel *p, Error *e);
 
 // Sums the step's statistics over all ranks. Call it after parallel_norms.
 typedef struct {
-    StepResult *result; // from engine_result; summed over ranks, except amax (the largest of any rank) and grad_sq
+    StepResult *result; // set by engine_result; summed over ranks, except amax (the largest of any rank) and grad_sq
                         // (already summed: parallel_norms)
     double rank_sq;     // sum_r |s_r|^2. Small batch r is a rank's rows of the step; with REDUCE_MICRO_STEP, of a
                         // micro-step. s_r is the sum of its gradients

@@ -31,7 +31,7 @@ struct Transport {
     size_t partial_bytes;
     WireType wire;
     Pending *first, **end;  // transfers in flight, in the order of their starts; end: link of the next transfer
-    int64_t started, ended; // numbers of transfers
+    int64_t started, ended; // how many transfers have started; how many have ended
     double waited;          // seconds of waiting since the last mpi_waited
 };
 

@@ -100,7 +100,7 @@ static int exchange_bucket(Exchange *x, Error *e) {
         x->room[i] = all;
     }
     if (!code) code = pass(x, false, NULL, x->values[0], e);
-    TRY(comm_agree(comm, code, e)); // a rank that misses an exchange would leave the others waiting
+    TRY(comm_agree(comm, code, e)); // a rank that misses an exchange would leave other ranks waiting
     TRY(comm_exchange(comm, x->values[0], x->values[1], counts, e));
     return pass(x, true, NULL, x->values[1], e);
 }

@@ -21,7 +21,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
     const RunData *data = &r->data;
     Progress *progress = &r->output.progress;
     const Parallel *p = &setup->parallel;
-    const bool counts = setup->comm->rank % p->config.tensor == 0; // one rank of a tensor group counts a row
+    const bool counts = setup->comm->rank % p->config.tensor == 0; // only one rank of a tensor group adds a row's loss
     RankRows mine = rows_of_rank(rows, p->group, p->groups);
     int unread = 0; // an error code if this rank cannot read its rows, which ends the evaluation on all ranks
     Error ignored;
@@ -36,7 +36,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
             unread = dataset_window(data->val, window, data->rows + i * (width + 1), e);
         }
         if (unread && setup->comm->ranks == 1) break;
-        // Without rows, or if it cannot read them, a rank computes a placeholder: the others wait for its transfers.
+        // Without rows, or if it cannot read them, a rank computes a placeholder: other ranks wait for its transfers.
         const int computed = n > 0 ? n : 1;
         if (unread || n == 0) memset(data->rows, 0, (size_t)computed * (size_t)(width + 1) * sizeof *data->rows);
         progress_next(progress, done);

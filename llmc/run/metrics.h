@@ -23,13 +23,13 @@
 #include "model/modes.h"
 
 typedef struct {
-    int64_t step, tokens, examples; // of the run so far, this step included
+    int64_t step, tokens, examples; // totals of the run so far, this step included
     int64_t batch;                  // rows of this step
     double loss;                    // nats per token, mean over the batch, before the update
     double nll;                     // field loss_nll: loss without label smoothing; NaN: --label-smoothing is 0
     double lr;
     double grad_norm;  // norm of the mean gradient, before clipping; null if not finite
-    double tok_per_s;  // over the time until the step's numbers arrive; a GPU's update counts in the next step
+    double tok_per_s;  // over the time until the step's result arrives; a GPU's update counts in the next step
     int slowest_rank;  // StepSums.slowest; -1: one rank
     double wait_share; // StepSums.lost, as a fraction of the step's seconds
     double mfu;        // fraction of the peak FLOP/s of all ranks' devices; NaN: peak unknown

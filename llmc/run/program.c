@@ -124,7 +124,7 @@ void program_begin(char **argv) {
 // How the program ends, if all ranks know the outcome:
 //   1. No transfer between ranks is in flight, and no save: train_run waits for both.
 //   2. The threads of this rank end before anything they use is freed: run_destroy. Only the watchdog still runs.
-//   3. The error is printed before any rank exits: mpirun kills the others as soon as one returns a code.
+//   3. The error is printed before any rank exits: mpirun kills all ranks as soon as one returns a code.
 //   4. The ranks pass a barrier: no rank exits while another still needs it.
 //   5. Open MPI's own threads have nothing left to do before MPI_Finalize unloads their code (open_mpi_settle).
 //   6. The watchdog, which has watched 4 and 5, ends.

@@ -23,7 +23,7 @@ typedef struct {
     double shown, stepped; // when the last line and the last step's line were shown; 0: never
     double ends;           // end by --train-hours, until the horizon is decided; 0: none
     int64_t horizon;       // tokens of the whole run; 0: no run
-    int64_t step, tokens;  // of the run so far
+    int64_t step, tokens;  // totals of the run
     int64_t first_tokens;  // tokens done at `started`
     int64_t batch_tokens;  // tokens of the last step
     int seq_len;

@@ -22,8 +22,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-// (all) Verifies rank 0's candidate. Each rank reads a share. If --out must be the same directory on all machines, the
-// files are divided among all ranks; else among the ranks of each machine. Damage fails on rank 0 only, with the error
+// (all) Verifies rank 0's candidate. Each rank reads a share. If --out must be the same directory on all machines, all
+// ranks divide the files; otherwise each machine's ranks divide them. Damage fails on rank 0 only, with the error
 // of the lowest rank that found damage. Other errors, such as a different checkpoint on some rank (2), fail on all.
 static int verify_share(void *run, Error *e) {
     Run *r = run;

@@ -70,8 +70,8 @@ SaverCounts saver_counts(const Saver *saver);
 int collect_save(Run *r, Error *e);
 
 // Call when training ended on an error, while a save may still run. If all ranks know the error, they wait for the
-// save. If only this rank knows it, the others wait for this rank in a collective. This rank then waits for the save at
-// most half the deadline, and reports its error before the other ranks' watchdogs do.
+// save. If only this rank knows it, other ranks wait for this rank in a collective. This rank then waits for the save
+// at most half the deadline, and reports its error before the other ranks' watchdogs do.
 void end_save(Run *r);
 
 // Call after collect_save. Writes lines of the log that wait for a full disk, in which the next save makes room.

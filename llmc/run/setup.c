@@ -77,7 +77,7 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
 }
 
 // Fails if the engine, or the GPU of --device, cannot compute the shape or type that the options ask for. ERR_INPUT if
-// the shape, from files, is the cause; else ERR_USAGE.
+// the shape, from files, is the cause; otherwise ERR_USAGE.
 static int check_shape(const Setup *setup, bool from_file, Error *e) {
     const ModelConfig *m = &setup->model.config;
     Error why, ignored;
@@ -271,7 +271,7 @@ static int check_moments(const Setup *s, RunPoint *at, Error *e) {
     return 0;
 }
 
-// Loads what this rank owns of a checkpoint's arrays, or draws the weights. parallel_start gathers the rest.
+// Loads what this rank owns of a checkpoint's arrays, or draws the weights. parallel_start gathers what others own.
 static int load_state(Run *r, Error *e) {
     Setup *s = &r->setup;
     Receiver to = {.model = s->shape.model, .wanted = s->parallel.owned, .load = load, .context = r};

@@ -17,7 +17,7 @@ typedef struct {
 
 // Where a run stands, except for the ramp and the noise scale.
 typedef struct {
-    int64_t step, tokens, examples; // of the run so far
+    int64_t step, tokens, examples; // totals of the run so far
     int64_t batch;                  // rows of the last step
     int64_t metrics_bytes;          // bytes of metrics.jsonl after this step
     int64_t moment_steps;           // updates of the moments before the run (--with-optimizer)
