@@ -37,7 +37,7 @@ enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = LAYERNORM_WARP_COLUMNS / (WARP * VEC) 
 // n.copy.amax is set.
 template <Input INPUT, int PACKS, bool COPY>
 __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const __grid_constant__ LayerNorm n) {
-    __shared__ float amax; // of the block
+    __shared__ float amax; // largest |out| in the block
     const int row = blockIdx.x * FORWARD_WARPS + threadIdx.y, lane = threadIdx.x, C = n.C;
     const bool copies = COPY && (INPUT != DROPPED || n.copy.amax);
     unsigned most = 0;
@@ -132,8 +132,8 @@ int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e) {
 // Backward. Both kernels are pass one of a column gradient (reduce.cuh) with the sets dgamma, dbeta and, if wanted,
 // dbias. Grid: a block per run of rows.
 
-// A tile is TILE rows. The next tile is fetched while one is computed. The fetched tile, with dresidual 96 bytes per
-// thread, fills 24 of 128 registers.
+// A tile is TILE rows. The next tile is fetched while one is computed. The fetched tile (96 bytes per thread, dresidual
+// included) fills 24 of 128 registers.
 enum { BACKWARD_THREADS_MAX = 512, TILE = 4 / sizeof(real) };
 
 // A thread's 8 columns of a tile.
@@ -178,7 +178,7 @@ __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][V
     }
 }
 
-// Replaces the threads' sums by the block's. Callers alternate between two `shared`: one barrier per tile suffices.
+// Replaces the threads' sums by block sums. Callers alternate between two `shared`: one barrier per tile suffices.
 __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*shared)[2 * TILE]) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int lanes_each = WARP / (2 * TILE);

@@ -19,7 +19,7 @@ struct LayerNorm {
     const real *gamma, *beta; // (C)
     RowDropout drop;
     int N, C;
-    Fp8Copy copy = {}; // of out. copy.alone requires C <= LAYERNORM_WARP_COLUMNS
+    Fp8Copy copy = {}; // copy of out. copy.alone requires C <= LAYERNORM_WARP_COLUMNS
 };
 int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e);
 
@@ -34,9 +34,9 @@ struct LayerNormBackward {
     int step = 0; // from a block's tile of rows to its next; set by layernorm_backward
     int C = 0;
     real *dbranch = NULL; // (B, T, C) dropout(dresidual): gradient of LayerNorm.b, the branch. May be dy
-    RowDropout drop = {}; // of this branch; T must be set without dropout, too
+    RowDropout drop = {}; // dropout of this branch; T must be set without dropout, too
     bool accumulate = false, bias = false; // bias: set by layernorm_backward
-    Fp8Copy copy = {};                     // of dbranch; without dropout, of dresidual. Needs dbias
+    Fp8Copy copy = {};                     // copy of dbranch; without dropout, of dresidual. Needs dbias
 };
 
 // gradients: column sums of dy xhat (dgamma), of dy (dbeta) and of dbranch (dbias, the bias gradient of the branch's

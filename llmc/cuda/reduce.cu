@@ -56,7 +56,7 @@ enum { FINISH_WARPS = 16, SLOTS_PER_WARP = 8, SLOTS_IN_FLIGHT = 4 };
 typedef struct {
     ColumnJob job;
     int B;
-    int column_groups;     // of 32 W columns: blocks along x
+    int column_groups;     // groups of 32 W columns: blocks along x
     int warps_per_example; // a power of two
     int batch, batches;    // examples per block; blocks along z
     float *batch_sums;     // (batches, sets, C)
