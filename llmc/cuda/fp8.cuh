@@ -1,4 +1,4 @@
-// fp8: e4m3 copies of bf16 tensors (math/fp8.h). The kernel that writes a tensor also copies it (Fp8Copy), or fp8_cast.
+// fp8: e4m3 copies of bf16 tensors (math/fp8.h). A tensor's kernel also writes its copy (Fp8Copy), or fp8_cast does.
 #pragma once
 
 #include "cuda/cuda_common.cuh"

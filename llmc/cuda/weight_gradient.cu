@@ -586,7 +586,7 @@ static ColumnSplit columns_split(WeightGradientShape s) {
 
 size_t weight_gradient_column_bytes(WeightGradientShape s) { return column_bytes(columns_split(s), 1, s.out); }
 
-// Returns the fastest plan that computes `squares`, `columns`.
+// Returns the fastest plan. squares, columns: the plan must also compute these.
 static GradientPlan plan_of(WeightGradientShape s, bool squares, bool columns, int clusters) {
     GradientPlan p = {};
     double best = INFINITY;

@@ -19,7 +19,7 @@ enum {
 static const double seconds_for_other_machines = 4; // delays an unsure report: other machines' deadlines may pass later
 static const double seconds_claimed = SECONDS_FOR_OTHERS + SECONDS_TO_END + 1;
 static const double seconds_until_stalled = 1.5;     // a rank is stalled after this long without a heartbeat
-static const double fraction_of_wait_stalled = 0.75; // and without one for this fraction of the wait: cores may be busy
+static const double fraction_of_wait_stalled = 0.75; // and silent for this fraction of the wait: cores may be busy
 
 struct WatchdogEntry {
     atomic_int process;   // process id; 0: not started, or on another machine

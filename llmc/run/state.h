@@ -26,7 +26,7 @@ typedef struct {
     double val_loss;                // latest validation loss; NaN before the first validation
     BestPoint best;
     Outliers loss_window, grad_window;
-    Outliers spikes;                // --on-spike: the last steps' z, of loss or norm, the larger; NaN: not judged
+    Outliers spikes;                // --on-spike: max(z of loss, z of norm) of the last steps; NaN: not judged
     int64_t first[OUTLIERS_WINDOW]; // first example of each step in `spikes`
     LossScale loss_scale;
     int8_t exponents[MODEL_LAYERS_MAX * FP8_SITES]; // --dtype fp8: exponents of the next step (math/fp8.h)
