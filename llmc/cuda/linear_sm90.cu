@@ -420,7 +420,7 @@ __device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int tu
     UNROLL_FOR (int h = 0; h < HALVES; h++) registers_settle(c[h]);
 }
 
-// Starts the copies of the operands that a tile's epilogue reads first. They complete `full`. One lane calls.
+// Starts the copies of the operands that a tile's epilogue reads first. These copies complete `full`. One lane calls.
 template <LinearEpilogue EPILOGUE, bool E4M3>
 __device__ void operands_in(char *slot, real *bias, const CUtensorMap *other, uint64_t *full, const LinearJob &job,
                             const TilePlace &place) {

@@ -156,7 +156,7 @@ __device__ static inline void copy_out_wait() { asm volatile("cp.async.bulk.wait
 // order").
 __device__ static inline void fence_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Copies `bytes` in. They and both addresses must be multiples of 16.
+// Copies `bytes` in. `bytes` and both addresses must be multiples of 16.
 __device__ static inline void copy_run_in(void *to, const void *from, int bytes, uint64_t *barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),

@@ -141,7 +141,7 @@ template <int COLUMNS, bool SHARED> struct Operand {
     __device__ static constexpr int row(int r) { return r / BOX_ROWS * BOX_BYTES + r % BOX_ROWS * PANEL_ROW_BYTES; }
     __device__ static constexpr int step(int k) { return row(16 * k) >> 4; } // offset of the k-th wgmma's rows
 
-    // Fetches the operand; if SHARED, this block's half of it for both blocks. narrow: map of the narrower panel.
+    // Fetches the operand; if SHARED, fetches this block's half for both blocks. narrow: map of the narrower panel.
     __device__ static void load(char *tile, const CUtensorMap *map, const CUtensorMap *narrow, uint64_t *full, int row,
                                 int column, int b, int half) {
         UNROLL_FOR (int p = 0; p < PANELS; p++) {
@@ -170,7 +170,7 @@ template <int COLUMNS, bool SHARED> struct OperandE4m3 {
     }
 };
 
-// ALONG_M: the blocks of a pair lie along the rows of dW, else along its columns.
+// ALONG_M: the blocks of a pair lie along the rows of dW; otherwise along the columns of dW.
 template <int N_, bool ALONG_M, bool E4M3_> struct GradientLayout {
     static constexpr bool E4M3 = E4M3_;
     static constexpr int N = N_, PAIR_M = ALONG_M ? PAIR * TILE_M : TILE_M, PAIR_N = ALONG_M ? N : PAIR * N;

@@ -14,7 +14,7 @@ enum { WEIGHT_GRADIENT_PAIR = 2, WEIGHT_GRADIENT_PAIRS_MOST = 128 }; // blocks p
 
 struct WeightGradientShape {
     int B, T, in, out; // in and out: multiples of WEIGHT_GRADIENT_MULTIPLE
-    bool e4m3 = false; // X (B, in, T), dY (B, out, T) are codes; else X (B, T, in), dY (B, T, out) in 16 bits
+    bool e4m3 = false; // X (B, in, T), dY (B, out, T) are codes; false: X (B, T, in), dY (B, T, out) in 16 bits
 };
 
 // Outputs. e4m3: no bias, no rows.

@@ -7,7 +7,7 @@
 // Solved for the two unknowns (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1, with a small batch of 1):
 //   G2 = (B q - n) / (B - 1)      unbiased for |G|^2; may be negative, since clamping it would bias every average
 //   S  = (n - q) B / (B - 1)      unbiased for tr(Sigma)
-// Both are noisy, so both are averaged over steps. The scale is the ratio of the averages. (An average of ratios would
+// G2 and S are noisy, so both are averaged over steps. The scale is the ratio of averages. (An average of ratios would
 // have no expectation.) Averages decay in tokens, by 2^(-tokens / half_life).
 //
 // The error. With averaged values x_t and normalised weights w_t, SE^2 = var(x) sum w_t^2. var(x) comes from successive

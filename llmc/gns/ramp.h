@@ -66,7 +66,7 @@ typedef struct {
 typedef struct {
     RampConfig config;
     double rows;     // gns: the next step's batch, not rounded, so that small changes add up. Stored in checkpoints
-    int64_t *replay; // (replay_steps) rows of each step; NULL in the other modes
+    int64_t *replay; // (replay_steps) rows of each step; NULL unless RAMP_REPLAY
     int64_t replay_steps;
     const char *argument; // LIST of steps or FILE of replay, owned by the caller
 } Ramp;

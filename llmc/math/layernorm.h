@@ -27,7 +27,7 @@ GNS_HD static inline float layernorm_xhat(float x, float mean, float rstd) { ret
 GNS_HD static inline float layernorm_y(float xhat, float gamma, float beta) { return add_product(beta, xhat, gamma); }
 
 // Adds an element to its row's sum of g xhat, and to its column's dgamma and dbeta. The callers sum g = dy gamma: some
-// round each product, others do not.
+// callers round each product, others do not.
 GNS_HD static inline void layernorm_add(float *sum_g_xhat, float *dgamma, float *dbeta, float dy, float gamma,
                                         float xhat) {
     *sum_g_xhat = add_product(*sum_g_xhat, dy * gamma, xhat);

@@ -77,7 +77,7 @@ static int gather(Parallel *p, EngineBuffer array, int i, int64_t *work, Error *
     return p->api->all_gather(p->transport, own, values, bytes, bucket, work, e);
 }
 
-// Starts to gather the weights of buckets [0, end), if not yet started. They stay in memory between passes.
+// Starts to gather the weights of buckets [0, end), if not yet started. These weights stay in memory between passes.
 static int send_until(Parallel *p, int end, Error *e) {
     for (; p->sent < end; p->sent++) TRY(gather(p, BUFFER_WEIGHT, p->sent, &p->work[p->sent], e));
     return 0;

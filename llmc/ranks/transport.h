@@ -76,8 +76,8 @@ typedef struct {
     // values[i] = sum over ranks, with the same bits on all ranks. values: in device memory if the engine has a device.
     int (*sum)(Transport *t, double *values, int count, Error *e);
 
-    // Exchange rows of activations within this rank's group (TensorRanks), in the order of the engine's work. They are
-    // not among the transfers of (2).
+    // Exchange rows of activations within this rank's group (TensorRanks), in the order of the engine's work. wait_for
+    // does not count these exchanges.
     int (*gather_rows)(Transport *t, void *values, int rows, size_t width, Dtype type, Error *e);
     int (*reduce_rows)(Transport *t, void *own, const void *partial, int rows, size_t width, Dtype type, Error *e);
 

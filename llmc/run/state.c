@@ -187,7 +187,7 @@ static void io_point(StateIO *io, RunPoint *at) {
     else strcpy(at->tuning, tuning);
 }
 
-// --dtype fp8 and fp8-dw: the exponents. They stay unset if the last part of the run had another type.
+// --dtype fp8 and fp8-dw: the exponents. Exponents stay unset if the run last had another --dtype.
 static void io_exponents(StateIO *io, const Setup *s, int8_t *k) {
     const char *path = "fp8_exponents";
     const int n = s->model.config.layers * FP8_SITES;
