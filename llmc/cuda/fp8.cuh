@@ -14,7 +14,7 @@ struct Fp8Copy {
     float scale = 1;       // 2^k. A code is the e4m3 of y scale
     float *amax = NULL;    // device memory, raised to the largest |y|; NaN counts as the largest. NULL: not measured
     bool alone = false; // y itself is not stored; codes may lie in its memory. layernorm_forward and linear_sm90 only
-    // For linear_sm90: (B, C, T) also gets the codes of y (B, T, C); T is a multiple of 16. NULL: not wanted.
+    // (B, C, T): linear_sm90 also stores the codes of y (B, T, C) here. T is a multiple of 16. NULL: not wanted.
     uint8_t *transposed = NULL;
     int T = 0;
 };

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(ROW_THREADS) forward_block_kernel(const __grid
         pack_get(x, pack);
         for (int j = 0; j < W; j++) sum += x[j];
     }
-    const real *row = (n.b ? n.sum : n.a) + start; // a thread reads only columns that it stored itself
+    const real *row = (n.b ? n.sum : n.a) + start; // a thread reads only its own columns again
     const float m = block_sum(sum, shared[0]) / C;
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         pack_get(x, pack_load<W>(row + c));
@@ -317,7 +317,7 @@ __global__ static void __launch_bounds__(ROW_THREADS) backward_any_kernel(const 
 static bool backward_is_fast(int C) { return C % VEC == 0 && C <= VEC * BACKWARD_THREADS_MAX; }
 static int backward_threads(int C) { return backward_is_fast(C) ? (int)round_up((size_t)C / VEC, WARP) : ROW_THREADS; }
 
-// As many runs as 132 multiprocessors hold blocks. Each has registers for 512 threads of the fast kernel.
+// As many runs as 132 multiprocessors hold blocks. A multiprocessor has registers for 512 threads of the fast kernel.
 static ColumnSplit backward_split(int B, int T, int C) {
     return column_split(B, T, 132 * (BACKWARD_THREADS_MAX / backward_threads(C)));
 }

@@ -47,8 +47,8 @@ ColumnSplit column_split(int B, int T, int target_blocks) {
 }
 
 // Pass two, in two kernels.
-// 1. Block (x, set, z) of a job owns 32 W columns of a batch of examples, with equally many warps per example. It adds up
-//    each example's slots. It writes the batch's sum and each example's sum of squares over these columns.
+// 1. Block (x, set, z) of a job owns 32 W columns of a batch of examples, with equally many warps per example. It adds
+//    up each example's slots. It writes the batch's sum and each example's sum of squares over these columns.
 // 2. Block (0, set) of a job adds up the squares. Block (1 + x, set) adds up SUM_THREADS columns of the batches' sums.
 enum { FINISH_WARPS = 16, SLOTS_PER_WARP = 8, SLOTS_IN_FLIGHT = 4 };
 
@@ -67,7 +67,8 @@ struct ColumnFinishes {
     ColumnFinish of[COLUMN_JOBS_MAX];
 };
 
-// Lays out a job's memory, *bytes in all: partial sums (slots, sets, C), sums of batches, squares.
+// Lays out a job's memory, *bytes in all: partial sums (slots, sets, C), sums of batches, squares. lane_columns: W of
+// kernel 1; 1 needs most memory.
 static ColumnFinish finish_of(const ColumnJob &job, size_t *bytes, int lane_columns = 1) {
     const ColumnSplit split = job.split;
     const int B = split.rows / split.T, groups = ceil_div(job.C, WARP * lane_columns);

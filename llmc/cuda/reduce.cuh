@@ -2,7 +2,8 @@
 //
 // Column gradients (biases, gamma, beta) are sums over the rows of a (B, T, C) tensor, in two passes:
 // 1. The kernel that reads the tensor cuts its rows into equal runs, one per block. Slot k + b gets the sum of the rows
-//    in both run k and example b. The next pair (k, b) has a larger k + b, so no slot is written twice.
+//    in both run k and example b. The next pair (k, b) has a larger k + b, so no slot is written twice. LayerNorm's
+//    runs of one example exchange rows.
 // 2. column_finish adds an example's slots, squares the sum, and adds up the examples.
 // The gradient has the same bits with and without norms.
 #pragma once
