@@ -185,7 +185,7 @@ typedef struct {
     const Tensor *tensor;
 } Drawn;
 
-static int draw(void *drawn, size_t first, size_t n, float *out, Error *e) {
+static int draw_weights(void *drawn, size_t first, size_t n, float *out, Error *e) {
     const Drawn *d = drawn;
     (void)e;
     if (d->setup->options.zero_projections && d->tensor->init == INIT_RESIDUAL) memset(out, 0, n * sizeof *out);
@@ -290,7 +290,7 @@ static int load_state(Run *r, Error *e) {
     engine_pin(s->engine, to.buffer, bytes);
     int code = *from ? checkpoint_load_model(from, &to, e) : 0;
     for (int i = 0; !*from && i < s->model.tensor_count && !code; i++)
-        code = checkpoint_load_tensor(&to, STATE_PARAM, i, draw, &(Drawn){s, &s->model.tensors[i]}, e);
+        code = checkpoint_load_tensor(&to, STATE_PARAM, i, draw_weights, &(Drawn){s, &s->model.tensors[i]}, e);
     if (moments && !code) code = checkpoint_load_moment(from, STATE_MOMENT1, &to, e);
     if (moments && !code) code = checkpoint_load_moment(from, STATE_MOMENT2, &to, e);
     engine_unpin(s->engine, to.buffer);
