@@ -54,6 +54,6 @@ int input_decide(Input *input, const TokenizeOptions *o, const char *text, size_
 
 const char *input_name(const Input *input); // for messages
 
-// True if --val-fraction makes the end of this input validation: a plain text, without --separator. Other inputs are
-// split by document.
+// True if the end of this input becomes validation data (--val-fraction): a plain text, without --separator. Other
+// inputs are split by document.
 bool input_has_tail(const TokenizeOptions *o, const Input *input);

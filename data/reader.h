@@ -9,7 +9,7 @@
 
 #include <stdatomic.h>
 
-typedef struct { // a document, or the part of one in this block
+typedef struct { // a document, or a document's part in this block
     size_t at, bytes;
     size_t tokens; // set by block_encode
     bool begins;   // holds the document's first byte
@@ -20,7 +20,7 @@ enum { FAULTS_MAX = 10 }; // most faults that a block keeps, and that a run prin
 
 typedef struct {
     Input *input;
-    uint64_t offset, line; // of the block's first byte in the input; lines count from 1
+    uint64_t offset, line; // position of the block's first byte in the input; lines count from 1
     uint64_t end;          // bytes of all inputs up to the block's end
     TextPiece *pieces;     // (capacity / 2 + 1) found by reader_next, in jsonl by block_encode; owns tokens and text
     uint16_t *tokens;      // (capacity) no token is shorter than a byte
@@ -41,7 +41,7 @@ typedef struct {
     atomic_bool refused;             // an input is refused: stop writing, and do not wait for pipes
     int file;                        // the input that is being read
     int fd;                          // open file of this input, or -1
-    uint64_t offset, line, document; // of buffer[0] within the file
+    uint64_t offset, line, document; // position of buffer[0] in the file
     uint64_t taken;                  // bytes of all inputs before buffer[0]
     uint64_t tail;                   // where this file's validation part begins; UINT64_MAX: documents stay whole
     bool inside;                     // buffer[0] lies inside a document

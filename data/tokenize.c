@@ -119,8 +119,8 @@ typedef struct {
     Writer writer;
     pthread_mutex_t turn; // guards the fields below, except `read`
     pthread_cond_t next;
-    uint64_t read, written; // blocks so far; the critical section `reading` guards `read`
-    int code;               // of the first error that is not a fault of an input
+    uint64_t read, written; // number of blocks so far; the critical section `reading` guards `read`
+    int code;               // code of the first error that is not a fault of an input
     Error error;
     double start, shown;   // clock_seconds at the start; seconds from the start to the last progress line
     uint64_t total_bytes;  // bytes to read; INT64_MAX: unknown

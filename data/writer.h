@@ -19,7 +19,7 @@ typedef struct {
         FILE *file;      // the unfinished shard, or NULL
         int64_t in_file; // tokens in `file`
         int shards;      // finished shards
-        int last;        // the last token
+        int last;        // last token written
         uint64_t tokens, documents;
     } split[SPLITS];
     uint64_t left_out; // skipped lines of jsonl (--invalid skip)

@@ -185,8 +185,8 @@ def finite(values):
 
 
 class Run:
-    """A run, from its present logs: parts (its commands), lines (of metrics.jsonl), samples, outliers. Lines of steps are in
-    `rows`, of validations in `val_rows`, of tests in `test_rows`. live: accepts a run that has no step yet.
+    """A run, from its present logs: parts (its commands), lines (of metrics.jsonl), samples, outliers. `rows` has lines of
+    steps, `val_rows` lines of validations, `test_rows` lines of tests. live: accepts a run that has no step yet.
 
     A line's `seconds` is the training time up to it: each step's tokens over its tok_per_s. Validation, samples and
     checkpoints do not count."""

@@ -118,7 +118,7 @@ static void run_blas_head_dweight(Bench *b, size_t s[3]) {
 typedef struct {
     const char *name;
     void (*run)(Bench *, size_t[3]);
-    void (*blas)(Bench *, size_t[3]); // the same product by OpenBLAS; NULL: none
+    void (*blas)(Bench *, size_t[3]); // this product by OpenBLAS; NULL: none
     size_t shape[3];                  // products: {M, N, K} of the forward product
     double flops, bytes;              // per call
     double calls;                     // per step of 124M, in calls of this case's size; 0: not in a step

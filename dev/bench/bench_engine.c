@@ -42,7 +42,7 @@ typedef struct {
     StepResult result;
     bool fp8;          // the next steps are in fp8
     int8_t *exponent;  // (L, FP8_SITES) exponents of the next step; NULL: the engine has no fp8
-    int rounds, steps; // rounds to do; steps done
+    int rounds, steps; // number of rounds to do; of steps done
     char tuning[TUNING_BYTES];
     Arm arm[ARMS_MAX];
     int arms;

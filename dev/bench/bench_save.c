@@ -1,14 +1,14 @@
 // bench_save: compares a save of a whole training state, by the engine that it is linked with, with dd conv=fsync of as
 // many bytes. Also measures dd without the page cache (oflag=direct), and the shortest C program, which writes one
-// buffer again and again, then fsyncs. All run in every round, forwards in one round and backwards in the next. Each
-// round begins with the next of them: the page cache's cost depends on when its memory was last used. A save removes
-// the last save's checkpoint; other files are removed at once. Figures are medians, with quartiles.
+// buffer again and again, then fsyncs. All contestants run in every round, forwards in one round, backwards in the next.
+// Each round begins with another one: the page cache's cost depends on when its memory was last used. A save removes
+// the last save's checkpoint; the others remove their files at once. Figures are medians, with quartiles.
 //
 //     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (15) [micro-batch (4) [seq-len (64)]]]]]
 //
 // "save" lasts until the checkpoint has its name and was read back, and the previous one is removed; no training runs
-// meanwhile. Its parts are its system calls, timed through the linker's --wrap. "pause": how long a background save
-// stops training to copy the state. Also printed: how much longer a step beside a background save takes.
+// meanwhile. The parts of a save are its system calls, timed through the linker's --wrap. "pause": how long training
+// stops while a background save copies the state. Also prints how much longer a step takes beside a background save.
 #include "bench.h"
 #include "run/run.h"
 #include "../test/tree.h"
@@ -22,7 +22,7 @@
 // ---- The parts of a save: seconds in its calls ----------------------------------------------------------------------
 
 enum { IN_WRITE, IN_FSYNC, IN_READ, CALLS };
-static double within[CALLS]; // in the thread that saves
+static double within[CALLS]; // counts the thread that saves
 
 static ssize_t timed(int call, double start, ssize_t result) {
     within[call] += clock_seconds() - start;

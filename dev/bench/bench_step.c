@@ -24,7 +24,7 @@ enum { KERNELS_MAX = 64, WARM_UP = 2, STEPS_MAX = 1000 };
 typedef struct {
     char name[40];
     int calls;
-    double seconds, flops, bytes; // of the present step
+    double seconds, flops, bytes; // sums over the present step
     double possible, roofline;    // flops at the peak in `seconds`; least seconds for flops and bytes
     double best, *of_peak, *of_roofline;
 } Kernel;
@@ -156,7 +156,7 @@ static int step(Engine *engine, const Model *model, const uint16_t *tokens, int 
     return engine_result(engine, result, e);
 }
 
-// Stores fractions of peak and roofline in step `at`, by kernel and of the whole step, with its time outside kernels.
+// Stores fractions of peak and roofline in step `at`: each kernel's, and the whole step's with time outside kernels.
 static void add_shares(int at, double seconds, Kernel *whole) {
     double possible = 0, flops = 0, roofline = 0, timed = 0;
     for (Kernel *k = kernel; k < kernel + kernels; k++) {

@@ -43,7 +43,7 @@ class Process:
 
 
 def ratio(turns, others):
-    """Returns the speed against others in percent, and its standard error."""
+    """Returns by how many percent the speed differs from the others', and its standard error."""
 
     def speeds(of):
         return [(a[1] + b[1]) / (a[0] + b[0]) for a, b in zip(of[::2], of[1::2])]

@@ -104,14 +104,14 @@ def sources_errors(dump):
         if k == 0:
             errors["row"] = numbers_error(dump.tensors["row"][:, :2], np.stack([np.diag(products), dump.losses["nll"]], axis=1))
             errors["source_gram"] = tensor_error(dump.tensors["source_gram"], member @ products @ member.T)
-        if B == 1 or dump.rows.shape[2] > 100:  # no pairs, or slow
+        if B == 1 or dump.rows.shape[2] > 100:  # one row has no pairs; long rows are slow
             return errors
     weights = 2.0 ** (-np.arange(K) / 4)  # dump_steps.c measures step 1 last, so it weighs most
     squares, pairs = (np.average(x, axis=0, weights=weights) for x in (squares, pairs))
     inner, mean = pairs / np.outer(p, p) / (B * (B - 1)), squares / p / B
     wanted = np.stack([squares / squares.sum(), np.diag(inner) / mean, 1 - np.diag(inner) / mean], axis=1)
     errors["source_numbers"] = np.max(np.abs(dump.tensors["source_numbers"] / np.stack([p / p, mean, mean], axis=1) - wanted))
-    if B == 4 or not np.isnan(dump.tensors["source_cosine"]):  # with fewer than four rows it may be insignificant
+    if B == 4 or not np.isnan(dump.tensors["source_cosine"]):  # with fewer rows the cosine may be insignificant
         errors["source_cosine"] = abs(dump.tensors["source_cosine"] - inner[0, 1] / np.sqrt(inner[0, 0] * inner[1, 1]))
     return errors
 

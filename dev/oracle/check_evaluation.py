@@ -21,7 +21,7 @@ import harness
 from harness import Mismatch, attempt, finish, run
 
 VOCAB = 256  # tokens are bytes
-TOLERANCE = 2e-5  # of sums and losses, relative
+TOLERANCE = 2e-5  # relative error of sums and losses
 PRINTED = 1e-6  # slightly more than half a unit of the last printed digit
 WORDS = """the a man woman dog roof guitar water then slowly quickly is was starts to pull cut wash her his and with
 from red café naïve 12 3.5 (again) "quoted" don't into out of , . !""".split()

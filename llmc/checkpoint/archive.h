@@ -25,7 +25,7 @@ void archive_step_path(const char *run_dir, int64_t step, char path[ARCHIVE_PATH
 
 int64_t archive_step_of(const char *name); // "step_00000120": 120; -1 for other names
 
-// What is not removed, by the steps of checkpoints.
+// The checkpoints that are not removed, by step.
 typedef struct {
     int64_t keep; // number of newest complete checkpoints to keep; 0: all
     int64_t back; // a rollback goes to the newest checkpoint at or before this step; INT64_MAX: no rollback

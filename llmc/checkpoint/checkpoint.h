@@ -47,10 +47,10 @@ enum { RECEIVER_VALUES = 1 << 23 }; // most values in one call of `load`
 // Reads elements [first, first + n) of a tensor of the whole model. All threads call it.
 typedef int (*TensorReader)(void *context, size_t first, size_t n, float *out, Error *e);
 
-// Hands over the wanted values of tensor i, which come from `read`.
+// Reads the wanted values of tensor i with `read`, and hands them to `load`.
 int checkpoint_load_tensor(const Receiver *to, StateKind kind, int i, TensorReader read, void *context, Error *e);
 
-// Hands over the wanted weights. Checks all shapes first. From llm.c's .bin hands over all weights.
+// Hands the wanted weights to `load`. Checks all shapes first. From llm.c's .bin hands over all weights.
 int checkpoint_load_model(const char *path, const Receiver *to, Error *e);
 
 // Writes a line to `notes` if the files hold tensors that are not in the model.
@@ -64,5 +64,5 @@ int checkpoint_save_config(Manifest *manifest, const ModelConfig *config, int eo
 // Writes the path of a file that only a resume needs: "DIRECTORY/training/NAME", or an older build's "DIRECTORY/NAME".
 int checkpoint_training_path(char *out, size_t bytes, const char *directory, const char *name, Error *e);
 
-// Hands over the wanted values of a moment. Checks the tensor first.
+// Hands the wanted values of a moment to `load`. Checks the tensor first.
 int checkpoint_load_moment(const char *directory, StateKind moment, const Receiver *to, Error *e);

@@ -94,7 +94,7 @@ static int bin_load_tensor(Bin *bin, const Tensor *t, float *buffer, size_t half
     if (t->kind == WTE) bin->at += (uint64_t)(bin->vocab_padded - bin->config.vocab) * columns * bytes;
     for (size_t r = 0; r < rows && transposed; r++)
         for (size_t c = 0; c < columns; c++) buffer[half + r * columns + c] = buffer[c * rows + r];
-    for (size_t at = 0, n; at < t->count; at += n) { // a local model's part
+    for (size_t at = 0, n; at < t->count; at += n) { // keeps only a local model's elements
         n = tensor_run(t, at);
         memmove(values + at, values + tensor_whole_index(t, at), n * sizeof *values);
     }

@@ -21,11 +21,11 @@ enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // products with fewer multiply-adds 
 // One head of one example, with its thread's scratch.
 typedef struct {
     size_t T, D, Tp, Dp;
-    size_t qkv_row, out_row;  // 3C and C
+    size_t qkv_row, out_row;  // elements of a row: 3C and C
     Dtype type;               // type of qkv, out and their gradients; sums, scores and scratch are fp32
     float scale;              // 1/sqrt(D)
     size_t index;             // number of the head, for dropout
-    Dropout dropout;          // of this example
+    Dropout dropout;          // dropout of this example
     const uint16_t *position; // (T) or NULL
     float *q;                 // (Tp, Dp), scaled by 1/sqrt(D)
     float *k, *v, *dout;      // (Tp, Dp)

@@ -106,7 +106,7 @@ static inline double *example_sq(Engine *engine, TensorKind kind, int layer) {
     return &engine->example_sq[tensor(engine, kind, layer) - engine->config.model->tensors];
 }
 
-// Entries of exponents and amax.
+// Returns the length of `exponents` and of `amax`.
 static inline size_t fp8_sites(const Engine *engine) { return (size_t)engine->config.model->config.layers * FP8_SITES; }
 
 // ---- engine_memory.c ------------------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfi
         }
 }
 
-// Returns the step's numbers. grad_scale turns the summed gradient into the clipped mean; NaN: change nothing.
+// Returns AdamW's factors for a step. grad_scale turns the summed gradient into the clipped mean; NaN: change nothing.
 static AdamWStep step_of_update(const Engine *engine, const UpdateConfig *u) {
     double sq = 0;
     for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];

@@ -8,7 +8,7 @@
 #    include <arm_neon.h>
 #endif
 
-// VEC / 2 numbers of 64 bits; the upper 32 are ignored.
+// VEC / 2 integers of 64 bits; the upper 32 bits of each are ignored.
 typedef uint64_t Wide __attribute__((vector_size(VEC * 4), may_alias));
 
 // Multiplies the lower halves, 32 x 32 -> 64 bits. Uses intrinsics: GCC compiles no plain C to this instruction.

@@ -12,7 +12,7 @@
 enum { A_BLOCK_MAX = 1 << 20 };        // bytes
 enum { PARTIAL_COLUMNS = 768 };        // columns at a time if C is bf16, which cannot hold partial sums
 enum { ROW_COLUMNS = 384 };            // columns at a time in a product of one row
-enum { TASKS_PER_THREAD = 8 };         // wanted in each block: threads then end at about the same time
+enum { TASKS_PER_THREAD = 8 };         // tasks per thread of a block, at least: threads then end at about the same time
 enum { STREAM_FLOATS = 1 << 18 };      // smallest C that is written past the caches
 enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // smaller products run on one thread
 

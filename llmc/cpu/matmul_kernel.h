@@ -59,7 +59,7 @@ typedef struct {
 
 // A thread's state while it computes the tiles of one panel of B, one after the other.
 typedef struct {
-    Ahead ahead;     // the present tile's share
+    Ahead ahead;     // what to prefetch during the present tile
     MatmulTile last; // bf16: the last tile, written while the next one is computed
     float sums[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(CACHE_LINE))); // of `last`
 } MatmulTiles;

@@ -130,7 +130,7 @@ int row_set(const OptionTable *t, int id, const char *said, const char *text, in
             row_flag(second, &t->rows[other < id ? id : other]);
             return FAIL(e, ERR_USAGE, "give one of them", "%s and %s exclude each other", flag, second);
         }
-        // The command line wins; of two files, the later one.
+        // The command line wins over a file, a later file over an earlier one.
         row_reset(t, t->given[other] & OPTION_GIVEN_COMMAND_LINE ? id : other);
     }
     return 0;
@@ -342,7 +342,7 @@ int rows_read_config(const OptionTable *t, char *text, size_t bytes, const char 
         bool of_run = cJSON_IsObject(options) && cJSON_IsArray(parts);
         cJSON_ArrayForEach(part, parts) cJSON_ArrayForEach(given, json_get(part, "options")) {
             const cJSON *value = json_get(options, given->string);
-            of_run = of_run && given->string; // NULL: in a list
+            of_run = of_run && given->string; // NULL: `given` is an element of a list
             if (of_run && !code) code = parse_json_value(t, given->string, value ? value : given, e);
         }
         if (!of_run)

@@ -237,8 +237,8 @@ typedef struct {
 // replicas: includes sums of each part over the machines that hold a replica.
 static Transfer transfer(const Plan *p, const Model *model, double value_bytes, bool replicas) {
     const int shared = shared_by(p), machines = replicas ? (p->ranks + shared - 1) / shared : 1;
-    PlanDevice peers = p->device; // of ranks of equal t (parallel.h): with --tensor fewer of them share a machine
-    PlanDevice apart = p->device; // ranks on as many machines
+    PlanDevice peers = p->device; // as ranks of equal t see it (parallel.h): --tensor puts fewer on a machine
+    PlanDevice apart = p->device; // as if each rank had its own machine
     peers.spec.devices_a_machine = (int)fmax(1, peers.spec.devices_a_machine / plan_tensor(p));
     apart.spec.devices_a_machine = 1;
     double L = model->config.layers, embeddings = (double)model_bucket(model, 0).end;
@@ -261,7 +261,7 @@ static double exposed_seconds(const Plan *p, const Model *model, const PlanStep 
     const double *first = s->first.pass, *last = s->last.pass;
     Transfer none = {0}, scatter = transfer(p, model, wire_bytes(p), true),
              gather = transfer(p, model, zero ? p->device.value : sizeof(float), false);
-    Transfer early = p->sharing.reduce == REDUCE_MICRO_STEP ? scatter : none; // of each micro-step but the last
+    Transfer early = p->sharing.reduce == REDUCE_MICRO_STEP ? scatter : none; // in each micro-step but the last
     double again = by_pass ? gathered_again(p->shape.model) * gather.blocks : 0;
     double exposed = fmax(0, again + scatter.blocks - last[PASS_BACKWARD]) + scatter.embeddings;
     exposed += (double)(s->micro_steps - 1) * (fmax(0, again + early.blocks - first[PASS_BACKWARD]) +

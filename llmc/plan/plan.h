@@ -11,7 +11,7 @@
 //
 // Time of a collective: a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)) makes K - 1 rounds, in
 // each of which a rank sends 1/K of the bytes: the link carries (K - 1)/K of the bytes, with K - 1 latencies. In a
-// torus, rings run along all axes at once, both ways: they share the bytes; (k - 1)/2 latencies for k ranks.
+// torus, rings run along all axes at once, both ways, and share the bytes: (k - 1)/2 latencies for k ranks.
 #pragma once
 
 #include "gns/ramp.h"
@@ -56,7 +56,7 @@ double plan_critical_intensity(const PlanDevice *device);               // FLOPs
 typedef struct {
     const Options *options;
     const EngineApi *engine;
-    EngineConfig shape; // of the whole model, which the functions below cut for the ranks
+    EngineConfig shape; // shape of the whole model; the functions below cut the model for the ranks
     PlanDevice device;
     bool estimate_memory; // true if this program's engine does not run on the device
     int ranks;
@@ -90,13 +90,13 @@ typedef struct {
 } PlanStep;
 PlanStep plan_step(const Plan *plan, int64_t rows);
 
-// Returns the ranks of a machine, of `ranks` in all.
+// Returns how many of `ranks` ranks share a machine.
 static inline int plan_machine(const PlanDevice *d, int ranks) {
     return ranks < d->spec.devices_a_machine ? ranks : d->spec.devices_a_machine;
 }
 
 double plan_step_bytes(const Plan *plan);                        // bytes that a rank passes on in a step
-double plan_tensor_bytes(const Plan *plan);                      // of these, activations (--tensor)
+double plan_tensor_bytes(const Plan *plan);                      // activations among these bytes (--tensor)
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s per rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 double plan_all_to_all_seconds(const PlanDevice *device, int ranks, double bytes); // bytes: over all ranks
@@ -127,7 +127,7 @@ int plan_most(const Plan *plan, int low, int over, bool (*holds)(const Plan *pla
 typedef struct {
     int64_t steps, first_batch, last_batch; // rows
     double seconds;
-    bool cut; // only PLAN_STEPS_MAX steps were simulated: later steps repeat the last of these
+    bool cut; // only PLAN_STEPS_MAX steps were simulated: later steps repeat the last simulated step
 } PlanRun;
 enum { PLAN_STEPS_MAX = 5000000 };
 PlanRun plan_run(const Plan *plan, double target);

@@ -218,7 +218,7 @@ static int tensor_most(const Plan *p) {
     return (int)fmin(p->shape.model->config.heads, p->device.spec.devices_a_machine);
 }
 
-// "--zero 3 --tensor 2", and what else differs from plan p.
+// "--zero 3 --tensor 2", then other options of plan q that differ from plan p's.
 static Figure mesh(const Plan *q, const Plan *p) {
     Figure out;
     const bool shards = q->sharing.reduce != p->sharing.reduce && q->sharing.reduce == REDUCE_MICRO_STEP;
@@ -235,7 +235,7 @@ static Figure mesh(const Plan *q, const Plan *p) {
 // --tensor. If a plan does not fit, tries a smaller micro-batch, and gradients sharded at every micro-step.
 static void print_advice(FILE *f, const Plan *p) {
     const int given = p->shape.micro_batch;
-    Plan best[2];                             // without --tensor, with it
+    Plan best[2];                             // [0]: without --tensor; [1]: with --tensor
     double seconds[2] = {INFINITY, INFINITY}; // INFINITY: none fits
     for (int k = 1; k <= tensor_most(p); k *= 2)
         for (int i = 0; i < 8 && p->ranks % k == 0 && p->ranks / k <= p->rows; i++) { // i >= 4: --shard machine

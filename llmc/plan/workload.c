@@ -19,7 +19,7 @@ enum {
     GELU_BACKWARD_FLOPS = 14,
     LOSS_FLOPS = 5, // maximum, exp, sum, and the gradient p - 1[target]
     ADAMW_FLOPS = 14,
-    DROPOUT_FLOPS = 13, // per element: 1/8 of a draw's 7 rounds of 10; shift, mask, comparison, choice, product
+    DROPOUT_FLOPS = 13, // per element: 1/8 of a draw of 7 x 10; shift, mask, comparison, choice, product
     MUON_FLOPS = 9,     // momentum and the step; products are counted apart (add_muon)
 };
 

@@ -48,5 +48,5 @@ typedef struct HellaSwagScore {
     int questions, correct, correct_norm; // acc = correct / questions
 } HellaSwagScore;
 
-// Scores all questions. sum (rows): every l(e). Of equal endings the first is chosen.
+// Scores all questions. sum (rows): each row's l(e). Chooses the first of equal endings.
 HellaSwagScore hellaswag_score(const HellaSwag *h, const double *sum);

@@ -13,6 +13,6 @@ void loader_destroy(Loader *loader); // NULL is fine
 // the thread that reads them; reads here if loader_expect did not announce them, or the thread could not read them.
 int loader_rows(Loader *loader, uint64_t first, int n, const uint16_t **rows, Error *e);
 
-// Starts to read n examples from `first` on. If loader_rows asks for other examples, only time is lost. n = 0 only
-// awaits the thread.
+// Starts to read n examples from `first` on. If loader_rows asks for other examples, only time is lost. n = 0: only
+// waits for the thread.
 void loader_expect(Loader *loader, uint64_t first, int n);

@@ -32,7 +32,7 @@ typedef struct {
 
 typedef struct {
     int shards;
-    uint64_t tokens;  // in all shards
+    uint64_t tokens;  // sum of n_i
     int largest;      // largest token that dataset_open has checked
     uint64_t windows; // N
     int skipped;      // shards too short to hold a window of this T

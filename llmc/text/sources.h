@@ -25,7 +25,7 @@ typedef struct {
 typedef struct {
     DatasetSource *source; // (count) without weights all files are one source
     int count;
-    double weights; // their sum
+    double weights; // sum of the sources' weights
     char *value;    // owns the memory of the words
 } Sources;
 

@@ -117,7 +117,7 @@ static inline uint32_t pair_find(const Tokenizer *t, uint16_t left, uint16_t rig
 void tokenizer_add_merge(Tokenizer *t, Merge merge) {
     uint64_t *slot = pair_slot(t, merge.left, merge.right), rank = (uint64_t)t->merge_count;
     t->merges[t->merge_count++] = merge;
-    if (!*slot) // of equal merges the first holds
+    if (!*slot) // the first of equal merges counts
         *slot = (uint64_t)merge.left << 48 | (uint64_t)merge.right << 32 | rank << 16 | merge.merged;
 }
 

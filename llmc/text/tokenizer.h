@@ -47,11 +47,11 @@ typedef struct {    // immutable: threads may share it
     int vocab_size; // at most VOCAB_MAX
     int eot;        // the token that ends documents, in GPT-2 <|endoftext|>; -1: none
     bool is_bytes;
-    uint32_t start[VOCAB_MAX + 1]; // of each token in `text`
+    uint32_t start[VOCAB_MAX + 1]; // where each token begins in `text`
     uint8_t flags[VOCAB_MAX];      // TOKEN_*
     uint16_t byte_token[BYTE_VALUES];
     bool lacks[BYTE_VALUES]; // true: a vocabulary of characters has no token for the byte
-    bool lacks_some;         // true if any of `lacks` is
+    bool lacks_some;         // true if an element of `lacks` is
     int added_count;
     bool added_spaced;                                 // an added token has a space after another character
     uint32_t added_longest[ADDED_PASSES][BYTE_VALUES]; // bytes of the pass's longest token with this first byte
@@ -96,7 +96,7 @@ size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes);
 
 // Creates a tokenizer that has only its character classes, and room for `text_bytes` of text.
 int tokenizer_new(Tokenizer **out, size_t text_bytes, Error *e);
-void tokenizer_add_merge(Tokenizer *t, Merge merge); // of the next rank
+void tokenizer_add_merge(Tokenizer *t, Merge merge); // gets the next rank
 // Returns the end of the first word of the text from s to end, s < end, by GPT-2's pattern.
 const uint8_t *tokenizer_word(const Tokenizer *t, const uint8_t *s, const uint8_t *end);
 // Returns the slot of the token with these bytes, or the empty slot for it. hash: hash_bytes of the bytes.

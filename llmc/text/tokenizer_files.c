@@ -67,8 +67,8 @@ typedef struct {
     const char *directory;
     const JsonFile *vocab;
     char merges_path[PATH_MAX], *merges; // lines "left right"; NULL: tokenizer.json has the merges
-    size_t merges_bytes, bytes;          // bytes: of all files
-    const char *name[VOCAB_MAX];         // NULL: none yet
+    size_t merges_bytes, bytes;          // bytes: size of all files
+    const char *name[VOCAB_MAX];         // by token; NULL: none yet
 } VocabReader;
 
 static bool is_text(const cJSON *item, const char *text) {
@@ -125,7 +125,7 @@ static const char *member_on(const cJSON *object, const char *known) {
     return NULL;
 }
 
-// Returns the element of a Sequence of one element, otherwise the part itself.
+// Returns the part; in place of a Sequence of one element, its element.
 static const cJSON *only_part(const cJSON *part, const char *list) {
     const cJSON *parts = is_text(json_get(part, "type"), "Sequence") ? json_get(part, list) : NULL;
     return parts && cJSON_GetArraySize(parts) == 1 ? only_part(parts->child, list) : part;
@@ -278,7 +278,7 @@ static int add_merge(VocabReader *r, int number, const char *left, const char *r
 static int read_merges(VocabReader *r, Error *e) {
     const cJSON *merges = r->merges ? NULL : json_get(json_get(r->vocab->root, "model"), "merges"), *item;
     Tokenizer *t = r->t;
-    char *scratch = t->text + t->start[t->vocab_size]; // room for a merge: the files' bytes less the tokens'
+    char *scratch = t->text + t->start[t->vocab_size]; // room for a merge: the files' bytes less the tokens' bytes
     char *line = r->merges, *end;
     int code = 0, number = 1;
     if (!r->merges && !cJSON_IsArray(merges))
