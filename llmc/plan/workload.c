@@ -33,14 +33,14 @@ static void add(Workload *w, Work work) {
 
 // A product, (rows, in) times (in, out), of values of `value` bytes: 2 rows in out FLOPs; reads the operands and writes
 // the result once. For the backward product dx = dy W^T swap in and out.
-static Work matmul_of(WorkFamily family, WorkPass pass, double value, double rows, double in, double out, double count) {
+static Work gemm_of(WorkFamily family, WorkPass pass, double value, double rows, double in, double out, double count) {
     return (Work){family, WORK_MATMUL, pass, 2 * rows * in * out, value * (rows * in + in * out), value * rows * out,
                   count};
 }
 
 // One linear layer, in all blocks. In fp8 a GPU reads e4m3.
 static Work linear(const EngineConfig *shape, WorkPass pass, double value, double rows, double in, double out) {
-    Work work = matmul_of(FAMILY_BLOCK_MATMUL, pass, value, rows, in, out, shape->model->config.layers);
+    Work work = gemm_of(FAMILY_BLOCK_MATMUL, pass, value, rows, in, out, shape->model->config.layers);
     if (dtype_is_fp8(shape->dtype) && value < fp32) work.kind = WORK_FP8, work.read /= value;
     return work;
 }
@@ -101,9 +101,9 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
         {linear(shape, forward, v, N, F, C), 0}, // fcproj
         {{FAMILY_DROPOUT, WORK_MASKS, forward, DROPOUT_FLOPS * n, copied, copied, branches}, drops * again},
         {{FAMILY_DROPOUT, WORK_MASKS, forward, DROPOUT_FLOPS * scores, 0, 0, drops * L}, drops * again},
-        {matmul_of(FAMILY_HEAD_MATMUL, forward, v, R, C, V, chunks), 0},
+        {gemm_of(FAMILY_HEAD_MATMUL, forward, v, R, C, V, chunks), 0},
         {{FAMILY_CROSSENTROPY, WORK_STREAM, forward, LOSS_FLOPS * R * V, read, written, chunks}, 0},
-        {matmul_of(FAMILY_HEAD_MATMUL, backward, v, R, V, C, chunks), 0},
+        {gemm_of(FAMILY_HEAD_MATMUL, backward, v, R, V, C, chunks), 0},
         // Five products, where the forward has two: q k^T, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B).
         {{FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, backward, 5 * product, v * 5 * a, v * 3 * a, L}, 0},
         // Reads GELU's input; the CUDA engine reads its slope instead, which its forward pass writes.
