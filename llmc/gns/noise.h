@@ -12,7 +12,7 @@ typedef struct StepResult StepResult; // engine.h
 
 typedef struct Noise {
     GnsTracker ln;                // every step: the LayerNorms
-    GnsTracker total;             // the whole model, with the half-life of `ln`; updated if follows_total
+    GnsTracker total;             // the whole model, with the half-life of `ln`; updated once follows_total was set
     GnsCalibration calibration;   // sampled steps: the whole model and the LayerNorms
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
     GnsTracker *layer;            // (L), sampled steps

@@ -49,7 +49,7 @@ typedef struct {
     Dataset *train, *val; // val may be NULL
     HellaSwag *hellaswag; // NULL: none
     Loader *loader;       // reads rows of `train`
-    uint16_t *rows;       // (micro_batch, T + 1): rows to evaluate; zeros if this rank cannot read its rows
+    uint16_t *rows;       // (micro_batch, T + 1): rows to evaluate; zeros if this rank cannot read its rows or has none
     float *losses;        // (micro_batch, T)
 } RunData;
 

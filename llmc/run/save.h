@@ -7,8 +7,8 @@
 // | a signal, the last step                      | save_and_wait      | yes   | ends the run                         |
 // | a file's error ends training                 | save_at_error      | yes   | is printed; the run ends on its error |
 //
-// All ranks call these functions together, after parallel_send_weights and compare_ranks, which save_at_error calls by
-// itself. No step is saved twice.
+// All ranks call these functions together, after compare_ranks, which save_at_error calls by itself. No step is saved
+// twice.
 //
 //     step_NNNNNNNN/  model.safetensors                                      (layout)
 //                     config.json, generation_config.json                    (checkpoint)
