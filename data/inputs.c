@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { BEGIN_BYTES = 256 }; // of a text, to decide its format
+enum { BEGIN_BYTES = 256 }; // bytes of a text that decide its format
 
 // ---- Text or JSON Lines ---------------------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ static int format_of_file(const char *path) {
     return format_of_text(text, bytes < 0 ? 0 : (size_t)bytes, true);
 }
 
-// Sets the format. Refuses a pipe if an option needs its length, or whether all of it is UTF-8, before reading.
+// Sets the format. Refuses a pipe if an option must know its length first, or that all of it is UTF-8.
 static int input_set_format(Input *input, const TokenizeOptions *o, int format, bool by_line, Error *e) {
     input->jsonl = format == FORMAT_JSONL;
     input->undecided = format == FORMAT_AUTO;

@@ -51,7 +51,7 @@ if [ "$what" = venv ]; then
         echo "setting up build/venv with $(grep -vcE '^ *(#|$)' dev/oracle/requirements.txt) pinned Python packages"
         # Without --no-compile pip compiles every file.
         pip() { build/venv/bin/pip install -q --no-compile --disable-pip-version-check "$@"; }
-        uv() { # needs half of pip's time, but ignores pip's configuration: not used if that names an index
+        uv() { # needs half of pip's time, but ignores pip's configuration: unused if this configuration names an index
             ! build/venv/bin/pip config list | grep -q index && pip --retries 0 --only-binary :all: uv==0.13.9 &&
                 build/venv/bin/uv pip install -q --no-cache --system-certs --python build/venv/bin/python "$@"
         }

@@ -18,7 +18,7 @@ def outliers_text(run, most=None):
     """Returns two lines for each group, farthest first, of at most `most` groups of a kind; "" without outliers."""
     kinds, group_of, T = {}, {}, run.info.get("options", {}).get("seq_len", 0)
     vocabulary, decode = max(glob.glob(os.path.join(glob.escape(run.path), "step_*", "vocab.json")), default=None), str
-    if vocabulary:  # of the newest checkpoint; without one, tokens are printed as numbers
+    if vocabulary:  # from the newest checkpoint; without a vocabulary tokens are printed as numbers
         from tokenizers import ByteLevelBPETokenizer
 
         tokenizer = ByteLevelBPETokenizer(vocabulary, os.path.join(os.path.dirname(vocabulary), "merges.txt"))

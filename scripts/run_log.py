@@ -70,7 +70,7 @@ def missing_packages(packages, error):
     venv = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "venv")
     python = os.path.join(venv, "bin", "python")
     if os.access(python, os.X_OK) and "GNS_IN_VENV" not in os.environ:
-        os.environ["GNS_IN_VENV"] = "1"  # not twice
+        os.environ["GNS_IN_VENV"] = "1"  # prevents a second restart
         os.execv(python, [python] + sys.argv)
     return Fault(EXIT_INPUT, f"the Python package {packages} does not load ({error}): "
                  f"python3 -m venv {shlex.quote(venv)} && {shlex.quote(python)} -m pip install {packages}")

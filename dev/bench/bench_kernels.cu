@@ -43,7 +43,7 @@ typedef struct {
     bool fused; // linear_sm90 computes the model's products; products that it replaces are printed, but not summed
     WeightGradientPairs pairs;
     std::vector<std::string> only;
-    double step_seconds, step_joules; // of the model, so far
+    double step_seconds, step_joules; // sums over the model's kernels so far
 } Bench;
 
 // ---- Memory of one case ---------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ static void fused_product(Bench *b, const char *name, int times, LinearEpilogue 
     });
 }
 
-// norms: also per-example norms, as exact norms need. bias: also the bias gradient.
+// norms: also computes per-example norms, for --gns exact. bias: also computes the bias gradient.
 static void fused_dweight(Bench *b, const char *name, int times, bool norms, bool bias, int B, int in, int out) {
     if (!b->pairs.count || !wanted(b, name) || (!norms && left_out(b, times))) return;
     const WeightGradientShape s = {B, T, in, out};

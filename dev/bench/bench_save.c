@@ -1,6 +1,6 @@
 // bench_save: compares a save of a whole training state, by the engine that it is linked with, with dd conv=fsync of as
 // many bytes. Also measures dd without the page cache (oflag=direct), and the shortest C program, which writes one
-// buffer again and again, then fsyncs. All contestants run in every round, forwards in one round, backwards in the next.
+// buffer again and again, then fsyncs. All contestants run in every round, forwards in one, backwards in the next.
 // Each round begins with another one: the page cache's cost depends on when its memory was last used. A save removes
 // the last save's checkpoint; the others remove their files at once. Figures are medians, with quartiles.
 //

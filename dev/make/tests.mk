@@ -64,7 +64,7 @@ $(WITH_DEPS):
 test: ## every test that needs no GPU
 check: test ## the same
 test-run:
-	@$(MAKE) --no-print-directory -s -j3 test-venv test-programs # the first waits for the network
+	@$(MAKE) --no-print-directory -s -j3 test-venv test-programs # test-venv waits for the network
 	@dev/test/run.sh $(BUILD) $(LONGEST) $(filter-out $(LONGEST),$(TESTS))
 
 test-venv:

@@ -14,7 +14,7 @@ import gpt2
 from harness import Mismatch, attempt, finish
 
 TOLERANCE = 1e-5  # fp32 engines
-ZERO_TOLERANCE = 1e-6  # of an exactly zero gradient, relative to its tensor's norm
+ZERO_TOLERANCE = 1e-6  # error where a gradient is exactly zero, relative to its tensor's norm
 
 
 class Dump:

@@ -19,10 +19,10 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Tokeniz
 
 from harness import Mismatch, attempt, finish, run
 
-TOLERANCE = 1e-5  # of a loss, absolute, fp32
+TOLERANCE = 1e-5  # absolute error of a loss, fp32
 LIVELY = 0.3  # least standard deviation of logits: with equal logits every loss would agree
 ROWS = 3
-HEADER_BYTES = 1024  # of a token shard; uint16 tokens follow
+HEADER_BYTES = 1024  # header of a token shard; uint16 tokens follow
 EOT = "<|endoftext|>"
 CHAT_USER, CHAT_END = "<|user|>", "<|im_end|>"
 TEXT = "The gradient noise scale, tr(Σ)/|G|² — \"naïve\" 🙂:\n\tint x = 1234;  don't\r\n"
@@ -107,7 +107,7 @@ def compare_losses(programs, directory):
     ours = programs.loss(directory, rows)
     if not logits.std() > LIVELY:
         raise Mismatch(f"logits spread by {logits.std():.2g} only: the check would not see a difference")
-    if not abs(ours - theirs) <= TOLERANCE:  # NaN is not
+    if not abs(ours - theirs) <= TOLERANCE:  # fails for NaN, too
         raise Mismatch(f"a loss of {ours:.6f}, in transformers {theirs:.6f}")
     return f"a loss of {ours:.6f}, in transformers {theirs:.6f}"
 

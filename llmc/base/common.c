@@ -10,7 +10,7 @@
 
 // ---- Errors ---------------------------------------------------------------------------------------------------------
 
-// Errors of system limits, and the remedy of each, wherever the program reaches the limit.
+// A message with one of these errors gets the remedy as its hint.
 static const struct {
     int error;
     const char *remedy;

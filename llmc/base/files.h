@@ -57,8 +57,8 @@ int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes,
                       Error *e);
 void file_read_past_cache(int fd); // later reads bypass the page cache if the file system allows it
 
-// Identifies a file by a hash: of all of it up to 64 MiB; of a larger one, of 64 blocks of 64 KiB at even distances,
-// first and last included.
+// Identifies a file by a hash. Hashes all of a file of up to 64 MiB; of a larger file 64 blocks of 64 KiB at even
+// distances, the first and the last block included.
 int file_digest(const char *path, FileDigest *digest, Error *e);
 
 // ---- Paths and directories ------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ bool path_ends(const char *path, const char *ending); // false if the path is on
 
 // Writes the directory that holds a path to `out`; "." if the path has no slash.
 void path_parent(const char *path, char *out, size_t bytes);
-void path_existing(const char *path, char *out, size_t bytes); // its longest part that is a directory; max. PATH_MAX
+void path_existing(const char *path, char *out, size_t bytes); // longest part that is a directory; bytes <= PATH_MAX
 
 // Creates a directory and its parents; an existing one is fine.
 int directory_create(const char *path, Error *e);

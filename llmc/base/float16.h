@@ -26,7 +26,7 @@ static inline uint16_t f32_to_bf16(float x) {
     uint32_t bits = f32_bits(x);
     if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40); // NaN
     uint32_t odd = bits >> 16 & 1;
-    return (uint16_t)((bits + 0x7fff + odd) >> 16); // adds a little less than a half; exactly a half if odd
+    return (uint16_t)((bits + 0x7fff + odd) >> 16); // adds just under half a bf16 unit; exactly half if odd
 }
 
 // fp16: 1 sign, 5 exponent (bias 15), 10 fraction bits; exponent 0: fraction * 2^-24.

@@ -27,4 +27,4 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count
 GNS_HD static inline uint64_t hash_element(uint64_t place, uint32_t bits) {
     return hash_finish((place + 1) * HASH_GOLDEN + bits);
 }
-#define HASH_SECOND ((uint64_t)1 << 48) // place of a second array, whatever the length of the first
+#define HASH_SECOND ((uint64_t)1 << 48) // place of a second array's first element: beyond any first array

@@ -8,7 +8,7 @@
 //           [598, "..."]]},            bytes and hash of each piece, from the file's first byte to its last
 //         {"name": "training/state.json", ...
 //       ],
-//       "xxh3_128_above": "..."        of all bytes above this line
+//       "xxh3_128_above": "..."        hash of all bytes above this line
 //     }
 //
 // Format 1, of older builds, has "xxh3_128" of the whole file in place of "pieces", and may have no "run". manifest.c
@@ -23,13 +23,13 @@
 #define TRAINING      "training/" // folder of files that only a resume needs
 
 enum {
-    MANIFEST_FILES = 64, // at most
+    MANIFEST_FILES = 64, // most files of a manifest
     MANIFEST_NAME_BYTES = 64,
-    MANIFEST_PIECE = 4 << 20 // bytes of a piece, at most
+    MANIFEST_PIECE = 4 << 20 // most bytes of a piece
 };
 
 typedef struct {
-    char name[MANIFEST_NAME_BYTES]; // in the directory, or "training/NAME"
+    char name[MANIFEST_NAME_BYTES]; // "NAME" or "training/NAME"
     uint64_t bytes;
     FileDigest *piece; // (pieces) from the first byte to the last
     int pieces;
@@ -44,7 +44,7 @@ typedef struct {
 typedef struct {
     char path[PATH_MAX]; // the directory's name, for messages
     int dir;             // the directory's descriptor; IN_PATH: open the directory by `path`
-    char run[HASH_TEXT]; // "": none
+    char run[HASH_TEXT]; // id of the run; "": none
     ManifestFile file[MANIFEST_FILES];
     int count;
     bool foreign;       // undamaged, but in a format that this build does not know (manifest_read)

@@ -28,7 +28,7 @@ typedef struct {
 } Ticker;
 
 void ticker_create(Ticker *t, void (*tick)(void *context), void *context);
-int ticker_start(Ticker *t, const char *what, Error *e); // as worker_start
+int ticker_start(Ticker *t, const char *what, Error *e); // see worker_start
 void ticker_destroy(Ticker *t);                          // may be called without ticker_start
 
 // Starts OpenMP's threads, which later parallel regions of at most `size` threads reuse. If they cannot start, libgomp

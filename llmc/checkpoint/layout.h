@@ -18,7 +18,7 @@ typedef struct {
     int file;
     uint64_t offset; // byte of the file at which the values begin
     StateKind kind;
-    Range range; // of the flat array
+    Range range; // the values in the flat array
 } LayoutSpan;
 
 typedef struct {

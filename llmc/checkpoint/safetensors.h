@@ -18,7 +18,7 @@ typedef struct SafetensorsReader SafetensorsReader;
 typedef struct {
     const SafetensorsReader *reader;
     const char *name, *dtype; // owned by the reader
-    size_t value_bytes;       // of one element; 0: a type other than F32, F16 and BF16
+    size_t value_bytes;       // bytes of one element; 0: a type other than F32, F16 and BF16
     int dimensions;           // 0: a scalar
     uint64_t shape[2];        // sizes of the first two dimensions
     uint64_t count;           // elements

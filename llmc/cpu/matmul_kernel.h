@@ -61,7 +61,7 @@ typedef struct {
 typedef struct {
     Ahead ahead;     // what to prefetch during the present tile
     MatmulTile last; // bf16: the last tile, written while the next one is computed
-    float sums[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(CACHE_LINE))); // of `last`
+    float sums[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(CACHE_LINE))); // values of `last`
 } MatmulTiles;
 
 enum { MATMUL_PANEL_BYTES = 48 << 10 }; // largest panel of A or B

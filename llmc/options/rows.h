@@ -29,7 +29,7 @@ typedef enum { ALIAS_AS_IS, ALIAS_STEPS, ALIAS_MICRO_BATCHES, ALIAS_VALIDATIONS 
 typedef struct {
     OptionType type;
     const char *field;
-    size_t offset, bytes; // of the field in the program's struct
+    size_t offset, bytes; // place and size of the field in the program's struct
     const char *help;
     OptionKind kind;
     const char *alias; // llm.c's flag; NULL: none

@@ -118,7 +118,7 @@ def join(documents):
 
 
 def random_text(characters):
-    alphabet = 10 * "abcdefghij     \n\n.,'äößЖ中🙂"  # of at least 256 characters
+    alphabet = 10 * "abcdefghij     \n\n.,'äößЖ中🙂"  # at least 256 characters
     return "".join(map(alphabet.__getitem__, rng.randbytes(characters)))
 
 

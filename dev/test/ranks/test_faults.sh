@@ -188,7 +188,7 @@ damage() { printf x | dd of="$1" bs=1 seek="$2" conv=notrunc status=none; } # FI
 skips_what_any_rank_finds_damaged() { # all ranks then resume from the previous checkpoint
     local mode=$large channels=256 rank file=model.safetensors
     run 4 0 . --steps 2 --checkpoint-every 1 --keep 0 --out good || return 1
-    for rank in 3 1; do # its share includes piece number `rank`
+    for rank in 3 1; do # the rank's share includes piece number `rank`
         rm -rf bad && cp -r good bad && damage bad/step_00000002/$file $((rank * 4194304 + 9)) &&
             run 4 0 '^resuming from bad/step_00000001' --steps 2 --out bad && cmp {good,bad}/step_00000002/$file &&
             grep -q "^warning: rank $rank: bad/step_00000002/$file: damaged: .* from byte $((rank * 4194304)) is .* Skipped" log || return 1

@@ -359,7 +359,7 @@ static void fuzz(void) {
     CHECK(accepted > 0 && rejected > 0, "one of the two never happened");
     if (test_state.failures) save_sample(path_of("/tmp/fuzz_readers.%d", (int)getpid()));
     sample = original;
-    if (!target->make && !test_state.failures) try_sample(); // the other readers need the file
+    if (!target->make && !test_state.failures) try_sample(); // later readers need the unchanged file
 }
 
 // ---- The files ------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ static int save(const Tokenizer *t) {
 
 enum { MERGES = 300, NAME = 64 };
 typedef struct {
-    char left[NAME], right[NAME]; // as text, not in GPT-2's alphabet
+    char left[NAME], right[NAME]; // plain text, not GPT-2's alphabet
 } NamedMerge;
 
 // Makes a random vocabulary over a, b, c, space and the other bytes. As in training, each merge joins two existing
