@@ -179,7 +179,7 @@ static int block_forward(Engine *engine, const Batch *batch, Block *k, const voi
     return 0;
 }
 
-// Writes x, from token `first` on. With document_mask a separator opens a document; so does the start of a row.
+// Writes x, from token `first` on. With document_mask a separator or a row's first token opens a document.
 static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
     size_t C = batch->C, first = batch->first, T = batch->T;
     const uint16_t *position = engine->position ? engine->position + batch->all.own * T + first : NULL;

@@ -41,8 +41,8 @@ struct Shared {
     int tile[TURNS];
 };
 
-// True if an epilogue: by_panel: stores y panel by panel, with slopes; takes_bias: adds a bias; takes_row_values: reads
-// row_values; is_across: reads W as (out, in).
+// True if an epilogue stores y panel by panel, with slopes (by_panel); adds a bias (takes_bias); reads row_values
+// (takes_row_values); reads W as (out, in) (is_across).
 __host__ __device__ constexpr bool by_panel(LinearEpilogue e) { return e == LINEAR_GELU || e == LINEAR_DGELU; }
 __host__ __device__ constexpr bool takes_bias(LinearEpilogue e) {
     return e == LINEAR_GELU || e == LINEAR_RESIDUAL || e == LINEAR_BIAS;

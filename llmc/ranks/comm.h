@@ -39,8 +39,8 @@ void comm_outlive_launcher(void);
 // True if this rank was asked to stop (base/signals.h) or its launcher is gone, whether or not other ranks know.
 bool comm_asked_to_stop(const Comm *comm);
 
-// Last call of the program: prints the error's line, if any, and returns the exit code. Each rank ends by itself after
-// a settled error or none. Any other error ends the whole job: the call does not return.
+// Last call of the program: prints the error's line, if any, and returns the exit code. Each rank ends by itself if the
+// error is settled or there is none. Any other error ends the whole job: the call does not return.
 int comm_finish(Comm *comm, const Error *e);
 
 // comm_progress and every collective restart the phase's deadline.

@@ -4,8 +4,8 @@
 //
 // The ranks of one machine share a board, one line per rank: process, heartbeat, number of collectives begun.
 //   1. All ranks begin the same collectives in the same order. The other ranks wait for the rank that has begun fewest.
-//   2. A rank without a heartbeat for most of the wait is stopped or gone. It is blamed before any other rank, as is a
-//      rank that has not started.
+//   2. A rank without a heartbeat for most of the wait is stopped or gone. Such a rank, or one that has not started, is
+//      blamed before any other rank.
 //   3. All watchdogs of a machine read the same board. One watchdog claims the report; the others stay silent.
 //   4. A board shows one machine. If all its ranks run and there are other machines, the verdict is unsure. The
 //      watchdog first leaves other machines time to end the job. Then its report says what the board shows and blames

@@ -5,7 +5,7 @@
 // of the last 128 steps that were no spikes (math/outliers.h). A spike lasts if K = --spike-steps of the last 2 K steps
 // are spikes, or if a loss or gradient is not finite. These 2 K steps are the window.
 //
-//   1. All ranks have the same sums, so they decide the same.
+//   1. All ranks have the same sums, so all ranks decide alike.
 //   2. Training ends as on an error, but the run directory stays open and locked. `train` (program.c) resumes, without
 //      the window's rows, from the newest checkpoint before the window, or from the oldest if there is none.
 //   3. The next checkpoint stores the excluded rows. A run killed before that repeats the spike and the rollback.

@@ -35,7 +35,7 @@
 //   5. Only main threads talk to other ranks. If one rank fails, all ranks give the save up.
 //   6. A checkpoint gets its name when its files and metrics.jsonl are on the disk; lines of the log may still wait in
 //      memory (metrics.h). The checkpoint is then read back, and removed if it differs. Older checkpoints are removed
-//      last, or first if the disk has too little room for both and the waiting lines.
+//      last; but first if the disk has no room for them, the new checkpoint and the waiting lines.
 #pragma once
 
 #include "model/model.h"
