@@ -9,11 +9,15 @@ heads, D = C / H, B batch.
 """
 
 import functools
+import importlib.metadata
 import os
 
-# Compile without optimisation: these models run for milliseconds, but compile for seconds.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-                                   " --xla_cpu_use_thunk_runtime=false")
+# Compile without optimisation: these models run for milliseconds, but compile for seconds. In jaxlib 0.7.0 programs
+# without thunks fail.
+flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+if importlib.metadata.version("jaxlib").startswith("0.6."):
+    flags += " --xla_cpu_use_thunk_runtime=false"
+os.environ.setdefault("XLA_FLAGS", flags)
 
 import jax
 import jax.numpy as jnp
