@@ -11,8 +11,8 @@
 int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte, const real *wpe,
                       const RowDropout &drop, int B, int C, cudaStream_t stream, Error *e);
 
-// On the host. first, last (B, T): first and last token of each token's document, within the row. A document begins at a
-// separator and at a row's first token.
+// On the host. first, last (B, T): first and last token of each token's document, within the row. A document begins at
+// a separator and at a row's first token.
 void embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens, int separator, int B, int T);
 
 // Flat positions sorted by token, or by position in the document.

@@ -117,7 +117,7 @@ static inline bool out_of_patience(const Run *r) {
     return r->setup.options.patience > 0 && r->position.at.best.stale >= r->setup.options.patience;
 }
 
-// True if the run ends by --stop-at-loss (reached_loss), by --stop-at-loss or --patience (ends_early). Same on all ranks.
+// True if --stop-at-loss ends the run (reached_loss), or that option or --patience (ends_early). Same on all ranks.
 static inline bool reached_loss(const Run *r) { return r->position.at.val_loss <= r->setup.options.stop_at_loss; }
 static inline bool ends_early(const Run *r) { return reached_loss(r) || out_of_patience(r); }
 
