@@ -1,5 +1,5 @@
-// bench_step: times steps of the CPU engine, kernel by kernel. Caches hold what they hold in training; in bench_cpu
-// they hold the operands. The linker's --wrap redirects the engine's calls to timers.
+// bench_step: times steps of the CPU engine, kernel by kernel. Kernels find the caches as training leaves them;
+// bench_cpu times kernels with cached operands. The linker's --wrap redirects the engine's calls to timers.
 //
 //     bench_step [model (gpt2-124M) [micro-batch (4) [seq-len (64) [type (fp32) [steps (8)]]]]]
 //

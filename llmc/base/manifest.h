@@ -35,8 +35,8 @@ typedef struct {
     int pieces;
 } ManifestFile;
 
-// A process's share of the pieces to verify: pieces that begin in block first, first + every, first + 2 every, ... of
-// their file, with blocks of 4 MiB. every 0: all pieces.
+// A process's share of the pieces to verify. A file is divided into blocks of 4 MiB. The share holds the pieces that
+// begin in blocks `first`, `first` + `every`, `first` + 2 `every` and so on. every 0: all pieces.
 typedef struct {
     int first, every;
 } Share;
@@ -73,7 +73,7 @@ int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e);
 typedef enum {
     VERIFY_SIZES,
     VERIFY_BYTES, // all bytes, on all threads, through the page cache: they are used next
-    VERIFY_DISK,  // all bytes, on this thread; in files of 4 MiB and more from the disk, past the page cache
+    VERIFY_DISK,  // all bytes, on this thread; reads files of 4 MiB or more past the page cache
 } Verify;
 
 // Compares the file `name` with the manifest; NULL: all files. ERR_INPUT names the first file that is missing or

@@ -5,8 +5,8 @@
 // other side. A warp owns WARP_ROWS rows. The lanes that hold a row's scores belong to one warp, so softmax needs no
 // shared memory. dQ has a separate kernel, as in attention_sm90_backward.cu.
 //
-// A lane's element i of an accumulator (WARP_ROWS, N) lies in row own_row() + fragment_row(i) and column
-// element_column(i). Its k-th element of its first or second row (r = 0, 1) has index fragment_element(r, k).
+// A lane holds two rows (r = 0, 1) of an accumulator (WARP_ROWS, N). The lane's element i lies in row own_row() +
+// fragment_row(i) and column element_column(i). fragment_element(r, k) is the index of element k of row r.
 #include "cuda/attention_paths.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/sm90.cuh"
@@ -14,7 +14,7 @@
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
-// A slice (T, D) of a tensor in device memory: q, k, v or out of one head, or a gradient.
+// A slice (T, D) of a tensor in device memory: one head's q, k, v, `out`, or the gradient of one of these.
 struct Slice {
     const real *data; // first row, first column
     int stride;       // elements from row to row

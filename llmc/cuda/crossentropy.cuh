@@ -5,9 +5,9 @@
 
 // R rows of the flat (B, T) positions, starting at position row0.
 struct LogitRows {
-    float *losses = NULL;   // (R)
-    float *smoothed = NULL; // (R) losses with label smoothing (math/loss.h): logits get their gradient. NULL: none
-    float smoothing = 0;
+    float *losses = NULL;             // (R)
+    float *smoothed = NULL;           // (R) losses with label smoothing (math/loss.h). NULL: not wanted
+    float smoothing = 0;              // if > 0, dlogits is the gradient of the smoothed losses
     float onehot = 0, everywhere = 0; // set by crossentropy: dlogits[target] -= onehot, every dlogits -= everywhere
     real *logits = NULL;              // (R, Vp), Vp a multiple of 8. Padding is ignored
     const uint16_t *tokens = NULL;    // (B, T + 1): the target of position n is tokens[n / T][n % T + 1]

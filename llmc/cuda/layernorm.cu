@@ -118,7 +118,7 @@ constexpr decltype(&forward_warp_kernel<INPUT, 8, COPY>) of_packs[ROW_PACKS_MAX]
 
 int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e) {
     const bool copies = n.copy.amax, drops = n.b && n.drop.dropout.below;
-    const auto kernels = n.b && (drops || copies) ? of_packs<DROPPED, FP8_BUILT> // the rate may be 0
+    const auto kernels = n.b && (drops || copies) ? of_packs<DROPPED, FP8_BUILT> // without dropout: adds b
                          : n.b                    ? of_packs<SUM, false>
                          : copies                 ? of_packs<ALONE, FP8_BUILT>
                                                   : of_packs<ALONE, false>;
@@ -230,8 +230,8 @@ __device__ inline void tile_write(bool copies, const LayerNormBackward &k, float
 }
 
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Threads beyond the row
-// only join the barriers. If runs do not cross examples, an example's blocks process its tiles in turn: rows read at a
-// time are neighbours in DRAM. COPY: also writes k.copy; if DROP, only if k.copy.amax is set.
+// only join the barriers. If runs do not cross examples, tile i goes to block i % weave of the example: rows read at
+// one time are neighbours in DRAM. COPY: also writes k.copy; if DROP, only if k.copy.amax is set.
 template <bool ACCUMULATE, bool DBIAS, bool DROP, bool COPY = false>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ LayerNormBackward k) {
     constexpr int SETS = DBIAS ? 3 : 2;

@@ -1,6 +1,6 @@
 // gelu: GELU's tanh form, as in GPT-2 (Hendrycks and Gimpel 2016, arXiv 1606.08415): x/2 (1 + tanh u),
-// u = sqrt(2/pi) (x + 0.044715 x^3). Both engines compute x s, s = sigmoid(2u), which is equal, since
-// (1 + tanh u)/2 = 1/(1 + exp(-2u)), and in which no digits cancel for negative x.
+// u = sqrt(2/pi) (x + 0.044715 x^3). Both engines compute the equal form x s, s = sigmoid(2u): (1 + tanh u)/2 =
+// 1/(1 + exp(-2u)). 1 + tanh u would lose digits for negative x; s does not.
 //   2u      = GELU_SCALE x (1 + GELU_CUBIC x^2)
 //   d/dx xs = s + x s (1 - s) GELU_SCALE (1 + 3 GELU_CUBIC x^2)
 // The CPU computes GELU on vectors and guards exp against overflow (cpu/vector_math.h). The GPU computes it on scalars
@@ -17,8 +17,8 @@
 
 // A byte that stands for GELU's derivative d: 26 + 202 d, rounded. CUDA keeps it for the backward pass (not in fp32).
 // d(-x) = 1 - d(x), and -0.1290 <= d <= 1.1290 (x = -1.42 and 1.42). 202 codes per unit of d are the most that keep all
-// codes below 255, NaN's code. Since 202 is an integer, 0 and 1, the derivatives at large |x|, are exact. The error is
-// at most 1/404. For normal x its rms is 2.1e-3 of d's rms; rounding d to bf16 instead errs by 1.6e-3.
+// codes below 255, NaN's code. d = 0 and d = 1 (at large |x|) are exact because 202 is an integer. The error is at most
+// 1/404. For normal x its rms is 2.1e-3 of d's rms; rounding d to bf16 instead errs by 1.6e-3.
 enum { GELU_CODE_ZERO = 26, GELU_CODE_NAN = 255 };
 #define GELU_CODE_STEPS 202.0f
 #define GELU_CODE_SHIFT (0x1p23f + (float)GELU_CODE_ZERO) // floats from 2^23 on are whole: their last byte is the code

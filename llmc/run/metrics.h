@@ -1,7 +1,7 @@
 // metrics: the logs of a run, in its directory:
 //
 //     metrics.jsonl    one JSON object for every optimizer step, validation and test. Numbers read back as the same
-//                      bits. null: unknown. 1e308: infinity, as a bound of the noise scale where G2 is far below 0
+//                      bits. null: unknown. 1e308: infinity (a noise scale's bound is infinite if G2 is far below 0)
 //     samples.jsonl    one JSON object for every sample: step, tokens, prompt, text. The text begins with the prompt
 //
 // A step's line has the fields of StepMetrics, and these of the noise scale:
@@ -60,8 +60,8 @@ int run_lock_sign(int dir, const char *directory, Error *e);
 // True if the process in written_by runs on this machine.
 bool run_lock_is_here(int dir, const char *directory);
 
-// Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. keeps (a rollback): writes the
-// waiting lines, and appends lines cut from metrics.jsonl to metrics.rolled_back.jsonl. Without keeps no line may wait.
+// Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. keeps true (a rollback): also writes
+// the waiting lines first, and appends the lines cut to metrics.rolled_back.jsonl. keeps false: no line may be waiting.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e);
 
 int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, with the lines that wait

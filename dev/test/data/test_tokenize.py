@@ -173,7 +173,7 @@ def test_threads_and_blocks():
 
 
 def test_separator():
-    """Documents equal a computation without blocks; lines of Windows and of Unix give the same documents."""
+    """Cutting the text into blocks changes no document; Windows and Unix line ends give the same documents."""
     for separator in ("<|endoftext|>", "\n\n\n", "=== END ===", "x"):
         documents = [random_text(rng.choice([0, 5, 500, 90000])).replace(separator, " ").strip("\n") for _ in range(50)]
         text = ("\n" + separator + "\n").join(documents)

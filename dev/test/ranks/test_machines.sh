@@ -140,7 +140,7 @@ strangers_may_look() { # without MPI, commands that write and share nothing run
     strangers 0 "^  --train" --help && strangers 0 . --version && strangers 0 ": undamaged$" --check seen &&
         strangers 0 "^parameters" --dry-run "${run[@]}" && strangers 0 "" --sample-only --model seen --sample-tokens 4
 }
-strangers_may_not_train() { # and not evaluate: each would write the same run, or evaluate the same rows
+strangers_may_not_train() { # each process would write the same run or evaluate the same rows: both are refused
     local text="^error: started as one of 4 processes (SLURM_STEP_NUM_TASKS), but not in a way that Open MPI understands"
     strangers 64 "$text" --train "code_train_*.bin" "${small[@]}" --steps 1 --val-every 0 --out strange && [ ! -e strange ] &&
         strangers 64 "$text" --eval-only --model seen --val "code_val_*.bin" &&
