@@ -15,7 +15,7 @@ enum { JSON_DEPTH_MAX = 512 };
 
 typedef struct {
     char *at;
-    const char *field; // name of the member (the last of several) to decode to `out`; NULL: none
+    const char *field; // name of the member to decode to `out`; NULL: none. A repeated name: the last one counts
     char *out;
     size_t out_bytes;
     bool found;

@@ -54,12 +54,13 @@ returns() { # CODE COMMAND...: checks the exit code; leaves the output in $work/
 end() { [ $wrong = 0 ] && verdict PASS "$1" "$start" || verdict FAIL "$1" "$start"; }
 
 # CODE TEXT COMMAND...: checks that the command exits with CODE and prints "error: " and TEXT; leaves the output in
-# $work/log. refuses: the output must be one line.
+# $work/log.
 fails() {
     "${@:3}" > "$work/log" 2>&1
     local code=$?
     [ $code = "$1" ] && says "$work/log" "error: " && says "$work/log" "$2" || { echo "exit code $code, want $1 and '$2', of ${*:3}: $(tail -n 4 "$work/log")"; return 1; }
 }
+# CODE TEXT COMMAND...: like fails; checks also that the output is one line.
 refuses() { fails "$@" && { one_line "$work/log" || { echo "more than a line: $(cat "$work/log")"; return 1; }; }; }
 
 skip_suite() { echo "SKIP $suite: $1" && exit 77; } # WHY
@@ -82,7 +83,7 @@ find_python() { # [PACKAGE...]: prints the first of $PYTHON, build/venv's and py
     return 1
 }
 
-# Pages of scripts/report.py then have no figures: matplotlib takes two seconds of a core to start.
+# Makes scripts/report.py omit all figures, since matplotlib takes two seconds of a core to start.
 without_figures() {
     mkdir "$work/plain" && cat > "$work/plain/sitecustomize.py" <<'END'
 import sys, types

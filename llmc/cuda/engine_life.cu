@@ -89,7 +89,7 @@ static size_t columns_bytes(const Engine *engine) {
     size_t most = 0;
     for (int B = 1; B <= config->micro_batch; B++) {
         const AttentionShape s = attention_shape(config, B, T);
-        const auto pass = [&](int out) { // one of two kernels sums the columns of dwide: the larger need
+        const auto pass = [&](int out) { // either of two kernels sums the columns of dwide: take the larger size
             return size_max(bias_backward_bytes(B, T, out), weight_gradient_column_bytes({B, T, C, out}));
         };
         const size_t fc = size_max(pass(F), linear_sm90_column_bytes(B * T, T, F)), qkv = pass(3 * s.C());
@@ -194,7 +194,7 @@ static void layout_scratch(Engine *engine, Arena *a) {
     const bool is_cut = tensor_ranks(c) > 1;
     size_t head_rows = (size_t)engine_head_examples(c) * c->seq_len;
     const char *what = "scratch of the step";
-    if (is_cut) // rows of a product or gradient, then the parts of own rows from other ranks
+    if (is_cut) // all rows of a product or gradient, then other ranks' partial sums of this rank's rows
         ADD(what, engine->exchange, all * C + (tensor_ranks(c) - 1) * N * C, FORWARD,
             c->inference ? FORWARD : BACKWARD);
     ADD(what, engine->delta, N * C, FORWARD, c->recompute == RECOMPUTE_BLOCK ? BACKWARD : FORWARD);
@@ -300,7 +300,7 @@ static int tables_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     const size_t tensors = model->tensor_count, granules = model->flat_count / DECAY_GRANULE;
     const size_t bytes = tensors * sizeof(Range) + granules * (sizeof(uint16_t) + sizeof(UpdateRule));
-    Range *segment; // segments, then (granules) tensors, then (granules) rules
+    Range *segment; // three tables: each tensor's segment, each granule's segment number, each granule's rule
     TRY(memory_alloc_zero((void **)&segment, bytes, "tables of tensors", e));
     uint16_t *tensor = (uint16_t *)(segment + tensors);
     UpdateRule *rule = (UpdateRule *)(tensor + granules);

@@ -93,8 +93,8 @@ template <typename F> __device__ inline F block_sum(F x, F *shared) {
 // Early launch hides launch latency: from compute capability 9.0 a kernel may start while its predecessor still runs.
 // 1. A kernel starts early only once every block of its predecessor has called after_allow or ended.
 // 2. after_wait returns when the predecessor has ended. Call after_wait before using what earlier kernels wrote.
-// 3. A kernel that calls after_allow must call after_wait, however it is launched. A successor waits for the end of
-//    its predecessor only, which must imply the end of all older kernels.
+// 3. A kernel that calls after_allow must call after_wait, however it is launched. Its successor waits for its end
+//    only. With after_wait, its end implies the end of all older kernels.
 __device__ static inline void after_wait(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -114,7 +114,7 @@ struct Launch {
     bool early = false;      // see after_wait
 };
 
-// Starts a kernel. Fails if its configuration is wrong. The next synchronisation reports a failure while it runs.
+// Starts a kernel. Fails if its configuration is wrong. The next synchronisation reports errors of the running kernel.
 template <typename... Parameters, typename... Arguments>
 static int launch(const Launch &l, Error *e, void (*kernel)(Parameters...), Arguments... arguments) {
     cudaLaunchAttribute attribute = {};

@@ -3,9 +3,9 @@
 // becomes 448, NaN stays. e4m3: 1 sign, 4 exponent and 3 mantissa bits, bias 7; normal from 2^-6, subnormal from 2^-9;
 // 0x7f is NaN. Every e4m3 number times a power of two is exactly a bf16 number.
 //
-// The exponent k belongs to one site of one block. It rarely needs to change: the relative rounding error is the same
-// for any largest |x| 2^k within nine binades. fp8_next keeps k if the largest |x| 2^k is in [3.5, 112]. Otherwise it
-// sets k so that the largest |x| 2^k is in [14, 28).
+// The exponent k belongs to one site of one block. It rarely needs to change: the relative rounding error is flat
+// over nine binades (factors of two) of the largest |x| 2^k. fp8_next keeps k if the largest |x| 2^k is in [3.5, 112].
+// Otherwise it sets k so that the largest |x| 2^k is in [14, 28).
 #pragma once
 
 #include "base/common.h"

@@ -19,7 +19,7 @@ enum {
     GELU_BACKWARD_FLOPS = 14,
     LOSS_FLOPS = 5, // maximum, exp, sum, and the gradient p - 1[target]
     ADAMW_FLOPS = 14,
-    DROPOUT_FLOPS = 13, // per element: 1/8 of a draw of 7 x 10; shift, mask, comparison, choice, product
+    DROPOUT_FLOPS = 13, // per element: 1/8 of a draw (7 rounds of 10 FLOPs); shift, mask, comparison, choice, product
     MUON_FLOPS = 9,     // momentum and the step; products are counted apart (add_muon)
 };
 
@@ -73,7 +73,8 @@ typedef struct {
 
 Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     const Model *model = shape->model;
-    // Own rows (TensorRanks): B rows, n values. All rows, for the blocks: N tokens, a values of attention, f of GELU.
+    // B and n count rows and values of this rank's own rows (TensorRanks). N, a and f count tokens, attention's values
+    // and GELU's values of all rows: blocks process all rows.
     const double B = (double)own_rows(shape, rows).count, T = shape->seq_len, N = rows * T, C = model->config.channels;
     const double A = (double)model->attention_width, F = (double)model->mlp_width, a = N * A, f = N * F;
     const double n = B * T * C, L = model->config.layers, v = w.value;
@@ -132,8 +133,8 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     return w;
 }
 
-// Adds Muon's products for `share` of the blocks' matrices, MUON_STEPS times each (math/muon.h): two with the matrix
-// x (side, longer), and the square of a (side, side) matrix. Returns the elements of the matrices.
+// Adds Muon's products for `share` of the blocks' matrices. Each of MUON_STEPS steps (math/muon.h) multiplies twice by
+// the (side, longer) matrix, and squares a (side, side) matrix. Returns the elements of the matrices.
 static double add_muon(Workload *w, const Model *model, double share, double rounded) {
     double elements = 0;
     for (int i = 0; i < model->tensor_count; i++) {

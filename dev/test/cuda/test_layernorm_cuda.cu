@@ -158,7 +158,7 @@ static void rows_check(const float *rows, const std::vector<double> &dgamma, con
     check_close("rows", host_from(rows, want.size()), want, SUM_RELATIVE, 1e-4);
 }
 
-// in_place: dresidual shares dy's buffer (not with accumulate). With dropout dbranch shares it instead.
+// in_place: dy's buffer also holds dbranch if `drops`, else dresidual. Without `drops`, in_place excludes `accumulate`.
 static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in_place, bool drops = false,
                                     double mean = 0.5) {
     const RowDropout drop = random_dropout(s, drops);
@@ -220,7 +220,7 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
 }
 
 static void test_layernorm_backward(void) {
-    for (int T : {9, 12}) // with 12 rows blocks share an example
+    for (int T : {9, 12}) // at T = 12, blocks share an example
         for (int C : {320, 2048, 2112, 4160}) layernorm_backward_case({2, T, C}, true, true, false, C % 128);
     for (Shape s : random_shapes()) {
         if (s.C == 1) s.C = 2; // one column has no gradient

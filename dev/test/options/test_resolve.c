@@ -34,7 +34,7 @@ static void test_horizon_and_batch(void) {
     CHECK(o.run.ramp_mode == RAMP_REPLAY && strcmp(o.run.ramp_argument, "x/metrics.jsonl") == 0, "replay");
 }
 
-// A length in passes needs the number of rows.
+// --epochs sets the run's length only once the data's number of rows is known (options_resolve_epochs).
 static void test_epochs(void) {
     CHECK_OK(resolve(&o, "--train a --epochs 1.5 --seq-len 64", &e), &e);
     CHECK(o.run.horizon_tokens == 0, "known before the data");

@@ -103,8 +103,8 @@ stopped() {
     deadline=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): (step|set-up).*; rank $2 \(process [0-9]+\) is stopped or gone" \
         --checkpoint-every 0
 }
-# All watchdogs run. The board shows which rank has begun fewest collectives, even if only some ranks worked on
-# checkpoints. One watchdog reports.
+# All ranks' watchdogs still run. Their board (ranks/watchdog.h) shows that the hung rank has begun fewest collectives,
+# even if only some ranks worked on checkpoints. One watchdog reports.
 hangs() {
     deadline=2 harm "$1" "$2" hang "$3" 78 "^error \(rank [0-9]\): (step|set-up|checkpoint).*; rank $2 \(process [0-9]+\) keeps the others waiting\. " "${@:4}" &&
         one_error
@@ -117,7 +117,7 @@ stopped_elsewhere() { # AFTER: stops the last rank; its neighbour on machine 1 s
         --checkpoint-every 0 && one_error
 }
 killed_elsewhere() { local machine=("$work/machine.sh" 2) && killed 4 3 "$1"; }
-hangs_elsewhere() { # AFTER: each machine reports and blames nobody; the rank that hangs has the smallest number
+hangs_elsewhere() { # AFTER: each machine reports and blames nobody; the hung rank has the smallest collective number
     local machine=("$work/machine.sh" 2) least
     deadline=2 harm 4 3 hang "$1" 78 '^error .*; rank 3 \(process [0-9]+ on node1\) is at the earliest collective, collective number' \
         --checkpoint-every 0 && nobody_accused || return 1

@@ -134,7 +134,7 @@ strangers() { # CODE TEXT OPTIONS...: runs as one of four processes that srun st
     local code=$?
     [ $code = "$1" ] && grep -q -- "$2" log || { echo "exit code $code, not $1 with $2: ${*:3}"; tail -n 3 log; return 1; }
 }
-strangers_may_look() { # without MPI, commands that write and share nothing run
+strangers_may_look() { # without MPI, a command may run if it neither writes nor shares anything
     local run=(--train "code_train_*.bin" "${small[@]}" --steps 1 --val-every 0 --out seen)
     "$train" "${run[@]}" > log 2>&1 || { cat log; return 1; }
     strangers 0 "^  --train" --help && strangers 0 . --version && strangers 0 ": undamaged$" --check seen &&

@@ -1,5 +1,5 @@
-// Compares the tokenizer and its files with merges on strings. test_words tests the steps before merges;
-// compare_tokenizers.py tests GPT-2's vocabulary.
+// Tests the tokenizer and its files; merge_by_definition gives the expected tokens. test_words tests the steps before
+// merges; compare_tokenizers.py tests GPT-2's vocabulary.
 #include "text/tokenizer.h"
 #include "random_text.h"
 
@@ -303,7 +303,7 @@ static void test_forms(void) {
     memory_free(first);
 }
 
-// ---- Added tokens; compare_tokenizers.py compares with the package tokenizers ---------------------------------------
+// ---- Added tokens; compare_tokenizers.py compares them with the Python package `tokenizers` -------------------------
 
 static const struct {
     const char *name;
