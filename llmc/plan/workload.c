@@ -73,8 +73,7 @@ typedef struct {
 
 Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     const Model *model = shape->model;
-    // B and n count rows and values of this rank's own rows (TensorRanks). N, a and f count tokens, attention's values
-    // and GELU's values of all rows: blocks process all rows.
+    // B and n: this rank's own rows (TensorRanks) and their values. N, a, f: tokens and values of all rows, for blocks.
     const double B = (double)own_rows(shape, rows).count, T = shape->seq_len, N = rows * T, C = model->config.channels;
     const double A = (double)model->attention_width, F = (double)model->mlp_width, a = N * A, f = N * F;
     const double n = B * T * C, L = model->config.layers, v = w.value;
