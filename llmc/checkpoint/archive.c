@@ -113,6 +113,12 @@ int archive_count(const Archive *archive, int *count, Error *e) {
     return code;
 }
 
+bool archive_has(const Archive *archive, int64_t step) {
+    char path[ARCHIVE_PATH];
+    step_path(archive, step, FINAL, path);
+    return !file_missing(archive->dir, path);
+}
+
 // ---- Partials -------------------------------------------------------------------------------------------------------
 
 // All files of a checkpoint, at the places of this build and of older builds. The manifest lists them: removed last.

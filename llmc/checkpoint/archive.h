@@ -49,6 +49,8 @@ int archive_abandon(const Archive *archive, int64_t step, int dir, FILE *notes, 
 // Makes the checkpoint visible. All files of the manifest must be on the disk. Closes manifest->dir after success.
 int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Error *e);
 
+bool archive_has(const Archive *archive, int64_t step); // true also for a damaged or unreadable checkpoint
+
 // Reads a checkpoint's manifest (*manifest keeps no list of files) and verifies its files. ERR_INPUT names the first
 // damaged file.
 int archive_verify(const Archive *archive, int64_t step, Verify what, const Pulse *pulse, Manifest *manifest, Error *e);

@@ -222,7 +222,7 @@ int setup_resume(Run *r, Error *e) {
                (long long)at->tokens, changes.text);
     text_free(&changes);
     TRY(comm_agree(r->setup.comm, code, e));
-    if (is_rank0(&r->setup) && find_step(r->saving.archive.path, at->best.step, &(Newest){0}, &(Error){0}))
+    if (is_rank0(&r->setup) && !archive_has(&r->saving.archive, at->best.step))
         at->best = (BestPoint){.loss = INFINITY}; // the best checkpoint was removed
     return comm_broadcast(r->setup.comm, &at->best, sizeof at->best, e);
 }
