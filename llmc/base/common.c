@@ -10,7 +10,7 @@
 
 // ---- Errors ---------------------------------------------------------------------------------------------------------
 
-// A message with one of these errors gets the remedy as its hint.
+// The remedy is the hint of a message about a call that set errno to `error`.
 static const struct {
     int error;
     const char *remedy;

@@ -33,7 +33,8 @@ typedef struct {
 } Spare;
 
 // Makes room on the disk for a checkpoint of `bytes` bytes, or returns ERR_WRITE. With keep > 0, removes checkpoints
-// that a rollback renamed, then the oldest before step `newest`; removes none if all of these would not suffice.
+// that a rollback renamed, then the oldest before step `newest`. Removes none if even without all of them the room is
+// too small.
 int archive_make_room(const Archive *archive, uint64_t bytes, Spare spare, int64_t newest, FILE *notes,
                       const Pulse *pulse, Error *e);
 

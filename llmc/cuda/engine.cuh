@@ -120,7 +120,7 @@ struct Engine {
     float *meanf, *rstdf;                     // (B, T)
     real *delta;                              // (B, T, C)  branch output, not yet added to the residual stream
     uint16_t *tokens;                         // (B, T + 1), then the documents, then the sources of the rows
-    uint16_t *source;                         // sources of all rows, behind the documents
+    uint16_t *source;                         // (B) each row's source; after the documents in `tokens`
     uint16_t *document_first, *document_last; // (B, T) from embedding_documents; NULL: a row is one document
     unsigned *ticket;                         // (1) next work item of attention and linear_sm90; 0 between kernels
     float *loss;                              // (B, T)
