@@ -10,7 +10,7 @@
 
 // ---- Errors ---------------------------------------------------------------------------------------------------------
 
-// The remedy is the hint of a message about a call that set errno to `error`.
+// A message that contains strerror(error) gets `remedy` as its hint.
 static const struct {
     int error;
     const char *remedy;
@@ -117,7 +117,7 @@ double clock_seconds(void) {
 }
 
 void process_begin(void) {
-    static char printed[1 << 16]; // holds the whole text of --help: process_end then reports a full disk
+    static char printed[1 << 16]; // holds the whole text of --help, so that process_end writes it and sees a full disk
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDONLY); // open returns the lowest free number: fd
     setvbuf(stdout, printed, isatty(STDOUT_FILENO) ? _IOLBF : _IOFBF, sizeof printed);

@@ -41,12 +41,12 @@ enum {
 };
 
 typedef struct {
-    int code;         // one of the above; 0: no error
+    int code;         // one of the codes above; 0: no error
     char what[1024];  // what went wrong, with the file or flag
     char hint[512];   // the remedy; may be empty
     const char *file; // source position
     int line;
-    bool unreadable; // ERR_INPUT of a file that exists but cannot be read; it may be undamaged (FAIL_UNREADABLE)
+    bool unreadable; // set by FAIL_UNREADABLE: the file exists but cannot be read, and may be undamaged
 } Error;
 
 // Fills *e and returns code: `return FAIL(...)`. hint is a plain string or NULL; format is printf's.
@@ -96,19 +96,19 @@ typedef struct {
 } Text;
 
 int text_begin(Text *text, Error *e);
-int text_end(Text *text, Error *e); // ERR_MEMORY if the text did not fit: then frees it
-void text_free(Text *text);         // at any time after text_begin; all zero is fine
+int text_end(Text *text, Error *e); // on failure (ERR_MEMORY) it has freed the text
+void text_free(Text *text);         // callable at any time after text_begin, and on an all-zero Text
 
 double clock_seconds(void); // monotonic
 
-// Call it first in main. Opens /dev/null in place of a standard stream that the parent process closed: no later file
-// gets its number. Buffers standard output.
+// Call it first in main. If the parent process closed a standard stream, opens /dev/null in its place, so that no later
+// file gets the stream's number. Buffers standard output.
 void process_begin(void);
 
 // Call it last in main. Flushes standard output. ERR_WRITE if part of the output could not be written.
 int process_end(Error *e);
 
-// A heartbeat. Long work beats once per finished piece (a chunk, a file, a token): waiting ranks see progress.
+// A heartbeat. Long work calls `beat` after each chunk, file or token, so that waiting ranks see progress.
 typedef struct {
     void (*beat)(void *context);
     void *context;

@@ -1,11 +1,11 @@
 // These functions keep four promises together:
-// 1. Nothing is written through a link, a device or a FIFO, nor into a file with a second name (a hard link), which may
-//    belong to another program. file_open_output refuses these files; with O_TRUNC it creates a new file under the
-//    name, as file_replace does.
+// 1. Nothing is written through a link, a device or a FIFO, nor into a file with a second name (a hard link): another
+//    program may own it. file_open_output refuses these files. With O_TRUNC it creates a new file under the name; so
+//    does file_replace.
 // 2. A written file is on the disk when file_close or file_replace returns 0. file_replace leaves the old file or the
 //    whole new one at `path`.
 // 3. A new name is on the disk after descriptor_sync of the directory that holds it. path_rename does this sync.
-// 4. With `dir`, a directory's descriptor, a call reads and writes in this directory, even if it was moved.
+// 4. If `dir` is a directory's descriptor, a call reads and writes in this directory, even if the directory was moved.
 #define _GNU_SOURCE // O_DIRECT, scandirat
 #include "base/files.h"
 
@@ -49,11 +49,11 @@ bool digest_equal(const FileDigest *a, const FileDigest *b) {
 // ---- O_DIRECT: past the page cache ----------------------------------------------------------------------------------
 
 // Gigabytes that are written once and read back once gain nothing from the page cache, which costs a copy and memory.
-// On a virtual machine whose host reclaims free memory it also costs a fault per page. Measured for 1.5 GB: 1 to 6 s
-// through the cache; the disk alone needs 0.6 s.
+// On a virtual machine whose host reclaims free memory the cache also costs a fault per page. Measured for 1.5 GB: 1 to
+// 6 s through the cache; the disk alone needs 0.6 s.
 
 #ifndef O_DIRECT
-#    define O_DIRECT 0 // not Linux: through the cache
+#    define O_DIRECT 0 // not Linux: files go through the cache
 #endif
 
 enum {
@@ -63,14 +63,14 @@ enum {
 
 static unsigned char *block_align(const void *p) { return (unsigned char *)round_up((size_t)p, BLOCK_BYTES); }
 
-// Sets O_DIRECT. If a file system refuses the flag, nothing changes. Other file systems accept it and fail later writes
-// or reads with EINVAL.
+// Sets O_DIRECT. If a file system refuses the flag, nothing changes. Some file systems accept the flag, but later
+// writes or reads fail with EINVAL.
 static void direct_begin(int fd) {
     int flags = fcntl(fd, F_GETFL);
     if (flags >= 0 && !(flags & O_DIRECT)) fcntl(fd, F_SETFL, flags | O_DIRECT);
 }
 
-// Clears O_DIRECT. Returns false if it was not set or cannot be cleared.
+// Clears O_DIRECT. Returns false if the flag was not set or cannot be cleared.
 static bool direct_end(int fd) {
     int flags = fcntl(fd, F_GETFL);
     return flags >= 0 && (flags & O_DIRECT) && fcntl(fd, F_SETFL, flags & ~O_DIRECT) == 0;
@@ -215,7 +215,7 @@ int file_read(int dir, const char *path, size_t max_bytes, char **out, size_t *o
 enum {
     SAMPLE_BYTES = 1 << 16, // bytes of one sampled block
     SAMPLE_BLOCKS = 64,
-    SAMPLE_ABOVE_BYTES = 1 << 26 // files up to this size are read whole
+    SAMPLE_ABOVE_BYTES = 1 << 26 // file_digest hashes all bytes of files up to this size
 };
 
 int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse, FileDigest *digest,

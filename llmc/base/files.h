@@ -19,22 +19,22 @@ bool digest_equal(const FileDigest *a, const FileDigest *b);
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
-// dir: IN_PATH, or an open directory's descriptor. With a descriptor only the last part of `path` is looked up, in this
-// directory, even if it was moved. Messages show the whole `path`.
+// The argument `dir` is IN_PATH or an open directory's descriptor. With a descriptor, calls look up only the last part
+// of `path`, in that directory, even if the directory was moved. Messages show the whole `path`.
 enum { IN_PATH = AT_FDCWD };
 
-// Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). Every output but a checkpoint's files
-// (manifest_open) is opened by this function. With O_TRUNC unlinks any file of this name and creates a new one. Without
-// O_TRUNC, ERR_WRITE if `path` is a link, a device or a FIFO, or has a second name.
+// Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). It opens every output but a checkpoint's
+// files (manifest_open). With O_TRUNC it unlinks any file of this name and creates a new one. Without O_TRUNC it
+// returns ERR_WRITE if `path` is a link, a device or a FIFO, or has a second name.
 int file_open_output(int dir, const char *path, int flags, int *fd, Error *e);
 
-// Writes all bytes at an offset. From 64 KiB on, whole blocks of 4 KiB bypass the page cache if the file system allows
-// it and the address of `data` equals `offset` modulo 4 KiB. Several processes may write different ranges of one file.
+// Writes all bytes at an offset. From 64 KiB of data on, whole blocks of 4 KiB bypass the page cache if the file system
+// allows it and `data` equals `offset` modulo 4 KiB. Several processes may write different ranges of one file.
 int file_write_range(int fd, const char *path, uint64_t offset, const void *data, size_t bytes, Error *e);
 
 int file_close(int fd, const char *path, Error *e); // syncs, then closes; closes even if the sync fails
 
-// Writes a whole file with a temporary name, and renames it to `path` when it is on the disk.
+// Writes a whole file under a temporary name, syncs it, and renames it to `path`.
 int file_replace(int dir, const char *path, const void *data, size_t bytes, Error *e);
 
 int descriptor_sync(int fd, const char *path, Error *e);
@@ -55,10 +55,10 @@ int file_read(int dir, const char *path, size_t max_bytes, char **out, size_t *o
 // Hashes bytes [offset, offset + bytes) of an open file. The pulse (NULL is fine) beats every 4 MiB.
 int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse, FileDigest *digest,
                       Error *e);
-void file_read_past_cache(int fd); // later reads bypass the page cache if the file system allows it
+void file_read_past_cache(int fd); // later reads of fd bypass the page cache if the file system allows it
 
-// Identifies a file by a hash. Hashes all of a file of up to 64 MiB; of a larger file 64 blocks of 64 KiB at even
-// distances, the first and the last block included.
+// Identifies a file by a hash. The hash covers all bytes of a file of up to 64 MiB. In a larger file it covers 64
+// blocks of 64 KiB at even distances, the first and the last block included.
 int file_digest(const char *path, FileDigest *digest, Error *e);
 
 // ---- Paths and directories ------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ void path_existing(const char *path, char *out, size_t bytes); // longest part t
 // Creates a directory and its parents; an existing one is fine.
 int directory_create(const char *path, Error *e);
 
-// Renames in the open directory `dir`, and syncs `dir`. ERR_WRITE if the new name exists.
+// Renames an entry of the open directory `dir`, and syncs `dir`. ERR_WRITE if the new name exists.
 int path_rename(int dir, const char *from, const char *to, Error *e);
 
 // The entries of a directory, ascending by name, without . and .. (release: names_free).
@@ -92,8 +92,8 @@ typedef struct {
     struct dirent **entry;
     int count;
 } Names;
-int directory_list(int dir, const char *path, Names *out, Error *e); // IN_PATH lists `path`; else `dir` itself
+int directory_list(int dir, const char *path, Names *out, Error *e); // with IN_PATH lists `path`, else `dir`
 void names_free(Names *names);
 
-// Sets *bytes to the free space of the file system that holds the open directory `dir`; with IN_PATH, of `path`.
+// Sets *bytes to the free space of the file system that holds `dir`, an open directory; with IN_PATH that holds `path`.
 int disk_free(int dir, const char *path, uint64_t *bytes, Error *e);

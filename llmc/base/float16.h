@@ -29,7 +29,7 @@ static inline uint16_t f32_to_bf16(float x) {
     return (uint16_t)((bits + 0x7fff + odd) >> 16); // adds just under half a bf16 unit; exactly half if odd
 }
 
-// fp16: 1 sign, 5 exponent (bias 15), 10 fraction bits; exponent 0: fraction * 2^-24.
+// fp16: 1 sign, 5 exponent (bias 15), 10 fraction bits; with exponent 0 the value is fraction * 2^-24.
 static inline float f16_to_f32(uint16_t x) {
     uint32_t sign = (uint32_t)(x & 0x8000) << 16, exponent = x >> 10 & 31, fraction = x & 1023;
     if (exponent == 31) return f32_from_bits(sign | 0x7f800000 | fraction << 13);
@@ -38,8 +38,8 @@ static inline float f16_to_f32(uint16_t x) {
     return sign ? -magnitude : magnitude;
 }
 
-// Converts n 16-bit values to floats in place. Load the values to half_place, the upper half of `values` (n), then call
-// half_widen, which reads each value before it overwrites it.
+// Converts n 16-bit values to floats in place. Load the values to half_place, the upper half of the n floats `values`.
+// Then call half_widen, which reads each value before it overwrites it.
 static inline void *half_place(float *values, size_t n) { return (uint16_t *)values + n; }
 
 static inline void half_widen(float *values, size_t n, bool bf16) {

@@ -3,8 +3,8 @@
 
 #include "base/common.h"
 
-// Mixes 64 bits: one to one, and every input bit affects all output bits. The finalizer of splitmix64 (Steele, Lea and
-// Flood, OOPSLA 2014; Stafford's variant 13).
+// Mixes 64 bits. The function is one to one, and every input bit affects all output bits. It is the finalizer of
+// splitmix64 (Steele, Lea and Flood, OOPSLA 2014; Stafford's variant 13).
 GNS_HD static inline uint64_t hash_finish(uint64_t z) {
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -27,4 +27,4 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count
 GNS_HD static inline uint64_t hash_element(uint64_t place, uint32_t bits) {
     return hash_finish((place + 1) * HASH_GOLDEN + bits);
 }
-#define HASH_SECOND ((uint64_t)1 << 48) // place of a second array's first element: beyond any first array
+#define HASH_SECOND ((uint64_t)1 << 48) // place of a second array's first element, beyond all places of the first array

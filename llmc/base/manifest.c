@@ -1,8 +1,8 @@
 // A manifest keeps these promises:
 // 1. It is written last, when all its files are on the disk. A directory whose files pass manifest_verify is complete.
-// 2. A digest hashes the bytes handed to the writer, not bytes read back. So VERIFY_DISK finds a wrong bit on the disk
-//    (files under 4 MiB it reads through the page cache). The rank that writes a piece hashes it; any process can
-//    verify it.
+// 2. A digest hashes the bytes handed to the writer, not bytes read back. So VERIFY_DISK finds a wrong bit on the disk,
+//    except in files under 4 MiB, which it reads through the page cache. The rank that writes a piece hashes it. Any
+//    process can verify it.
 // 3. The last line hashes all bytes above it: manifest_read refuses a manifest with a wrong bit.
 // 4. A manifest of another format (`foreign`) is not reported as damaged: another build can read it.
 #include "base/manifest.h"
@@ -155,7 +155,7 @@ int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e) 
     return code;
 }
 
-// A file while it is verified.
+// A file that is being verified.
 typedef struct {
     const Manifest *manifest;
     const ManifestFile *file;
@@ -163,7 +163,7 @@ typedef struct {
     const char *path;
 } Verification;
 
-// Verifies part `part` of `parts` parts of the manifest's share.
+// Divides the manifest's share of the file's pieces into `parts` parts, and verifies part `part`.
 static int verify_pieces(void *verification, int part, int parts, Error *e) {
     const Verification *v = verification;
     const Share share = v->manifest->share;

@@ -1,4 +1,4 @@
-// manifest: MANIFEST.json lists a directory's files, with the XXH3-128 of every 4 MiB piece, and holds its own hash:
+// manifest: MANIFEST.json lists a directory's files, with the XXH3-128 of every piece of up to 4 MiB:
 //
 //     {
 //       "format": 2,
@@ -31,12 +31,12 @@ enum {
 typedef struct {
     char name[MANIFEST_NAME_BYTES]; // "NAME" or "training/NAME"
     uint64_t bytes;
-    FileDigest *piece; // (pieces) from the first byte to the last
+    FileDigest *piece; // (pieces) the pieces' digests, in the file's order
     int pieces;
 } ManifestFile;
 
 // A process's share of the pieces to verify. A file is divided into blocks of 4 MiB. The share holds the pieces that
-// begin in blocks `first`, `first` + `every`, `first` + 2 `every` and so on. every 0: all pieces.
+// begin in blocks `first`, `first` + `every`, `first` + 2 `every`, ... With `every` 0 it holds all pieces.
 typedef struct {
     int first, every;
 } Share;
@@ -48,11 +48,11 @@ typedef struct {
     ManifestFile file[MANIFEST_FILES];
     int count;
     bool foreign;       // undamaged, but in a format that this build does not know (manifest_read)
-    const Pulse *pulse; // beats per file written or verified, and per piece read; may be NULL
-    Share share;        // what manifest_verify reads
+    const Pulse *pulse; // beats after each file written or verified, and after each piece read; may be NULL
+    Share share;        // the pieces that manifest_verify reads
 } Manifest;
 
-void manifest_free(Manifest *manifest); // frees the list of files; keeps the other fields. {0} is fine
+void manifest_free(Manifest *manifest); // frees the list of files; keeps the other fields. A zeroed one is fine
 
 // Opens a file of the directory for writing. create: the file is new, and gets `bytes` bytes of zeros.
 int manifest_open(const Manifest *manifest, const char *name, bool create, uint64_t bytes, int *fd, Error *e);
@@ -63,19 +63,19 @@ int manifest_add(Manifest *manifest, const char *name, const FileDigest *piece, 
 // Writes a file and adds it.
 int manifest_save(Manifest *manifest, const char *name, const void *data, size_t bytes, Error *e);
 
-// Writes MANIFEST.json, and syncs file and directories.
+// Writes MANIFEST.json, and syncs this file and the directories.
 int manifest_write(const Manifest *manifest, Error *e);
 
-// Reads MANIFEST.json of the open directory `dir`; with IN_PATH, of the path `directory`. ERR_INPUT if it is damaged or
-// has another format; only another format sets `foreign`. Call manifest_free in any case.
+// Reads MANIFEST.json of the open directory `dir`; with IN_PATH, of the path `directory`. ERR_INPUT if the manifest is
+// damaged or has another format; only another format sets `foreign`. Call manifest_free even after an error.
 int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e);
 
 typedef enum {
     VERIFY_SIZES,
-    VERIFY_BYTES, // all bytes, on all threads, through the page cache: they are used next
+    VERIFY_BYTES, // all bytes, on all threads, through the page cache: the caller loads them next
     VERIFY_DISK,  // all bytes, on this thread; reads files of 4 MiB or more past the page cache
 } Verify;
 
-// Compares the file `name` with the manifest; NULL: all files. ERR_INPUT names the first file that is missing or
+// Compares the file `name` (NULL: all files) with the manifest. ERR_INPUT names the first file that is missing or
 // differs, or that the manifest does not list.
 int manifest_verify(const Manifest *manifest, const char *name, Verify what, Error *e);

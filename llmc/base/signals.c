@@ -12,11 +12,11 @@ static const struct {
 
 // Globals: a signal handler and a thread of Open MPI have no other way to pass a value.
 static volatile sig_atomic_t requested;
-static _Atomic(double) requested_at; // clock_seconds
+static _Atomic(double) requested_at; // time of the request (clock_seconds)
 static _Atomic(const char *) orphaned;
 
 static void on_signal(int signal_number) {
-    if (requested && (signal_number == SIGHUP || signal_number == SIGXCPU)) return; // both come several times
+    if (requested && (signal_number == SIGHUP || signal_number == SIGXCPU)) return; // systems repeat these two
     if (requested && clock_seconds() - atomic_load(&requested_at) < SIGNALS_TOGETHER) return;
     if (requested) {
         signal(signal_number, SIG_DFL);
@@ -37,8 +37,8 @@ void signals_install(void) {
         sigaction(stopping[i].signal, &action, NULL);
         sigaddset(&all, stopping[i].signal);
     }
-    signal(SIGPIPE, SIG_IGN);                 // Ctrl-C also ends a `tee` that reads our output: the run still saves
-    signal(SIGXFSZ, SIG_IGN);                 // treat a limit on a file's size as a full disk
+    signal(SIGPIPE, SIG_IGN);                 // Ctrl-C also ends a `tee` on our output; the run must still save
+    signal(SIGXFSZ, SIG_IGN);                 // a write past the limit on a file's size fails as on a full disk
     pthread_sigmask(SIG_UNBLOCK, &all, NULL); // the parent process may have blocked these signals
 }
 

@@ -2,7 +2,7 @@
 // batch systems before a time limit), SIGTERM, SIGINT, SIGHUP (a closed terminal, except under nohup) and SIGXCPU (the
 // soft limit on CPU time). A second SIGUSR1, SIGTERM or SIGINT ends the program at once, unless it comes within
 // SIGNALS_TOGETHER of the first: `timeout` and batch systems signal a process and its group, so one request arrives
-// twice. A second SIGHUP or SIGXCPU is always ignored. SIGPIPE and SIGXFSZ are ignored: the write fails instead.
+// twice. A second SIGHUP or SIGXCPU is always ignored. SIGPIPE and SIGXFSZ are ignored: the write fails with an error.
 #pragma once
 
 #include "base/common.h"

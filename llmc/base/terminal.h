@@ -9,6 +9,6 @@ int terminal_columns(FILE *f);
 // True if f is a terminal that can redraw a line: not TERM=dumb.
 bool terminal_redraws(FILE *f);
 
-// Returns the seconds until the next line of a log that is `elapsed` seconds old: a fiftieth of its age, from 2 s to
-// ten minutes. A day of training has about 430 lines.
+// Returns the seconds until the next line of a log that is `elapsed` seconds old: a fiftieth of its age, but at least
+// 2 s and at most ten minutes. The log of a day of training has about 430 lines.
 double log_interval(double elapsed);

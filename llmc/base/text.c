@@ -20,7 +20,7 @@ size_t utf8_invalid_at(const char *text, size_t bytes) {
 size_t utf8_boundary(const char *text, size_t bytes) {
     size_t n = bytes;
     while (n > 0 && bytes - n < 3 && ((uint8_t)text[n - 1] & 0xC0) == 0x80) n--;
-    if (n == 0 || (uint8_t)text[n - 1] < 0xC0) return bytes; // ASCII, or not UTF-8
+    if (n == 0 || (uint8_t)text[n - 1] < 0xC0) return bytes; // the text ends with ASCII, or is not UTF-8
     uint8_t lead = (uint8_t)text[n - 1];
     size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
     return n - 1 + length <= bytes ? bytes : n - 1;

@@ -30,7 +30,7 @@ static inline size_t utf8_mark(const char *text, size_t bytes) {
     return bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
 
-// Parses a text: `bytes` bytes and a NUL. Returns NULL if it is malformed, has several values, a zero byte or \u0000.
+// Parses `bytes` bytes and a NUL. Returns NULL if they are malformed, or hold several values, a zero byte or \u0000.
 cJSON *json_parse(const char *text, size_t bytes);
 
 // Parses a file's text with json_parse, and frees the text (memory_free). If it does not parse: ERR_INPUT with `hint`,

@@ -38,7 +38,7 @@ void ticker_create(Ticker *t, void (*tick)(void *context), void *context) {
 
 static void *run_ticker(void *ticker) {
     Ticker *t = ticker;
-    struct pollfd end = {t->end, POLLIN, 0}; // t->end is -1 if eventfd failed: ticker_destroy waits up to TICK_MS
+    struct pollfd end = {t->end, POLLIN, 0}; // if eventfd failed, t->end is -1: ticker_destroy waits up to TICK_MS
     for (bool stop = false; !stop;) {
         poll(&end, 1, TICK_MS);
         pthread_mutex_lock(&t->lock);
@@ -61,7 +61,7 @@ void ticker_destroy(Ticker *t) {
     pthread_mutex_destroy(&t->lock);
 }
 
-static int starting; // threads of the team that starts. A global: an exit handler has no argument
+static int starting; // threads of the team that is being started. A global: an exit handler has no argument
 
 static void on_exit_while_starting(void) {
     Error e;
@@ -98,7 +98,7 @@ int thread_quota(const char *root) {
     double quota, period;
     snprintf(path, sizeof path, "%s/sys/fs/cgroup/cpu.max", root);
     FILE *f = fopen(path, "re");
-    bool limited = f && fscanf(f, "%lf %lf", &quota, &period) == 2; // else "max"
+    bool limited = f && fscanf(f, "%lf %lf", &quota, &period) == 2; // without a limit the quota is "max"
     if (f) fclose(f);
     return limited ? (int)fmin(INT_MAX, fmax(1, ceil(quota / period))) : INT_MAX;
 }

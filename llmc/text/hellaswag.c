@@ -23,7 +23,7 @@ typedef struct HellaSwagRow {
     bool last;  // the last ending of its question
 } Row;
 
-// Adds a question. Its tokens lie behind h->tokens[0..token_count): count[0] tokens of the context, then count[1 + i]
+// Adds a question, whose tokens begin at h->tokens[token_count]: count[0] tokens of the context, then count[1 + i]
 // tokens of ending i. A row may have T + 1 tokens: the model predicts the last token and does not read it.
 static void question_add(HellaSwag *h, int label, int endings, const size_t count[1 + ENDINGS_MAX]) {
     const size_t context = h->token_count, T = (size_t)h->seq_len;
@@ -45,7 +45,7 @@ static void question_add(HellaSwag *h, int label, int endings, const size_t coun
     h->token_count = at;
 }
 
-// Reads one line of jsonl. text: scratch with room for the line.
+// Adds the question of one line of the file; `object` is the parsed line. text: scratch with room for the line.
 static int json_question(HellaSwag *h, Encoder *encoder, const cJSON *object, char *text, Error *e) {
     const cJSON *context = json_get(object, "ctx"), *endings = json_get(object, "endings"), *ending;
     const cJSON *label = json_get(object, "label");
@@ -99,7 +99,7 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
     *out = NULL;
     if (file_read(IN_PATH, path, FILE_MAX_BYTES, &file, &bytes, e))
         return e->code == ERR_INPUT ? error_hint(e, "check --hellaswag, or " HINT_FILE) : e->code;
-    size_t rows = bytes / ROW_MIN_BYTES + 1; // an upper bound: untouched memory costs nothing
+    size_t rows = bytes / ROW_MIN_BYTES + 1; // an upper bound; memory that is never touched costs nothing
     int code = memory_alloc((void **)&h, sizeof *h + rows * sizeof *h->row + bytes * sizeof *h->tokens,
                             "HellaSwag's questions", e);
     if (code) return memory_free(file), code;

@@ -38,7 +38,7 @@ void loader_destroy(Loader *loader) {
 int loader_rows(Loader *l, uint64_t first, int n, const uint16_t **rows, Error *e) {
     assert(n > 0 && n <= l->max_rows);
     worker_join(&l->worker);
-    bool there = l->first == first && l->n >= n; // l->n > n: in the run's last step
+    bool there = l->first == first && l->n >= n; // l->n > n in the run's last step
     l->n = 0;
     if (!there) TRY(dataset_rows(l->data, first, n, l->rows[l->ahead], e));
     *rows = l->rows[l->ahead];

@@ -10,9 +10,9 @@ int loader_create(Loader **out, const Dataset *data, int max_rows, int seq_len, 
 void loader_destroy(Loader *loader); // NULL is fine
 
 // Sets *rows (n, T + 1) to examples [first, first + n) of the shuffled sequence, valid until the next call. Waits for
-// the thread that reads them; reads here if loader_expect did not announce them, or the thread could not read them.
+// the thread that reads them. If the thread read others or failed, this call reads them.
 int loader_rows(Loader *loader, uint64_t first, int n, const uint16_t **rows, Error *e);
 
-// Starts to read n examples from `first` on. If loader_rows asks for other examples, only time is lost. n = 0: only
-// waits for the thread.
+// Starts to read examples [first, first + n). If loader_rows asks for others, only time is lost. n = 0: only waits for
+// the thread.
 void loader_expect(Loader *loader, uint64_t first, int n);

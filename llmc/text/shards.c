@@ -11,7 +11,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and read as they are");
 
 enum {
-    KEEP_OPEN_MAX = 256,                // with more shards a file is opened for every read: descriptors are limited
+    KEEP_OPEN_MAX = 256,                // with more shards every read opens its file, since descriptors are limited
     CHECK_AT_OPEN_BYTES = 64 * 1000000, // check all tokens of smaller files when they are opened
     SCAN_TOKENS = 1 << 18               // tokens read at a time
 };
@@ -20,7 +20,7 @@ enum {
 
 // ---- A shard --------------------------------------------------------------------------------------------------------
 
-// Reads tokens [at, at + count). A file that shrinks gives an error; in a memory map it would raise SIGBUS.
+// Reads tokens [at, at + count). If the file has shrunk, this fails; a memory map would raise SIGBUS.
 static int shard_read(const Shard *shard, uint64_t at, size_t count, uint16_t *out, Error *e) {
     int fd = shard->fd;
     uint64_t bytes;
@@ -47,7 +47,7 @@ static int tokens_check(const Shard *shard, uint64_t at, size_t count, const uin
                 (unsigned long long)at, (unsigned long long)(SHARD_HEADER_BYTES + 2 * at), vocab_size);
 }
 
-// Checks the first `end` tokens, and raises *largest to the largest of them.
+// Checks the first `end` tokens, and sets *largest to the maximum of *largest and these tokens.
 static int shard_scan(const Shard *shard, uint64_t end, int vocab_size, int *largest, Error *e) {
     uint16_t tokens[SCAN_TOKENS];
     for (uint64_t at = 0, count; at < end; at += count) {
@@ -157,7 +157,7 @@ void dataset_close(Dataset *data) {
 // ---- Examples -------------------------------------------------------------------------------------------------------
 
 // Returns n(e), the number of examples before e that belong to this source (math/mixture.h). Calls come in nearly
-// ascending order: `counts` keeps the sums of older examples, and every call counts the last RECENT examples.
+// ascending order: `counts` covers the examples before *before, about RECENT ago; a call counts the later ones.
 static uint64_t number_in_source(const Dataset *data, uint64_t example, int source) {
     enum { RECENT = 2048 };
     uint64_t *counts = data->counts, *before = &counts[data->info.sources];
@@ -174,7 +174,7 @@ int dataset_example_source(const void *dataset, uint64_t example) {
 }
 
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift) {
-    const int most = 64; // epochs to search for a window that is not excluded; after them, accept an excluded one
+    const int most = 64; // search this many later epochs for a window that is not excluded; then accept an excluded one
     int s = dataset_example_source(data, example);
     const DatasetSource *source = &data->sources.source[s];
     uint64_t n = data->info.sources > 1 ? number_in_source(data, example, s) : example, N = source->windows, window;
@@ -195,7 +195,7 @@ int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e) {
 
 // Returns a window's shard. *at = index in the shard of the window's first token.
 static const Shard *window_find(const Dataset *data, uint64_t window, uint64_t shift, uint64_t *at) {
-    // Find the last shard with first_window <= window. It is not empty: an empty one has its successor's first_window.
+    // Find the last shard with first_window <= window. It is not empty: an empty shard's successor has the same value.
     const Shard *shard = &data->shards[data->info.shards - 1];
     while (shard->first_window > window) shard--;
     *at = (window - shard->first_window) * (uint64_t)data->seq_len + shift;
@@ -208,7 +208,7 @@ int dataset_place(const Dataset *data, uint64_t example, int separator, ExampleP
     uint64_t shift, window = dataset_window_at(data, example, &shift);
     place->shard = window_find(data, window, shift, &place->offset);
     const uint64_t end = place->offset + 1, n = size_min(end, sizeof tokens / sizeof *tokens);
-    place->document = separator < 0 || n < end ? -1 : 0; // without a separator among the tokens
+    place->document = separator < 0 || n < end ? -1 : 0; // the result if no separator is among the tokens
     TRY(shard_read(place->shard, end - n, n, tokens, e));
     for (uint64_t i = 0; i < n; i++)
         if (tokens[i] == separator) place->document = (int64_t)(end - n + i);

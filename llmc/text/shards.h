@@ -5,13 +5,13 @@
 //     int32 header[256]   [0] magic 20240520, [1] version 1, [2] token count n, the rest 0
 //     uint16 tokens[n]
 //
-// An example is a window of T tokens of one shard and the token after it: T + 1 consecutive tokens, the first T inputs,
-// the last T targets. Windows start at multiples of T and never cross a shard. Shards of n_i tokens hold
+// An example is a window of T tokens of one shard and the token after it: T + 1 consecutive tokens. The first T are the
+// inputs, the last T the targets. Windows start at multiples of T and never cross a shard. Shards of n_i tokens hold
 //
 //     N = sum_i floor((n_i - 1) / T)   windows.
 //
 // The order of training is a pure function of (seed, epoch, k): example number e of a run is window permutation_at(N,
-// key(seed, epoch), k) with epoch = e / N and k = e % N. With several sources e first chooses one of them
+// key(seed, epoch), k), where epoch = floor(e / N) and k = e mod N. With several sources e first chooses one of them
 // (math/mixture.h). So one counter is a run's position in its data, and the sequence does not depend on batch size,
 // micro-batch, ranks or restarts. With `shifts` the windows of an epoch begin permutation_shift(T, key) tokens later;
 // the last window of a shard moves only as far as the shard allows.
@@ -24,7 +24,7 @@ enum { SHARD_HEADER_INTS = 256, SHARD_HEADER_BYTES = 4 * SHARD_HEADER_INTS, SHAR
 
 typedef struct {
     const char *path;
-    int fd;                // -1: opened for every read
+    int fd;                // -1: every read opens the file
     uint64_t tokens;       // n_i
     uint64_t first_window; // windows in the shards before this one
     FileDigest digest;     // identifies the shard in any directory (file_digest)
@@ -38,14 +38,14 @@ typedef struct {
     int skipped;      // shards too short to hold a window of this T
     int sources;      // 1 if no source has a weight
     bool weighted;
-    double epoch; // mean number of examples in an epoch of the source that repeats most
+    double epoch; // mean number of the run's examples per epoch of the source that repeats most
 } DatasetInfo;
 
 typedef struct { // one thread at a time may read examples
     DatasetInfo info;
     Sources sources;
     Shard *shards;     // (info.shards) in reading order
-    double *share_end; // p_0 + ... + p_s
+    double *share_end; // (sources) p_0 + ... + p_s, where p_s is the share of source s
     uint64_t *counts;  // (sources + 1) examples of each source before example counts[sources] (math/mixture.h)
     int seq_len, vocab_size;
     uint64_t seed;
@@ -58,30 +58,30 @@ typedef struct { // one thread at a time may read examples
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e);
 void dataset_close(Dataset *data); // NULL is fine
 
-// Excludes the windows of examples [first, first + count), replacements included, from all later reads. An example with
-// an excluded window gets a replacement: the window at the same place of the next epoch. Others keep their windows.
+// Excludes the present windows of examples [first, first + count) from all later reads. An example whose window is
+// excluded reads a replacement: the window at the same place of the next epoch. Other examples keep their windows.
 int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e);
 
 // Returns the window of an example. *shift = tokens by which the window begins later (`shifts`).
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift);
 
-int dataset_example_source(const void *dataset, uint64_t example); // EngineConfig.source; from any thread
+int dataset_example_source(const void *dataset, uint64_t example); // for EngineConfig.source; callable on any thread
 
 // Where an example's tokens begin: token `offset` of a shard.
 typedef struct {
     const Shard *shard;
     uint64_t offset;
-    int64_t document; // the last separator at or before `offset`, else 0; -1: unknown
+    int64_t document; // index of the last separator at or before `offset`; 0: there is none; -1: unknown
 } ExamplePlace;
 
-// Finds an example. separator: the token that begins a document; -1: none. Looks at the last 131,072 tokens.
+// Finds an example's place. separator: the token that begins a document; -1: none. Searches at most 131,072 tokens.
 int dataset_place(const Dataset *data, uint64_t example, int separator, ExamplePlace *place, Error *e);
 
 // Reads examples [first_example, first_example + count) of the shuffled sequence, which continues epoch after epoch.
 // Checks every token against the vocabulary.
 int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out /* (count, T+1) */, Error *e);
 
-// Reads a window, by its number in the order of the files: for validation.
+// Reads a window for validation. Windows are numbered in the order of the files.
 int dataset_window(const Dataset *data, uint64_t window, uint16_t *out /* (T+1) */, Error *e);
 
 // Checks every token of every shard against the vocabulary (`--check`).

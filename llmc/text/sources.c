@@ -24,7 +24,7 @@ static char *next_word(char **rest) {
 // Adds the files that match a pattern. The name of an existing file is no pattern, even with '*' or '['.
 static int add_matches(DatasetSource *s, const char *pattern, Error *e) {
     struct stat st;
-    char literal[2 * PATH_MAX], *to = literal; // the name as a pattern
+    char literal[2 * PATH_MAX], *to = literal; // a pattern that matches only this name
     bool exists = stat(pattern, &st) == 0;
     for (const char *c = pattern; exists && *c; *to++ = *c++)
         if (strchr("*?[\\", *c)) *to++ = '\\';

@@ -13,8 +13,8 @@
 //
 //     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
-// It uses no regular expressions: their engines need several times as long as the rest of encoding. test_words compares
-// the words with PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor space.
+// No engine for regular expressions is used: it would need several times as long as the rest of encoding. test_words
+// compares the words with PCRE2's. An ill-formed byte is one character: no letter, number or space.
 
 // Returns the class of the character at s < end, and sets its length.
 static inline CharClass char_class(const Tokenizer *t, const uint8_t *s, const uint8_t *end, size_t *length) {
@@ -49,7 +49,7 @@ const uint8_t *tokenizer_word(const Tokenizer *t, const uint8_t *s, const uint8_
     CharClass class = char_class(t, first, end, &length);
     if (class != CLASS_SPACE) return scan_run(t, first + length, end, class);
 
-    // White space at the end of the text is one word. Before other text, its last character goes to the next match.
+    // White space at the end of the text is one word. Before other text it leaves its last character to the next match.
     const uint8_t *start = s, *last = s;
     for (; s < end && char_class(t, s, end, &length) == CLASS_SPACE; s += length) last = s;
     return s == end || last == start ? s : last;
@@ -81,7 +81,7 @@ uint32_t *tokenizer_slot(const Tokenizer *t, uint64_t hash, const void *text, si
     }
 }
 
-// Returns the longest added token of a pass with which s begins, and sets its length. -1: none.
+// Returns the longest of the pass's added tokens that stands at s, and sets *longest to its length; -1: none.
 static int added_here(const Tokenizer *t, int pass, const uint8_t *s, const uint8_t *end, size_t *longest) {
     int found = -1, wanted = pass ? TOKEN_ADDED | TOKEN_NORMALIZED : TOKEN_ADDED;
     *longest = 0;
@@ -121,13 +121,13 @@ void tokenizer_add_merge(Tokenizer *t, Merge merge) {
         *slot = (uint64_t)merge.left << 48 | (uint64_t)merge.right << 32 | rank << 16 | merge.merged;
 }
 
-enum { SHORT_WORD = 64 }; // bytes of the longest word whose pairs lie on the stack
+enum { SHORT_WORD = 64 }; // bytes of the longest word whose merges lie on the stack
 
-// Byte pair encoding: while any adjacent pair merges, merges all pairs of the lowest rank, from left to right. A word
-// needs one pass per distinct merge that it uses (more only if two merges give one token). A megabyte without a space
-// needs 0.1 s if it is DNA, 6 s if it is random letters.
+// Byte pair encoding. While an adjacent pair has a merge, a pass merges all pairs of the lowest rank, from left to
+// right. A word needs one pass per distinct merge that it uses (more only if two merges give one token). A megabyte
+// without a space needs 0.1 s if it is DNA, 6 s if it is random letters.
 static int merge_word(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
-    uint32_t few[SHORT_WORD], *found = few; // the merges of tokens i, i + 1
+    uint32_t few[SHORT_WORD], *found = few; // found[i]: pair_find of tokens i and i + 1
     size_t n = bytes;
     for (size_t i = 0; i < n; i++) {
         if (t->lacks[word[i]]) // only in a vocabulary of characters
@@ -157,7 +157,7 @@ static int merge_word(const Tokenizer *t, const uint8_t *word, size_t bytes, uin
             found[kept] = i + 1 < n ? pair_find(t, out[kept], out[i + 1]) : RANK_NONE;
             if (kept > 0) found[kept - 1] = pair_find(t, out[kept - 1], out[kept]);
             if (found[kept] < lowest || (kept > 0 && found[kept - 1] < lowest))
-                lowest = UINT64_MAX; // the next pass merges the new pair first
+                lowest = UINT64_MAX; // this pass merges no more: the next one merges the new pair first
         }
         n = kept;
     }

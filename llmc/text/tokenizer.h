@@ -24,10 +24,10 @@ typedef struct {
     uint16_t left, right, merged;
 } Merge;
 
-// What the files say of a token. Added tokens are matched literally in the text: pass 1 finds those that are not
-// NORMALIZED, pass 2 finds the others in the remaining text. NORMALIZED has no other effect: there is no normalizer.
+// Flags of a token, from the files. Added tokens are matched literally in the text. The first pass finds those that are
+// not NORMALIZED, the second pass finds the others in the remaining text. NORMALIZED has no other effect.
 enum {
-    TOKEN_LITERAL = 1, // named by its text, not in GPT-2's alphabet
+    TOKEN_LITERAL = 1, // the files spell the token's text as it is, not in GPT-2's alphabet
     TOKEN_ADDED = 2,
     TOKEN_NORMALIZED = 4,
     TOKEN_SPECIAL = 8 // decoders can omit the token
@@ -53,11 +53,11 @@ typedef struct {    // immutable: threads may share it
     bool lacks[BYTE_VALUES]; // true: a vocabulary of characters has no token for the byte
     bool lacks_some;         // true if an element of `lacks` is
     int added_count;
-    bool added_spaced;                                 // an added token has a space after another character
+    bool added_spaced;                                 // in some added token a space follows another character
     uint32_t added_longest[ADDED_PASSES][BYTE_VALUES]; // bytes of the pass's longest token with this first byte
     uint32_t by_text[TEXT_SLOTS];                      // a hash table with open addressing: token + 1; 0: empty
     uint64_t pairs[PAIR_SLOTS]; // a hash table with open addressing: left << 48 | right << 32 | rank << 16 | merged;
-                                // 0: empty (token 0 does not merge with itself to token 0)
+                                // 0: empty (token 0 never merges with itself to token 0)
     Merge merges[MERGES_MAX];   // (merge_count) by rank; without merges every token is a byte or a character
     int merge_count;
     uint8_t byte_class[BYTE_VALUES];    // CharClass of every byte ...
@@ -75,7 +75,7 @@ bool tokenizer_exists(const char *directory);
 // Returns the bytes of one token, without a NUL. A token outside the vocabulary (padding) has 0 bytes.
 const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes);
 
-// Encodes all of text. `out` has room for `bytes` tokens: no token is shorter than a byte.
+// Encodes all of text. `out` needs room for `bytes` tokens: no token is shorter than a byte.
 int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e);
 
 // Writes vocab.json, merges.txt and tokenizer_config.json, synced to disk, for transformers' GPT2Tokenizer and for
@@ -88,15 +88,15 @@ typedef struct Encoder Encoder;
 int encoder_create(Encoder **out, const Tokenizer *t, Error *e);
 int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e);
 
-// Returns the last position in text[0..bytes) where a cut changes no tokens, whatever follows the text. Returns 0 if
-// no position is safe, or if some added token contains a space after another character.
+// Returns the last position in text[0..bytes) where a cut changes no tokens, whatever follows the text. Returns 0 if no
+// position is safe, or if t->added_spaced.
 size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes);
 
 // ---- For tokenizer_files.c and tests --------------------------------------------------------------------------------
 
 // Creates a tokenizer that has only its character classes, and room for `text_bytes` of text.
 int tokenizer_new(Tokenizer **out, size_t text_bytes, Error *e);
-void tokenizer_add_merge(Tokenizer *t, Merge merge); // gets the next rank
+void tokenizer_add_merge(Tokenizer *t, Merge merge); // the merge gets the next rank
 // Returns the end of the first word of the text from s to end, s < end, by GPT-2's pattern.
 const uint8_t *tokenizer_word(const Tokenizer *t, const uint8_t *s, const uint8_t *end);
 // Returns the slot of the token with these bytes, or the empty slot for it. hash: hash_bytes of the bytes.

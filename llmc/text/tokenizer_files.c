@@ -7,8 +7,8 @@
 // For all forms, tokenizer.json (added_tokens), tokenizer_config.json (added_tokens_decoder) and added_tokens.json may
 // list added tokens.
 //
-// These files write a byte as a character of "GPT-2's alphabet". A byte that prints in Latin-1 is this character. The
-// other bytes, 0x00 to 0x20, 0x7F to 0xA0 and 0xAD, are U+0100 to U+0143 in order.
+// These files write a byte as a character of "GPT-2's alphabet". A byte that prints in Latin-1 is written as its
+// Latin-1 character. The other bytes, 0x00 to 0x20, 0x7F to 0xA0 and 0xAD, are written as U+0100 to U+0143, in order.
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/text.h"
@@ -68,7 +68,7 @@ typedef struct {
     const JsonFile *vocab;
     char merges_path[PATH_MAX], *merges; // lines "left right"; NULL: tokenizer.json has the merges
     size_t merges_bytes, bytes;          // bytes: size of all files
-    const char *name[VOCAB_MAX];         // by token; NULL: none yet
+    const char *name[VOCAB_MAX];         // each token's name; NULL: not yet read
 } VocabReader;
 
 static bool is_text(const cJSON *item, const char *text) {
@@ -100,7 +100,7 @@ static int read_json_files(VocabReader *r, const char *directory, const char *co
 
 static double number_of(const cJSON *item) { return cJSON_IsNumber(item) ? item->valuedouble : -1; }
 
-// Sets *token to a token's number from a file. The vocabulary grows to hold it.
+// Checks a token's number from a file, and sets *token to it. The vocabulary grows to hold the token.
 static int read_number(VocabReader *r, const char *path, const char *name, double number, int *token, Error *e) {
     if (!(number >= 0 && number < VOCAB_MAX) || number != (int)number)
         return FAIL(e, ERR_INPUT, "use GPT-2's vocabulary, or one of at most 65536 tokens: shards hold 16 bits",
@@ -125,7 +125,7 @@ static const char *member_on(const cJSON *object, const char *known) {
     return NULL;
 }
 
-// Returns the part; in place of a Sequence of one element, its element.
+// Returns `part`; if this is a Sequence whose `list` has one element, returns the element.
 static const cJSON *only_part(const cJSON *part, const char *list) {
     const cJSON *parts = is_text(json_get(part, "type"), "Sequence") ? json_get(part, list) : NULL;
     return parts && cJSON_GetArraySize(parts) == 1 ? only_part(parts->child, list) : part;
@@ -213,8 +213,8 @@ static int read_added(VocabReader *r, int file, Error *e) {
     return 0;
 }
 
-// Fills text, start and by_text from the names. The token that ends documents is tokenizer_config.json's eos_token, or
-// else <|endoftext|>. It keeps no flag but LITERAL, so encoding never finds it.
+// Fills text, start and by_text from the names. The token that ends documents is tokenizer_config.json's eos_token,
+// else <|endoftext|>. This token keeps no flag but LITERAL, so that encoding never finds it.
 static int spell_tokens(VocabReader *r, Error *e) {
     const cJSON *eos = json_get(r->files[TOKENIZER_CONFIG].root, "eos_token");
     const char *declared = cJSON_GetStringValue(cJSON_IsObject(eos) ? json_get(eos, "content") : eos);
@@ -278,7 +278,7 @@ static int add_merge(VocabReader *r, int number, const char *left, const char *r
 static int read_merges(VocabReader *r, Error *e) {
     const cJSON *merges = r->merges ? NULL : json_get(json_get(r->vocab->root, "model"), "merges"), *item;
     Tokenizer *t = r->t;
-    char *scratch = t->text + t->start[t->vocab_size]; // room for a merge: the files' bytes less the tokens' bytes
+    char *scratch = t->text + t->start[t->vocab_size]; // the unused rest of `text` has room for any merge
     char *line = r->merges, *end;
     int code = 0, number = 1;
     if (!r->merges && !cJSON_IsArray(merges))
@@ -368,7 +368,7 @@ static void put_token(const Tokenizer *t, int token, bool json, FILE *f) {
 static void put_vocab(const Tokenizer *t, FILE *f) {
     const char *before = "{\"";
     for (int token = 0; token < t->vocab_size; token++) {
-        if (t->lacks_some && t->flags[token] & TOKEN_ADDED) continue; // its text could be read as a byte's name
+        if (t->lacks_some && t->flags[token] & TOKEN_ADDED) continue; // its text could be taken for a byte's name
         fputs(before, f);
         before = ", \"";
         put_token(t, token, true, f);

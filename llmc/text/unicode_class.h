@@ -2,8 +2,8 @@
 // space (\s). Source: Unicode 14.0, the general categories L* and N* of UnicodeData.txt and the property White_Space of
 // PropList.txt. test_words compares every code point with PCRE2.
 //
-// Each table lists the runs of one class, from U+0000, as pairs: the number of code points between the previous run and
-// this one, and the length of this run.
+// Each table lists the runs of one class, from U+0000 up. A run is a pair of numbers: the code points between the
+// previous run and this run, then the code points of this run.
 #pragma once
 
 #include <stdint.h>
@@ -63,7 +63,7 @@ static const uint16_t UNICODE_NUMBERS[] = {
     70, 10, 534, 21, 1067, 111, 17905, 10, 86, 10, 134, 10, 1, 7, 798, 23, 25673, 20, 108, 25, 1109, 50, 2368, 10,
     422, 10, 1485, 9, 128, 10, 791, 59, 1, 3, 1, 4, 76, 45, 1, 15, 962, 13, 2787, 10,
 };
-// \s in Perl and PCRE2 also has U+180E, which is no space since Unicode 6.3.
+// The table omits U+180E, which \s of Perl and PCRE2 matches: since Unicode 6.3 it is no space.
 static const uint16_t UNICODE_SPACES[] = {
     9, 5, 18, 1, 100, 1, 26, 1, 5599, 1, 2431, 11, 29, 2, 5, 1, 47, 1, 4000, 1,
 };
