@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes shards of FineWeb's sample of 10 billion tokens (Penedo et al. 2024, arXiv 2406.17557). One document in a hundred
-# is validation. data/parquet_to_jsonl.py (pyarrow) pipes the parquet files into data/tokenize. See --help.
+# Makes shards of FineWeb's sample of 10 billion tokens (Penedo et al. 2024, arXiv 2406.17557). One document in a
+# hundred goes to validation. data/parquet_to_jsonl.py (pyarrow) pipes the parquet files into data/tokenize. See --help.
 NAME=${NAME:-fineweb}
 DATASET=${DATASET:-HuggingFaceFW/fineweb}
 SAMPLE=10BT FILES=
@@ -19,7 +19,7 @@ if [ -n "$FROM" ]; then
     [ -f "${inputs[0]}" ] || fail 65 "$FROM: no parquet files in it" "Name the directory that holds them"
     [ -z "$FILES" ] || inputs=("${inputs[@]:0:$FILES}")
 else
-    # Path and SHA-256 of every file, from the Hub.
+    # Get the path and SHA-256 of every file from the Hub.
     mkdir -p "$DOWNLOAD"
     rm -f "$DOWNLOAD/$SAMPLE.json"
     fetch "https://huggingface.co/api/datasets/$DATASET/tree/main/sample/$SAMPLE" "$DOWNLOAD/$SAMPLE.json"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fetches FineWeb's sample of 10 billion tokens as ready-made shards of GPT-2's tokens, 200 MB each
-# (kjj0/fineweb10B-gpt2). This takes minutes, without parquet and tokenizer. Keeps the validation shard's first
-# 10,485,760 tokens, on which llm.c and modded-nanogpt validate: train with --val-tokens 10485760. See --help
+# (kjj0/fineweb10B-gpt2). This takes minutes and needs no parquet files and no tokenizer. Keeps the validation shard's
+# first 10,485,760 tokens, on which llm.c and modded-nanogpt validate; train with --val-tokens 10485760. See --help
 # (--tokenizer does nothing here).
 NAME=fineweb10B SHARDS=10 FLAGS=shards
 USAGE="--shards N    the first N of 103 training shards of 100 million tokens (10)"

@@ -25,7 +25,7 @@ static int format_of_name(const char *path) { // FORMAT_AUTO: unknown
     return path_matches(path, "*.@(txt|md)") ? FORMAT_TEXT : FORMAT_AUTO;
 }
 
-// JSON Lines begin with { and ". Returns FORMAT_AUTO if it needs more text.
+// A text that begins with { and " is JSON Lines. Returns FORMAT_AUTO if the decision needs more text.
 static int format_of_text(const char *text, size_t bytes, bool ended) {
     char begin[BEGIN_BYTES] = "";
     memcpy(begin, text, size_min(bytes, sizeof begin - 1));
@@ -44,7 +44,7 @@ static int format_of_file(const char *path) {
     return format_of_text(text, bytes < 0 ? 0 : (size_t)bytes, true);
 }
 
-// Sets the format. Refuses a pipe if an option must know its length first, or that all of it is UTF-8.
+// Sets the format. Refuses a pipe if an option must first know the pipe's length, or whether all its text is UTF-8.
 static int input_set_format(Input *input, const TokenizeOptions *o, int format, bool by_line, Error *e) {
     input->jsonl = format == FORMAT_JSONL;
     input->undecided = format == FORMAT_AUTO;
@@ -79,8 +79,8 @@ static int inputs_push(Inputs *in, const char *path, const struct stat *st, Erro
     return input_set_format(input, in->o, by_line ? format_of_file(path) : format, by_line, e);
 }
 
-// Adds a file, or a directory's files. inside: `path` was found in a directory, and is skipped unless its name has the
-// ending of a text, or is *.json and the file holds JSON Lines.
+// Adds a file, or a directory's files. inside: `path` was found in a directory. Such a file is skipped unless
+// format_of_name knows its name's ending, or it is a *.json file of JSON Lines.
 static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
     struct stat st, link;
     if (strcmp(path, "-") == 0) return inputs_push(in, path, NULL, e);
@@ -92,7 +92,7 @@ static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
         Names names;
         char child[PATH_MAX];
         int code = 0;
-        if (inside && lstat(path, &link) == 0 && S_ISLNK(link.st_mode)) return 0; // a link may lead to a parent
+        if (inside && lstat(path, &link) == 0 && S_ISLNK(link.st_mode)) return 0; // it may lead to a parent
         TRY(directory_list(IN_PATH, path, &names, e));
         for (int i = 0; i < names.count && !code; i++) {
             if (names.entry[i]->d_name[0] == '.') continue;

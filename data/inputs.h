@@ -1,5 +1,5 @@
-// inputs: the options of data/tokenize, and the files that a command line names, in its order. A directory's entries
-// are in byte order.
+// inputs: the options of data/tokenize, and the files that a command line names, in the order of the command line. A
+// directory's entries are in byte order.
 #pragma once
 
 #include "options/rows.h"
@@ -10,9 +10,9 @@
 enum { TRAIN, VAL, SPLITS };
 extern const char *const SPLIT_NAMES[SPLITS]; // "train", "val"
 
-typedef struct { // options that are not given: their defaults, else 0 or empty; max_bytes: INT64_MAX
+typedef struct { // an option that is not given has its default, else 0 or ""; max_bytes has INT64_MAX
     char tokenizer[PATH_MAX], out[PATH_MAX - 64], files_from[PATH_MAX], field[OPTION_TEXT], separator[OPTION_TEXT];
-    int format, invalid, split; // FORMAT_*, INVALID_*; SPLITS: both
+    int format, invalid, split; // FORMAT_*; INVALID_*; TRAIN, VAL, or SPLITS for both
     double val_fraction;
     int64_t val_every_file, max_bytes, shard_tokens, threads;
     bool force, help, version;
@@ -29,10 +29,10 @@ typedef struct {
     char *path;           // "-" is standard input
     uint64_t number;      // index among all inputs
     bool jsonl;           // JSON Lines, else text
-    bool undecided;       // a pipe: its first line will decide `jsonl`
+    bool undecided;       // a pipe whose first line will decide `jsonl`
     int notes;            // 1 << NOTE_*
     bool pipe;            // standard input, a pipe or a device: its length is unknown
-    atomic_bool left_out; // not UTF-8: skip the file, or the rest of it
+    atomic_bool left_out; // skip the file, or the rest of it, because it is not UTF-8
     uint64_t bytes;       // 0 for a pipe
 } Input;
 
@@ -40,20 +40,20 @@ typedef struct {
     const TokenizeOptions *o;
     Input *all;
     int count;
-    int passed_over; // files in directories left out for their endings
+    int passed_over; // files of directories that are left out for their names' endings
 } Inputs;
 
 // Gathers the inputs of a command line: files, "-", directories, and what --files-from names. Searches directories to
-// any depth, except hidden names, for .txt, .md, .jsonl, .ndjson and .jl files and .json files of JSON Lines. ERR_INPUT
-// if a file or directory cannot be read.
+// any depth, without hidden names, for .txt, .md, .jsonl, .ndjson and .jl files, and for .json files that hold JSON
+// Lines. ERR_INPUT if a file or directory cannot be read.
 int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count, Error *e);
 void inputs_free(Inputs *in);
 
-// Decides the format of a pipe by its first bytes, if they suffice. ended: the pipe has no more.
+// Decides the format of a pipe by its first bytes, if they suffice. ended: the pipe has no more bytes.
 int input_decide(Input *input, const TokenizeOptions *o, const char *text, size_t bytes, bool ended, Error *e);
 
 const char *input_name(const Input *input); // for messages
 
-// True if the end of this input becomes validation data (--val-fraction): a plain text, without --separator. Other
-// inputs are split by document.
+// True if the end of this input becomes validation data (--val-fraction): if it is plain text, and --separator is not
+// given. Other inputs are split by document.
 bool input_has_tail(const TokenizeOptions *o, const Input *input);

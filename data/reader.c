@@ -16,7 +16,7 @@
 
 enum {
     BLOCK_BYTES = 1 << 20,
-    LINE_BYTES_MAX = 1 << 26, // the longest line of JSON, or text without a space
+    LINE_BYTES_MAX = 1 << 26, // bytes of the longest line of JSON, and of the longest text without a space
     POLL_MS = 100
 };
 
@@ -45,18 +45,18 @@ static void block_fault(TextBlock *b, uint64_t line, const char *hint, const cha
 
 // Returns the split of an input's document number `document` (in jsonl: the line's number).
 static int document_split(const TokenizeOptions *o, const Input *input, uint64_t document) {
-    // By path: a file keeps its split when files are added or removed.
+    // Hash the path: a file keeps its split when other files are added or removed.
     if (o->val_every_file)
         return hash_finish(hash_bytes(HASH_START, input->path, strlen(input->path))) % (uint64_t)o->val_every_file == 0;
     if (o->split != SPLITS) return o->split;
-    // By the input's number: the same files in the same order give the same split in any directory.
+    // Hash the input's number: the same files in the same order have the same splits in any directory.
     uint64_t key[2] = {input->number, document};
     return (double)(hash_finish(hash_bytes(HASH_START, key, sizeof key)) >> 11) < o->val_fraction * 0x1p53;
 }
 
 // ---- Encoding -------------------------------------------------------------------------------------------------------
 
-// ERR_INPUT, with a remedy, if an input begins like gzip, zstd, parquet, UTF-16 or a Git LFS pointer.
+// Fails (ERR_INPUT) with a remedy if an input begins like gzip, zstd, parquet, UTF-16 or a Git LFS pointer.
 static int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e) {
     static const struct {
         const char *begin, *what, *remedy;
@@ -157,14 +157,14 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
 }
 
 // Opens the input at its beginning. With --invalid skip, checks the whole file first, since tokens cannot be removed
-// once they are written: skips a text file that is not all UTF-8, and a file of another kind (gzip, ...).
+// once they are written. Leaves out a text file that is not all UTF-8, and a file of another kind (gzip, ...).
 static int reader_open(Reader *r, Error *e) {
     Input *input = reader_input(r);
     char next[3]; // at most three continuation bytes precede the next character
     r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : STDIN_FILENO;
     if (r->fd < 0)
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));
-    char *text = MAP_FAILED; // also for an empty file; if mapping fails, reading reports the cause
+    char *text = MAP_FAILED; // stays so for an empty file; if mapping fails, reading reports the cause
     if (r->o->invalid == INVALID_SKIP && !input->pipe)
         text = mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, r->fd, 0);
     if (text != MAP_FAILED) {
@@ -175,8 +175,8 @@ static int reader_open(Reader *r, Error *e) {
     r->tail = UINT64_MAX;
     if (input->pipe || !input_has_tail(r->o, input)) return 0;
 
-    // A text file is one document, so its end becomes validation, as in nanoGPT's 90/10 split. This tail begins at a
-    // whole character.
+    // A text file is one document, so its end becomes validation data, as in nanoGPT's 90/10 split. This tail begins
+    // with a whole character.
     r->tail = (uint64_t)((double)size_min((size_t)r->o->max_bytes - r->taken, input->bytes) * (1 - r->o->val_fraction));
     ssize_t got = pread(r->fd, next, sizeof next, (off_t)r->tail);
     for (ssize_t i = 0; i < got && (next[i] & 0xC0) == 0x80; i++) r->tail++;
@@ -209,7 +209,7 @@ static size_t reader_cut(const Reader *r, bool jsonl) {
     if (r->have <= hold) return 0;
     size_t cut = tokenizer_cut(r->tokenizer, r->buffer, r->have - hold);
     if (!hold || !cut) return cut;
-    // If the cut falls inside \r\n or a separator, or right before a separator, move it past them.
+    // If the cut falls inside \r\n, inside a separator or right before one, move the cut past it.
     cut += r->buffer[cut - 1] == '\r' && r->buffer[cut] == '\n';
     size_t from = cut > length - 1 ? cut - (length - 1) : 0;
     const char *found = memmem(r->buffer + from, size_min(r->have, cut + length) - from, r->o->separator, length);
@@ -243,8 +243,8 @@ static void reader_find_pieces(Reader *r, TextBlock *b) {
 // Moves the first bytes of the buffer to the block.
 static int reader_fill_block(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     size_t capacity = size_max(bytes, BLOCK_BYTES);
-    if (b->capacity != capacity) {        // frees the memory of a long line
-        size_t pieces = capacity / 2 + 1; // untouched pages cost nothing
+    if (b->capacity != capacity) {        // after a long line, free its memory
+        size_t pieces = capacity / 2 + 1; // pages that are never touched cost nothing
         memory_free(b->pieces);
         b->capacity = 0;
         size_t room = pieces * sizeof *b->pieces + capacity * (sizeof *b->tokens + 1) + 1;

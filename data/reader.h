@@ -22,8 +22,8 @@ typedef struct {
     Input *input;
     uint64_t offset, line; // position of the block's first byte in the input; lines count from 1
     uint64_t end;          // bytes of all inputs up to the block's end
-    TextPiece *pieces;     // (capacity / 2 + 1) found by reader_next, in jsonl by block_encode; owns tokens and text
-    uint16_t *tokens;      // (capacity) no token is shorter than a byte
+    TextPiece *pieces;     // (capacity / 2 + 1) set by reader_next, in jsonl by block_encode; owns tokens and text
+    uint16_t *tokens;      // (capacity) a token has at least one byte
     char *text;            // (capacity + 1)
     size_t bytes, capacity;
     int piece_count;
@@ -50,10 +50,10 @@ typedef struct {
     bool separated;                  // a separator was found
     char *buffer;                    // from malloc
     size_t have, capacity;
-} Reader; // the caller sets o, tokenizer and inputs, line to 1 and fd to -1, and frees the buffer
+} Reader; // the caller sets o, tokenizer, inputs, line (to 1) and fd (to -1), and frees the buffer
 
-// Fills *b with the next block. *got is false at the end of the input and after a signal. A block of an input that
-// cannot be read has a fault and no text.
+// Fills *b with the next block. *got is false at the end of all inputs and after a signal. If an input cannot be read,
+// its block has a fault and no text.
 int reader_next(Reader *r, TextBlock *b, bool *got, Error *e);
 
 // Looks for faults, finds the pieces of jsonl, and encodes the pieces unless an input is refused.

@@ -5,8 +5,8 @@
 #   --from DIR                   read the data from DIR; download and check nothing
 #   --out DIR                    directory of the shards; data/NAME by default
 #   --force                      make the shards again
-# Downloads go to data/download/NAME. They are resumed, and their SHA-256 is checked. A path that the caller names is
-# relative to the caller's directory; a default path is relative to the root of this repository.
+# Downloads go to data/download/NAME. A broken download is resumed. Its SHA-256 is checked. A path that the caller names
+# is relative to the caller's directory; a default path is relative to the root of this repository.
 set -euo pipefail
 export LC_ALL=C
 . "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
@@ -40,7 +40,7 @@ recipe_options() {
     fi
 }
 
-# fetch URL FILE [SHA256]: makes FILE, complete and checked, or no file.
+# fetch URL FILE [SHA256]: downloads URL. FILE exists only once it is complete and checked.
 fetch() {
     local url=$1 file=$2 want=${3:-} got
     if [ -f "$file" ]; then return 0; fi
@@ -62,7 +62,7 @@ fetch() {
     mv "$file.part" "$file"
 }
 
-# input URL [SHA256|hub]: sets INPUT to the path of URL's file, in --from or downloaded.
+# input URL [SHA256|hub]: sets INPUT to the path of URL's file: in the directory of --from, or downloaded.
 input() {
     local name=${1##*/} sum=${2:-}
     INPUT=$DOWNLOAD/$name

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tiny Shakespeare, 1.1 MB: the last tenth is validation, as in nanoGPT. See --help.
+# Makes shards of Tiny Shakespeare, 1.1 MB. The last tenth goes to validation, as in nanoGPT. See --help.
 NAME=shakespeare
 . "$(dirname "$0")/recipe.sh"
 recipe_options "$@"

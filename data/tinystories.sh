@@ -9,8 +9,8 @@ input $base/TinyStoriesV2-GPT4-valid.txt hub
 val=$INPUT
 input $base/TinyStoriesV2-GPT4-train.txt hub
 need_tokenize
-# Tokenize a sample first: a fault then stops the recipe while the old shards are whole. Remove the old training shards
-# before writing either split: the first training shard shows that both splits are whole (data/writer.h).
+# Tokenize a sample first, so that a fault stops the recipe while the old shards are whole. Remove the old training
+# shards before writing either split: by data/writer.h, the first training shard shows that both splits are whole.
 probe=$(mktemp -d)
 trap 'rm -rf "$probe"' EXIT
 head -c 4096 "$val" > "$probe/text"

@@ -81,7 +81,7 @@ static int read_input(const OptionTable *t, int argc, char **argv, int *i, Error
     return 0;
 }
 
-// Fills o. Moves the inputs to the front of argv, and their count to *inputs. ERR_USAGE for a mistake.
+// Sets *o. Moves the inputs to the front of argv, and sets *inputs to their count. ERR_USAGE for a mistake.
 static int settings_parse(int argc, char **argv, TokenizeOptions *o, int *inputs, Error *e) {
     uint8_t given[OPTIONS];
     OptionTable t = {.rows = rows, .count = OPTIONS, .values = o, .given = given, .context = inputs};
@@ -122,7 +122,7 @@ typedef struct {
     uint64_t read, written; // number of blocks so far; the critical section `reading` guards `read`
     int code;               // code of the first error that is not a fault of an input
     Error error;
-    double start, shown;   // clock_seconds at the start; seconds from the start to the last progress line
+    double start, shown;   // clock_seconds at the start; seconds from `start` to the last progress line
     uint64_t total_bytes;  // bytes to read; INT64_MAX: unknown
     int faults, bad_files; // faults so far; files with faults
     const Input *last_bad; // the last file with faults; NULL: none
@@ -133,7 +133,7 @@ typedef struct {
 
 static const char *plural_s(uint64_t count) { return count == 1 ? "" : "s"; }
 
-// Prints a line on stderr; it replaces the progress line.
+// Prints a line on stderr, in place of the progress line.
 __attribute__((format(printf, 1, 2))) static void print_note(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -158,7 +158,7 @@ static void show_progress(Pipeline *run, uint64_t bytes, bool last) {
             last || !terminal ? "\n" : "");
 }
 
-// Adds the faults of a block. Prints the run's first fault only when a second fault arrives: run_verdict returns a
+// Adds the faults of a block. Prints the first fault only when a second one arrives, because run_verdict returns a
 // single fault as the run's error.
 static void add_faults(Pipeline *run, const TextBlock *b) {
     if (!b->fault_count || b->input->left_out) return;
@@ -174,8 +174,9 @@ static void add_faults(Pipeline *run, const TextBlock *b) {
 
 // ---- The run --------------------------------------------------------------------------------------------------------
 
-// Runs on every thread: reads blocks, encodes them, counts their faults, and writes them. After a refused input, only
-// looks for more faults, and skips pipes and the rest of a refused text file. Stops at a signal and at an error.
+// Runs on every thread: reads blocks, encodes them, counts their faults, and writes them. After an input is refused, it
+// only looks for more faults, and skips pipes and the rest of a refused text file. It stops at a signal and at an
+// error.
 static void run_thread(Pipeline *run) {
     TextBlock b = {0};
     Encoder *encoder = NULL;
@@ -284,10 +285,10 @@ static int tokenize(int argc, char **argv, Error *e) {
     if (o->version) return printf("%s\n", version_text()), 0;
     TRY_GOTO(tokenizer_load(&run.tokenizer, o->tokenizer, e));
     run.reader = (Reader){.o = o, .inputs = &run.inputs, .tokenizer = run.tokenizer, .line = 1, .fd = -1};
-    // Gather before signals_install, while a signal ends the program at once: gathering may wait for a pipe.
+    // Gather before signals_install: gathering may wait for a pipe, and a signal must then end the program at once.
     TRY_GOTO(inputs_gather(&run.inputs, o, argv, inputs, e));
     signals_install();
-    thread_start_team((int)o->threads + 1); // + 1: a thread may wait for a pipe or the disk
+    thread_start_team((int)o->threads + 1); // + 1: one thread may wait for a pipe or the disk
     run.start = clock_seconds();
     for (const Input *input = run.inputs.all; input < run.inputs.all + run.inputs.count; input++)
         run.total_bytes = input->pipe ? INT64_MAX : size_min(run.total_bytes + input->bytes, INT64_MAX);

@@ -1,6 +1,6 @@
 // writer: writes the tokens of blocks to the shards of two splits.
 //
-// 1. One run at a time writes to a prefix: flock on PREFIX.lock.
+// 1. One run at a time writes to a prefix: it holds flock on PREFIX.lock.
 // 2. Shards are written as PATH.partial. They get their names when all shards are whole and on disk. Until then shards
 //    of an earlier run stay.
 // 3. KEY is the first shard of the run. It gets its name last, and an earlier KEY is removed first. So all shards are
@@ -13,7 +13,7 @@
 typedef struct {
     const TokenizeOptions *o;
     int eot, newline; // tokens that separate documents; -1: none
-    int lock;         // the open PREFIX.lock, or -1
+    int lock;         // descriptor of PREFIX.lock, or -1
     bool opened;      // this run owns the PATH.partial files; writer_close removes them
     struct SplitState {
         FILE *file;      // the unfinished shard, or NULL
@@ -29,7 +29,7 @@ typedef struct {
 // the prefix, if an input is one of its shards, or if shards exist and --force is not given.
 int writer_open(Writer *w, const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs, Error *e);
 
-// Appends the tokens of a block. ERR_WRITE, also from writer_publish, if writing fails.
+// Appends the tokens of a block. ERR_WRITE if writing fails, as from writer_publish.
 int writer_block(Writer *w, const TextBlock *b, Error *e);
 
 // Gives all shards their names. Removes the shards of an earlier run.
