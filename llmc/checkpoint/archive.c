@@ -6,12 +6,12 @@
 //    (archive_commit). If the sync fails, the rename is undone. A process killed before the rename leaves a partial,
 //    which archive_tidy removes.
 // 4. It is removed in the opposite order: renamed to .step_N.partial, then removed (archive_remove).
-// 5. Only a checkpoint whose manifest holds this run's id is removed, and only its files that the manifest or own_files
-//    names. Its other files stay in OUT/step_N.kept; a line in `notes` says so. A checkpoint that is a link stays.
-// 6. Never removed: the checkpoints that `Spare` names, and the newest checkpoint that this run has read back whole:
-//    step `newest` of archive_make_room. Callers of archive_thin verify the newest checkpoint first.
-// 7. A checkpoint that cannot be read does not count as damaged: nothing is removed or renamed because of it, and no
-//    older one is used instead.
+// 5. Only a checkpoint whose manifest holds this run's id is removed. Only files that the manifest or own_files lists
+//    are removed. Other files stay in OUT/step_N.kept; a line in `notes` says so. A checkpoint that is a link stays.
+// 6. Never removed are the checkpoints that `Spare` names, and the newest checkpoint that this run has read back whole
+//    (`newest` in archive_make_room). Callers of archive_thin verify the newest checkpoint first.
+// 7. A checkpoint that cannot be read is not treated as damaged: the program renames and removes nothing, and uses no
+//    older checkpoint instead.
 // 8. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
 //    (archive_set_aside_after). Checkpoints that a rollback renames stay until the next rollback, or until the disk is
 //    full (archive_tidy).
@@ -26,7 +26,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-_Static_assert(ARCHIVE_PATH == PATH_MAX, "path_join fills either");
+_Static_assert(ARCHIVE_PATH == PATH_MAX, "all buffers for paths have one size");
 
 int archive_open(Archive *archive, const char *run_dir, Error *e) {
     int dir = open(run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -46,7 +46,7 @@ int archive_check_name(const Archive *archive, Error *e) {
     char link[64], now[ARCHIVE_PATH];
     struct stat named, held;
     bool found = stat(archive->path, &named) == 0;
-    if (!found && errno != ENOENT && errno != ENOTDIR && errno != ELOOP) return 0; // another error: unknown
+    if (!found && errno != ENOENT && errno != ENOTDIR && errno != ELOOP) return 0; // cannot tell
     if (found && fstat(archive->dir, &held) == 0 && named.st_dev == held.st_dev && named.st_ino == held.st_ino)
         return 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", archive->dir);
@@ -72,7 +72,7 @@ static void step_path(const Archive *archive, int64_t step, const char *format, 
     snprintf(path + n, ARCHIVE_PATH - (size_t)n, format, step);
 }
 
-// Opens the directory of a step; the caller closes it. -1, with errno, if it is missing or refused by `flags`.
+// Opens the directory of a step; the caller closes it. Returns -1 and sets errno if it is missing or `flags` refuse it.
 static int step_open(const Archive *archive, int64_t step, const char *format, int flags) {
     char name[60];
     snprintf(name, sizeof name, format, step);
@@ -90,8 +90,8 @@ static int64_t step_of(const char *name, const char *format) {
 
 int64_t archive_step_of(const char *name) { return step_of(name, FINAL); }
 
-// Sets *step to the next older step in the directory (by -1), or the next newer step (by 1). Returns false after the
-// last, or with an error in *code.
+// Sets *step to the next older step in the directory (by = -1) or to the next newer step (by = 1). Returns false if
+// there is none, or on an error, which *code holds.
 static bool next_step(const Archive *archive, const char *format, int by, int64_t *step, int *code, Error *e) {
     Names names;
     int64_t next = -1;
@@ -121,7 +121,7 @@ bool archive_has(const Archive *archive, int64_t step) {
 
 // ---- Partials -------------------------------------------------------------------------------------------------------
 
-// All files of a checkpoint, at the places of this build and of older builds. The manifest lists them: removed last.
+// All files that this build or an older one writes to a checkpoint. The manifest, which lists files, is removed last.
 // clang-format off
 static const char *const own_files[] = {
     "model.safetensors", "config.json", "generation_config.json", "vocab.json", "merges.txt", "tokenizer_config.json",
@@ -129,7 +129,7 @@ static const char *const own_files[] = {
 // clang-format on
 enum { OWN_FILES = sizeof own_files / sizeof *own_files };
 
-// Renames `from` to step_N.SUFFIX, or the first free name of step_N.SUFFIX.2, step_N.SUFFIX.3, ...
+// Renames `from` to step_N.SUFFIX. If that exists, to the first free name of step_N.SUFFIX.2, step_N.SUFFIX.3, ...
 static int rename_aside(const Archive *archive, int64_t step, const char *from, const char *suffix,
                         char aside[ARCHIVE_PATH], Error *e) {
     step_path(archive, step, FINAL, aside);
@@ -144,7 +144,7 @@ int archive_abandon(const Archive *archive, int64_t step, int dir, FILE *notes, 
     Manifest manifest;
     int failed = 0;
     step_path(archive, step, PARTIAL, path);
-    manifest_read(&manifest, dir, path, &(Error){0}); // lists nothing on failure
+    manifest_read(&manifest, dir, path, &(Error){0}); // on failure the list is empty
     for (int i = 0; i < manifest.count + OWN_FILES && !failed; i++) {
         const char *name = i < manifest.count ? manifest.file[i].name : own_files[i - manifest.count];
         if (unlinkat(dir, name, 0) != 0 && errno != ENOENT && errno != EISDIR) failed = errno;
@@ -207,7 +207,7 @@ int archive_verify(const Archive *archive, int64_t step, Verify what, const Puls
     step_path(archive, step, FINAL, path);
     int dir = step_open(archive, step, FINAL, 0);
     if (dir < 0 && (errno == ENOENT || errno == ENOTDIR))
-        return FAIL(e, ERR_INPUT, "use another one", "%s: not a directory", path);
+        return FAIL(e, ERR_INPUT, "use another checkpoint", "%s: not a directory", path);
     if (dir < 0) return FAIL_UNREADABLE(e, "make it readable", "%s: %s", path, strerror(errno));
     int code = manifest_read(manifest, dir, path, e);
     manifest->pulse = pulse;
@@ -224,7 +224,7 @@ static bool of_another_run(const Archive *archive, const Manifest *manifest) {
 
 // ---- Removing -------------------------------------------------------------------------------------------------------
 
-// Opens a checkpoint of this run, and sets *bytes to the size of its files. -1 for a link, for another run's
+// Opens a checkpoint of this run, and sets *bytes to the size of its files. Returns -1 for a link, for another run's
 // checkpoint, and for an older build's, which has no id.
 static int own_open(const Archive *archive, int64_t step, const char *format, uint64_t *bytes) {
     Manifest manifest;

@@ -40,7 +40,7 @@ static const struct {
     {"tie_word_embeddings", NULL, 1, "an output layer of its own (untied) is not served"},
 };
 
-// True if a field has a supported value or is missing. Transformers defaults to a supported value.
+// True if a field has a supported value or is missing. Transformers' defaults are supported values.
 static bool config_field_fits(const cJSON *item, const char *words, double number) {
     if (!item || cJSON_IsNull(item)) return true;
     if (words) {
@@ -148,7 +148,7 @@ static int files_open(ModelFiles *files, const char *directory, Error *e) {
         if (path_ends(names.entry[i]->d_name, ".safetensors") && strcmp(names.entry[i]->d_name, OPTIMIZER_NAME) != 0)
             code = files_add(files, directory, names.entry[i]->d_name, e);
     names_free(&names);
-    return code || files->count ? code : files_add(files, directory, MODEL_FILE, e); // no file: fails and names it
+    return code || files->count ? code : files_add(files, directory, MODEL_FILE, e); // fails: names the missing file
 }
 
 static void files_close(ModelFiles *files) {
@@ -194,7 +194,7 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
                 entry->reader->path, t->name, data_byte(entry), t->whole_rows, t->whole_columns);
 }
 
-// Checks, by the first values, that an output layer in the files equals wte: GPT-2 ties the two.
+// ERR_INPUT if the files hold an output layer whose first values differ from wte's, since GPT-2 ties the two.
 static int check_head(const ModelFiles *files, const Tensor *wte, Error *e) {
     const SafetensorsEntry *head = find_tensor(files, "lm_head.weight"), *tied = find_tensor(files, wte->name);
     float values[2][64];
@@ -208,7 +208,7 @@ static int check_head(const ModelFiles *files, const Tensor *wte, Error *e) {
                 wte->name);
 }
 
-// A chunk of a tensor on its way to a receiver: elements [first, first + n).
+// Elements [first, first + n) of a tensor, on the way to a receiver.
 typedef struct {
     const Tensor *tensor;
     size_t first, n;
@@ -273,7 +273,7 @@ int checkpoint_verify_model(const char *path, bool moments, Share share, const P
             code = manifest_verify(&manifest, manifest.file[i].name, VERIFY_BYTES, e);
     manifest_free(&manifest);
     if (code != ERR_INPUT || !read || e->unreadable) return code;
-    return error_hint(e, "use another one; where the change is meant, remove %s", file);
+    return error_hint(e, "use another checkpoint; if the change is intended, remove %s", file);
 }
 
 int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, Error *e) {

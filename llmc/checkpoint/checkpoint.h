@@ -1,7 +1,7 @@
 // checkpoint: reads and writes a model's directory, for --model and for Hugging Face's transformers:
 //
 //     config.json            GPT-2's configuration
-//     model.safetensors      the weights (layout.h describes a run's files)
+//     model.safetensors      the weights; layout.h describes how a run writes them
 //     *.safetensors          the weights in several files, if there is no model.safetensors
 //
 // --model also reads llm.c's .bin (llmc_bin).
@@ -15,20 +15,20 @@
 // True if the path is a directory with a config.json, or llm.c's .bin.
 bool checkpoint_is_model(const char *path);
 
-// ERR_INPUT if a directory has its weights only as PyTorch's pickle.
+// ERR_INPUT if a directory holds weights only as PyTorch's pickle.
 int checkpoint_refuse_pickle(const char *path, Error *e);
 
-// Reads the shape. ERR_INPUT if the file is missing or malformed, or describes a model that is not GPT-2.
+// Reads a model's shape. ERR_INPUT if the file is missing or malformed, or describes a model that is not GPT-2.
 int checkpoint_read_config(const char *path, ModelConfig *config, Error *e);
 
 // Returns `eot`, the tokenizer's end of text. If it is -1 (none) and the vocabulary has GPT-2's size, returns GPT-2's.
 int checkpoint_end_of_text(int vocab, int eot);
 
-// Compares a share of a checkpoint's files with its manifest; the optimizer's file only with `moments`. ERR_INPUT names
-// the file that differs. A path without a manifest passes.
+// Compares a share of a checkpoint's files with its manifest. Skips the optimizer's file unless `moments`. The message
+// of ERR_INPUT names the file that differs. A path without a manifest passes.
 int checkpoint_verify_model(const char *path, bool moments, Share share, const Pulse *pulse, Error *e);
 
-// Identifies a model without reading all of it. {0} if its weights are in several files.
+// Computes a digest of a model's weights without reading all of them. {0} if they are in several files.
 int checkpoint_digest_model(const char *path, FileDigest *digest, Error *e);
 
 // What is loaded, and its destination. wanted: `count` ascending ranges of the flat array; count 0: all of it. `load`
@@ -42,15 +42,15 @@ typedef struct {
     StateWriter load;
     void *context;
 } Receiver;
-enum { RECEIVER_VALUES = 1 << 23 }; // most values in one call of `load`
+enum { RECEIVER_VALUES = 1 << 23 }; // maximum of values in a call of `load`
 
-// Reads elements [first, first + n) of a tensor of the whole model. All threads call it.
+// Reads elements [first, first + n) of a tensor of the whole model. Several threads call it at once.
 typedef int (*TensorReader)(void *context, size_t first, size_t n, float *out, Error *e);
 
 // Reads the wanted values of tensor i with `read`, and hands them to `load`.
 int checkpoint_load_tensor(const Receiver *to, StateKind kind, int i, TensorReader read, void *context, Error *e);
 
-// Hands the wanted weights to `load`. Checks all shapes first. From llm.c's .bin hands over all weights.
+// Hands the wanted weights to `load`. Checks all shapes first. With llm.c's .bin hands over all weights, wanted or not.
 int checkpoint_load_model(const char *path, const Receiver *to, Error *e);
 
 // Writes a line to `notes` if the files hold tensors that are not in the model.

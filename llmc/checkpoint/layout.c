@@ -13,7 +13,7 @@ void layout_moment_name(char *out, size_t bytes, StateKind moment, const Model *
 }
 
 // Adds a tensor to a safetensors header, and appends its span. The span's offset counts from the header's end;
-// layout_create then adds the header's length. rows 0: one dimension. *at: bytes of the data before it.
+// layout_create then adds the header's length. rows 0: one dimension. *at: where the tensor begins; set to its end.
 static void add_tensor(Layout *layout, FILE *f, int file, const char *name, size_t rows, size_t columns, StateKind kind,
                        Range range, uint64_t *at) {
     layout->span[layout->spans++] = (LayoutSpan){file, *at, kind, range};
@@ -33,7 +33,7 @@ int layout_create(Layout *layout, const Model *model, Error *e) {
         Text text;
         TRY(text_begin(&text, e));
         fwrite(&length, sizeof length, 1, text.f);                                        // set below
-        fputs(f == LAYOUT_MODEL ? "{\"__metadata__\":{\"format\":\"pt\"}" : "{", text.f); // transformers requires it
+        fputs(f == LAYOUT_MODEL ? "{\"__metadata__\":{\"format\":\"pt\"}" : "{", text.f); // as transformers requires
         for (int i = 0; i < model->tensor_count && f == LAYOUT_MODEL; i++) {
             const Tensor *t = &model->tensors[i];
             snprintf(name, sizeof name, "transformer.%s", t->name);
@@ -84,8 +84,8 @@ int layout_pieces(const Layout *layout, const Range *owned, int count, bool head
                   Error *e) {
     const Range all = {0, SIZE_MAX};
     if (!count) owned = &all, count = 1;
-    // In each of the three arrays (parameters, two moments) spans and owned ranges ascend: at most spans + 3 * count
-    // overlaps. An overlap makes at most 2 pieces that are shorter than MANIFEST_PIECE.
+    // In each of the three arrays (parameters, two moments) spans and owned ranges ascend, so they overlap at most
+    // spans + 3 * count times. An overlap makes at most 2 pieces that are shorter than MANIFEST_PIECE.
     size_t most = 2 * (size_t)(layout->spans + 3 * count + LAYOUT_FILES);
     for (int f = 0; f < LAYOUT_FILES; f++) most += layout->bytes[f] / MANIFEST_PIECE;
     TRY(memory_alloc((void **)out, most * sizeof **out, "pieces of a checkpoint", e));
@@ -129,7 +129,7 @@ int layout_write(const Layout *layout, LayoutPiece *piece, int pieces, const int
     for (int i = 0; i < pieces && !code; i++) {
         LayoutPiece *p = &piece[i];
         size_t bytes = p->digest.bytes;
-        char *at = block + p->offset % BLOCK; // O_DIRECT: address and file offset must be equal modulo BLOCK
+        char *at = block + p->offset % BLOCK; // O_DIRECT wants equal address and offset, modulo BLOCK
         code = fill(layout, p->file, p->offset, p->offset + bytes, read, context, at, e);
         p->digest = digest_of(at, bytes);
         if (!code) code = file_write_range(fd[p->file], layout_names[p->file], p->offset, at, bytes, e);

@@ -1,8 +1,8 @@
 // layout: where each value of a run's state lies in a checkpoint's files. The layout follows from the model alone, so
-// every rank can write its own values at their places.
+// every rank knows where to write its values.
 //
 //     model.safetensors                 the fp32 master weights in the layout of the tensor table, vocabulary unpadded
-//     training/optimizer.safetensors    "moment1.0-COUNT" and "moment2.0-COUNT": the model's flat arrays, with padding
+//     training/optimizer.safetensors    tensors "moment1.0-COUNT" and "moment2.0-COUNT": flat arrays, with padding
 //
 // In both files the data begins at a multiple of 4 KiB.
 #pragma once
@@ -18,31 +18,31 @@ typedef struct {
     int file;
     uint64_t offset; // byte of the file at which the values begin
     StateKind kind;
-    Range range; // the values in the flat array
+    Range range; // elements of the flat array
 } LayoutSpan;
 
 typedef struct {
     char *header[LAYOUT_FILES];
-    uint64_t header_bytes[LAYOUT_FILES], bytes[LAYOUT_FILES]; // bytes: of the whole file
+    uint64_t header_bytes[LAYOUT_FILES], bytes[LAYOUT_FILES]; // bytes: size of the whole file
     LayoutSpan *span;                                         // (spans), ordered by file and offset
     int spans;
 } Layout;
 
 int layout_create(Layout *layout, const Model *model, Error *e);
-void layout_destroy(Layout *layout); // {0} is fine
+void layout_destroy(Layout *layout); // accepts {0}
 
-// Writes "moment1.0-124475904": the tensor holds elements [0, 124475904), all of the flat array.
+// Writes a moment's name in the file: "moment1.0-124475904" holds elements [0, 124475904), all of the flat array.
 void layout_moment_name(char *out, size_t bytes, StateKind moment, const Model *model);
 
 // Bytes of one file that are written and hashed at once. A piece crosses no multiple of MANIFEST_PIECE.
 typedef struct {
     int file;
     uint64_t offset;
-    FileDigest digest; // digest.bytes is known beforehand
+    FileDigest digest; // layout_pieces sets digest.bytes, layout_write the hash
 } LayoutPiece;
 
-// Lists the pieces that the owner of these ranges of the flat array writes, ordered by file and offset. owned ascends;
-// count 0: all. headers: adds the files' headers. *out from memory_alloc.
+// Lists the pieces that a rank writes, ordered by file and offset. owned: the ascending ranges of the flat array that
+// it owns; count 0: the whole array. headers: adds the files' headers. *out from memory_alloc.
 int layout_pieces(const Layout *layout, const Range *owned, int count, bool headers, LayoutPiece **out, int *pieces,
                   Error *e);
 

@@ -82,8 +82,8 @@ int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e) {
     return 0;
 }
 
-// Reads the next tensor and hands it to `load`. Transposes the matrices of transformer blocks. buffer: (2, half)
-// values; the largest tensor has `half`.
+// Reads the next tensor and hands it to `load`. Transposes the matrices of transformer blocks. buffer: (2, half). half:
+// count of values of the largest tensor.
 static int bin_load_tensor(Bin *bin, const Tensor *t, float *buffer, size_t half, StateWriter load, void *context,
                            Error *e) {
     const size_t rows = t->whole_rows, columns = t->whole_columns, count = rows * columns, bytes = bin->value_bytes;
@@ -94,7 +94,7 @@ static int bin_load_tensor(Bin *bin, const Tensor *t, float *buffer, size_t half
     if (t->kind == WTE) bin->at += (uint64_t)(bin->vocab_padded - bin->config.vocab) * columns * bytes;
     for (size_t r = 0; r < rows && transposed; r++)
         for (size_t c = 0; c < columns; c++) buffer[half + r * columns + c] = buffer[c * rows + r];
-    for (size_t at = 0, n; at < t->count; at += n) { // keeps only a local model's elements
+    for (size_t at = 0, n; at < t->count; at += n) { // keeps what a local model holds
         n = tensor_run(t, at);
         memmove(values + at, values + tensor_whole_index(t, at), n * sizeof *values);
     }

@@ -2,7 +2,7 @@
 //
 //     int32 header[256]   [0] magic 20240326, [1] version, [2] context, [3] vocabulary, [4] layers, [5] heads,
 //                         [6] channels, [7] vocabulary as padded in the file, the rest 0
-//     parameters          kind by kind in the order of the tensor table, each for all layers; wte has [7] rows
+//     parameters          ordered by kind as in the tensor table, then by layer; wte has header[7] rows
 //
 // The weight matrices of blocks are (out, in) in the file and (in, out) here.
 #pragma once

@@ -11,8 +11,8 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian, and read without conversion");
 
 enum {
-    PREFIX_BYTES = 8,      // hold the header's length
-    MAX_HEADER = 100000000 // bytes; the format's own limit
+    PREFIX_BYTES = 8,      // the field that holds the header's length
+    MAX_HEADER = 100000000 // the format's own limit, in bytes
 };
 
 static const char *const damaged = "the file is damaged or incomplete: copy or download it again";
@@ -57,7 +57,6 @@ static int entry_parse(SafetensorsEntry *entry, const cJSON *json, uint64_t data
                 data_bytes);
 }
 
-// Fills entries from the header.
 static int entries_parse(SafetensorsReader *reader, uint64_t data_bytes, Error *e) {
     const cJSON *root = reader->header, *item;
     uint64_t end = 0;

@@ -5,7 +5,7 @@
 //     8 bytes   N, the header's length, unsigned, little-endian
 //     N bytes   header, JSON in UTF-8, may end in spaces: {"__metadata__": {"key": "string", ...},
 //                   "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
-//     the rest  data: the tensors, row-major and little-endian; offsets count from here, and leave no holes
+//     the rest  data: the tensors, row-major and little-endian, without gaps; offsets count from here
 #pragma once
 
 #include "base/files.h"
@@ -34,8 +34,8 @@ struct SafetensorsReader { // must not move: its entries point to it
     cJSON *header; // owns the names and the types
 };
 
-// Opens a file and checks its header and its size. ERR_INPUT names the file, the tensor and the fault. After a failure
-// safetensors_close is not needed.
+// Opens a file and checks its header and its size. The message of ERR_INPUT names the file, the tensor and the fault.
+// After a failure safetensors_close is not needed.
 int safetensors_open(SafetensorsReader *reader, const char *path, Error *e);
 void safetensors_close(SafetensorsReader *reader);
 
