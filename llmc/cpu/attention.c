@@ -12,10 +12,10 @@
 // products have only whole tiles.
 //
 // The forward pass computes TILE_ROWS x Tp scores at a time, a row panel. The backward pass computes blocks of
-// ROW_BLOCK queries x KEY_BLOCK keys: larger blocks would load and store dq, dk and dv less often, but must fit in the
-// second-level cache. Both passes skip tiles of scores above the diagonal or of other documents.
+// ROW_BLOCK queries x KEY_BLOCK keys. Larger blocks would load and store dq, dk and dv less often, but a block must fit
+// in the second-level cache. Both passes skip tiles of scores above the diagonal or of other documents.
 enum { ROW_BLOCK = 64, KEY_BLOCK = 256 };
-enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; with a power of two all rows would share a cache set
+enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; a power of two would put all rows in one cache set
 enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // products with fewer multiply-adds run on one thread
 
 // One head of one example, with its thread's scratch.
@@ -24,7 +24,7 @@ typedef struct {
     size_t qkv_row, out_row;  // elements of a row: 3C and C
     Dtype type;               // type of qkv, out and their gradients; sums, scores and scratch are fp32
     float scale;              // 1/sqrt(D)
-    size_t index;             // number of the head, for dropout
+    size_t index;             // index of the head in the whole model, for dropout
     Dropout dropout;          // dropout of this example
     const uint16_t *position; // (T) or NULL
     float *q;                 // (Tp, Dp), scaled by 1/sqrt(D)
@@ -146,7 +146,7 @@ static void add_tile_transposed(float *c, size_t c_row, size_t rows, const float
 // is slow.
 VECTOR_INLINE void hide(float *scores, size_t begin, size_t end) {
     size_t j = round_down(begin, VEC);
-    // key minus `begin`, unsigned: earlier keys wrap to the largest numbers, so one comparison tests both ends
+    // key: index minus `begin`, unsigned. Earlier keys wrap to the largest numbers, so one comparison tests both ends.
     VecBits key = {0};
     for (int i = 0; i < VEC; i++) key[i] = (uint32_t)j - (uint32_t)begin + (uint32_t)i;
     for (; j < end; j += VEC, key += VEC)
@@ -212,11 +212,11 @@ VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, siz
     return vec_sum(vec_load(lane));
 }
 
-// Turns row t of scores into P = exp(score - lse), dP into dS = P (dP - delta): keys [j, j + n), n a multiple of VEC.
-// Both are 0 outside keys [first, t]. factor: dropout's, or NULL; if given, dP (in) and P (out) are after dropout.
+// For query t and keys [j, j + n) replaces scores by P = exp(score - lse), and dP in dscores by dS = P (dP - delta). P
+// and dS are 0 outside keys [first, t]. n: a multiple of VEC. factor: NULL, or dropout's; dP and P are after dropout.
 VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first, size_t t, size_t j, size_t n,
                                     float lse, float delta, const float *factor) {
-    VecBits key = {0}; // key minus `first`, unsigned: as in `hide`
+    VecBits key = {0}; // index minus `first`, unsigned, as in `hide`
     for (int i = 0; i < VEC; i++) key[i] = (uint32_t)j - (uint32_t)first + (uint32_t)i;
     for (size_t i = 0; i < n; i += VEC, key += VEC) {
         Vec p = vec_exp(vec_load(scores + i) - lse), dp = vec_load(dscores + i);
@@ -241,7 +241,7 @@ __attribute__((noinline)) static void backward_dropped_row(const Head *head, flo
     }
 }
 
-// The keys of block [j, j + keys) that some query of [i, i + rows) sees: [begin, end), counted from j.
+// Some query of [i, i + rows) sees keys [j + begin, j + end) of block [j, j + keys).
 typedef struct {
     size_t begin, end;
 } Seen;
@@ -303,7 +303,7 @@ void attention_forward(const Attention *at, void *out, float *lse, const void *q
     for (size_t i = 0; i < B * NH; i++) {
         const Head head = head_at(at, T, NH, D, i);
         const size_t row = i / NH * T, column = i % NH * D;
-        const void *q = value_at(qkv, row * 3 * C + column, at->type); // (T, D), rows 3C apart; then k and v
+        const void *q = value_at(qkv, row * 3 * C + column, at->type); // (T, D), rows 3C apart; k at C, v at 2C
         copy_padded(&head, head.q, q, head.qkv_row, head.scale);
         copy_padded(&head, head.v, value_at(q, 2 * C, at->type), head.qkv_row, 1);
         transpose_panels(&head, head.k_t, value_at(q, C, at->type), head.qkv_row, head.k);
@@ -331,7 +331,7 @@ void attention_backward(const Attention *at, void *dqkv, const void *dout, const
         for (size_t t = 0; t < T; t++)
             BY_TYPE(h.type, h.delta[t] = row_delta(h.dout + t * h.Dp, out, (row + t) * C + column, D, TYPE));
         memcpy(h.lse, lse + i * T, T * sizeof(float));
-        for (size_t t = T; t < h.Tp; t++) h.lse[t] = INFINITY, h.delta[t] = 0; // padding: P = 0
+        for (size_t t = T; t < h.Tp; t++) h.lse[t] = INFINITY, h.delta[t] = 0; // so P = 0 in padding
         for (size_t t = 0; t < T; t += ROW_BLOCK) {
             size_t end = size_min(h.Tp, t + ROW_BLOCK), first = round_down(first_key(&h, t), TILE_COLUMNS);
             for (size_t j = first; j < end; j += KEY_BLOCK)

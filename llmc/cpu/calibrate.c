@@ -10,9 +10,9 @@
 enum { STEPS = 100000, COPY_BYTES = 64 << 20 }; // STEPS take 0.5 ms; a copy reads and writes COPY_BYTES
 static const double rounds_seconds = 0.05;      // the fastest round within this time counts
 
-// Runs one thread's multiply-adds; returns their floating-point operations.
+// Runs one thread's multiply-adds. Returns the number of floating-point operations.
 static double multiply(const MatmulKernel *kernel, size_t steps) {
-    enum { CHAINS = 12, PAIRS = 256 };  // CHAINS: vectors that hide the latency; PAIRS: pairs of k in a panel
+    enum { CHAINS = 12, PAIRS = 256 };  // CHAINS: vectors at once, to hide latency; PAIRS: pairs of k in a panel
     __asm__ volatile("" : "+r"(steps)); // keeps the compiler from moving the work past a clock reading
     if (kernel->type == DTYPE_BF16) {
         static const uint16_t panels[2][BF16_AMX_ROWS * 2 * PAIRS] __attribute__((aligned(64))); // zeros

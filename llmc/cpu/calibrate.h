@@ -8,5 +8,5 @@
 double calibrate_flops(int threads, Dtype type);
 
 // Returns B/s, read and written together, of a copy of 64 MiB: the fastest of the copies within 50 ms. 0: no memory for
-// it. A third-level cache above 128 MiB holds both halves, and may raise the figure.
+// the copy. A third-level cache above 128 MiB holds source and copy, and may raise the figure.
 double calibrate_copy(int threads);

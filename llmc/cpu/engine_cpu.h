@@ -1,7 +1,7 @@
 // The CPU engine's private state, shared by train_gpt2.c and engine_*.c.
 //
-// Shapes: B own rows and M rows of the group (TensorRanks; without --tensor B = M) of T tokens, C channels, NH heads
-// and widths A and F of attention and MLP (model.h), L layers, V vocabulary (Vp: padded).
+// Shapes: B own rows, M rows of the group (TensorRanks; M = B without --tensor), T tokens a row, C channels, NH heads,
+// A width of attention, F width of the MLP (model.h), L layers, V size of the vocabulary, Vp its padded size.
 #pragma once
 
 #include "cpu/attention.h"
@@ -10,11 +10,11 @@
 #include "model/engine.h"
 #include "model/shard.h"
 
-// `void` arrays are values of the engine's type (cpu/value.h).
+// `void` arrays hold values of the engine's type (cpu/value.h).
 //
 // A block's activations, which its backward pass reads. With --recompute gelu the blocks share `gelu`; with --recompute
-// block, all arrays but x. For inference the blocks share all arrays, or all but qkv if a micro-batch is one row:
-// cpu_logits then reads qkv again.
+// block they share all arrays but x. For inference they share all arrays, but not qkv if a micro-batch is one row.
+// cpu_logits then reads the qkv of its previous call.
 typedef struct {
     void *x;              // (B, T, C)  input of the block
     void *ln1;            // (M, T, C)
@@ -31,10 +31,10 @@ typedef struct {
 struct Engine {
     const EngineApi *api;
     EngineConfig config;
-    void *weight;             // read by kernels: the flat layout, or a few of its buckets (shard_weight_place)
+    void *weight;             // kernels read it: the flat layout, or a few of its buckets (shard_weight_place)
     float *param;             // fp32 master weights of the owned ranges; aliases `weight` in unsharded fp32
     float *grad;              // the flat layout, or a few of its buckets (shard_grad_place)
-    float *grad_sum;          // the step's sums: with shard_grads of the owned ranges; else aliases `grad`
+    float *grad_sum;          // with shard_grads the step's sums for the owned ranges; otherwise aliases `grad`
     float *moment1, *moment2; // cover the owned ranges
     Block *block;             // (L)
     void *x_final;            // (B, T, C)  output of the last block
@@ -42,16 +42,16 @@ struct Engine {
     float *meanf, *rstdf;     // (B, T)
     void *logits;             // (head_rows, Vp), a chunk of the head
     float *nll;               // (B, T)
-    float *loss;              // (B, T)     with label smoothing; NULL: the loss is nll
+    float *loss;              // (B, T)     loss with label smoothing; NULL: no smoothing
     uint16_t *targets;        // (B, T)
     uint16_t *position;       // (M, T)  a token's place in its document; NULL without document_mask
-    uint16_t *seen;           // (T)     cpu_logits' last tokens. Keys and values of seen_count tokens are in memory
+    uint16_t *seen;           // (T)     tokens of the last cpu_logits; qkv still holds the first seen_count of them
     int seen_count;
     void *exchange;                          // (M, T, C)  partial sums, or gathered rows; NULL without --tensor
-    void *dx, *dy;                           // (B, T, C)  gradients: dx of the residual stream, dy of a branch; dy also
-                                             // (M, T, A)  of attention's output
+    void *dx;                                // (B, T, C)  gradient of the residual stream
+    void *dy;                                // gradient of a branch (B, T, C), or of attention's output (M, T, A)
     void *dwide;                             // (M, T, 3A or F) gradient of qkv or fc
-    float *ln_scratch;                       // (B, row blocks, 2, C)  dgamma, dbeta; block 0: the example's sums
+    float *ln_scratch;                       // (B, row blocks, 2, C)  dgamma, dbeta; in the end block 0 has their sums
     float *example_grad, *example_bias_grad; // one example's gradient of a matrix and of its bias (exact)
     float *head_at_token;                    // (B, T, C)  each example's head gradient at its own tokens (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
@@ -61,15 +61,16 @@ struct Engine {
     double *trust_sq;                        // two per tensor (LAMB): |weights|^2, |direction|^2
     float *matrix, *matrix_next;             // Muon: the matrix to orthogonalize; its next iterate
     float *gram, *poly;                      // Muon: (C, C)
-    bool fp8, fp8_dweight;                   // in training round factors of y = x W and dx = dy W^T; of dW = x^T dy
+    bool fp8;                                // training rounds the factors of y = x W and dx = dy W^T
+    bool fp8_dweight;                        // training rounds the factors of dW = x^T dy
     int8_t *exponents;                       // (L, FP8_SITES) exponents of the following steps
     float *amax;                             // (L, FP8_SITES) largest |x| in this step so far
-    float *factor[2]; // rounded factors of a product: (M, T, 4C); (4C, C), with fp8_dweight at least (M, T, 4C)
+    float *factor[2]; // a product's rounded factors: [0] (M, T, 4C); [1] (4C, C), with fp8_dweight at least (M, T, 4C)
     double loss_sum, nll_sum;
-    bool first;                 // the next micro-step overwrites gradients (with shard_grads always)
+    bool first;                 // the next micro-step overwrites gradients; with shard_grads every micro-step does
     float loss_scale;           // set by scale_loss
     int rows;                   // rows of this step so far
-    uint64_t example;           // number of the next micro-step's first row
+    uint64_t example;           // index of the next micro-step's first example
     GradientWatch watch;        // for the next micro-step
     WeightsWatch weights_watch; // await NULL: no weights are in transfer
     Matmul matmul;
@@ -113,13 +114,13 @@ static inline size_t fp8_sites(const Engine *engine) { return (size_t)engine->co
 
 int engine_thread_count(const EngineConfig *config); // config->threads, or OpenMP's default
 
-// Sets engine->config, fp8 and fp8_dweight. An fp8 dtype becomes DTYPE_FP32 there: its values are fp32.
+// Sets engine->config, fp8 and fp8_dweight. engine->config has DTYPE_FP32 for fp8, since values are stored in fp32.
 void engine_configure(Engine *engine, const EngineConfig *config);
 
 // Allocates engine->memory and points the engine's arrays into it. Clears all but the kernels' scratch.
 int engine_memory_take(Engine *engine, Error *e);
 
-// Returns the rows of the head's chunk: as many as fit, with fp32 logits, into ENGINE_HEAD_BYTES, but at least 64.
+// Returns the rows of a chunk of the head: as many as ENGINE_HEAD_BYTES of fp32 logits hold, but at least 64.
 enum { ENGINE_HEAD_BYTES = 64 << 20 };
 int engine_head_rows(const EngineConfig *config);
 

@@ -1,4 +1,4 @@
-// The CPU engine's memory: one allocation. The function `layout` plans it (--dry-run) and places it: plans are exact.
+// The CPU engine's memory: one allocation. `layout` both plans it (--dry-run) and places it, so plans are exact.
 #include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
 #include "cpu/value.h"
@@ -26,7 +26,7 @@ static size_t own_tokens(const EngineConfig *c) {
 }
 
 int engine_head_rows(const EngineConfig *config) {
-    // Use fp32's size for bf16, too: all types then sum over rows in the same order.
+    // Use fp32's size for bf16, too, so that all types sum over rows in the same order.
     size_t rows = ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded;
     return (int)size_min(own_tokens(config), size_max(rows, 64));
 }
@@ -116,7 +116,7 @@ static void layout_activations(Engine *engine, Region *a) {
     if (c->inference) return;
     if (c->label_smoothing > 0) RESERVE(engine->loss, N);
     RESERVE_VALUES(engine->dx, N * C), RESERVE_VALUES(engine->dy, size_max(N * C, all * A));
-    // embeddings_backward needs C floats
+    // 2 C values (bf16) hold the C floats that embeddings_backward needs
     RESERVE_VALUES(engine->dwide, size_max(2 * C, all * size_max(3 * A, c->model->mlp_width)));
     RESERVE(engine->ln_scratch, layernorm_scratch(rows, c->seq_len, (int)C));
     RESERVE(engine->ln_sq, 2 * rows);
@@ -142,7 +142,7 @@ static MemoryPlan layout(Engine *engine, char *base) {
     }
     end_part(a, "exact per-example norms");
     if (c->optimizer == OPTIMIZER_MUON && !c->inference) {
-        RESERVE(engine->matrix, 4 * C * C), RESERVE(engine->matrix_next, 4 * C * C); // fc, fcproj: the largest
+        RESERVE(engine->matrix, 4 * C * C), RESERVE(engine->matrix_next, 4 * C * C); // fc and fcproj are the largest
         RESERVE(engine->gram, C * C), RESERVE(engine->poly, C * C);
     }
     end_part(a, "Muon's products");
@@ -171,13 +171,13 @@ int engine_memory_take(Engine *engine, Error *e) {
     const MemoryPlan plan = layout(engine, NULL);
     TRY(memory_alloc((void **)&engine->memory, plan.total, "the engine's memory", e));
 #ifdef MADV_HUGEPAGE
-    // Ask for huge pages before the memory is touched: with small pages every pass over it waits for TLB misses. On a
+    // Ask for huge pages before the memory is touched, since every pass over small pages waits for TLB misses. On a
     // system without huge pages this changes nothing.
     size_t page = (size_t)sysconf(_SC_PAGESIZE),
            skip = round_up((uintptr_t)engine->memory, page) - (uintptr_t)engine->memory;
     if (plan.total > skip) madvise(engine->memory + skip, (plan.total - skip) / page * page, MADV_HUGEPAGE);
 #endif
-    // Clear all but the last part, the workspaces: each thread must be the first to touch its own.
+    // Clear all parts but the last, the workspaces, since each thread must be the first to touch its workspace.
     memset(engine->memory, 0, plan.total - plan.item[plan.count - 1].bytes);
     layout(engine, engine->memory);
     return 0;

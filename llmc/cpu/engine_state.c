@@ -98,7 +98,7 @@ int cpu_norms(Engine *engine, Range range, Error *e) {
     const float *sum = engine->grad_sum + shard_grad_sum_place(&engine->config, range);
     norms(engine->config.model, sum, range, engine->grad_sq, false);
     for (size_t i = 0; engine->fp8 && i < fp8_sites(engine); i++)
-        if (fp8_saturates(engine->exponents[i], engine->amax[i])) engine->grad_sq[0] = INFINITY; // no update
+        if (fp8_saturates(engine->exponents[i], engine->amax[i])) engine->grad_sq[0] = INFINITY; // prevents the update
     return 0;
 }
 
@@ -152,7 +152,7 @@ static const float *newton_schulz(Matmul mm, float *x, float *y, float *gram, fl
     for (int step = 0; step < MUON_STEPS; step++) {
         if (wide) matmul_nt(mm, gram, x, x, rows, rows, columns);
         else matmul_tn(mm, gram, NULL, x, x, columns, columns, rows, false);
-        matmul_nn(mm, poly, gram, gram, NULL, side, side, side); // below: poly (side, side) = a I + b gram + c gram^2
+        matmul_nn(mm, poly, gram, gram, NULL, side, side, side); // next lines: poly = a I + b gram + c gram^2
 #pragma omp parallel for simd schedule(static) if (side * side > PARALLEL_FLOATS)
         for (size_t i = 0; i < side * side; i++) poly[i] = MUON_B * gram[i] + MUON_C * poly[i];
         for (size_t i = 0; i < side; i++) poly[i * side + i] += MUON_A;
@@ -165,7 +165,7 @@ static const float *newton_schulz(Matmul mm, float *x, float *y, float *gram, fl
     return x;
 }
 
-// Updates matrix k of a tensor, which holds `count` matrices side by side, by Muon.
+// Updates by Muon matrix k of a tensor that holds `count` matrices side by side.
 static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfig *u, float grad_scale, size_t count,
                           size_t k) {
     const size_t rows = t->tensor->rows, stride = t->tensor->columns, columns = stride / count;
@@ -190,7 +190,7 @@ static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfi
         }
 }
 
-// Returns AdamW's factors for a step. grad_scale turns the summed gradient into the clipped mean; NaN: change nothing.
+// Returns AdamW's factors for a step. grad_scale turns the summed gradient into the clipped mean; NaN: no update.
 static AdamWStep step_of_update(const Engine *engine, const UpdateConfig *u) {
     double sq = 0;
     for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];
@@ -285,7 +285,7 @@ static uint64_t hash_values(const void *x, Dtype type, size_t n, uint64_t first)
 int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     const Model *model = engine->config.model;
     *hash = 0;
-    // Bucket by bucket: with shard_weights only a few buckets are in memory.
+    // Hash bucket by bucket, since with shard_weights only a few buckets are in memory.
     for (int i = 0; i < model_bucket_count(model); i++) {
         Range part = range_overlap(range, model_bucket(model, i));
         if (!range_length(part)) continue;

@@ -25,7 +25,7 @@ void embedding_forward(void *x, const uint16_t *tokens, size_t stride, const uin
         }
 }
 
-// Threads divide the channels: the order in which rows are added does not depend on the number of threads.
+// Threads divide the channels, so the order in which rows are added does not depend on the number of threads.
 void embedding_backward(float *dwte, float *dwpe, const void *dx, const uint16_t *tokens, size_t stride,
                         const uint16_t *position, int B, int T, int C, Dtype type) {
     const int block = 32; // channels
@@ -85,7 +85,7 @@ EmbeddingNorms embedding_example_norms(const void *dx, const float *head_rows, c
 
 // ---- LayerNorm ------------------------------------------------------------------------------------------------------
 
-// LANES partial sums of a row: they vectorise, and fix the order of the sum.
+// A row is summed in LANES partial sums, which vectorise and fix the order of the sum.
 enum { LANES = 16 };
 
 static float lanes_sum(const float *lane) {
@@ -96,7 +96,7 @@ static float lanes_sum(const float *lane) {
 
 VECTOR_INLINE float add_term(float sum, float x, const bool squares) { return squares ? add_square(sum, x) : sum + x; }
 
-// Returns the sum of (x - mean)^2 over a row, or of x - mean.
+// Returns the sum over a row of (x - mean)^2 if `squares`, else of x - mean.
 VECTOR_INLINE float row_sum(const void *x, float mean, const bool squares, int C, const Dtype type) {
     float lane[LANES] = {0};
     int c = 0;
@@ -184,8 +184,8 @@ void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq,
                         layernorm_backward_row(dxi, part, part + C, dyi, xi, mean[row], rstd[row], gamma, C, TYPE));
             }
         }
-        // 2: add each example's other blocks to its first, in order. That block then holds the example's gradient:
-        // compute both squared norms.
+        // 2: add an example's later blocks to its first, in order. The first block then holds the example's gradient.
+        // Compute both squared norms of this gradient.
 #pragma omp for schedule(static)
         for (int b = 0; b < B; b++) {
             float *sum = scratch + (size_t)b * blocks * 2 * C;
@@ -298,7 +298,7 @@ void cross_entropy(float *nll, float *loss, void *logits, const uint16_t *target
 
 // ---- AdamW ----------------------------------------------------------------------------------------------------------
 
-enum { ADAMW_RUN = 64, ADAMW_AHEAD = 512, LINE_FLOATS = 16 }; // floats per run; prefetch distance; per cache line
+enum { ADAMW_RUN = 64, ADAMW_AHEAD = 512, LINE_FLOATS = 16 }; // floats in a run; prefetched ahead; in a cache line
 
 VECTOR_INLINE void adamw_run(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2,
                              size_t n, const AdamWStep *step, bool decay) {

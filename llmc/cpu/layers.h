@@ -9,10 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { PARALLEL_FLOATS = 1 << 13 }; // shorter loops run on one thread: a parallel region costs a few microseconds
+enum { PARALLEL_FLOATS = 1 << 13 }; // shorter loops run on one thread, since a parallel region costs microseconds
 
-// x[b][t] = wte[token] + wpe[position]. tokens: (B, stride); reads its first T columns. position: (B, T); NULL: the
-// position is t.
+// x[b][t] = wte[token] + wpe[position]. tokens: (B, stride), but only the first T columns are read. position: (B, T);
+// NULL: the position is t.
 void embedding_forward(void *x /* (B, T, C) */, const uint16_t *tokens, size_t stride, const uint16_t *position,
                        const void *wte /* (V, C) */, const void *wpe /* (P, C) */, int B, int T, int C, Dtype type);
 
@@ -40,7 +40,7 @@ void layernorm_forward(void *y, float *mean, float *rstd, void *x /* (N, C) */, 
 
 // Backward of y = LN(x) for B examples of T rows. Adds to dx (B, T, C), dgamma and dbeta (C). Writes each example's
 // squared norms, gamma_sq[b] = |dgamma_b|^2 and beta_sq[b] = |dbeta_b|^2. scratch: layernorm_scratch floats; on return
-// dgamma_b, dbeta_b are at b * layernorm_scratch(1, T, C).
+// dgamma_b, then dbeta_b, lie at scratch + b * layernorm_scratch(1, T, C).
 void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq, double *beta_sq, const void *dy,
                         const void *x, const float *mean, const float *rstd, const void *gamma, int B, int T, int C,
                         float *scratch, Dtype type);
@@ -59,7 +59,7 @@ void cross_entropy(float *nll /* (N) */, float *loss /* (N) */, void *logits /* 
                    const uint16_t *target /* (N) */, int N, int V, int stride, float smoothing, float gradient,
                    Dtype type);
 
-// Updates n parameters by AdamW (math/adamw.h). rounded: receives them in bf16; or NULL.
+// Updates n parameters by AdamW (math/adamw.h). rounded: receives the parameters in bf16; may be NULL.
 void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2, size_t n,
            const AdamWStep *step, bool decay);
 
@@ -69,7 +69,7 @@ void raise_amax(float *amax, const float *x, size_t n);
 // Rounds n values to e4m3 with exponent k (math/fp8.h).
 void fp8_round_values(float *to, const float *x, size_t n, int k);
 
-// sums (columns) = sums over the rows of x (rows, columns); add: +=.
+// sums (columns) = sums over the rows of x (rows, columns); add: sums += these.
 void sum_columns(float *sums, const float *x, size_t rows, size_t columns, bool add);
 
 // Sum of squares: in fp32 within chunks of a fixed size, in double over the chunks.

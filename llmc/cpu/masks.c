@@ -11,7 +11,7 @@
 // VEC / 2 integers of 64 bits; the upper 32 bits of each are ignored.
 typedef uint64_t Wide __attribute__((vector_size(VEC * 4), may_alias));
 
-// Multiplies the lower halves, 32 x 32 -> 64 bits. Uses intrinsics: GCC compiles no plain C to this instruction.
+// Multiplies the lower halves, 32 x 32 -> 64 bits. Intrinsics, since GCC compiles no plain C to this instruction.
 VECTOR_INLINE Wide multiply_low(Wide x, uint32_t by) {
     Wide factor = (Wide){0} + by;
 #if defined(__AVX512F__)
@@ -43,7 +43,7 @@ VECTOR_INLINE void philox(Wide word[4], uint64_t seed) {
 
 enum { LANES = 16 };
 
-// Writes Philox's four words for each of LANES blocks (math/dropout.h): (r, k), (r, k + 1), ...
+// Writes Philox's four words for LANES blocks of math/dropout.h: (r, k), (r, k + 1), ...
 static void blocks_of(uint32_t words[4][LANES], Dropout d, DropoutPlace place, uint32_t head, uint32_t r, uint32_t k) {
     const RngBlock counter = dropout_counter(d, place, head, r, k);
     for (uint32_t lane = 0; lane < LANES; lane += VEC) {
@@ -63,9 +63,9 @@ static void blocks_of(uint32_t words[4][LANES], Dropout d, DropoutPlace place, u
 
 void dropout_factors(float *factor, Dropout d, DropoutPlace place, size_t head, size_t row, size_t first) {
     const float scale = dropout_scale(d);
-    uint32_t words[4][LANES], pairs[DROPOUT_SPAN / 2]; // a pair: the bits of two columns
+    uint32_t words[4][LANES], pairs[DROPOUT_SPAN / 2]; // pairs[i]: bits of columns 2i and 2i + 1
     if (place == DROPOUT_PROBABILITY) {
-        for (size_t part = 0; part < 2; part++) { // part: 4 tiles of 16 columns; i: its half tiles, in order
+        for (size_t part = 0; part < 2; part++) { // part: 4 tiles of 16 columns; i: a half tile
             blocks_of(words, d, place, (uint32_t)head, (uint32_t)(row / 16 * 8 + row % 8),
                       (uint32_t)(first / 4 + part * LANES));
             for (size_t i = 0; i < 8; i++)

@@ -1,10 +1,10 @@
-// masks: dropout's masks (math/dropout.h), a span of a row at a time.
+// masks: dropout (math/dropout.h) on the CPU, a span of a row at a time.
 #pragma once
 
 #include "cpu/value.h"
 #include "math/dropout.h"
 
-// to (B, T, C) = x, each element times its factor; to may be x. d: the dropout of the first example.
+// to (B, T, C) = x times dropout's factors, element by element; to may be x. d: the dropout of the first example.
 void dropout_apply(void *to, const void *x, Dropout d, DropoutPlace place, int B, int T, int C, Dtype type);
 
 enum { DROPOUT_SPAN = 128 }; // columns

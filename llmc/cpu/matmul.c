@@ -7,16 +7,16 @@
 
 // Blocking (after Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"): all threads together
 // pack a block of A, at most block_depth deep, into panels of kernel->rows rows. A block fills half the second-level
-// cache, at most 1 MiB. Then each thread packs one panel of B at a time and multiplies the block's panels, or its share
-// of them, by it. Meanwhile it prefetches its next panel of B, whose rows are too far apart for hardware prefetching.
+// cache, at most 1 MiB. Then each thread packs one panel of B at a time, and multiplies the block's panels, or some of
+// them, by that panel. Meanwhile it prefetches its next panel of B; hardware prefetches no rows that lie so far apart.
 enum { A_BLOCK_MAX = 1 << 20 };        // bytes
 enum { PARTIAL_COLUMNS = 768 };        // columns at a time if C is bf16, which cannot hold partial sums
 enum { ROW_COLUMNS = 384 };            // columns at a time in a product of one row
-enum { TASKS_PER_THREAD = 8 };         // tasks per thread of a block, at least: threads then end at about the same time
+enum { TASKS_PER_THREAD = 8 };         // fewest tasks per block and thread; more tasks balance the load
 enum { STREAM_FLOATS = 1 << 18 };      // smallest C that is written past the caches
 enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // smaller products run on one thread
 
-// Scratch holds two blocks of A (one is packed while the other is in use), then partial sums that C cannot hold.
+// Scratch holds two blocks of A (one is packed while the other is in use), then the partial sums of a bf16 C.
 size_t matmul_scratch(Dtype type, size_t M) {
     return 2 * (size_t)A_BLOCK_MAX + (type == DTYPE_FP32 ? 0 : M * PARTIAL_COLUMNS * sizeof(float));
 }
@@ -73,9 +73,9 @@ static void compute_columns(const MatmulProduct *p, BPanel now, size_t first, si
     if (kernel->finish) kernel->finish(&tiles);
 }
 
-// Every thread of a parallel region calls this. after: the next block, or NULL. One barrier, after the packing, is
-// enough: after it no thread reads the previous block's buffer, to which the next call packs. Each thread computes the
-// same columns of C in every block: they may still be in its cache.
+// Every thread of a parallel region calls this. after: the next block, or NULL. One barrier, at the end of packing, is
+// enough: past it no thread reads the previous block's buffer, into which the next call packs. A thread computes the
+// same columns of C in every block, since they may still be in its cache.
 static void compute_block(const MatmulProduct *p, const MatmulBlock *block, const MatmulBlock *after, int threads) {
     const MatmulKernel *kernel = p->kernel;
     size_t columns = divide_up(block->columns, kernel->columns), panels = divide_up(block->rows, kernel->rows);
@@ -126,7 +126,7 @@ static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t de
             for (block.i = 0; block.i < p->M; block.i += rows, buffer ^= 1) {
                 block.rows = size_min(rows, p->M - block.i);
                 block.panels = (char *)mm.scratch + (size_t)buffer * A_BLOCK_MAX;
-                MatmulBlock after = block; // the next block; only the fields of B are valid
+                MatmulBlock after = block; // the next block; only n, columns, k and depth are valid
                 bool same_k = block.i + rows < p->M, last = !same_k && block.k + depth >= p->K;
                 if (!same_k) after.k += depth, after.depth = size_min(depth, p->K - size_min(p->K, after.k));
                 compute_block(p, &block, last ? NULL : &after, threads);
@@ -143,7 +143,7 @@ static void matmul(Matmul mm, MatmulProduct p) {
     size_t depth = round_up(divide_up(p.K, divide_up(p.K, kernel->block_depth)), kernel->depth_unit);
     int threads = 2 * p.M * p.N * p.K < SERIAL_FLOPS ? 1 : mm.threads;
     if (p.M == 1 && p.b_column == 1 && !p.column_sums && kernel->type == DTYPE_FP32) {
-        // A single row reads each element of B once: packing would cost more than the product.
+        // A single row reads each element of B once, so packing would cost more than the product.
 #pragma omp parallel for schedule(static) num_threads(threads)
         for (size_t j = 0; j < p.N; j += ROW_COLUMNS) compute_one_row(&p, depth, j, size_min(ROW_COLUMNS, p.N - j));
         return;

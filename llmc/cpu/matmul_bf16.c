@@ -13,9 +13,9 @@
 #    include <sys/auxv.h>
 #endif
 
-// The kernels of bf16. Instructions multiply two neighbours of k at once, so panels hold pairs as one word: elements
+// The kernels of bf16. Instructions multiply two neighbours of k at once, so a word of a panel holds a pair: elements
 // (k, i) and (k + 1, i). B is packed as (pairs, 32, 2), A as (pairs, 12, 2); for AMX, A as (32 rows, 32) per 32 k. Each
-// innermost loop is compiled for its instructions, whatever the flags; matmul_kernel chooses one that the machine runs.
+// innermost loop has its own target, whatever the compiler's flags; matmul_kernel chooses one that the machine runs.
 
 #if defined(BF16_X86) || defined(__aarch64__)
 enum { STEP = BF16_STEP, COLUMNS = BF16_COLUMNS, ROWS = BF16_ROWS, AMX_ROWS = BF16_AMX_ROWS };
@@ -71,7 +71,7 @@ static void amx_pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *b
 }
 #    endif
 
-// Packs columns [j, j + count) of B, and sums them.
+// Packs columns [j, j + count) of B. Writes the columns' sums, if wanted.
 static void bf16_pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t j, size_t count) {
     const uint16_t *src = (const uint16_t *)p->b + block->k * p->b_row + j * p->b_column, *packed = panel;
     if (p->b_column == 1) pack_pairs_down(panel, COLUMNS, src, p->b_row, count, block->depth, block->padded);
@@ -129,7 +129,7 @@ static void write_last_tile(MatmulTiles *tiles, size_t at, size_t of) {
 #    ifdef BF16_X86
 // ---- AMX ------------------------------------------------------------------------------------------------------------
 
-// Asks Linux for the AMX registers: a process has none until it asks (Documentation/arch/x86/xstate.rst).
+// Asks Linux for the AMX registers, which a process gets only on request (Documentation/arch/x86/xstate.rst).
 static bool amx_available(void) {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18, AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24 };
     unsigned a, b, c, d;
@@ -156,7 +156,7 @@ __attribute__((target("amx-tile,amx-bf16"))) static void amx_multiply(MatmulTile
                                                                       const uint16_t *b, size_t pairs, size_t count) {
     enum { A_ROW = 64, B_ROW = 128, C_ROW = 128, PAIRS = 16 }; // *_ROW: bytes between rows; PAIRS: pairs of k in a tile
     float *c = tiles->sums, *c1 = c + 16 * COLUMNS;
-    size_t lines = (tiles->ahead.lines + pairs / PAIRS - 1) / (pairs / PAIRS); // to prefetch per step
+    size_t lines = (tiles->ahead.lines + pairs / PAIRS - 1) / (pairs / PAIRS); // cache lines to prefetch per step
     configure();
     _tile_zero(0);
     _tile_zero(1);
@@ -174,7 +174,7 @@ __attribute__((target("amx-tile,amx-bf16"))) static void amx_multiply(MatmulTile
             _tile_dpbf16ps(3, 5, 7);
         }
         prefetch_ahead(&tiles->ahead, lines);
-        write_last_tile(tiles, at / PAIRS, pairs / PAIRS); // meanwhile: AMX leaves the vector units idle
+        write_last_tile(tiles, at / PAIRS, pairs / PAIRS); // on the vector units, which AMX leaves idle
     }
     _tile_stored(0, c, C_ROW);
     _tile_stored(1, c + 16, C_ROW);
@@ -245,7 +245,7 @@ typedef struct {
 
 static bool neon_available(void) { return getauxval(AT_HWCAP2) & HWCAP2_BF16; }
 
-// Loads two pairs of four rows of A, or of four columns of B. The second pair lies `width` after the first.
+// Loads two pairs of four rows of A, or of four columns of B. The second pair lies `width` values after the first.
 BF16 static inline __attribute__((always_inline)) Four load_four(const uint16_t *p, size_t width) {
     uint32x4_t first = vreinterpretq_u32_u16(vld1q_u16(p)), second = vreinterpretq_u32_u16(vld1q_u16(p + width));
     return (Four){vreinterpretq_bf16_u32(vzip1q_u32(first, second)), vreinterpretq_bf16_u32(vzip2q_u32(first, second))};
@@ -267,7 +267,7 @@ BF16 static void multiply_group(float *c, const uint16_t *a, const uint16_t *b, 
                 sum[2 * i][j] = vbfmmlaq_f32(sum[2 * i][j], rows.low, columns[j]);
                 sum[2 * i + 1][j] = vbfmmlaq_f32(sum[2 * i + 1][j], rows.high, columns[j]);
             }
-            __asm__("" ::: "memory"); // keeps the loads in order: all at once, they would need sum's registers
+            __asm__("" ::: "memory"); // keeps the loads apart; all at once would need the registers of `sum`
         }
     }
 #        pragma GCC unroll 12

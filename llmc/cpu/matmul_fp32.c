@@ -4,7 +4,7 @@
 // The kernel of fp32: fused multiply-adds on vectors.
 
 #ifdef __x86_64__
-enum { DIRECT_COLUMNS = 512 }; // widest C for which tiles read A unpacked: packing would cost more
+enum { DIRECT_COLUMNS = 512 }; // largest N for which tiles read A unpacked, since packing would cost more
 #else
 enum { DIRECT_COLUMNS = 0 };
 #endif
@@ -20,7 +20,7 @@ static void fp32_pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *
     else pack_straight(panel, TILE_ROWS, src, p->a_column, count, block->depth);
 }
 
-// Packs columns [j, j + count) of B, and sums them.
+// Packs columns [j, j + count) of B. Writes the columns' sums, if wanted.
 static void fp32_pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t j, size_t count) {
     const float *src = (const float *)p->b + block->k * p->b_row + j * p->b_column;
     if (p->b_column == 1) pack_straight(panel, TILE_COLUMNS, src, p->b_row, count, block->depth);
@@ -38,7 +38,7 @@ static void copy_rows(float *to, size_t to_row, const float *from, size_t from_r
     for (size_t i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, columns * sizeof *to);
 }
 
-// Longest block of k: panels of A and B and lines of C fit in a first-level cache of 48 KiB, or 32 KiB with AVX2.
+// Longest block of k for which panels of A and B and lines of C fit in the first-level cache: 48 KiB; with AVX2 32 KiB.
 enum { TILE_DEPTH = VEC == 8 ? 256 : 384 };
 enum { PREFETCH_DEPTH = 16 }; // steps of k from one prefetch to the next
 

@@ -1,8 +1,8 @@
 // tile: the innermost loop of every matrix product on the CPU.
 //
 // A tile of the result, TILE_ROWS x TILE_COLUMNS, stays in registers while k runs. Each step loads one row of B (as
-// TILE_VECS vectors), broadcasts TILE_ROWS elements of A and makes TILE_ROWS x TILE_VECS fused multiply-adds. A larger
-// tile would leave no registers for B and a broadcast: it fills 24 of 32 vector registers (AVX-512, NEON), or 12 of 16.
+// TILE_VECS vectors), broadcasts TILE_ROWS elements of A and makes TILE_ROWS x TILE_VECS fused multiply-adds. The tile
+// fills 24 of 32 vector registers (AVX-512, NEON), or 12 of 16. A larger one would leave none for B and a broadcast.
 #pragma once
 
 #include "cpu/vector_math.h"
@@ -23,7 +23,7 @@ typedef struct {
 // Adds the product of a column of A and a row of B. The column's elements lie a_row apart.
 VECTOR_INLINE void tile_add_step(const int rows, Tile *t, const float *a, size_t a_row, Vec b0, Vec b1) {
 #ifdef __aarch64__
-    if (__builtin_constant_p(a_row) && a_row == 1) { // load four elements at once: fmla takes an element of a vector
+    if (__builtin_constant_p(a_row) && a_row == 1) { // fmla can read an element of a vector: load four at once
 #    pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {
             Vec four = vec_load(a + i / 4 * 4);
@@ -38,7 +38,7 @@ VECTOR_INLINE void tile_add_step(const int rows, Tile *t, const float *a, size_t
         t->v[i][0] += a[i * a_row] * b0;
         t->v[i][1] += a[i * a_row] * b1;
 #ifdef __aarch64__
-        __asm__("" ::: "memory"); // keeps the loads in order: all at once, they would need t's registers
+        __asm__("" ::: "memory"); // keeps the loads apart; all at once would need the registers of `t`
 #endif
     }
 }
@@ -47,7 +47,7 @@ VECTOR_INLINE void tile_add_step(const int rows, Tile *t, const float *a, size_t
 // a[i * a_row + k * a_k], row k of B at b + k * b_k. `rows` must be a constant.
 VECTOR_INLINE void tile_add_product(const int rows, Tile *t, size_t K, const float *a, size_t a_row, size_t a_k,
                                     const float *b, size_t b_k) {
-#ifdef __x86_64__ // on Arm the loads of four steps would need t's registers
+#ifdef __x86_64__ // not on Arm, where the loads of four steps would need t's registers
 #    pragma GCC unroll 4
 #endif
     for (size_t k = 0; k < K; k++, a += a_k, b += b_k) {
@@ -70,7 +70,7 @@ VECTOR_INLINE Tile tile_product(const int rows, size_t K, const float *a, size_t
     return t;
 }
 
-// Runs `body` with a constant ROWS >= rows (1 to TILE_ROWS): the smallest of TILE_ROWS, 2/3 and 1/3 of it.
+// Runs `body` with a constant ROWS, the smallest of TILE_ROWS / 3, 2/3 TILE_ROWS and TILE_ROWS that is >= rows.
 #define TILE_DISPATCH(rows, body)                                                                                      \
     do {                                                                                                               \
         if ((rows) > 2 * TILE_ROW_STEP) {                                                                              \
@@ -139,7 +139,7 @@ VECTOR_INLINE void transpose_4x4(void *panel, size_t width, const void *src, siz
 }
 
 #ifdef __AVX2__
-// Loads four words of each of rows i, i + 4, ... below WIDE; arbitrary words for rows from `rows` on.
+// Loads four words from each of the rows i, i + 4, ... < WIDE. Words from rows >= `rows` are arbitrary.
 #    ifdef __AVX512F__
 enum { WIDE = 16 };
 typedef __m512i WideWords;

@@ -1,4 +1,4 @@
-// value: an element of the CPU engine's weights and activations in memory: fp32, or bf16, the upper half of an fp32.
+// value: an element of the CPU engine's weights or activations in memory, either fp32 or bf16 (fp32's upper half).
 // Kernels load values as floats, compute in fp32, and round once, to nearest even, when they store, as the CUDA engine
 // does.
 //

@@ -86,8 +86,8 @@ VECTOR_INLINE Vec vec_exp(Vec x) {
     p = p * r + 0x1.55548ep-3f;
     p = p * r + 0x1.fffff8p-2f;
     Vec exp_r = (p * r) * r + r + 1.0f;
-    // Multiply by 2^n in two halves: 2^128 alone would overflow. For x far outside the range the unsigned n_bits may
-    // wrap: the selects below discard such results.
+    // Multiply by 2^n in two steps, since 2^128 would overflow. For x far outside the range the unsigned n_bits may
+    // wrap; the selects below discard such results.
     VecBits n_bits = (VecBits)biased - (VecBits)vec_set(shift), half = (VecBits)((VecInt)n_bits >> 1);
     Vec result = exp_r * (Vec)((half + 127) << 23) * (Vec)((n_bits - half + 127) << 23);
     result = vec_select(x < -87.33654f, (Vec){0}, result);

@@ -21,7 +21,7 @@ static size_t lowest_offset(const ArenaBuffer *b, ArenaBuffer *const *placed, in
     return offset;
 }
 
-// Orders larger buffers first; buffers of equal size in the order of arena_add.
+// Sorts larger buffers first, and buffers of equal size in the order of arena_add.
 static int by_size(const void *a, const void *b) {
     const ArenaBuffer *x = *(ArenaBuffer *const *)a, *y = *(ArenaBuffer *const *)b;
     if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;

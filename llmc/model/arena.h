@@ -1,5 +1,5 @@
 // arena: one allocation for all buffers of a step. Each buffer is live in some phases of the step; buffers that are
-// never live together share memory. The same function plans bytes and offsets, so the plan is exact.
+// never live together share memory. arena_plan serves both --dry-run and the run, so plans are exact.
 #pragma once
 
 #include "base/common.h"
@@ -7,7 +7,7 @@
 GNS_C_BEGIN
 
 typedef struct {
-    const char *what; // category, for the memory report
+    const char *what; // category in the memory report
     void **where;     // receives the buffer's address
     size_t bytes;     // rounded up to ARENA_ALIGNMENT
     int from, to;     // first and last live phase

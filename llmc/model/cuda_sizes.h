@@ -1,5 +1,5 @@
-// cuda_sizes: the CUDA engine's fixed sizes, and its limits on models. Plain C: builds without CUDA also plan for GPUs
-// (--dry-run).
+// cuda_sizes: the CUDA engine's fixed sizes, and its limits on models. Plain C, since builds without CUDA also plan for
+// GPUs (--dry-run).
 #pragma once
 
 #include "base/common.h"
@@ -8,8 +8,8 @@
 enum {
     CUDA_HEAD_BYTES = 1600 << 20,      // largest chunk of logits: 16k rows of GPT-2's vocabulary in bf16
     MATMUL_WORKSPACE_BYTES = 64 << 20, // for cuBLASLt's split-K sums
-    CUDA_LATER_BYTES = 64 << 20,       // left free: CUDA loads kernels at their first launch
-    ATTENTION_HEAD_SIZE_MAX = 128,     // elements
+    CUDA_LATER_BYTES = 64 << 20,       // left free for kernels, which CUDA loads at their first launch
+    ATTENTION_HEAD_SIZE_MAX = 128,     // elements of a head
     WEIGHT_GRADIENT_MULTIPLE = 8,      // channels must be a multiple of this for weight_gradient
     LINEAR_SM90_MULTIPLE = 64,         // channels must be a multiple of this for linear_sm90
     FP8_TOKENS_MULTIPLE = 16,          // seq_len must be a multiple of this for weight_gradient of e4m3

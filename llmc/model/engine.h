@@ -2,9 +2,9 @@
 // program_main. There are two engines, train_gpt2.c (CPU) and train_gpt2.cu (CUDA).
 //
 // The host queues work on the device and runs ahead of it. In a step the host waits only in engine_result, and in
-// engine_micro_step until an earlier micro-step's tokens are copied. Outside a step create, tune, load, store, hash,
-// eval and logits wait for the device. With several engines on one device, call an engine only after the last
-// engine_result, engine_eval or engine_logits of the others has returned.
+// engine_micro_step until an earlier micro-step's tokens are copied. Outside a step, it waits in create, tune, load,
+// store, hash, eval and logits. With several engines on one device, call an engine only after the last engine_result,
+// engine_eval or engine_logits of the others has returned.
 //
 // Convention for gradients: the gradient buffer holds the SUM over examples of g_b. g_b is the gradient of L_b, the
 // mean cross-entropy over the T tokens of example b (with label smoothing if that is on). The update divides by B. So
@@ -24,8 +24,8 @@ GNS_C_BEGIN
 // The state of an engine. Each engine completes this type for itself; its first member is `const EngineApi *api`.
 typedef struct Engine Engine;
 
-// The ranks that hold one model together (--tensor, model_create_local). ranks 0 or 1: a single rank holds the model.
-// Calls of micro_step, eval and logits get the same tokens on every rank.
+// The ranks that hold one model together (--tensor, model_create_local). ranks = 0 or 1: one rank holds the model.
+// micro_step, eval and logits must get the same tokens on every rank.
 //   own rows      rows_of_rank(n, rank, ranks) of a call's n rows; may be none. Each rank computes embeddings,
 //                 LayerNorms, the residual stream, the head and the losses for its own rows only
 //   all rows      the n rows. Each rank computes attention (its model's heads) and MLP (its columns) for all rows
@@ -37,7 +37,7 @@ typedef struct Engine Engine;
 // Outputs of proj and fcproj, and gradients of the outputs of ln_1 and ln_2, are partial sums until reduced. Exactly
 // one rank adds the biases of proj and fcproj. Gradients of whole tensors, biases included, must be summed over the
 // ranks to cover all rows.
-// gather_rows: `values` (rows, width) holds this rank's rows at their place, and gets the other ranks' rows.
+// gather_rows: `values` (rows, width) holds this rank's rows at their place, and receives the other ranks' rows.
 // reduce_rows: own (own rows, width) = sum over the ranks of `partial` (rows, width), in fp32 in the ranks' order, then
 // rounded. `width` counts values of `type`. With a device both functions work in the order of the engine's stream, and
 // `partial` has room behind its rows for (ranks - 1) times the own rows.
@@ -51,27 +51,27 @@ typedef struct {
 typedef struct {
     const Model *model; // outlives the engine; with `tensor` this rank's local model
     TensorRanks tensor;
-    int micro_batch; // most rows of a micro-step; its tokens: at most MICRO_BATCH_TOKENS_MAX
+    int micro_batch; // most rows of a micro-step; they hold at most MICRO_BATCH_TOKENS_MAX tokens
     int seq_len;     // T, at most the model's context
     int threads;     // CPU threads; 0: one per core
     GnsMode gns;     // the largest mode that a step will use
     Dtype dtype;     // --dtype
     bool inference;  // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
-    bool document_mask;    // micro-steps, eval, logits: attention stays within a document, positions begin at 0 in it
+    bool document_mask;    // attention stays within a document, where positions begin at 0 (also in eval and logits)
     uint16_t separator;    // the token that begins a document
     Dropout dropout;       // seed and rate, for micro-steps only; `examples` sets dropout.example
-    Optimizer optimizer;   // with Muon an owned range must hold whole matrices of a block
+    Optimizer optimizer;   // with Muon no owned range may cut a block's matrix
     float label_smoothing; // in training's loss only (math/loss.h), not in eval
-    const Range *owned;    // the ranges that this rank updates, ascending: moments and other arrays of the update cover
-    int owned_count;       // only owned ranges. owned_count 0: the whole model
+    const Range *owned;    // the ranges that this rank updates, ascending. Moments and other arrays of the update cover
+    int owned_count;       // only these ranges. owned_count 0: the whole model
     bool shard_grads;      // shard gradients (`collect`); each owned range then lies within one of the model's buckets
     bool shard_weights;    // shard weights (`own_weights`); needs owned ranges, each within one of the model's buckets
-    int step_rows;         // most rows of this engine in a step, if `result` returns StepResult.row; else 0
-    int sources;           // number of sources, at least 2, if `result` returns source_gram; else 0
+    int step_rows;         // most rows of this engine in a step; 0: `result` does not return StepResult.row
+    int sources;           // number of sources, at least 2; 0: `result` does not return source_gram
     size_t leave;          // bytes of the device's memory to leave free, for transfers between ranks
     bool plan_fused;       // plan_memory only: plan for a device with exact_is_fused
-    // Returns the source of a row, by its number (`examples`).
+    // Returns the source of an example, by its index (`examples`).
     int (*source)(const void *source_data, uint64_t example);
     const void *source_data;
 } EngineConfig;
@@ -95,12 +95,12 @@ typedef struct {
     double flops;        // FLOP/s of multiply-adds, measured; 0: not measured, or no such kernel here
     double bandwidth;    // B/s of a copy, read and written together, measured; 0: not measured
     double memory_bytes; // 0: unknown
-    // True if the products also compute per-example norms, without writing an example's gradient: GNS_EXACT then costs
+    // True if the products also compute per-example norms, without writing an example's gradient. Then GNS_EXACT costs
     // at most a few percent of a step. Depends on GPU, precision and channels.
     bool exact_is_fused;
 } EngineDevice;
 
-enum { TUNING_BYTES = 1 << 14 }; // longest text of a tuning, NUL included
+enum { TUNING_BYTES = 1 << 14 }; // most bytes of the text that `tuning` returns, NUL included
 
 // The four arrays of an engine, all in the model's flat layout; load and store convert from and to fp32.
 typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind;
@@ -112,13 +112,13 @@ typedef int (*StateWriter)(void *context, StateKind kind, Range range, const flo
 // The engine's own memory, on the device if there is one, for transfers between ranks.
 typedef enum {
     BUFFER_GRAD,   // float, the flat layout; with shard_grads see `collect`
-    BUFFER_WEIGHT, // the weights that forward and backward read, the flat layout: fp32 or the rounded copy; with
-                   // shard_weights see shard_weight_place
+    BUFFER_WEIGHT, // the weights that forward and backward read, fp32 or rounded, the flat layout; with shard_weights
+                   // see shard_weight_place
     BUFFER_MASTER, // float, the flat layout; only if this rank keeps all master weights
     BUFFER_MOMENT1,
     BUFFER_MOMENT2,
-    BUFFER_NORMS, // double, one per tensor, S^2 times the norms: `norms` writes it, `update` and `result` read it
-    BUFFER_TRUST  // double, two per tensor: `trust` writes it, `update` reads it
+    BUFFER_NORMS, // double, S^2 times each tensor's squared norm; `norms` writes it, `update` and `result` read it
+    BUFFER_TRUST  // double, two per tensor; `trust` writes it, `update` reads it
 } EngineBuffer;
 
 // With several ranks the engine reports the progress of a micro-step's gradients, bucket by bucket, from the model's
@@ -132,12 +132,13 @@ typedef struct {
 } GradientWatch;
 
 // With several ranks new weights may still be in transfer when the next forward pass begins. The engine calls `await`
-// before it reads any weight of a range; its stream then waits for these weights. It may call `soon` earlier, when a
-// transfer overlaps well. The ranges are the model's buckets, from first to last; `soon` may cover all at once. `hash`
-// also calls `await` for its range; `store` never does.
+// before it reads any weight of a range; the engine's stream then waits for these weights. The engine may call `soon`
+// earlier, when a transfer overlaps well. The ranges are the model's buckets, from first to last; one call of `soon`
+// may cover all of them. `hash` also calls `await` for its range; `store` never does.
 //
-// With shard_weights every pass gathers the blocks' weights, the backward pass in reverse (`own_weights`), and `soon`
-// names the next block's bucket only. The engine calls `soon` once the last read of that bucket's slot is queued.
+// With shard_weights every pass gathers the blocks' weights (`own_weights`), the backward pass from last to first.
+// `soon` then covers only the next block's bucket. The engine calls it once the last read of that bucket's slot is
+// queued.
 typedef struct {
     int (*soon)(void *context, Range range, Error *e);
     int (*await)(void *context, Range range, Error *e);
@@ -146,7 +147,7 @@ typedef struct {
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
-    double muon_lr;   // rate of Muon's matrices; lr: rate of AdamW and LAMB
+    double muon_lr;   // learning rate of Muon's matrices; lr is that of AdamW and LAMB
     double momentum;  // Muon's mu (math/muon.h)
     double grad_clip; // largest norm of the batch's mean gradient; 0: no clipping
     int64_t step;     // counts from 1, for bias correction
@@ -189,7 +190,7 @@ struct EngineApi {
 
     void (*plan_memory)(const EngineConfig *config, MemoryPlan *plan);
 
-    // measure: also measures speeds that are in no table (CPUs), for a moment.
+    // measure: also measures the speeds of a CPU, which no table lists; this takes a moment.
     void (*device)(const EngineConfig *config, bool measure, EngineDevice *device);
 
     // ERR_USAGE if the engine cannot compute this shape. NULL: it computes all shapes.
@@ -201,12 +202,12 @@ struct EngineApi {
     // Writes one line about the machine and the build: "CPU, fp32, 2 threads, vectors of 512 bits".
     void (*describe)(const Engine *engine, char *out, size_t bytes);
 
-    // ---- The library's algorithm (cuBLASLt) for each matrix product -------------------------------------------------
-    // The default is the library's proposal, the same at every start on the same machine. Another algorithm sums in
-    // another order: the last bits differ. NULL: there is nothing to choose (CPU).
+    // ---- The choice of cuBLASLt's algorithm for each matrix product -------------------------------------------------
+    // The default is cuBLASLt's proposal, the same at every start on the same machine. Algorithms differ in the order
+    // of sums, so in the last bits. NULL: there is nothing to choose (CPU).
 
-    // For every product in a micro-step for which no algorithm is chosen yet: times all algorithms and keeps the
-    // fastest. Destroys the gradients and the step's statistics: do not call it within a step.
+    // Times all algorithms for every product of a micro-step that has no choice yet, and chooses the fastest. Do not
+    // call it within a step, since it destroys the gradients and the step's statistics.
     int (*tune)(Engine *engine, Error *e);
 
     // tuning returns the choices as one line of text for run.json and checkpoints; "": none. set_tuning restores
@@ -223,8 +224,8 @@ struct EngineApi {
     int (*load)(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 
     // Stores the values of the last update; does not wait for later work. May run in another thread until the next
-    // update or load. While weights are in transfer (watch_weights), store owned ranges only, which transfers only
-    // read. The engine does not use `values` after store or load has returned, even with an error.
+    // update or load. While weights are in transfer (watch_weights), store owned ranges only, since transfers write the
+    // others. The engine does not use `values` after store or load has returned, even with an error.
     int (*store)(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 
     // Pins (page-locks) host memory that store fills or load reads, until unpin. Optional: memory that is not pinned is
@@ -242,8 +243,8 @@ struct EngineApi {
 
     int (*begin_step)(Engine *engine, Error *e);
 
-    // Sets which examples of the run the rows of the following micro-steps are: first, first + 1, ... Dropout and a
-    // row's source depend on these numbers.
+    // Says that the rows of the following micro-steps are the run's examples first, first + 1, ... Dropout and a row's
+    // source depend on these indices.
     void (*examples)(Engine *engine, uint64_t first);
 
     // Sets the loss scale of the following steps; 1 until then.
@@ -252,8 +253,8 @@ struct EngineApi {
     // Sets the exponents k (L, FP8_SITES) of the following steps (math/fp8.h); copies them. FP8_UNSET until then.
     // A step rounds a product's factors if both have an exponent. With DTYPE_FP8_DW it also rounds a weight gradient's
     // two factors, if they and the weight have exponents. If a site saturates, `norms` makes the norm of the first
-    // tensor infinite, so that no rank updates. k NULL: steps of bf16, for benchmarks of the CUDA engine. Call only for
-    // types of fp8.
+    // tensor infinite, so that no rank updates. k NULL: the steps run in bf16, for benchmarks of the CUDA engine. Call
+    // it only for types of fp8.
     void (*exponents)(Engine *engine, const int8_t *k);
 
     // Runs forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to
@@ -324,7 +325,7 @@ struct EngineApi {
     void *(*buffer)(Engine *engine, EngineBuffer buffer, size_t element); // address of an element
     size_t (*weight_bytes)(const Engine *engine);                         // bytes of an element of BUFFER_WEIGHT
 
-    // Returns the stream on which the engine queues its work, a cudaStream_t. NULL: no call returns before it is done.
+    // Returns the stream on which the engine queues its work, a cudaStream_t. NULL: calls return when the work is done.
     void *(*stream)(Engine *engine);
 };
 

@@ -20,7 +20,7 @@ static const struct {
     {"gpt2-350M", "d24", 24, 16, 1024},
     {"gpt2-774M", "d36", 36, 20, 1280},
     {"gpt2-1558M", "d48", 48, 25, 1600},
-    // llm.c's other depths, heads of 64; its d6 follows from the rule for dN
+    // llm.c's other depths, with heads of 64; llm.c's d6 follows from the rule for dN
     {"d60", "d60", 60, 30, 1920},
     {"d72", "d72", 72, 45, 2880},
     {"d84", "d84", 84, 54, 3456},
@@ -84,7 +84,7 @@ static void model_append(Model *model, TensorKind kind, int layer) {
     if (t->group == GROUP_LN) model->ln_parameters += t->count;
 }
 
-// Places the tensors that are cut, or those that are not, in the flat array.
+// Sets the offsets of the tensors that are cut; cut false: of those that are not.
 static void place_tensors(Model *model, bool cut) {
     const size_t alignment = 64; // elements: 256 bytes of fp32, 128 of bf16; enough for any vector or bulk copy
     for (int i = 0; i < model->tensor_count; i++) {
@@ -116,16 +116,16 @@ static int config_check(const ModelConfig *c, Error *e) {
 
 int model_check_file(const ModelConfig *config, const char *path, Error *e) {
     if (config_check(config, e) == 0) return 0;
-    e->code = ERR_INPUT; // not ERR_USAGE: the shape is from the file
+    e->code = ERR_INPUT; // not ERR_USAGE, since the shape is from the file
     error_hint(e, "use another model");
     return error_prefix(e, "%s: it describes no GPT-2 that this program can train", path);
 }
 
-// Sets the share of rank t of K.
+// Sets the heads, A and the columns of fc that rank t of K holds.
 static int cut_widths(Model *model, int t, int K, Error *e) {
     const ModelConfig *c = &model->config;
     const int64_t wide = 4 * (int64_t)c->channels;
-    int64_t unit = 64; // columns of the MLP per unit: products and copies then work on whole vectors
+    int64_t unit = 64; // columns of the MLP per unit, so that products and copies work on whole vectors
     if (K > c->heads) {
         FAIL(e, ERR_USAGE, NULL, "--tensor %d: the model has %d head%s", K, c->heads, c->heads > 1 ? "s" : "");
         return error_hint(e, "use at most %d, so that each rank has one", c->heads);
@@ -237,7 +237,7 @@ void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, 
     double scale = 0.02;
     if (tensor->init == INIT_RESIDUAL) scale /= sqrt(2.0 * model->config.layers);
     uint64_t stream = (uint64_t)(tensor - model->tensors);
-    // Each value depends on its place alone. A single thread would need a minute or two for gpt2-1558M.
+    // Each value depends on its index alone. A single thread would need a minute or two for gpt2-1558M.
 #pragma omp parallel for schedule(static) if (n > 4096)
     for (size_t i = 0; i < n; i++) {
         if (tensor->init == INIT_ZERO) out[i] = 0.0f;

@@ -66,7 +66,7 @@ typedef struct {
     size_t ln_place;      // number of LayerNorm parameters in earlier tensors
     // Shape of the whole tensor, and the place in it of this tensor's first element (model_create_local).
     size_t whole_rows, whole_columns, first_row, first_column;
-    int matrices; // matrices of equal width side by side: 3 in qkv's tensors, else 1. first_column: within a matrix
+    int matrices; // matrices of equal width side by side: 3 in qkv's tensors, else 1. first_column counts within one
     TensorInit init;
     TensorGroup group;
 } Tensor;
@@ -108,8 +108,8 @@ typedef struct {
     size_t ln_parameters;
 } Model;
 
-// Items [first, first + count) of rank `rank` when `ranks` ranks divide `items` rows, heads, ... If the items do not
-// divide evenly, each of the lowest ranks gets one item more.
+// The items [first, first + count) that a rank gets when `ranks` ranks divide `items` rows or heads. If there is a
+// remainder, each of the lowest ranks gets one item more.
 typedef struct {
     int64_t first, count;
 } RankRows;
@@ -129,9 +129,8 @@ enum {
     MODEL_CONTEXT_MAX = 1 << 16
 };
 
-// Most rows B and most tokens N = B x T of a micro-batch: N and the number of attention's work items fit an int. A work
-// item is a head's tile of 32 tokens. There are at most MODEL_HEADS_MAX (N / 32 + B) work items: an example's last tile
-// may be shorter.
+// Most rows B and most tokens N = B T of a micro-batch: N and the number of attention's work items must fit an int. A
+// work item is a tile of up to 32 tokens in one head, so there are at most MODEL_HEADS_MAX (N / 32 + B) work items.
 enum { MICRO_BATCH_MAX = 1 << 16, MICRO_BATCH_TOKENS_MAX = 1 << 25 };
 
 // ERR_INPUT if no model has this shape. The message names the file `path`.
@@ -142,33 +141,33 @@ int model_create(Model *model, const ModelConfig *config, Error *e);
 void model_destroy(Model *model);
 
 // Builds the table of rank t of K ranks that hold one model together (--tensor): the same tensors with other shapes and
-// offsets. qkv's columns and proj's rows are cut by heads. fc's columns and fcproj's rows are cut in units of 64, in
-// small models of fewer. Shares may be uneven. Other tensors are not cut: bucket 0 holds them all, the later buckets
-// hold the cut tensors. ERR_USAGE with fewer heads than ranks. K = 1: the table of model_create.
+// offsets. qkv's columns and proj's rows are cut by heads. fc's columns and fcproj's rows are cut in units of 64 (fewer
+// in small models). Shares may be uneven. Other tensors are not cut; bucket 0 holds all of them, the later buckets hold
+// the cut tensors. ERR_USAGE with fewer heads than ranks. K = 1: the table of model_create.
 int model_create_local(Model *local, const ModelConfig *config, int t, int K, Error *e);
 
 // A cut tensor's elements keep the whole tensor's order. Indices count from a tensor's first element.
 size_t tensor_whole_index(const Tensor *t, size_t index);     // the element's index in the whole tensor
-size_t tensor_elements_before(const Tensor *t, size_t whole); // elements whose whole index is below `whole`
-size_t tensor_run(const Tensor *t, size_t index);             // elements from `index` on that are adjacent there, too
+size_t tensor_elements_before(const Tensor *t, size_t whole); // number of elements whose whole index is below `whole`
+size_t tensor_run(const Tensor *t, size_t index);             // length of the contiguous run from `index` in the whole tensor
 
 // Returns the range of `local` that holds the elements of `range`, a range of the whole model within tensor i.
 Range model_local_range(const Model *local, const Model *whole, int i, Range range);
 
-// The tensor of a kind; layer is ignored for tensors outside the blocks.
+// Returns the tensor of a kind. Ignores `layer` for tensors outside the blocks.
 const Tensor *model_tensor(const Model *model, TensorKind kind, int layer);
 
-size_t model_tensor_largest(const Model *model); // elements in memory
+size_t model_tensor_largest(const Model *model); // elements of the largest tensor in memory
 
 // Buckets: consecutive ranges of the flat array. The forward pass reads one after the other; the backward pass
-// completes their gradients from the last to the first. Bucket 0 is the embeddings, 1 + l is block l; the last includes
-// ln_f. Where blocks are cut, all whole tensors are in bucket 0.
+// completes their gradients from the last to the first. Bucket 0 is the embeddings, 1 + l is block l; the last bucket
+// includes ln_f. If blocks are cut (model_create_local), all whole tensors are in bucket 0.
 int model_bucket_count(const Model *model);
 Range model_bucket(const Model *model, int i);
 int model_bucket_at(const Model *model, size_t element); // the bucket of an element
 size_t model_bucket_largest(const Model *model);         // elements
 
-// Initial values of elements [first, first + n) of a tensor: a function of (seed, tensor, element) alone.
+// Writes the initial values of elements [first, first + n) of a tensor. They depend on (seed, tensor, element) alone.
 void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, size_t first, size_t n, float *out);
 
 // Floating-point operations of training on one token at sequence length T: 6 N + 6 L C T, forward and backward. N is

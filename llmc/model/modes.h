@@ -28,7 +28,7 @@ static const char *const optimizer_names[] = {"AdamW", "LAMB", "Muon"};
 // The state that ranks shard (--zero): see ranks/parallel.h.
 typedef enum { ZERO_0, ZERO_1, ZERO_2, ZERO_3 } ZeroStage;
 
-// When ranks sum their gradients (--reduce): once a step, or after every micro-step (from ZERO_2 on).
+// When ranks sum their gradients (--reduce): once a step, or after every micro-step (only with ZERO_2 and ZERO_3).
 typedef enum { REDUCE_STEP, REDUCE_MICRO_STEP } ReduceCadence;
 
 // The type of gradients in transfer between ranks (--comm-dtype).

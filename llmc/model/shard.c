@@ -42,10 +42,10 @@ size_t shard_place(const EngineConfig *config, Range range) {
 
 // ---- Buckets that share slots of memory -----------------------------------------------------------------------------
 
-// The last block is the longest: ln_f comes with it.
+// Returns the elements of the last block's bucket, the longest, since it includes ln_f.
 static size_t block_elements(const Model *model) { return range_length(model_bucket(model, model->config.layers)); }
 
-// Elements of the embeddings and `slots` blocks; 0 slots: of the whole model.
+// Returns the elements of the embeddings and `slots` blocks; slots 0: of the whole model.
 static size_t slotted_elements(const Model *model, int slots) {
     if (!slots) return model->flat_count;
     return range_length(model_bucket(model, 0)) + (size_t)slots * block_elements(model);

@@ -17,7 +17,7 @@ typedef struct {
 // True if the fp32 masters (STATE_PARAM) are an owned array, separate from the weights that the passes read.
 bool shard_masters_apart(const EngineConfig *config);
 
-// True if the array of a kind is whole; false: an owned array.
+// True if the array of a kind is whole; false if it is an owned array.
 bool shard_is_whole(const EngineConfig *config, StateKind kind);
 
 // Finds the next piece of a range of an array, in ascending order. False after the last.
@@ -29,17 +29,17 @@ bool shard_next(const EngineConfig *config, StateKind kind, Range range, int *ne
 // owned_count is 0.
 size_t shard_place(const EngineConfig *config, Range range);
 
-// Return the number of a micro-step's gradients in memory; the offset in this memory of a flat element. With
-// shard_grads memory holds the embeddings' gradients and two slots that the blocks share; otherwise all gradients.
+// Return the elements of the gradient buffer, and the offset in it of an element of the flat array. With shard_grads
+// the buffer holds the embeddings' gradients and two slots that the blocks share; otherwise all gradients.
 size_t shard_grad_elements(const EngineConfig *config);
 size_t shard_grad_place(const EngineConfig *config, size_t element);
 
 // Returns the offset of a range in the step's summed gradients; with shard_grads that is an owned array.
 size_t shard_grad_sum_place(const EngineConfig *config, Range range);
 
-// Return the number of weights in memory for forward and backward; the offset in this memory of a flat element. With
-// shard_weights memory holds the embeddings' weights, and one block's weights in each slot: bucket i in slot i modulo
-// SHARD_WEIGHT_SLOTS. Otherwise it holds all weights. Two slots: a block is gathered while its predecessor computes.
+// Return the elements of the weight buffer that forward and backward read, and the offset in it of an element of the
+// flat array. With shard_weights the buffer holds the embeddings' weights and SHARD_WEIGHT_SLOTS slots: bucket i is in
+// slot i modulo SHARD_WEIGHT_SLOTS. Otherwise it holds all weights. While one slot computes, the other is gathered.
 enum { SHARD_WEIGHT_SLOTS = 2 };
 size_t shard_weight_elements(const EngineConfig *config);
 size_t shard_weight_place(const EngineConfig *config, size_t element);
