@@ -31,7 +31,7 @@ POINTS = 8           # validations per branch, at the same tokens in all branche
 # ---- fit ------------------------------------------------------------------------------------------------------------
 
 def constant_batch(run, step):
-    """Returns the batch, in rows, of steps up to `step`. The run's last step does not count: the horizon may cut it."""
+    """Returns the batch, in rows, of steps up to `step`, but not of the run's last step, which the horizon may cut."""
     batches = {row.get("batch") or 0 for row in run.rows[:-1] or run.rows if row["step"] <= math.ceil(step)}
     if len(batches) != 1 or min(batches) <= 0:
         raise Fault(EXIT_INPUT, f"{run.path}: the batch is not constant; fit needs runs with --ramp fixed")
@@ -43,8 +43,8 @@ def fit_minima(batch, steps):
     import numpy as np
     from scipy.optimize import least_squares
 
-    # Start with eq. 2.11 as S_min / S + E_min / E = 1, which is linear in the minima. Then fit log S by least squares:
-    # relative errors of all runs have equal weight.
+    # Start with eq. 2.11 as S_min / S + E_min / E = 1, which is linear in the minima. Then fit log S by least squares,
+    # so that relative errors of all runs have equal weight.
     start = np.linalg.lstsq(np.stack([1 / steps, 1 / (batch * steps)], 1), np.ones(len(steps)), rcond=None)[0]
     start = np.log(np.maximum(start, 1e-3 * np.array([steps.min(), (batch * steps).min()])))
     # With E = B S, eq. 2.11 is S = S_min + E_min / B.
@@ -96,7 +96,7 @@ def fit(args):
 # ---- probe ----------------------------------------------------------------------------------------------------------
 
 def newest_checkpoint(path):
-    """Returns a run's newest whole checkpoint. Names: archive_step_of in llmc/checkpoint/archive.c."""
+    """Returns a run's newest whole checkpoint. archive_step_of in llmc/checkpoint/archive.c defines the names."""
     names = [name for name in (os.listdir(path) if os.path.isdir(path) else [])
              if re.fullmatch("step_([0-9]{8}|[1-9][0-9]{8,})", name) and os.path.exists(os.path.join(path, name, "MANIFEST.json"))]
     if not names:
@@ -105,7 +105,7 @@ def newest_checkpoint(path):
 
 
 class Origin:
-    """The checkpoint that the branches start from, and its run."""
+    """The checkpoint from which the branches start, and the run that wrote it."""
 
     def __init__(self, path):
         path = os.path.abspath(path)
@@ -131,7 +131,7 @@ class Origin:
 
 
 class Branch:
-    """One batch: its directory, its options and, after training, its loss (infinite: diverged)."""
+    """The branch with one batch: its directory, its options and, after training, its loss (infinite: diverged)."""
 
     def __init__(self, origin, batch, tokens, out):
         self.batch, self.factor = batch, batch / origin.batch
@@ -148,7 +148,7 @@ class Branch:
             self.options["val_every"] = self.steps // POINTS
 
     def train(self, origin, program, directory):
-        """Trains from a copy of the checkpoint in the branch's own directory. Removes all checkpoints afterwards."""
+        """Copies the checkpoint to the branch's directory, and trains there. Removes all checkpoints afterwards."""
         place, log = os.path.join(self.out, os.path.basename(origin.checkpoint)), os.path.join(self.out, "log")
         try:
             shutil.rmtree(place, ignore_errors=True)
@@ -225,7 +225,7 @@ def probe(args):
         raise Fault(EXIT_USAGE, f"--factors: two batches or more are needed, of one row at least; the run's has {origin.batch}")
     if math.lcm(*batches) > 4 * batches[-1]:
         raise Fault(EXIT_USAGE, "--factors: these batches have no small common multiple; use powers of two")
-    # Every batch makes whole steps between validations: branches are compared at the same tokens.
+    # Every batch makes whole steps between validations, so that branches are compared at the same tokens.
     grid = POINTS * math.lcm(*batches) * origin.seq_len
     wanted = args.tokens or max(origin.tokens // 20, 4 * POINTS * batches[-1] * origin.seq_len)
     tokens = max(1, math.ceil(wanted / grid)) * grid
@@ -261,15 +261,15 @@ def main():
     one.add_argument("--plot", metavar="FILE", help="also draw the knee, E against S, as SVG")
     one.set_defaults(act=fit)
     two = commands.add_parser("probe", help="branches from a checkpoint at several batches, at equal tokens")
-    two.add_argument("origin", metavar="CHECKPOINT", help="RUN/step_NNNNNNNN, or RUN for its newest")
+    two.add_argument("origin", metavar="CHECKPOINT", help="RUN/step_NNNNNNNN, or RUN for the run's newest one")
     two.add_argument("--factors", type=factors, default="1,2,4,8", metavar="K,K...",
-                       help="batches to try, as multiples of the run's there (default: %(default)s)")
-    two.add_argument("--tokens", type=finite_number, help="of each branch, rounded up to whole steps of all (default: 5%% of "
-                       "the checkpoint's, at least 32 steps of the largest batch)")
+                       help="batches to try, as multiples of the run's batch at the checkpoint (default: %(default)s)")
+    two.add_argument("--tokens", type=finite_number, help="tokens of each branch, rounded up to whole steps of all branches "
+                       "(default: 5%% of the checkpoint's tokens, at least 32 steps of the largest batch)")
     two.add_argument("--tolerance", type=finite_number, default=0.01, help="harmless excess of a loss over the smallest "
                        "batch's, in nats per token (default: %(default)s)")
     two.add_argument("--program", help="the trainer (default: the run's own, from its directory)")
-    two.add_argument("--launch", default="", metavar="WORDS", help="words before the trainer, as 'mpirun -np 8'")
+    two.add_argument("--launch", default="", metavar="WORDS", help="words in front of the trainer, such as 'mpirun -np 8'")
     two.add_argument("--out", help="directory for the branches (default: RUN/probe_NNNNNNNN)")
     two.set_defaults(act=probe)
     args = parser.parse_args()

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The demo: trains a GPT-2 of one million parameters in one to four minutes. Its text is the first 8 MB of the C headers
-# under /usr/include, in the order of their paths: every machine that can build gns.c has them. Training reads 2.3 MB.
-# `make demo TEXT=path` trains on a file or a directory of your own instead.
-# The demo writes to build/demo/, with a directory per text. The same command resumes a stopped run.
+# under /usr/include, in the order of their paths; every machine that can build gns.c has these headers. Training reads
+# 2.3 MB. `make demo TEXT=path` trains on a file or a directory of your own instead. The demo writes to build/demo/,
+# with one directory for each text. The same command resumes a stopped run.
 set -euo pipefail
 text=${1:-}
 case $text in "" | /*) ;; *) text=$PWD/$text ;; esac
@@ -35,7 +35,7 @@ options=(--train 'corpus_train_*.bin' --val 'corpus_val_*.bin' --out run --vocab
 echo "== training: the batch (B, in rows of 64 bytes) grows as the gradient noise scale (GNS) does"
 "$root/train_gpt2" "${options[@]}"
 
-# Draw the training loss in characters: the mean of each twentieth of the run.
+# Draw the training loss in characters: one bar for the mean of each twentieth of the run.
 sed -nE 's/.*"tokens": ([0-9]+),.* "loss": ([0-9.]+).*/\1 \2/p' run/metrics.jsonl | awk '
     { x[NR] = $1; y[NR] = $2 }
     END {

@@ -49,16 +49,16 @@ if [ "$what" = venv ]; then
     stamp=build/venv/installed
     if ! cmp -s dev/oracle/requirements.txt "$stamp"; then
         echo "setting up build/venv with $(grep -vcE '^ *(#|$)' dev/oracle/requirements.txt) pinned Python packages"
-        # Without --no-compile pip compiles every file.
+        # Without --no-compile pip compiles every file to bytecode.
         pip() { build/venv/bin/pip install -q --no-compile --disable-pip-version-check "$@"; }
-        uv() { # needs half of pip's time, but ignores pip's configuration: unused if this configuration names an index
+        uv() { # uv needs half of pip's time, but ignores pip's configuration; so fail if this configuration names an index
             ! build/venv/bin/pip config list | grep -q index && pip --retries 0 --only-binary :all: uv==0.13.9 &&
                 build/venv/bin/uv pip install -q --no-cache --system-certs --python build/venv/bin/python "$@"
         }
         if python3 -m venv build/venv > build/venv.log 2>&1 &&
             { uv -r dev/oracle/requirements.txt || pip -r dev/oracle/requirements.txt; } >> build/venv.log 2>&1; then
             cp dev/oracle/requirements.txt "$stamp"
-            # Caches what the tests import as bytecode, even with PYTHONDONTWRITEBYTECODE: else each of a hundred starts takes a second more.
+            # Cache the bytecode of what the tests import: each of a hundred starts is then a second shorter.
             env -u PYTHONDONTWRITEBYTECODE build/venv/bin/python -c "import jax, matplotlib.backends.backend_svg, matplotlib.pyplot, pyarrow.parquet
 import safetensors.numpy, scipy.optimize, tensorboard.summary.writer.event_file_writer, tiktoken.load, tokenizers
 jax.jit(abs)(1.0)" >> build/venv.log 2>&1 || true
@@ -68,8 +68,8 @@ jax.jit(abs)(1.0)" >> build/venv.log 2>&1 || true
     fi
 fi
 
-# Unpacks Arm's packages with separate package lists: the system's packages and architectures do not change. Ubuntu has
-# Arm's packages on another server.
+# Unpacks Arm's packages with separate package lists, so the system's lists do not change. Ubuntu keeps Arm's packages
+# on another server.
 unpack_arm() {
     local apt=$PWD/build/arm64/apt package
     mkdir -p "$apt"/{lists/partial,archives/partial,sources.list.d}

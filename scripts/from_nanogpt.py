@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Converts a nanoGPT checkpoint to a Hugging Face directory: from_nanogpt.py CKPT.pt DIRECTORY [--meta META.pkl]
 
-nanoGPT pads the vocabulary and keeps matrices as (out, in), GPT-2 as (in, out). If a nanoGPT model has no biases, they
-become zeros. Writes model.safetensors and config.json; for a character model also its tokenizer, from the meta.pkl of the
-model's data (default: nanoGPT's data/DATASET/ next to the checkpoint's directory). Needs the Python packages torch and
+nanoGPT pads the vocabulary, and stores matrices as (out, in); GPT-2 stores them as (in, out). Missing biases become zeros.
+Writes model.safetensors and config.json. For a character model also writes its tokenizer, from the meta.pkl of the model's
+data (default: the one in nanoGPT's data/DATASET/ next to the checkpoint's directory). Needs the Python packages torch and
 safetensors.
 """
 
@@ -18,7 +18,7 @@ GPT2_VOCAB, GPT2_PADDED = 50257, 50304  # nanoGPT pads to the next multiple of 6
 
 
 def convert(state, vocab):
-    """Returns nanoGPT's {name: array} in float32 with GPT-2's names and layout, and `vocab` rows of wte."""
+    """Converts nanoGPT's {name: array} to float32, GPT-2's names and GPT-2's layout, with `vocab` rows of wte."""
     import numpy as np
 
     model = {}
@@ -54,7 +54,7 @@ def config_of(args, vocab):
 
 
 class PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module, name):  # refuses: a pickle could call any function
+    def find_class(self, module, name):  # refuses all names, since a pickle could call any function
         raise pickle.UnpicklingError(f"it holds {module}.{name}, not only numbers and characters")
 
 
@@ -74,7 +74,7 @@ def read_characters(path, vocab):
 
 
 def tokenizer_files(characters):
-    """Returns the tokenizer's files as {name: text}, in GPT2Tokenizer's form (llmc/text/tokenizer.h, "characters")."""
+    """Returns the tokenizer's files as {name: text}, in GPT2Tokenizer's form (llmc/text/tokenizer.h, "chars")."""
     ascii_name = [chr(0x100 + b) if b <= 0x20 else chr(0x121) if b == 0x7F else chr(b) for b in range(0x80)]
     vocab = {ascii_name[ord(c)]: token for token, c in enumerate(characters) if c.isascii()}
     added = {str(token): {"content": c, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
@@ -100,7 +100,7 @@ def write_model(directory, model, config, tokenizer={}):
 
 
 def read_checkpoint(path):
-    """Returns model_args, the parameters as numpy arrays, and nanoGPT's path of the data's meta.pkl ("": unknown)."""
+    """Returns model_args, the parameters as numpy arrays, and the path of nanoGPT's meta.pkl for the data ("": unknown)."""
     import numpy, safetensors  # torch may be installed without them
     import torch
 
@@ -124,8 +124,8 @@ def main():
     parser.add_argument("checkpoint", metavar="CKPT.pt", help="out_dir/ckpt.pt of nanoGPT's train.py")
     parser.add_argument("directory", metavar="DIRECTORY", help="to write the model into")
     parser.add_argument("--vocab-size", type=int, metavar="V", help="tokens without padding (default: the "
-                        f"checkpoint's; {GPT2_VOCAB} of {GPT2_PADDED})")
-    parser.add_argument("--meta", metavar="META.pkl", help="the tokens' characters, for a character model")
+                        f"checkpoint's tokens, but {GPT2_VOCAB} if it has {GPT2_PADDED})")
+    parser.add_argument("--meta", metavar="META.pkl", help="the characters of a character model's tokens")
     options = parser.parse_args()
     if os.path.isdir(options.directory) and os.listdir(options.directory):
         raise Fault(EXIT_USAGE, f"{options.directory}: is not empty. Name another directory")

@@ -3,21 +3,21 @@
 # The launchers run_gpt2_*.sh are links to this script: run_gpt2_124M.sh trains scripts/recipes/gpt2-124M.conf, a --config
 # file. A launcher accepts all options of the trainer, also --config. They replace the recipe's options. A launcher of
 # your own sets NAME, then sources this script.
-# From the environment (default after the semicolon):
+# Environment variables (the default follows the semicolon):
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
 #   TOKENIZER    the shards' tokenizer, stored in checkpoints; data/gpt2 if it exists
 #   OUT          run directory; runs/NAME
-#   RANKS        processes, one per GPU; this machine's GPUs, or those of CUDA_VISIBLE_DEVICES
+#   RANKS        number of processes, one per GPU; one for each GPU of this machine, or of CUDA_VISIBLE_DEVICES
 #   RUN          command that starts RANKS processes; mpirun on this machine. scripts/slurm/ sets it
-#   PROGRAM      the trainer; ./train_gpt2cu. With ./train_gpt2 and RANKS the CPU trains, for a trial
+#   PROGRAM      the trainer; ./train_gpt2cu. For a trial on the CPU set ./train_gpt2, and RANKS
 #
 # Paths are relative to the caller's directory; the defaults are below the root of this repository.
 #
-# The launcher restarts the run until it is done: after a stop that nobody asked for (75), and after a lost rank, as
-# long as each start leaves a newer checkpoint. --fresh holds for the first start only, also if Slurm queues the job
+# The launcher restarts the run until the run is done: after a stop that nobody asked for (75), and after a lost rank,
+# as long as each start leaves a newer checkpoint. --fresh holds for the first start only, also if Slurm queues the job
 # again. --max-hours counts from the launcher's start, and also ends the launcher. Ctrl-C, TERM, USR1, HUP or KILL to
-# the launcher stops the run: it finishes its step, saves and exits. The same command resumes it.
+# the launcher stops the run: the run finishes its step, saves and exits. The same command resumes it.
 set -uo pipefail
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     NAME=$(basename "$0" .sh) NAME=${NAME#run_} NAME=${NAME//_/-}
@@ -28,7 +28,7 @@ PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}
 [[ $PROGRAM == */* ]] || PROGRAM=./$PROGRAM # bash looks in PATH for a name without a slash
 RECIPE=${RECIPE:-${top}scripts/recipes/$NAME.conf}
 
-# value and given read `options`: the trainer's NAME = VALUE lines, resolved from the recipe and the user's options.
+# Both functions read `options`: the trainer's NAME = VALUE lines, resolved from the recipe and the user's options.
 value() { sed -nE "s/^$1 = \"?(.*[^\"])\"?\$/\1/p" <<< "$options"; } # NAME
 given() { grep -q "^$1 = " <<< "$options"; }                          # NAME
 
@@ -43,7 +43,7 @@ ask_to_stop() { # PID: sends SIGUSR1 once the process catches it, at the latest 
     kill -USR1 "$1" 2> /dev/null
 }
 
-# Sets the array `command` to a start that resumes: -y 1 replaces --fresh and llm.c's -y, and overrides `fresh` in a
+# Sets the array `command` to COMMAND with resumption: -y 1 replaces --fresh and llm.c's -y, and overrides `fresh` in a
 # --config file.
 command_to_resume() { # COMMAND...
     local word previous=
@@ -55,7 +55,7 @@ command_to_resume() { # COMMAND...
     command+=(-y 1)
 }
 
-# Starts `command`; a request to stop reaches it as SIGUSR1.
+# Runs `command` until the run is done. A request to stop reaches the command as SIGUSR1.
 train_until_done() {
     local code before newest
     while :; do
@@ -70,7 +70,7 @@ train_until_done() {
         0 | 64 | 65 | 69 | 71 | 74 | 76) return $code ;; # done, or a restart does not help
         esac
         [ $asked = 0 ] || return $code
-        [ $code != 75 ] || [ -z "${RUN:-}${GNS_END:-}" ] || return $code # out of time: batch system or --max-hours
+        [ $code != 75 ] || [ -z "${RUN:-}${GNS_END:-}" ] || return $code # the time of the batch system or of --max-hours is over
         newest=`newest_checkpoint "$OUT"`
         [ -n "$newest" ] && [ "$newest" != "$before" ] || return $code
         echo "exit code $code: starting again from $newest" >&2
@@ -113,6 +113,6 @@ elif [ "${RANKS:-1}" -gt 1 ]; then
     # shellcheck disable=SC2046
     command=("$root/scripts/mpirun.sh" -np "$RANKS" $([[ $PROGRAM == *cu ]] || echo --oversubscribe) "${command[@]}")
 fi
-[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || command_to_resume "${command[@]}" # a job that Slurm queues again
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || command_to_resume "${command[@]}" # Slurm has queued this job again
 trap_stop_requests
 train_until_done

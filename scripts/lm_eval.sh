@@ -9,7 +9,7 @@
 #   --tasks hellaswag,lambada_openai,piqa,winogrande,arc_easy
 #   --device cuda --batch_size auto on a GPU, else --device cpu --batch_size 8
 #
-# From the environment:
+# Environment variables:
 #
 #   TOKENIZER   a directory with a tokenizer that transformers reads, if MODEL has none
 #   DTYPE       type of the weights; default: float32, as in the checkpoint

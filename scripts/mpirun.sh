@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Open MPI's mpirun, with fixes: scripts/mpirun.sh -np 8 ./train_gpt2cu ... takes mpirun's arguments. With 4.1.4:
+# Runs Open MPI's mpirun with mpirun's arguments: scripts/mpirun.sh -np 8 ./train_gpt2cu ... Fixes what 4.1.4 does:
 #
 #   - mpirun binds a rank and all its threads to a core or a socket. Here ranks are not bound unless the arguments or
 #     the environment ask for it.
@@ -10,12 +10,12 @@
 #   - If a rank was killed, mpirun returns 128 plus the signal's number; this script returns 78.
 #   - With --continuous or --enable-recovery mpirun returns 0, whatever the ranks return. A run cannot go on without a
 #     lost rank, so this script drops both options.
-#   - If a rank dies while it joins the others, mpirun may wait forever for a lock that it holds, in
-#     PMIx_server_finalize. Here mpirun is killed 10 s after the end of its ranks, and this script returns 78.
+#   - If a rank dies while it joins the others, mpirun may wait forever, in PMIx_server_finalize, for a lock that it
+#     holds itself. Here mpirun is killed 10 s after the end of its ranks, and this script returns 78.
 #   - If this script is killed with KILL, the ranks are asked to stop. If mpirun is killed, the ranks detect this
 #     (llmc/ranks/comm.c), save and exit, and this script removes the files that mpirun leaves in /dev/shm and TMPDIR.
-#   - If the reader of its output ends, as tee does first at Ctrl-C of `... | tee log`, mpirun kills its ranks after
-#     about ten lines. Here mpirun writes to a process that outlives the reader.
+#   - If the reader of its output ends, mpirun kills its ranks ten lines later. (Ctrl-C ends tee first in `... | tee
+#     log`.) Here mpirun writes to a process that outlives the reader.
 #   - mpirun refuses to run as root, the user of most containers. Here it runs.
 #   - If the disk of TMPDIR is full or not writable, mpirun prints pages, and may hang. This script returns 74 instead.
 # shellcheck disable=SC2006
@@ -23,7 +23,7 @@ set -u
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 trap_stop_requests
-trap '[ $asked -gt 0 ] || on_stop_request' USR2 # from return_mpirun_signal
+trap '[ $asked -gt 0 ] || on_stop_request' USR2 # return_mpirun_signal sends USR2
 arguments=()
 for word; do [[ $word == @(-|--)@(continuous|enable-recovery) ]] || arguments+=("$word"); done
 set -- "${arguments[@]}"
@@ -40,7 +40,7 @@ ranks() {
     grep -lszxF "GNS_MPIRUN=$$" /proc/[0-9]*/environ | xargs -r grep -lsz '^OMPI_COMM_WORLD_RANK=' | cut -d / -f 3
 }
 
-# Signals this machine's ranks. If none catches USR1 within 20 s (no rank here, or another program), signals mpirun.
+# Sends USR1 to this machine's ranks; to mpirun if no rank catches it within 20 s (no rank here, or another program).
 ask_to_stop() {
     local end=$((SECONDS + 2 * timeout)) rank sent_to
     while kill -0 "$job" 2> /dev/null; do
@@ -54,19 +54,19 @@ ask_to_stop() {
     done
 }
 
-# Sends USR2 to this script if a signal is pending for mpirun. USR2 counts as a request to stop unless one has come.
+# Sends USR2 to this script if a signal is pending for mpirun. USR2 is a request to stop unless one came before.
 return_mpirun_signal() {
     local pending
     pending=$(sed -n 's/^ShdPnd:[[:space:]]*//p' "/proc/$job/status" 2> /dev/null)
     ((16#${pending:-0} & blocked)) && kill -USR2 $$ 2> /dev/null && blocked=0
 }
 
-# Kills mpirun if it has not ended $timeout s after its ranks. Writes a line with the job's name when the ranks have
-# started. (A line, not a signal: bash 5.2 may lose a request to stop that arrives with another trapped signal.)
+# Kills mpirun if it still runs $timeout s after its ranks have ended. Writes a line with the job's name when the ranks
+# have started. (A line, not a signal: bash 5.2 may lose a request to stop that arrives with another trapped signal.)
 kill_hung_mpirun() {
     local alone=0 looks=0 seconds=0 messages
     exec {messages}>&2 2> /dev/null # hides complaints about closed pipes, by commands that outlive this function
-    trap '' HUP INT QUIT TERM      # the terminal, `timeout` and services send them to every process
+    trap '' HUP INT QUIT TERM      # the terminal, `timeout` and services send these to every process
     until [ -n "$(ranks)" ]; do
         kill -0 "$job" || return
         kill -0 $$ || { ask_to_stop; return; } # this script was killed: ask the ranks to stop
@@ -79,7 +79,7 @@ kill_hung_mpirun() {
     while [ $alone -lt $timeout ]; do
         [ $((seconds++)) -gt 1 ] || kill -0 $$ || { ask_to_stop; return; }
         sleep 1 > /dev/null {messages}>&-
-        kill -0 "$job" || return # mpirun has ended; this script was killed
+        kill -0 "$job" || return # mpirun has ended
         return_mpirun_signal
         if [ -n "$(children)" ]; then alone=0; else alone=$((alone + 1)); fi
     done
@@ -102,7 +102,7 @@ free=`df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }'` # 12 MiB ar
 [ "${free:-16384}" -ge 16384 ] ||
     fail 74 "$temporary: $free KiB are free, and Open MPI needs 16 MiB" "Free some space, or set TMPDIR to another directory"
 
-# Unbind the ranks. An option that binds overrides this variable, except options that give a rank several cores.
+# Unbind the ranks. Options that bind override this variable, but those that give a rank several cores do not.
 [[ "$*" =~ [:,][Pp][Ee]=|-cpus-per- ]] ||
     export OMPI_MCA_hwloc_base_binding_policy="${OMPI_MCA_hwloc_base_binding_policy:-none}"
 
@@ -115,11 +115,11 @@ else
     exec {err}> >(copy_output >&2)
     readers+=" $!"
 fi
-# mpirun unblocks the signals for its ranks.
+# Block these signals in mpirun, which unblocks them for its ranks.
 block=(env) blocked=0
 if env --block-signal=HUP,INT,TERM true 2> /dev/null; then # coreutils 8.31 or later
     block+=("--block-signal=HUP,INT,TERM")
-    blocked=$((1 << 0 | 1 << 1 | 1 << 14)) # these signals in /proc/PID/status
+    blocked=$((1 << 0 | 1 << 1 | 1 << 14)) # the mask of these signals in /proc/PID/status
 fi
 "${block[@]}" "${apart[@]}" mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&- &
 job=$!
@@ -130,7 +130,7 @@ guard=$!
 wait_for_job
 code=$?
 kill -KILL $guard 2> /dev/null
-read -r -t $timeout -u "$news" name && started=1 || started='' # also ends when the guard closes the pipe
+read -r -t $timeout -u "$news" name && started=1 || started='' # read also ends when the guard closes the pipe
 if [ $code = 137 ]; then
     [ -z "`ranks`" ] || echo "error: mpirun was killed: its ranks save and end" >&2
     while [ -n "`ranks`" ]; do sleep 0.2; done
@@ -143,10 +143,10 @@ for ((i = 0; i < 50; i++)); do # await the last lines, 1 s at most: a process th
     kill -0 $readers 2> /dev/null || break
     sleep 0.02
 done
-# A signal came before mpirun had blocked it.
+# A request to stop ended mpirun before its signal was blocked.
 [[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ $asked = 0 ] ||
     fail 75 "asked to stop before the ranks began" "Start the same command again"
-# Fail if mpirun could not start the ranks: 132, 255, or 1 if it cannot read its arguments; a rank may also end with 1.
+# Fail if mpirun could not start the ranks. Its code is then 132, 255, or 1 (bad arguments; a rank may end with 1, too).
 # Other codes above 128 come from a rank that a signal ended, perhaps before the guard looked for ranks.
 [ -n "$started" ] || { [[ $code != @(1|132|255) ]] || { [ $code = 1 ] && mpirun --do-not-launch "$@" > /dev/null 2>&1; }; } ||
     fail 64 "mpirun did not start the ranks (exit code $code): its message is above" "Use mpirun.sh -np RANKS PROGRAM OPTIONS"

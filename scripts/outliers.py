@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Prints the outliers of a run (train_gpt2 --outliers N) as text: outliers.py RUN
 
-Kinds of rows: loud, the largest gradients of their step; rare, tokens that are rare in the text; strange, a large loss for their
-gradient (garbage); uniform, a small loss for their gradient (repetitions of one token). Rows that share 32 successive tokens form a
-group. For each group the text and the numbers of its farthest row are printed.
+The kinds of rows are loud (the largest gradients of their step), rare (tokens that are rare in the text), strange (garbage: the
+loss is large for the gradient) and uniform (repetitions of one token: the loss is small for the gradient). Rows that share 32
+successive tokens form a group. Prints the text and the numbers of each group's row with the highest score.
 """
 
 import glob
@@ -15,10 +15,10 @@ SHARD_HEADER, SHARED = 1024, 2 * 32  # bytes
 
 
 def outliers_text(run, most=None):
-    """Returns two lines for each group, farthest first, of at most `most` groups of a kind; "" without outliers."""
+    """Returns two lines per group, for at most `most` groups of a kind, highest score first; "" without outliers."""
     kinds, group_of, T = {}, {}, run.info.get("options", {}).get("seq_len", 0)
     vocabulary, decode = max(glob.glob(os.path.join(glob.escape(run.path), "step_*", "vocab.json")), default=None), str
-    if vocabulary:  # from the newest checkpoint; without a vocabulary tokens are printed as numbers
+    if vocabulary:  # the newest checkpoint's; without a vocabulary tokens are printed as numbers
         from tokenizers import ByteLevelBPETokenizer
 
         tokenizer = ByteLevelBPETokenizer(vocabulary, os.path.join(os.path.dirname(vocabulary), "merges.txt"))

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Makes one self-contained HTML page of one or more runs: report.py RUN... [--plan FILE] [-o report.html]
 
-Shows loss against tokens, steps and time; what each run saves over the first, up to the lowest loss that all runs reach;
-noise scale (with error band) and batch, by layer and by type; learning rate, gradient norm, throughput; samples, commands
-and options. --plan FILE, a page of --dry-run, adds a roofline: a step's planned kernels, and the runs' whole steps.
+Shows loss against tokens, steps and time; what each run saves against the first run, up to the lowest loss that all runs
+reach; noise scale (with error band) and batch; noise scale by layer and by type; learning rate, gradient norm, throughput;
+samples, commands and options. --plan FILE, a page of --dry-run, adds a roofline: a step's planned kernels, and the runs' steps.
 """
 
 import html
@@ -32,7 +32,7 @@ pre { font: 13px/1.4 ui-monospace, monospace; background: #f6f6f4; padding: .7em
 
 
 def table(head, rows):
-    """Returns a table: text in the first column, else numbers."""
+    """Returns a table, with text in the first column and numbers in the others."""
     def cells(tag, row):
         return "".join(f'<{tag}{" class=n" * (i > 0)}>{html.escape(str(x))}</{tag}>' for i, x in enumerate(row))
     body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
@@ -95,7 +95,7 @@ def samples_section(runs):
 
 
 def sources_section(runs):
-    """Shows the noise of each source of a mixture, and the cosines of their mean gradients, as of a run's last step."""
+    """Shows the noise of each source of a mixture, and the cosines of the sources' mean gradients, at a run's last step."""
     def known(run, name):
         x, se = (run.rows[-1].get(field) for field in (name, name + "_se"))
         return "-" if se is None else f"{x:.3g} +- {se:.2g}"
@@ -106,7 +106,7 @@ def sources_section(runs):
              for run in runs if run.rows[-1].get("gns_source_0_se") is not None
              for i, source in enumerate(run.info.get("train_data", {}).get("sources", []))]
     head = ["source", "run", "of the rows", "of the noise", "G2", "S", "noise scale", "cosine with those before"]
-    return lines and f"<h2>Noise by source</h2>\n<p class=note>Of the LayerNorms.</p>\n{table(head, lines)}" or ""
+    return lines and f"<h2>Noise by source</h2>\n<p class=note>From the LayerNorms' gradients.</p>\n{table(head, lines)}" or ""
 
 
 def outliers_section(runs):
@@ -116,7 +116,7 @@ def outliers_section(runs):
 
 
 def commands_section(runs):
-    """Shows where, when, how and with which options every part of a run started. A later part shows changed options."""
+    """Shows where, when, how and with which options every part of a run started; of a later part the changed options."""
     out = ""
     for run in runs:
         ends = [part.get("first_step", 1) - 1 for part in run.parts[1:]] + [run.rows[-1]["step"]]
@@ -148,7 +148,7 @@ def options_section(runs):
     rows = [[name] + [options.get(name, "") for options in flat] for name in dict.fromkeys(itertools.chain(*flat))]
     differ = [row for row in rows if len(set(row[1:])) > 1]
     head = ["option"] + [run.label for run in runs]
-    return ("<h2>Options</h2>\n<p class=note>As of a run's last part; the commands above show what a part changed.</p>\n"
+    return ("<h2>Options</h2>\n<p class=note>A run's last part had these; the commands above show what a part changed.</p>\n"
             + (f"<p class=note>Where the runs differ:</p>\n{table(head, differ)}" if differ else "")
             + f"<details{'' if differ else ' open'}><summary>All of them</summary>\n"
             f"{table(head, rows)}</details>\n")
@@ -166,8 +166,8 @@ def headline(run):
 
 
 def read_plan(path):
-    """Reads a page of --dry-run: the device's peak and bandwidth; (name, FLOPs, bytes, seconds) of each family of kernels
-    on a rank, then of the whole step; tokens/s of all ranks."""
+    """Reads a page of --dry-run: the device's peak and bandwidth; "kernels", a list of (name, FLOPs, bytes, seconds) for
+    each family of kernels on a rank, and last for the whole step; tokens/s of all ranks."""
     text = read_bytes(path).decode(errors="replace")
     device = re.search(r"^device +(.*): ([\d.e+]+) TFLOP/s \w+, ([\d.e+]+) GB/s,", text, re.M)
     step = re.search(r"^step of .*, ([\d,]+) tokens.*(?:\n  FEWER.*)?\n  kernels +([TG])FLOPs +GB +FLOPs/byte +bound by +(m?)s ", text, re.M)
@@ -228,7 +228,7 @@ def page(runs, target, plots, plan=None):
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory (run.json, metrics.jsonl)")
-    parser.add_argument("-o", "--out", help="file to write (default: RUN/report.html; of several runs report.html)")
+    parser.add_argument("-o", "--out", help="file to write (default: RUN/report.html; for several runs report.html)")
     parser.add_argument("--target", type=finite_number, help="loss to compare at (default: the lowest that all runs reach)")
     parser.add_argument("--plan", metavar="FILE", help="a page that --dry-run has printed: adds the roofline of its step")
     args = parser.parse_args()

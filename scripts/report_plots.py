@@ -17,7 +17,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, StrMethodFo
 
 from run_log import column, finite, smooth_column, time_unit
 
-POINTS = 600  # most points of a curve: pages of long runs stay small
+POINTS = 600  # most points of a curve, so that pages of long runs stay small
 # Okabe and Ito's colours for colour-blind readers, without yellow (it vanishes on white); then others.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f4f2a", "#666666", "#882255", "#117733")
 INK, FAINT = "#222222", "#8a8a8a"
@@ -27,7 +27,7 @@ plt.rcParams.update({
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT, "xtick.color": INK, "ytick.color": INK,
     "ytick.minor.size": 0, "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.grid": True, "axes.axisbelow": True, "grid.color": "#e4e4e4", "axes.spines.top": False, "axes.spines.right": False,
-    "text.parse_math": False,  # a $ in a run's name
+    "text.parse_math": False,  # a run's name may contain $
     "legend.frameon": False, "legend.fontsize": 9, "figure.constrained_layout.use": True})
 AXES = (("tokens", "tokens"), ("step", "steps"), ("seconds", "time"))
 RATES = (("lr", "learning rate"), ("batch", "batch (rows)"), ("grad_norm", "gradient norm"), ("tok_per_s", "throughput (tokens/s)"))
@@ -43,7 +43,7 @@ def colours(runs):
 
 
 def thin(*columns):
-    """Returns every n-th point, and the last one."""
+    """Returns every n-th value of each column, and the last one."""
     n = len(columns[0])
     stride = max(1, math.ceil(n / POINTS))
     return [np.array(column[(n - 1) % stride::stride], float) for column in columns]
@@ -56,7 +56,7 @@ def above_0(values):
 
 
 def svg_of(figure, title):
-    """Returns the figure as an <svg> element, without date and prologue: equal runs make equal pages."""
+    """Returns the figure as an <svg> element, without date and prologue, so that equal runs make equal pages."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     plt.close(figure)
@@ -81,8 +81,8 @@ def kind_of_line(label, **how):
 
 
 def run_key(figure, runs, *more):
-    """Draws one legend above all panels: the runs by colour, then the kinds of line. A blank precedes a run's label:
-    Matplotlib hides labels that begin with _."""
+    """Draws one legend above all panels: the runs by colour, then the kinds of line. A blank precedes a run's label,
+    because Matplotlib hides labels that begin with _."""
     handles = [kind_of_line(f" {run.label}", color=colour, lw=2.5) for run, colour in zip(runs, colours(runs)) if len(runs) > 1]
     if handles or more:
         figure.legend(handles=[*handles, *more], loc="outside upper left", ncols=6)
@@ -146,22 +146,22 @@ def gns_source(run):
 
 
 def batches_of(run):
-    """Returns tokens and batch of every step but the last: the horizon may cut it short."""
+    """Returns tokens and batch of every step but the last, whose batch the horizon may cut."""
     return [run.column(name)[:-1] or run.column(name) for name in ("tokens", "batch")]
 
 
 def band(axes, tokens, scale, se, **how):
-    """Fills the band scale +- se, down to a twentieth of the scale: a logarithmic axis has no 0."""
+    """Fills the band scale +- se, but not below a twentieth of the scale, since a logarithmic axis has no 0."""
     axes.fill_between(tokens, np.maximum(scale - se, scale / 20), scale + se, lw=0, **how)
 
 
 def plot_bound(axes, at, lower, **how):
-    """Draws the lower bound. Call it after the axis has its limits: a larger or infinite bound runs along the top."""
+    """Draws the lower bound. Call this once the axis has its limits: a bound above them is drawn along the top."""
     axes.plot(at, np.minimum(lower, 0.97 * axes.get_ylim()[1]), lw=0.8, ls=":", **how)
 
 
 def limit_gns(axes, scale, batch):
-    """Limits the axis to the scales' 1st to 99th percentile, and the batch: a few wild estimates would fill the plot."""
+    """Limits the axis to the batches and the 1st to 99th percentile of the scales. A few wild scales would stretch it."""
     batch = [x for x in batch if x > 0]
     known = sorted(finite(scale)) or sorted(batch)
     if known:
@@ -204,7 +204,7 @@ def draw_gns(runs):
 
 
 def draw_layers(runs):
-    """Draws two panels per run with samples: by layer and by type. Both show the whole model's scale."""
+    """Draws two panels, by layer and by type, for each run that measured every tensor. Both show the whole model's scale."""
     runs = [run for run in runs if sampled(run)]
     figure, panels = plt.subplots(len(runs), 2, figsize=(14, 4.2 * len(runs) + 0.3), squeeze=False, sharey="row")
     shade = plt.get_cmap("viridis_r")
@@ -264,7 +264,7 @@ def draw_roofline(plan, runs):
     roof = np.array([min(kernels[0][1], peak / bandwidth) / 2, peak / bandwidth, max(kernels[-1][1], peak / bandwidth) * 4])
     axes.plot(roof, np.minimum(peak, bandwidth * roof), color=INK, lw=1.6)
     axes.axvline(peak / bandwidth, color=FAINT, **DASHED)
-    for i, (name, x, y) in enumerate(kernels):  # labels alternate below and above: neighbours may be close
+    for i, (name, x, y) in enumerate(kernels):  # labels alternate below and above, since neighbours may be close
         axes.plot(x, y, "o", color=FAINT)
         axes.annotate(f"  {name}  ", (x, y), fontsize=9, ha="right" if i % 2 else "left", va="bottom" if i % 2 else "top")
     steps = [("planned step", FAINT, plan["tok_per_s"])]

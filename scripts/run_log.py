@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def finite_number(text):
-    """Reads a finite number, as an argparse type."""
+    """Returns a text's number, for argparse. ValueError if it is not finite."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError
@@ -188,8 +188,8 @@ class Run:
     """A run, from its present logs: parts (its commands), lines (of metrics.jsonl), samples, outliers. `rows` has lines of
     steps, `val_rows` lines of validations, `test_rows` lines of tests. live: accepts a run that has no step yet.
 
-    A line's `seconds` is the training time up to it: each step's tokens over its tok_per_s. Validation, samples and
-    checkpoints do not count."""
+    A line's `seconds` is the training time up to this line: the sum of tokens / tok_per_s over the steps. Validation,
+    samples and checkpoints do not count."""
 
     def __init__(self, path, live=False, known=None):
         self.path = path
@@ -212,7 +212,7 @@ class Run:
 
     def read_metrics(self, known):
         lines, before, now, rate = [], 0, 0.0, math.nan
-        self.seconds = {}  # by step
+        self.seconds = {}  # {step: seconds}
         for where, line in read_lines(self.metrics_path, ROW, known):
             if line["tokens"] < before:
                 raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
@@ -225,7 +225,7 @@ class Run:
         return lines
 
     def column(self, name):
-        """Returns a field of every step. loss is without label smoothing, as in validation."""
+        """Returns a field of every step. The field loss is without label smoothing, as in validation."""
         return column(self.rows, "loss_nll" if name == "loss" and "loss_nll" in self.rows[0] else name)
 
     def val_column(self, name):
@@ -242,8 +242,8 @@ def numbers_of(line):
 
 
 class Sink:
-    """A viewer's copy of a run. Subclasses define add(parts, lines, samples), called with what is new in self.run;
-    went_back(), called before all of the run is added again; and finish()."""
+    """A viewer's copy of a run. Subclasses define add(parts, lines, samples), which gets what is new in self.run;
+    went_back(), which is called before the whole run is added again; and finish()."""
 
     def __init__(self, path):
         self.path, self.seen, self.known = path, ([], [], []), {}
@@ -261,7 +261,7 @@ class Sink:
 def add_follow_options(parser):
     parser.add_argument("--follow", action="store_true", help="wait for the run, and add what it writes until Ctrl-C")
     parser.add_argument("--every", type=finite_number, default=10, metavar="SECONDS",
-                        help="between two reads with --follow (default: %(default)s)")
+                        help="seconds between two reads with --follow (default: %(default)s)")
 
 
 def follow(sinks, args):

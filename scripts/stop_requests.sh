@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2006
-# Sourced by mpirun.sh and launch.sh. Functions for signals that request a stop, and for the exit codes of ranks.
+# mpirun.sh and launch.sh source this file: functions for signals that request a stop, and for the ranks' exit codes.
 # Once signals are trapped, use `COMMAND`, not $(COMMAND), in code that may wait. If a trap is due while bash 5.2 parses
 # a $(COMMAND), such as the second on a line, the trap's action is a syntax error: the request is lost and the script
 # ends with 0.
@@ -10,19 +10,19 @@ usr1_bit=$((1 << ($(kill -l USR1) - 1)))
 apart=(setsid setpriv --pdeathsig USR1)
 "${apart[@]:1}" true 2> /dev/null || apart=(setsid)
 
-# Forwards requests to stop to `job` by the calling script's ask_to_stop, at once or when the job has started. A second
-# request sends a second signal. Requests within 3 s after the first was forwarded count as one: `timeout` sends two
-# (llmc/base/signals.h). All HUPs of a closing terminal count as one. Closed output does not end the script.
+# These functions forward requests to stop to the process `job`: they call the script's ask_to_stop, at once or when the
+# job has started. A second request sends a second signal. Requests within 3 s after the first was forwarded belong to
+# it, since `timeout` sends two (llmc/base/signals.h). So do all HUPs of a closing terminal.
 job='' asked=0 sent=0 first=0
 trap_stop_requests() {
-    trap '' PIPE
+    trap '' PIPE # closed output does not end the script
     trap '[ $asked -gt 0 ] || on_stop_request' HUP
     trap on_stop_request INT TERM USR1 # USR1 last: a script that catches USR1 catches all three
 }
 on_stop_request() {
     [ $asked = 0 ] || [ $((SECONDS - first)) -gt 2 ] || return 0
     asked=$((asked + 1))
-    [ $asked -gt 1 ] || first=$((SECONDS + 60)) # until ask_to_stop has found the ranks
+    [ $asked -gt 1 ] || first=$((SECONDS + 60)) # holds until ask_to_stop has found the ranks
     forward_requests
     [ $asked -gt 1 ] || first=$SECONDS
 }
@@ -49,8 +49,8 @@ catches_usr1() { # PID
     ((16#${caught:-0} & usr1_bit))
 }
 
-# Returns the exit code of the ranks; 78 if a rank was killed: mpirun, srun and the shell then return 128 plus the
-# signal's number.
+# CODE comes from mpirun, srun or the shell: above 128 it is 128 plus the number of the signal that killed a rank.
+# Returns 78 for such a code, else CODE.
 code_of_ranks() { # CODE
     [ "$1" -gt 128 ] || return "$1"
     echo "error: a rank was lost (exit code $1: signal $(($1 - 128))). Start the same command again" >&2

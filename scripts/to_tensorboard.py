@@ -2,8 +2,8 @@
 """Shows runs in TensorBoard: to_tensorboard.py RUN... [--follow], then tensorboard --logdir RUN
 
 Writes a run's metrics, samples and commands as an event file into the run's directory. Replaces the event file of an
-earlier call. --follow waits for the run and writes what it adds, until Ctrl-C. A resume cuts the run's logs back to its
-checkpoint: --follow then writes everything again, and TensorBoard drops the steps that the resume took back.
+earlier call. --follow waits for the run and writes what the run adds, until Ctrl-C. If a resume cuts the run's logs back to
+its checkpoint, --follow writes everything again, and TensorBoard drops the steps that the resume took back.
 A tag is the name in metrics.jsonl, with gns/ and ramp/ as groups. Times are seconds of training after the run's start.
 """
 
@@ -21,7 +21,7 @@ SUFFIX = ".gns"  # ends the names of this script's event files
 
 
 def verbatim(text):
-    """Indents a text by four blanks: TensorBoard renders texts as Markdown, and shows such lines as they are."""
+    """Indents a text by four blanks. TensorBoard renders texts as Markdown, which shows such lines as they are."""
     return "".join(f"    {line}\n" for line in text.removesuffix("\n").split("\n"))
 
 
@@ -36,7 +36,7 @@ class EventFile(Sink):
         self.writer = None
 
     def begin(self):
-        """Begins a new file in place of the last one. Its session start makes a live TensorBoard drop the old points."""
+        """Begins a new file in place of the last one. The new file's session start makes a live TensorBoard drop old points."""
         for old in glob.glob(os.path.join(glob.escape(self.path), f"events.out.tfevents.*{SUFFIX}")):
             if os.path.getsize(old) > 0:
                 os.truncate(old, 0)  # a live TensorBoard stays at a removed file that it has not read to the end

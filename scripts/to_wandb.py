@@ -2,7 +2,7 @@
 """Shows a run in Weights & Biases: to_wandb.py RUN [--follow] [--project NAME] [--id ID] [--dry-run]
 
 Options and commands become the config. Every step with its validation and test becomes a row of the history. Samples
-become a table. --follow waits for the run and sends what it adds, until Ctrl-C. --dry-run prints what would be sent; it
+become a table. --follow waits for the run and sends what is new, until Ctrl-C. --dry-run prints what would be sent; it
 needs neither the package nor a network. wandb's variables apply: WANDB_MODE=offline (writes files for `wandb sync`),
 WANDB_ENTITY, WANDB_DIR. The same --id continues a run in W&B. If a resumed run repeats steps that W&B has, W&B keeps its
 values and gets only later steps.
@@ -32,7 +32,7 @@ def history_of(lines):
 
 
 class Upload(Sink):
-    """A run in W&B. W&B accepts more values for its last step, none for earlier ones."""
+    """A run in W&B. W&B accepts more values for the last step that it has, none for earlier steps."""
 
     def __init__(self, args):
         super().__init__(args.run)
@@ -64,7 +64,7 @@ class Upload(Sink):
             if step >= self.last:
                 self.target.log(numbers, step=step)
                 self.last = step
-        if samples:  # send all samples: a table cannot grow in W&B
+        if samples:  # send all samples, since a table cannot grow in W&B
             rows = [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in self.run.samples]
             self.target.log({"samples": self.table(columns=SAMPLE_COLUMNS, data=rows)}, step=self.last)
 
@@ -82,7 +82,7 @@ def main():
     parser.add_argument("run", metavar="RUN", help="a run's directory (run.json, metrics.jsonl, samples.jsonl)")
     add_follow_options(parser)
     parser.add_argument("--project", default="gns.c", help="default: %(default)s")
-    parser.add_argument("--id", help="of the run in W&B: the same one updates the same run")
+    parser.add_argument("--id", help="ID of the run in W&B; the same ID updates the same run")
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
     args = parser.parse_args()
     try:

@@ -2,7 +2,7 @@
 """Learns a byte-level BPE vocabulary, as GPT-2's was learnt: train_bpe.py --vocab-size N --out DIR [options] INPUT...
 
 data/tokenize reads the INPUTs (text files, JSON Lines, directories, or - for standard input), with its options, such as
---field and --invalid. In the process DIR needs room for twice the text. Writes vocab.json, merges.txt and
+--field and --invalid. Meanwhile DIR needs room for twice the text. Writes vocab.json, merges.txt and
 tokenizer_config.json for data/tokenize, the trainer (--tokenizer DIR) and transformers. The last token is <|endoftext|>.
 """
 import glob
@@ -61,7 +61,7 @@ def save(trained, out):
     vocab = trained.get_vocab(with_added_tokens=False)
     vocab[EOT] = len(vocab)
     config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "bos_token": EOT, "eos_token": EOT, "unk_token": EOT}
-    pairs = json.loads(trained.to_str())["model"]["merges"]  # ["left", "right"]; older versions: "left right"
+    pairs = json.loads(trained.to_str())["model"]["merges"]  # of ["left", "right"]; older versions of tokenizers: "left right"
     merges = "".join(f"{pair if isinstance(pair, str) else ' '.join(pair)}\n" for pair in ["#version: 0.2", *pairs])
     for name, content in (("merges.txt", merges), ("vocab.json", json.dumps(vocab, ensure_ascii=False)),
                           ("tokenizer_config.json", json.dumps(config, ensure_ascii=False))):
