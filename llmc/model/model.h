@@ -149,7 +149,7 @@ int model_create_local(Model *local, const ModelConfig *config, int t, int K, Er
 // A cut tensor's elements keep the whole tensor's order. Indices count from a tensor's first element.
 size_t tensor_whole_index(const Tensor *t, size_t index);     // the element's index in the whole tensor
 size_t tensor_elements_before(const Tensor *t, size_t whole); // number of elements whose whole index is below `whole`
-size_t tensor_run(const Tensor *t, size_t index);             // length of the contiguous run from `index` in the whole tensor
+size_t tensor_run(const Tensor *t, size_t index);             // length of the run from `index` on in the whole tensor
 
 // Returns the range of `local` that holds the elements of `range`, a range of the whole model within tensor i.
 Range model_local_range(const Model *local, const Model *whole, int i, Range range);

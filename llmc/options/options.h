@@ -15,10 +15,10 @@ typedef enum {
 
 // The values that options_resolve derives: R(type, field). run.json lists them too.
 #define OPTIONS_RESOLVED(R)                                                                                            \
-    R(INT, horizon_tokens)     /* end of the run: a multiple of seq_len; 0: nothing is trained, or not known yet */    \
+    R(INT, horizon_tokens)     /* length of the run, a multiple of seq_len; 0: no training, or not known yet */        \
     R(INT, batch_ref_rows)     /* B_ref: the constant batch, and the batch that lr is meant for */                     \
-    R(INT, batch_min_rows)     /* first batch of a ramp; batch_ref_rows without one */                                 \
-    R(INT, batch_max_rows)     /* largest batch of a ramp; batch_ref_rows without one */                               \
+    R(INT, batch_min_rows)     /* first batch of a ramp; without a ramp batch_ref_rows */                              \
+    R(INT, batch_max_rows)     /* largest batch of a ramp; without a ramp batch_ref_rows */                            \
     R(INT, gns_exact_interval) /* steps from one exact measurement to the next; 0: none */                             \
     R(FLAG, gns_calibrates)    /* --ramp gns measures --gns-ratio itself, at exact steps spaced evenly in tokens */    \
     R(REAL, gns_half_life_tokens)
@@ -43,15 +43,15 @@ typedef struct {
 
     uint8_t given[OPTION_COUNT]; // where each option was given: OPTION_GIVEN_* bits; 0: nowhere
     const char *help_about;      // the option that --help NAME asks for; NULL: all
-    char notes[2048];            // whole lines for stderr, on options without effect
+    char notes[2048];            // lines for stderr about options without effect
 } Options;
 
 // Reads the command line up to --help or --version; an option's name may follow --help. ERR_USAGE for a mistake;
 // ERR_INPUT for a config file that cannot be read.
 int options_parse(Options *o, int argc, char **argv, Error *e);
 
-// Sets o->run and checks the options against each other, without files. Adds options without effect to o->notes. Do not
-// call it after --help or --version.
+// Sets o->run and checks the options against each other, without reading files. Notes options without effect in
+// o->notes. Do not call it after --help or --version.
 int options_resolve(Options *o, Error *e);
 
 #define HORIZON_UNDECIDED ((int64_t)1e15) // tokens: a --train-hours run's horizon before its length is decided
@@ -74,19 +74,18 @@ static inline bool options_train(const Options *o) {
     return !(o->help || o->version || o->print_options || o->dry_run || o->sample_only || o->eval_only || *o->check);
 }
 
-// Returns the steps between possible checkpoints of --keep-best, one per validation; 0: none.
+// Returns the number of steps between validations that --keep-best may save; 0: none.
 static inline int64_t best_every(const Options *o) { return o->keep_best && *o->val ? o->val_every : 0; }
 
-// Prints --help, of the option o->help_about or of all (NULL).
+// Prints the help of the option o->help_about; NULL: of all options.
 void options_print_help(FILE *f, const Options *o, const char *program);
 
 // Prints --print-options: a file for --config with the given options, and in comments the defaults of the others. Call
 // it after options_resolve.
 int options_print(FILE *f, const Options *o, Error *e);
 
-// Writes one JSON object, without a newline at its end. which NULL: every option by its field's name, except options of
-// planning, then "resolved", on lines indented as a member of run.json. Otherwise the options whose `which` is not 0,
-// on one line.
+// Writes one JSON object, without a newline at its end. which NULL: all options but those of planning, then "resolved",
+// one per line, indented as a member of run.json. Otherwise the options whose `which` is not 0, on one line.
 void options_write_json(FILE *f, const Options *o, const uint8_t *which);
 
 void options_defaults(Options *o);
@@ -106,7 +105,7 @@ extern const OptionRow option_rows[OPTION_COUNT];
 OptionTable options_table(Options *o);
 void *option_field(Options *o, OptionId id);
 
-// True for --print-options, --dry-run and options that only --dry-run uses: they are not part of a run.
+// True for --print-options, --dry-run and options that only --dry-run uses, since they are not part of a run.
 bool option_is_of_planning(int id);
 
 // Adds the line "note: ..." to o->notes, once.

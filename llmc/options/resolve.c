@@ -1,4 +1,4 @@
-// Derives values that depend on several options. Some options need another; without training many have no effect.
+// Derives values that depend on several options. Refuses or notes options without effect.
 #include "options/options.h"
 
 #include "math/schedule.h"
@@ -124,7 +124,7 @@ static int resolve_aliases(Options *o, Error *e) {
     return 0;
 }
 
-// Sets the horizon. With --epochs it depends on the data: options_resolve_epochs sets it.
+// Sets the horizon. With --epochs it depends on the data, so options_resolve_epochs sets it.
 static int resolve_horizon(Options *o, Error *e) {
     o->run.horizon_tokens = 0;
     if (o->epochs || (o->train_hours && o->dry_run)) return 0;
@@ -161,7 +161,7 @@ static int resolve_gns(Options *o, Error *e) {
     return 0;
 }
 
-// Turns "runs/a/" into "runs/a": path_parent and path_name need it.
+// Turns "runs/a/" into "runs/a", which path_parent and path_name need.
 static void strip_trailing_slashes(char *path) {
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') path[--n] = 0;

@@ -191,7 +191,7 @@ void row_print_help(FILE *f, const OptionRow *row) {
     const char *init = row->init ? row->init : "", *alias = row->alias ? row->alias : "";
     char flag[FLAG_BYTES], value[FLAG_BYTES], text[2048];
 
-    // The unit names the value, "--micro-batch ROWS", in capitals unless it already has some (GB/s).
+    // The unit names the value, "--micro-batch ROWS". It is printed in capitals unless it already has some (GB/s).
     snprintf(value, sizeof value, "%s", row->unit ? row->unit : kinds[row->type]);
     bool capitals = !strpbrk(value, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
     for (char *c = value; capitals && *c; c++) *c = (char)toupper((unsigned char)*c);
@@ -203,7 +203,7 @@ void row_print_help(FILE *f, const OptionRow *row) {
     if (*init || *alias)
         snprintf(text + used, sizeof text - (size_t)used, " [%s%s%s%s%s%s]", *init ? "default " : "", init,
                  *init && *alias ? "; " : "", *alias ? "llm.c " : "", alias, *alias ? counts[row->alias_unit] : "");
-    int at = 0; // the column: lines break at blanks
+    int at = 0; // column of the output; lines break at blanks
     for (const char *c = text; *c;) {
         int blanks = (int)strspn(c, " "), word = (int)strcspn(c + blanks, " \n");
         bool breaks = at > COLUMN && word > 0 && at + blanks + word > WIDTH;
@@ -219,7 +219,7 @@ void row_print_help(FILE *f, const OptionRow *row) {
 
 // Returns the fewest insertions, deletions and substitutions that turn a into b (Levenshtein 1966).
 static int edit_distance(const char *a, const char *b) {
-    int cost[FLAG_BYTES + 1]; // cost[j]: turns a's first i characters into b's first j
+    int cost[FLAG_BYTES + 1]; // cost[j]: edits from a's first i characters to b's first j
     int n = (int)strlen(b);
     assert(n <= FLAG_BYTES);
     for (int j = 0; j <= n; j++) cost[j] = j;
@@ -249,7 +249,7 @@ int rows_unknown(const OptionTable *t, const char *said, const char *name, const
         return error_hint(e, "the option here is %s%s%s%s", dashes, f->ours, f->note ? ": " : "",
                           f->note ? f->note : "");
     }
-    int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // with as many edits it is another name
+    int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // a name with this many edits is unrelated
     for (int id = 0; id < t->count && strlen(name) < FLAG_BYTES; id++) {
         row_flag(flag, &t->rows[id]);
         int distance = edit_distance(name, flag + 2);
@@ -306,7 +306,8 @@ static int parse_config_line(const OptionTable *t, char *line, Error *e) {
     return row_set(t, id, name, value, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 
-// Sets an option to a value of run.json. Without a default, 0, "" and false are ignored: the run did not use it.
+// Sets an option to a value of run.json. Ignores 0, "" and false of an option without a default, which the run did not
+// use.
 static int parse_json_value(const OptionTable *t, const char *name, const cJSON *value, Error *e) {
     const double exact = 9007199254740992; // 2^53
     char number[40];
@@ -335,8 +336,7 @@ int rows_read_config(const OptionTable *t, char *text, size_t bytes, const char 
         return FAIL(e, ERR_USAGE, "write plain text, name = value",
                     "--config %.200s: a zero byte: this is no text file", name);
     if (rest[strspn(rest, " \t\r\n")] == '{') {
-        // run.json has one entry of `parts` per start. Set each option that any start was given to its last value, in
-        // `options`.
+        // `parts` of run.json lists the options that each start was given. Set each to its last value, in `options`.
         cJSON *root = cJSON_Parse(rest);
         const cJSON *options = json_get(root, "options"), *parts = json_get(root, "parts"), *part, *given;
         bool of_run = cJSON_IsObject(options) && cJSON_IsArray(parts);

@@ -2,8 +2,8 @@
 // row; its value is a field of the program's own struct.
 //
 // The command line gives an option at most once, as `--name value` or `--name=value`. A file of --config gives it at
-// most once, as `name = value`; a run.json as file gives the options that its run was given. "_" in a name is "-".
-// Later files overrule earlier files. The command line overrules all files.
+// most once, as `name = value`. If the file is a run.json, it gives the options that its run was given. "_" in a name
+// counts as "-". Later files overrule earlier files. The command line overrules all files.
 #pragma once
 
 #include "base/common.h"
@@ -14,16 +14,16 @@ typedef enum {
     TYPE_TEXT,
     TYPE_CHOICE,
     TYPE_FLAG
-} OptionType; // int64_t, double, char[], int, bool
+} OptionType; // types of the fields, in this order: int64_t, double, char[], int, bool
 
 typedef enum {
     ROW_PLAIN,
     ROW_WORDS, // TEXT: all words up to the next option, such as a pattern that the shell expanded
     ROW_FILE,  // TEXT: names a file of options; may be given several times
-    ROW_ENDS   // FLAG: nothing after it counts
+    ROW_ENDS   // FLAG: words after it are not read
 } OptionKind;
 
-// The unit of llm.c's flag. The option's unit is tokens; for ALIAS_VALIDATIONS steps.
+// The unit of a value of llm.c's flag. If it differs, the option counts tokens, with ALIAS_VALIDATIONS steps.
 typedef enum { ALIAS_AS_IS, ALIAS_STEPS, ALIAS_MICRO_BATCHES, ALIAS_VALIDATIONS } AliasUnit;
 
 typedef struct {
@@ -37,12 +37,12 @@ typedef struct {
     const char *init;   // default, as on the command line; NULL: 0, empty or false
     const char *range;  // limits of a number: "[" and "]" inclusive, "(" and ")" exclusive
     const char *names;  // words of a choice, in the order of its enum: "first|second"
-    const char *unit;   // unit of a number; else the name of the value in --help
+    const char *unit;   // unit of a number, or another name of the value, for --help
     const char *empty;  // remedy for an empty text; NULL: accept it
     int needs[2];       // refuse the option unless all of these conditions hold
     bool off_at_0;      // 0, "" and false turn the option off, and `needs` is ignored
     int group;          // options of one group exclude each other; row_set defines which has an effect. 0: no group
-    bool of_run;        // may not change on resume; a checkpoint that lacks the option had the default
+    bool of_run;        // may not change on resume; a checkpoint without the option counts as the default
     bool of_invocation; // not part of a run: --config RUN/run.json ignores it
 } OptionRow;
 

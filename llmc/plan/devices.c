@@ -51,8 +51,8 @@ static const DeviceSpec rows[] = {
 // clang-format on
 enum { ROWS = sizeof rows / sizeof *rows };
 
-// True if `text` contains `name` as whole words: no A40 in "RTX A4000", no H200 in "GH200". False if a suffix follows
-// ("RTX 4080 SUPER"): it names another card.
+// True if `text` contains `name` as whole words: no A40 in "RTX A4000", no H200 in "GH200". False if a suffix follows,
+// which names another card ("RTX 4080 SUPER").
 static bool names_device(const char *text, const char *name) {
     static const char *const suffix[] = {" Ti", " SUPER", " D", " Laptop", " Max Q"};
     for (const char *at = text; (at = strcasestr(at, name)); at++) {

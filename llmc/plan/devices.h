@@ -14,12 +14,12 @@ typedef struct {
     double network;        // B/s each way of a device's share of its machine's network; 0: no standard machine
     int devices_a_machine; // devices joined by `link`
     int axes;              // axes of the torus that joins the devices; 0: a switch joins them
-    bool hopper;           // compute capability 9.0: 16-bit builds fuse --gns exact
+    bool hopper;           // compute capability 9.0, on which 16-bit builds fuse --gns exact
 } DeviceSpec;
 
 // Finds a device by the driver's name ("NVIDIA H200") or a user's text, ignoring case. Returns the first row whose name
-// is whole words of the text (dashes count as blanks); else the only row whose name contains the text, both without
-// blanks and dashes ("4090", "a100sxm4"); else NULL.
+// stands in the text as whole words (dashes count as blanks). Otherwise returns the only row whose name contains the
+// text, ignoring blanks and dashes ("4090", "a100sxm4"). Otherwise returns NULL.
 const DeviceSpec *device_spec_find(const char *text);
 
 // Writes the names, for messages: "GB200, B200, ...".

@@ -21,15 +21,15 @@ bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
 
 // Estimates the CUDA engine's memory in a build without it, from the CPU engine's plan for values of the same type. The
 // CUDA engine differs in five ways. (1) Its head keeps the logits of as many examples as fit into head_bytes, at least
-// one, in memory that later holds the blocks' gradients. (2) With sharded weights it also keeps a rounded copy of its
-// share. (3) Its exact norms may be fused. (4) It keeps GELU's derivative, a byte if values are rounded, instead of
-// GELU's input; with --recompute gelu it keeps the inputs, and one block's derivative. (5) It receives partial sums of
-// other ranks (--tensor) in memory of its own.
+// one, in memory that later holds the blocks' gradients. (2) With sharded weights it also keeps rounded owned weights.
+// (3) Its exact norms may be fused. (4) It keeps GELU's derivative, one byte if values are rounded, instead of GELU's
+// input; with --recompute gelu it keeps the inputs, and one block's derivative. (5) It has separate memory for partial
+// sums from other ranks (--tensor).
 static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *memory) {
     const PlanDevice *device = &plan->device;
     const Model *model = shape.model;
     const double rows = (double)own_rows(&shape, shape.micro_batch).count, T = shape.seq_len;
-    const double n = rows * T * model->config.channels; // values of own rows; wide: values of all rows of fc's output
+    const double n = rows * T * model->config.channels; // values of own rows; wide: values of fc's output in all rows
     const double wide = shape.micro_batch * T * (double)model->mlp_width;
     const bool rounded = device->value < sizeof(float), exact = shape.gns == GNS_EXACT && !shape.inference;
     const double example = device->value * shape.seq_len * model->vocab_padded; // bytes of one example's logits
@@ -75,11 +75,11 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     shape.micro_batch = micro_batch, shape.model = model, shape.tensor.ranks = 1;
     shape.owned = NULL, shape.owned_count = 0, shape.shard_grads = shape.shard_weights = false;
     if (parallel_create(&parallel, &comm, model, &plan->sharing, &none) == 0) parallel_shard(&parallel, &shape);
-    // If this machine lacks memory for parallel_create, `shape` stays unsharded: plan for whole arrays.
+    // If this machine lacks memory for parallel_create, `shape` stays unsharded, and the plan is for whole arrays.
     if (plan->estimate_memory) estimate_engine(plan, shape, memory);
     else plan->engine->plan_memory(&shape, memory);
-    // The copy for saves holds the weights and moments that a rank owns. With --zero 0 only rank 0 has a copy, of all.
-    // With --tensor each rank copies a part of the whole model.
+    // The copy for saves holds the weights and moments that a rank owns. With --zero 0 only rank 0 has a copy,
+    // which is whole. With --tensor each rank copies a part of the whole model.
     const double all = (double)plan->shape.model->flat_count / fmax(1, parallel.division.ranks);
     double copy =
         plan->copies ? 3.0 * sizeof(float) * (plan_tensor(plan) > 1 ? all : (double)shard_elements(&shape)) : 0;
@@ -117,7 +117,7 @@ static bool lacks_memory(const Plan *p, int groups) {
     return !plan_fits(&on, p->shape.micro_batch);
 }
 
-// Tries one rank, or one group of --tensor, first: without NCCL, a rank may need less memory than each of two ranks.
+// Tries one rank, or one group of --tensor, first, since without NCCL one rank may need less memory than each of two.
 // From two on, more ranks never need more memory per rank.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most) {
     const int K = plan_tensor(plan);

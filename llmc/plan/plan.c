@@ -7,30 +7,30 @@
 
 // ---- Devices --------------------------------------------------------------------------------------------------------
 
-// NVIDIA GPUs. Fractions of the data sheet (989 TFLOP/s, 4.8 TB/s), measured on an H200 SXM, assumed for all.
+// Fractions of the data sheet (989 TFLOP/s, 4.8 TB/s), measured on an H200 SXM, assumed for all NVIDIA GPUs.
 static const PlanEfficiency gpu_efficiency = {
     .of_peak[WORK_MATMUL] = 750.0 / 989, // cuBLASLt, bf16, 8192 x 8192 x 8192
     // Products of N = 65536 rows over 768 channels reach 529 to 702 TFLOP/s. Products that write much (fc 638, the
-    // head's forward 613) are slower than products that read as much (fcproj 682, the head's dinput 691): a tile's
-    // operands are loaded during arithmetic, its results are written after it. The plan counts all writes and a third
-    // of the reads: it is within 10% of each of a step's ten products.
+    // head's forward 613) are slower than products that read as much (fcproj 682, the head's dinput 691), since a
+    // tile's operands are loaded during arithmetic, but its results are written later. The plan counts all writes and a
+    // third of the reads, which is within 10% of the measured time of each of a step's ten products.
     .matmul_reads = 1.0 / 3,
     .of_peak[WORK_ATTENTION_FORWARD] = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
-    .of_peak[WORK_ATTENTION_BACKWARD] = 318.0 / 989, // 12 heads of 64, too
-    // Products in e4m3, with the copies they need: on an H100 the planned gain of a step of d12, d24 and d48 is within
+    .of_peak[WORK_ATTENTION_BACKWARD] = 318.0 / 989, // the same shape
+    // Products in e4m3, with the copies they need. On an H100 the planned gain of a step of d12, d24 and d48 is within
     // 3% of the measured gain. cuBLASLt's products alone are 1.45 to 1.89 times as fast as bf16's.
     .of_peak[WORK_FP8] = 1.55 * 750 / 989,
-    .of_peak[WORK_MASKS] = 31.0 / 989, // from d12's step: dropout 0.1 adds 6.3% (2.4% in branches)
+    .of_peak[WORK_MASKS] = 31.0 / 989, // from d12's step, to which dropout 0.1 adds 6.3% (branches: 2.4%)
     .copy = 4.23 / 4.8,
     .stream = 0.9 * 4.23 / 4.8, // LayerNorm 75 to 93% of a copy, GELU 96%, loss 86%, norms 92%
     .link = 364.0 / 450,        // NCCL, 8 ranks: bus bandwidth of an all-reduce of 3.1 GB
     .launch = 4e-6,             // order of magnitude, not measured; matters to small models only
-    // At 249 MB the same all-reduce reached 343 GB/s: its 2 x 7 rounds cost 75 us more than its bytes.
+    // At 249 MB the same all-reduce reached 343 GB/s, so its 2 x 7 rounds cost 75 us more than its bytes.
     .hop = 75e-6 / 14,
     .network_hop = 14e-6, // NCCL's own estimate of a ring over a network (its src/graph/tuning.cc)
 };
 
-// CPUs: efficiencies of our kernels. Peak and bandwidth are measured at the start of a plan.
+// Efficiencies of our kernels on CPUs. Peak and bandwidth are measured at the start of a plan.
 static const PlanEfficiency cpu_efficiency = {
     .of_peak = {0.92, 0.35, 0.35, 0.35},
     .matmul_reads = 0, // operands are packed into the caches during arithmetic
@@ -147,7 +147,7 @@ double plan_ring_seconds(const PlanDevice *d, int ranks, double bytes) {
            (ranks - 1.0) / ranks * bytes / bandwidth;
 }
 
-// Each of K ranks holds bytes/K and sends bytes/K^2 to each other rank, directly if a switch or a network joins them.
+// Each of K ranks holds bytes/K and sends bytes/K^2 to every other rank, directly if a switch or a network joins them.
 // In a torus a piece passes on average k/4 links of each axis of k ranks.
 double plan_all_to_all_seconds(const PlanDevice *d, int ranks, double bytes) {
     const double machine = d->spec.devices_a_machine, piece = bytes / ranks / ranks, inside = fmin(ranks, machine);
@@ -188,7 +188,7 @@ static int shared_by(const Plan *p) { return p->sharing.shared ? p->sharing.shar
 
 static double wire_bytes(const Plan *p) { return p->options->comm_dtype == WIRE_BF16 ? 2 : sizeof(float); }
 
-// Returns the fraction of the blocks that a pass of ZeRO-3 gathers. The slots still hold the others from the last pass.
+// Returns the fraction of the blocks that a pass of ZeRO-3 gathers. The slots still hold the other blocks.
 static double gathered_again(const Model *model) {
     double L = model->config.layers;
     return fmax(0, L - SHARD_WEIGHT_SLOTS) / L;
@@ -237,7 +237,7 @@ typedef struct {
 // replicas: includes sums of each part over the machines that hold a replica.
 static Transfer transfer(const Plan *p, const Model *model, double value_bytes, bool replicas) {
     const int shared = shared_by(p), machines = replicas ? (p->ranks + shared - 1) / shared : 1;
-    PlanDevice peers = p->device; // as ranks of equal t see it (parallel.h): --tensor puts fewer on a machine
+    PlanDevice peers = p->device; // as ranks of equal t see it (parallel.h), of which a machine has fewer
     PlanDevice apart = p->device; // as if each rank had its own machine
     peers.spec.devices_a_machine = (int)fmax(1, peers.spec.devices_a_machine / plan_tensor(p));
     apart.spec.devices_a_machine = 1;
@@ -251,8 +251,8 @@ static Transfer transfer(const Plan *p, const Model *model, double value_bytes, 
 }
 
 // Returns the seconds of a step's transfers that no computation hides.
-// Scattering gradients: the backward pass hides the blocks' transfers. The embeddings' gradients are complete last:
-// only the next micro-step's forward pass can hide theirs (--reduce micro-step).
+// Scattering gradients: the backward pass hides the blocks' transfers. The embeddings' gradients are complete last, so
+// only the next micro-step's forward pass can hide their transfer (--reduce micro-step).
 // Gathering: the update hides the blocks' gradients (ZeRO-0), or the next forward pass hides the blocks' weights.
 // Nothing hides the embeddings, which a forward pass needs first. With ZeRO-3 a pass hides its gathering of blocks.
 static double exposed_seconds(const Plan *p, const Model *model, const PlanStep *s) {
@@ -314,7 +314,7 @@ PlanStep plan_step(const Plan *p, int64_t rows) {
     Workload update = workload_update(shape.model, p->shape.optimizer, owned, p->device.value);
     add_workload(&s.all, p, &update, 1);
     s.exposed = exposed_seconds(p, shape.model, &s);
-    if (K > 1 && plan_link_bandwidth(&p->device, K) > 0) // nothing hides exchanges: products wait for them
+    if (K > 1 && plan_link_bandwidth(&p->device, K) > 0) // nothing hides exchanges, since products wait for them
         s.exposed += exchanges(p, whole) * plan_ring_seconds(&p->device, K, exchanged_bytes(p, p->shape.micro_batch)) +
                      exchanges(p, left > 0) * plan_ring_seconds(&p->device, K, exchanged_bytes(p, left));
     model_destroy(&local);

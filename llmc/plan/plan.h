@@ -1,17 +1,17 @@
 // plan: predicts a run's cost: memory, the time of a step, the gain of several ranks, and steps and hours of the whole
 // run. --dry-run prints it.
 //
-// Time of a kernel: the roofline (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance
-// model", CACM 52(4)): at least FLOPs over peak, and at least bytes over bandwidth. Peak and bandwidth are the data
+// A kernel takes at least FLOPs over peak, and at least bytes over bandwidth: the roofline (Williams, Waterman and
+// Patterson 2009, "Roofline: an insightful visual performance model", CACM 52(4)). Peak and bandwidth are the data
 // sheet's figures times the fraction that code of this kind reaches (PlanEfficiency). A kernel whose intensity (FLOPs
 // per byte) is below the machine's critical intensity, peak over bandwidth, is bound by memory. The plan ignores three
 // losses: products whose sizes are no multiples of a tile (the 1600 channels of d48: 4% of its step), products with
 // fewer tiles than the device has multiprocessors (micro-batches of a row or two), and bandwidth that collectives take
 // from concurrent kernels.
 //
-// Time of a collective: a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)) makes K - 1 rounds, in
-// each of which a rank sends 1/K of the bytes: the link carries (K - 1)/K of the bytes, with K - 1 latencies. In a
-// torus, rings run along all axes at once, both ways, and share the bytes: (k - 1)/2 latencies for k ranks.
+// A collective runs as a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)) of K - 1 rounds. A rank
+// sends 1/K of the bytes per round, so the link carries (K - 1)/K of the bytes, with K - 1 latencies. In a torus, rings
+// run along all axes at once, both ways, and share the bytes, so an axis of k ranks costs (k - 1)/2 latencies.
 #pragma once
 
 #include "gns/ramp.h"
@@ -23,23 +23,23 @@
 // The fractions of a machine's figures that a program reaches.
 typedef struct {
     double of_peak[WORK_STREAM]; // by WorkKind: fraction of the peak; attention's backward counts five products
-    double matmul_reads;         // fraction of a product's time to read operands that arithmetic does not hide
+    double matmul_reads;         // share of the time for reading a product's operands that arithmetic does not hide
     double stream;               // fraction of the bandwidth that streaming kernels reach
     double copy;                 // fraction of the bandwidth that a plain copy, or a product's writes, reach
     double link;                 // fraction of link and network that large collectives reach
-    double launch;               // s: shortest kernel
-    double hop, network_hop;     // s: latency of a ring's round within a machine; between two machines
+    double launch;               // seconds of the shortest kernel
+    double hop, network_hop;     // seconds of latency of a ring's round: within a machine; between two machines
 } PlanEfficiency;
 
 typedef struct {
     char name[256];    // "": no device
     DeviceSpec spec;   // the data sheet's figures; a CPU's are measured (0: unknown)
-    bool measured;     // a CPU
-    bool own;          // some figures come from the user
+    bool measured;     // true for a CPU
+    bool own;          // true if some figures come from the user
     double value;      // bytes of a weight or activation in the kernels
     double peak;       // FLOP/s for such values; 0: unknown, and no time can be planned
     double head_bytes; // largest chunk of logits
-    bool fuses_exact;  // has Hopper's kernels: fuses exact norms, if the model's channels allow (plan_fuses_exact)
+    bool fuses_exact;  // has Hopper's kernels, which fuse exact norms if the channels allow it (plan_fuses_exact)
     PlanEfficiency efficiency;
 } PlanDevice;
 
@@ -95,7 +95,7 @@ static inline int plan_machine(const PlanDevice *d, int ranks) {
     return ranks < d->spec.devices_a_machine ? ranks : d->spec.devices_a_machine;
 }
 
-double plan_step_bytes(const Plan *plan);                        // bytes that a rank passes on in a step
+double plan_step_bytes(const Plan *plan);                        // bytes that a rank sends in a step
 double plan_tensor_bytes(const Plan *plan);                      // activations among these bytes (--tensor)
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s per rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
@@ -119,15 +119,15 @@ static inline int plan_tensor(const Plan *plan) { return plan->sharing.tensor > 
 // Returns shape.model if there is no memory for *local.
 const Model *plan_model(const Plan *plan, Model *local);
 
-// Returns the largest n in [low, over) for which `holds` is true, or low. `holds` must be true up to some n only.
+// Returns the largest n in [low, over) for which `holds` is true, or low. `holds` must be true below some n only.
 int plan_most(const Plan *plan, int low, int over, bool (*holds)(const Plan *plan, int n));
 
 // Simulates the whole run with the ramp's code. target: the batch, in rows, at which --ramp gns aims in every step.
 // With 0 the batch stays smallest; with INFINITY it grows as fast as the ramp allows.
 typedef struct {
-    int64_t steps, first_batch, last_batch; // rows
+    int64_t steps, first_batch, last_batch; // batches in rows
     double seconds;
-    bool cut; // only PLAN_STEPS_MAX steps were simulated: later steps repeat the last simulated step
+    bool cut; // only PLAN_STEPS_MAX steps were simulated; later steps count as copies of the last one
 } PlanRun;
 enum { PLAN_STEPS_MAX = 5000000 };
 PlanRun plan_run(const Plan *plan, double target);
@@ -152,4 +152,4 @@ int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
 // ERR_MEMORY if not even one row fits into the device's memory. Unknown memory fits all.
 int plan_check_fits(const Plan *plan, Error *e);
 
-void plan_print(FILE *f, const Plan *plan); // print.c: a page for a person
+void plan_print(FILE *f, const Plan *plan); // a page for a person (print.c)

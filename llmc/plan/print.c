@@ -212,13 +212,13 @@ static void print_links(FILE *f, const Plan *p) {
             1e3 * plan_all_to_all_seconds(&p->device, p->ranks, bytes));
 }
 
-// Returns the largest --tensor to consider: the ranks of a machine.
+// Returns the largest --tensor to consider.
 static int tensor_most(const Plan *p) {
     if (dtype_is_fp8(p->shape.dtype) || p->shape.optimizer == OPTIMIZER_MUON) return 1;
     return (int)fmin(p->shape.model->config.heads, p->device.spec.devices_a_machine);
 }
 
-// "--zero 3 --tensor 2", then other options of plan q that differ from plan p's.
+// Returns plan q's "--zero 3 --tensor 2", then q's other options that differ from plan p's.
 static Figure mesh(const Plan *q, const Plan *p) {
     Figure out;
     const bool shards = q->sharing.reduce != p->sharing.reduce && q->sharing.reduce == REDUCE_MICRO_STEP;
@@ -232,7 +232,7 @@ static Figure mesh(const Plan *q, const Plan *p) {
 }
 
 // Names the fastest --zero and --tensor that fit on the plan's ranks. Compares the fastest plans with and without
-// --tensor. If a plan does not fit, tries a smaller micro-batch, and gradients sharded at every micro-step.
+// --tensor. If a plan does not fit, tries a smaller micro-batch, with --zero 2 and 3 also --reduce micro-step.
 static void print_advice(FILE *f, const Plan *p) {
     const int given = p->shape.micro_batch;
     Plan best[2];                             // [0]: without --tensor; [1]: with --tensor

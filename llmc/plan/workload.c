@@ -20,7 +20,7 @@ enum {
     LOSS_FLOPS = 5, // maximum, exp, sum, and the gradient p - 1[target]
     ADAMW_FLOPS = 14,
     DROPOUT_FLOPS = 13, // per element: 1/8 of a draw (7 rounds of 10 FLOPs); shift, mask, comparison, choice, product
-    MUON_FLOPS = 9,     // momentum and the step; products are counted apart (add_muon)
+    MUON_FLOPS = 9,     // momentum and the step; add_muon counts the products
 };
 
 static const double fp32 = sizeof(float); // bytes of a gradient, a moment, a master weight
@@ -31,28 +31,28 @@ static void add(Workload *w, Work work) {
     w->work[w->count++] = work;
 }
 
-// A product, (rows, in) times (in, out), of values of `value` bytes: 2 rows in out FLOPs; reads the operands and writes
-// the result once. For the backward product dx = dy W^T swap in and out.
+// Returns the work of a product, (rows, in) times (in, out), of values of `value` bytes: 2 * rows * in * out FLOPs. The
+// operands are read once, and the result is written once. For the backward product dx = dy W^T swap in and out.
 static Work gemm_of(WorkFamily family, WorkPass pass, double value, double rows, double in, double out, double count) {
     return (Work){family, WORK_MATMUL, pass, 2 * rows * in * out, value * (rows * in + in * out), value * rows * out,
                   count};
 }
 
-// One linear layer, in all blocks. In fp8 a GPU reads e4m3.
+// Returns the work of one linear layer in all blocks. In fp8 a GPU reads e4m3.
 static Work linear(const EngineConfig *shape, WorkPass pass, double value, double rows, double in, double out) {
     Work work = gemm_of(FAMILY_BLOCK_MATMUL, pass, value, rows, in, out, shape->model->config.layers);
     if (dtype_is_fp8(shape->dtype) && value < fp32) work.kind = WORK_FP8, work.read /= value;
     return work;
 }
 
-// A kernel that streams over n values. flops, read, written: FLOPs, and bytes, per value.
+// Returns the work of a kernel that streams over n values. Per value: flops FLOPs, read and written bytes.
 static Work stream(WorkFamily family, WorkPass pass, double n, double flops, double read, double written,
                    double count) {
     return (Work){family, WORK_STREAM, pass, flops * n, read * n, written * n, count};
 }
 
-// Adds dW (in, out) += x^T dy over `examples` examples of T rows, which reads and writes the sum. Batched exact norms
-// write every example's gradient, then read it for its norm and for the sum. In blocks fp8-dw reads e4m3.
+// Adds the work of dW (in, out) += x^T dy over `examples` examples of T tokens. It reads and writes the sum. Batched
+// exact norms write every example's gradient, then read it for its norm and for the sum. In blocks fp8-dw reads e4m3.
 static void add_gradient(Workload *w, Dtype dtype, WorkFamily family, double examples, double T, double in, double out,
                          double count) {
     const bool e4m3 = dtype == DTYPE_FP8_DW && family == FAMILY_BLOCK_MATMUL && w->value < fp32;
@@ -80,12 +80,12 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     // Blocks whose forward pass, or GELU, runs again: not the last block, whose activations are still in memory.
     const double again = shape->recompute == RECOMPUTE_BLOCK ? L - 1 : 0;
     const double gelu_again = shape->recompute != RECOMPUTE_NONE ? L - 1 : 0;
-    // Causal: on average a row sees half of the rows (Dao et al. 2022, arXiv 2205.14135, section 4).
+    // Attention is causal, so a token sees half of its row on average (Dao et al. 2022, arXiv 2205.14135, section 4).
     const double scores = N * (T + 1) / 2 * model->heads, product = a * (T + 1); // FLOPs of one product
     // The head computes a chunk of examples at a time, and keeps the logits of one chunk.
     const double V = model->vocab_padded, chunks = ceil(B / fmax(1, fmin(B, floor(w.head_bytes / (v * T * V)))));
-    const double R = B * T / chunks; // rows of a chunk
-    // Per row the loss reads and writes V logits; with stores_exponentials it reads 3 C values and writes C.
+    const double R = B * T / chunks; // tokens of a chunk
+    // Per token the loss reads and writes V logits; with stores_exponentials it reads 3 C values and writes C.
     const double read = v * R * (w.stores_exponentials ? 3 * C : V), written = v * R * (w.stores_exponentials ? C : V);
     const double drops = shape->dropout.below > 0, branches = drops * (2 * L + 1), copied = drops * v * n;
     const WorkPass forward = PASS_FORWARD, backward = PASS_BACKWARD;
@@ -106,7 +106,7 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
         {gemm_of(FAMILY_HEAD_MATMUL, backward, v, R, V, C, chunks), 0},
         // Five products, where the forward has two: q k^T, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B).
         {{FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, backward, 5 * product, v * 5 * a, v * 3 * a, L}, 0},
-        // Reads GELU's input; the CUDA engine reads its slope instead, which its forward pass writes.
+        // Reads GELU's input; the CUDA engine reads GELU's slope instead, which the forward pass writes.
         {stream(FAMILY_GELU, backward, f, GELU_BACKWARD_FLOPS, v, 0, L), 0},
         {stream(FAMILY_BIAS, backward, 3 * a, 1, v, 0, L), 0}, // qkv
         {stream(FAMILY_BIAS, backward, f, 1, v, 0, L), 0},     // fc; LayerNorms sum the biases of proj and fcproj

@@ -20,7 +20,7 @@ typedef enum {
 } WorkFamily;
 extern const char *const work_family_names[FAMILIES];
 
-// All kinds but WORK_STREAM are bound by arithmetic. WORK_MASKS: draws of dropout's masks. WORK_FP8: products of e4m3.
+// All kinds but WORK_STREAM are bound by arithmetic. WORK_MASKS: dropout's random masks. WORK_FP8: products of e4m3.
 typedef enum {
     WORK_MATMUL,
     WORK_ATTENTION_FORWARD,
