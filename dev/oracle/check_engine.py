@@ -1,7 +1,7 @@
 """Compares an engine's results with the oracle: check_engine.py DIR, with the files of dev/test/run/dump_steps.c.
 
-The error of a tensor is |a - b| / |b| in the Euclidean norm, where b is the oracle's. The error of a list of numbers
-is the largest |a - b| / |b|.
+a is the engine's result, b is the oracle's. The error of a tensor is |a - b| / |b| in the Euclidean norm. The error of
+a list of numbers is the largest |a - b| / |b|.
 """
 
 import sys
@@ -14,7 +14,7 @@ import gpt2
 from harness import Mismatch, attempt, finish
 
 TOLERANCE = 1e-5  # fp32 engines
-ZERO_TOLERANCE = 1e-6  # error where a gradient is exactly zero, relative to its tensor's norm
+ZERO_TOLERANCE = 1e-6  # norm of the elements that must be exactly zero, relative to the gradient's norm
 
 
 class Dump:
@@ -40,8 +40,8 @@ class Dump:
         self.gradients = {name: np.asarray(g) for name, g in gradients.items()}
 
     def exponents(self):
-        """Returns each linear layer's exponents of x, dy and W, from (L, FP8_SITES), and whether its weight gradient
-        rounds. None: not fp8."""
+        """Returns for each linear layer its name, and the exponents of x, dy and W, from (L, FP8_SITES), with a flag:
+        the weight gradient rounds. None: not fp8."""
         names, k = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), self.tensors["exponents"]
         if np.all(k == -128):
             return None
@@ -88,9 +88,9 @@ def tensor_error(a, b, part=...):
 
 
 def sources_errors(dump):
-    """Returns the errors of row, source_gram, source_numbers and source_cosine. Here they follow from all pairs of
-    rows; the engine sums each source's gradients first. Averages decay by 2^(-1/4) per step. G2 is a small difference:
-    its error is relative to the source's mean |g_b|^2."""
+    """Returns the errors of row, source_gram, source_numbers and source_cosine. The oracle computes them from all pairs
+    of rows; the engine sums each source's gradients first. Averages decay by 2^(-1/4) per step. G2 is a small
+    difference, so its error is relative to the source's mean |g_b|^2."""
     K, B = dump.rows.shape[:2]
     p = np.array([dump.meta["share_0"], 1 - dump.meta["share_0"]])
     squares, pairs, errors = np.zeros((K, 2)), np.zeros((K, 2, 2)), {}

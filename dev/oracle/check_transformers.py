@@ -1,7 +1,7 @@
 """Exchanges models with Hugging Face's transformers: check_transformers.py BUILD, with the compiled programs.
 
-gns.c must load what transformers saves, and transformers what a run of gns.c saves, with the same loss on the same
-rows. Both must make the same tokens with a run's tokenizer.
+gns.c must load what transformers saves, and transformers must load what a run of gns.c saves. Both must compute the
+same loss on the same rows, and the same tokens with a run's tokenizer.
 """
 
 import os
@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Tokeniz
 from harness import Mismatch, attempt, finish, run
 
 TOLERANCE = 1e-5  # absolute error of a loss, fp32
-LIVELY = 0.3  # least standard deviation of logits: with equal logits every loss would agree
+LIVELY = 0.3  # least standard deviation of logits, since with equal logits every loss would agree
 ROWS = 3
 HEADER_BYTES = 1024  # header of a token shard; uint16 tokens follow
 EOT = "<|endoftext|>"
@@ -50,8 +50,8 @@ class Programs:
         run(self.work, sys.executable, script, "--vocab-size", size, "--out", directory, "corpus.txt")
 
     def loss(self, directory, rows):
-        """Returns our engine's loss of a directory's model on rows (N, T + 1). A row ends with the first token of the
-        next row."""
+        """Returns our engine's loss of a directory's model on rows (N, T + 1). Each row must end with the next row's
+        first token."""
         tokens = [*rows[:, :-1].flatten(), rows[-1, -1]]
         header = np.zeros(HEADER_BYTES // 4, "<i4")
         header[:3] = 20240520, 1, len(tokens)
@@ -60,7 +60,7 @@ class Programs:
         return float(re.search(rb"loss +([0-9.]+)", said)[1])
 
     def encode(self, tokenizer, text):
-        """Returns a text's tokens by a directory's tokenizer, from a shard, in which EOT begins a document."""
+        """Returns EOT, which begins a document in a shard, then a text's tokens by a directory's tokenizer."""
         (self.work / "text.txt").write_bytes(text.encode())
         self.run("data/tokenize", "--tokenizer", tokenizer, "--out", "encoded", "--force", "text.txt")
         shard = (self.work / "encoded_train_000000.bin").read_bytes()[HEADER_BYTES:]
@@ -74,7 +74,7 @@ class Programs:
 
 
 def lively_model(shape, seed):
-    """Returns a model in which every parameter matters: biases and LayerNorms get other than their initial values."""
+    """Returns a model in which every parameter matters: biases and LayerNorms differ from their initial values."""
     torch.manual_seed(seed)
     model = GPT2LMHeadModel(GPT2Config(**shape))
     with torch.no_grad():
@@ -132,7 +132,7 @@ def check_import_sharded(programs):
 
 
 def check_import_base(programs):
-    """GPT2Model has no head, and names without "transformer.", as OpenAI's repositories do."""
+    """GPT2Model has no head. Its tensors' names lack "transformer.", as in OpenAI's repositories."""
     directory = programs.work / "saved_base"
     lively_model(SHAPES["l2_c32_v61_t13"], seed=3).transformer.save_pretrained(directory)
     with safe_open(directory / "model.safetensors", "pt") as f:
@@ -216,7 +216,7 @@ def check_bpe_tokenizer(programs, run):
 
 
 def check_generate(programs, run):
-    """Compares the likeliest continuation of a prompt: generate() and our --sample-only."""
+    """Compares generate()'s likeliest continuation of a prompt with the one that --sample-only prints."""
     prompt, count = "while (n", 12
     tokenizer, model = AutoTokenizer.from_pretrained(run), load_here(run)
     given = tokenizer(prompt, return_tensors="pt")

@@ -12,8 +12,8 @@ import functools
 import importlib.metadata
 import os
 
-# Compile without optimisation: these models run for milliseconds, but compile for seconds. In jaxlib 0.7.0 programs
-# without thunks fail.
+# Compile without optimisation, since these models run for milliseconds, but compile for seconds. Leave thunks out, too,
+# but not in jaxlib 0.7.0, where programs without thunks fail.
 flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if importlib.metadata.version("jaxlib").startswith("0.6."):
     flags += " --xla_cpu_use_thunk_runtime=false"
@@ -63,7 +63,7 @@ def softmax(x):
 
 def e4m3(x, k):
     """Returns the e4m3 number nearest to x 2^k, times 2^-k (Micikevicius et al. 2022). e4m3 has steps of 2^(e-3) in
-    [2^e, 2^(e+1)) from e = -6 on, up to 448."""
+    [2^e, 2^(e+1)) for e >= -6, up to 448, and steps of 2^-9 below 2^-6."""
     _, exponent = jnp.frexp(x * 2.0**k)
     step = 2.0 ** (jnp.maximum(exponent - 1, -6) - 3)
     return jnp.clip(jnp.round(x * 2.0**k / step) * step, -448, 448) * 2.0**-k
@@ -102,7 +102,7 @@ def attention(params, name, x, heads, document, drop, exponents):  # (T, C)
 def logits(params, tokens, heads, factors=None, separator=None, exponents=None):
     """Returns the logits (T, V) of a row of tokens (T). factors: from mask_factors; None: no dropout. separator: the
     token that opens a document; attention stays within a document, positions restart. None: the row is one document.
-    exponents: of fp8_linear, by layer name; None: nothing rounds."""
+    exponents: fp8_linear's k by layer name; None: nothing rounds."""
     T = jnp.arange(len(tokens))
     opens = jnp.asarray(tokens == separator).at[0].set(True) if separator is not None else T == 0
     document = jnp.cumsum(opens)
@@ -132,8 +132,8 @@ def philox(counter, key, rounds=10):
 
 
 def keep_factors(p, seed, example, place, layer, heads, rows, columns):
-    """Returns 0 where an element drops, else 1 / (1 - p): (heads, rows, columns), as llmc/math/dropout.h defines. p
-    is a multiple of 2^-15."""
+    """Returns factors (heads, rows, columns), as llmc/math/dropout.h defines them: 0 for a dropped element, else
+    1 / (1 - p). p is a multiple of 2^-15."""
     h, r, c = np.meshgrid(np.arange(heads), np.arange(rows), np.arange(columns), indexing="ij")
     counter = np.zeros(h.shape + (4,), dtype=np.uint64)
     pair = place == 1  # both coordinates are tokens: attention's probabilities
@@ -201,7 +201,7 @@ def square(x):
 
 
 def schedule(tokens, lr, warmup_tokens, train_tokens, final_frac):
-    """Linear warm-up, then half a cosine from lr to final_frac lr."""
+    """Returns the rate: a linear warm-up, then half a cosine from lr to final_frac * lr."""
     if tokens < warmup_tokens:
         return lr * tokens / warmup_tokens
     progress = min(1.0, (tokens - warmup_tokens) / max(1.0, train_tokens - warmup_tokens))
@@ -223,7 +223,7 @@ def adam_direction(g, moments, step, beta1, beta2, eps):
     return (m / (1 - beta1**step)) / (np.sqrt(v / (1 - beta2**step)) + eps), (m, v)
 
 
-# Optimizers step one tensor: (name, p, g, moments, step, lr, hyper) -> (p, moments). Tensors of two dimensions decay.
+# Optimizers update one tensor: (name, p, g, moments, step, lr, hyper) -> (p, moments). Tensors of two dimensions decay.
 
 
 def adamw(name, p, g, moments, step, lr, h):
@@ -242,7 +242,7 @@ def lamb(name, p, g, moments, step, lr, h):
 
 
 def newton_schulz(G):
-    """Jordan et al. 2024: five steps of the quintic iteration, on a matrix wider than high."""
+    """Jordan et al. 2024: five steps of the quintic iteration, on G or its transpose, whichever is the wider one."""
     a, b, c = 3.4445, -4.7750, 2.0315
     X = G.T if G.shape[0] > G.shape[1] else G
     X = X / (np.linalg.norm(X) + 1e-7)
@@ -279,7 +279,7 @@ def train(params, batches, heads, hyper, examples=None, factors_at=lambda step: 
         (loss, _), per_example = examples(params, rows, factors_at(step))
         gradient = clipped({name: np.asarray(g).mean(axis=0) for name, g in per_example.items()}, hyper["grad_clip"])
         losses.append(float(loss.mean()))
-        tokens += rows.shape[0] * (rows.shape[1] - 1)  # done after this step
+        tokens += rows.shape[0] * (rows.shape[1] - 1)  # trained on after this step
         lr = schedule(tokens, hyper["lr"], hyper["warmup_tokens"], hyper["train_tokens"], hyper["final_frac"])
         params = dict(params)
         for name, g in gradient.items():

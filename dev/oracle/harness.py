@@ -13,12 +13,12 @@ failures = 0
 
 
 def attempt(name, check, *arguments):
-    """Runs a check. Prints its result, if a text, and a PASS or FAIL line. Returns the result; None: it failed."""
+    """Runs a check. Prints its result if that is a text, then PASS or FAIL. Returns the result; None: it failed."""
     global failures
     start = time.perf_counter()
     try:
         result, why = check(*arguments), ""
-    except Exception as error:  # a reader's exception is a failure of its file
+    except Exception as error:  # also an exception in a library that reads a file
         result, why = None, f": {error if isinstance(error, Mismatch) else repr(error)}"
         failures += 1
     if isinstance(result, str):

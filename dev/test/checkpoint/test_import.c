@@ -196,8 +196,8 @@ static void test_one_file(void) {
     }
 }
 
-// A config.json of another model is refused. Each case puts one field before the fields of a valid file: the reader
-// uses the first of two fields with one name.
+// A config.json of another model is refused. Each case puts one field before the fields of a valid file, since the
+// reader uses the first of two fields with one name.
 static void test_other_models(void) {
     static const char *const fields[] = {"\"model_type\": \"gpt_neo\"",
                                          "\"activation_function\": \"gelu\"",
@@ -305,7 +305,7 @@ static void test_several_files(void) {
     unlink("many/head.safetensors");
     unlink("many/part-1.safetensors");
     CHECK_ERROR(checkpoint_load_model("many", &to, &e), &e, ERR_INPUT, "many: no tensor");
-    save_all("many"); // writes model.safetensors: the other files are then ignored
+    save_all("many"); // writes model.safetensors, so the other files are ignored
     check_received("many");
 }
 

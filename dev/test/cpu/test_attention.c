@@ -110,7 +110,7 @@ static void check_shape(Shape s, float size) {
     }
     reference_forward(want_out, want_lse, qkv, s);
     reference_backward(want_dqkv, dout, qkv, s);
-    double scores = 1 + size * size * sqrt((double)s.D); // largest score: every p inherits its rounding error
+    double scores = 1 + size * size * sqrt((double)s.D); // bound of the scores, whose rounding error every p inherits
     check_near("out", s, out[0], want_out, n, 1e-6 * scores);
     check_near("lse", s, lse[0], want_lse, rows, 5e-7 * scores);
     check_near("dqkv", s, dqkv[0], want_dqkv, 3 * n, 1e-6 * scores * scores);

@@ -4,7 +4,7 @@ set -u
 . "$(dirname "$0")/../checks.sh" avx2
 case $build in *-san* | *-avx2) skip_suite "this build's own tests do" ;; esac
 grep -qw avx2 /proc/cpuinfo || skip_suite "this machine has no AVX2"
-grep -qw avx512f /proc/cpuinfo || skip_suite "the other tests run its kernels: this machine has no AVX-512"
+grep -qw avx512f /proc/cpuinfo || skip_suite "this machine has no AVX-512, so the other tests run the AVX2 kernels"
 unset MAKEFLAGS MFLAGS MAKELEVEL NATIVE SAN CFLAGS
 export GNS_BUILD=build/cpu-avx2-test
 
@@ -18,7 +18,7 @@ begin
 returns 0 make --no-print-directory -s -j2 $(printf -- '-o %s ' $GNS_BUILD/dev/test/cpu/*.o) AVX2=1 BUILD=$GNS_BUILD OBJECTS="$objects" $GNS_BUILD/train_gpt2 "${tests[@]/#/$GNS_BUILD/}"
 end compiles
 for test in "${tests[@]/#/$GNS_BUILD/}"; do
-    "$test" | sed -E '/^SKIP /d; s/^(PASS|FAIL) /\1 avx2: /' # drops SKIP lines: AVX2 has no bf16
+    "$test" | sed -E '/^SKIP /d; s/^(PASS|FAIL) /\1 avx2: /' # drops SKIP lines, since AVX2 has no bf16
     [[ ${PIPESTATUS[0]} == @(0|77) ]] || failed=1
 done
 seq 999 > "$work/text" && "$tokenize" --tokenizer bytes --out "$work/t" "$work/text" > "$work/log" 2>&1

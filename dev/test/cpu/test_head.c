@@ -31,7 +31,7 @@ static void test_several_chunks(void) {
 // Returns -log softmax(x)[target], in double.
 static double loss_of(const float *x, int n, int target) {
     double top = x[0], sum = 0;
-    for (int i = 1; i < n; i++) top = x[i] > top ? x[i] : top; // not fmax: GCC 12 for Arm fails at it
+    for (int i = 1; i < n; i++) top = x[i] > top ? x[i] : top; // not fmax, at which GCC 12 for Arm fails
     for (int i = 0; i < n; i++) sum += exp(x[i] - top);
     return log(sum) + top - x[target];
 }
@@ -94,7 +94,7 @@ static void test_large_logits(void) {
     check_large_logits(0.3f);
 }
 
-// Sums arrays longer than one block of sums.
+// Sums arrays longer than BLOCK_CHUNKS chunks of layers.c.
 static void test_sums_of_large_arrays(void) {
     const size_t n = ((size_t)2 << 21) + 5000;
     float *x = malloc(n * sizeof *x), *y = malloc(n * sizeof *y);

@@ -17,7 +17,7 @@ static const struct {
     {"training, recompute block", {.micro_batch = 1, .gns = GNS_OFF, .recompute = RECOMPUTE_BLOCK}, false},
     {"inference", {.micro_batch = 1, .inference = true}, true},
     {"inference, several rows", {.micro_batch = 2, .inference = true}, false},
-    {"bf16", {.micro_batch = 1, .inference = true, .dtype = DTYPE_BF16}, true}, // last: some machines lack bf16
+    {"bf16", {.micro_batch = 1, .inference = true, .dtype = DTYPE_BF16}, true}, // last, since some machines lack bf16
 };
 
 static int kind_count = sizeof kinds / sizeof *kinds;
@@ -56,13 +56,13 @@ static void train_a_step(Sequence *x) {
     Range all = {0, x->w.model.flat_count};
     CHECK_OK(small_batch(x->engine, x->row, 1, T, 1, GNS_OFF, &e), &e);
     CHECK_OK(engine_norms(x->engine, all, &e), &e);
-    float ignored[V]; // engine_logits may come between gradients and update
+    float ignored[V]; // engine_logits may be called between gradients and update
     if (draw(2)) CHECK_OK(engine_logits(x->engine, x->w.tokens, x->n, ignored, &e), &e);
     CHECK_OK(engine_update(x->engine, all, &update, &e), &e);
     CHECK_OK(engine_store(x->engine, STATE_PARAM, all, x->w.param, &e), &e);
 }
 
-// Makes a call that may come between two tokens; returns its name.
+// Makes a call that users may make between two tokens. Returns the call's name.
 static const char *something(Sequence *x) {
     float losses[T];
     small_tokens(V, draw(UINT32_MAX), T + 1, x->row);

@@ -20,7 +20,7 @@ static Engine *engine_in(const World *w, Dtype dtype) { return typed_engine(w, (
 
 // ---- bf16 -----------------------------------------------------------------------------------------------------------
 
-// Makes weights nearer to GPT-2's than small_params, so that rounding matters less. bf16 holds the weights exactly.
+// Shrinks small_params' weights towards GPT-2's size, so that rounding matters less. bf16 holds the weights exactly.
 static World rounded_world(void) {
     World w = world_of(shape, T, ROWS, 1);
     for (int k = 0; k < w.model.tensor_count; k++) {

@@ -24,7 +24,7 @@ static inline float *floats_of(const World *w) {
     return x;
 }
 
-// Draws `rows` rows of seq_len + 1 tokens.
+// Makes a model with random weights, and `rows` rows of seq_len + 1 random tokens.
 static inline World world_of(ModelConfig shape, int seq_len, int rows, uint64_t seed) {
     World w = {.seq_len = seq_len};
     size_t count = (size_t)rows * (size_t)(seq_len + 1);

@@ -34,14 +34,14 @@ static void test_philox_known_answers(void) {
         uint64_t seed = (uint64_t)k[5] << 32 | k[4];
         RngBlock b = rng_block(seed, stream, block);
         for (int w = 0; w < 4; w++) CHECK(b.word[w] == k[6 + w], "block %d word %d", i, w);
-        if (block >> 62) continue; // 4 block overflows an index
+        if (block >> 62) continue; // 4 * block overflows an index
         for (int w = 0; w < 4; w++)
             CHECK(rng_u32(seed, stream, 4 * block + (uint64_t)w) == k[6 + w], "u32 %d word %d", i, w);
     }
 }
 
-// Pins the draws, which a resumed run must continue. A Python program written from the text of rng.h computed these,
-// with log and cos to 60 digits.
+// Pins random numbers, since a resumed run must continue their sequence. A Python program, written from the text of
+// rng.h, computed them with log and cos to 60 digits.
 static void test_known_draws(void) {
     static const struct {
         uint64_t seed, stream, index, u64;
@@ -103,7 +103,7 @@ static void test_schedules(void) {
         Schedule s = {cases[i].kind, 3, 100, 1100, 0.2, cases[i].hold};
         CHECK_CLOSE(schedule_lr(&s, cases[i].tokens), 3 * cases[i].rate, 1e-15, 3);
     }
-    Schedule none = {SCHEDULE_INVERSE_SQRT, 1, 0, 1000, 0, 0}; // without a warm-up: 1% of the horizon
+    Schedule none = {SCHEDULE_INVERSE_SQRT, 1, 0, 1000, 0, 0}; // without a warm-up, lr holds for 1% of the horizon
     CHECK(schedule_lr(&none, 0) == 1 && schedule_lr(&none, 10) == 1, "held");
     CHECK_CLOSE(schedule_lr(&none, 40), 0.5, 1e-15, 1);
     // A warm-up as long as the run, or longer, must not divide by 0.
@@ -116,7 +116,7 @@ static void test_schedules(void) {
         }
 }
 
-// Compares every bf16 number's derivative with float64, and checks every code.
+// Compares GELU's derivative at every bf16 number with float64, and checks every code.
 static void test_gelu_codes(void) {
     const double scale = sqrt(2 / M_PI), cubic = 0.044715;
     int least = GELU_CODE_NAN, most = 0;
@@ -231,8 +231,8 @@ static void test_loss_scale(void) {
 
 // ---- The order of the data ------------------------------------------------------------------------------------------
 
-// Pins the order: a resumed run must read the same text. The values are from permutation_example in
-// dev/bench/torch_twin.py, written from the definition.
+// Pins the order, since a resumed run must read the same text. The values are from permutation_example in
+// dev/bench/torch_twin.py, which is written from the definition.
 static void test_known_order(void) {
     static const struct {
         uint64_t n, seed, epoch, x[3]; // x: images of 0, 1 and n - 1
@@ -281,7 +281,7 @@ static void test_known_sources(void) {
     }
 }
 
-// Returns whether k -> permutation_at(n, key, k) is onto [0, n). seen: n bytes of scratch.
+// Returns true if k -> permutation_at(n, key, k) is onto [0, n). seen: n bytes of scratch.
 static bool is_bijection(uint64_t n, uint64_t key, unsigned char *seen) {
     memset(seen, 0, n);
     for (uint64_t k = 0; k < n; k++) {
@@ -304,7 +304,7 @@ static void test_bijection(void) {
 
 // ---- outliers -------------------------------------------------------------------------------------------------------
 
-// The window holds 1 to n: its mean is (n + 1) / 2, its variance (n^2 - 1) / 12.
+// The window holds 1 to n, so its mean is (n + 1) / 2, and its variance is (n^2 - 1) / 12.
 static void test_outliers_window(void) {
     const double n = OUTLIERS_WINDOW, deviation = sqrt((n * n - 1) / 12);
     Outliers window = {0}, still = {0};

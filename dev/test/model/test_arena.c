@@ -52,7 +52,7 @@ static void test_random_lives(void) {
             CHECK((uintptr_t)where[i] == (b->bytes ? (1 << 20) + b->offset : 0), "buffer %d at %p", i, where[i]);
         }
     }
-    // The plan is a heuristic: in a single round total / least may reach 1.55.
+    // The plan is a heuristic, so in a single round total / least may reach 1.55.
     CHECK(ratios <= 1.05 * ROUNDS, "%.2f times what is alive at a time, on average", ratios / ROUNDS);
 }
 

@@ -1,5 +1,5 @@
-// The CPU engine's memory: the plan shows what --recompute saves, and --recompute, --sample-only and --eval-only get
-// the smaller engine. test_program and test_ranks compare plans with resident memory.
+// The CPU engine's memory: the plan shows what --recompute saves. The program makes the smaller engine for --recompute,
+// --sample-only and --eval-only. test_program and test_ranks compare plans with resident memory.
 #include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
 #include "../trainer.h"
@@ -35,7 +35,7 @@ static size_t planned(const EngineConfig *config, const char *what) {
     return bytes;
 }
 
-// Returns the bytes of n floats in the arena: arrays begin at multiples of 64 bytes.
+// Returns the bytes of n floats in the engine's memory, in which arrays begin at multiples of 64 bytes.
 static size_t of_floats(size_t n) { return round_up(4 * n, 64); }
 
 // Blocks share the memory of recomputed values: GELU's output, or all but the block's input (11 C values per token,

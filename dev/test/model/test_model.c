@@ -122,7 +122,7 @@ static bool is_cut_by_rule(TensorKind kind) {
     return kind == QKV_W || kind == QKV_B || kind == PROJ_W || kind == FC_W || kind == FC_B || kind == FCPROJ_W;
 }
 
-// Every element of a cut tensor belongs to one rank, every other element to all. Bucket 0 holds the whole tensors.
+// An element of a cut tensor belongs to one rank, an element of a whole one to all. Bucket 0 holds the whole tensors.
 static void check_ranks(const ModelConfig *c, int ranks) {
     Model whole, local[8];
     CHECK_OK(model_create(&whole, c, &e), &e);

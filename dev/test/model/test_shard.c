@@ -100,8 +100,8 @@ static void copy_from(const Rank *rank, void *to, const Rank *other, const void 
 }
 #endif
 
-// Poisons the block's slot: the engine no longer needs the old content. The engine must name the next block: ranks
-// without rows start the same transfers in this order.
+// Poisons the block's slot, whose old content the engine no longer needs. The engine must name the next block, since
+// ranks without rows start the same transfers in this order.
 static int soon_weights(void *context, Range range, Error *e) {
     Rank *rank = context;
     int i = model_bucket_at(rank->config.model, range.begin);
@@ -209,7 +209,7 @@ static int rank_norms(Rank *rank, Error *e) {
     return 0;
 }
 
-static UpdateConfig update_config(int step) { // no clipping: a rank has only its share of the norm
+static UpdateConfig update_config(int step) { // no clipping, since a rank has only its part of the norm
     return (UpdateConfig){.lr = 1e-2,
                           .muon_lr = 2e-2,
                           .beta1 = 0.9,
@@ -284,7 +284,7 @@ static void check_norms(World *w) {
     }
 }
 
-// Compares losses: engine.h does not return the weights that passes read.
+// Compares losses, since engine.h does not return the weights that passes read.
 static void check_losses(World *w, int step) {
     size_t n = ROWS * (size_t)w->T;
     float *want = take(n * sizeof(float)), *got = take(n * sizeof(float));
@@ -297,7 +297,7 @@ static void check_losses(World *w, int step) {
     memory_free(got);
 }
 
-// Loads every rank's weights into the others.
+// Loads every rank's weights into the other ranks.
 static void exchange(World *w) {
     for (int r = 0; r < RANKS; r++)
         for (int i = 0; i < w->rank[r].config.owned_count; i++) {
@@ -368,8 +368,8 @@ static void depart(Arrivals *a) {
     a->next = 0;
 }
 
-// Calls every function that reads weights; writes the results to `out`.
 enum { READERS = 4 };
+// Calls every function that reads weights. Writes the results to `out`.
 static void read_weights(World *w, Arrivals *a, float *out[READERS]) {
     StepResult r = {.grad_sq = w->grad_sq, .example_sq = w->example_sq, .rank_sq = w->rank_sq};
     uint64_t hash = 0;

@@ -176,7 +176,7 @@ static void test_command_line_errors(void) {
     CHECK(o.version, "version");
 }
 
-// --train and --val accept several words, up to the next option: a shell may have expanded a pattern.
+// --train and --val accept several words, up to the next option, since a shell may have expanded a pattern.
 static void test_several_words(void) {
     CHECK_OK(parse(&o, "--train a:0.7 b:0.3 --lr 1 -j c d --steps 5", &e), &e);
     CHECK(strcmp(o.train, "a:0.7 b:0.3") == 0 && strcmp(o.val, "c d") == 0 && o.steps == 5, "'%s' '%s'", o.train,
@@ -295,7 +295,7 @@ static void test_config_precedence(void) {
     CHECK_ERROR(parse(&o, "--eps 1e-9 --config=wrong", &e), &e, ERR_USAGE, "wrong line 2: eps");
     CHECK_ERROR(parse(&o, "--config=none", &e), &e, ERR_INPUT, "none");
 
-    // Options without effect: in files they are noted, once; on the command line they are refused.
+    // An option without effect is noted once if a file gives it, and refused if the command line gives it.
     write_text("idle", "final-lr-frac = 0.2\nlr-schedule = constant\nval-every = 5\n");
     CHECK_OK(resolve(&o, "--train x --steps 5 --config idle", &e), &e);
     CHECK(strcmp(o.notes, "note: no effect: --final-lr-frac without --lr-schedule linear, cosine "

@@ -185,7 +185,7 @@ static void test_effects(void) {
         CHECK_OK(options_resolve(&o, &e), &e);
         CHECK(one_note(&o) && strstr(o.notes, says[0]) && strstr(o.notes, says[1]), "%s: '%s'", config, o.notes);
     }
-    // A training run's config file, with --sample-only.
+    // A training run's config file also serves --sample-only, without a note.
     CHECK_OK(parse_config(&o, "train = a\nlr = 1\nmodel = dir\nsample-only = true\n", &e), &e);
     CHECK_OK(options_resolve(&o, &e), &e);
     CHECK(!*o.notes, "%s", o.notes);

@@ -114,7 +114,7 @@ static void test_work_is_the_formula(void) {
     CHECK_CLOSE(sum_work(&update, FAMILY_OPTIMIZER, false), 38 * flat, 1e-12, 0);
     Workload lamb = workload_update(p.shape.model, OPTIMIZER_LAMB, flat, 2); // reads weight, moments and gradient twice
     CHECK_CLOSE(sum_work(&lamb, FAMILY_OPTIMIZER, false), 54 * flat, 1e-12, 0);
-    // Five steps; q, k, v and proj are C x C: 6 C^3; fc and fcproj are 4 C x C: 18 C^3.
+    // FLOPs in each of five steps: 6 C^3 for q, k, v and proj, which are C x C; 18 C^3 for fc and fcproj, 4 C x C.
     Workload muon = workload_update(p.shape.model, OPTIMIZER_MUON, flat / 4, 2);
     double products = 0;
     for (int i = 0; i < muon.count; i++)
@@ -221,8 +221,8 @@ static void test_measured_steps(void) {
     CHECK_CLOSE(without / planned_speed(&p) - 1, 0.063, 0.08, 0); // +6.3% +- 0.5% of a step
 }
 
-// Measured on two cores of an EPYC with 233.6 GFLOP/s of multiply-adds: 124M, B4 T64, 243 tok/s. Assumes 25 GB/s, the
-// speed of a copy on two such cores.
+// Measured on two cores of an EPYC with 233.6 GFLOP/s of multiply-adds: 243 tok/s with d12 and 4 rows of 64 tokens.
+// Assumes 25 GB/s, the speed of a copy on two such cores.
 static void test_measured_cpu(void) {
     Plan p = make_plan(model_of("d12", 50257, 64), "H200", 4, 64);
     EngineDevice cpu = {"CPU", true, .value_bytes = 4, .head_bytes = 64 << 20, .flops = 233.6e9, .bandwidth = 25e9};
@@ -242,10 +242,10 @@ static double mib_of(const Plan *p) {
     return sum / (1 << 20);
 }
 
-// measured false: the CUDA engine's own exact plan plus CUDA's 532 MiB; exact norms are batched. measured true:
-// nvidia-smi on H200s (4 ranks: the trainer's log), with the head in chunks of 800 MiB. The figures are older than a
-// change: GELU's slope, 1 byte, replaced GELU's input, 2 bytes, in all blocks or one; RECOMPUTE_GELU keeps one more
-// slope. The terms -4800 to +192 add this change.
+// measured false: figures of the CUDA engine's own exact plan, plus CUDA's 532 MiB; exact norms are batched. measured
+// true: figures of nvidia-smi on H200s (4 ranks: of the trainer's log), with the head in chunks of 800 MiB. The figures
+// are older than GELU's slope (1 byte), which replaced GELU's input (2 bytes) in all blocks or one; RECOMPUTE_GELU
+// keeps one more slope. The terms -4800 to +192 account for the slope.
 static void test_memory_estimate(void) {
     static const struct {
         const char *preset;
@@ -343,7 +343,7 @@ static void test_largest_micro_batch(void) {
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
 static void test_ring(void) {
-    PlanDevice d = round_device(); // 4 devices per machine; 8 B/s within, half of 4 x 0.5 B/s between machines
+    PlanDevice d = round_device(); // 4 devices per machine; 8 B/s within, 4 x 0.5 B/s between machines; rings get half
     CHECK_CLOSE(plan_link_bandwidth(&d, 4), 8, 1e-12, 0);
     CHECK_CLOSE(plan_link_bandwidth(&d, 5), 2, 1e-12, 0);
     CHECK(plan_ring_seconds(&d, 1, 1e9) == 0, "no other rank");
@@ -361,7 +361,7 @@ static void test_ring(void) {
     CHECK_CLOSE(plan_link_bandwidth(&torus, 64), 24, 1e-12, 0);
     CHECK_CLOSE(plan_ring_seconds(&torus, 64, 64), 3 * 1.5 + 63.0 / 12, 1e-12, 0);
     CHECK_CLOSE(plan_all_to_all_seconds(&torus, 64, 64), 1 + 64 * 4.0 / (4 * 64) / 4, 1e-12, 0);
-    // NCCL's all-reduce on 8 H200: bytes, and bus bandwidth, 2 (K - 1) / K bytes per second.
+    // NCCL's all-reduce on 8 H200: bytes; bus bandwidth, which is 2 (K - 1) / K * bytes / seconds.
     static const double measured[][2] = {{249e6, 343e9}, {712e6, 356e9}, {3.1e9, 364e9}};
     Plan p = plan_of("d12", "H200", 64);
     for (int i = 0; i < 3; i++) {
@@ -411,7 +411,7 @@ static void test_exposed(void) {
                 1e-9, 0);
 }
 
-// ZeRO-3 with test_exposed's link and rows, and five layers. Two blocks stay in their slots between passes: a pass
+// ZeRO-3 with test_exposed's link and rows, and five layers. Two blocks stay in their slots between passes, so a pass
 // gathers 3/5 of the blocks again.
 static void test_exposed_weights(void) {
     Model model;
@@ -500,7 +500,7 @@ static void test_tensor(void) {
     CHECK_CLOSE((double)cut.item[2].bytes, 8 * (matrices / 2 + embeddings / 2), 1e-6, 0);            // moments
 }
 
-// With Muon ranks own whole blocks; some ranks own one block more. A plan describes rank 0: no rank owns more.
+// With Muon ranks own whole blocks; some ranks own one block more. A plan describes rank 0, which owns the most.
 static void test_muon_ranks(void) {
     Plan p = plan_of("d12", "H200", 1);
     MemoryPlan memory;

@@ -1,5 +1,5 @@
-// cores: a library to preload (LD_PRELOAD) into ranks; fakes sched_getaffinity. A rank's parent has the first
-// CORES_HERE cores. Local rank i has the i-th range of CORES_OF ("0-3,4-7"), or the last one if there are fewer. For
+// cores: a library to preload (LD_PRELOAD) into ranks; fakes sched_getaffinity. A rank's parent sees the first
+// CORES_HERE cores. Local rank i sees the i-th range of CORES_OF ("0-3,4-7"), or the last range if there are fewer. For
 // test_machines.sh.
 #define _GNU_SOURCE
 #include <sched.h>

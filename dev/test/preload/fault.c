@@ -25,7 +25,7 @@
 
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name)) // the function that this library hides
 
-// Read once, before threads start: getenv beside MPI_Init's setenv may read freed memory.
+// Read once, before threads start, since getenv beside MPI_Init's setenv may read freed memory.
 static struct {
     const char *rank, *victim, *action, *after, *fsync, *flush, *read, *reads, *saving, *starve, *host;
 } fault;
