@@ -3,7 +3,7 @@
 //     S = scale Q K^T, masked to key <= query     P = softmax(S)     O = P V     scale = 1/sqrt(D)
 //
 // The forward computes the softmax online, one tile of keys at a time (Dao et al. 2022, arXiv 2205.14135, algorithm 1;
-// 2023, arXiv 2307.08691, section 3.1). The backward recomputes P from the saved log-sum-exp:
+// 2023, arXiv 2307.08691, section 3.1). The backward recomputes P from the saved log-sum-exp (* is elementwise):
 //
 //     delta = rowsum(dO * O)     dV = P^T dO     dS = P * (dO V^T - delta)     dQ = scale dS K     dK = scale dS^T Q
 //
@@ -11,14 +11,14 @@
 //
 //     O = (P * M) V     dV = (P * M)^T dO     dS = P * (M * dO V^T - delta)
 //
-// With documents a query sees keys of its own document only. Each result is written once, by one block, and summed in a
-// fixed order: two runs give the same bits.
+// With documents a query sees keys of its own document only. One block computes each result, in a fixed order of sums,
+// so two runs give the same bits.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
 #include "cuda/dropout.cuh"
 
-// Batch, tokens, heads, head size: any T >= 1, 1 <= D <= ATTENTION_HEAD_SIZE_MAX (cuda_sizes.h). D = 64, 128 are fast.
+// B examples of T >= 1 tokens, NH heads of size 1 <= D <= ATTENTION_HEAD_SIZE_MAX (cuda_sizes.h). D = 64, 128 are fast.
 struct AttentionShape {
     int B, T, NH, D;
 
@@ -30,10 +30,10 @@ struct AttentionShape {
 
 // Masks besides the causal one.
 struct AttentionMasks {
-    const uint16_t *first, *last; // (B, T) of embedding_documents; NULL: a row is one document
-    Dropout dropout;              // dropout.example: number of the first row; row b has number example + b
+    const uint16_t *first, *last; // (B, T) from embedding_documents; NULL: an example is one document
+    Dropout dropout;              // dropout.example: number of example 0; example b has number dropout.example + b
     DropoutConstants constants;   // dropout_constants(dropout)
-    int first_head = 0;           // index in the whole model of the first head of qkv
+    int first_head = 0;           // the index that qkv's first head has in the whole model
 };
 
 // A call. Pointers are on the device, aligned to 16 bytes.
@@ -44,7 +44,7 @@ struct Attention {
     const real *qkv = NULL;  // (B, T, 3C): q, k, v, each (NH, D)
     real *out = NULL;        // (B, T, C)
     float *lse = NULL;       // (B, NH, T), natural log
-    const real *dout = NULL; // (B, T, C). From here on: backward only
+    const real *dout = NULL; // (B, T, C). This field and those below: backward only
     real *dqkv = NULL;       // (B, T, 3C)
     void *workspace = NULL;  // attention_workspace_bytes of scratch
 };

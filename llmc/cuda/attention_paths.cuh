@@ -1,4 +1,4 @@
-// attention_paths: the code paths of attention.cuh and their shared parts.
+// attention_paths: the two implementations of attention.cuh, and what they share.
 #pragma once
 
 #include "cuda/attention.cuh"
@@ -8,8 +8,8 @@
 // Softmax runs in base 2: exp(x) = exp2(x log2 e).
 constexpr float LN2 = 0.6931471805599453f;
 
-// Workspace of the backward, filled by its first kernel. Rows from T on are padding: lse2 is infinite, so P = exp2(S -
-// lse2) is 0; delta is 0.
+// Workspace of the backward. Its first kernel fills it. Padding (rows from T on) holds lse2 = infinity and delta = 0,
+// so P = exp2(S - lse2) is 0 there.
 struct AttentionRows {
     float *lse2;  // (B, NH, padded T) lse * log2(e)
     float *delta; // (B, NH, padded T) rowsum(dO * O); attention_sm90 divides it by dropout's scale
@@ -25,8 +25,8 @@ int attention_sm90_backward(const Attention &a, AttentionRows rows, cudaStream_t
 
 static inline float attention_scale(AttentionShape s) { return 1.0f / sqrtf((float)s.D); }
 
-// Without the causal mask: the first key that a query of example b sees; the last query that sees a key. Rows beyond T
-// are treated as row T - 1.
+// Of the documents alone, without the causal mask: the first key that a query of example b sees (first_key), and the
+// last query that sees a key (last_query). Rows beyond T are treated as row T - 1.
 __device__ static inline int first_key(const AttentionMasks &masks, AttentionShape s, int b, int query) {
     return masks.first ? masks.first[(size_t)b * s.T + min(query, s.T - 1)] : 0;
 }
@@ -37,7 +37,7 @@ __device__ static inline int last_query(const AttentionMasks &masks, AttentionSh
 // Dropout of one head of one example.
 struct HeadDropout {
     Dropout dropout;
-    int head; // index in the whole model
+    int head; // the head's index in the whole model
     DropoutBlocks blocks;
 
     __device__ HeadDropout(const AttentionMasks &masks, int b, int head_)
@@ -46,8 +46,8 @@ struct HeadDropout {
           blocks(masks.constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head, 0, 0)) {}
 };
 
-// Returns element i's bit in a lane's mask of kept elements: bit i / 2 of half i % 2. movmatrix transposes the 64
-// halves of a warp's masks as an 8 x 8 matrix.
+// Returns element i's bit in a lane's mask of kept elements: bit i / 2 of 16-bit half i % 2. The 64 halves of a warp's
+// masks form an 8 x 8 matrix, which movmatrix can transpose.
 __device__ static inline unsigned kept_bit(int i) { return 1u << (i % 2 * 16 + i / 2); }
 
 constexpr int VECTOR = 16 / sizeof(real); // elements of a 16-byte access
@@ -96,15 +96,15 @@ __device__ static inline unsigned lane_kept(const HeadDropout &h, int row, int c
     return transposed;
 }
 
-// Returns a mask for packed elements 2 i, 2 i + 1: all ones in the half of a kept element. prmt replicates a byte's
-// sign bit.
+// Returns a mask for packed elements 2 i, 2 i + 1: 16 ones for each kept element, 16 zeros for each dropped one. prmt
+// replicates a byte's sign bit.
 __device__ static inline unsigned kept_pair(unsigned kept, int i) {
     unsigned mask;
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(mask) : "r"(kept << (7 - i % 8)), "r"(i < 8 ? 0xaa88 : 0xbb99));
     return mask;
 }
 
-// row_max, row_sum: over the 4 neighbouring lanes that share a row.
+// Return the maximum (row_max) or sum (row_sum) over the 4 neighbouring lanes that share a row.
 __device__ static inline float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));

@@ -2,9 +2,9 @@
 //
 // Tensor cores, memory and exponentials take 0.13, 0.1 and 0.1 ms at B 64, NH 12, T 1024, D 64, so the kernel overlaps
 // them:
-// - Blocks are persistent, one per multiprocessor, of one or two teams. A team's feeder draws tiles and copies them to
-//   shared memory; its two warpgroups own 64 queries each.
-// - Warpgroups are not synchronised: one computes its softmax while another multiplies, or starts a tile of queries.
+// - Blocks are persistent, one per multiprocessor. A block has one or two teams of a feeder and two warpgroups. The
+//   feeder draws tiles and copies them to shared memory. Each warpgroup owns 64 queries of a tile.
+// - Warpgroups do not wait for each other: one computes its softmax while another multiplies or starts a new tile.
 // - A warpgroup's softmax of a tile overlaps the product P V of its previous tile.
 #include "cuda/attention_sm90.cuh"
 
@@ -12,7 +12,7 @@ template <int D_> struct ForwardLayout {
     static constexpr int D = D_, TEAMS = D == 64 ? 2 : 1, GROUPS = 2, QUERIES = 64 * GROUPS;
     static constexpr int KEYS = D == 64 ? 64 : 128, STAGES = D == 64 ? 3 : 2, Q_STAGES = 2;
     // The last warpgroup holds the feeders and gives most of its registers to the other warpgroups. At launch a thread
-    // has 96 (D = 64) or 168.
+    // has 96 registers (D = 64) or 168.
     static constexpr int FEEDERS = WARPGROUP * GROUPS * TEAMS, THREADS = FEEDERS + WARPGROUP;
     static constexpr int FEEDER_REGISTERS = D == 64 ? 32 : 40, WORKER_REGISTERS = D == 64 ? 112 : 232;
 
@@ -70,12 +70,12 @@ __device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, u
     }
 }
 
-// Maxima of the raw scores and partial sums of a thread's two rows.
+// For each of a thread's two rows: the maximum raw score, and the thread's part of the sum of probabilities.
 struct Softmax {
     float top[2], sum[2];
 };
 
-// Keep an old maximum, without rescaling, while exponentials stay within 2^STALE_LIMIT: they cannot overflow.
+// An old maximum is kept, without rescaling, while exponentials stay within 2^STALE_LIMIT. They then cannot overflow.
 constexpr float STALE_LIMIT = 8.0f;
 
 // Turns scores (64, KEYS) into unnormalised probabilities. shrink: factor for earlier sums and outputs.
@@ -110,7 +110,7 @@ template <Masks M, int N> __device__ void drop_packed(unsigned (&p)[N], const Wa
     }
 }
 
-// o (64, D) = unnormalised output of a warpgroup's 64 queries, over tiles of keys from the diagonal back.
+// o (64, D) = unnormalised output of a warpgroup's 64 queries. Walks over tiles of keys, from the diagonal back.
 template <class F, Masks M>
 __device__ void queries_attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&o)[F::D / 2], Softmax &state,
                                LeftShared q, int last_tile, int first_tile, int row, float scale2,
@@ -145,7 +145,7 @@ __device__ void queries_attend(typename F::Team &shared, Ring<F::STAGES> &ring, 
         warp_arrive(&shared.k_empty[ring.stage]);
         masks.hide(c, n * F::KEYS, -INFINITY);
         softmax_step<false>(c, state, shrink, scale2, row, 0);
-        // `never` is false, but depends on the softmax: the compiler must keep the softmax before the wait.
+        // `never` is false, but depends on the softmax, so the compiler must keep the softmax before the wait.
         unsigned never = state.sum[0] < 0.0f || state.sum[1] < 0.0f;
         barrier_wait(&shared.v_full[ring.stage], ring.parity ^ never);
         wgmma_wait<0>();
@@ -188,7 +188,7 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
     Ring<F::STAGES> ring;
     for (;;) {
         barrier_wait(&shared.q_full[q_ring.stage], q_ring.parity);
-        const HeadTile &work = shared.work[q_ring.stage]; // re-read below: no registers are free
+        const HeadTile &work = shared.work[q_ring.stage]; // a reference: no registers are free for a copy
         int tile = uniform(work.tile);
         if (tile < 0) break;
         int block_row = tile * F::QUERIES, group_row = block_row + 64 * g;

@@ -1,4 +1,4 @@
-// attention_sm90: shared by Hopper's forward and backward: tiles of heads, products, the drawing of tiles, masks.
+// attention_sm90: what Hopper's forward and backward share: tiles of heads, products, the drawing of tiles, masks.
 #pragma once
 
 #include "cuda/attention_paths.cuh"
@@ -33,8 +33,8 @@ SM90_WGMMA_LEFT(64, 32, "%32, %33, %34, %35", "%36", "%37", "%38")
 SM90_WGMMA_LEFT(128, 64, "%64, %65, %66, %67", "%68", "%69", "%70")
 #endif
 
-// Left operand (64, D) of a product: in shared memory, or in registers. For D = 64 two operands in shared memory would
-// use all of its bandwidth, 128 bytes per clock.
+// Left operand (64, D) of a product, in shared memory or in registers. At D = 64 two operands in shared memory would
+// need all bandwidth of shared memory, 128 bytes per clock.
 struct LeftShared {
     const char *tile;
 
@@ -58,7 +58,7 @@ struct LeftRegisters {
 
 // Issues c (64, N) = a (64, D) b (N, D)^T as one group. b: a tile of N rows.
 template <int D, int N> __device__ static inline void issue_abt(float (&c)[N / 2], LeftShared a, const char *b) {
-    uint64_t a_operand = operand(a.tile, 0), b_operand = operand(b, 0); // step_along_rows crosses panels
+    uint64_t a_operand = operand(a.tile, 0), b_operand = operand(b, 0); // 0: step_along_rows crosses panels
     UNROLL_FOR (int k = 0; k < D / 16; k++)
         wgmma<true, true>(c, a_operand + step_along_rows<64>(k), b_operand + step_along_rows<N>(k), k > 0);
     wgmma_commit();
@@ -80,7 +80,7 @@ __device__ static inline void issue_pb(float (&c)[D / 2], const unsigned (&p)[K 
     wgmma_commit();
 }
 
-// Packs an accumulator as the left operand of the next product; the layouts agree (figure "wgmma.m64k16 A fragment").
+// Packs an accumulator as the left operand of the next product. The layouts agree (PTX ISA, "wgmma.m64k16 A fragment").
 template <int N> __device__ static inline void pack_rows(unsigned (&p)[N / 2], const float (&c)[N]) {
     UNROLL_FOR (int i = 0; i < N / 2; i++) p[i] = pack(c[2 * i], c[2 * i + 1]);
 }
@@ -91,7 +91,7 @@ template <int D>
 __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage, const float (&c)[D / 2], float factor0,
                                             float factor1, int column, int row, int b) {
     int lane = threadIdx.x % 32;
-    if (lane == 0) copy_out_wait_read(); // the last copy has read `stage`
+    if (lane == 0) copy_out_wait_read(); // until the previous copy has read `stage`
     __syncwarp();
     UNROLL_FOR (int n = 0; n < D / 8; n++) {
         char *piece = stage + n / 8 * STORE_ROWS * PANEL_ROW_BYTES + lane / 4 * PANEL_ROW_BYTES +
@@ -113,12 +113,12 @@ struct HeadTile {
     int tile, head, b, column; // column of the head in (NH, D)
 };
 
-// Draws the next tile. `workers` threads draw until no tile is left. A block may start late, while NCCL holds its
-// multiprocessor: other blocks then draw its tiles.
+// Draws the next tile. `workers` threads draw until no tile is left. A block starts late if NCCL holds its
+// multiprocessor; other blocks then draw the tiles.
 // - *ticket counts draws. Each worker's last draw finds no tile; the last such draw wraps the count to 0.
-// - Heads are drawn in about equal lots of at most `at_once`, one per multiprocessor: a head's keys and values stay in
-//   L2 until its tiles are done.
-// - Within a lot the last tiles come first. Under the causal mask they are the longest tiles of queries.
+// - Heads are drawn in about equal lots of at most `at_once` heads, one per multiprocessor, so that a head's keys and
+//   values stay in L2 until its tiles are done.
+// - Within a lot each head's last tile comes first. Under the causal mask these tiles of queries take longest.
 __device__ static inline HeadTile work_draw(unsigned *ticket, int workers, int at_once, int tiles, AttentionShape s) {
     int lots = (s.heads() + at_once - 1) / at_once, lot_heads = (s.heads() + lots - 1) / lots;
     int item = (int)atomicInc(ticket, s.heads() * tiles + workers - 1);
@@ -131,7 +131,7 @@ __device__ static inline HeadTile work_draw(unsigned *ticket, int workers, int a
 // Number of tiles of KEYS keys that queries up to `last` see.
 template <int KEYS> __device__ static inline int key_tiles(int last, int T) { return min(last, T - 1) / KEYS + 1; }
 
-// Kernel variants: the causal mask only; documents; dropout, with or without documents.
+// Kernel variants: the causal mask only (CAUSAL); also documents; also dropout, with or without documents.
 enum Masks { CAUSAL, DOCUMENTS, DROPPED };
 
 static inline Masks masks_of(const AttentionMasks &masks) {
@@ -155,7 +155,7 @@ template <Masks M, bool TRANSPOSED> struct WarpMasks {
                 TRANSPOSED ? last_query(masks, s, work.b, row + 8 * i) : first_key(masks, s, work.b, row + 8 * i);
         all = TRANSPOSED ? last_query(masks, s, work.b, warp_row) : first_key(masks, s, work.b, warp_row + 15);
     }
-    // In a tile of 2 N columns from `column`: sets elements of other documents to `nothing`.
+    // Sets elements of other documents to `nothing`, in a tile of 2 N columns from `column` on.
     template <int N> __device__ void hide(float (&c)[N], int column, float nothing) const {
         if constexpr (M != CAUSAL) {
             if (TRANSPOSED ? column + 2 * N - 1 <= all : column >= all) return;

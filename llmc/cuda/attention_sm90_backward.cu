@@ -1,13 +1,13 @@
 // attention_sm90_backward: the backward on Hopper, in two kernels.
 //
-// dQ sums over keys; dK and dV sum over queries. One kernel for all three needs 5 products, but must add dQ across
-// blocks. Two kernels need 7 products, but keep each sum in one warpgroup's registers, in a fixed order. P and dS pass
-// from one product to the next in registers. For this the second kernel computes S^T = K Q^T: its rows are keys.
+// dQ sums over keys; dK and dV sum over queries. One kernel for all three would need 5 products, but would have to add
+// dQ across blocks. Two kernels need 7 products, but keep each sum in one warpgroup's registers, in a fixed order. P
+// and dS pass from one product to the next in registers. So the second kernel computes S^T = K Q^T, with keys as rows.
 //
-// The dQ kernel runs first. It also computes delta = rowsum(dO * O), and stores it and lse2 for the other kernel.
+// The dQ kernel runs first. It also computes delta = rowsum(dO * O), and stores delta and lse2 for the other kernel.
 //
-// Blocks are persistent, one per multiprocessor: a feeder warp, and two warpgroups of 64 rows each. At D = 64 a block's
-// next own rows arrive while it works (OWN_STAGES); at D = 128 shared memory has no room for them.
+// Blocks are persistent, one per multiprocessor. A block has a feeder warp and two warpgroups of 64 rows each. At
+// D = 64 the block's next rows arrive while it works (OWN_STAGES); at D = 128 shared memory has no room for them.
 #include "cuda/attention_sm90.cuh"
 #include <type_traits>
 
@@ -27,11 +27,11 @@ template <int D_, bool DQ_> struct BackwardLayout {
     static constexpr bool DQ = DQ_;
     static constexpr int D = D_, OTHERS = DQ && D == 64 ? 128 : 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
     static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<OTHERS, D>;
-    // OWN: number of tensors of own rows; dQ also reads out. In dQ a thread computes lse2 and delta of its rows. In
-    // dK, dV each tile of queries brings its lse2 and delta.
+    // OWN: number of tensors whose own rows a block reads: q, dout and `out` for dQ; k and v for dK, dV. For dQ threads
+    // compute lse2 and delta of their rows. For dK, dV each tile of queries arrives with its lse2 and delta.
     static constexpr int OWN = DQ ? 3 : 2, STATISTICS_BYTES = DQ ? 0 : OTHERS * (int)sizeof(float);
     typedef typename std::conditional<!DQ && D == 64, LeftRegisters, LeftShared>::type Left;
-    // Arrivals that free a stage: one per warp if only wgmma reads it, one per thread if threads read lse2 and delta.
+    // Arrivals that free a stage: one per warp if only wgmma reads it; one per thread if threads read lse2 and delta.
     static constexpr int RELEASES = DQ ? 4 * GROUPS : WARPGROUP * GROUPS;
     struct Shared {
         char own[OWN][OWN_STAGES][GROUPS][OWN_BYTES];
@@ -47,7 +47,7 @@ namespace {
 
 #ifdef SM90_CODE
 
-// Releases a stage. One arrival per warp would suffice, but racecheck follows only the arriving thread.
+// Releases a stage. One arrival per warp always suffices, but compute-sanitizer's racecheck sees only its thread.
 template <class F> __device__ void stage_release(uint64_t *empty) {
     if (F::RELEASES == WARPGROUP * GROUPS) barrier_arrive(empty);
     else warp_arrive(empty);
@@ -138,7 +138,7 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
         if (DIAGONAL && key0 + fragment_column(i) > row + fragment_row(i)) p[i] = 0.0f;
     }
     masks.hide(p, key0, 0.0f);
-    registers_settle(p); // with the branch in barrier_wait, keeps the exponentials above that wait
+    registers_settle(p); // this and barrier_wait's branch keep the exponentials before that wait
     if (!last) barrier_wait(&shared.full[ring.stage], ring.parity);
     wgmma_wait<0>();
     registers_settle(dp);
@@ -195,7 +195,7 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
     Ring<F::STAGES> ring;
     for (;; own.advance()) {
         barrier_wait(&shared.own_full[own.stage], own.parity);
-        const HeadTile &work = shared.work[own.stage]; // re-read below: no registers are free
+        const HeadTile &work = shared.work[own.stage]; // a reference: no registers are free for a copy
         int tile = uniform(work.tile);
         if (tile < 0) break;
         int block_row = tile * ROWS, group_row = block_row + 64 * g, warp_row = group_row + 16 * warp;
@@ -237,8 +237,8 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
 }
 
 // dv += P^T dO, dk += dS^T Q over one tile of queries. On return both products may be in flight; earlier ones are done.
-// With dropout delta arrives divided by the scale of kept elements; dkdv_work multiplies dk and dv by that scale.
-// At D = 128 dP is computed after P is packed, and dS reads the packed P: registers are short.
+// With dropout, delta arrives divided by the scale of kept elements; dkdv_work multiplies dk and dv by that scale.
+// At D = 128 registers are short, so dP is computed after P is packed, and dS reads the packed P.
 template <bool DIAGONAL, class F, Masks M>
 __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], float (&dv)[F::D / 2], int stage,
                           const typename F::Left &k, const typename F::Left &v, float scale2, int key, int query0,
@@ -298,7 +298,7 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
     Ring<F::STAGES> ring;
     for (;; own.advance()) {
         barrier_wait(&shared.own_full[own.stage], own.parity);
-        const HeadTile &work = shared.work[own.stage]; // re-read below: no registers are free
+        const HeadTile &work = shared.work[own.stage]; // a reference: no registers are free for a copy
         int tile = uniform(work.tile);
         if (tile < 0) break;
         int block_row = (s.tiles(ROWS) - 1 - tile) * ROWS, group_row = block_row + 64 * g;

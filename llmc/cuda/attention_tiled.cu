@@ -1,5 +1,5 @@
-// attention_tiled: attention on any GPU, for any D <= 128, zero-padded to DP = 64 or 128 in shared memory. The end of
-// the file chooses between attention_tiled and attention_sm90.
+// attention_tiled: attention on any GPU, for any D <= 128. Heads are zero-padded to DP = 64 or 128 in shared memory.
+// attention_forward and attention_backward, at the end, choose between attention_tiled and attention_sm90.
 //
 // A block of 4 warps owns ROWS rows (queries in the forward and for dQ, keys for dK and dV) and walks over tiles of the
 // other side. A warp owns WARP_ROWS rows. The lanes that hold a row's scores belong to one warp, so softmax needs no
@@ -30,8 +30,8 @@ enum { ROWS = 64, WARP_ROWS = 16 };
 template <int DP> constexpr int OTHER_BACKWARD = DP == 64 ? 64 : 32; // rows of a tile of the other side
 template <int DP, bool MASKED> constexpr int QUERIES_BACKWARD = DP == 128 && MASKED ? 16 : OTHER_BACKWARD<DP>;
 
-// Row length of a tile in shared memory, padded against bank conflicts. In 16 bits ldmatrix reads 8 rows at a time:
-// 16 bytes of padding.
+// Row length of a tile in shared memory, padded against bank conflicts: by 16 bytes in 16-bit builds, where ldmatrix
+// reads 8 rows at a time.
 template <int DP> constexpr int STRIDE = DP + (sizeof(real) == 2 ? 8 : 1);
 
 // Elements of a lane in an accumulator of N columns.
@@ -106,7 +106,7 @@ template <int DP, int E> __device__ static void multiply_abt(float (&c)[E], cons
 template <int DP, int E>
 __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E], const float *b) {
     UNROLL_FOR (int k = 0; k < 2 * E; k++) {
-        const int from = threadIdx.x % 32 / 4 * 4 + k % 8 / 2, i = k / 8 * 4 + k % 2; // lane and element of (row, k)
+        const int from = threadIdx.x % 32 / 4 * 4 + k % 8 / 2, i = k / 8 * 4 + k % 2; // (row, k): lane, element
         const float x[2] = {__shfl_sync(~0u, p[i], from), __shfl_sync(~0u, p[i + 2], from)};
         UNROLL_FOR (int j = 0; j < ELEMENTS<DP>; j++) c[j] += x[j / 2 % 2] * b[k * STRIDE<DP> + element_column(j)];
     }
@@ -231,8 +231,8 @@ __global__ void __launch_bounds__(THREADS, 2)
                 if (MASKED && hidden.hides(j, key0)) p[j] = -INFINITY;
                 top = fmaxf(top, p[j]);
             }
-            top = row_max(top);                     // finite without documents: every row sees key 0, in the first tile
-            if (MASKED) top = fmaxf(top, -FLT_MAX); // a row that sees nothing yet: p = shrink = 0
+            top = row_max(top);                     // finite without documents: each row sees key 0 in the first tile
+            if (MASKED) top = fmaxf(top, -FLT_MAX); // so p = shrink = 0 in a row that has seen no key
             float shrink = exp2f(m[i] - top), sum = 0.0f;
             m[i] = top;
             UNROLL_FOR (int k = 0; k < E / 2; k++) {
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// ROW_LANES lanes share one row of one head: 8 x 16 bytes are 64 values of 16 bits.
+// ROW_LANES lanes share one row of one head; they load 8 x 16 bytes, 64 values of 16 bits, at a time.
 enum { ROW_LANES = 8, ROW_THREADS = 256, ROWS_A_THREAD = 4, BLOCK_ROWS = ROWS_A_THREAD * ROW_THREADS / ROW_LANES };
 
 // Returns a lane's part of the dot product of two rows of D elements.
@@ -276,7 +276,7 @@ __device__ static float lane_dot(const real *a, const real *b, int D, int lane) 
 }
 
 // rows.delta = rowsum(dO * O), rows.lse2 = lse in base 2. Grid: a block per BLOCK_ROWS rows of one head. Neighbouring
-// blocks read neighbouring heads of the same rows: adjacent memory.
+// blocks read neighbouring heads of the same rows, which are adjacent in memory.
 __global__ static void delta_kernel(AttentionRows rows, const float *lse, const real *dout, const real *out,
                                     AttentionShape s) {
     int padded_T = s.padded_T(), h = blockIdx.x % s.NH, chunk = blockIdx.x / s.NH;
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     store_rows(slice_of(dqkv, s, at.head, 3, 0), dq, scale, scale, at.row, s);
 }
 
-// Grid: a block per head and ROWS keys; it walks over the queries that see these keys. Rows of P and dS are keys.
+// Grid: a block per head and ROWS keys; it walks over the queries that see these keys. Rows of its P and dS are keys.
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
     dkdv_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale,

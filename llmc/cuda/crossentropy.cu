@@ -29,8 +29,8 @@ typedef struct {
     float max, sum;
 } Partial;
 
-// Joins the lanes' partials; returns the result in every lane. Sums of the largest maximum are not scaled: for a
-// maximum of -inf the factor would be exp(-inf + inf), NaN.
+// Joins the lanes' partials; returns the result in every lane. A lane whose max equals the result's keeps its sum as it
+// is: if both are -inf, the factor exp(-inf + inf) would be NaN.
 __device__ static inline Partial partial_join_warp(Partial p) {
     float max = p.max;
     UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2)
@@ -38,7 +38,7 @@ __device__ static inline Partial partial_join_warp(Partial p) {
     return {max, warp_sum(p.max == max ? p.sum : p.sum * exp_minus(p.max, max))};
 }
 
-// Joins the threads' partials, and sums *sum; returns the result in every thread.
+// Joins the threads' partials, and adds up their *sum; returns both results in every thread.
 __device__ static inline Partial partial_join_block(Partial mine, Partial *shared, float *sum, float *shared_sums) {
     const int lane = threadIdx.x % WARP;
     mine = partial_join_warp(mine);
@@ -50,7 +50,7 @@ __device__ static inline Partial partial_join_block(Partial mine, Partial *share
     return partial_join_warp(lane < ROW_WARPS ? shared[lane] : nothing);
 }
 
-// Loads logits; columns from V on as -infinity.
+// Loads VEC logits; those in columns from V on are replaced by -infinity.
 __device__ static inline Pack<VEC> logits_load(const real *row, int c, int V) {
     const Pack<VEC> pack = pack_load<VEC>(row + c);
     if (c + VEC <= V) return pack;
@@ -91,17 +91,17 @@ __device__ static inline Partial row_partial(const real *row, int V, float *logi
             pack_get(x, packs[p]);
             UNROLL_FOR (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
             UNROLL_FOR (int j = 0; j < VEC; j++) sum += x[j];
-            *logits += c0 + p * stride + VEC <= V ? sum : 0.0f; // no branch: packs overlap
+            *logits += c0 + p * stride + VEC <= V ? sum : 0.0f; // without a branch the sums of packs overlap
         }
     }
-    const int tail = V / VEC * VEC; // the last pack if it contains padding
+    const int tail = V / VEC * VEC; // first column of the pack that mixes logits and padding, if any
     if (tail / VEC % ROW_THREADS == (int)threadIdx.x)
 #pragma unroll 1
         for (int c = tail; c < V; c++) *logits += real_to_float(row[c]);
     return mine;
 }
 
-// Writes columns [c, c + VEC) of the gradient over the logits of a row. exp(x - shift) = softmax scale / T.
+// Replaces logits [c, c + VEC) of a row by their gradient. exp(x - shift) = softmax scale / T.
 __device__ static inline void gradient_write(const LogitRows &k, real *row, int target, float shift, int c) {
     float x[VEC] = {};
     if (c < k.V) pack_get(x, pack_load<VEC>(row + c));
@@ -124,7 +124,7 @@ __global__ static void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid
     Partial all = row_partial(row, k.V, &logits);
     all = partial_join_block(all, shared, &logits, shared_sums);
     const float logsumexp = loss_logsumexp(all.max, all.sum), shift = logsumexp + logf((float)k.T / k.scale);
-    if (target / VEC % ROW_THREADS == (int)threadIdx.x) { // gradient_write overwrites this logit in the same thread
+    if (target / VEC % ROW_THREADS == (int)threadIdx.x) { // the same thread overwrites this logit later
         const float logit = real_to_float(row[target]), loss = loss_at(logsumexp, logit);
         k.losses[r] = loss;
         if (k.smoothed) k.smoothed[r] = loss_smoothed(loss, logit, logits / k.V, k.smoothing);
@@ -182,7 +182,7 @@ __global__ static void __launch_bounds__(PRODUCT_THREADS) loss_finish_kernel(con
         const int target = row_target(f.k, r);
         f.k.losses[r] = logf(sum);
         f.factors[r] = factors[lane] = f.k.scale / f.k.T / sum;
-        const float at_target = loss_gradient_at_target(1.0f, sum); // exp(0) = 1, not the product's rounded value
+        const float at_target = loss_gradient_at_target(1.0f, sum); // 1 = exp(0), not the product's rounded value
         f.k.logits[(size_t)r * f.k.Vp + target] = (real)at_target;
     }
     __syncthreads();

@@ -3,7 +3,7 @@
 
 #include "cuda/cuda_common.cuh"
 
-// R rows of the flat (B, T) positions, starting at position row0.
+// Logits of R of the B T positions, from position row0 on.
 struct LogitRows {
     float *losses = NULL;             // (R)
     float *smoothed = NULL;           // (R) losses with label smoothing (math/loss.h). NULL: not wanted
@@ -22,7 +22,7 @@ int crossentropy(LogitRows rows, cudaStream_t stream, Error *e);
 // exponentials = exp(logit - target's logit). With sum = a row's sum of exponentials, softmax = exponentials / sum, and
 //   dlogits = factor (exponentials - sum onehot(target)),  factor = scale / T / sum
 // The product for the input gradient multiplies row r by its factor (LINEAR_SCALED). For the weight gradient,
-// crossentropy_finish multiplies x by the factor.
+// crossentropy_finish multiplies row r of x by it.
 
 // Before the product: target_logits[r] = x[r] . weight[target]; x (R, C), weight (.., C), C a multiple of 8.
 int crossentropy_targets(float *target_logits, const real *x, const real *weight, const LogitRows &k, int C,

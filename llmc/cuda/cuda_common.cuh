@@ -9,7 +9,7 @@
 #include <cuda_runtime.h>
 
 // real: type of the working weights, of activations and their gradients. Statistics, parameter gradients, moments,
-// master weights and arithmetic inside kernels are fp32 in every build. Only these differ between the 16-bit builds:
+// master weights and arithmetic inside kernels are fp32 in every build. Only these names differ in the 16-bit builds:
 //   REAL_NAME      the type in messages            REAL_PTX     in the tensor cores' instructions
 //   REAL_LIBRARY   in cuBLASLt                     REAL_MAP     in tensor maps (cuda.h)
 //   REAL_PAIR      two floats to a pair of values
@@ -63,7 +63,7 @@ static inline int cuda_status(cudaError_t status, const char *call, const char *
 #define CUDA_CALL(call, e) cuda_status((call), #call, __FILE__, __LINE__, (e))
 #define CUDA_TRY(call, e)  TRY(cuda_status((call), #call, __FILE__, __LINE__, (e)))
 
-// Grants a kernel `bytes` of dynamic shared memory; required where it uses more than 48 KB in all.
+// Allows a kernel `bytes` of dynamic shared memory. Required if the kernel uses more than 48 KB of shared memory.
 template <typename Kernel> static int shared_memory_allow(Kernel kernel, size_t bytes, Error *e) {
     return CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), e);
 }

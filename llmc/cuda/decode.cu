@@ -16,7 +16,7 @@ enum { THREADS = 512, WARPS = THREADS / WARP };
 // in flight.
 enum { ACROSS = 32 / (int)sizeof(Pack<VEC>), DOWN = THREADS / ACROSS, AHEAD = 96 / (int)sizeof(Pack<VEC>) };
 
-// Grid: a block per ACROSS packs of y. Each block computes LayerNorm's statistics anew.
+// Grid: a block per ACROSS packs of y. Each block computes LayerNorm's mean and rstd itself.
 __global__ void __launch_bounds__(THREADS, 2)
     linear_row_kernel(const __grid_constant__ Linear l, const real *gamma, const real *beta) {
     __shared__ alignas(16) float parts[WARPS][ACROSS * VEC];
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             UNROLL_FOR (int j = 0; j < VEC; j++) sum[j] = add_product(sum[j], x, f[j]);
         }
     }
-    // Sum over the block: lanes of the same pack, then warps.
+    // Sum over the lanes of a warp that hold the same pack, then over the warps.
     UNROLL_FOR (int j = 0; j < VEC; j++)
         UNROLL_FOR (int offset = WARP / 2; offset >= ACROSS; offset /= 2)
             sum[j] += __shfl_xor_sync(0xffffffffu, sum[j], offset);
@@ -84,9 +84,9 @@ int decode_linear(const Linear &l, const real *gamma, const real *beta, cudaStre
 
 enum { KEYS = 128 / (int)sizeof(Pack<VEC>) }; // keys in flight per thread
 
-// Grid: a block per head. A group of `lanes` lanes, a power of two, shares a key; each lane holds a pack of its D
-// elements. Group g scores keys g, g + groups, ... Softmax takes one pass: a group keeps its largest score so far, and
-// sums with weights 2^(score - largest). scale: log2(e) / sqrt(D).
+// Grid: a block per head. A group of `lanes` lanes, a power of two, shares a key; each lane holds a pack of the key's D
+// elements. Group g scores keys g, g + groups, ... in one pass: it keeps its largest score so far, and sums values with
+// weights 2^(score - largest). scale: log2(e) / sqrt(D).
 __global__ void __launch_bounds__(THREADS)
     attention_row_kernel(real *out, const real *qkv, int row, int D, int lanes, float scale) {
     __shared__ alignas(16) float values[WARPS][ATTENTION_HEAD_SIZE_MAX];
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(THREADS)
             UNROLL_FOR (int j = 0; j < VEC; j++) sum[j] = add_product(sum[j], weight, x[j]);
         }
     }
-    // Give all groups the block's largest score, then sum over the block: lanes of the same pack, then warps.
+    // Give all groups the block's largest score. Then sum over the lanes of a warp that hold the same pack, and warps.
     float top = largest;
     UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2)
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));

@@ -18,7 +18,7 @@ int device_count(int *count, Error *e) {
     return *count ? 0 : FAIL(e, ERR_UNAVAILABLE, hint_no_gpu, "no NVIDIA GPU on this machine");
 }
 
-// Explains why the first call that creates a context failed: a context needs memory.
+// Returns the error for the status of the first call on a GPU. That call creates a context, which needs memory.
 static int first_call(cudaError_t status, int ordinal, Error *e) {
     const char *hint = "nvidia-smi says who uses it: wait for them, or choose another with CUDA_VISIBLE_DEVICES";
     cudaDeviceProp properties;

@@ -23,8 +23,8 @@ __device__ static inline RngBlock dropout_block(const DropoutConstants &c, RngBl
     return counter;
 }
 
-// Random blocks whose counters differ in the first word only. The other words' terms of the first two rounds are
-// computed once: 12 products per block, not 14.
+// Random blocks whose counters differ in the first word only. In the first two rounds, terms of the other words are
+// computed once, so a block takes 12 products, not 14.
 struct DropoutBlocks {
     const DropoutConstants &c;
     uint32_t first, second[3];
@@ -43,9 +43,9 @@ struct DropoutBlocks {
     }
 };
 
-// Dropout of the rows of a (B, T, C) tensor. dropout.below 0: nothing drops.
+// Dropout of a (B, T, C) tensor. dropout.below 0: nothing drops.
 struct RowDropout {
-    Dropout dropout; // dropout.example: number of the first row; row b has number example + b
+    Dropout dropout; // dropout.example: number of example 0; example b has number dropout.example + b
     DropoutPlace place;
     int T;
     DropoutConstants constants;
@@ -54,8 +54,8 @@ static inline RowDropout row_dropout(Dropout dropout, DropoutPlace place, int T)
     return {dropout, place, T, dropout_constants(dropout)};
 }
 
-// Returns a mask: all ones in the half of a kept element. Compares bits 0 to 14 of each half as fp16 >= 0, whose order
-// is the order of integers.
+// Returns a mask: 16 ones for each kept element, 16 zeros for each dropped one. Compares bits 0 to 14 of each half as
+// fp16 numbers >= 0, which have the order of their bits as integers.
 __device__ static inline unsigned dropout_kept(const DropoutConstants &c, unsigned word) {
     unsigned kept;
     asm("{\n.reg .b32 bits;\nabs.f16x2 bits, %1;\nset.geu.u32.f16x2 %0, bits, %2;\n}"
@@ -64,7 +64,7 @@ __device__ static inline unsigned dropout_kept(const DropoutConstants &c, unsign
     return kept;
 }
 
-// Zeroes x, y where their half of the mask is 0. A half of all ones is a NaN in fp16.
+// Zeroes x if the mask's low half is 0, y if its high half is 0. As fp16, 16 ones are a NaN.
 __device__ static inline void mask_clear(float &x, float &y, unsigned mask) {
     asm("{\n.reg .pred p, q;\nsetp.nan.f16x2 p|q, %2, %2;\n"
         "selp.f32 %0, %0, 0f00000000, p;\nselp.f32 %1, %1, 0f00000000, q;\n}"

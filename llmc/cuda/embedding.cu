@@ -10,7 +10,7 @@ __device__ static inline int token_at(const uint16_t *tokens, int n, int T) {
     return tokens[(size_t)(n / T) * (T + 1) + n % T];
 }
 
-// Position of flat row n in its document, or in its example.
+// Position of flat row n in its document; in its example if `first` is NULL.
 __device__ static inline int position_of(const uint16_t *first, int n, int T) { return n % T - (first ? first[n] : 0); }
 
 // Grid: a thread per pack of W columns.
@@ -48,8 +48,8 @@ void embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens
 // Counting sorts are stable: equal keys keep the order of their rows, so sums over them have one order.
 void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *first, int B, int T) {
     const EmbeddingOrder all = embedding_order(sorted, false, B * T), by_example = embedding_order(sorted, true, B * T);
-    uint32_t *keys = by_example.key;            // scratch until the second sort: the key of each row
-    uint32_t next[(1 << 16) + 1] = {}, row = 0; // next[k]: place of the next row with key k, or of example k
+    uint32_t *keys = by_example.key;            // until the second sort: the key of each row
+    uint32_t next[(1 << 16) + 1] = {}, row = 0; // next[k]: where the next row goes, of key k or of example k
     for (int b = 0; b < B; b++)
         for (int t = 0; t < T; t++, row++) {
             keys[row] = tokens ? tokens[row + b] : t - (first ? first[row] : 0);
@@ -68,9 +68,9 @@ void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *fi
 }
 
 // Backward. Sorted rows are cut into tiles of TILE rows; rows of one key (token or position) form a run. Kernel 1 sums
-// each tile's runs. A run within one tile is added to dw; a run across tiles leaves a partial sum in each. Kernel 2
-// adds partial sums in a fixed order. partials (tiles, 2, C): [0] sums the run that began before the tile, [1] the run
-// that begins in the tile and continues after it.
+// each tile's runs. It adds the sum of a run within one tile to dw; a run across tiles leaves a partial sum per tile,
+// which kernel 2 adds in a fixed order. partials (tiles, 2, C): [0] sums the run that began before the tile, [1] the
+// run that begins in the tile and continues after it.
 
 enum { TILE = 32, ROWS_IN_FLIGHT = 8, COLUMN_THREADS_MAX = 256 };
 
@@ -123,7 +123,7 @@ __device__ static int run_end(const uint32_t *key, uint32_t token, int low, int 
     return low;
 }
 
-enum { RUN_SHARES = 4 }; // sums per thread, each over a share of a run's partials: 4 loads in flight
+enum { RUN_SHARES = 4 }; // a thread sums a run's partials in 4 shares, so 4 loads are in flight
 
 // Grid: (tile, columns). Adds up the partials of the run that starts in this tile and continues, if any.
 template <int W>
@@ -162,8 +162,8 @@ int embedding_backward(float *dw, const real *dx, EmbeddingOrder order, int B, i
     return launch({blocks, threads, stream}, e, run, dw, partials, order, B * T, C);
 }
 
-// Per-example norms. Grid: a block per example and GROUP_COLUMNS columns. The example's sorted rows are cut into SHARES
-// about equal pieces, between runs. A thread sums a column over one piece.
+// Per-example norms. Grid: a block per example and GROUP_COLUMNS columns. The example's sorted rows are cut between
+// runs into SHARES pieces of about equal length. A thread sums a column over one piece.
 
 enum { GROUP_COLUMNS = 64, SHARES = 8, EXAMPLE_THREADS = GROUP_COLUMNS * SHARES };
 

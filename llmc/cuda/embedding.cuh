@@ -1,18 +1,18 @@
 // embedding: token plus position embedding; its backward, deterministic by sorting the tokens; per-example norms.
 //
-// tokens (B, T+1) uint16: row b holds the inputs tokens[b][0..T-1] and the targets tokens[b][1..T].
+// tokens (B, T+1) uint16: example b has the inputs tokens[b][0..T-1] and the targets tokens[b][1..T].
 #pragma once
 
 #include "cuda/cuda_common.cuh"
 #include "cuda/dropout.cuh"
 
 // out (B, T, C) = dropout(wte[token] + wpe[position]); T is drop.T. wte (V, C), wpe (T or more, C).
-// first: from embedding_documents; NULL: the position is t.
+// first: from embedding_documents, for positions within documents; NULL: positions within examples.
 int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte, const real *wpe,
                       const RowDropout &drop, int B, int C, cudaStream_t stream, Error *e);
 
-// On the host. first, last (B, T): first and last token of each token's document, within the row. A document begins at
-// a separator and at a row's first token.
+// On the host. first, last (B, T): index in the example of the first and the last token of each token's document. A
+// document begins at a separator and at an example's first token.
 void embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens, int separator, int B, int T);
 
 // Flat positions sorted by token, or by position in the document.
@@ -25,12 +25,12 @@ static inline EmbeddingOrder embedding_order(uint32_t *sorted, bool by_example, 
     return {key, key + N};
 }
 
-// On the host. sorted (4, B T) = two orders, over all rows and by example. Keys are tokens or, if `tokens` is NULL,
-// positions in the document. first NULL: a row is one document. B at most 65536.
+// On the host. sorted (4, B T) = two orders, over all positions and by example. Keys are tokens or, if `tokens` is
+// NULL, positions in the document. first NULL: an example is one document. B at most 65536.
 void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *first, int B, int T);
 
-// dw (.., C) fp32 += rows of dx (B, T, C) by key: wte's gradient if keys are tokens, wpe's if they are positions.
-// order: over all rows, not by example.
+// dw[key] (C) fp32 += each row of dx (B, T, C) with this key: wte's gradient if keys are tokens, wpe's if positions.
+// order: over all positions, not by example.
 int embedding_backward(float *dw, const real *dx, EmbeddingOrder order, int B, int T, int C, void *workspace,
                        cudaStream_t stream, Error *e);
 
@@ -38,15 +38,15 @@ int embedding_backward(float *dw, const real *dx, EmbeddingOrder order, int B, i
 // with gradient U_b (V, C): |E_b + U_b|^2 = |E_b|^2 + |U_b|^2 + 2 <E_b, U_b>. This call adds
 //   squares += sum over b of |E_b|^2
 //   cross   += sum over b of <E_b, U_b>     (not yet doubled)
-// UG (B, T, C) fp32: rows of U_b at the example's tokens (embedding_gather, WeightGradient.rows), read at a token's
-// last occurrence; NULL: no cross term. order: by example. If its keys are positions, `squares` is wpe's.
+// UG (B, T, C) fp32: rows of U_b at the example's tokens (embedding_gather, WeightGradient.rows). Only a token's last
+// occurrence is read. NULL: no cross term. order: by example. If its keys are positions, `squares` gets wpe's norms.
 int embedding_example_squares(double *squares, double *cross, const real *dx, const float *UG, EmbeddingOrder order,
                               int B, int T, int C, void *workspace, cudaStream_t stream, Error *e);
 
 // Bytes of the workspace of embedding_backward and of embedding_example_squares.
 size_t embedding_workspace_bytes(int B, int T, int C);
 
-// UG[t] = U[v] where row_at[v] = t + 1, for one example: rows of the head's gradient U (V, C); UG (T, C), both fp32.
+// For one example: UG[t] = U[v] where row_at[v] = t + 1. U (V, C), the head's gradient, and UG (T, C) are fp32.
 int embedding_gather(float *UG, const float *U, const int *row_at, int V, int C, cudaStream_t stream, Error *e);
 
 // row_at (E, V) = 1 + a token's last position in the example; 0 if it does not occur.

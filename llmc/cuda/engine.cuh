@@ -23,33 +23,34 @@
 //                   weight gradient qkv, product dln1, layernorm_backward, column_finish (biases, gammas, betas)
 //     embeddings    embedding_sort (on the host), embedding_backward
 //
-//     A weight gradient is weight_gradient if `fuses` (train_gpt2.cu), else cuBLASLt: for norms, example by example.
+//     weight_gradient computes a weight gradient if `fuses` (train_gpt2.cu). Otherwise cuBLASLt does; if norms are
+//     wanted, example by example.
 //
-// --dtype fp8 (math/fp8.h). The kernels that write x and dy of a block's products also write their e4m3 copies;
-// fp8_cast copies attention's output and dqkv. A copy lasts until the product that reads it:
-//
+// --dtype fp8 (math/fp8.h). The kernels that write x and dy of a block's products also write their e4m3 copies.
+// fp8_cast copies attention's output and dqkv. A copy lasts until the product that reads it (writer -> reader):
 //     copy_x       (N, C)   ln1 -> qkv, attention -> proj, ln2 -> fc
 //     copy_wide    (N, 4C)  gelu -> fcproj; dfc -> dln2, dqkv -> dln1
 //     copy_branch  (N, C)   gradient of the MLP branch -> dfc, gradient of the attention branch -> dattention
-//     copy_weight           by fp8_copy_weights before a block's first use in a step; with shard_weights, in each pass
+//     copy_weight           fp8_copy_weights -> products; once per block and step, with shard_weights once per pass
 //
 // --dtype fp8-dw. weight_gradient also reads e4m3, from transposed copies. The products that compute gelu and dfc write
 // the transposed copies of both; others are made right before the weight gradient. Where nothing reads ln1, ln2, gelu
-// or dfc in bf16, only their codes are stored (is_alone in engine_fp8.cu).
+// or dfc in bf16, only their e4m3 copies are stored (is_alone in engine_fp8.cu).
 //
 // Words of this room, besides those of dev/docs/code.md:
 //     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)
 //     slope        GELU's derivative as forward keeps it: a byte, in fp32 a float (gelu.cuh)
 //     pack         W neighbouring values of a row, loaded at once (vec.cuh)
 //     tile         rows x columns of a matrix that a block holds in shared memory or registers at once
-//     stage, ring  a buffer in shared memory; the stages that copies fill in turn (sm90.cuh, Ring)
+//     stage, ring  a buffer in shared memory; several stages, which copies fill in turn (sm90.cuh, Ring)
 //     panel        64 columns of a tile, swizzled (sm90.cuh)
 //     box          what one instruction of the copy engine moves (sm90.cuh)
 //     feeder       the warp that copies tiles in (linear_sm90: producer) for the workers, warpgroups of 128 threads
 //     pair         two blocks of one cluster, which share an operand
 //     ticket       a counter in device memory from which blocks draw tiles
-//     run, slot    rows that one block sums; the place of this sum for one example (reduce.cuh)
+//     run, slot    rows that one block sums; the place of the sum over a run's rows of one example (reduce.cuh)
 //     set, job     one column gradient; all sets of one kernel, until column_finish adds them up (reduce.cuh)
+//     code         an e4m3 number as a byte (fp8.cuh); in gelu.cuh the byte of a slope
 //     part         a sum over some of a tile's examples (weight_gradient.cu)
 //     share        every n-th row of an example, summed by one block (weight_gradient.cu)
 #pragma once
@@ -64,7 +65,7 @@
 #include "cuda/reduce.cuh"
 #include "cuda/weight_gradient.cuh"
 
-// Activations of a block. With --recompute and for inference, blocks share some: each_activation (engine_life.cu).
+// Activations of a block. With --recompute and for inference, all blocks share some arrays (each_activation).
 typedef struct {
     real *x;              // (B, T, C)  input of the block
     real *ln1;            // (all, T, C)
@@ -80,7 +81,7 @@ typedef struct {
     real *fc;             // (all, T, F) GELU's input; NULL unless RECOMPUTE_GELU
 } Block;
 
-enum { TOKEN_SLOTS = 2 }; // staging buffers: micro-steps whose tokens may be in flight
+enum { TOKEN_SLOTS = 2 }; // staging buffers; each holds a micro-step's tokens while their copy is in flight
 
 struct Engine {
     const EngineApi *api;
@@ -102,9 +103,9 @@ struct Engine {
     float *moment1, *moment2;   // moments of the owned ranges
     UpdateRule *rule;           // (granules)
     uint16_t *tensor;           // (granules) LAMB: index in `segment` of the granule's tensor
-    double *trust;              // (2, tensors) LAMB: squared norms of weights, of the step's direction
-    void *muon;                 // Muon's scratch, in memory of activations
-    Range *segment;             // (tensors) places in the flat arrays, ascending: whole tensors, then cut ones
+    double *trust;              // (2, tensors) LAMB: squared norms of the weights; of the step's direction
+    void *muon;                 // Muon's scratch, in the activations' memory
+    Range *segment;             // (tensors) ranges of the flat arrays, ascending: whole tensors, then cut ones
     double *stats;              // (stats_count) statistics of the step
     float *source_sum;          // (sources, LayerNorm parameters) v_s of StepResult.source_gram; NULL: no sources
     GradientWatch watch;        // notified of the next micro-step's gradients
@@ -127,7 +128,7 @@ struct Engine {
     float *smoothed;                          // (B, T) loss with label smoothing, or NULL
     real *logits;                             // (rows of a chunk, Vp)
     real *dx, *dy;                            // (B, T, C)  gradient of the residual stream; of a branch
-    real *dwide;                              // (all, T, F) gradient of qkv, of fc
+    real *dwide;                              // (all, T, F) gradient of qkv; of fc
     real *exchange;                           // (all, T, C) rows to gather or reduce, then room for other ranks' parts
     uint8_t *copy_x, *copy_wide;              // (B, T, C), (B, T, 4C) in e4m3: see above
     uint8_t *copy_branch;                     // (B, T, C)
@@ -135,7 +136,7 @@ struct Engine {
     uint8_t *copy_weight;                     // (L, 2, 12 C C) qkv, proj, fc, fcproj; transposed. shard_weights: L = 1
     int copied;                               // last block whose weights were copied in this step; -1: none
     int8_t *exponent, *exponent_there;        // (L, FP8_SITES) in pinned host memory; on the device
-    bool measures;                            // steps measure amax; factors with exponents are rounded
+    bool measures;                            // steps measure amax, and round factors that have exponents
     uint32_t *sorted;                         // (4, B T) from embedding_sort
     void *scratch;                            // temporary memory (train_gpt2.cu, 2)
     ColumnJobs columns;                       // column gradients of the block whose backward runs
@@ -153,9 +154,9 @@ struct Engine {
     double *stats_host;                   // (stats_count), then one number of cuda_hash; pinned
     cudaEvent_t stats_there;              // recorded after the copy of stats to stats_host
     bool stats_sent;                      // the copy is queued and stats has not changed since
-    uint16_t *seen;                       // (T) tokens. Keys and values of the first seen_count tokens are in memory
+    uint16_t *seen;                       // (T) tokens; keys and values of the first seen_count of them are in memory
     int seen_count;
-    uint64_t example; // the run's number of the next micro-step's first example
+    uint64_t example; // number (in the run) of the next micro-step's first example
     GnsMode mode;     // least mode of this step's micro-steps
     int rows;         // rows that this step has computed so far
     bool keeps_rows;  // this micro-step writes ln_rows and stats_of_rows
@@ -177,7 +178,7 @@ static inline AttentionShape attention_shape(const EngineConfig *c, int rows, in
 //     (STATS_ROWS, tensors)              |g|^2 and |this rank's own g|^2 by `segment`; sum_b |g_b|^2 by tensor
 //     (2, step_rows)                     each row's |g_b|^2 over the LayerNorms; each row's sum of losses
 //     (sources, sources)                 StepResult.source_gram
-//     (L, FP8_SITES)                     amax in fp32, for fp8
+//     (L, FP8_SITES)                     amax in fp32, with --dtype fp8
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
@@ -217,13 +218,13 @@ size_t engine_muon_bytes(const EngineConfig *config);
 // Examples per chunk of the head.
 int engine_head_examples(const EngineConfig *config);
 
-// e4m3 factors of a pass, for block l (engine_fp8.cu). Without `fp8` (Pass.fp8) these functions do nothing.
+// e4m3 factors of a pass, for block l (engine_fp8.cu). fp8 is Pass.fp8; if it is false, these functions do nothing.
 Fp8Site fp8_x_site(TensorKind w), fp8_dy_site(TensorKind w); // the site of a weight's x; of its dy
 // Returns the copy of a site of activations. Its codes are NULL unless the product is in e4m3.
 Fp8Copy fp8_copy_of(const Engine *engine, bool fp8, Fp8Site s, int l);
 // Sets the e4m3 factors of a product with site s, if it rounds them.
 void fp8_factors(const Engine *engine, bool fp8, Linear *linear, Fp8Site s, int l);
-// Copies block l's weights. No-op if this step has copied them or, with shard_weights, the copies are in memory.
+// Copies block l's weights. No-op if this step has copied them; with shard_weights, only if the copies are in memory.
 int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e);
 // True if w's gradient rounds both factors: the type is DTYPE_FP8_DW, and w's forward and dx products round, too.
 bool fp8_dweight_rounds(const Engine *engine, bool fp8, TensorKind w, int l);

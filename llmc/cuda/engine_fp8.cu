@@ -31,8 +31,8 @@ bool fp8_dweight_rounds(const Engine *engine, bool fp8, TensorKind w, int l) {
            rounds(engine, fp8_dy_site(w), l);
 }
 
-// True if a product or a LayerNorm writes the codes of site s and nothing reads s in bf16. Codes of an x lie in the
-// memory of its bf16 until block l's backward.
+// True if a product or a LayerNorm writes the codes of site s and nothing reads s in bf16. Until block l's backward the
+// codes of an x then lie in the memory that x in bf16 would fill.
 static bool is_alone(const Engine *engine, Fp8Site s, int l) {
     const ModelConfig *m = &engine->config.model->config;
     if (!fp8_dweight_rounds(engine, true, matrices[weight_of(s)], l)) return false;
@@ -49,8 +49,8 @@ static uint8_t *site_codes(const Engine *engine, Fp8Site s, int l) {
     return s < FP8_DFCPROJ ? engine->copy_x : engine->copy_branch;
 }
 
-// Return the places of a weight's transposed x and dy: copy_transposed, one after the other. If is_alone, gelu's
-// transposed codes lie behind its codes.
+// Return the places of a weight's transposed x and dy: copy_transposed, x before dy. If gelu is_alone, its transposed
+// codes lie behind its codes instead.
 static uint8_t *x_transposed(const Engine *engine, TensorKind w, int l) {
     const EngineConfig *c = &engine->config;
     const size_t wide = (size_t)c->micro_batch * c->seq_len * 4 * c->model->config.channels;

@@ -66,7 +66,7 @@ static size_t head_bytes(const EngineConfig *c) {
     return REAL_DTYPE == DTYPE_BF16 ? rows * (2 + linear_sm90_tiles((int)c->model->vocab_padded)) * sizeof(float) : 0;
 }
 
-// Returns the largest scratch of any kernel, for micro-batches up to the configured one: a smaller one may need more.
+// Returns the largest scratch of any kernel for 1 to micro_batch rows: fewer rows may need more.
 static size_t scratch_bytes(const Engine *engine) {
     const EngineConfig *config = &engine->config;
     int T = config->seq_len, C = config->model->config.channels, own = own_rows_most(config);
@@ -198,12 +198,12 @@ static void layout_scratch(Engine *engine, Arena *a) {
         ADD(what, engine->exchange, all * C + (tensor_ranks(c) - 1) * N * C, FORWARD,
             c->inference ? FORWARD : BACKWARD);
     ADD(what, engine->delta, N * C, FORWARD, c->recompute == RECOMPUTE_BLOCK ? BACKWARD : FORWARD);
-    ADD(what, engine->logits, size_max(head_rows, 2) * c->model->vocab_padded, HEAD, HEAD); // room for one row of fp32
+    ADD(what, engine->logits, size_max(head_rows, 2) * c->model->vocab_padded, HEAD, HEAD); // 2: one row of fp32
     arena_add(a, what, &engine->scratch, c->inference ? head_bytes(c) : scratch_bytes(engine), HEAD, UPDATE);
     if (c->inference) return;
     ADD(what, engine->dx, N * C, BACKWARD, BACKWARD);
     ADD(what, engine->dy, N * C, HEAD, BACKWARD);
-    const size_t behind = is_cut || c->dropout.below ? ARENA_ALIGNMENT : 0; // block_backward (train_gpt2.cu)
+    const size_t behind = is_cut || c->dropout.below ? ARENA_ALIGNMENT : 0; // aligns dattention (train_gpt2.cu)
     ADD(what, engine->dwide, all * size_max(c->model->mlp_width, 4 * A) + behind, BACKWARD, BACKWARD);
     arena_add(a, what, &engine->columns.memory, columns_bytes(engine), BACKWARD, BACKWARD);
     if (c->step_rows) ADD(what, engine->ln_rows, own_rows_most(c) * c->model->ln_parameters, BACKWARD, BACKWARD);
@@ -236,7 +236,7 @@ void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     plan->total = engine_layout(&sketch, &arena);
     for (int i = 0; i < arena.count; i++) {
         const ArenaBuffer *b = &arena.buffer[i];
-        if (b->from != FORWARD || b->to < BACKWARD) continue; // its memory is shared: counted in the last item
+        if (b->from != FORWARD || b->to < BACKWARD) continue; // shares its memory; counted in the last item
         int k = 0;
         while (k < plan->count && strcmp(plan->item[k].what, b->what) != 0) k++;
         if (k == plan->count) plan->item[plan->count++].what = b->what;
@@ -247,7 +247,7 @@ void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     plan->item[plan->count++].bytes = plan->total - own;
 }
 
-// Writes which options fit into `available` bytes: the largest micro-batch, with the least recomputation.
+// Writes the options that fit into `available` bytes: the largest micro-batch that fits, with the least recomputation.
 static void suggest_fit(const EngineConfig *config, size_t available, char *out, size_t bytes) {
     MemoryPlan plan;
     for (int B = config->micro_batch; B >= 1; B = B / 2)
@@ -265,7 +265,7 @@ static void suggest_fit(const EngineConfig *config, size_t available, char *out,
     snprintf(out, bytes, "not even one row fits: choose a smaller model or a shorter --seq-len");
 }
 
-// Allocates the device memory and sets its pointers.
+// Allocates the device memory and sets the pointers to its buffers.
 static int memory_take(Engine *engine, Error *e) {
     Arena arena = {};
     size_t bytes = engine_layout(engine, &arena), available = 0, all = 0;
@@ -287,7 +287,7 @@ static int memory_take(Engine *engine, Error *e) {
     arena_place(&arena, engine->memory);
     if (!engine->weight) engine->weight = (real *)engine->param;
     if (!engine->grad_sum) engine->grad_sum = engine->grad;
-    each_activation(&engine->config, [&](auto member, size_t kept, size_t count) { // kept 1: shared; 0: NULL
+    each_activation(&engine->config, [&](auto member, size_t kept, size_t count) { // kept 1: blocks share it; 0: NULL
         for (int l = 0; l < engine->config.model->config.layers; l++)
             engine->block[l].*member = engine->base.*member + (kept > 1 ? l * slice_stride(count) : 0);
     });
@@ -424,7 +424,7 @@ void cuda_describe(const Engine *engine, char *out, size_t bytes) {
              engine->pairs.count ? "Hopper's" : "general");
 }
 
-void cuda_device(const EngineConfig *config, bool, EngineDevice *out) { // speeds: plan/devices.h
+void cuda_device(const EngineConfig *config, bool, EngineDevice *out) { // plan/devices.h has the speeds
     Device device;
     Engine sketch = {};
     Error none_here;

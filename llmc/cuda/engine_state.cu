@@ -3,9 +3,9 @@
 // Order of stores, which may run in another thread during steps:
 // 1. cuda_update records state_ready after the last kernel that writes weights or moments.
 // 2. A store waits on store_stream for state_ready, not for work queued later. Later work only reads weights and
-//    moments: no caller updates before the store is done (engine.h). Before the first update no write is queued:
-//    cuda_create and cuda_load drain their stream.
-// 3. Weight transfers read owned ranges and write all other ranges. Callers then store owned ranges only (engine.h).
+//    moments, because no caller updates before the store is done (engine.h). Before the first update no write is
+//    queued, because cuda_create and cuda_load drain their stream.
+// 3. Weight transfers read owned ranges and write all others. Meanwhile callers store owned ranges only (engine.h).
 // 4. Load and store drain their stream even on failure: on return no copy uses the caller's memory.
 #include "base/hash.h"
 #include "math/adamw.h"
@@ -85,21 +85,21 @@ static int store_pieces(Engine *engine, StateKind kind, Range range, float *valu
 
 int cuda_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
-    CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // the calling thread may be new
+    CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // a new thread has another current device
     if (kind == STATE_GRAD)
-        CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e); // micro-steps do not record it
+        CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e); // micro-steps do not record state_ready
     CUDA_TRY(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
     return copies_end(engine->store_stream, store_pieces(engine, kind, range, values, e), e);
 }
 
 void cuda_pin(Engine *engine, void *memory, size_t bytes) {
-    if (cudaSetDevice(engine->device.ordinal) != cudaSuccess || // the calling thread may be new
+    if (cudaSetDevice(engine->device.ordinal) != cudaSuccess || // a new thread has another current device
         cudaHostRegister(memory, bytes, cudaHostRegisterPortable) != cudaSuccess)
         (void)cudaGetLastError(); // without pinned memory copies are only slower
 }
 
 void cuda_unpin(Engine *, void *memory) {
-    if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError(); // was not pinned
+    if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError(); // memory was not pinned
 }
 
 // ---- Gradients and the update ---------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ int cuda_collect(Engine *engine, Range range, bool first, Error *e) {
                       range_length(range), first, engine->stream, e);
 }
 
-// Writes each tensor's squared norm to a row of stats; `add` adds it. grad: gradient of the range's first element.
+// Writes the squared norm of each tensor in the range to a row of stats; if `add`, adds it. grad: the range's gradient.
 static int norms(Engine *engine, StatsRow row, const float *grad, Range range, bool add, Error *e) {
     const Model *model = engine->config.model;
     engine->stats_sent = engine->scaled = false;
@@ -169,7 +169,7 @@ static OptimizerArrays arrays_of(Engine *engine, Piece p, const UpdateConfig *u)
             .lr = u->lr};
 }
 
-static AdamWStep update_step(const UpdateConfig *u) { // kernels read grad_scale from the device
+static AdamWStep update_step(const UpdateConfig *u) { // kernels replace grad_scale, 1.0 here
     return adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, 1.0);
 }
 
@@ -219,7 +219,7 @@ static int update_matrices(Engine *engine, const OptimizerArrays *a, Range range
 int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     const EngineConfig *c = &engine->config;
     engine->seen_count = 0;
-    TRY(engine_send_stats(engine, e)); // before the update: the host goes on while it runs
+    TRY(engine_send_stats(engine, e)); // before the update, so that the host need not await it
     TRY(scale_gradient(engine, u, e));
     Piece p;
     for (int next = 0; shard_next(c, STATE_MOMENT1, range, &next, &p);) {
@@ -240,7 +240,7 @@ void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     if (buffer == BUFFER_MOMENT1) return engine->moment1 + element;
     if (buffer == BUFFER_MOMENT2) return engine->moment2 + element;
     if (buffer == BUFFER_TRUST) return engine->trust + element;
-    engine->stats_sent = engine->scaled = false; // BUFFER_NORMS: the caller changes it
+    engine->stats_sent = engine->scaled = false; // BUFFER_NORMS: the caller changes stats
     return stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ) + element;
 }
 

@@ -66,7 +66,7 @@ __device__ static void tile_transpose(uint8_t *to, size_t stride, const uint8_t 
 
 struct Transpose {
     uint8_t *to;
-    const void *from; // real, or codes
+    const void *from; // values of type real, or codes
     Fp8Copy copy;
     float *columns; // partial sums (reduce.cuh), or NULL
     ColumnSplit split;
@@ -87,7 +87,7 @@ __device__ static void tile_columns_out(float *to, float (&sums)[VEC]) {
     to[threadIdx.x] = sum;
 }
 
-// Grid: a block per tile: 64 columns of a run of rows.
+// Grid: a block per tile, which is 64 columns of one run of rows.
 template <bool CODES>
 __global__ static void __launch_bounds__(THREADS) transpose_kernel(const __grid_constant__ Transpose t) {
     constexpr int ROW_STEP = THREADS / TILE_PACKS, STEPS = TILE_ROWS / ROW_STEP;
@@ -122,7 +122,7 @@ __global__ static void __launch_bounds__(THREADS) transpose_kernel(const __grid_
     if (t.columns) tile_columns_out(t.columns + (size_t)(run + b) * t.C + column, sums);
 }
 
-// Runs are the largest power of two that divides T, at most TILE_ROWS.
+// The rows of a run are the largest power of two that divides T, but at most TILE_ROWS.
 static ColumnSplit transpose_split(int B, int T) {
     const int rows = min(T & -T, (int)TILE_ROWS), blocks = B * T / rows;
     return {B * T, T, rows, blocks, blocks + B};

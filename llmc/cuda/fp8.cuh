@@ -1,4 +1,4 @@
-// fp8: e4m3 copies of bf16 tensors (math/fp8.h). A tensor's kernel also writes its copy (Fp8Copy), or fp8_cast does.
+// fp8: e4m3 copies of bf16 tensors (math/fp8.h). The kernel that computes a tensor writes its copy, or fp8_cast does.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -10,8 +10,8 @@ constexpr bool FP8_BUILT = REAL_DTYPE == DTYPE_BF16; // other builds make no cop
 
 // An e4m3 copy of the rounded output y of a kernel.
 struct Fp8Copy {
-    uint8_t *codes = NULL; // like y; NULL: no copy
-    float scale = 1;       // 2^k. A code is the e4m3 of y scale
+    uint8_t *codes = NULL; // shape of y; NULL: no copy
+    float scale = 1;       // 2^k; codes[i] = e4m3(y[i] scale)
     float *amax = NULL;    // device memory, raised to the largest |y|; NaN counts as the largest. NULL: not measured
     bool alone = false; // y itself is not stored; codes may lie in its memory. layernorm_forward and linear_sm90 only
     // (B, C, T): linear_sm90 also stores the codes of y (B, T, C) here. T is a multiple of 16. NULL: not wanted.
@@ -28,8 +28,8 @@ __device__ static inline uint16_t fp8_pack(float low, float high) {
     return codes;
 }
 
-// fp8_raise_to raises *amax to x; fp8_raise raises it to the largest x of all lanes. x is >= 0 or NaN: compared as
-// integers, its bits have the order of x.
+// fp8_raise_to raises *amax to x; fp8_raise raises *amax to the largest x of all lanes. x is >= 0 or NaN, so its bits,
+// read as an integer, have the order of x.
 __device__ static inline void fp8_raise_to(float *amax, float x) {
     if (x != 0) atomicMax((unsigned *)amax, __float_as_uint(x));
 }
@@ -40,7 +40,7 @@ __device__ static inline void fp8_raise(float *amax, float x) {
 #endif
 }
 
-// Raises `most` to a thread's |x|, as bits of bf16. The halves of `most` are the maxima of even and of odd values.
+// Raises `most` to the |x| of a pack, as bits of bf16. The halves of `most` are the maxima of even and of odd values.
 __device__ static inline void fp8_most(unsigned &most, const Pack<VEC> &x) {
     UNROLL_FOR (int i = 0; i < VEC / 2; i++) most = __vmaxu2(most, x.words[i] & 0x7fff7fff);
 }
@@ -57,7 +57,7 @@ __device__ static inline uint2 fp8_codes(const Pack<VEC> &x, float scale) {
     return {codes[0] | codes[1] << 16, codes[2] | codes[3] << 16};
 }
 
-// Writes the codes of y's values [i, i + 8), and raises `most` to these values (fp8_most).
+// Writes the codes of 8 values, y, which are values [i, i + 8) of the tensor. Raises `most` to them (fp8_most).
 __device__ static inline void fp8_copy(const Fp8Copy &copy, size_t i, const Pack<VEC> &y, unsigned &most) {
     if (copy.codes) *(uint2 *)(copy.codes + i) = fp8_codes(y, copy.scale);
     fp8_most(most, y);
@@ -66,9 +66,9 @@ __device__ static inline void fp8_copy(const Fp8Copy &copy, size_t i, const Pack
 // Writes the copy of y (n values, n a multiple of 8). No-op if copy.amax is NULL.
 int fp8_cast(const Fp8Copy &copy, const real *y, size_t n, cudaStream_t stream, Error *e);
 
-// transposed (B, C, T) = codes of y (B, T, C); C is a multiple of 64, T of 16. fp8_cast_transposed also writes the
-// copy if copy.codes or copy.amax is set, and adds y's column sums to `jobs` as one job (fp8_column_bytes) if
-// columns.sum is set. For a weight B = 1.
+// transposed (B, C, T) = codes of y (B, T, C); C is a multiple of 64, T of 16. A weight has B = 1. If copy.codes or
+// copy.amax is set, fp8_cast_transposed also writes the copy. If columns.sum is set, it adds y's column sums to `jobs`
+// as one job (fp8_column_bytes).
 size_t fp8_column_bytes(int B, int T, int C);
 int fp8_cast_transposed(uint8_t *transposed, const Fp8Copy &copy, const real *y, int B, int T, int C,
                         const ColumnGradient &columns, ColumnJobs *jobs, cudaStream_t stream, Error *e);

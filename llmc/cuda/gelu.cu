@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
 }
 
 typedef struct {
-    int threads, columns; // threads per block; blocks side by side
+    int threads, columns; // threads per block; blocks per row
     ColumnSplit split;
 } ColumnLaunch;
 

@@ -1,4 +1,4 @@
-// gelu: the tanh GELU of GPT-2 (Hendrycks, Gimpel 2016, arXiv 1606.08415), and gradients of biases.
+// gelu: GELU (math/gelu.h), and gradients of biases.
 #pragma once
 
 #include "cuda/cuda_common.cuh"

@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(ROW_THREADS) forward_block_kernel(const __grid
         pack_get(x, pack);
         for (int j = 0; j < W; j++) sum += x[j];
     }
-    const real *row = (n.b ? n.sum : n.a) + start; // a thread reads only its own columns again
+    const real *row = (n.b ? n.sum : n.a) + start; // no barrier: a thread re-reads only its own columns
     const float m = block_sum(sum, shared[0]) / C;
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         pack_get(x, pack_load<W>(row + c));
@@ -118,7 +118,7 @@ constexpr decltype(&forward_warp_kernel<INPUT, 8, COPY>) of_packs[ROW_PACKS_MAX]
 
 int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e) {
     const bool copies = n.copy.amax, drops = n.b && n.drop.dropout.below;
-    const auto kernels = n.b && (drops || copies) ? of_packs<DROPPED, FP8_BUILT> // without dropout: adds b
+    const auto kernels = n.b && (drops || copies) ? of_packs<DROPPED, FP8_BUILT> // DROPPED without dropout only adds b
                          : n.b                    ? of_packs<SUM, false>
                          : copies                 ? of_packs<ALONE, FP8_BUILT>
                                                   : of_packs<ALONE, false>;
@@ -157,7 +157,7 @@ __device__ inline void tile_fetch(RowTile &t, const LayerNormBackward &k, int ro
     }
 }
 
-// First half: adds to dgamma and dbeta; sums[2 r], sums[2 r + 1] = a thread's sums of dy gamma, dy gamma xhat.
+// First half: adds to dgamma and dbeta. sums[2 r], sums[2 r + 1] = a thread's sums of dy gamma, of dy gamma xhat.
 template <int SETS>
 __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], RowTile &t,
                                  const Pack<VEC> &gamma_pack) {
@@ -178,7 +178,7 @@ __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][V
     }
 }
 
-// Replaces the threads' sums by block sums. Callers alternate between two `shared`: one barrier per tile suffices.
+// Replaces the threads' sums by block sums. Callers alternate between two buffers, so one barrier per tile suffices.
 __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*shared)[2 * TILE]) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int lanes_each = WARP / (2 * TILE);
@@ -195,7 +195,7 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
     UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = __shfl_sync(0xffffffffu, all, i);
 }
 
-// Second half: writes dresidual, dbranch, adds to dbias; if `copies`, writes k.copy, raises `most`. means: sums / C.
+// Second half: writes dresidual and dbranch, adds to dbias. If `copies`, writes k.copy, raises `most`. means: sums / C.
 template <bool ACCUMULATE, bool DROP, int SETS>
 __device__ inline void tile_write(bool copies, const LayerNormBackward &k, float (&grads)[SETS][VEC],
                                   const float (&means)[2 * TILE], const RowTile &t, const Pack<VEC> &gamma_pack, int b,
@@ -230,8 +230,8 @@ __device__ inline void tile_write(bool copies, const LayerNormBackward &k, float
 }
 
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Threads beyond the row
-// only join the barriers. If runs do not cross examples, tile i goes to block i % weave of the example: rows read at
-// one time are neighbours in DRAM. COPY: also writes k.copy; if DROP, only if k.copy.amax is set.
+// only join the barriers. If runs do not cross examples, tile i goes to block i % weave of the example, so that rows
+// read at one time are neighbours in DRAM. COPY: also writes k.copy; if DROP, only if k.copy.amax is set.
 template <bool ACCUMULATE, bool DBIAS, bool DROP, bool COPY = false>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ LayerNormBackward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
@@ -317,7 +317,7 @@ __global__ static void __launch_bounds__(ROW_THREADS) backward_any_kernel(const 
 static bool backward_is_fast(int C) { return C % VEC == 0 && C <= VEC * BACKWARD_THREADS_MAX; }
 static int backward_threads(int C) { return backward_is_fast(C) ? (int)round_up((size_t)C / VEC, WARP) : ROW_THREADS; }
 
-// As many runs as 132 multiprocessors hold blocks. A multiprocessor has registers for 512 threads of the fast kernel.
+// One run per block that 132 multiprocessors hold. A multiprocessor has registers for 512 threads of the fast kernel.
 static ColumnSplit backward_split(int B, int T, int C) {
     return column_split(B, T, 132 * (BACKWARD_THREADS_MAX / backward_threads(C)));
 }

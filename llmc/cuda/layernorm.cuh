@@ -31,16 +31,16 @@ struct LayerNormBackward {
     const real *gamma;        // (C)
     float *partials = NULL;   // (slots, sets, C). layernorm_backward sets partials and split
     ColumnSplit split = {};
-    int step = 0; // from a block's tile of rows to its next; set by layernorm_backward
+    int step = 0; // rows from one tile of a block to its next; set by layernorm_backward
     int C = 0;
     real *dbranch = NULL; // (B, T, C) dropout(dresidual): gradient of LayerNorm.b, the branch. May be dy
-    RowDropout drop = {}; // dropout of this branch; T must be set without dropout, too
+    RowDropout drop = {}; // dropout of this branch; drop.T must be set in any case
     bool accumulate = false, bias = false; // bias: set by layernorm_backward
     Fp8Copy copy = {};                     // copy of dbranch; without dropout, of dresidual. Needs dbias
 };
 
 // gradients: column sums of dy xhat (dgamma), of dy (dbeta) and of dbranch (dbias, the bias gradient of the branch's
-// last product). gradients[2].sum NULL: no dbias. Adds them to `jobs` as one job. `jobs` must have
+// last product). gradients[2].sum NULL: no dbias. Adds all as one job to `jobs`, which must have
 // layernorm_backward_bytes of memory left.
 size_t layernorm_backward_bytes(int B, int T, int C);
 int layernorm_backward(LayerNormBackward k, const ColumnGradient (&gradients)[3], int B, ColumnJobs *jobs,

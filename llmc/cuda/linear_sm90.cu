@@ -37,7 +37,7 @@ struct Shared {
     alignas(16) real bias[GROUPS][WARPS][COLUMNS];
     alignas(16) float sums[GROUPS][WARPS][COLUMNS];                // column sums
     uint64_t full[STAGES], empty[STAGES], own_full[GROUPS][WARPS]; // own_full: bias and extra have arrived
-    uint64_t tile_full[TURNS], tile_empty[TURNS], order[GROUPS];   // order: the turn before has seen its stages
+    uint64_t tile_full[TURNS], tile_empty[TURNS], order[GROUPS];   // order: turn t - 1 has seen its stages
     int tile[TURNS];
 };
 
@@ -74,7 +74,7 @@ struct TilePlace {
 };
 
 // Returns the place of a block's half of a tile. Tiles are drawn by bands, BAND tiles across, from top to bottom: a
-// band's columns of W stay in L2. Narrow tiles come last: pairs end at about the same time.
+// band's columns of W stay in L2. Narrow tiles come last, so that pairs end at about the same time.
 __device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
     const int wide = job.down * job.across;
     if (tile >= wide) return {((tile - wide) * PAIR + rank) * ROWS, job.across * COLUMNS};
@@ -100,8 +100,8 @@ template <bool AS_WARP> __device__ int tile_await(Shared &s, int turn) {
     return AS_WARP ? uniform(tile) : tile;
 }
 
-// Fetches a block's half of a stage of W into both blocks. ALONG: the summed dimension runs along the stored rows of W,
-// as it always does for E4M3. The copy engine fills the last stage with zeros.
+// Fetches a block's half of a stage of W into both blocks. ALONG: the summed dimension runs along the stored rows of W.
+// E4M3 implies ALONG. The copy engine fills the last stage up with zeros.
 template <bool ALONG, bool E4M3>
 __device__ void weight_send(char *to, const CUtensorMap *w, uint64_t *full, const TilePlace &place, int k, int rank) {
     to += rank * (W_BYTES / PAIR);
@@ -120,7 +120,7 @@ __device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, c
         if (rank == 0) {
             barrier_wait(&s.tile_empty[turn % TURNS], (turn / TURNS & 1) ^ 1);
             for (int to = 0; to < PAIR; to++) send_at(&s.tile[turn % TURNS], drawn, tile_full, to);
-            if (drawn >= 0) drawn = tile_draw(job); // its latency overlaps the fetches of this tile
+            if (drawn >= 0) drawn = tile_draw(job); // the latency of the draw overlaps this tile's fetches
         }
         barrier_expect(tile_full, sizeof(int));
         const int tile = tile_await<false>(s, turn);
@@ -312,7 +312,7 @@ __device__ void panel_transpose(uint8_t *to, size_t T, const char *codes) {
 
 // For epilogues that are by_panel. Applies the epilogue to 16 rows of half h of a tile and stores them. sums: column
 // sums of y, or NULL. E4M3: also stores job.copy and raises `most` (fp8_most). LINEAR_DGELU: on entry the slot holds
-// the slopes of these rows; half 0 starts the copies of half 1's slopes, which complete `full`.
+// the slopes of these rows; half 0 starts the copies of half 1's slopes. These copies complete `full`.
 template <LinearEpilogue EPILOGUE, bool E4M3>
 __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, const CUtensorMap *y,
                              const CUtensorMap *slope, const CUtensorMap *codes, const LinearJob &job, uint64_t *full,
@@ -383,7 +383,7 @@ __device__ void tile_columns_out(const float (&sums)[WARPS][COLUMNS], const Line
     threads_sync(barrier, WARPGROUP); // the next tile overwrites sums
 }
 
-// c = the first N columns of a warpgroup's tile.
+// c = x W for the first N columns of a warpgroup's tile.
 template <int N, bool ALONG, bool E4M3>
 __device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int turn, int depths, int rank) {
     const int group = turn % GROUPS, round = turn / GROUPS;
@@ -524,7 +524,7 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
         linear_work<EPILOGUE, E4M3>(s, &y, &other, &codes, job, rank);
     }
     __syncwarp();
-    cluster_sync(); // the other block may still signal this one's barriers
+    cluster_sync(); // until then the other block may signal this block's barriers
 #endif
 }
 

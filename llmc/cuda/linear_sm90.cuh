@@ -17,9 +17,9 @@ enum { LINEAR_SM90_COLUMNS = 192 }; // columns of a tile
 enum { LINEAR_EXPONENT_MAX = 100 }; // keeps a row's sum finite
 
 typedef enum {
-    LINEAR_GELU,     // y = GELU(x W + b), slope: the bits of gelu_forward after LINEAR_BIAS
+    LINEAR_GELU,     // y = GELU(x W + b), and slope; same bits as LINEAR_BIAS, then gelu_forward
     LINEAR_RESIDUAL, // y = x W + b + extra, rounded once
-    LINEAR_DGELU,    // y = x W^T slope, rounded once; columns: sums of the stored y
+    LINEAR_DGELU,    // y = (x W^T) * slope, rounded once; columns.sum gets column sums of the rounded y
     LINEAR_BIAS,     // y = x W + b
     LINEAR_SCALED,   // y = row_values[row] x W
     LINEAR_SOFTMAX   // y = exp(x W^T - row_values[row]), at most 2^LINEAR_EXPONENT_MAX; 0 from column `counted` on
@@ -35,7 +35,7 @@ struct Linear {
     const uint8_t *x8 = NULL, *weight8 = NULL;
     float scale = 1; // multiplies the product of e4m3 factors
     real *y = NULL;
-    Fp8Copy copy = {}; // copy of y, by LINEAR_GELU and LINEAR_DGELU with e4m3 factors
+    Fp8Copy copy = {}; // copy of y; only for LINEAR_GELU and LINEAR_DGELU with e4m3 factors
     GeluSlope *slope = NULL;
     const float *row_values = NULL; // (rows)
     float *row_sums = NULL;         // (linear_sm90_tiles, rows) LINEAR_SOFTMAX: sums of unrounded y, per tile and row

@@ -1,4 +1,4 @@
-// matmul: see matmul.cuh. Plans, tuning, and the choices of a tuning as text.
+// matmul: see matmul.cuh.
 #include "cuda/matmul.cuh"
 
 #include "cuda/vec.cuh"
@@ -118,16 +118,16 @@ static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cubl
 
 // ---- Tuning ---------------------------------------------------------------------------------------------------------
 //
-// Training runs at the card's power limit: a product that needs less energy gets a higher clock, 50 to 100 ms later. A
-// first look picks finalists. They then run in turn on a hot card, each long enough to reach its own clock.
+// Training runs at the card's power limit, where a product that needs less energy gets a higher clock after 50 to
+// 100 ms. A first look picks finalists. They then run in turn on a hot card, each long enough to reach its own clock.
 
 enum { TUNE_FINALISTS = 4, TUNE_ROUNDS = 2, TUNE_RUNS_MAX = 1000 };
 static const float TUNE_HEAT_MS = 200, TUNE_SETTLE_MS = 80, TUNE_TIMED_MS = 70;
 static const float TUNE_SLOW = 1.1f;  // on a cool card: drop answers slower than the fastest by this factor
 static const float TUNE_TIE = 0.995f; // on a hot card: an answer below this fraction of answer 0's time replaces it
 
-// *out = mean milliseconds per run over about `ms` milliseconds, after runs of `settle` milliseconds; infinite if the
-// algorithm does not run. each: estimated milliseconds per run.
+// *out = mean milliseconds per run, timed for about `ms` milliseconds, after untimed runs for `settle` milliseconds;
+// infinite if the algorithm does not run. each: estimated milliseconds per run.
 static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const MatmulOperands *o,
                      float each, float settle, float ms, float *out, Error *e) {
     const int before = (int)fminf(ceilf(settle / each), TUNE_RUNS_MAX);
@@ -148,7 +148,7 @@ static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlg
 // Finalists: at most TUNE_FINALISTS answers within TUNE_SLOW of the fastest on a cool card, answer 0 before others.
 static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                         const MatmulOperands *o, int *fastest, Error *e) {
-    float cool[MATMUL_ANSWERS_MAX], hot[MATMUL_ANSWERS_MAX] = {}, best = INFINITY, ms; // milliseconds; INFINITY: out
+    float cool[MATMUL_ANSWERS_MAX], hot[MATMUL_ANSWERS_MAX] = {}, best = INFINITY, ms; // INFINITY: dropped
     int finalists = 0;
     *fastest = 0;
     for (int i = 0; i < count; i++) {
@@ -157,7 +157,7 @@ static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmul
         best = fminf(best, cool[i]);
     }
     for (int i = 0; i < count && !isinf(best); i++) {
-        int faster = 0; // number of faster answers, without answer 0: its place is reserved
+        int faster = 0; // number of faster answers, except answer 0, whose place is reserved
         for (int k = 1; k < count; k++) faster += cool[k] < cool[i] || (cool[k] == cool[i] && k < i);
         if (cool[i] > TUNE_SLOW * best || (i > 0 && faster >= TUNE_FINALISTS - (cool[0] <= TUNE_SLOW * best)))
             hot[i] = INFINITY;
@@ -229,7 +229,7 @@ static int plan_choose(Matmul *mm, MatmulPlan *plan, const MatmulOperands *o, Er
     TRY(plan_ask(mm, plan, mm->tuning ? (int)MATMUL_ANSWERS_MAX : 1, found, &count, e));
     if (mm->tuning) {
         TRY(plan_fastest(mm, plan, found, count, o, &fastest, e));
-        if (!choice_write(mm, key, &found[fastest].algo)) fastest = 0; // not stored: a resumed run chooses 0
+        if (!choice_write(mm, key, &found[fastest].algo)) fastest = 0; // not stored, so a resumed run uses answer 0
     }
     plan->algorithm = found[fastest].algo;
     return 0;
@@ -250,7 +250,7 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     Error none;
     int count;
     plan->apart = s->bias && plan_ask(mm, plan, 1, &found, &count, &none);
-    if (plan->apart) { // create anew without the bias epilogue
+    if (plan->apart) { // create the operation anew, without the bias epilogue
         TRY(CUBLAS_CALL(cublasLtMatmulDescDestroy(plan->operation), e));
         plan->operation = NULL;
         TRY(operation_create(plan, e));

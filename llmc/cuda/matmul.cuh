@@ -2,7 +2,7 @@
 // sums are fp32.
 //
 // GPU, library, shape and types determine a product's algorithm: the first answer of cuBLASLt's heuristic or, after
-// tuning, the fastest. Split-K sums go through the workspace in a fixed order: two runs give the same bits.
+// tuning, the fastest answer. Split-K sums go through the workspace in a fixed order, so two runs give the same bits.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -20,7 +20,7 @@ struct MatmulShape {
     int bias = 0;                                       // 1: adds MatmulOperands.bias (n) to every row of out
     int batch = 0;                                      // number of products; 0: a single one
     int64_t stride_a = 0, stride_b = 0, stride_out = 0; // elements from one product to the next
-    // Use the algorithm for a batch of this size: a product then has the same bits in any batch. 0: `batch`.
+    // Use the algorithm for a batch of this size, so that a product has the same bits in any batch. 0: use `batch`.
     int64_t like_batch = 0;
 };
 
@@ -59,7 +59,7 @@ struct MatmulOperands {
     const void *a, *b;
     const void *bias = NULL; // read if shape.bias
     float alpha = 1, beta = 1;
-    const void *c = NULL; // like out; NULL: out. Read if shape.accumulate
+    const void *c = NULL; // (m, n) in out's type; NULL: out itself. Read if shape.accumulate
 };
 int matmul_run(Matmul *mm, const MatmulShape &shape, const MatmulOperands &operands, Error *e);
 
@@ -68,7 +68,7 @@ int matmul_run(Matmul *mm, const MatmulShape &shape, const MatmulOperands &opera
 // the heuristic's first answer.
 void matmul_tune(Matmul *mm, bool on);
 
-// Restores a tuning from the text of Matmul.choices. ERR_INPUT, and no choices, if another GPU or library made it.
+// Restores a tuning from the text of Matmul.choices. If another GPU or library made it: ERR_INPUT, and no choices.
 int matmul_choices_load(Matmul *mm, const char *choices, Error *e);
 
 static inline int cublas_status(cublasStatus_t status, const char *call, const char *file, int line, Error *e) {

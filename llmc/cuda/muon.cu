@@ -77,7 +77,7 @@ __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
     });
 }
 
-// Updates weights by the orthogonal matrices o.
+// Updates weights with the orthogonal matrices o.
 template <int W>
 __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
     apply_kernel(const real *o, const __grid_constant__ MuonMatrices all, MuonStep step, float scale,

@@ -23,7 +23,7 @@ typedef struct {
     float momentum, lr, weight_decay;
 } MuonStep;
 
-// Return the bytes of scratch for `count` matrices; the number of matrices for `bytes`, 1 to MUON_MATRICES_MAX.
+// Return the bytes of scratch for `count` matrices; how many matrices `bytes` suffice for, 1 to MUON_MATRICES_MAX.
 size_t muon_scratch_bytes(int count, int rows, int columns);
 int muon_capacity(size_t bytes, int rows, int columns);
 

@@ -14,7 +14,7 @@ enum { DECAY_GRANULE = 64 }; // elements; every tensor begins at a multiple of i
 int optimizer_scale(float *scale, const double *grad_sq, int count, double batch, double grad_clip, cudaStream_t stream,
                     Error *e);
 
-// out = x, rounded to nearest even. For loads: one value per thread.
+// out = x, rounded to nearest even.
 int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Error *e);
 
 // What a granule is part of: a vector (no decay), a matrix (decay), or one of Muon's matrices.
@@ -33,12 +33,12 @@ typedef struct {
     double lr; // LAMB: lr times the trust ratio replaces step.lr
 } OptimizerArrays;
 
-// One step over n elements, a multiple of 64, with *scale as step.grad_scale. NaN: no change. Skips RULE_MUON.
+// One step over n elements, a multiple of 64, with *scale as step.grad_scale. *scale NaN: no change. Skips RULE_MUON.
 int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, const float *scale, cudaStream_t stream,
                      Error *e);
 
-// LAMB, for the part of segment s < S in the range: squares[s] += squared norm of the weights, squares[S + s] +=
-// squared norm of the step's direction. The arrays begin where the range does.
+// For LAMB. For the part of segment s < S in the range: squares[s] += squared norm of the weights, squares[S + s] +=
+// squared norm of the step's direction. The arrays begin at range.begin.
 size_t optimizer_trust_workspace_bytes(int S);
 int optimizer_trust(double *squares, const OptimizerArrays *arrays, Range range, const Range *segments, int S,
                     AdamWStep step, const float *scale, void *workspace, cudaStream_t stream, Error *e);

@@ -68,7 +68,7 @@ struct ColumnFinishes {
 };
 
 // Lays out a job's memory, *bytes in all: partial sums (slots, sets, C), sums of batches, squares. lane_columns: W of
-// kernel 1; 1 needs most memory.
+// kernel 1. W = 1 needs most memory.
 static ColumnFinish finish_of(const ColumnJob &job, size_t *bytes, int lane_columns = 1) {
     const ColumnSplit split = job.split;
     const int B = split.rows / split.T, groups = ceil_div(job.C, WARP * lane_columns);
@@ -110,7 +110,7 @@ static __host__ __device__ int total_blocks(const ColumnFinish &f) {
     return (1 + (f.job.C + SUM_THREADS - 1) / SUM_THREADS) * f.job.sets;
 }
 
-// W: columns of a lane.
+// W: columns per lane.
 template <int W>
 __global__ void __launch_bounds__(FINISH_WARPS *WARP)
     column_examples_kernel(const __grid_constant__ ColumnFinishes all) {
@@ -219,13 +219,13 @@ __device__ static double squares_of_range(const float *x, size_t begin, size_t e
     return ((double)s[0] + s[1]) + ((double)s[2] + s[3]);
 }
 
-// Grid: block k sums elements [k span, (k + 1) span) of the range, by segment: segment s to slot k + s.
+// Grid: block k sums squares of elements [k span, (k + 1) span) of the range. The sum of segment s goes to slot k + s.
 __global__ void __launch_bounds__(FLAT_THREADS)
     squares_kernel(double *slots, const float *x, Range range, size_t span, const Range *segments, int S) {
     __shared__ double shared[FLAT_THREADS / WARP];
     const size_t begin = range.begin + blockIdx.x * span;
     const Range own = range_overlap({begin, begin + span}, range);
-    int low = 0, high = S; // search the first segment that ends after begin
+    int low = 0, high = S; // search for the first segment that ends after `begin`
     while (low < high) {
         const int middle = (low + high) / 2;
         if (segments[middle].end > begin) high = middle;
@@ -257,14 +257,14 @@ size_t reduce_squares_workspace_bytes(int S) { return (FLAT_BLOCKS + (size_t)S) 
 
 int reduce_squares(double *squares, const float *x, Range range, const Range *segments, int S, bool add,
                    void *workspace, cudaStream_t stream, Error *e) {
-    // A multiple of 4 floats: a block inside one tensor then reads 16 bytes at a time.
+    // span is a multiple of 4 floats, so a block inside one tensor reads 16 bytes at a time.
     const size_t span = size_max(round_up((range_length(range) + FLAT_BLOCKS - 1) / FLAT_BLOCKS, 4), 4);
     double *slots = (double *)workspace;
     TRY(launch({FLAT_BLOCKS, FLAT_THREADS, stream}, e, squares_kernel, slots, x, range, span, segments, S));
     return launch({S, WARP, stream}, e, squares_finish_kernel, squares, slots, range, span, segments, add);
 }
 
-enum { EXAMPLES_AT_ONCE = 8 }; // per kernel; sums of their squares stay in registers
+enum { EXAMPLES_AT_ONCE = 8 }; // per kernel; it keeps their sums of squares in registers
 
 // gradient (n) += x (E, n), W columns per thread at a time, E <= EXAMPLES_AT_ONCE. partials (E, gridDim.x): sum of x^2.
 template <int W>

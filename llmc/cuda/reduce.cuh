@@ -1,9 +1,9 @@
-// reduce: sums on the device. Every sum of floats is a fixed tree: the order in which blocks run changes no bit.
+// reduce: sums on the device. Every sum of floats is a fixed tree, so the order in which blocks run changes no bit.
 //
 // Column gradients (biases, gamma, beta) are sums over the rows of a (B, T, C) tensor, in two passes:
 // 1. The kernel that reads the tensor cuts its rows into equal runs, one per block. Slot k + b gets the sum of the rows
-//    in both run k and example b. The next pair (k, b) has a larger k + b, so no slot is written twice. LayerNorm's
-//    runs of one example exchange rows.
+//    that lie in both run k and example b. The next pair (k, b) has a larger k + b, so no slot is written twice.
+//    LayerNorm's blocks exchange rows within an example.
 // 2. column_finish adds an example's slots, squares the sum, and adds up the examples.
 // The gradient has the same bits with and without norms.
 #pragma once
@@ -20,7 +20,7 @@ typedef struct ColumnGradient {
     size_t stride = 0;
 } ColumnGradient;
 
-// Cut of the rows into runs. Depends on the shape only, not on the GPU.
+// How the rows are cut into runs. This depends on the shape only, not on the GPU.
 typedef struct {
     int rows;           // B * T
     int T;              // rows per example
@@ -58,9 +58,9 @@ size_t reduce_squares_workspace_bytes(int S);
 int reduce_squares(double *squares, const float *x, Range range, const Range *segments, int S, bool add,
                    void *workspace, cudaStream_t stream, Error *e);
 
-// Per-example gradients in one pass: x (E, n) fp32 holds g_b of E examples.
-//   gradient (n) += sum over b of x_b, in order
-//   squares (1)  += sum over b of |x_b|^2
+// One pass over the gradients of E examples: row b of x (E, n) fp32 is g_b.
+//   gradient (n) += sum over b of g_b, in order
+//   squares (1)  += sum over b of |g_b|^2
 size_t reduce_examples_workspace_bytes(int E);
 int reduce_examples(float *gradient, double *squares, const float *x, int E, size_t n, void *workspace,
                     cudaStream_t stream, Error *e);
@@ -68,7 +68,7 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
 // sums (rows) += row sums of x (rows, n), a block per row. For losses.
 int reduce_sum(double *sums, const float *x, int rows, size_t n, cudaStream_t stream, Error *e);
 
-// products (rows, rows) = x x^T, x (rows, n), a block per element; `others` 1: only the diagonal (rows).
+// products (rows, rows) = x x^T, x (rows, n), a block per element. others: rows; or 1 for the diagonal (rows) alone.
 int reduce_products(double *products, const float *x, int rows, int others, size_t n, cudaStream_t stream, Error *e);
 
 // sum (n) += x (n); `first` overwrites it. With `of`: adds row b of x (rows, n) to row of[b] of `sum`.

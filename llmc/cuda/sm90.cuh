@@ -30,7 +30,7 @@ enum { WARPGROUP = 128, PANEL = 64, PANEL_ROW_BYTES = 128 };
 
 __device__ static inline unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
-// Tells the compiler that x is equal in all lanes: values derived from it need no vector registers.
+// Tells the compiler that x is equal in all lanes, so values derived from x need no vector registers.
 __device__ static inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
 __device__ static inline void barrier_init(uint64_t *barrier, int arrivals) {
@@ -123,7 +123,7 @@ __device__ static inline void copy_box_in(void *to, const CUtensorMap *map, uint
                  : "memory");
 }
 
-// copy_box_in into both blocks of a pair: same address, same barrier.
+// Copies a box into both blocks of a pair, to the same address, and counts it at the same barrier.
 __device__ static inline void copy_box_in_pair(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
                                                int b) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "

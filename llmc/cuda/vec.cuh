@@ -33,7 +33,7 @@ template <int W> __device__ inline Pack<W> pack_of(const float (&f)[W]) {
     return v;
 }
 
-// Makes the compiler unpack v again later instead of keeping its floats in registers.
+// Makes the compiler unpack v again later, instead of keeping the unpacked floats in registers.
 template <int W> __device__ inline void pack_forget(Pack<W> &v) {
     UNROLL_FOR (int i = 0; i < (int)(sizeof(v) / sizeof(uint32_t)); i++) asm volatile("" : "+r"(v.words[i]));
 }
@@ -93,8 +93,8 @@ template <typename F> __device__ inline F block_sum(F x, F *shared) {
 // Early launch hides launch latency: from compute capability 9.0 a kernel may start while its predecessor still runs.
 // 1. A kernel starts early only once every block of its predecessor has called after_allow or ended.
 // 2. after_wait returns when the predecessor has ended. Call after_wait before using what earlier kernels wrote.
-// 3. A kernel that calls after_allow must call after_wait, however it is launched. Its successor waits for its end
-//    only. With after_wait, its end implies the end of all older kernels.
+// 3. A kernel that calls after_allow must call after_wait, however it is launched. A successor waits for this kernel's
+//    end only. Thanks to after_wait, this end implies the end of all older kernels.
 __device__ static inline void after_wait(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

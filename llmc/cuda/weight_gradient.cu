@@ -2,15 +2,15 @@
 //
 // Blocks are persistent, one per multiprocessor: a feeder warp and two warpgroups that multiply. A block's tile of dW
 // is (128, N), a warpgroup's (64, N). A pair of blocks computes neighbouring tiles, along the rows of dW (sharing dY)
-// or along its columns (sharing X). Each block fetches half of the shared operand for both: half the reads from L2.
+// or along its columns (sharing X). Each block fetches half of the shared operand for both, which halves L2 reads.
 //
 // A step is one tile for one example: all T rows of X and dY. TileSchedule deals steps to pairs.
 // 1. A warpgroup sums a step in `e`. After the step it adds e to `total`, and each warp writes its sum of squares of e
-//    to a slot. In bf16 without squares e sums all of a pair's steps in a tile, and e is stored, without `total`.
+//    to a slot. In bf16 without squares e sums all of a pair's steps in a tile and is stored; `total` is not used.
 // 2. After a pair's last step in a tile, `total` is stored: to dW if the pair had all examples of the tile, else to a
 //    part. Stores overlap the next step, 32 columns per stage. gradient_finish_kernel adds parts in a fixed order.
 // 3. The feeder's idle warps sum the columns of dY from shared memory. The block in tile row s sums rows r of a stage
-//    with r mod `shares` = s: each row is read once, and all stages take equal time.
+//    with r mod `shares` = s. So each row is read once, and all stages take equal time.
 // e4m3: tokens run along the rows of a stage, 128 per row, so a tile has no panels.
 #include "cuda/weight_gradient.cuh"
 #include "cuda/sm90.cuh"
@@ -32,7 +32,7 @@ enum { OUT_ROWS = 16, OUT_COLUMNS = 32 }; // a box that a warp copies out
 // 1. Whole rounds: each pair gets `whole` tiles, with all B examples.
 // 2. The `rest` tiles, fewer than pairs, get `full` pairs each, with `run` examples per pair.
 // 3. The next level deals the remaining examples to the remaining pairs, by the same rules.
-// So all pairs end at about the same time, and at any time they read few places of X and dY, which stay in L2.
+// So all pairs end at about the same time. At any time the pairs read few places of X and dY, which stay in L2.
 struct Level {
     int first, pairs, tile, b, B, whole, rest, run, full; // first, tile, b: first pair, tile and example
     int whole_part, rest_part;                            // first part of (1), of (2); < 0: tiles are not cut
@@ -49,7 +49,7 @@ static TileSchedule schedule_of(int tiles, int B, int pairs) {
     TileSchedule s = {};
     Level l = {};
     l.pairs = pairs, l.B = B, l.whole_part = -1;
-    for (int before = 0;;) { // before: steps of the levels above
+    for (int before = 0;;) { // before: steps of earlier levels
         Level &to = s.level[s.levels++];
         l.whole = tiles / l.pairs, l.rest = tiles % l.pairs;
         l.run = !l.rest ? 0 : s.levels == LEVELS_MAX ? l.B : ceil_div(l.rest * l.B, l.pairs);
@@ -180,7 +180,7 @@ template <int N_, bool ALONG_M, bool E4M3_> struct GradientLayout {
     static constexpr int STAGE_BYTES = X::BYTES + Y::BYTES, FETCHED_BYTES = X::FETCHED_BYTES + Y::FETCHED_BYTES;
     static constexpr int STAGES = (227 * 1024 - SHARED_ALIGNMENT - WARPS * (int)OUT_BYTES) / STAGE_BYTES;
     static constexpr int WORKER_REGISTERS = N == 208 ? 232 : 224, FEEDER_REGISTERS = N == 208 ? 40 : 56;
-    static constexpr bool SUMS_COLUMNS = N != 208 && !E4M3; // 208 leaves no registers
+    static constexpr bool SUMS_COLUMNS = N != 208 && !E4M3; // N = 208 leaves no registers
 
     struct Shared {
         char x[STAGES][X::BYTES], y[STAGES][Y::BYTES], out[WARPS][OUT_BYTES];
@@ -288,13 +288,13 @@ struct Out {
 };
 
 // Stores columns [32 C, 32 C + 32) of a warp's rows, fewer at the tile's end, and zeroes them in c. place: the warp's
-// shared memory. Each address is added to once per launch.
+// shared memory. A launch adds to each address once.
 template <int C, int COUNT>
 __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, const GradientMaps &maps, bool add) {
     constexpr int LEFT = 2 * COUNT - OUT_COLUMNS * C;
     constexpr bool NARROW = LEFT < OUT_COLUMNS;
     const int lane = threadIdx.x % WARP, column = out.column + OUT_COLUMNS * C;
-    if (lane == 0) copy_out_wait_read(); // until the last copy has read `place`
+    if (lane == 0) copy_out_wait_read(); // until the previous copy has read `place`
     __syncwarp();
     UNROLL_FOR (int i = 0; i < (NARROW ? LEFT : OUT_COLUMNS) / 8; i++)
         UNROLL_FOR (int h = 0; h < 2; h++) {
@@ -369,7 +369,7 @@ __device__ inline int row_at(const GradientJob &job, int b, int row) {
     return is ? job.row_at[(size_t)b * job.shape.in + row + lane] : 0;
 }
 
-// A warpgroup's steps.
+// Computes all steps of a warpgroup.
 template <class L, bool SQUARES>
 __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, const GradientJob &job, int cluster,
                               int rank) {
@@ -378,7 +378,7 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP), lane = threadIdx.x % WARP;
     Ring<L::STAGES> ring;
     float e[L::N / 2], total[L::N / 2] = {}; // total: used if BY_STEP
-    float squares = 0.0f, *square = NULL;    // the lane's sum for the last step; the slot to which it goes
+    float squares = 0.0f, *square = NULL;    // the lane's sum for the previous step; the warp's slot
     auto square_out = [&]() {
         const float sum = SQUARES && square ? warp_sum(squares) : 0.0f;
         if (SQUARES && square && lane == 0) *square = sum;
@@ -410,7 +410,7 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
         }
 #    pragma unroll 1
         while (k < blocks) next();
-        // While the last products are in flight:
+        // The code up to wgmma_wait runs while the last products are in flight.
         const int b = step.b, row = L::row(job, step.tile, rank) + warp * OUT_ROWS;
         const int column = L::column(job, step.tile, rank), at = SQUARES && !L::E4M3 ? row_at(job, b, row) : 0;
         if (SQUARES) square = job.squares + (size_t)b * job.slots + (step.tile * PAIR + rank) * WARPS + warp;
@@ -519,7 +519,7 @@ __device__ void parts_finish(const GradientFinish &f, int i) {
     if (row >= job.shape.in || column >= job.shape.out) return;
     float *to = f.dw + (size_t)row * job.shape.out + column, sum[4] = {}, last[4] = {}, before[4] = {};
     if (job.add) floats_load(before, to);
-    each_part(job.schedule, index, [&](int part) { // this part loads while the one before is added
+    each_part(job.schedule, index, [&](int part) { // a part loads while the previous one is added
         float v[4];
         floats_load(v, f.parts + ((size_t)(part * PAIR + rank) * quads + q) * 4);
         floats_add(sum, last);
@@ -546,7 +546,7 @@ struct Tiling {
     int n;
     bool along_m, e4m3;
     size_t shared_bytes;
-    void (*kernel[2])(GradientMaps, GradientJob); // without squares, with; or NULL
+    void (*kernel[2])(GradientMaps, GradientJob); // without squares; with them. NULL: not compiled
     int pair_m() const { return along_m ? PAIR * TILE_M : TILE_M; }
     int pair_n() const { return along_m ? n : PAIR * n; }
     int depth() const { return e4m3 ? 2 * ROWS : ROWS; }
@@ -618,7 +618,7 @@ static int maps_of(GradientMaps *maps, const Tiling &t, WeightGradientShape s, c
                    float *parts, int part_rows, Error *e) {
     const auto left_of = [](int n, int piece) { return n % piece ? n % piece : piece; };
     const int out = left_of(t.n, OUT_COLUMNS);
-    // A box of map_in or map_codes lies in one example: rows beyond T arrive as zeros.
+    // A box of map_in or map_codes lies in one example; its rows beyond T arrive as zeros.
     const auto map_in = [&](CUtensorMap *map, const void *from, int columns, int rows, int wide) {
         return copy_map(map, from, {REAL_MAP, {columns, s.T, s.B}, {wide, rows, 1}, CU_TENSOR_MAP_L2_PROMOTION_L2_128B},
                         e);

@@ -1,9 +1,9 @@
-// weight_gradient: in one pass the gradient of a matrix, the squared norms of its per-example gradients, and the bias
-// gradient. Needs Hopper and a 16-bit build; elsewhere weight_gradient_clusters returns 0 pairs.
+// weight_gradient: computes, in one pass, the gradient of a matrix, the squared norms of its per-example gradients, and
+// the bias gradient. Needs Hopper and a 16-bit build; elsewhere weight_gradient_clusters returns 0.
 //
 //   dW (in, out) = sum over b of g_b, g_b = scale X_b^T dY_b    |g_b|^2 for every b    dbias (out) = column sums of dY
 //
-// Sums are fp32 in a fixed order: two runs give the same bits.
+// Sums are fp32 in a fixed order, so two runs give the same bits.
 #pragma once
 
 #include "cuda/reduce.cuh"
@@ -34,9 +34,9 @@ struct WeightGradient {
 // Returns the pairs of multiprocessors that the kernel uses; 0: it does not run on this GPU, or in this build.
 int weight_gradient_clusters(void);
 
-// Pairs of a launch, and each one's place in the schedule. Neighbours in the schedule share X or dY, and L2 serves one
-// GPC's requests for the same data once. So pairs of a GPC get neighbouring places; four small kernels find the GPCs.
-// Sums depend on the place only.
+// Pairs of a launch, and each pair's place in the schedule. Neighbours in the schedule share X or dY. L2 serves
+// requests for the same data once if they come from one GPC, a group of multiprocessors. So pairs of a GPC get
+// neighbouring places; four small kernels find the GPCs. Sums depend on the place only.
 struct WeightGradientPairs {
     int count;
     unsigned char place[WEIGHT_GRADIENT_PAIRS_MOST];

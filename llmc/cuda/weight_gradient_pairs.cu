@@ -8,7 +8,7 @@
 enum { PAIR = WEIGHT_GRADIENT_PAIR, PAIRS_MOST = WEIGHT_GRADIENT_PAIRS_MOST, BLOCKS_MOST = PAIR * PAIRS_MOST };
 enum { SHARED_BYTES = 200 * 1024 }; // one block per multiprocessor
 
-// Writes the multiprocessor of each block. Blocks await each other: no two run on the same multiprocessor.
+// Writes the multiprocessor of each block. Blocks await each other, so no two run on the same multiprocessor.
 __global__ static void where_kernel(int *block_at, int *blocks_begun) {
     if (threadIdx.x > 0) return;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(block_at[blockIdx.x]));
@@ -34,7 +34,7 @@ static int blocks_where(int *at, int *blocks, int size, int *room, Error *e) {
     return CUDA_CALL(cudaMemcpy(at, room, *blocks * sizeof *at, cudaMemcpyDeviceToHost), e);
 }
 
-// Places the pairs by GPC. A cluster's blocks lie in one GPC: overlapping clusters of several sizes reveal it.
+// Places the pairs by GPC. A cluster's blocks lie in one GPC, so overlapping clusters of several sizes reveal the GPCs.
 static int pairs_place(WeightGradientPairs *pairs, int *room, Error *e) {
     int at[BLOCKS_MOST], blocks, group[BLOCKS_MOST], by_group[PAIRS_MOST];
     for (int i = 0; i < BLOCKS_MOST; i++) group[i] = i;
@@ -71,6 +71,6 @@ int weight_gradient_pairs(WeightGradientPairs *pairs, Error *e) {
     for (int i = 0; i < pairs->count; i++) pairs->place[i] = (unsigned char)i;
     if (pairs->count == 0) return 0;
     CUDA_TRY(cudaMalloc(&room, (BLOCKS_MOST + 1) * sizeof *room), e);
-    if (pairs_place(pairs, room, &ignored)) cudaGetLastError(); // only speed is lost
+    if (pairs_place(pairs, room, &ignored)) cudaGetLastError(); // a failure costs only speed
     return CUDA_CALL(cudaFree(room), e);
 }

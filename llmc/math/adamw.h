@@ -1,8 +1,8 @@
 // adamw: one parameter's step of AdamW, and LAMB's trust ratio.
-// AdamW: decoupled decay, Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2; moments and their bias correction,
-// Kingma and Ba 2015, arXiv 1412.6980, algorithm 1.
-// LAMB: You et al. 2020, arXiv 1904.00962, algorithm 2, with phi(x) = x: AdamW's direction, weight decay included, with
-// rate lr x |weights| / |direction|. The paper's layers are tensors here.
+// AdamW: the decoupled decay of Loshchilov and Hutter 2019 (arXiv 1711.05101, algorithm 2); the moments and bias
+// correction of Kingma and Ba 2015 (arXiv 1412.6980, algorithm 1).
+// LAMB: You et al. 2020 (arXiv 1904.00962, algorithm 2), with phi(x) = x. A tensor (the paper's layer) moves along
+// AdamW's direction, weight decay included, at the rate lr |weights| / |direction|.
 #pragma once
 
 #include "base/common.h"
@@ -11,12 +11,12 @@
 // Constants of one optimizer step, the same for all parameters.
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
-    float bias1, bias2; // 1 - beta^t: the sum of a moment's weights at step t
-    float grad_scale;   // (1 / B) x clip factor: turns the summed gradient into the clipped mean
+    float bias1, bias2; // 1 - beta1^t, 1 - beta2^t at step t
+    float grad_scale;   // clip factor / B: turns the summed gradient into the clipped mean gradient
 } AdamWStep;
 
-// t counts steps from 1. The corrections use the betas rounded to float, as the moments do. From betas in double they
-// would not match the moments: 1 - 0.999f is below 0.001 by a relative 1.3e-5.
+// t counts steps from 1. The corrections use the betas rounded to float, as the moments do. With betas in double the
+// corrections would not match the moments: 1 - 0.999f is (1 - 1.3e-5) 0.001.
 static inline AdamWStep adamw_step(double lr, double beta1, double beta2, double eps, double weight_decay, int64_t t,
                                    double grad_scale) {
     AdamWStep s = {(float)lr, (float)beta1, (float)beta2, (float)eps, (float)weight_decay, 0, 0, (float)grad_scale};

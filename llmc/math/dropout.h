@@ -2,8 +2,8 @@
 // example, layer, place, head, row and column. Any rank, thread or pass can compute it again, so no mask is stored.
 //
 // An element drops if its 15 random bits are below 2^15 p, so p is a multiple of 2^-15. Other elements are multiplied
-// by 1 / (1 - p). Philox has 7 rounds here, the fewest that pass BigCrush (Salmon et al. 2011, table 2). A block holds
-// the bits of 8 elements, two in each of its words, the even column in the low half:
+// by 1 / (1 - p). Philox has 7 rounds here, the fewest that pass BigCrush (Salmon et al. 2011, table 2). A block of
+// four words serves 8 elements, two per word: the element in the even column uses the low half. Element (row, c) has
 //
 //     stream   2^63 + the example's number; no other draw uses such a stream
 //     block    place 2^52 + layer 2^42 + head 2^32 + r 2^16 + k
@@ -51,7 +51,7 @@ GNS_HD static inline RngBlock dropout_counter(Dropout d, DropoutPlace place, uin
 
 // The factor of an element: 0 or dropout_scale.
 GNS_HD static inline float dropout_factor(Dropout d, DropoutPlace place, uint32_t head, uint32_t row, uint32_t c) {
-    bool pair = place == DROPOUT_PROBABILITY; // a row and a column of tokens
+    bool pair = place == DROPOUT_PROBABILITY; // (T, T), else (T, C)
     uint32_t r = pair ? row / 16 * 8 + row % 8 : row, k = pair ? c / 16 * 4 + c % 8 / 2 : c / 8;
     uint32_t word = pair ? c / 8 % 2 * 2 + row / 8 % 2 : c % 8 / 2;
     RngBlock block =

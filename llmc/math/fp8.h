@@ -3,9 +3,9 @@
 // becomes 448, NaN stays. e4m3: 1 sign, 4 exponent and 3 mantissa bits, bias 7; normal from 2^-6, subnormal from 2^-9;
 // 0x7f is NaN. Every e4m3 number times a power of two is exactly a bf16 number.
 //
-// The exponent k belongs to one site of one block. It rarely needs to change: the relative rounding error is flat
-// over nine binades (factors of two) of the largest |x| 2^k. fp8_next keeps k if the largest |x| 2^k is in [3.5, 112].
-// Otherwise it sets k so that the largest |x| 2^k is in [14, 28).
+// Each site of each block has its own exponent k. The relative rounding error hardly depends on k while the largest
+// |x| 2^k stays within a range of nine factors of two, so k rarely needs to change. fp8_next keeps k if the largest
+// |x| 2^k is in [3.5, 112]. Otherwise fp8_next sets k so that the largest |x| 2^k is in [14, 28).
 #pragma once
 
 #include "base/common.h"
@@ -40,23 +40,23 @@ static const char *const fp8_site_names[] = {"ln1",        "attention",   "ln2",
 enum { FP8_UNSET = -128, FP8_EXPONENT_MAX = 63 };
 #define FP8_MAX 448.0f
 
-// True if e4m3 would saturate, or amax is not finite; false for FP8_UNSET. amax: the largest |x|.
+// True if amax 2^k > FP8_MAX or amax is not finite; false if k is FP8_UNSET. amax: the largest |x|.
 GNS_HD static inline bool fp8_saturates(int k, float amax) { return k != FP8_UNSET && !(ldexpf(amax, k) <= FP8_MAX); }
 
-// Returns the next step's exponent, from this step's largest |x|. If that is 0 or not finite, returns k.
+// Returns the next step's exponent. k, amax: this step's exponent and largest |x|. amax 0 or not finite: returns k.
 static inline int fp8_next(int k, float amax) {
     if (!isfinite(amax) || amax == 0) return k;
     if (k != FP8_UNSET && ldexpf(amax, k) >= 3.5f && ldexpf(amax, k) <= 112.0f) return k;
     int exponent; // amax = m 2^exponent, m in [0.5, 1)
     const float m = frexpf(amax, &exponent);
-    const int next = (m < 0.875f ? 5 : 4) - exponent; // [0.5, 0.875) 2^5, [0.875, 1) 2^4: within [14, 28)
+    const int next = (m < 0.875f ? 5 : 4) - exponent; // amax 2^next = m 2^5 in [16, 28), or m 2^4 in [14, 16)
     return next < -FP8_EXPONENT_MAX ? -FP8_EXPONENT_MAX : next > FP8_EXPONENT_MAX ? FP8_EXPONENT_MAX : next;
 }
 
 // ---- e4m3 numbers ---------------------------------------------------------------------------------------------------
 
 // Returns the e4m3 number nearest to y. e4m3 numbers in [2^e, 2^(e+1)) are 2^(e-3) apart; below 2^-6 they are 2^-9
-// apart. Floats near 1.5 2^(e+20) are as far apart, so adding and subtracting 1.5 2^(e+20) rounds y.
+// apart. Floats near 1.5 2^(e+20) are 2^(e-3) apart, too, so adding and subtracting 1.5 2^(e+20) rounds y.
 GNS_HD static inline float fp8_round(float y) {
     uint32_t bits;
     float power; // 2^e

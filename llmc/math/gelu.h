@@ -1,8 +1,8 @@
 // gelu: GELU's tanh form, as in GPT-2 (Hendrycks and Gimpel 2016, arXiv 1606.08415): x/2 (1 + tanh u),
-// u = sqrt(2/pi) (x + 0.044715 x^3). Both engines compute the equal form x s, s = sigmoid(2u): (1 + tanh u)/2 =
-// 1/(1 + exp(-2u)). 1 + tanh u would lose digits for negative x; s does not.
-//   2u      = GELU_SCALE x (1 + GELU_CUBIC x^2)
-//   d/dx xs = s + x s (1 - s) GELU_SCALE (1 + 3 GELU_CUBIC x^2)
+// u = sqrt(2/pi) (x + 0.044715 x^3). Both engines compute it as x s, s = sigmoid(2u) = 1/(1 + exp(-2u)), which equals
+// (1 + tanh u)/2. For negative x, 1 + tanh u loses digits; s does not.
+//   2u         = GELU_SCALE x (1 + GELU_CUBIC x^2)
+//   d/dx (x s) = s + x s (1 - s) GELU_SCALE (1 + 3 GELU_CUBIC x^2)
 // The CPU computes GELU on vectors and guards exp against overflow (cpu/vector_math.h). The GPU computes it on scalars
 // with its fast exponential (cuda/gelu.cu).
 #pragma once
@@ -15,18 +15,18 @@
 #define GELU_SCALE 1.5957691216f // 2 sqrt(2/pi)
 #define GELU_CUBIC 0.044715f
 
-// A byte that stands for GELU's derivative d: 26 + 202 d, rounded. CUDA keeps it for the backward pass (not in fp32).
-// d(-x) = 1 - d(x), and -0.1290 <= d <= 1.1290 (x = -1.42 and 1.42). 202 codes per unit of d are the most that keep all
-// codes below 255, NaN's code. d = 0 and d = 1 (at large |x|) are exact because 202 is an integer. The error is at most
-// 1/404. For normal x its rms is 2.1e-3 of d's rms; rounding d to bf16 instead errs by 1.6e-3.
+// The code of GELU's derivative d is a byte: 26 + 202 d, rounded. 16-bit CUDA builds keep it for the backward pass.
+// -0.1290 <= d <= 1.1290 (at x = -1.42 and 1.42), so 202 codes per unit of d are the most that keep all codes below
+// 255, NaN's code. d = 0 and d = 1 (at large |x|) are exact because 202 is an integer. The error of d is at most 1/404.
+// For normally distributed x its rms is 2.1e-3 of d's rms. If d were rounded to bf16, it would be 1.6e-3.
 enum { GELU_CODE_ZERO = 26, GELU_CODE_NAN = 255 };
 #define GELU_CODE_STEPS 202.0f
-#define GELU_CODE_SHIFT (0x1p23f + (float)GELU_CODE_ZERO) // floats from 2^23 on are whole: their last byte is the code
+#define GELU_CODE_SHIFT (0x1p23f + (float)GELU_CODE_ZERO) // floats from 2^23 on are integers: the last byte is the code
 
 GNS_HD static inline uint8_t gelu_encode(float derivative) {
     const float shifted = fmaf(derivative, GELU_CODE_STEPS, GELU_CODE_SHIFT);
     uint32_t bits;
-#ifndef __CUDA_ARCH__ // a GPU's NaN is 0x7fffffff, whatever the operands
+#ifndef __CUDA_ARCH__ // on a GPU NaN needs no test: it is always 0x7fffffff, whose last byte is GELU_CODE_NAN
     if (isnan(derivative)) return GELU_CODE_NAN;
 #endif
     memcpy(&bits, &shifted, sizeof bits);
@@ -34,7 +34,7 @@ GNS_HD static inline uint8_t gelu_encode(float derivative) {
 }
 
 GNS_HD static inline float gelu_decode(unsigned code) {
-    const uint32_t bits = 0x4b000000u | code; // 2^23 + code; a GPU converts integers four times as slowly
+    const uint32_t bits = 0x4b000000u | code; // the float 2^23 + code; on a GPU a cast takes four times as long
     float shifted;
     memcpy(&shifted, &bits, sizeof shifted);
     return code == GELU_CODE_NAN ? NAN : (shifted - GELU_CODE_SHIFT) * (1.0f / GELU_CODE_STEPS);

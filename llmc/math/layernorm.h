@@ -1,9 +1,9 @@
 // layernorm: one element of LayerNorm (Ba et al. 2016, arXiv 1607.06450) over rows of C, forward and backward.
 //   forward   xhat = (x - mean) rstd, y = xhat gamma + beta
-//   backward  with g = dy gamma: dx = rstd (g - mean(g) - xhat mean(g xhat)), means over the row;
+//   backward  with g = dy gamma: dx = rstd (g - mean(g) - xhat mean(g xhat)), means over the row of C;
 //             dgamma and dbeta are the sums of dy xhat and of dy over rows
-// The sums over one example's rows are its gradient. So the per-example norms |dgamma_b|^2 and |dbeta_b|^2 cost only
-// the squares (Gray et al. 2024, arXiv 2411.00999, section 3).
+// The sums over example b's T rows are dgamma_b and dbeta_b. So the norms |dgamma_b|^2 and |dbeta_b|^2 cost only the
+// squares (Gray et al. 2024, arXiv 2411.00999, section 3).
 #pragma once
 
 #include "math/accumulate.h"
@@ -26,8 +26,8 @@ GNS_HD static inline float layernorm_xhat(float x, float mean, float rstd) { ret
 
 GNS_HD static inline float layernorm_y(float xhat, float gamma, float beta) { return add_product(beta, xhat, gamma); }
 
-// Adds an element to its row's sum of g xhat, and to its column's dgamma and dbeta. The callers sum g = dy gamma: some
-// callers round each product, others do not.
+// Adds an element to its row's sum of g xhat, and to its column's dgamma and dbeta. The callers themselves sum
+// g = dy gamma, because some of them round each g first.
 GNS_HD static inline void layernorm_add(float *sum_g_xhat, float *dgamma, float *dbeta, float dy, float gamma,
                                         float xhat) {
     *sum_g_xhat = add_product(*sum_g_xhat, dy * gamma, xhat);

@@ -18,8 +18,8 @@ GNS_HD static inline float loss_smoothed(float loss, float target_logit, float m
     return loss + smoothing * (target_logit - mean_logit);
 }
 
-// Returns scale x dlogit of the target, from p = scale x softmax. For all other logits scale x dlogit is p. With
-// smoothing s pass (1 - s) scale, and subtract loss_gradient_everywhere from all gradients.
+// Returns scale * dlogit[target]. p: scale * softmax[target]. For all other logits scale * dlogit = scale * softmax.
+// With smoothing s pass (1 - s) scale, and subtract loss_gradient_everywhere from every scale * dlogit.
 GNS_HD static inline float loss_gradient_at_target(float p, float scale) { return p - scale; }
 
 GNS_HD static inline float loss_gradient_everywhere(float scale, float smoothing, int V) {

@@ -3,10 +3,10 @@
 //
 //     m = mu m + (1 - mu) g    x = (1 - mu) g + mu m (Nesterov)    O = NewtonSchulz(x)    p -= lr (scale O + decay p)
 //
-// With x = U S V^T, O approximates U V^T. Its elements have a root mean square of 1 / sqrt(longer side). With scale =
-// 0.2 sqrt(longer side) the step has a root mean square of 0.2, as AdamW's step has, so AdamW's lr and weight decay fit
-// (Liu et al. 2025, "Muon is scalable for LLM training", arXiv 2502.16982, section 2.2). Jordan's lr is this lr times
-// 0.2 sqrt(longer side) / sqrt(max(1, out / in)).
+// With x = U S V^T, O approximates U V^T, whose elements have a root mean square of 1 / sqrt(longer side). With scale =
+// 0.2 sqrt(longer side), scale O has a root mean square of 0.2, as AdamW's direction has, so AdamW's lr and weight
+// decay fit (Liu et al. 2025, "Muon is scalable for LLM training", arXiv 2502.16982, section 2.2). Jordan's lr is this
+// lr times 0.2 sqrt(longer side) / sqrt(max(1, out / in)).
 //
 // The weights of queries, keys and values are three matrices (tensor_muon_matrices), as Jordan advises. If they were
 // orthogonalized as one matrix, the size of each matrix's step would depend on the other two matrices.
@@ -23,7 +23,7 @@ enum { MUON_STEPS = 5 };
 #define MUON_C   2.0315f
 #define MUON_EPS 1e-7
 
-// Returns x. g: the clipped mean gradient; m: its new moment.
+// Returns x. g: the clipped mean gradient; m: the updated moment.
 GNS_HD static inline float muon_nesterov(float g, float m, float mu) { return (1.0f - mu) * g + mu * m; }
 
 // Updates the moment and returns x.

@@ -1,5 +1,5 @@
 // outliers: measures how far a step's loss or gradient norm lies above recent values, to skip outliers (--skip-loss-z,
-// --skip-grad-z) and to roll spikes back (--on-spike). A last step that the horizon cuts is not judged.
+// --skip-grad-z) and to roll spikes back (--on-spike). The last step is not judged if the horizon cuts its batch.
 #pragma once
 
 #include "base/common.h"
@@ -13,9 +13,9 @@ typedef struct {
     int64_t count; // values seen so far
 } Outliers;
 
-// Returns how many standard deviations x lies above the window's mean; NaN while the window is not full. Then adds x to
-// the window unless its z is above `most`. With `most` INFINITY the window follows a lasting shift within 128 steps.
-// Computes mean and deviation from the whole window each time, so a resumed run has the same bits.
+// Returns z, the number of standard deviations by which x lies above the window's mean; NaN while the window is not
+// full. Adds x to the window unless z > most. With `most` INFINITY the window follows a lasting shift within 128 steps.
+// Computes mean and deviation from the whole window each time, so that a resumed run has the same bits.
 static inline double outliers_z(Outliers *o, double x, double most) {
     double z = NAN;
     if (o->count >= OUTLIERS_WINDOW) {

@@ -1,22 +1,22 @@
 // permutation: the order of the data, as a keyed bijection on [0, n). Any point is computed in constant memory, so the
 // loader's whole state is one counter.
 //
-// It is a Feistel network on the smallest power of two that holds n, with cycle walking back into [0, n) (Black and
-// Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, section 3): under two evaluations on average. The
-// halves may differ in width by one bit. Each round XORs a keyed hash of one half into the other, so a round is its own
-// inverse.
+// It is a Feistel network on [0, 2^bits), the smallest that contains [0, n). Cycle walking repeats it until the result
+// is below n, fewer than two times on average (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002,
+// section 3). The halves may differ in width by one bit. Each round XORs a keyed hash of one half into the other, so a
+// round is its own inverse.
 #pragma once
 
 #include "base/hash.h"
 
-#define PERMUTATION_ROUNDS 8 // four suffice for wide blocks (Luby and Rackoff 1988); these blocks are narrow
+#define PERMUTATION_ROUNDS 8 // four rounds suffice for wide halves (Luby and Rackoff 1988); these halves are narrow
 
 // The key of one epoch's order.
 GNS_HD static inline uint64_t permutation_key(uint64_t seed, uint64_t epoch) {
     return hash_finish(hash_finish(seed + HASH_GOLDEN) + epoch * HASH_GOLDEN);
 }
 
-// The shift of an epoch's windows, in [0, n). No round of its permutation uses this hash.
+// The shift of an epoch's windows, in [0, n). No round of the epoch's permutation uses this hash.
 GNS_HD static inline uint64_t permutation_shift(uint64_t n, uint64_t key) {
     return hash_finish(key + (PERMUTATION_ROUNDS + 1) * HASH_GOLDEN) % n;
 }
@@ -33,7 +33,7 @@ GNS_HD static inline uint64_t permutation_feistel(uint64_t x, int low_bits, int 
     return high << low_bits | low;
 }
 
-// The image of k in [0, n), 1 <= n <= 2^48: a pure function, and a bijection for each (n, key).
+// Returns the image of k in [0, n), for 1 <= n <= 2^48. For each (n, key) this is a bijection.
 GNS_HD static inline uint64_t permutation_at(uint64_t n, uint64_t key, uint64_t k) {
     int bits = 0;
     while (((uint64_t)1 << bits) < n) bits++;

@@ -1,8 +1,8 @@
-// rng: random numbers as a pure function of (seed, stream, index): any thread, rank or device can draw the k-th.
-//
+// rng: random numbers as a pure function of (seed, stream, index). So any thread, rank or device can draw any of them.
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, section 3.3.
 // The 64-bit seed is the key; the 128-bit counter is (block, stream). One block gives four 32-bit words.
-// Use a stream for one kind of draw: rng_u32 and rng_uniform number its blocks differently and would share words.
+// Use each stream for one kind of draw. On one stream rng_u32 and rng_uniform would use the same words for different
+// draws.
 #pragma once
 
 #include "base/common.h"
