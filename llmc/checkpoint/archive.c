@@ -5,7 +5,7 @@
 // 3. One rename makes it visible, after its files, its manifest and their directory are on the disk; then OUT is synced
 //    (archive_commit). If the sync fails, the rename is undone. A process killed before the rename leaves a partial,
 //    which archive_tidy removes.
-// 4. It is removed in the opposite order: renamed to .step_N.partial, then removed (archive_remove).
+// 4. A checkpoint is removed in the opposite order: first renamed to .step_N.partial, then deleted (archive_remove).
 // 5. Only a checkpoint whose manifest holds this run's id is removed. Only files that the manifest or own_files lists
 //    are removed. Other files stay in OUT/step_N.kept; a line in `notes` says so. A checkpoint that is a link stays.
 // 6. Never removed are the checkpoints that `Spare` names, and the newest checkpoint that this run has read back whole

@@ -241,7 +241,7 @@ int checkpoint_load_tensor(const Receiver *to, StateKind kind, int i, TensorRead
     return 0;
 }
 
-// A tensor of the whole model begins at element `base` of an entry.
+// Where a tensor of the whole model lies in the files: from element `base` of an entry on.
 typedef struct {
     const SafetensorsEntry *entry;
     size_t base;

@@ -129,7 +129,7 @@ int layout_write(const Layout *layout, LayoutPiece *piece, int pieces, const int
     for (int i = 0; i < pieces && !code; i++) {
         LayoutPiece *p = &piece[i];
         size_t bytes = p->digest.bytes;
-        char *at = block + p->offset % BLOCK; // O_DIRECT wants equal address and offset, modulo BLOCK
+        char *at = block + p->offset % BLOCK; // O_DIRECT needs address and offset that are equal modulo BLOCK
         code = fill(layout, p->file, p->offset, p->offset + bytes, read, context, at, e);
         p->digest = digest_of(at, bytes);
         if (!code) code = file_write_range(fd[p->file], layout_names[p->file], p->offset, at, bytes, e);

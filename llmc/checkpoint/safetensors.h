@@ -1,4 +1,4 @@
-// safetensors: reads ranges of Hugging Face's tensor file. layout.c writes it.
+// safetensors: reads ranges of Hugging Face's tensor files. layout.c writes such files.
 //
 // The format (github.com/huggingface/safetensors, "Format"):
 //

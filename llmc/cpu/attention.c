@@ -95,7 +95,7 @@ VECTOR_INLINE void scale_values(void *to, size_t at, const Dtype to_type, const 
     for (size_t i = whole; i < n; i++) value_set(to, at + i, scale * value_get(from, from_at + i, from_type), to_type);
 }
 
-// to (Tp, Dp) = scale * from (T, D), padded with zeros
+// `to` (Tp, Dp) = scale * `from` (T, D), padded with zeros
 static void copy_padded(const Head *head, float *to, const void *from, size_t from_row, float scale) {
     size_t D = head->D, Dp = head->Dp;
     for (size_t t = 0; t < head->T; t++, to += Dp) {
@@ -105,14 +105,14 @@ static void copy_padded(const Head *head, float *to, const void *from, size_t fr
     memset(to, 0, (head->Tp - head->T) * Dp * sizeof *to);
 }
 
-// Rows [t, t + rows) of to (T, D) = scale * from (rows, Dp)
+// Rows [t, t + rows) of `to` (T, D) = scale * `from` (rows, Dp)
 static void copy_rows_out(const Head *head, void *to, size_t t, size_t to_row, const float *from, size_t rows,
                           float scale) {
     for (size_t i = 0; i < rows; i++, from += head->Dp)
         BY_TYPE(head->type, scale_values(to, (t + i) * to_row, TYPE, from, 0, DTYPE_FP32, head->D, scale));
 }
 
-// to (Tp / TILE_COLUMNS, D, TILE_COLUMNS) = from (T, D), transposed in panels. floats: scratch (Tp, Dp), for bf16.
+// `to` (Tp / TILE_COLUMNS, D, TILE_COLUMNS) = `from` (T, D), transposed in panels. floats: scratch (Tp, Dp), for bf16.
 static void transpose_panels(const Head *head, float *to, const void *from, size_t from_row, float *floats) {
     const float *rows = from;
     if (head->type != DTYPE_FP32) {
@@ -201,7 +201,7 @@ static void forward_panel(const Head *head, void *out, float *lse, size_t i, siz
         copy_rows_out(head, out, i + r, head->out_row, head->rows + r * Dp, 1, 1 / sum[r]);
 }
 
-// Returns delta_t = sum_d dout_td out_td = sum_j P_tj dP_tj (FlashAttention, appendix B.4), also with dropout
+// Returns delta_t = sum_d dout_td out_td = sum_j P_tj dP_tj (FlashAttention, appendix B.4), also with dropout.
 VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, size_t D, const Dtype type) {
     size_t whole = D / VEC * VEC;
     float lane[VEC];

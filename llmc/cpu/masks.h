@@ -4,7 +4,7 @@
 #include "cpu/value.h"
 #include "math/dropout.h"
 
-// to (B, T, C) = x times dropout's factors, element by element; to may be x. d: the dropout of the first example.
+// `to` (B, T, C) = x times dropout's factors, element by element; `to` may be x. d: the dropout of the first example.
 void dropout_apply(void *to, const void *x, Dropout d, DropoutPlace place, int B, int T, int C, Dtype type);
 
 enum { DROPOUT_SPAN = 128 }; // columns

@@ -15,7 +15,7 @@
 
 // The kernels of bf16. Instructions multiply two neighbours of k at once, so a word of a panel holds a pair: elements
 // (k, i) and (k + 1, i). B is packed as (pairs, 32, 2), A as (pairs, 12, 2); for AMX, A as (32 rows, 32) per 32 k. Each
-// innermost loop has its own target, whatever the compiler's flags; matmul_kernel chooses one that the machine runs.
+// kernel is compiled for its own instructions, whatever the compiler's flags. matmul_kernel chooses among the kernels.
 
 #if defined(BF16_X86) || defined(__aarch64__)
 enum { STEP = BF16_STEP, COLUMNS = BF16_COLUMNS, ROWS = BF16_ROWS, AMX_ROWS = BF16_AMX_ROWS };
@@ -232,9 +232,9 @@ AVX512_BF16 static void avx512_multiply(MatmulTiles *tiles, const uint16_t *a, c
 #    else
 // ---- BFMMLA ---------------------------------------------------------------------------------------------------------
 
-// Every Arm core with bf16 has bfmmla. It adds the product of (2, 4) and (4, 2) to (2, 2).
-// It gives the bits of two bfdot: it sums pair by pair, rounds each sum of two products and each addition to odd, and
-// flushes subnormals. Other machines round to nearest, so their bits differ.
+// Every Arm core with bf16 has bfmmla, which adds the product of (2, 4) and (4, 2) to (2, 2). bfmmla gives the bits of
+// two bfdot: it sums pair by pair, rounds each sum of two products and each addition to odd, and flushes subnormals.
+// Other machines round to nearest, so their bits differ.
 #        define BF16 __attribute__((target("arch=armv8.2-a+bf16")))
 
 enum { GROUP = 8 }; // sums of GROUP columns fill 24 of 32 registers

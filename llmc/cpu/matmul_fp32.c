@@ -9,7 +9,7 @@ enum { DIRECT_COLUMNS = 512 }; // largest N for which tiles read A unpacked, sin
 enum { DIRECT_COLUMNS = 0 };
 #endif
 
-// True if tiles read rows of A unpacked. Only whole tiles do: others would read beyond A.
+// True if tiles read rows of A unpacked. Only whole tiles do, since others would read beyond A.
 static bool reads_in_place(const MatmulProduct *p, size_t rows) { return p->N <= DIRECT_COLUMNS && rows == TILE_ROWS; }
 
 // Packs rows [i, i + count) of A, for the block's k.

@@ -5,8 +5,8 @@
 
 enum { CACHE_LINE = 64 };
 
-// Memory to prefetch while a tile is computed, a few cache lines at a time. More at once would delay the tile's loads:
-// an Emerald Rapids has at most 16 lines in flight, each for 100 ns.
+// Memory to prefetch while a tile is computed, a few cache lines at a time. More at once would delay the tile's loads,
+// since an Emerald Rapids has at most 16 lines in flight, each for 100 ns.
 typedef struct {
     const char *run;             // the present run of `length` bytes; runs lie `stride` bytes apart
     size_t byte, length, stride; // byte: the next line's offset in the run

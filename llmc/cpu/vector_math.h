@@ -72,8 +72,8 @@ VECTOR_INLINE float vec_sum(Vec v) {
     return sum;
 }
 
-// exp to 1.1 ulp; 0 if the result would be subnormal (x < -87.33), infinity for x above 88.72, NaN for NaN.
-// Cody & Waite's reduction: x = n ln2 + r with |r| <= ln2/2, then exp(x) = 2^n exp(r), exp(r) by a polynomial.
+// Returns exp(x) to 1.1 ulp; 0 if that would be subnormal (x < -87.33), infinity for x above 88.72, NaN for NaN.
+// Cody & Waite's reduction: x = n ln2 + r with |r| <= ln2/2, so exp(x) = 2^n exp(r), with exp(r) from a polynomial.
 VECTOR_INLINE Vec vec_exp(Vec x) {
     const float log2e = 0x1.715476p+0f;
     const float ln2_high = 0x1.62ep-1f, ln2_low = 0x1.0bfbe8p-15f; // n ln2_high is exact: 13 bits and |n| <= 2^7
@@ -97,7 +97,7 @@ VECTOR_INLINE Vec vec_exp(Vec x) {
 VECTOR_INLINE Vec vec_abs(Vec x) { return (Vec)((VecInt)x & INT32_MAX); }
 
 // GELU is x s with s = sigmoid(2u) (math/gelu.h). With t = exp(-|2u|) and r = 1/(1 + t), s is r for x >= 0 and t r for
-// x < 0: nothing overflows or cancels.
+// x < 0, so nothing overflows or cancels.
 VECTOR_INLINE Vec vec_gelu(Vec x) {
     Vec t = vec_exp(-GELU_SCALE * vec_abs(x) * (1.0f + GELU_CUBIC * x * x));
     return x * vec_select(x < 0.0f, t, vec_set(1)) / (1.0f + t);

@@ -92,7 +92,7 @@ typedef struct {
     bool is_cpu;         // a CPU, whose speeds are measured; a GPU's are in a table (plan/devices.h)
     size_t value_bytes;  // bytes of a weight or activation in the kernels
     size_t head_bytes;   // bytes of the largest chunk of logits
-    double flops;        // FLOP/s of multiply-adds, measured; 0: not measured, or no such kernel here
+    double flops;        // FLOP/s of multiply-adds, measured; 0: not measured, or no kernel for the type
     double bandwidth;    // B/s of a copy, read and written together, measured; 0: not measured
     double memory_bytes; // 0: unknown
     // True if the products also compute per-example norms, without writing an example's gradient. Then GNS_EXACT costs
@@ -211,7 +211,7 @@ struct EngineApi {
     int (*tune)(Engine *engine, Error *e);
 
     // tuning returns the choices as one line of text for run.json and checkpoints; "": none. set_tuning restores
-    // choices before the first step. ERR_INPUT if they were made with another GPU or library version: the engine then
+    // choices before the first step. ERR_INPUT if they were made with another GPU or library version. The engine then
     // has no choices.
     const char *(*tuning)(const Engine *engine);
     int (*set_tuning)(Engine *engine, const char *tuning, Error *e);
@@ -228,8 +228,8 @@ struct EngineApi {
     // others. The engine does not use `values` after store or load has returned, even with an error.
     int (*store)(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 
-    // Pins (page-locks) host memory that store fills or load reads, until unpin. Optional: memory that is not pinned is
-    // copied more slowly. From any thread. NULL: the engine does not need it.
+    // Pins (page-locks) host memory that store fills or load reads, until unpin. Optional, but other memory is copied
+    // more slowly. Any thread may call them. NULL: the engine does not need them.
     void (*pin)(Engine *engine, void *memory, size_t bytes);
     void (*unpin)(Engine *engine, void *memory);
 

@@ -38,8 +38,8 @@ size_t shard_grad_place(const EngineConfig *config, size_t element);
 size_t shard_grad_sum_place(const EngineConfig *config, Range range);
 
 // Return the elements of the weight buffer that forward and backward read, and the offset in it of an element of the
-// flat array. With shard_weights the buffer holds the embeddings' weights and SHARD_WEIGHT_SLOTS slots: bucket i is in
-// slot i modulo SHARD_WEIGHT_SLOTS. Otherwise it holds all weights. While one slot computes, the other is gathered.
+// flat array. The buffer holds all weights; with shard_weights the embeddings' weights and two slots. Bucket i is in
+// slot i modulo 2, so a block is gathered while its predecessor computes.
 enum { SHARD_WEIGHT_SLOTS = 2 };
 size_t shard_weight_elements(const EngineConfig *config);
 size_t shard_weight_place(const EngineConfig *config, size_t element);

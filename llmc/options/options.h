@@ -74,7 +74,7 @@ static inline bool options_train(const Options *o) {
     return !(o->help || o->version || o->print_options || o->dry_run || o->sample_only || o->eval_only || *o->check);
 }
 
-// Returns the number of steps between validations that --keep-best may save; 0: none.
+// Returns the number of steps from one possible checkpoint of --keep-best to the next; 0: none.
 static inline int64_t best_every(const Options *o) { return o->keep_best && *o->val ? o->val_every : 0; }
 
 // Prints the help of the option o->help_about; NULL: of all options.

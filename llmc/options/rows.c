@@ -306,8 +306,7 @@ static int parse_config_line(const OptionTable *t, char *line, Error *e) {
     return row_set(t, id, name, value, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 
-// Sets an option to a value of run.json. Ignores 0, "" and false of an option without a default, which the run did not
-// use.
+// Sets an option to a value of run.json. Ignores 0, "" and false if the option has no default: the run did not use it.
 static int parse_json_value(const OptionTable *t, const char *name, const cJSON *value, Error *e) {
     const double exact = 9007199254740992; // 2^53
     char number[40];

@@ -23,7 +23,8 @@ typedef enum {
     ROW_ENDS   // FLAG: words after it are not read
 } OptionKind;
 
-// The unit of a value of llm.c's flag. If it differs, the option counts tokens, with ALIAS_VALIDATIONS steps.
+// The unit in which llm.c's flag counts. ALIAS_AS_IS: the option's unit. Otherwise the option counts tokens, or (with
+// ALIAS_VALIDATIONS) steps.
 typedef enum { ALIAS_AS_IS, ALIAS_STEPS, ALIAS_MICRO_BATCHES, ALIAS_VALIDATIONS } AliasUnit;
 
 typedef struct {
@@ -41,9 +42,9 @@ typedef struct {
     const char *empty;  // remedy for an empty text; NULL: accept it
     int needs[2];       // refuse the option unless all of these conditions hold
     bool off_at_0;      // 0, "" and false turn the option off, and `needs` is ignored
-    int group;          // options of one group exclude each other; row_set defines which has an effect. 0: no group
+    int group;          // options of one group exclude each other; row_set decides which has an effect. 0: no group
     bool of_run;        // may not change on resume; a checkpoint without the option counts as the default
-    bool of_invocation; // not part of a run: --config RUN/run.json ignores it
+    bool of_invocation; // not part of a run, so --config RUN/run.json ignores it
 } OptionRow;
 
 // An option of other programs. names: its names, separated by blanks; ours: our name or NULL; note: a hint or NULL.

@@ -25,5 +25,5 @@ const DeviceSpec *device_spec_find(const char *text);
 // Writes the names, for messages: "GB200, B200, ...".
 void device_spec_names(char *out, size_t bytes);
 
-// Peak of dense matrix products in the engine's precision (fp32 sums), FLOP/s; 0: the device is not in the table.
+// Returns the peak of dense matrix products in the engine's precision (fp32 sums) in FLOP/s; 0: not in the table.
 double device_peak_flops(const EngineDevice *device);

@@ -37,7 +37,7 @@ typedef struct {
     bool measured;     // true for a CPU
     bool own;          // true if some figures come from the user
     double value;      // bytes of a weight or activation in the kernels
-    double peak;       // FLOP/s for such values; 0: unknown, and no time can be planned
+    double peak;       // FLOP/s for values of this size; 0: unknown, and no time can be planned
     double head_bytes; // largest chunk of logits
     bool fuses_exact;  // has Hopper's kernels, which fuse exact norms if the channels allow it (plan_fuses_exact)
     PlanEfficiency efficiency;
@@ -65,7 +65,7 @@ typedef struct {
     int64_t rows;                             // the batch that the page describes
     int64_t val_rows;                         // rows of a validation; 0: none
     double train_tokens;                      // tokens in --train; 0: not read
-    double epoch_tokens;                      // tokens of training after which the most repeated source is read once
+    double epoch_tokens;                      // tokens trained on when the most repeated source has been read once
     bool mixture;                             // several sources
     bool copies;                              // checkpoints are written from a copy on the host
     double checkpoint_bytes, disk_free_bytes; // disk_free_bytes -1: unknown
@@ -96,10 +96,10 @@ static inline int plan_machine(const PlanDevice *d, int ranks) {
 }
 
 double plan_step_bytes(const Plan *plan);                        // bytes that a rank sends in a step
-double plan_tensor_bytes(const Plan *plan);                      // activations among these bytes (--tensor)
+double plan_tensor_bytes(const Plan *plan);                      // bytes of activations among them (--tensor)
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s per rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
-double plan_all_to_all_seconds(const PlanDevice *device, int ranks, double bytes); // bytes: over all ranks
+double plan_all_to_all_seconds(const PlanDevice *device, int ranks, double bytes); // bytes: of all ranks together
 
 // Where a step of `tokens` tokens turns from compute-bound to bandwidth-bound, ignoring latencies. hidden: channels
 // within the MLP.
@@ -119,7 +119,7 @@ static inline int plan_tensor(const Plan *plan) { return plan->sharing.tensor > 
 // Returns shape.model if there is no memory for *local.
 const Model *plan_model(const Plan *plan, Model *local);
 
-// Returns the largest n in [low, over) for which `holds` is true, or low. `holds` must be true below some n only.
+// Returns the largest n in [low, over) for which `holds` is true, or low. As n grows, `holds` may only turn false.
 int plan_most(const Plan *plan, int low, int over, bool (*holds)(const Plan *plan, int n));
 
 // Simulates the whole run with the ramp's code. target: the batch, in rows, at which --ramp gns aims in every step.
@@ -136,8 +136,8 @@ PlanRun plan_run(const Plan *plan, double target);
 // is due twice (--checkpoint-every, --keep-best) counts twice. With --on-spike abandoned checkpoints count, too.
 int64_t plan_checkpoints(const Ramp *ramp, const Options *options);
 
-// Memory per rank, libraries included (memory.c); on a CPU also the copy for checkpoints. Returns this copy's bytes; 0:
-// there is no copy.
+// Plans the memory of a rank, libraries included (memory.c); on a CPU also the copy for checkpoints. Returns the bytes
+// of the copy; 0: there is no copy.
 double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory);
 double plan_usable_memory(const PlanDevice *device); // bytes of the device's memory that a run can use; 0: unknown
 bool plan_fits(const Plan *plan, int micro_batch);
@@ -149,7 +149,7 @@ int plan_largest_micro_batch(const Plan *plan);
 // none up to `most`.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
 
-// ERR_MEMORY if not even one row fits into the device's memory. Unknown memory fits all.
+// ERR_MEMORY if not even one row fits into the device's memory. If its size is unknown, everything fits.
 int plan_check_fits(const Plan *plan, Error *e);
 
 void plan_print(FILE *f, const Plan *plan); // a page for a person (print.c)

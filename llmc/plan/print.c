@@ -184,7 +184,7 @@ static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, int 
     fprintf(f, "\n");
 }
 
-// Prints from how many tokens or ranks a step is compute-bound, then what collectives cost.
+// Prints the numbers of tokens and ranks with which a step is compute-bound, then what collectives cost.
 static void print_links(FILE *f, const Plan *p) {
     const ModelConfig *c = &p->shape.model->config;
     double tokens = (double)(p->rows * p->shape.seq_len);
@@ -259,7 +259,7 @@ static void print_advice(FILE *f, const Plan *p) {
     else fprintf(f, "  advice: %s%s\n", mesh(&best[take], p).s, take ? "; nothing else fits" : "");
 }
 
-// Prints rows for other numbers of ranks; for the plan's ranks with other --zero and --tensor; bounds and collectives.
+// Prints a row for each number of ranks, rows for other --zero and --tensor on the plan's ranks, then print_links.
 static void print_ranks(FILE *f, const Plan *p) {
     const PlanDevice *d = &p->device;
     bool price = p->options->price > 0;
@@ -318,8 +318,8 @@ static void print_run(FILE *f, const Plan *p, const char *what, double target) {
 }
 
 // Suggests values of the options that nobody gave, for AdamW: 20 tokens per parameter (Hoffmann et al. 2022, arXiv
-// 2203.15556); batch and rate by Step Law (Li et al. 2025, arXiv 2503.04715: B = 0.58 D^0.571 tokens, rate = 1.79
-// N^-0.713 D^0.307, N without embeddings); warm-up of 2 / (1 - beta2) steps (Ma and Yarats 2021, arXiv 1910.04209).
+// 2203.15556); batch and lr by Step Law (Li et al. 2025, arXiv 2503.04715: B = 0.58 D^0.571 tokens, lr = 1.79 N^-0.713
+// D^0.307, N without embeddings); warm-up of 2 / (1 - beta2) steps (Ma and Yarats 2021, arXiv 1910.04209).
 static void print_suggestions(FILE *f, const Plan *p) {
     const Options *o = p->options;
     const ModelConfig *c = &p->shape.model->config;

@@ -59,7 +59,7 @@ typedef struct {
     Work work[WORK_MAX];
 } Workload;
 
-// Counts a micro-step: forward, loss and backward. w: the device's fields set, the others 0.
+// Counts a micro-step: forward, loss and backward. w: the fields from the device are set, the others are 0.
 Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w);
 
 // Counts the work that a step does once: clears all gradients, computes their norms, and updates `owned` parameters.
