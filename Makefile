@@ -59,7 +59,7 @@ SAN_BUILD := build/$(VARIANT)-san
 BUILD := $(if $(filter 1,$(SAN)),$(SAN_BUILD),build/$(VARIANT))
 
 CFLAGS ?= -O3
-# Compiles for this machine, unless CFLAGS names another. On Arm -mcpu names the machine: Clang has no -march=native there.
+# Compiles for this machine, unless CFLAGS names another. On Arm with -mcpu, since Clang has no -march=native there.
 THIS_MACHINE := $(if $(filter aarch64%,$(shell $(CC) -dumpmachine 2> /dev/null)),-mcpu=native,-march=native)
 MACHINE := $(if $(filter 0,$(NATIVE))$(filter -march=% -mcpu=%,$(CFLAGS)),,$(THIS_MACHINE))
 ifeq ($(AVX2),1)
@@ -87,7 +87,7 @@ data/tokenize: $(BUILD)/data/tokenize ## text to token shards
 
 all: train_gpt2 data/tokenize ## both of these
 
-# "tokenize" is too general a name for a program in PATH: it is installed as gns_tokenize.
+# data/tokenize is installed as gns_tokenize: "tokenize" is too general a name for a program in PATH.
 PREFIX ?= /usr/local
 BIN = $(DESTDIR)$(PREFIX)/bin
 COMPLETIONS = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
@@ -96,7 +96,7 @@ install: all ## copies the programs to PREFIX/bin, train_gpt2cu too if it is bui
 	@install -d '$(COMPLETIONS)' && cd '$(BIN)' && for p in train_gpt2 $(wildcard train_gpt2cu) gns_tokenize; do '$(CURDIR)/dev/make/completion.sh' "./$$p" $$p > '$(COMPLETIONS)'/$$p || true; done
 	@echo "installed in $(BIN): train_gpt2$(if $(wildcard train_gpt2cu), train_gpt2cu) gns_tokenize$(if $(filter 0,$(NATIVE)),, (for this machine; NATIVE=0 for any))"
 
-uninstall: ## removes them from PREFIX/bin
+uninstall: ## removes these programs from PREFIX/bin
 	cd '$(BIN)' && rm -f train_gpt2 train_gpt2cu gns_tokenize
 	cd '$(COMPLETIONS)' && rm -f train_gpt2 train_gpt2cu gns_tokenize
 
@@ -104,8 +104,8 @@ uninstall: ## removes them from PREFIX/bin
 OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/run/main_% $(if $(MPI_LIBS),,%/transport_mpi.c),$(wildcard llmc/*/*.c)))
 LIBRARY := $(BUILD)/libgns.a
 
-# Makes each program and object under the name PART, which ends with the shell's process id, then renames it: another
-# make may be reading the old file.
+# Makes each program and object under the name PART, which ends with the shell's process id, then renames it, since
+# another make may be reading the old file.
 PART = $@.part$$$$
 SHOW_WHOLE = && mv -f $(PART) $@
 

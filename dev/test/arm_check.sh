@@ -36,7 +36,7 @@ losses_within() { # MOST RUN RUN: relative differences are at most MOST, over at
         awk -v most="$1" '{ d = ($2 - $4) / $4; if (d < 0) d = -d; if (d > worst) worst = d; if ($1 == $3 && $4 > 0) n++ }
             END { printf "  %d losses, at most %.2g apart\n", n, worst; exit !(n >= 24 && worst <= most) }'
 }
-resumed() { # MACHINE FROM RUN: resumes a copy of run FROM of the other machine at step 10
+resumed() { # MACHINE FROM RUN: resumes RUN at step 10; RUN is a copy of FROM, a run of the other machine
     cp -r "$2" "$3" && rm -r "$3/step_00000020"
     train "$1" "$3" 1
     check "it does not resume: $(cat "$work/log")" says "$work/log" "resuming"

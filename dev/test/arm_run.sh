@@ -3,7 +3,7 @@
 # test-arm: dev/test/arm_run.sh PROGRAM [ARGUMENT...]
 set -eu
 [[ $1 != *.sh ]] || exec "$@"
-case ${1##*/} in # skip tests that take minutes, and tests that count threads: qemu adds threads
+case ${1##*/} in # skip tests that take minutes, and tests that count threads, since qemu adds threads
 test_gns) export GNS_ONLY="test_duplicates test_identities test_tracker test_lower_formula test_drift test_calibration
     test_calibration_is_timely test_ratio test_ranks_limits test_groups" ;;
 test_shard) export GNS_ONLY="test_sharded_gradients test_collected_micro_steps test_awaited_weights test_memory_plan" ;;

@@ -3,8 +3,8 @@
 #
 #     . "$(dirname "$0")/../checks.sh" ranks
 #
-# This changes to the root of the repository and makes a directory $work, removed at the end. The programs under test
-# are in the build directory $GNS_BUILD (dev/test/run.sh sets it). A test is either a function,
+# This changes to the root of the repository and makes a directory $work, which is removed at the end. The programs
+# under test are in the build directory $GNS_BUILD (dev/test/run.sh sets it). A test is either a function,
 #
 #     it_works() { ...; }               fails with a non-zero code, and prints the reason; 77 skips it
 #     try it_works                      prints "PASS ranks/it_works 0.12s", or FAIL or SKIP and the reason

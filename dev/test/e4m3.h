@@ -12,11 +12,11 @@ static inline uint8_t e4m3_code(float y) {
     const uint8_t sign = (uint8_t)(bits >> 24 & 0x80);
     if (size < 0x1p-6f) return sign | (uint8_t)(size * 0x1p9f);
     memcpy(&bits, &size, sizeof bits);
-    return sign | (uint8_t)((bits >> 20) - (120u << 3)); // exponent bias 127 to 7
+    return sign | (uint8_t)((bits >> 20) - (120u << 3)); // an exponent has bias 127 in fp32, 7 in e4m3
 }
 
-// Returns the e4m3 number of a code, by definition: (-1)^sign 2^(exponent - 7) (1 + mantissa / 8), subnormal with
-// exponent 0.
+// Returns the e4m3 number of a code, by definition: (-1)^sign 2^(exponent - 7) (1 + mantissa / 8). With exponent 0 it
+// is subnormal.
 static inline float e4m3_value(int code) {
     const int exponent = code >> 3 & 15, mantissa = code & 7;
     const float size = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);

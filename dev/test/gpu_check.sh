@@ -5,7 +5,7 @@
 #     dev/test/gpu_check.sh [tests] [sanitize] [bench] [resume] [pages] [parity]  (default: tests bench)
 #
 #     BUILD   where the programs are (build): $BUILD/cuda-BF16, -FP16 and -FP32, $BUILD/cpu. If they are missing,
-#             `make cuda-programs` builds them. Programs built elsewhere run without headers here.
+#             `make cuda-programs` builds them. Programs built elsewhere need no headers here.
 #     DATA    directory with tinyshakespeare.txt and gpt2/ ($GNS_TEST_DATA)
 #     OUT     logs and run directories (build/gpu_check)
 #     TEXTS   directories with source text, for parity (/usr /opt)
@@ -28,7 +28,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 begin_table "$OUT"
 
-# Runs a program. Writes the log to $OUT/NAME.log, verdict and time to the table.
+# Runs a command. Writes its output to $OUT/NAME.log, and its verdict and time to the table.
 check() { # NAME LIMIT_SECONDS COMMAND...
     local name=$1 start=$EPOCHREALTIME code verdict=PASS
     timeout "$2" "${@:3}" > "$OUT/$name.log" 2>&1
@@ -60,7 +60,7 @@ tests() {
 }
 
 # Runs every kernel, with small sizes, under every tool. The programs of one tool run at the same time. initcheck does
-# not see cuBLASLt's bulk stores and reports their results as unwritten: it runs only the tests without cuBLASLt.
+# not see cuBLASLt's bulk stores and reports their results as unwritten, so it runs only the tests without cuBLASLt.
 # test_filled_memory (in the stage tests) finds the engine's reads of unwritten memory: it compares bits over memory
 # full of NaN and full of zeros.
 sanitize() {
@@ -69,7 +69,7 @@ sanitize() {
         for program in "$bf16"/dev/test/*/test_*_cuda; do
             name=$(basename "$program")
             case $tool-$name in
-            *-test_shard_cuda | *-test_device_cuda) ;; # run only the engine's kernels, or none
+            *-test_shard_cuda | *-test_device_cuda) ;; # these run only the engine's kernels, or none
             racecheck-test_optimizers*) row SKIP "$tool-$name" "it reports races within cuBLASLt's batched products" ;;
             initcheck-test_engine* | initcheck-test_matmul* | initcheck-test_optimizers* | initcheck-test_logits*) row SKIP "$tool-$name" "see test_filled_memory in the stage tests" ;;
             *) check "$tool-$name" "$TOOL_LIMIT" compute-sanitizer --tool "$tool" --error-exitcode 1 "$program" 1 small & ;;

@@ -39,7 +39,7 @@ command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
 grep -q MPI_Init_thread "$TRAINER" || fail 64 "$TRAINER was built without MPI" "Install Open MPI (and NCCL) and build it again"
 command -v python3 > /dev/null || fail 64 "no python3" "Install it: it makes the random text"
 
-# Without NVLink multicast (NVLS): some machines forbid it, and figures must be comparable. MPI uses shared memory.
+# Disable NVLink multicast (NVLS): some machines forbid it, and figures must be comparable. MPI uses shared memory.
 export NCCL_NVLS_ENABLE=0 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none
 mpirun=(scripts/mpirun.sh)
 [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
@@ -76,8 +76,8 @@ rank_counts=1
 for ((n = 2; n <= RANKS; n *= 2)); do rank_counts+=" $n"; done
 [ $((n / 2)) = "$RANKS" ] || rank_counts+=" $RANKS"
 
-# Half of the tokens follow from the previous token, so that a model can learn them. The others obey Zipf's law: the
-# embedding's kernels need tokens that repeat as in real text.
+# Half of the tokens follow from the previous token, so that a model can learn them. The others obey Zipf's law, since
+# the embedding's kernels need tokens that repeat as in real text.
 make_text() { # FILE COUNT VOCABULARY
     python3 - "$@" << 'PYTHON'
 import array, random, sys
@@ -118,7 +118,7 @@ run_processes() { # [R]: prints the processes of the current run, with mpirun; g
 runs() { kill -0 "$job" 2> /dev/null; }
 steps_done() { cat "$work/$current/metrics.jsonl" 2> /dev/null | grep -c '"loss"'; }
 
-# Waits until the processes are dead and their memory is free, at most 20 s.
+# Kills the run. Waits until its processes are dead and their memory is free, at most 20 s.
 kill_run() {
     local process state processes end=$((SECONDS + 20))
     {
@@ -131,7 +131,7 @@ kill_run() {
     } 2> /dev/null
 }
 
-await_end() { # SECONDS: waits for the run's end and sets `code`; kills a run that is late: code 124
+await_end() { # SECONDS: waits for the run's end and sets `code`; kills a run that is late and sets 124
     local end=$((SECONDS + $1))
     while runs; do
         [ $SECONDS -lt $end ] || { kill_run; code=124; return; }
@@ -173,7 +173,7 @@ farthest() { # A B FIELD SCALE
 }
 
 # Checks that two runs are equal up to rounding. (At a learning rate where the loss jumps, training magnifies rounding.)
-# G2 may be near 0: its error is relative to G2 + S / B.
+# G2 may be near 0, so its error is relative to G2 + S / B.
 same_run() { # A B
     local loss s g2
     loss=$(farthest "$1" "$2" loss 1) s=$(farthest "$1" "$2" gns_ln_s "\$2") g2=$(farthest "$1" "$2" gns_ln_g2 "(\$2 < 0 ? -\$2 : \$2) + \$3 / \$4")
@@ -208,7 +208,7 @@ agree_ranks() { # NAME
     done
 }
 
-same_in_every_mode() { # NAME OPTIONS...: compares runs with other --zero with run NAME, which has the default
+same_in_every_mode() { # NAME OPTIONS...: compares runs with --zero 0, 2 and 3 to run NAME, which has the default 1
     local zero
     for zero in 0 2 3; do agree_run "$1-z$zero" "$RANKS" --zero $zero "${@:2}" && same_bits "$1-z$zero" "$1"; done
 }
@@ -236,7 +236,7 @@ agree() {
         else row SKIP "$type" "$(head -n 1 "$work/$type.plan")"; fi
     done
 
-    # In fp32 training does not magnify rounding: any larger difference is a fault.
+    # In fp32 training does not magnify rounding, so a difference above these tolerances is a fault.
     local TRAINER=$BUILD/cuda-FP32/train_gpt2cu gns_tolerance=1e-3
     loss_tolerance=1e-4
     [ -z "$gpus" ] || if [ -x "$TRAINER" ]; then agree_ranks fp32; else row SKIP "fp32" "no $TRAINER"; fi
@@ -283,7 +283,7 @@ optimizers() {
 faults() {
     local victim=$((RANKS - 1)) name signal wanted gone struck seconds said verdict
     gone="rank $victim \(process [0-9]+\) is stopped or gone"
-    while read -r name signal deadline wanted; do # NAME-after-N: signal after N seconds, while MPI, CUDA and NCCL start
+    while read -r name signal deadline wanted; do # NAME-after-N gets its signal after N seconds, while MPI, CUDA and NCCL start
         begin "$name" "$RANKS" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $((8 * RANKS * agree_T)) \
             --steps 100000000 --zero "$ZERO" --deadline "$deadline"
         case $name in
@@ -312,9 +312,9 @@ EOF
 
 # ---- scaling and memory ----------------------------------------------------------------------------------------------
 
-tok_per_s() { values "$1" tok_per_s | sed -n "6,${2}p" | median; } # NAME STEPS: the median without the first five steps
+tok_per_s() { values "$1" tok_per_s | sed -n "6,${2}p" | median; } # NAME STEPS: prints the median of steps 6 to STEPS
 
-# Runs STEPS steps, then kills the run: it saves nothing. Writes NAME.speed, tok/s, and NAME.memory, MiB.
+# Kills the run after STEPS steps, before it saves. Writes NAME.speed (tok/s) and NAME.memory (MiB).
 speed_run() { # NAME RANKS STEPS OPTIONS...
     time_is_left "$1" 5 || return 1
     begin "$1" "$2" --seq-len $speed_T --steps 1000000 "${@:4}"
@@ -324,8 +324,8 @@ speed_run() { # NAME RANKS STEPS OPTIONS...
     tok_per_s "$1" "$3" > "$work/$1.speed"
 }
 
-# Runs one training per GPU, all at once: GPUs differ by a few percent, and ranks wait for the slowest. Writes the
-# speeds, sorted ascending, to NAME.all, their mean to NAME.speed.
+# Runs one training per GPU, all at once, since GPUs differ by a few percent and ranks wait for the slowest. Writes the
+# speeds, sorted ascending, to NAME.all, and their mean to NAME.speed.
 speed_alone() { # NAME STEPS OPTIONS...
     local gpu jobs=()
     for ((gpu = 0; gpu < RANKS; gpu++)); do
@@ -403,12 +403,12 @@ scaling() {
     weak_scaling 16 96 "$RANKS" "${large_model[@]}"
 }
 
-planned() { # NAME PATTERN: sums the MiB of the plan's lines that match
+planned() { # NAME PATTERN: prints the sum of the MiB in the plan's lines that match
     awk -v pattern="^ *($2)" '$0 ~ pattern { for (i = 2; i <= NF; i++) if ($i ~ /^MiB/) { sum += $(i - 1); break } } END { print sum + 0 }' "$work/$1.plan"
 }
 
-# --zero changes only the memory of the state. A ZeRO-0 rank holds all state; its other memory is driver, NCCL and
-# activations, the same in other modes.
+# --zero changes only the memory of the state. A ZeRO-0 rank holds all state. Its other memory (driver, NCCL,
+# activations) is the same in all modes.
 memory() {
     local zero name used parameters rest state bytes want all close=FIGURE options=(--model "$memory_model" --micro-batch "$memory_rows")
     options+=(--batch-tokens $((RANKS * memory_rows * speed_T)))

@@ -2,11 +2,11 @@
 # Runs test programs and counts their results: dev/test/run.sh BUILD_DIR TEST... A TEST is a program or script that
 # prints a line for each test, beginning with PASS, FAIL or SKIP. One more failure is counted for a crash, for a
 # non-zero exit without a FAIL line, for no line at all, and for a TEST that runs longer than half an hour
-# ($GNS_TEST_LIMIT seconds; with GNS_LONG=1 eight times as long). Such a TEST is killed with all processes that it
+# ($GNS_TEST_LIMIT seconds; with GNS_LONG=1 eight times as long). That TEST is killed with all processes that it
 # started. A TEST that skips all its tests exits with 77. $GNS_RUNNER: a program that runs each TEST
 # (dev/test/arm_run.sh). Four TESTs ($GNS_TEST_JOBS) run at a time, since many mostly wait; they start in the order
 # given. A TEST's output is printed when the TEST ends, with its seconds and core-seconds (user and system). Each TEST
-# has its own TMPDIR: directories that Open MPI leaves in TMPDIR slow down every later mpirun. Prints "N passed, N
+# has its own TMPDIR, since directories that Open MPI leaves in TMPDIR slow down every later mpirun. Prints "N passed, N
 # failed, N skipped" at the end. Exits with 1 if something failed.
 set -u
 export GNS_BUILD=$1
@@ -15,7 +15,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL # tests call make with flags of their own
 shift
 log=$GNS_BUILD/test.log
 : > "$log"
-: > "$log.ended" # one line per TEST
+: > "$log.ended" # one line per TEST that has ended
 at_a_time=${GNS_TEST_JOBS:-4}
 [[ $at_a_time == [1-9]*([0-9]) ]] || { echo "GNS_TEST_JOBS is $at_a_time; set it to 1 or more"; exit 64; }
 limit=${GNS_TEST_LIMIT:-1800} # seconds: ten times the longest test on two idle cores

@@ -20,7 +20,7 @@ typedef struct {
 } SafetensorsHeader;
 
 static inline int safetensors_begin(SafetensorsHeader *header, Error *e) {
-    const uint64_t length = 0; // safetensors_end writes the header's length
+    const uint64_t length = 0; // safetensors_end replaces it by the header's length
     *header = (SafetensorsHeader){.data = 0};
     TRY(text_begin(&header->text, e));
     fwrite(&length, sizeof length, 1, header->text.f);

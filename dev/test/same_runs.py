@@ -26,8 +26,8 @@ IGNORED = {"tok_per_s", "slowest_rank", "wait_share", "mfu", "build", "seconds",
            "id", "started", "host", "program_xxh3_128", "directory", "command"}  # fields of JSON files
 
 # A case adds options NAME=VALUE to SMALL; !NAME removes an option; a name in capitals stands for a line of BASES.
-# Further words: ranks=N; back_to=N: resume at the checkpoint of step N, with options again:NAME=VALUE; crossed=1:
-# PROGRAM_BEFORE writes the checkpoint; code=N: the exit code.
+# Further words: ranks=N; back_to=N (resume at the checkpoint of step N, with options again:NAME=VALUE); crossed=1
+# (PROGRAM_BEFORE writes the checkpoint); code=N (the exit code of both).
 SMALL = """train=../../data/train_*.bin val=../../data/val.bin vocab_size=256 layers=2 heads=3 channels=36 seq_len=17
     micro_batch=3 batch_tokens=187 steps=12 lr=1e-3 threads=1 val_every=5 val_tokens=700 out=run"""
 BASES = {
@@ -186,7 +186,7 @@ def without_ignored(value):
 
 
 def contents(path):
-    """Returns the fields or lines of a file to compare."""
+    """Returns those fields or lines of a file that are compared."""
     with open(path, "rb") as f:
         data = f.read()
     if path.endswith(".jsonl"):

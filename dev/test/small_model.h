@@ -1,4 +1,4 @@
-// small_model: a small GPT-2 with parameters at which every part matters, for tests of an engine through engine.h.
+// small_model: a small GPT-2 in which the parameters make every part matter, to test an engine through engine.h.
 #pragma once
 
 #include "model/engine.h"
@@ -7,8 +7,8 @@
 // Streams of rng.h that the trainer does not use.
 enum { SMALL_PARAMS = 1000, SMALL_TOKENS = 2000, SMALL_DIRECTIONS = 3000 };
 
-// Draws parameters far from GPT-2's initial values, at which softmax and GELU are almost linear, biases 0 and gammas 1.
-// flat: (model->flat_count), zero outside the tensors.
+// Draws parameters far from the initial ones, since a new GPT-2 has almost linear softmax and GELU, biases of 0 and
+// gammas of 1. flat: (model->flat_count), zero outside the tensors.
 static inline void small_params(const Model *model, uint64_t seed, float *flat) {
     for (size_t i = 0; i < model->flat_count; i++) flat[i] = 0;
     for (int k = 0; k < model->tensor_count; k++) {

@@ -23,8 +23,8 @@ enum { TRAINER_ARGUMENTS = 128 };
 static struct {
     char scratch[PATH_MAX]; // the working directory of the tests
     bool thorough;          // GNS_LONG=1: the tests' long forms (make test-crash)
-    int batch_min;          // --batch-min: at least the number of ranks
-    int ranks;              // > 1: mpirun starts `program rank train_gpt2 ...`
+    int batch_min;          // the value of --batch-min, at least the number of ranks
+    int ranks;              // if more than one, mpirun starts `program rank train_gpt2 ...`
     char program[PATH_MAX]; // this test program
     EngineApi engine;       // default: the CPU engine; a test may replace functions
 } trainer;
@@ -68,10 +68,10 @@ static const char *const trainer_command =
     "--gns-half-life 600 --ramp-kappa 1000 --ramp-waste 1 --ramp-step-rows 1e9 --lr 1e-2 --val-every 7 --val-tokens "
     "128 --skip-loss-z 3 ";
 
-// Replaces the C library's function, as dev/test/preload/yield.c does: a waiting rank sleeps instead of polling.
+// Replaces the C library's function, as dev/test/preload/yield.c does, so that a waiting rank sleeps, not polls.
 int sched_yield(void) { return usleep(20); }
 
-// Replaces this process by mpirun, under `timeout`: a run that hangs is killed.
+// Replaces this process by mpirun, under `timeout`, which kills a run that hangs.
 static void trainer_exec_ranks(int argc, char **argv) {
     static char *all[TRAINER_ARGUMENTS + 20] = {
         "timeout",   "-s",   "KILL",          "120", "mpirun", "-np", NULL, "--oversubscribe", "--allow-run-as-root",
@@ -231,7 +231,7 @@ static inline long newest_step(const char *run) {
     return newest;
 }
 
-// Opens a run directory with the run id of make_checkpoint; release with archive_close.
+// Opens a run directory, with "made by a test" as the run's id; release with archive_close.
 static inline Archive archive_at(const char *run) {
     Archive archive = {0};
     Error e = {0};

@@ -1,5 +1,5 @@
-// Durable writing, with O_DIRECT and through the page cache. Tests contents and digests of files of all sizes, file
-// systems that refuse O_DIRECT at open or later, and calls that fail, are interrupted or fall short.
+// Tests durable writing, with O_DIRECT and through the page cache: contents and digests of files of all sizes, file
+// systems that refuse O_DIRECT or calls with it, and calls that fail, are interrupted or fall short.
 #define _GNU_SOURCE // O_DIRECT
 #include "base/manifest.h"
 #include "base/thread.h"
@@ -22,7 +22,7 @@ typedef enum { WRITE, FSYNC, PREAD, CALLS } Call;
 static struct {
     Call call;
     What what;
-    long at; // which call fails: the n-th
+    long at; // number of the faulty call, from 1
     int error;
     bool refuse_flag, refuse_calls; // refuse the flag O_DIRECT; refuse reads and writes with the flag
     long count[CALLS];
@@ -45,7 +45,7 @@ static ssize_t allow(Call call, int fd, size_t bytes) {
     return draw(2) ? PAGE * (1 + draw((uint32_t)bytes / PAGE)) : 1 + draw((uint32_t)bytes - 1);
 }
 
-// Lets a short call move part of a block: some file systems do so even with O_DIRECT.
+// Clears O_DIRECT for a short call, which may then move part of a block, as on some file systems. Returns old flags.
 static int pause_direct(int fd, size_t bytes, ssize_t n) {
     int flags = __real_fcntl(fd, F_GETFL);
     if (n > 0 && n < (ssize_t)bytes) __real_fcntl(fd, F_SETFL, flags & ~O_DIRECT);
@@ -259,7 +259,7 @@ static void test_every_piece_is_verified(void) {
     close(fd);
 }
 
-// A manifest whose "pieces" are no list, or a list of something else, is refused.
+// A manifest whose "pieces" are no list, or a list of other values than pieces, is refused.
 static void test_pieces_of_another_type(void) {
     static const char *const cases[] = {"7", "[]", "{}", "[[1]]", "[1, 2]", "[{}]", "{\"a\": [1]}"};
     char text[20000];

@@ -88,7 +88,7 @@ def long_words():
 
 
 def added():
-    """Added tokens, also where several match, from a file that tokenizers wrote."""
+    """Tests added tokens, also where several match, with a file that the package tokenizers wrote."""
     t = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(f"{GPT2}/encoder.json", f"{GPT2}/vocab.bpe"))
     t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     names = {"<|endoftext|>": False, "<|u|>": False, "<|u|>x": False, "b<|": True, "ca<": True, "\u0436\u4e2d": True, " <s>": False, "ab<": True, '"\\': True}
@@ -101,7 +101,7 @@ def added():
 
 
 def train():
-    """scripts/train_bpe.py finds the merges of one pass over the whole text, and writes files of a tokenizer."""
+    """scripts/train_bpe.py finds the merges that the package tokenizers finds, and writes a tokenizer's files."""
     start, size, wrong = time.monotonic(), 1500, 0
     text = open(os.path.join(DATA, "tinyshakespeare.txt"), newline="").read(150000)
     t = tokenizers.Tokenizer(tokenizers.models.BPE())

@@ -16,7 +16,7 @@ returns 0 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s
 check "a second run is not content with what is there" says "$work/log" "shards already"
 end shakespeare
 
-# Given paths are relative to the caller, default paths to the root of the copy.
+# A path that the user gives is relative to the caller's directory, a default path to the root of the copy.
 begin
 mkdir -p "$work/copy/data" "$work/copy/scripts" "$work/elsewhere/mine"
 cp data/*.sh data/*.py "$work/copy/data" && cp scripts/common.sh "$work/copy/scripts"
@@ -111,7 +111,7 @@ for recipe in shakespeare tinystories hellaswag; do
     PATH=$work/none:$PATH returns 65 data/$recipe.sh --tokenizer bytes --out "$work/n"
     check "$recipe does not say so" says "$work/log" "error: no https://"
 done
-fetch() { # runs in a subshell: the recipes' functions may exit
+fetch() { # uses a subshell, since the recipes' functions may exit
     (NAME=test && PATH=$work/slow:$PATH && . data/recipe.sh && fetch https://example.org/file "$work/file" "$1") > "$work/log" 2>&1
 }
 export SOURCE=$work/in/input.txt

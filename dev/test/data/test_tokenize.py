@@ -40,7 +40,7 @@ def refuse(text, *args, code=65, **more):
 
 
 def expect(train, val, *args, **more):
-    """Removes all shards, runs, checks that the shards hold these documents (strings or bytes); returns the output."""
+    """Removes all shards, runs data/tokenize, checks that its shards hold these documents, and returns its output."""
     clean()
     said = run(*BYTES, *args, **more)
     for split, want in (("train", train), ("val", val)):
@@ -218,7 +218,7 @@ def test_separator_between_blocks():
 
 
 def test_files():
-    """Inputs are a directory or a list; the hash of a path sends one file in K to validation; --max-bytes."""
+    """Inputs are a directory or a list; a path's hash sends one file in N to validation; --max-bytes cuts the text."""
     os.makedirs("tree/b/c", exist_ok=True)
     text = {name: random_text(0 if "empty" in name else 1000).encode()
             for name in ("tree/a.TXT", "tree/b/1.Md", "tree/b/c/x.txt", "tree/b/empty.txt", "tree/z.txt")}
@@ -330,7 +330,7 @@ def test_bad_input_is_not_waited_for():
     write("next.txt", b"a\nb\xfe\n")
     with open("long.txt", "wb") as f:
         f.write(b"\xfe\n")
-        f.truncate(1 << 40)  # a hole: no space on the disk
+        f.truncate(1 << 40)  # a hole, which needs no space on the disk
     for threads in (1, 3):
         refuse_open(b"", ["bad.txt line 1", "long.txt line 1", "next.txt line 2"], *BYTES, "--threads", threads,
                     files=("bad.txt", "-", "long.txt", "next.txt"))
@@ -420,7 +420,7 @@ def test_jsonl():
              '{"meta.text": "three", "meta": null}']
     write("c.jsonl", "\n".join(lines))
     expect(["one", "two", "three"], [], "--field", "meta.text", "c.jsonl")
-    write("a.jsonl", '{"text": "\\ud83d\\u0041 \\ude42 \\ud83d\\ude42"}')  # halves of pairs, and a whole one
+    write("a.jsonl", '{"text": "\\ud83d\\u0041 \\ude42 \\ud83d\\ude42"}')  # halves of surrogate pairs, and a whole pair
     expect([b"\xed\xa0\xbdA \xed\xb9\x82 \xf0\x9f\x99\x82"], [], "--invalid", "bytes", "a.jsonl")
     clean()
     write("c.jsonl", '{"meta": [{"text": "no"}], "x": {"meta": {"text": "no"}}, "text": "no"}')
@@ -436,7 +436,7 @@ def test_jsonl():
     write("a.jsonl", '{"text": "good"}\n{"text": "truncated file')
     refuse("a.jsonl line 2: is not a JSON object", *BYTES, "a.jsonl")
     good = b'{"text": "' + "a \\u00e4 \\n b".encode() + b'", "n": [1, 2.5e3, true, {"x": null}]}'
-    for _ in range(30):  # under the sanitizers: mutations are refused or accepted, without another error
+    for _ in range(30):  # the sanitizers find no error, whether a mutated line is refused or accepted
         lines = []
         for _ in range(200):
             line = bytearray(good)
@@ -454,7 +454,7 @@ def test_long_lines():
             f.write(b"first line\n" if name == "a.txt" else b'{"text": "first"}\n')
             f.write(head)
             f.truncate(1 << 30)
-        # Byte tokens may be cut anywhere: use a vocabulary with words.
+        # Byte tokens may be cut anywhere, so use a vocabulary with words.
         refuse(f"{name} line 2: ", "--tokenizer", make_bpe() if name == "a.txt" else "bytes", "--out", "out", name)
         os.unlink(name)
 
@@ -551,8 +551,8 @@ def test_bad_input():
 
 
 def test_options():
-    """The trainer's parser: --name=value, names with "_", --version, --help of one option; after -- all words are
-    inputs."""
+    """The parser is the trainer's: --name=value, names with "_", --version, --help of one option; after -- all words
+    are inputs."""
     write("--force", "text")
     run("--tokenizer=bytes", "--out=out", "--shard_tokens=4e0", "--", "--force")
     check(read_bytes("out", "train") == b"text", "inputs after --")
@@ -605,7 +605,7 @@ def test_fault_at_every_call():
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "fault.so", FAULT_SOURCE, "-ldl"], check=True)
     write("a.txt", random_text(3000))
     old = [f"out_{split}_{i:06d}.bin" for split in ("train", "val") for i in range(5)]
-    most = 0  # calls of a run
+    most = 0  # number of calls in a whole run
     for force, action in (((), "kill"), ((), "fail"), (("--force",), "kill")):
         args = [*BYTES, "--shard-tokens", 1000, "--val-fraction", 0.4, *force, "a.txt"]
         clean()

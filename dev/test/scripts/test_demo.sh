@@ -9,7 +9,7 @@ cp "$root"/scripts/{common,demo}.sh "$work/tree/scripts"
 ln -s "$tokenize" "$work/tree/data/tokenize"
 cat > "$work/tree/train_gpt2" << END
 #!/usr/bin/env bash
-# Runs the trainer for \$TOKENS tokens. A file \`stop\` makes it stop by a signal after its first step.
+# Runs the trainer for \$TOKENS tokens. A file \`stop\` makes the trainer stop by a signal after its first step.
 ! flock -n "$work/tree/build/demo/lock" true || touch "$work/unlocked"
 set -- "\${@/#2300000/\${TOKENS:-4100}}"
 set -- "\${@/#65536/2048}"

@@ -21,7 +21,7 @@ awk '
     END { tell(text) }
 ' "$help" > "$work/options"
 
-# The second column of the three tables names an existing option; in llm.c's table the first column is its alias.
+# In coming-from.md's three tables the second column names an option; in llm.c's table the first is the option's alias.
 tables() {
     awk -v options="$work/options" -F ' *[|] *' '
         BEGIN {
@@ -51,7 +51,7 @@ foreign() {
     done
 }
 
-# The trainer skips the flags of llm.c that the page calls skipped.
+# The trainer skips the flags of llm.c that coming-from.md calls skipped.
 passed_over() {
     local flag flags said
     flags=$(tr '\n' ' ' < dev/docs/coming-from.md | sed -n 's/.*says so in one line: `\([^`]*\)`.*/\1/p')
@@ -73,7 +73,7 @@ options() {
             case $option in --bind-to | --allow-run-as-root) continue ;; esac # options of mpirun
             grep -qE -- "^  $option( |\$)" "$help" || echo "$page: no option $option"
         done
-        [ "$page" != dev/docs/coming-from.md ] || continue # names other programs' options
+        [ "$page" != dev/docs/coming-from.md ] || continue # its text names other programs' options
         grep -oE '`--[a-z][a-z0-9-]*' "$page" | tr -d '`' | sort -u | while read -r option; do
             [ "$option" = --from ] && continue # an option of data/*.sh
             grep -qE -- "^  $option( |\$)" "$help" "$work/tokenize" || echo "$page: no option $option in the text"
@@ -93,7 +93,7 @@ files() {
     done
 }
 
-# The tour's tree equals llmc/floors.
+# The tree in the tour (dev/docs/code.md) equals llmc/floors.
 tree() { grep -v '^#' llmc/floors | while read -r line; do grep -qxF -- "$line" dev/docs/code.md || echo "no line '$line'"; done; }
 
 # The tour's table "One evening" has the stated length, within a tenth, and each row's functions are in the row's file.
@@ -151,14 +151,14 @@ for word in "\$@"; do
     case \${last:-} in --steps) word=3 ;; --train-tokens) [ "\$word" = 10e9 ] || word=5000 ;; --sample-every) word=2 ;; esac
     words+=("\$word") last=\$word
 done
-[[ " \$* " != *" --ramp gns "* ]] || words+=(--ramp-step-rows 1e3) # test_program.sh measures it
+[[ " \$* " != *" --ramp gns "* ]] || words+=(--ramp-step-rows 1e3) # saves the time to measure it
 exec "$train" "\${words[@]}"
 END
     printf '#!/bin/sh\necho "$@" >> "%s"\n' "$work/targets" > "$work/bin/make" # other tests run the recipes
     chmod +x train_gpt2 "$work/bin/make"
     "$python" - data/gpt2 << 'END' || return
 import json, sys
-own = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2 writes as they are, others from 256 on
+own = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2 writes as they are; it writes others as 256, 257, ...
 others = [b for b in range(256) if b not in own]
 names = [chr(b) for b in own] + [chr(256 + i) for i in range(len(others))] + ["<|endoftext|>"]
 json.dump({name: i for i, name in enumerate(names)}, open(sys.argv[1] + "/vocab.json", "w"))

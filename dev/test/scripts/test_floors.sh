@@ -20,8 +20,8 @@ for header in llmc/*/*.h; do
 done
 end headers_as_c
 
-# Compile all headers that .cu and .cuh files include, in ascending and in descending order: a header that lacks an
-# include fails in one of the orders. -ptx runs only the device compiler, which also checks host code.
+# Compile all headers that .cu and .cuh files include, in ascending and in descending order, since a header that lacks
+# an include fails in one of the orders. -ptx runs only the device compiler, which also checks host code.
 begin
 if nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2> /dev/null); then
     { (cd llmc && ls cuda/*.cuh) && grep -ho '#include "[a-z]*/[a-z0-9_]*\.h"' llmc/*/*.cu* train_gpt2.cu | cut -d '"' -f 2; } | sort -u > "$work/headers"

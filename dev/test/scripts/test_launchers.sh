@@ -6,8 +6,8 @@ set -u
 mpi_here
 unset CUDA_VISIBLE_DEVICES
 
-# A launcher, and a stand-in for the trainer. Each start of the stand-in removes a line of the file `codes` and exits
-# with this line's number. mNUMBER: it first moves the run aside; NUMBER+: it leaves a checkpoint.
+# A launcher, and a stand-in for the trainer. Each start of the stand-in removes the first line of the file `codes` and
+# exits with this line's number. mNUMBER: the stand-in first moves the run aside; NUMBER+: it leaves a checkpoint.
 mkdir "$work/bin" "$work/data" "$work/gpus"
 for tool in bash cat dirname env grep head id mkdir printf sed setsid tr; do
     path=$(command -v $tool) && [ -x "$path" ] && ln -s "$path" "$work/bin/$tool"
@@ -93,7 +93,7 @@ given_places() { # paths on the command line and in a file override the environm
     starts_as "--config $work/mine.conf --val $work/data/x_val_*.bin --hellaswag $root/data/hellaswag/hellaswag_val.jsonl" top= -- --config "$work/mine.conf" ||
         grep -q -- '--hellaswag data/hellaswag' "$work/starts"
 }
-from_elsewhere() { # given paths are relative to the caller's directory, defaults to the root
+from_elsewhere() { # paths that the user gives are relative to the caller's directory, default paths to the root
     mkdir -p "$work/elsewhere/in" && cp "$work"/data/x_*.bin "$work/elsewhere/in" && cp "$work/fake_cu" "$work/elsewhere/program_cu"
     cd "$work/elsewhere" && echo 0 > codes
     env PATH="$PATH:$work/gpus" RANKS=1 TRAIN='in/x_train_*' VAL='in/x_val_*' PROGRAM=program_cu TOKENIZER=mine bash "$work/test.sh" > log 2>&1
@@ -128,7 +128,7 @@ newest_by_name() { # shell and Python find the newest checkpoint by llmc/checkpo
         newest "$run/step_100000000"
 }
 
-# Checks that the launcher, or `via`, ends with CODE after STARTS that end with CODES.
+# Checks that the launcher, or the command `via`, ends with CODE after STARTS starts, which end with CODES.
 launches() { # CODE STARTS CODES -- ARGUMENTS...
     local code=$1 starts=$2 got
     [ -n "${again:-}" ] || rm -rf "$work"/out* "$work/starts"
@@ -172,7 +172,7 @@ while [[ $1 == --* ]]; do shift; done
 END
 printf '#!/usr/bin/env bash\necho "$*" >> "$(dirname "$0")/scontrol.log"\n' > "$work/slurm/scontrol"
 chmod +x "$work"/slurm/*
-submits() { # MODEL CODE STARTS CODES [OPTIONS...]: like launches
+submits() { # MODEL CODE STARTS CODES [OPTIONS...]: like launches, through sbatch
     local via=("$work/slurm/sbatch" scripts/slurm/run_gpt2.sbatch "$1") slurm=$work/slurm:
     rm -f "$work"/slurm/*.log && touch "$work/slurm/scontrol.log"
     launches "$2" "$3" "$4" -- "${@:5}" || return 1
@@ -210,9 +210,9 @@ mpirun_that_hangs() { # mpirun hangs after its rank ended
     [ "$(cat "$work/hangs/code")" = 78 ] && says "$work/hangs/log" 'it is killed' && tail -n 1 "$work/hangs/log" | grep -q '^error: a rank was lost' ||
         { cat "$work/hangs/code" "$work/hangs/log"; return 1; }
 }
-# A rank that exits with 75 at USR1, with 3 at a second USR1.
+# An mpirun with a rank that exits with 75 at USR1, with 3 at a second USR1.
 stand_in asks <<'END'
-trap : USR1 # as mpirun while it starts ranks
+trap : USR1 # as mpirun does while it starts ranks
 echo $$ > "$(dirname "$0")/started"
 OMPI_COMM_WORLD_RANK=0 python3 -c 'import os, signal, sys, time
 asked, end = [], time.monotonic() + 20
@@ -246,7 +246,7 @@ mpirun_hears() {
         [ "$(cat "$how/code")" = 75 ] || { echo "$how: exit code $(cat "$how/code")"; cat "$how/log"; return 1; }
     done
 }
-mpirun_words() { # stdout and stderr stay apart, binding is as given or none, files have room
+mpirun_words() { # stdout and stderr stay apart; ranks are bound only as the user says; without room it refuses
     stand_in speaks <<< 'echo "${OMPI_MCA_hwloc_base_binding_policy:-} $*"; echo err >&2; exit 3'
     speaks() { # WORDS VARIABLES -- ARGUMENTS
         PATH="$work/speaks:$PATH" scripts/mpirun.sh "${@:2}" > "$work/words" 2> "$work/errors"
@@ -267,7 +267,7 @@ mpirun_words() { # stdout and stderr stay apart, binding is as given or none, fi
 
 needs_mpi() { has_mpi || skip "no Open MPI here, or a build without it"; }
 mpirun() { scripts/mpirun.sh -np 2 --oversubscribe "$@"; }
-mpirun_that_cannot_start() { # no such program, a wrong option, no command; not: a rank that exits with 1
+mpirun_that_cannot_start() { # no such program, a wrong option, no command; a rank that exits with 1 had started
     needs_mpi || return
     local words
     for words in "$work/nowhere" "--bogus true" ""; do

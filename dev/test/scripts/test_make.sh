@@ -5,7 +5,7 @@ set -u
 . "$(dirname "$0")/../checks.sh" make
 unset MAKEFLAGS MFLAGS MAKELEVEL NO_MPI NATIVE SAN CUDA_ARCH CUDA_HOME CFLAGS # set by the make that runs the tests
 
-with_make() { mkdir -p dev && ln -s "$root/Makefile" . && ln -s "$root/dev/make" dev; } # links them into this directory
+with_make() { mkdir -p dev && ln -s "$root/Makefile" . && ln -s "$root/dev/make" dev; } # links make's files to this directory
 program() { printf '#!/bin/sh\n%s\n' "$2" > "$1" && chmod +x "$1"; } # FILE TEXT
 
 begin
@@ -83,7 +83,7 @@ returns 0 make clean
 check "kept: $(cat "$work/log")" [ ! -e build ]
 end no_header
 
-# CC and CFLAGS: errors name what does not work, -march= counts, and NaN checks are not compiled away.
+# CC and CFLAGS: errors name what does not work, the user's -march= is the only one, NaN checks are not compiled away.
 begin
 mkdir "$work/flags"
 cd "$work/flags" || exit 70
@@ -111,7 +111,7 @@ case "$*" in *" -c "*) cat report >&2 ;; esac'
 echo 'int module;' | tee llmc/base/module.c > llmc/run/main_cuda.c
 touch train_gpt2.cu llmc/cuda/kernel.cu report archs
 build_gpu() { rm -f calls && touch calls && PATH=$work/gpu/bin:$PATH make train_gpt2cu CUDA_HOME="$work/gpu/cuda" NO_MPI=1 "$@"; } # [VARIABLE=VALUE...]
-compiled() { grep -e ' -c ' calls | grep -oE 'sm_[0-9]+a?|[a-z0-9_]+\.cu$' | sort -u | xargs; } # files, architectures
+compiled() { grep -e ' -c ' calls | grep -oE 'sm_[0-9]+a?|[a-z0-9_]+\.cu$' | sort -u | xargs; } # prints files and architectures
 gpus() { program bin/nvidia-smi "printf '$1\\n'"; }
 
 # Other GPUs or flags recompile only what depends on them.

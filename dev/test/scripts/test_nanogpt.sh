@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/from_nanogpt.py converts weights with nanoGPT's names and layout to GPT-2's, makes a tokenizer from meta.pkl,
 # and refuses bad files. A stand-in that pickles arrays replaces torch, which scripts/deps.sh does not install. If
-# $PYTHON, build/venv or python3 has torch, the test runs again with it.
+# $PYTHON, build/venv or python3 has torch, the test runs again with torch.
 set -u
 . "$(dirname "$0")/../checks.sh" nanogpt
 python=$(find_python numpy safetensors) || skip_suite "no python3 with numpy and safetensors"

@@ -13,7 +13,7 @@ sys.path.insert(0, "scripts")
 from critical_batch import critical_batch
 cases = [
     ([8, 16, 32, 64], [2.0, 2.004, 2.002, 2.009], (64, None, None)),
-    ([8, 16, 32, 64], [2.0, 1.98, 2.0, 2.02], (32, 64, 32 * 2 ** 0.5)),   # half-way between 0 and 0.02
+    ([8, 16, 32, 64], [2.0, 1.98, 2.0, 2.02], (32, 64, 32 * 2 ** 0.5)),   # 0.01 is half-way from 0 to 0.02
     ([8, 16, 32, 64], [2.0, 2.0, 2.04, 2.0], (16, 32, 16 * 2 ** 0.25)),   # batches above the first harmful one do not count
     ([8, 32], [2.0, 2.5], (8, 32, 8 * 4 ** 0.02)),
     ([8, 16, 32], [2.0, 2.005, math.inf], (16, 32, 16.0)),                # diverged
@@ -26,7 +26,7 @@ for batches, losses, want in cases:
 END
 end verdict
 
-# A run of 60 steps at a constant learning rate. The branch with the same batch repeats its steps from 20 on.
+# A run of 60 steps at a constant learning rate. The branch with the same batch repeats the run's steps from 20 on.
 "$python" -c 'import random, sys; r = random.Random(int(sys.argv[1])); w = ["".join(r.choices("abcdefgh", k=4)) for _ in range(40)]
 print(" ".join(r.choices(w, k=20000)))' "${SEED:-$RANDOM}" > "$work/text.txt"
 cd "$work" || exit 70
@@ -63,7 +63,7 @@ for k, batch in ((1, 4), (2, 8), (4, 16)):
     expect("batch", {r["batch"] for r in mine}, {batch})
     expect("lr", {round(r["lr"], 12) for r in mine}, {round(3e-3 * math.sqrt(k), 12)})
     expect("reported", table[batch][1:5], [str(k), f"{3e-3 * math.sqrt(k):.3g}", str(len(mine)), f"{val['val_loss']:.4f}"])
-    if k == 1:  # the run's bits
+    if k == 1:  # the branch repeats the run's bits
         expect("k = 1", [r["loss"] for r in mine], [r["loss"] for r in steps(base)[20:20 + len(mine)]])
 END
 end branches

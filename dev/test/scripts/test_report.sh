@@ -8,9 +8,9 @@ report() { returns "$1" timeout 300 "$python" scripts/report.py "${@:2}"; } # CO
 critical() { returns "$1" "$python" scripts/critical_batch.py "${@:2}"; }  # CODE ARGUMENTS...
 bad() { check "$2" refuses "$1" "$2" timeout 300 "$python" scripts/"$3".py "${@:4}"; } # CODE TEXT report|critical_batch ARGUMENTS...
 
-# A run's directory: make_run NAME BATCH STEPS. By eq. 2.11 with S_min = 100 and E_min = 3200 the loss reaches 2 at S =
-# 100 + 3200 / BATCH. The noise scale is 4 in the first half and 64 in the second; its lower bound is infinite for some
-# steps. b32 has label smoothing: the report shows its loss without smoothing.
+# make_run NAME BATCH STEPS makes a run's directory. By eq. 2.11 with S_min = 100 and E_min = 3200 the loss reaches 2 at
+# S = 100 + 3200 / BATCH. The noise scale is 4 in the first half and 64 in the second; its lower bound is infinite for
+# some steps. b32 has label smoothing: the report shows its loss without smoothing.
 make_run() {
     mkdir -p "$work/$1"
     echo '{"program": "x", "options": {"out": "<b>&amp;", "lr": 0.00'"$2"'}}' > "$work/$1/run.json"
@@ -106,7 +106,7 @@ check "roofline" says "$work/plan.html" 'aria-label="Roofline"'
 check "its device" says "$work/plan.html" 'a step on A &lt;b&gt;. The roof'
 end page
 
-without_figures # until `fit`, except one page
+without_figures # all pages before the test `fit`, except one, have no figures
 
 begin
 report 0 "$work/b128"
@@ -221,7 +221,7 @@ value_is() { check "$1" near "$(awk -v name="$1" '$1 == name { print $3; exit }'
 begin
 critical 0 fit "$work"/b8 "$work"/b32 "$work"/b128 --target 2 --plot "$work/knee.svg"
 value_is S_min 100 0.01 && value_is E_min 3200 0.3 && value_is B_crit 32 0.01
-check "no knee in the plot" says "$work/knee.svg" "B_crit = 32 rows" # at 32 rows both are twice their minima
+check "no knee in the plot" says "$work/knee.svg" "B_crit = 32 rows" # at 32 rows steps and examples are twice their minima
 check "a warning without a schedule" [ -z "$(grep warning "$work/log")" ]
 bad 65 "two batch sizes" critical_batch fit "$work"/b8 "$work"/b8
 bad 65 "does not fall to" critical_batch fit "$work"/b8 "$work"/b32 --target 0.1
@@ -237,7 +237,7 @@ end fit
 begin
 mkdir -p "$work/copy/build/venv/bin" && cp -r scripts "$work/copy" && mkdir "$work/b 8" && cp "$work"/b8/* "$work/b 8"
 without() { PYTHONPATH=$work/hidden timeout 300 "$python" "$work/copy/scripts/critical_batch.py" fit "$work/b 8" "$work/b128"; }
-for how in "env" "env -u PYTHONPATH"; do # a venv that lacks it too, a venv that has it
+for how in "env" "env -u PYTHONPATH"; do # first build/venv lacks the package too, then it has the package
     printf '#!/bin/sh\nexec %s %s "$@"\n' "$how" "$(command -v "$python")" > "$work/copy/build/venv/bin/python"
     chmod +x "$work/copy/build/venv/bin/python"
     [ "$how" = env ] && returns 65 without || returns 0 without

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# dev/test/run.sh: its counts. A test that never ends is one failure, and the other tests still run.
+# Tests the counts of dev/test/run.sh. A test that never ends is one failure, and the other tests still run.
 set -u
 . "$(dirname "$0")/../checks.sh" run
 
@@ -25,7 +25,7 @@ counts() {
         runs "2 passed, 3 failed, 1 skipped" 1 bad.sh crash.sh silent.sh good.sh &&
         says "$work/log" "FAIL test_crash: exit code 139" && says "$work/log" "FAIL test_silent: exit code 0"
 }
-alive() { grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status"; } # PROCESS: false for a zombie
+alive() { grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status"; } # PROCESS: fails for a zombie
 ends_what_never_ends() { # ends the test and all processes that it started, then runs the next test
     GNS_TEST_LIMIT=3 runs "2 passed, 1 failed, 1 skipped" 1 endless.sh good.sh &&
         says "$work/log" "FAIL test_endless: did not end within 3 s" || return 1

@@ -25,7 +25,7 @@ END
 check "$(cat "$work/log")" [ ! -s "$work/log" ]
 end statistics
 
-# 20,000 tokens are 1250 rows of 16: 313 steps of 4 rows, 79 of 16. late4 is rows4 until its second batch size.
+# 20,000 tokens are 1250 rows of 16: 313 steps of 4 rows, 79 of 16. late4 equals rows4 until its batch grows.
 begin
 out=$work/study
 study() { returns "$1" dev/bench/ramp_study.py "$work/queue" --out "$out" "${@:2}"; } # CODE ARGUMENTS...
@@ -107,7 +107,7 @@ end errors
 
 python=$(find_python matplotlib) || { echo "SKIP study/figures: no Python with matplotlib" && exit $failed; }
 begin
-# A second tuning has a better loss and other step times: the table shows it.
+# A second tuning has a better loss and other step times. The table shows this tuning.
 better=$out/better-seed1
 mkdir "$better" && cp "$out/rows4-seed1/run.json" "$better"
 sed 's/"val_loss": [0-9.]*/"val_loss": 0.125/; s/"loss": [0-9.]*/"loss": 0.5/; s/"tok_per_s": [0-9.e+]*/"tok_per_s": 2000/' \

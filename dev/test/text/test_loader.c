@@ -1,4 +1,4 @@
-// The loader returns the rows of dataset_rows, read ahead or not. It ends and fails cleanly.
+// The loader returns the rows of dataset_rows, whether it has read them ahead or not. It ends and fails cleanly.
 #include "text/loader.h"
 #include "shard_file.h"
 #include "../scratch.h"
@@ -6,7 +6,7 @@
 enum { V = 5000, T = 13, MAX_ROWS = 9 };
 
 static Error e;
-// A shard of random tokens below `vocab`.
+// Writes a shard of random tokens below `vocab`.
 static void make_shard(const char *name, size_t count, int vocab) {
     uint16_t *tokens = malloc(count * sizeof *tokens);
     for (size_t i = 0; i < count; i++) tokens[i] = (uint16_t)draw((uint32_t)vocab);
@@ -14,7 +14,7 @@ static void make_shard(const char *name, size_t count, int vocab) {
     free(tokens);
 }
 
-// Overwrites the tokens of an open file.
+// Overwrites the tokens of a shard that the loader keeps open.
 static void overwrite_tokens(const char *name, size_t count, uint16_t token) {
     FILE *f = fopen(name, "r+b");
     fseek(f, SHARD_HEADER_BYTES, SEEK_SET);
@@ -86,7 +86,7 @@ static void test_reads_ahead(void) {
     fixture_close(&f);
 }
 
-// Destroys the loader while it reads several megabytes. Its thread must end first: sanitizers would see a late write.
+// Destroys the loader while it reads several megabytes. The thread must end before, else sanitizers see a late write.
 static void test_ends_while_reading(void) {
     enum { LONG_T = 1024, LONG_ROWS = 512 };
     const uint16_t *rows;
@@ -120,7 +120,7 @@ static void test_errors_reach_the_caller(void) {
         CHECK(rows[0] == 7 && same_rows(&f, rows, 5, 9), "rows after the repair");
     }
     CHECK(truncate("bad.bin", SHARD_HEADER_BYTES) == 0, "truncate");
-    loader_expect(f.loader, 0, 9); // an error that no call needs is dropped
+    loader_expect(f.loader, 0, 9); // nobody asks for these rows, so nobody sees their error
     fixture_close(&f);
 }
 

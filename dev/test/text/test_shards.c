@@ -36,7 +36,7 @@ static uint16_t *make_shards(const char *name, const int *lengths, int shards, i
     return tokens;
 }
 
-// Windows in file order equal the definition, computed from the tokens.
+// Windows in file order equal those that the test computes from the tokens by definition.
 static void test_sequential(void) {
     const int lengths[6] = {1, 100, 7, 8, 9, 1000}, T = 7, V = 300;
     uint16_t *tokens = make_shards("seq", lengths, 6, V), *rows = malloc(2 * 200 * 8);
@@ -71,8 +71,8 @@ static void test_sequential(void) {
     free(rows);
 }
 
-// With shifts, all windows of an epoch move by the same number of tokens; a shard's last window moves at most to its
-// end. Each shift below T occurs in some epoch. Shifts change neither the order of windows nor sequential reads.
+// With shifts, all windows of an epoch move by the same number of tokens, but no window beyond the end of its shard.
+// Each shift below T occurs in some epoch. Shifts change neither the order of windows nor sequential reads.
 static void test_shifted_windows(void) {
     enum { T = 8, EPOCHS = 200 };
     const int lengths[] = {T * 5 + 1, T * 3 + 6};
@@ -109,7 +109,7 @@ static void test_shifted_windows(void) {
 // micro-batches and ranks do not change it.
 static void test_any_split(void) {
     enum { T = 9, ROWS = 500, WIDTH = T + 1, MOST = 64 };
-    const int lengths[2] = {1003, 411}; // 156 windows: several epochs
+    const int lengths[2] = {1003, 411}; // 156 windows, so ROWS covers several epochs
     static uint16_t want[ROWS * WIDTH], got[MOST * WIDTH];
     free(make_shards("split", lengths, 2, 1000));
     Dataset *data;
@@ -354,7 +354,7 @@ static void test_large_shard(void) {
     uint64_t k = 0;
     while (dataset_window_at(data, k, &shift) != 31415) k++;
     CHECK_ERROR(dataset_rows(data, k, 1, row, &e), &e, ERR_INPUT, "large.bin: token 512");
-    ExamplePlace place; // long after the token that begins its document
+    ExamplePlace place; // of an example long after the token that begins its document
     for (k = 0; dataset_window_at(data, k, &shift) != 31450;) k++;
     CHECK_OK(dataset_place(data, k, 512, &place, &e), &e);
     CHECK(place.offset == 31450000 && place.document == 31415926, "document %d", (int)place.document);

@@ -198,7 +198,7 @@ static void check_round_trips(const Tokenizer *t, int texts) {
     char *text = malloc(1 << 16);
     for (int i = 0; i < texts; i++) {
         size_t bytes = random_text(text, (int)draw(300));
-        for (uint32_t damage = draw(3) ? 0 : draw(20); damage > 0 && bytes > 0; damage--) // any bytes
+        for (uint32_t damage = draw(3) ? 0 : draw(20); damage > 0 && bytes > 0; damage--) // any byte
             text[draw((uint32_t)bytes)] = (char)draw(256);
         char *exact = malloc(bytes + 1); // so that a sanitizer sees reads past the end
         memcpy(exact, text, bytes);
@@ -394,7 +394,7 @@ typedef struct {
 #define DECODER(tokens) "tokenizer_config.json", "{'added_tokens_decoder': " tokens "}"
 #define ALL             "tokenizer.json"
 
-// Writes each file beside a vocabulary of three merges, or alone.
+// Checks that each file is refused, beside a vocabulary of three merges or alone.
 static void refuse_each(const BadFile *bad, size_t count, bool alone) {
     const NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}}; // ids 256 to 258; <|endoftext|>: 259
     for (size_t i = 0; i < count; i++) {

@@ -9,7 +9,7 @@ static Error e;
 
 // ---- UTF-8, against an encoder --------------------------------------------------------------------------------------
 
-static bool rfc_valid(const unsigned char *s, size_t n) { // whether encoding the code point gives these n bytes
+static bool rfc_valid(const unsigned char *s, size_t n) { // true if some code point is encoded as these n bytes
     static const unsigned char mask[] = {0, 0x7F, 0x1F, 0x0F, 0x07};
     uint32_t c = s[0] & mask[n];
     char again[4];
