@@ -159,7 +159,7 @@ int setup_room(const Run *r, Error *e) {
     char disk[ARCHIVE_PATH];
     uint64_t left;
     int present = 0; // number of checkpoints; 0 in a new run: an earlier run is moved aside
-    if (!is_rank0(&r->setup) || rollback_under_way(&r->rollback)) return 0;
+    if (!is_rank0(&r->setup) || r->position.back.why.code) return 0;
     if (r->output.metrics)
         TRY(archive_tidy(&r->saving.archive, false, stderr, e)); // removes a killed save; the lock is held
     if (r->saving.saved[0]) TRY(archive_count(&r->saving.archive, &present, e));
@@ -190,7 +190,7 @@ static int setup_directory(Run *r, Error *e) {
         TRY(move_old_run(out, e));
         return setup_directory(r, e);
     }
-    const bool back = rollback_under_way(&r->rollback);
+    const bool back = r->position.back.why.code;
     if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)
         fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
                 out);

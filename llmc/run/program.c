@@ -23,22 +23,22 @@ static int check_rows_of_ranks(const Setup *setup, const Position *position, Err
 // Trains; after each rollback, trains again from the checkpoint that rollback.h chooses.
 static int train(Run *r, Error *e) {
     const Options *o = &r->setup.options, resolved = *o; // training changes some options: --gns, --train-hours
-    const RunPoint *at = &r->position.at;
+    Position *p = &r->position;
     Comm *comm = r->setup.comm;
-    r->position = (Position){.at = {.val_loss = NAN, .best.loss = INFINITY}, .begun = r->position.begun};
-    memset(r->position.at.exponents, FP8_UNSET, sizeof at->exponents);
+    *p = (Position){.at = {.val_loss = NAN, .best.loss = INFINITY}, .begun = p->begun, .back = p->back};
+    memset(p->at.exponents, FP8_UNSET, sizeof p->at.exponents);
     // First make all checks that need no engine.
     int code = setup_data(r, e);
     if (!code) code = setup_schedule(r, e);
-    if (!code) code = check_rows_of_ranks(&r->setup, &r->position, e);
+    if (!code) code = check_rows_of_ranks(&r->setup, p, e);
     TRY(comm_agree(comm, code, e));
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
-    if (r->saving.saved[0] && (at->tokens >= o->run.horizon_tokens || ends_early(r))) {
+    if (r->saving.saved[0] && (p->at.tokens >= o->run.horizon_tokens || ends_early(r))) {
         if (!is_rank0(&r->setup)) return 0;
         printf("this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is "
                "in %s. %s resumes, --fresh starts over\n",
-               (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved,
+               (long long)p->at.step, (long long)p->at.tokens, (long long)o->run.horizon_tokens, r->saving.saved,
                ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run");
         return archive_tidy(&r->saving.archive, false, stderr, e); // removes what a killed run left
     }
@@ -51,9 +51,9 @@ static int train(Run *r, Error *e) {
     TRY(comm_agree(comm, code, e));
     TRY(setup_tuning(r, e));
     TRY(comm_agree(comm, setup_output(r, e), e));
-    const int64_t made = r->rollback.made;
+    const int64_t made = p->back.made;
     code = train_run(r, e);
-    if (r->rollback.made == made || !(comm->settled || comm->ranks == 1)) return code;
+    if (p->back.made == made || !(comm->settled || comm->ranks == 1)) return code;
     progress_break(&r->output.progress);
     run_end_training(r);
     comm->settled = false;

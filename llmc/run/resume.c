@@ -65,7 +65,7 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
     TRY(text_begin(&notes, e));
     progress_begin(&r->output.progress, "reading the checkpoint", 0);
     r->saving.candidate.own = archive == &r->saving.archive;
-    const int64_t latest = rollback_under_way(&r->rollback) ? r->rollback.latest : INT64_MAX;
+    const int64_t latest = r->position.back.why.code ? r->position.back.latest : INT64_MAX;
     int code = archive_newest(archive, latest, notes.f, ask_all_to_verify, r, newest, e);
     progress_end(&r->output.progress);
     if (text_end(&notes, &(Error){0}) == 0) fputs(notes.text, stderr);
@@ -108,7 +108,7 @@ static int find_own(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
     if (!is_rank0(&r->setup)) return 0;
     if (!r->saving.own.searched && directory_exists(r->setup.options.out)) {
-        const bool back = rollback_under_way(&r->rollback); // if true, archive and log are open already
+        const bool back = r->position.back.why.code; // if true, archive and log are open already
         TRY(back ? archive_check_name(archive, e) : archive_open(archive, r->setup.options.out, e));
         if (!back && file_exists_in(archive->dir, "metrics.jsonl"))
             TRY(lock_run(&r->setup, archive, &r->output.metrics, e));
@@ -198,12 +198,12 @@ int setup_source(Run *r, Error *e) {
 
 int setup_resume(Run *r, Error *e) {
     const Newest *newest = &r->saving.own.newest;
-    const Rollback *back = &r->rollback;
+    const Rollback *back = &r->position.back;
     RunPoint *at = &r->position.at;
     Text changes;
     TRY(share_newest(r, find_own(r, e), &r->saving.own.newest, e));
     r->saving.saved_step = newest->found ? newest->step : -1;
-    if (!newest->found && rollback_under_way(back)) {
+    if (!newest->found && back->why.code) {
         comm_settle(r->setup.comm);
         return *e = back->why, error_hint(e, "no checkpoint of this run is left to go back to");
     }
@@ -212,11 +212,11 @@ int setup_resume(Run *r, Error *e) {
     int code = run_state_read(r, r->saving.saved, &changes, e);
     if (!code) code = ramp_settle(&r->position.ramp, at->step, at->tokens, e);
     for (int i = 0; i < back->made && !code; i++)
-        code = dataset_exclude(r->data.train, (uint64_t)back->skipped[i].first, (uint64_t)back->skipped[i].rows, e);
-    if (!code && is_rank0(&r->setup) && rollback_under_way(back))
+        code = dataset_exclude(r->data.train, (uint64_t)back->first[i], (uint64_t)back->rows[i], e);
+    if (!code && is_rank0(&r->setup) && back->why.code)
         fprintf(stderr, "%s: back to %s, without examples %lld to %lld\n", back->why.what, r->saving.saved,
-                (long long)back->skipped[back->made - 1].first,
-                (long long)(back->skipped[back->made - 1].first + back->skipped[back->made - 1].rows - 1));
+                (long long)back->first[back->made - 1],
+                (long long)(back->first[back->made - 1] + back->rows[back->made - 1] - 1));
     if (!code && is_rank0(&r->setup))
         printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saving.saved, (long long)at->step,
                (long long)at->tokens, changes.text);

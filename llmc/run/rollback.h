@@ -15,24 +15,14 @@
 //      one before the last 2 K steps.
 #pragma once
 
-#include "run/metrics.h"
-#include "run/state.h"
+#include "base/common.h"
 
 // As many as PaLM's largest run needed (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).
 enum { ROLLBACKS_MAX = 20 };
 
 typedef struct {
-    int64_t made; // number of rollbacks so far
-    struct {      // examples that each rollback excluded from the order of the data
-        int64_t first, rows;
-    } skipped[ROLLBACKS_MAX];
-    int64_t latest; // last step before the window of this process's last rollback
-    Error why;      // reason of this process's last rollback; code 0: it has made none
+    int64_t made;                                      // number of rollbacks so far
+    int64_t first[ROLLBACKS_MAX], rows[ROLLBACKS_MAX]; // examples that each of them excluded from the data's order
+    int64_t latest;                                    // last step before the window of this process's last rollback
+    Error why; // reason of this process's last rollback. If its code is set, a set-up belongs to a rollback
 } Rollback;
-
-// Call after each train_step, which returned `code` and *e. If a spike lasts, returns ERR_NONFINITE with the reason,
-// and plans a rollback unless ROLLBACKS_MAX were made. Otherwise returns `code`.
-int rollback_check(Run *r, const StepMetrics *m, int code, Error *e);
-
-// True from a process's first rollback on. Every set-up after it belongs to a rollback.
-static inline bool rollback_under_way(const Rollback *back) { return back->why.code; }

@@ -59,9 +59,9 @@ typedef struct {
     Ramp ramp;
     Noise noise;
     RowOutliers outliers; // --outliers
+    Rollback back;        // --on-spike: kept by a rollback, which resets the rest but `begun`
     StepResult result;    // statistics of this step; the allocation of grad_sq also holds `rows`
     RowResult *rows;      // (largest batch) this step's rows, of all ranks, if EngineConfig.step_rows
-    double z;             // outliers_z of this step, for RunPoint.spikes
     bool stop;            // the run stops (same on all ranks); stop_cause (save.h) says why
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown
     int64_t clipped;      // number of steps since the start whose gradient was clipped
@@ -109,7 +109,6 @@ typedef struct Run {
     Position position;
     Saving saving;
     Output output;
-    Rollback rollback;
 } Run;
 
 // True if --patience ends the run (same on all ranks).

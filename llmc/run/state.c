@@ -204,7 +204,7 @@ static void io_exponents(StateIO *io, const Setup *s, int8_t *k) {
     }
 }
 
-static void io_position(StateIO *io, const Setup *s, Position *p, Rollback *back) {
+static void io_position(StateIO *io, const Setup *s, Position *p) {
     io_point(io, &p->at);
     real(io, "ramp.rows", &p->ramp.rows);
     if (!(p->ramp.rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
@@ -222,15 +222,15 @@ static void io_position(StateIO *io, const Setup *s, Position *p, Rollback *back
         count(io, path, &p->at.first[i]);
         if (p->at.first[i] > p->at.examples) malformed(io, path, "an example before this step's end");
     }
-    // During a rollback back->skipped holds the rollbacks that the checkpoint lists, and later ones.
-    const int64_t made = io->writing ? back->made : cJSON_GetArraySize(get(io, "spikes.skipped"));
+    // During a rollback p->back holds the rollbacks that the checkpoint lists, and later ones.
+    const int64_t made = io->writing ? p->back.made : cJSON_GetArraySize(get(io, "spikes.skipped"));
     if (made > ROLLBACKS_MAX) malformed(io, "spikes.skipped", "a list that fits");
     for (int i = 0; i < made && !io->code; i++) {
-        count(io, AT("spikes.skipped[%d].first", i), &back->skipped[i].first);
-        count(io, AT("spikes.skipped[%d].rows", i), &back->skipped[i].rows);
-        if (back->skipped[i].rows > 1 << 30) malformed(io, AT("spikes.skipped[%d].rows", i), "a number of rows");
+        count(io, AT("spikes.skipped[%d].first", i), &p->back.first[i]);
+        count(io, AT("spikes.skipped[%d].rows", i), &p->back.rows[i]);
+        if (p->back.rows[i] > 1 << 30) malformed(io, AT("spikes.skipped[%d].rows", i), "a number of rows");
     }
-    if (made > back->made && !io->code) back->made = made;
+    if (made > p->back.made && !io->code) p->back.made = made;
 }
 
 // ---- What may not change --------------------------------------------------------------------------------------------
@@ -394,12 +394,11 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     StateIO io = {.root = cJSON_CreateObject(), .writing = true, .e = e};
     int64_t format = STATE_FORMAT;
     Position position = r->position;
-    Rollback rollback = r->rollback;
     char engine[256];
     cJSON *options;
     position.at.seconds = run_seconds(r);
     count(&io, "format", &format);
-    io_position(&io, &r->setup, &position, &rollback);
+    io_position(&io, &r->setup, &position);
     io_identity(&io, &r->setup, &r->data);
     engine_describe(r->setup.engine, engine, sizeof engine);
     put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
@@ -434,8 +433,8 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     *changes = (Text){0};
     TRY(state_open(&io, path, directory, e));
     io_identity(&io, &r->setup, &r->data);
-    io_position(&io, &r->setup, &r->position, &r->rollback);
-    if (!rollback_under_way(&r->rollback)) r->position.begun -= r->position.at.seconds; // a rollback keeps its clock
+    io_position(&io, &r->setup, &r->position);
+    if (!r->position.back.why.code) r->position.begun -= r->position.at.seconds; // a rollback keeps its clock
     int code = io.code;
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
     if (!code) code = keep_gns(&io, &r->setup.options, e);

@@ -176,7 +176,7 @@ static bool is_outlier(Run *r, int64_t B) {
     const double most = o->on_spike ? o->spike_z : INFINITY;
     double loss = r->position.result.loss_sum / (double)B, norm = grad_norm(r, B);
     double loss_z = outliers_z(&at->loss_window, loss, most), norm_z = outliers_z(&at->grad_window, norm, most);
-    r->position.z = fmax(loss_z, norm_z);
+    at->spikes.value[at->spikes.count % OUTLIERS_WINDOW] = fmax(loss_z, norm_z);
     bool loss_out = o->skip_loss_z > 0 && loss_z > o->skip_loss_z,
          norm_out = o->skip_grad_z > 0 && norm_z > o->skip_grad_z;
     if (!loss_out && !norm_out) return false;
@@ -258,7 +258,8 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     int64_t B = ramp_next(&position->ramp, at->step, at->tokens);
     TRY(comm_broadcast(setup->comm, &B, sizeof B, e)); // rank 0's choice
     *metrics = (StepMetrics){.step = at->step + 1, .examples = at->examples + B, .batch = B};
-    position->z = NAN;
+    at->spikes.value[at->spikes.count % OUTLIERS_WINDOW] = NAN; // rollback_check counts the step
+    at->first[at->spikes.count % OUTLIERS_WINDOW] = at->examples;
     const int64_t tokens = B * setup->shape.seq_len;
     const UpdateConfig update = update_config(r, B);
     const GnsMode mode = step_mode(setup, position);

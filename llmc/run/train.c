@@ -6,6 +6,7 @@
 
 // The parts of an iteration, in the loop's order; save.h declares the others.
 static int stop_and_save(Run *r, Error *e); // ERR_STOPPED
+static int rollback_check(Run *r, const StepMetrics *m, int code, Error *e);
 static int decide_length(Run *r, const StepMetrics *m, Error *e);
 static int validate(Run *r, Error *e);
 static int test_hellaswag(Run *r, Error *e);
@@ -43,6 +44,45 @@ static int train_loop(Run *r, Error *e) {
         if ((saves || r->saving.is_best) && !last) TRY(save_in_background(r, e));
     }
     return finish_run(r, e);
+}
+
+// ---- --on-spike -----------------------------------------------------------------------------------------------------
+
+// code, *e: what train_step returned. If a spike lasts, returns ERR_NONFINITE with the reason, and plans a rollback
+// (rollback.h) unless ROLLBACKS_MAX were made. Otherwise returns `code`.
+static int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
+    const Options *o = &r->setup.options;
+    RunPoint *at = &r->position.at;
+    Rollback *back = &r->position.back;
+    const cJSON *row;
+    int64_t spikes = 0;
+    if (!o->on_spike || (code && code != ERR_NONFINITE)) return code;
+    const int64_t now = at->spikes.count++, window = 2 * o->spike_steps, steps = now < window ? now + 1 : window;
+    for (int64_t i = now; i > now - steps; i--) spikes += at->spikes.value[i % OUTLIERS_WINDOW] > o->spike_z;
+    if (!code && spikes < o->spike_steps) return 0;
+    if (!code) {
+        comm_settle(r->setup.comm); // all ranks have the same sums, so all decide alike
+        FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1; or a higher --spike-z",
+             "step %lld: %lld of the last %lld steps are spikes (loss %.4g, gradient norm %.4g, z %.3g)",
+             (long long)m->step, (long long)spikes, (long long)steps, m->loss, m->grad_norm,
+             at->spikes.value[now % OUTLIERS_WINDOW]);
+    }
+    if (back->made == ROLLBACKS_MAX) return error_prefix(e, "after %d rollbacks", ROLLBACKS_MAX);
+    back->first[back->made] = at->first[(now + 1 - steps) % OUTLIERS_WINDOW];
+    back->rows[back->made] = m->examples - back->first[back->made];
+    back->made++;
+    back->latest = m->step - steps;
+    // Name the window's farthest rows of each kind (--outliers). Only rank 0 has them.
+    const int most = 3;
+    for (int k = 0, n = 0; k < ROW_KINDS; k++, n = 0) cJSON_ArrayForEach(row, r->position.outliers.list[k]) {
+            const size_t used = strlen(e->what);
+            const char *shard = cJSON_GetStringValue(json_get(row, "shard"));
+            if (cJSON_GetNumberValue(json_get(row, "step")) > (double)back->latest && shard && n++ < most)
+                snprintf(e->what + used, sizeof e->what - used, "; %s %s:%.0f", row_kinds[k], path_name(shard),
+                         cJSON_GetNumberValue(json_get(row, "offset")));
+        }
+    back->why = *e;
+    return e->code;
 }
 
 // ---- --train-hours --------------------------------------------------------------------------------------------------
