@@ -10,7 +10,7 @@ enum { FP32 = REAL_DTYPE == DTYPE_FP32, FP16 = REAL_DTYPE == DTYPE_FP16 };
 // Returns the value for this build's type.
 static constexpr double by_type(double fp32, double fp16, double bf16) { return FP32 ? fp32 : FP16 ? fp16 : bf16; }
 
-// Checks that f(..., &e) succeeds; the macro declares the Error e.
+// Checks that a call f(..., &e) succeeds. The macro declares the Error e.
 #define CALL_OK(call)                                                                                                  \
     do {                                                                                                               \
         Error e = {};                                                                                                  \

@@ -1,5 +1,5 @@
-// engine_test: helpers for tests of the CUDA engine: both engines, small models, the results of a step over a batch.
-// Tests are built for each type of the CUDA engine.
+// engine_test: what tests of the CUDA engine share: both engines, small models, the results of a step over a batch.
+// Each test is built in every precision of the CUDA engine.
 //
 // Arguments of each test: [seed [small]]. A seed repeats a run (0: from the clock). `small`, for slow tools, runs every
 // kernel in fewer cases and steps.
@@ -54,8 +54,8 @@ enum { CASES = sizeof cases / sizeof *cases, SMALL_CASES = 5 }; // the first SMA
 enum { SEPARATOR = 1, SOURCES = 3 };
 static const uint64_t FIRST_EXAMPLE = (uint64_t)1 << 40;
 
-// Settings of engines that are created later:
-static int sources = SOURCES; // a row's source is its number modulo SOURCES
+// Settings of all engines created after they are set:
+static int sources = SOURCES; // row b has source b % SOURCES
 static Dtype fp8;             // a type of fp8, used with `exponents`; 0: the build's type
 static bool masked;           // dropout, documents and label smoothing
 static bool small;
@@ -101,7 +101,7 @@ inline World::World(const Case *c_, int steps) : c(c_) {
     CALL_OK(model_create(&model, &c->config, &e));
     param.assign(model.flat_count, NAN); // unwritten values stay NaN
     small_params(&model, seed, param);
-    // In 16 bits, move parameters towards GPT-2's values, with which rounding is a smaller share of the gradient.
+    // In 16 bits, move parameters towards GPT-2's values. There rounding errors are a smaller share of the gradient.
     for (int k = 0; k < model.tensor_count && !FP32; k++) {
         const Tensor *t = &model.tensors[k];
         float mean = t->init == INIT_ONE ? 1.0f : 0.0f, share = t->group == GROUP_EMBEDDING ? 0.2f : 0.5f;
@@ -149,7 +149,7 @@ static inline EngineConfig config_of(const World *w, int micro_batch, Recompute 
         config.dropout = dropout_of(0.2, seed);
         config.document_mask = true;
         config.separator = SEPARATOR;
-        config.label_smoothing = 0.4f; // large: it must change even the smallest terms of exact norms
+        config.label_smoothing = 0.4f; // large enough to change even the smallest terms of exact norms
     }
     return config;
 }
@@ -162,7 +162,7 @@ static inline Engine *engine_of(const Api *api, const World *w, Recompute recomp
     return engine;
 }
 
-// Exponents of the next step. train() unsets them at first; measure() does not change them.
+// fp8 exponents of the next step. train() unsets them before its first step; measure() does not change them.
 static Array<int8_t> exponents;
 
 static inline void exponents_begin(const World *w) {
@@ -217,7 +217,7 @@ static inline Outcome measure_batch(const Api *api, Engine *engine, const World 
 static inline UpdateConfig update_config(const Case *c, int step) {
     UpdateConfig u = {};
     u.lr = 1e-3, u.beta1 = 0.9, u.beta2 = 0.95, u.eps = 1e-8, u.weight_decay = 0.1;
-    u.muon_lr = 2e-3, u.momentum = 0.95; // muon_lr differs from lr: using the wrong one fails
+    u.muon_lr = 2e-3, u.momentum = 0.95; // muon_lr differs from lr, so that tests see a use of the wrong one
     u.grad_clip = 1.0;
     u.step = step;
     u.batch = rows_of(c);

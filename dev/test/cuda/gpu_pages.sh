@@ -6,7 +6,7 @@
 #     OUT     logs ($OUT/NAME.log); a temporary directory
 #     PYTHON  a Python with numpy, scipy, matplotlib (python3); if it has torch and transformers, they read checkpoints
 #
-# Three tracks run side by side on one GPU: most of their time is start-up.
+# Three tracks run side by side on one GPU, because most of their time is start-up.
 set -u
 cd "$(dirname "$0")/../../.." || exit 70
 root=$PWD
@@ -57,7 +57,7 @@ page_stopped() { # NAME DIRECTORY STEPS SIGNAL COMMAND...
     tell "$name" $? "exit code $code, not 75 with a checkpoint: $(last_words "$name")"
 }
 
-# Track 1, gpt2-124M.md: GPT-2 124M from scratch: stopped, resumed, evaluated, sampled, tuned, read by transformers
+# Track 1 (gpt2-124M.md): train GPT-2 124M from scratch, stop, resume, evaluate, sample, tune, read with transformers
 
 gpt2=$work/gpt2-124M
 recipe() { # LAUNCHER OUT OPTIONS...
@@ -91,7 +91,7 @@ print(tokenizer.decode(model.generate(**tokenizer("Once upon a time", return_ten
 PYTHON
 }
 
-# Track 2: a ramp and its analysis (gns.md), reports (gpt2-124M.md), the study (gns-study.md) at 1% of its length
+# Track 2: a ramp and its analysis (gns.md), reports (gpt2-124M.md), 1% of the study (gns-study.md)
 
 track_gns() {
     local run=$work/ramp bytes="--train $work/bytes_train_*.bin --vocab-size 256 --layers 3 --heads 4 --channels 128 --seq-len 64 --micro-batch 32"
@@ -108,7 +108,7 @@ track_gns() {
     page ramp_study env TRAINER="$program" "$PYTHON" dev/bench/ramp_study.py "$work/queue" --out "$work/study"
 }
 
-# Track 3: llm.c's flags (coming-from.md), plan and run on a GPU (README.md), the ramp's recipe, --tune
+# Track 3: llm.c's flags (coming-from.md), a plan and a run on a GPU (README.md), the recipe of a ramp, --tune
 
 tuned() { # OUT OPTIONS...
     "$program" --train "$work/text_train_*.bin" --model d6 --seq-len 1024 --micro-batch 8 --batch-tokens 8192 \
@@ -116,7 +116,7 @@ tuned() { # OUT OPTIONS...
 }
 weights() { cksum < "$(some "$1/step_????????")/model.safetensors"; }
 
-# A resume keeps the stored choices, with or without --tune, and ends with the bits of the run that chose.
+# A resume with or without --tune keeps the stored choices, and ends with the bits of the run that made them.
 pages_tune() {
     local a=$work/tune b name
     page tune tuned "$a" --tune || return

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A killed run and a stopped run resume and end with the bits of an undisturbed run, with every optimizer and with
-# masks: dev/test/cuda/gpu_resume.sh TRAINER TOKENIZE TEXT. dev/test/gpu_check.sh runs this script. The CPU trainer
-# passes it too, but has closer tests: dev/test/run/test_resume.c, test_crash.c. With LAUNCH="scripts/mpirun.sh -np 2"
+# masks: dev/test/cuda/gpu_resume.sh TRAINER TOKENIZE TEXT. dev/test/gpu_check.sh runs this script. TRAINER may be the
+# CPU trainer, which has stricter tests: dev/test/run/test_resume.c, test_crash.c. With LAUNCH="scripts/mpirun.sh -np 2"
 # in the environment a run has two ranks, and no rank is killed.
 set -u
 . "$(dirname "$0")/../../../scripts/common.sh"
@@ -74,7 +74,7 @@ resumes() { # NAME OPTIONS...: stops the run once, within the ramp
     verdict_same "$name" "$name" "$name-parts"
     last=$(basename "$(newest_checkpoint "$work/$name")")
     cmp -s "$work/$name/$last/model.safetensors" "$work/whole/$last/model.safetensors"
-    [ $? = 1 ] # 2: a file is missing
+    [ $? = 1 ] # 1: the files differ; 2: a file is missing
     verdict "$name/another_run" $? "its options change nothing"
 }
 
@@ -93,10 +93,10 @@ verdict resumed $? "$(grep -c '^resuming' "$work/parts.log") times"
 verdict_same parts whole parts
 last=$(basename "$(newest_checkpoint "$work/whole")")
 
-# In this vocabulary newline is <|endoftext|>: each line is a document.
+# In this vocabulary newline is <|endoftext|>, so each line is a document.
 mkdir "$work/lines" && cp "$work/whole/$last/merges.txt" "$work/lines" &&
     sed 's/"\xc4\x8a": 10/"<|endoftext|>": 10/' "$work/whole/$last/vocab.json" > "$work/lines/vocab.json"
-set -m # runs go side by side, each in a process group that the trap ends
+set -m # so each job below has its own process group, which the trap ends
 resumes muon --optimizer muon > "$work/muon.verdicts" &
 resumes lamb --optimizer lamb > "$work/lamb.verdicts" &
 resumes masks --dropout 0.1 --label-smoothing 0.1 --document-mask --tokenizer "$work/lines" > "$work/masks.verdicts" &

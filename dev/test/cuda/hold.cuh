@@ -15,7 +15,7 @@ __device__ static long long hold_nanoseconds() {
     return t;
 }
 
-// Ends by the GPU's clock: polling host memory would halve the speed of the whole GPU.
+// Ends by the GPU's clock, because polling host memory would halve the speed of the whole GPU.
 __global__ static void hold_kernel(int *begun, long long duration) {
     long long start = hold_nanoseconds();
     atomicAdd_system(begun, 1);

@@ -187,7 +187,7 @@ static inline std::vector<Shape> random_shapes(void) {
     return s;
 }
 
-// Returns tokens (B, T + 1) of a Zipf-like distribution: with long runs, short runs and absent tokens.
+// Returns tokens (B, T + 1) of a Zipf-like distribution: some tokens are frequent, some rare, some absent.
 static inline std::vector<uint16_t> random_tokens(int B, int T, int V) {
     std::vector<uint16_t> tokens((size_t)B * (T + 1));
     for (uint16_t &t : tokens) t = (uint16_t)std::min(V - 1, (int)(pow((double)V + 1, random_uniform()) - 1.0));
@@ -219,7 +219,7 @@ static inline void columns_outputs(std::vector<Output> &r, const Columns &c) {
     r.push_back({c.device.sum, c.C * sizeof(float)});
     r.push_back({c.device.squares, sizeof(double)});
 }
-// rows: (B T, C), the terms of the column sums.
+// rows (B T, C): the terms of the column sums.
 static inline void columns_check(const char *name, const Columns &c, const std::vector<double> &rows, int T) {
     std::vector<double> sum(c.C, 0.0);
     if (!c.device.first) sum.assign(c.before.begin(), c.before.end());
@@ -256,7 +256,7 @@ static inline void check_codes(const char *name, const std::vector<uint8_t> &got
           name, wrong, want.size(), at, got[at], want[at]);
 }
 
-// Compares a copy with math/fp8.h's codes of y, from the device.
+// Compares a copy, on the device, with the codes of y by math/fp8.h.
 static inline void check_copy(const char *name, const Fp8Copy &copy, const std::vector<real> &y) {
     const float amax = host_from(copy.amax, 1)[0], want = amax_of(y);
     check_codes(name, host_from(copy.codes, y.size()), codes_of(y, copy.scale));

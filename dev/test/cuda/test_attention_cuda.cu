@@ -10,7 +10,7 @@
 
 static double dot(const double *a, const double *b, int n) { return std::inner_product(a, a + n, b, 0.0); }
 
-// A head's masks besides the causal one. first NULL: a row is one document.
+// A head's masks besides the causal one. first NULL: an example is one document.
 struct HeadMasks {
     const uint16_t *first;
     Dropout dropout;
@@ -91,9 +91,9 @@ static Results<double, double> twin(const std::vector<real> &qkv, const std::vec
 
 // ---- Comparing ------------------------------------------------------------------------------------------------------
 
-// Returns the largest relative error of the D-vectors of part `part` of (B, T, parts, NH, D). The error of a vector is
-// relative to its norm plus the vectors' root mean square norm plus `floor_`. (All vectors of dq and dk are 0 at T = 1,
-// and dropped rows of out are 0.) NaN gives NaN.
+// Returns the largest relative error of the D-vectors of part `part` of (B, T, parts, NH, D). A vector's error is
+// divided by its norm + the root mean square of all vectors' norms + floor_. (All vectors of dq and dk are 0 at T = 1;
+// dropped rows of out are 0.) NaN gives NaN.
 static double worst_vector(const std::vector<real> &got, const std::vector<double> &want, AttentionShape s, int parts,
                            int part, double floor_) {
     size_t vectors = (size_t)s.B * s.T * s.NH;
@@ -116,7 +116,7 @@ static double worst_vector(const std::vector<real> &got, const std::vector<doubl
     return worst;
 }
 
-// One rounding is 2^-12 in fp16, 2^-9 in bf16. P, dS, out (through delta) and the result are rounded.
+// Rounding errs by at most 2^-12 in fp16, 2^-9 in bf16. P, dS, out (which enters delta) and the result are rounded.
 static const double OUT_TOLERANCE = by_type(1e-5, 8e-4, 6e-3), GRADIENT_TOLERANCE = by_type(2e-5, 1.6e-3, 1.2e-2);
 static const double LSE_TOLERANCE = by_type(4e-6, 2e-5, 2e-5);
 
@@ -225,8 +225,8 @@ static void check_against_twin(AttentionShape s, double deviation, Worst worst[2
     Problem problem(s, deviation, kind);
     const Results<double, double> want =
         twin(problem.host_qkv, problem.host_dout, problem.first, problem.masks.dropout, s);
-    // Dropout multiplies kept elements, and so the rounding of out, by 1 / (1 - p). Few channels do not average
-    // rounding: in 400 draws emulated bf16 reached 1.26 times the tolerance with 5 channels, 0.8 with 16, 0.44 with 64.
+    // Dropout multiplies kept elements, and so rounding errors of out, by 1 / (1 - p). Over few channels they do not
+    // average out: in 400 draws emulated bf16 erred by 1.26 tolerances with 5 channels, 0.8 with 16, 0.44 with 64.
     const double slack = fmax(1, deviation) / (1 - kind.p) * (kind.p > 0 && s.D < 16 ? 1.6 : 1);
     for (int path = PUBLIC; path <= (sizeof(real) == 2 ? TILED : PUBLIC); path++) // fp32 has one path
         compare(&worst[path], s, path_names[path], problem.run((Path)path), want, slack);
@@ -264,7 +264,7 @@ static void test_twin_masks(void) {
     for (int path : {PUBLIC, TILED}) print_worst(path_names[path], &worst[path]);
 }
 
-// More heads than an H100 has multiprocessors (132): blocks draw heads in unequal lots, 67 and 66, or 89, 89 and 87.
+// With more heads than an H100 has multiprocessors (132), blocks draw heads in lots of 67 and 66, or 89, 89 and 87.
 static void test_twin_unequal_lots(void) {
     static const AttentionShape shapes[] = {{7, 150, 19, 64}, {5, 70, 53, 64}, {19, 70, 7, 128}, {53, 35, 5, 128}};
     Worst worst[2] = {};
@@ -303,7 +303,7 @@ static void test_fast_path_at_large_shapes(void) {
     print_worst("fast against tiled", &worst);
 }
 
-// Bits repeat, even if some blocks begin late because their multiprocessors are held.
+// Two runs give the same bits, even if some blocks begin late because their multiprocessors are held.
 static void test_repeats_bit_for_bit(void) {
     Hold hold = {};
     CALL_OK(hold_create(&hold, &e));
@@ -334,7 +334,7 @@ static void test_overlapping_calls(void) {
     const std::vector<real> want[] = {both[0].run(PUBLIC).dqkv, both[1].run(PUBLIC).dqkv};
     for (int repeat = 0; repeat < 5; repeat++) {
         for (Problem &p : both) p.reset();
-        CUDA_OK(cudaDeviceSynchronize()); // the streams do not wait for earlier work
+        CUDA_OK(cudaDeviceSynchronize()); // the two streams do not wait for the default stream
         CALL_OK(hold_begin(&hold, 66, 1.0, &e));
         for (int i = 0; i < 2; i++) both[i].queue(PUBLIC, stream[i]);
         CALL_OK(hold_end(&hold, &e));

@@ -4,12 +4,12 @@
 #include "cuda/crossentropy.cuh"
 
 // Bound on the error of fp32 arithmetic before the result is rounded. |x| + log T reaches 64, or 92 in base 2. Half a
-// unit in the last place is 2^-19 up to 64, 2^-18 up to 92. An absolute error of an exponent is a relative error of p:
-//   2 x 2^-19             logsumexp = max + log(sum), shift = logsumexp + log T
-//   3 x 2^-18 ln 2        max log2 e, shift log2 e, x log2 e - shift log2 e
-//   1.3e-6                log2 e as a float, times 64
+// unit in the last place is 2^-19 up to 64, 2^-18 up to 92. p = softmax scale / T has the relative error
+//   2 x 2^-19             of the exponent: logsumexp = max + log(sum), shift = logsumexp + log T
+//   3 x 2^-18 ln 2        of the exponent: max log2 e, shift log2 e, x log2 e - shift log2 e
+//   1.3e-6                of the exponent: log2 e as a float, times 64
 //   100 x 2^-24 = 6.0e-6  the sum: V / 768 terms per thread, then the threads' sums
-//   2 x 2^-22             2^x, in the sum and of p
+//   2 x 2^-22             the GPU's 2^x, in the sum and for p
 // The total is 2.0e-5 of p. A loss has a smaller absolute error. The test allows twice the total.
 static const double ARITHMETIC = 4e-5;
 static const double SMALLEST = 1.2e-38; // smallest normal number; a smaller p becomes 0

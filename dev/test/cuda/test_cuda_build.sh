@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Compiles the CUDA trainer in bf16 for sm_80 and sm_90a, all files in one. Checks that the compiler does not warn, that
-# no kernel spills registers, and that ptxas, also CUDA 12's, lets tensor core products (wgmma) overlap:
-# dev/make/ptxas.sh. Parses other builds only: each file alone in fp16 for the oldest GPU; fp32, Blackwell,
-# test programs, benchmarks. (dev/test/gpu_check.sh builds and runs them all.) Compares plans and refusals with the CPU
-# trainer's.
+# Compiles the CUDA trainer in bf16 for sm_80 and sm_90a, all files in one. Checks that the compiler does not warn. With
+# dev/make/ptxas.sh checks that no kernel spills registers and that ptxas, that of CUDA 12, too, lets products of tensor
+# cores (wgmma) overlap. Only parses other builds: each file alone in fp16 for the oldest GPU; all in fp32, and for
+# Blackwell; test programs, benchmarks. (dev/test/gpu_check.sh builds and runs them all.) Compares plans and refusals
+# with the CPU trainer's.
 # shellcheck disable=SC2046,SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" cuda_build
@@ -14,8 +14,8 @@ export nvcc work
 one=build/cuda-one
 mkdir -p $one "$work/keep"
 
-# trainer.cu: all files of the trainer in one: common headers are compiled once. Names of constants get the number of
-# their file, since several files use the same names.
+# trainer.cu: all files of the trainer in one, so that common headers are compiled once. Constants get the number of
+# their file as a suffix, since several files use the same names.
 number=0
 cp train_gpt2.cu "$work/trainer.cu"
 for file in llmc/cuda/*.cu; do
@@ -38,8 +38,8 @@ as_one() { # FILE...
 as_one $(grep -l '"engine_test.cuh"' dev/test/*/*.cu) dev/bench/*.cu > "$work/engines.cu" && as_one $(grep -L '"engine_test.cuh"' dev/test/*/*.cu) > "$work/tests.cu"
 
 # Parses each of the trainer's files in fp16; all in one in fp32, and in bf16 for Blackwell if nvcc knows it (from CUDA
-# 12.8 on); the programs that need a GPU. This finds calls that do not match a function's parameters. An nvcc that cannot
-# only parse compiles to PTX.
+# 12.8 on); the programs that need a GPU. This finds calls that do not match a function's parameters. If nvcc has no
+# option to only parse, it compiles to PTX.
 parses() {
     local least="-Xcicc -O0"
     ! $nvcc --help | grep -q -- --fdevice-syntax-only || least=-fdevice-syntax-only
@@ -52,7 +52,7 @@ parses() {
     } | xargs -L 1 -P 2 sh -c '$nvcc -std=c++20 -Illmc -diag-suppress 177 -Idev/test/cuda -Idev/bench $least -ptx -o "$work/$$.ptx" "$@"' sh
 }
 
-# CUDA 12's ptxas, up to 12.8, made every wgmma of linear_sm90.cu wait.
+# In linear_sm90.cu CUDA 12's ptxas, up to 12.8, made every wgmma wait for the previous one.
 overlaps_with_older_ptxas() {
     local python release tools
     python=$(find_python pip) || skip "no pip" || return
@@ -78,7 +78,7 @@ cd "$work" || exit 70
 plan() { "$train" --dry-run "$@" > plan.txt 2>&1 || { cat plan.txt; return 1; }; }
 said() { grep -qE -- "$1" plan.txt || { echo "nothing like '$1' in:"; cat plan.txt; return 1; }; }
 
-# Without a GPU the CUDA trainer plans its memory exactly; the CPU trainer estimates it. Both add the same for libraries.
+# Without a GPU the CUDA trainer plans its memory exactly; the CPU trainer estimates it. Both add the same libraries.
 engine_memory() { awk '/memory in all/ { sum += $4 } /^  (CUDA|NCCL|rounded) .* MiB/ { sum -= $(NF - 1) } END { print sum }' "$1"; }
 libraries() { grep -E '^  (CUDA|NCCL|rounded) .* MiB' "$1"; }
 estimates_what_the_cuda_engine_takes() {

@@ -1,5 +1,5 @@
 // Tests which GPU a rank chooses, and the errors if it cannot use the GPU. Needs no GPU: fakes replace functions of the
-// CUDA runtime, and the messages between two ranks (the Makefile wraps them).
+// CUDA runtime and of the messages between two ranks. The Makefile wraps these functions.
 #include "../test.h"
 
 #include "cuda/device.cuh"

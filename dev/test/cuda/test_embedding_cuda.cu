@@ -17,7 +17,7 @@ struct Case {
     uint16_t token(int row) const { return tokens[(size_t)(row / T) * (T + 1) + row % T]; }
 };
 
-// d_first NULL: no documents and no dropout, and the result must be exact.
+// If d_first is NULL, there are no documents and no dropout, and the result must be exact.
 static void check_forward(const Case &k, const uint16_t *d_first, const std::vector<uint16_t> &first) {
     const bool masked = d_first != NULL;
     const std::vector<real> wte = random_vector<real>((size_t)k.V * k.C), wpe = random_vector<real>((size_t)k.T * k.C);
@@ -70,7 +70,7 @@ static void check_backward(const Case &k) {
     check_close("dwte", host_from(d_dwte, dwte.size()), want, SUM_RELATIVE, SUM_ABSOLUTE);
 }
 
-// Sets squares = {|E_b|^2, <E_b, U_b>} of one example; U_b: (V, C). Returns sum |E U|, the scale of <E, U>'s rounding.
+// Sets squares = {|E_b|^2, <E_b, U_b>} of one example; U_b: (V, C). Returns sum |E U|, to scale <E, U>'s tolerance.
 static double squares_reference(double squares[2], const Case &k, int b, const float *U) {
     std::vector<double> E((size_t)k.V * k.C, 0.0);
     double magnitude = 0.0;
@@ -86,8 +86,8 @@ static double squares_reference(double squares[2], const Case &k, int b, const f
     return magnitude;
 }
 
-// Checks row_at: 1 + a token's last position in an example; 0 if it does not occur. Returns the head's rows, gathered
-// by row_at.
+// Checks row_at: 1 + a token's last position in an example; 0 if it does not occur. Returns UG, the rows of U that
+// row_at selects.
 static float *gathered(const Case &k, const float *U) {
     const size_t VC = (size_t)k.V * k.C, TC = (size_t)k.T * k.C;
     float *UG = device_new<float>(k.count());
@@ -137,8 +137,8 @@ static std::vector<uint16_t> check_documents(const Case &k, int separator) {
     return first;
 }
 
-// Checks wpe's gradient and its per-example squares. Positions count from the document's start; from the row's start if
-// `first` is empty.
+// Checks wpe's gradient and its per-example squares. Positions count from the document's start or, if `first` is empty,
+// from the example's start.
 static void check_positions(const Case &k, const std::vector<uint16_t> &first) {
     const size_t C = k.C;
     const std::vector<float> before = random_vector<float>(k.T * C);

@@ -1,6 +1,6 @@
 // Promises of the CUDA engine. Two runs give the same bits, whatever they recompute and whatever their memory held. Two
-// engines with one tuning give the same bits. Ranges add up to the whole. A gradient that is not finite changes
-// nothing. Arguments: engine_test.cuh.
+// engines with one tuning give the same bits. Norms and updates by range equal those of the whole array. A gradient
+// that is not finite changes nothing. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
 #include "cuda/engine.cuh"
@@ -168,7 +168,7 @@ static void test_filled_memory_fp8(void) {
     for (Dtype type : fp8_types) filled_memory(type);
 }
 
-// Compares the batch's gradient in one micro-step with its gradient in parts.
+// Compares the batch's gradient from one micro-step with its gradient from several micro-steps.
 static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMode mode) {
     const double tolerance = FP32 ? 1e-5 : 1e-2;
     Outcome whole = measure(&gpu, engine, w, w->tokens, w->c->batch, w->c->batch, mode);
@@ -183,11 +183,11 @@ static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMo
     }
 }
 
-// Compares one micro-step with micro-steps of 1, 3, 5 and 7 rows. In in_chunks the head runs in chunks of rows.
+// Compares one micro-step with micro-steps of 1, 3, 5 and 7 rows. In case in_chunks the head runs in chunks of rows.
 static void test_accumulation(void) {
     static const Case in_chunks = {"a head in chunks", {1, 1, 32, 50257, 1024}, 1024, 17, 17};
     for (const Case *c : {&cases[CASES - 1], &in_chunks}) {
-        masked = c == &cases[CASES - 1]; // an example's masks do not depend on the other rows
+        masked = c == &cases[CASES - 1]; // an example's masks must not depend on the other rows
         World w(c, 1);
         Engine *engine = engine_of(&gpu, &w, RECOMPUTE_NONE, c->batch);
         if (engine) {
@@ -246,7 +246,7 @@ static void test_ranges(void) {
     for (int i = 0; i < 3; i++) {
         CALL_OK(gpu.norms(b, Range{cut[i], cut[i + 1]}, &e));
         CALL_OK(gpu.result(b, &r, &e));
-        for (int k = 0; k < w.model.tensor_count; k++) { // tensors outside keep their values
+        for (int k = 0; k < w.model.tensor_count; k++) { // a tensor outside the range keeps its norm
             const Tensor *t = &w.model.tensors[k];
             if (t->offset < cut[i + 1] && t->offset + t->count > cut[i]) sum[k] += r.grad_sq[k];
         }
@@ -322,8 +322,8 @@ static void check_stored(Engine *engine, const World *w, StateKind kind, float *
     CHECK(memcmp(got, want, bytes) == 0, "%s, array %d differs", w->c->name, kind);
 }
 
-// A store of weights and moments waits for the last update, not for later work: a snapshot is taken during the next
-// step. A store of gradients waits for all queued work.
+// A store of weights and moments waits for the last update, not for later work, so a checkpoint can copy them during
+// the next step. A store of gradients waits for all queued work.
 static void test_store_beside_step(void) {
     static const StateKind kinds[] = {STATE_MOMENT1, STATE_PARAM, STATE_MOMENT2, STATE_GRAD};
     World w(&cases[3], 1);
@@ -357,7 +357,7 @@ static void test_store_beside_step(void) {
     cudaFreeHost(got);
 }
 
-// A gradient that overflows changes nothing: the next step equals a fresh engine's.
+// A gradient that overflows changes nothing, so the next step equals a fresh engine's.
 static void test_overflow(void) {
     if (!FP16) SKIP("only fp16 overflows");
     World w(&cases[2], 1);
@@ -470,7 +470,7 @@ static void test_fp8_each_site(void) {
 }
 
 // fp8-dw has fp8's loss and amax, and fp8's gradients except the rounded weight gradients. Each site of the last block
-// is unset in turn. Each engine alternates between two batches: reading a stale copy fails.
+// is unset in turn. Each engine alternates between two batches, so that a read of a stale copy fails.
 static void test_fp8_dw_unset(void) {
     static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
     if (!fp8_runs(DTYPE_FP8_DW, case_for_dw)) SKIP("only Hopper has fp8, and only in bf16");
@@ -511,7 +511,7 @@ static void test_fp8_dw_unset(void) {
     fp8 = DTYPE_FP32;
 }
 
-// A step after an update copies the new weights: its bits equal a fresh engine's.
+// A step after an update copies the new weights, so its bits equal a fresh engine's.
 static void test_fp8_after_update(void) {
     const Case *c = &cases[2];
     if (!fp8_runs(DTYPE_FP8, c)) SKIP("only Hopper has fp8, and only in bf16");

@@ -1,5 +1,5 @@
-// Compares the CUDA engine with the CPU engine on the same weights and tokens, up to rounding. For 16 bits the CPU
-// computes in fp32 on the same rounded weights. Arguments: engine_test.cuh.
+// Compares the CUDA engine with the CPU engine on the same weights and tokens, up to rounding. Against a 16-bit build
+// the CPU computes in fp32, with weights rounded to 16 bits. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
 // In fp16 GRADIENT and NORM are at most the sum of two errors: rounding (3e-3 and 6e-3, an eighth of bf16's), and
@@ -9,12 +9,11 @@ static const double LOSS = by_type(1e-5, 7e-4, 5e-3), GRADIENT = by_type(1e-4, 8
 static const double NORM = by_type(1e-4, 1.3e-2, 4e-2), COSINE = by_type(0.999999, 0.99996, 0.999);
 static const double TRAINED = by_type(1e-4, 3e-3, 2e-2), LOGIT = by_type(1e-4, 4e-3, 3e-2);
 
-// With fp8, bf16's rounding moves a few percent of the factors to the next e4m3 number, 6 to 12% away: an error of
-// about 2% of each factor. A wrong exponent changes a factor by at least 50%. 1 - cosine is half the square of the
-// error.
+// With fp8, bf16's rounding moves a few percent of the factors to the next e4m3 number, 6 to 12% away, so that factors
+// err by about 2%. A wrong exponent changes a factor by at least 50%. 1 - cosine is half the square of the error.
 static const double FP8_GRADIENT = 0.16, FP8_NORM = 0.08, FP8_COSINE = 0.987;
 
-static const double OWN_NORM = 1e-3; // error of an example's norm against its gradient's: both have the same roundings
+static const double OWN_NORM = 1e-3; // in a step of one row: |g_b|^2 against |g|^2, whose roundings are the same
 
 static double worst_seen[4]; // this test's largest gradient error, norm error, 1 - cosine, error of a row's own norm
 
@@ -128,7 +127,7 @@ static void compare_inference(const World *w, Engine *a, Engine *b) {
         CALL_OK(cpu.eval(b, w->tokens, (int)n, (int)length, want, &e));
         for (size_t i = 0; i < n * length; i++) CHECK_CLOSE(got[i], want[i], 10 * LOSS, 1.0);
         if (length < T || masked) continue;
-        double sum = 0; // sum of validation losses, which have the roundings of training
+        double sum = 0; // sum of validation losses, which are rounded as training losses are
         for (size_t i = 0; i < n * T; i++) sum += got[i] / (double)T;
         Outcome trained = measure(&gpu, a, w, w->tokens, (int)n, (int)n, GNS_OFF);
         CHECK_CLOSE(sum, trained.nll, 2e-6, 0);
@@ -160,7 +159,7 @@ static void test_against_cpu(void) {
            worst_seen[0], worst_seen[1], worst_seen[3], worst_seen[2]);
 }
 
-// Compares a step with rounded factors, and the last step's amax, with the CPU engine's, which rounds in the same way.
+// Compares a step with rounded factors, and the previous step's amax, with the CPU engine, which rounds the same way.
 static void fp8_against_cpu(Dtype type) {
     int done = 0;
     memset(worst_seen, 0, sizeof worst_seen);

@@ -34,7 +34,7 @@ static RowDropout random_dropout(Shape s, bool drops) {
     return row_dropout(dropout_at(d, random_u64() >> 2, random_int(0, 1000)), place, s.T);
 }
 
-// Returns the factor of element i of a flat (B, T, C).
+// Returns dropout's factor of element i of a (B, T, C) tensor.
 static double factor_at(const RowDropout &r, size_t i, int C) {
     if (!r.dropout.below) return 1.0;
     const size_t n = i / C;
@@ -147,7 +147,7 @@ static BackwardReference backward_reference(const BackwardInputs &in) {
     return r;
 }
 
-// Checks the examples' sums of dgamma and dbeta, rows (B, 2 C).
+// Checks rows (B, 2 C): each example's dgamma, then its dbeta. dgamma, dbeta: the terms of each token position.
 static void rows_check(const float *rows, const std::vector<double> &dgamma, const std::vector<double> &dbeta, int T,
                        int C) {
     std::vector<double> want(dgamma.size() / T * 2);

@@ -1,5 +1,5 @@
-// Hopper's fused products (kernel_test.cuh): compares some rows with float64 on the host, all rows with cuBLASLt, and
-// bit for bit with the kernels that they replace.
+// Compares Hopper's fused products (kernel_test.cuh): some rows with float64 on the host, all rows with cuBLASLt, and
+// LINEAR_GELU bit for bit with the kernels that it replaces.
 #include "kernel_test.cuh"
 
 #include "cuda/crossentropy.cuh"
@@ -11,7 +11,7 @@
 static Matmul *library;
 static unsigned *ticket;
 
-static double e4m3_worst_norm, e4m3_mean; // maximum and sum over all checked rows
+static double e4m3_worst_norm, e4m3_mean; // maximum; sum over all checked rows
 static int e4m3_rows;
 
 struct Widths {
@@ -27,7 +27,7 @@ struct Case {
 static bool takes_bias(LinearEpilogue e) { return e == LINEAR_GELU || e == LINEAR_RESIDUAL || e == LINEAR_BIAS; }
 static bool is_across(const Linear &l) { return l.x8 || l.epilogue == LINEAR_DGELU; }
 
-// Rounds v to e4m3 with fp8_next's exponent; divides *scale by 2^exponent. Returns the codes and a row of NaN.
+// Rounds v to e4m3 with fp8_next's exponent; divides *scale by 2^exponent. Returns the codes, then a row of NaN codes.
 static uint8_t *e4m3_of(std::vector<real> &v, int row, float *scale) {
     float amax = 0;
     for (real x : v) amax = fmaxf(amax, fabsf((float)x));
@@ -42,7 +42,7 @@ static uint8_t *e4m3_of(std::vector<real> &v, int row, float *scale) {
     return device_from(codes);
 }
 
-// e4m3: x and weight hold the numbers of the codes, and weight is (out, in).
+// e4m3: x and weight hold the values of their codes, and weight is (out, in).
 static Case case_new(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
     const size_t n = (size_t)s.rows * s.out;
     Case c = {{},
@@ -68,14 +68,14 @@ static Case case_new(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
 
 static double slope_of_code(GeluSlope code) { return (code - GELU_CODE_ZERO) / 202.0; }
 
-// Returns GELU of x and updates *tolerance, the error of x: x is rounded first, and GELU's slope is at most 1.13.
+// Returns GELU of x. Turns *tolerance, the error of x, into the error of rounded GELU, whose slope is at most 1.13.
 static double gelu_of_rounded(double x, double *tolerance) {
     *tolerance = 1.13 * *tolerance + ROUNDING * fabs(gelu_tanh(x));
     return gelu_tanh(x);
 }
 
-// Bounds the error by 1% of the row's norm, and the mean error towards or away from zero by 0.2%: tensor cores add
-// products of e4m3 with about 14 bits.
+// Bounds the error by 1% of the row's norm, and the mean error towards or away from zero by 0.2%, because tensor cores
+// add products of e4m3 with about 14 bits.
 static void check_e4m3_row(const std::vector<real> &y, const std::vector<double> &want) {
     double squares = 0, all = 0, sign = 0, sum = 0;
     for (size_t j = 0; j < y.size(); j++) {
@@ -292,7 +292,7 @@ static void test_columns(void) {
     if (!small_shapes_only) columns_case(16, 1024, 320, 1600, true);
 }
 
-// x (rows, C) and weight (V, C), stored as (Vp, C): logits with a spread of some nats.
+// Operands of the head: x (rows, C), and weight (V, C), stored as (Vp, C). Their logits spread over some nats.
 struct Head {
     int B, T, V, Vp, C, row0, rows;
     std::vector<real> x, weight;
@@ -394,7 +394,7 @@ static void test_head(void) {
     if (!small_shapes_only) head_case(8, 1024, 5000, 128);
 }
 
-// The target lies far below another logit: exponentials are bounded, hence the row's sum is finite. NaN stays NaN.
+// If the target lies far below another logit, exponentials are bounded, so the row's sum is finite. NaN stays NaN.
 static void test_exponential_bounds(void) {
     const int rows = 5, C = 64, V = 200, Vp = 256, tiles = linear_sm90_tiles(Vp);
     std::vector<real> values = random_vector<real>(rows * C);

@@ -61,8 +61,8 @@ static int disturb(const World *w, Engine *engine, std::vector<uint16_t> &text, 
     }
 }
 
-// Sets one stored key to NaN. This spoils the logits of a longer text only if the engine reuses keys. It does so if
-// each block has its own keys, and heads are whole packs of 8 elements.
+// Sets one stored key to NaN. This spoils the logits of a longer text only if the engine reuses keys. The engine reuses
+// keys if each block stores its own and heads are whole packs of 8 elements.
 static void check_spoilt(const World *w, Engine *engine, int kind, const uint16_t *text, int n) {
     const size_t C = w->c->config.channels;
     const bool apart = kinds[kind].reuses || w->c->config.layers == 1,
@@ -105,7 +105,7 @@ static void compare_texts(const World *w, int kind, Engine *fresh, Engine *c, do
     }
 }
 
-// The matrices have more rows than a thread of decode_linear loads at once.
+// A case whose matrices have more rows than a thread of decode_linear loads at once.
 static const Case wide = {"wide", {1, 13, 1664, 97, 24}, 24, 2, 2};
 
 static void compare_cases(void) {

@@ -6,7 +6,7 @@
 
 static Matmul *mm;
 
-// Make the wrapped functions of cuBLASLt (Makefile) answer as on other GPUs.
+// If set, cuBLASLt's functions, which the Makefile wraps, answer as on other GPUs.
 static bool no_epilogues, no_algorithm_fits;
 static int asked;
 #define LAYOUTS                                                                                                        \

@@ -34,7 +34,7 @@ static std::vector<float> state_of(const World *w, const Api *api, Engine *engin
     return x;
 }
 
-// Fills Muon's scratch: it shares memory with activations and may hold anything before an update.
+// Fills Muon's scratch. It shares memory with activations, so it may hold anything before an update.
 static void poison(Engine *engine, int byte) {
     if (engine->muon) cudaMemset(engine->muon, byte, engine_muon_bytes(&engine->config));
 }
@@ -69,7 +69,7 @@ static void compare_engines(const World *w) {
     Engine *a = engine_of(&gpu, w), *b = engine_of(&cpu, w);
     for (int number = 1; number <= (small ? 1 : 2); number++) {
         const std::vector<float> grad = random_gradient(w, random), before = state_of(w, &cpu, b, STATE_PARAM);
-        CALL_OK(gpu.load(a, STATE_PARAM, all_of(&w->model), before.data(), &e)); // errors do not add up over steps
+        CALL_OK(gpu.load(a, STATE_PARAM, all_of(&w->model), before.data(), &e)); // so that errors do not add up
         poison(a, 0xff);
         step(w, &gpu, a, grad, number);
         step(w, &cpu, b, grad, number);

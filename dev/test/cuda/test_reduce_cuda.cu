@@ -15,7 +15,7 @@ static std::vector<Range> random_segments(int S, size_t *n) {
     return segments;
 }
 
-// part: sums a range with random ends, mostly within segments; else the whole buffer.
+// Sums the whole buffer or, if `part`, a range with random ends, mostly within segments.
 static void reduce_squares_case(int S, bool part, bool add) {
     size_t n;
     const std::vector<Range> segments = random_segments(S, &n);
@@ -94,7 +94,7 @@ static void test_reduce_sum(void) {
     }
 }
 
-// Adds row b to sum of[b]; computes products of all pairs of rows, and of each row with itself.
+// Tests reduce_add (row b to sum of[b]), and reduce_products of all pairs of rows and of each row with itself.
 static void test_reduce_rows(void) {
     for (size_t n : {(size_t)1, (size_t)1000, (size_t)random_int(1, 70000)}) {
         const int rows = random_int(1, 9), sums = random_int(2, 5); // some sums have no row

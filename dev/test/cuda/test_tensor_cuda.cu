@@ -31,7 +31,7 @@ struct Group {
         int t;
         World world;
         Engine *engine = NULL;
-        real *rows = NULL; // argument of the exchange
+        real *rows = NULL; // what the rank gives to the exchange
         int exchanges = 0;
     };
     std::vector<Rank *> rank;
@@ -84,7 +84,7 @@ static int group_reduce(void *context, void *out, const void *partial, int rows,
     }
     for (size_t i = 0; i < n; i++) part[i] = (real)sum[i];
     code |= cudaMemcpy(out, part.data(), n * sizeof(real), cudaMemcpyHostToDevice);
-    std::fill(part.begin(), part.end(), (real)NAN); // an exchange may overwrite memory after the rows: so does this one
+    std::fill(part.begin(), part.end(), (real)NAN); // an exchange may overwrite memory after the rows; this one does
     real *room = (real *)partial + rows * width;
     for (int k = 1; k < r->group->K; k++, room += n)
         code |= cudaMemcpy(room, part.data(), n * sizeof(real), cudaMemcpyHostToDevice);
@@ -136,7 +136,7 @@ static void poison(Engine *engine, const World *w) {
     CALL_OK(gpu.load(engine, STATE_PARAM, all_of(&w->model), w->param, &e));
 }
 
-// Sums a step's outcome over the ranks. Checks that each rank's |g|^2 equals its gradient's.
+// Sums a step's outcome over the ranks. Checks each rank's own |g|^2 against its gradient.
 static Outcome group_measure(Group *g, const World *w, int rows, int micro_batch, GnsMode mode) {
     std::vector<Outcome> of(g->K);
     g->run([&](Group::Rank *r) {
@@ -208,7 +208,7 @@ static void check_inference(Group *g, Engine *engine, const World *w) {
     CHECK(error <= LOGIT, "%s, %d ranks: logits off by %.2e", w->c->name, g->K, error);
 }
 
-// Checks the number of each rank's exchanges after the first `before`.
+// Checks each rank's number of exchanges since there were `before`.
 static void check_exchanges(const Group *g, int before, Recompute recompute, int micro_steps) {
     EngineConfig config = config_of(&g->rank[0]->world, 1, recompute);
     config.tensor.ranks = g->K;
@@ -239,7 +239,7 @@ static void check_group(const World *w, Engine *engine, int K) {
         check_step(w, &got, &want, K, rows);
         if (mode == GNS_EXACT && K == 2 && !small) check_recompute(w, &got, K);
     }
-    // Rank 0 has the only row. The other ranks keep the last step's gradients.
+    // A step of one row, which rank 0 has. The other ranks hold gradients of the previous step.
     const int before = g.rank[0]->exchanges;
     Outcome want = measure(&gpu, engine, w, w->tokens, 1, micro, GNS_EXACT);
     Outcome got = group_measure(&g, w, 1, micro, GNS_EXACT);

@@ -111,7 +111,7 @@ static std::vector<Output> product_outputs(const Product &p) {
     return outputs;
 }
 
-// These return results divided by scale or scale^2.
+// Return results divided by scale or scale^2.
 static std::vector<float> product_dw(const Product &p) { return times(host_from(p.g.dw, p.count()), 1 / p.g.scale); }
 static std::vector<double> product_norms(const Product &p) {
     return times(host_from(p.g.norms, p.s.B), pow(p.g.scale, -2));
@@ -185,7 +185,7 @@ static void product_case(WeightGradientShape s, int clusters, int wanted) {
     if (test_state.failures != failures) printf("  in: %s\n", name);
 }
 
-// With few pairs each has several tiles; many pairs share tiles. T and columns are multiples of a tile's sizes, or not.
+// Few pairs get several tiles each; many pairs share tiles. T and columns are multiples of a tile's sizes, or not.
 static void test_shapes(void) {
     const WeightGradientShape shapes[] = {{1, 1, 8, 8},      {1, 64, 128, 192}, {2, 65, 136, 200}, {3, 40, 264, 160},
                                           {5, 7, 64, 392},   {4, 130, 320, 72}, {9, 64, 256, 192}, {7, 20, 8, 640},
@@ -202,7 +202,7 @@ static void test_shapes(void) {
     if (!small_shapes_only) product_case({2, 1024, 768, 768}, pairs_here, SQUARES | BIAS);
 }
 
-// An infinity or NaN in one example stays in the example's norm and in its row of dW.
+// An infinity or NaN in one row of X stays in that example's norm and in one row of dW.
 static void test_not_finite(void) {
     for (float bad : {INFINITY, NAN})
         for (int clusters : {1, 2, pairs_here}) {
