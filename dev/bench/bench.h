@@ -1,4 +1,4 @@
-// bench: shared by the benchmarks of whole engines: sorted figures and a model's initial values.
+// bench: what the benchmarks of whole engines share: sorted figures and a model's initial values.
 #pragma once
 
 #include "model/engine.h"

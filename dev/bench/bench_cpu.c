@@ -1,14 +1,14 @@
-// bench_cpu: the CPU kernels against the machine's fused-multiply-add peak, measured in the same run.
+// bench_cpu: compares the CPU kernels with the machine's fused-multiply-add peak, measured in the same run.
 //
-//     bench_cpu [threads [rounds [name [type]]]]   default: all threads, 5 rounds; cases whose name contains `name`;
-//                                                  fp32 or bf16
+//     bench_cpu [threads (all) [rounds (5) [name [type (fp32)]]]]   name: only cases whose names contain it;
+//                                                                   type: fp32 or bf16
 //
 // The bf16 peak is measured with products of panels in the first-level cache. Every figure is the best of its rounds. A
-// round runs everything once: a busy moment of the machine does not slow all measurements of one kernel. A kernel's
+// round runs every case once, so a busy moment of the machine does not slow all measurements of one kernel. A kernel's
 // roofline (Williams et al. 2009) is the longer of two times: its operations at the peak, and its bytes at a copy's
 // speed. Each operand's bytes count once. The last table adds up a step of GPT-2 124M, B 4, T 64. With -DHAVE_OPENBLAS
-// (and -lopenblas) OpenBLAS also runs each product, after a pause: idle threads of OpenBLAS and of this program spin
-// for a while, and would slow the other's products down.
+// (and -lopenblas) OpenBLAS also runs each product. A pause lets idle threads end their spinning, which would slow the
+// products of OpenBLAS or of this program.
 #include "base/common.h"
 #include "cpu/attention.h"
 #include "cpu/calibrate.h"
@@ -37,7 +37,7 @@ typedef struct {
     Matmul matmul;
     Attention attention;
     Dtype type;
-    float *x, *y, *w, *g; // scratch operands, each large enough for every case; in the case's type, gradients in fp32
+    float *x, *y, *w, *g; // operands, each large enough for every case; in the run's type, but gradients in fp32
     float *rows;          // the layers' statistics, gradients of weights, and scratch
     uint16_t *targets;
     double sum;
@@ -75,7 +75,7 @@ static void run_layernorm_backward(Bench *b, size_t s[3]) {
     layernorm_backward(b->w, dgamma, dgamma + s[1], sq, sq + EXAMPLES, b->y, b->x, b->rows, b->rows + s[0], b->g,
                        EXAMPLES, (int)s[0] / EXAMPLES, (int)s[1], scratch, b->type);
 }
-static void run_cross_entropy(Bench *b, size_t s[3]) { // the gradients of one call are the next one's logits
+static void run_cross_entropy(Bench *b, size_t s[3]) { // the gradients of one call are the logits of the next call
     cross_entropy(b->rows, NULL, b->y, b->targets, (int)s[0], (int)s[1], (int)s[1], 0, 1, b->type);
 }
 static void run_norms(Bench *b, size_t s[3]) { b->sum = sum_squares(b->w, s[0]); }
@@ -118,7 +118,7 @@ static void run_blas_head_dweight(Bench *b, size_t s[3]) {
 typedef struct {
     const char *name;
     void (*run)(Bench *, size_t[3]);
-    void (*blas)(Bench *, size_t[3]); // this product by OpenBLAS; NULL: none
+    void (*blas)(Bench *, size_t[3]); // the same product by OpenBLAS; NULL: not a product
     size_t shape[3];                  // products: {M, N, K} of the forward product
     double flops, bytes;              // per call
     double calls;                     // per step of 124M, in calls of this case's size; 0: not in a step
@@ -201,7 +201,7 @@ static int fill_cases(Case *c, Dtype type) {
     return n;
 }
 
-// Keeps groups of cases, a name and the indented names under it, whose name contains `text`.
+// Keeps only groups whose name contains `text`. A group is a case and the cases with indented names after it.
 static int select_cases(Case *cases, int n, const char *text) {
     int kept = 0;
     bool wanted = false;
@@ -239,7 +239,7 @@ static int bench_create(Bench *bench, int threads, Dtype type, Error *e) {
     return 0;
 }
 
-static void fill(float *x, size_t n, Dtype type) { // values of the size that activations have; no subnormals
+static void fill(float *x, size_t n, Dtype type) { // values in [-1, 1], as large as activations; no subnormals
     for (size_t i = 0; i < n; i++) value_set(x, i, (float)((i * 2654435761u >> 8) % 2001) * 1e-3f - 1, type);
 }
 
@@ -273,7 +273,7 @@ static void print_step(const Bench *bench, const Case *cases, int n) {
     printf("kernels of the step %.2f ms, their roofline %.2f ms\n", 1e3 * seconds, 1e3 * roofline);
 }
 
-// Fills the operands anew for each case: dweight accumulates, and inf or NaN may take another time.
+// Fills the operands anew for each case. Otherwise dweight could add up to inf or NaN, which may take another time.
 static void run_round(Bench *bench, Case *cases, int n, bool blas) {
     nanosleep(&(struct timespec){.tv_nsec = PAUSE_NANOSECONDS}, NULL);
     for (int i = 0; i < n; i++) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# make bench: kernels against the FMA peak of the same run, and against OpenBLAS if it is installed; then whole steps of
-# two models against the peak, and against PyTorch if $TORCH_PYTHON (or python3) has it; then a step kernel by kernel.
-# THREADS=n; by default all cores.
+# make bench: compares kernels with the FMA peak of the same run, and with OpenBLAS if it is installed. Then compares
+# whole steps of two models with the peak, and with PyTorch if $TORCH_PYTHON (or python3) has it. Then times a step
+# kernel by kernel. THREADS: number of threads, by default all cores.
 set -u
 build=$1
 threads=${THREADS:-$(nproc)}
@@ -16,7 +16,7 @@ for dtype in fp32 bf16; do
     roofline[$dtype]=$(awk '/^kernels of the step/ { print $(NF - 1) }' "$build/bench_cpu.log")
 done
 
-# name, options of the trainer, arguments of torch_cpu.py before the threads, steps
+# a model per line: name | options of the trainer | arguments of torch_cpu.py except the threads | steps
 models="124M|--model gpt2-124M --seq-len 64 --micro-batch 4|12 12 768 50257 64 4|8
 small|--layers 4 --heads 4 --channels 128 --vocab-size 256 --seq-len 64 --micro-batch 12|4 4 128 256 64 12|200"
 
@@ -32,7 +32,7 @@ step_speed() { # median tok/s of a run's steps, the first two left out
 
 whole_steps() { # DTYPE NAME OPTIONS TORCH STEPS
     local dtype=$1 name=$2 options=$3 torch=$4 steps=$5 out=$work/$1-$2
-    for round in 1 2 3; do # the best of three medians: other work on the machine comes and goes
+    for round in 1 2 3; do # the best of three medians counts, because other work may slow a round
         # shellcheck disable=SC2086
         "$build/train_gpt2" --train "$work/noise_train_000000.bin" $options --steps "$steps" --threads "$threads" \
             --dtype "$dtype" --fresh --out "$out" > "$work/log" 2>&1 || cat "$work/log"

@@ -1,8 +1,8 @@
-// bench_engine: whole training steps through engine.h. Prints the time of a step, tokens per second, the share of the
-// device's peak, and the time in which the host queues a step. (If queueing takes nearly the whole step, the device
-// waits for the host.) Variants take turns of a few steps in one process. A turn's first step does not count: the GPU
-// still has the clock of the last variant. The result is the median of the rounds' ratios. The model learns for
-// LEARNING steps, then stays: a step needs more power the more the model has learnt. turns.py compares builds and
+// bench_engine: times whole training steps through engine.h. Prints the time of a step, tokens per second, the share of
+// the device's peak, and the time in which the host queues a step. (If queueing takes nearly the whole step, the device
+// waits for the host.) Variants take turns of a few steps in one process. A turn's first step does not count, because
+// the GPU still has the clock of the previous variant. The result is the median of the rounds' ratios. The model learns
+// for LEARNING steps only, because a step needs more power the more the model has learnt. turns.py compares builds and
 // settings.
 //
 //     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [word...]]]]]
@@ -13,7 +13,7 @@
 //             step), dropout (0.1), smoothing (0.1), documents (of 300 tokens on average), sources (two in turn).
 //             Replaces the variants: `sample` times logits after a short and a full text, with and without stored keys
 //             and values. `turns`, for turns.py, reads lines "off|ln|exact|fp8 ROWS MICRO_STEPS SKIPPED STEPS" and
-//             answers each with a step's milliseconds and tokens; ROWS: of a micro-step, 0: micro-batch
+//             answers each with a step's milliseconds and tokens. ROWS are those of a micro-step; 0: micro-batch
 #include "bench.h"
 #include "plan/devices.h"
 #include "math/rng.h"
@@ -29,7 +29,7 @@ typedef struct {
     GnsMode mode;
     bool fp8;
     const char *tuning;  // Matmul.choices; "": the heuristic's algorithms
-    const char *against; // name of the variant to compare with; or NULL
+    const char *against; // name of the variant that this one is compared with; or NULL
     double seconds[ROUNDS_MAX], queued[ROUNDS_MAX];
 } Arm;
 
@@ -42,7 +42,7 @@ typedef struct {
     StepResult result;
     bool fp8;          // the next steps are in fp8
     int8_t *exponent;  // (L, FP8_SITES) exponents of the next step; NULL: the engine has no fp8
-    int rounds, steps; // number of rounds to do; of steps done
+    int rounds, steps; // rounds to do; steps done so far
     char tuning[TUNING_BYTES];
     Arm arm[ARMS_MAX];
     int arms;
@@ -284,8 +284,8 @@ static int bench_turns(Bench *b, Words words, Error *e) {
     return 0;
 }
 
-// Returns the milliseconds of a call for the logits after n tokens. Each call has one token more than the call before.
-// seen: the other tokens are the same; otherwise the first token differs.
+// Returns the milliseconds of a call for logits after about n tokens. Each call's text has one token more than that of
+// the previous call. seen: the texts are otherwise equal; if not seen, their first tokens differ.
 static double logits_ms(Bench *b, int n, bool seen, float *logits, Error *e) {
     enum { CALLS = 24 };
     double start = 0;
@@ -297,7 +297,7 @@ static double logits_ms(Bench *b, int n, bool seen, float *logits, Error *e) {
     return 1e3 * (clock_seconds() - start) / CALLS;
 }
 
-// Times calls at both lengths, with and without stored keys and values, in turn.
+// Times logits at both lengths, with and without stored keys and values. The four cases take turns.
 static int bench_sample(Bench *b, Error *e) {
     double ms[2][2][ROUNDS_MAX];
     float *logits;

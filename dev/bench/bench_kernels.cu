@@ -1,14 +1,14 @@
 // bench_kernels: times every matrix product and kernel of a training step, one by one on a hot card (timing.cuh).
-// Prints time, energy, clock, and the ceiling as a share of the time. The ceiling is the longer of two times: the
-// bytes (inputs once, outputs once) at the card's copy bandwidth, and the FLOPs at the rate of an 8192^3 product. Both
-// rates are measured in the same run. Last comes the sum over a step with one micro-step.
+// Prints time, energy, clock, and the least possible time as a share of the time. The least possible time is the longer
+// of two: the bytes (inputs once, outputs once) at the card's copy bandwidth, and the FLOPs at the rate of an 8192^3
+// product. Both rates are measured in the same run. Last comes the sum over a step with one micro-step.
 //
 //     bench_kernels [MODEL...] [quick] [tune] [held] [only=NAME...]
 //
 //     MODEL   d12, d24, d36, d48, at micro-batches of 64, 32, 32, 16 rows of 1024 (default: d12 d48)
-//     quick   0.33 s per kernel instead of 1 s, and only kernels of a step, without masks; 30 s for d12 and d48
-//     tune    products with the algorithms that --tune chooses
-//     held    also the ratio of times with and without 24 multiprocessors held, as NCCL holds them
+//     quick   0.33 s per kernel instead of 1 s, and only kernels of a step, without masks; d12 and d48 take 30 s in all
+//     tune    products use the algorithms that --tune chooses
+//     held    also prints (time while 24 multiprocessors are held, as NCCL holds them) / (time)
 //     only    only products and kernels whose names contain NAME; e4m3 selects the kernels of --dtype fp8
 #include "timing.cuh"
 #include "../test/cuda/hold.cuh"
@@ -31,7 +31,7 @@
 #include <string>
 #include <vector>
 
-enum { T = 1024, SETS = 3, HELD = 24 }; // inputs rotate among SETS sets: they are not in the L2 cache
+enum { T = 1024, SETS = 3, HELD = 24 }; // calls use SETS sets of inputs in turn, so inputs are not in the L2 cache
 
 typedef struct {
     Nvml nvml;
@@ -94,10 +94,10 @@ static bool wanted(const Bench *b, const char *name) {
     return b->only.empty();
 }
 
-// True if a quick run skips this call: no step makes it, and no `only` is given.
+// True if a quick run skips this case, because no step calls it and no `only` is given.
 static bool left_out(const Bench *b, int times) { return b->seconds < 1 && times == 0 && b->only.empty(); }
 
-// Times the call while another kernel holds HELD multiprocessors. Returns this time divided by `seconds`.
+// Times the call while another kernel holds HELD multiprocessors. Returns its time / seconds.
 static double time_held(Bench *b, const BenchCall &call, double seconds) {
     Error e = {};
     const int calls = (int)fmax(5e-3 / seconds, 2.0);
@@ -186,7 +186,7 @@ static void fused_product(Bench *b, const char *name, int times, LinearEpilogue 
     });
 }
 
-// norms: also computes per-example norms, for --gns exact. bias: also computes the bias gradient.
+// norms: also compute per-example norms, for --gns exact. bias: also compute the bias gradient.
 static void fused_dweight(Bench *b, const char *name, int times, bool norms, bool bias, int B, int in, int out) {
     if (!b->pairs.count || !wanted(b, name) || (!norms && left_out(b, times))) return;
     const WeightGradientShape s = {B, T, in, out};
@@ -349,7 +349,7 @@ static void layernorms(Bench *b, int B, int C, int L) {
                 LayerNormBackward k = {dr + s, y + s, x + s, mean, rstd, gamma};
                 k.C = C, k.accumulate = true, k.drop = row_dropout({}, DROPOUT_MLP, T), k.copy = copy;
                 bench_check(layernorm_backward(k, gradients, B, &jobs, 0, &e), &e);
-                if (i % 2) bench_check(column_finish(&jobs, 0, &e), &e); // a block has two LayerNorms
+                if (i % 2) bench_check(column_finish(&jobs, 0, &e), &e); // once per two LayerNorms, as in a block
             });
     }
 }
@@ -368,7 +368,7 @@ static void gelu_and_biases(Bench *b, int B, int C, int L) {
         const bool alone = !b->fused || (columns == 3 * C && C % WEIGHT_GRADIENT_TILE != 0);
         if (!wanted(b, name) || left_out(b, alone)) continue;
         const size_t count = (size_t)B * T * columns;
-        const bool slope = columns == 4 * C;    // fc: multiplies by the slope, too
+        const bool slope = columns == 4 * C;    // for fc the kernel multiplies by the slope, too
         real *dy = randoms<real>(SETS * count); // slopes below 1 shrink dy from call to call
         const GeluSlope *slopes = slope ? randoms<GeluSlope>(count, 127, 30) : NULL;
         const double bytes = count * (sizeof(real) * (slope ? 2.0 : 1.0) + (slope ? sizeof(GeluSlope) : 0));
@@ -455,7 +455,7 @@ static void embeddings(Bench *b, int B, int C, int V, int Vp) {
     }
 }
 
-// crossentropy works in place: later calls read gradients instead of logits, in the same time.
+// crossentropy works in place, so later calls read gradients instead of logits. This takes the same time.
 static void crossentropies(Bench *b, int rows, int C, int chunks, int V, int Vp) {
     Error e = {};
     const size_t n = (size_t)rows * Vp, in = (size_t)rows * C;

@@ -1,14 +1,15 @@
-// bench_save: compares a save of a whole training state, by the engine that it is linked with, with dd conv=fsync of as
-// many bytes. Also measures dd without the page cache (oflag=direct), and the shortest C program, which writes one
-// buffer again and again, then fsyncs. All contestants run in every round, forwards in one, backwards in the next.
-// Each round begins with another one: the page cache's cost depends on when its memory was last used. A save removes
-// the last save's checkpoint; the others remove their files at once. Figures are medians, with quartiles.
+// bench_save: compares a save of a whole training state with dd conv=fsync of as many bytes. The engine is the one that
+// the program is linked with. Also measures dd without the page cache (oflag=direct), and the shortest C code, which
+// writes one buffer again and again, then calls fsync. All contestants run in every round, forwards in one, backwards
+// in the next. Each round begins with another contestant, because the page cache's cost depends on when its memory was
+// last used. A save removes the previous checkpoint; the others remove their files at once. Figures are medians, with
+// quartiles.
 //
 //     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (15) [micro-batch (4) [seq-len (64)]]]]]
 //
 // "save" lasts until the checkpoint has its name and was read back, and the previous one is removed; no training runs
-// meanwhile. The parts of a save are its system calls, timed through the linker's --wrap. "pause": how long training
-// stops while a background save copies the state. Also prints how much longer a step takes beside a background save.
+// meanwhile. The parts of a save are times in system calls, taken through the linker's --wrap. "pause" is the time for
+// which training stops while a background save copies the state. Also prints how much longer a step takes meanwhile.
 #include "bench.h"
 #include "run/run.h"
 #include "../test/tree.h"
@@ -22,7 +23,7 @@
 // ---- The parts of a save: seconds in its calls ----------------------------------------------------------------------
 
 enum { IN_WRITE, IN_FSYNC, IN_READ, CALLS };
-static double within[CALLS]; // counts the thread that saves
+static double within[CALLS]; // of the thread that saves
 
 static ssize_t timed(int call, double start, ssize_t result) {
     within[call] += clock_seconds() - start;
@@ -132,7 +133,7 @@ static void destroy(Bench *b) {
     remove_tree(b->out);
 }
 
-// Makes a training step as run/step.c does. *seconds = its time.
+// Runs a training step as run/step.c does. *seconds = its time.
 static int bench_step(Bench *b, double *seconds, Error *e) {
     UpdateConfig update = {.lr = 1e-4,
                            .beta1 = 0.9,
@@ -154,7 +155,7 @@ static int bench_step(Bench *b, double *seconds, Error *e) {
     return 0;
 }
 
-// ---- The contestants: each stores its seconds ----------------------------------------------------------
+// ---- The contestants: each stores its seconds -----------------------------------------------------------------------
 
 static uint64_t bytes_of_save(const Bench *b) {
     const Model *model = &b->run.setup.model;

@@ -1,12 +1,12 @@
-// bench_step: times steps of the CPU engine, kernel by kernel. Kernels find the caches as training leaves them;
-// bench_cpu times kernels with cached operands. The linker's --wrap redirects the engine's calls to timers.
+// bench_step: times steps of the CPU engine, kernel by kernel. Each kernel runs with the cache contents that it has in
+// training; bench_cpu times kernels with cached operands. The linker's --wrap redirects the engine's calls to timers.
 //
 //     bench_step [model (gpt2-124M) [micro-batch (4) [seq-len (64) [type (fp32) [steps (8)]]]]]
 //
-// Prints a line for each kernel and shape: calls per step, the shortest time of a step's calls, GFLOP/s of products,
-// and the medians of the shares of peak and roofline. The peak is the higher of two probes, before and after each call:
-// shares are valid even if cores are busy at times, or share a physical core. The memory's speed is the speed of the
-// fastest copy so far. Probes hardly change the caches; their time is subtracted from the step's.
+// Prints a line for each kernel and shape: calls per step, least time of a step's calls, GFLOP/s of products, and the
+// medians over steps of the shares of peak and roofline. The peak is the higher of two probes, before and after each
+// call, so shares are valid even if cores are busy at times, or share a physical core. The memory's speed is that of
+// the fastest copy so far. Probes hardly change the caches; their time is subtracted from the step's.
 #include "cpu/attention.h"
 #include "cpu/calibrate.c" // multiply
 #include "cpu/layers.h"
@@ -25,7 +25,7 @@ typedef struct {
     char name[40];
     int calls;
     double seconds, flops, bytes; // sums over the present step
-    double possible, roofline;    // flops at the peak in `seconds`; least seconds for flops and bytes
+    double possible, roofline;    // FLOPs that the peak allows in `seconds`; least seconds for flops and bytes
     double best, *of_peak, *of_roofline;
 } Kernel;
 static Kernel kernel[KERNELS_MAX];
@@ -72,7 +72,7 @@ static void add_product(const char *name, size_t M, size_t N, size_t K, Dtype ty
     add_call(text, 2 * m * n * k, size * (m * k + k * n) + (c_float ? sizeof(float) : size) * m * n, start);
 }
 
-// Adds a pass over rows x columns. values: read and written per element.
+// Adds a pass over rows x columns. values: number of values read and written per element.
 static void add_pass(const char *name, double values, double rows, double columns, Dtype type, double start) {
     add_call(name, 0, values * rows * columns * (double)value_bytes(type), start);
 }
@@ -156,7 +156,7 @@ static int step(Engine *engine, const Model *model, const uint16_t *tokens, int 
     return engine_result(engine, result, e);
 }
 
-// Stores fractions of peak and roofline in step `at`: each kernel's, and the whole step's with time outside kernels.
+// Stores the shares of peak and roofline of step `at`: for each kernel, and for the step with its time outside kernels.
 static void add_shares(int at, double seconds, Kernel *whole) {
     double possible = 0, flops = 0, roofline = 0, timed = 0;
     for (Kernel *k = kernel; k < kernel + kernels; k++) {

@@ -1,11 +1,11 @@
-// bench_weight_gradient: times the weight gradients of a training step by weight_gradient and by the fastest of
-// cuBLASLt's algorithms. For a matrix with a bias cuBLASLt's time includes the pass that sums the bias. Candidates take
-// turns without pause: the card reaches its power limit. Each turn's first third is not timed. In bf16 builds also
-// times e4m3 factors, without the bias.
+// bench_weight_gradient: times the weight gradients of a training step, computed by weight_gradient and by cuBLASLt's
+// fastest algorithm. For a matrix with a bias cuBLASLt's time includes the pass that sums the bias. Candidates take
+// turns without pause, so that the card reaches its power limit. Each turn's first third is not timed. In bf16 builds
+// also times e4m3 factors, without the bias.
 //
 //     bench_weight_gradient [seconds per turn (0.06) [turns (5) [words in a shape's name ...]]]
 //
-// 0 turns: each candidate once, for a profiler.
+// With 0 turns each candidate runs once, for a profiler.
 #include "cuda/fp8.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/matmul.cuh"
@@ -40,8 +40,8 @@ __global__ static void fill_kernel(real *x, size_t n, uint64_t stream, float sca
     }
 }
 
-// Writes the e4m3 codes of scale x. weight_gradient reads them as a transposed matrix: numbers in another order, the
-// same time.
+// Writes the e4m3 codes of scale x, in x's order. weight_gradient reads them as a transposed matrix of other random
+// numbers, which takes the same time.
 __global__ static void encode_kernel(uint8_t *codes, const real *x, size_t n, float scale) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
         codes[i] = (uint8_t)fp8_pack((float)x[i] * scale, 0);
@@ -57,7 +57,7 @@ template <typename X> static X *device_new(size_t n) {
 struct Problem {
     const char *name;
     WeightGradientShape s;
-    bool bias; // also sums the bias gradient, as no other kernel does
+    bool bias; // also sum the bias gradient, because no other kernel of a step does
 };
 
 static const Problem problems[] = {
@@ -72,7 +72,7 @@ static const Problem problems[] = {
 
 struct Candidate {
     const char *name;
-    bool against; // first of its kind: later candidates are compared with it
+    bool against; // the candidates after it are compared with it
     std::function<void()> run;
     std::vector<float> us;
 };

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures what --dtype fp8 and fp8-dw cost in loss, by forks of a bf16 run. Each fork is trained in every type on equal data;
-losses are paired by place and data order.
+"""Measures what --dtype fp8 and fp8-dw cost in loss, by forks of a bf16 run. Each fork is trained in every type on the same data.
+Losses are paired by place (the step of the fork) and data order.
 
     forks.py TRAINER SHARDS [--dtypes fp8,fp8-dw] [--model d12] [--rows 16] [--lr 5e-4] [--steps 200] [--orders 4]
              [--places 300,600,1200] [--out build/forks]
@@ -19,7 +19,7 @@ import sys
 
 
 def train(args, name, options, gpu=0):
-    """Trains a run, unless it is finished, and returns the lines of its steps."""
+    """Trains a run, unless it is finished, and returns its steps' lines of metrics.jsonl."""
     out = os.path.join(args.out, name)
     command = [args.trainer, "--train", args.shards, "--out", out, "--seq-len", "1024", "--micro-batch", str(args.rows),
                "--batch-tokens", str(1024 * args.rows), "--lr", args.lr, "--beta2", "0.98", "--lr-schedule", "constant",

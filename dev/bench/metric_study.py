@@ -4,10 +4,10 @@
     metric_study.py RUN/step_NNNNNNNN ... --train 'SHARDS' [--out FILE]   PyTorch and safetensors; 124M parameters need a GPU
     metric_study.py check                                                 the formulas against closed forms; numpy
 
-G, Sigma: mean and covariance of a row's gradient. g_B: mean of B rows. u: a direction. Batches and scales are in rows, +- is a
-jackknife over 16 blocks. The gradients are of the examples that the run would read next.
+G, Sigma: mean and covariance of a row's gradient. g_B: mean gradient of B rows. u: a direction. Batches and scales are in rows. +-
+is a jackknife over 16 blocks. The gradients belong to the examples that the run would read next.
   B_*       tr(P Sigma) / G'PG; P = 1 (McCandlish et al. 2018, arXiv 1812.06162), for `weighted` P = 1 / (sqrt v + eps).
-  e(B)      A step -eta u changes a quadratic loss by -eta <G, u> + eta^2 u'Hu / 2: at the best eta by -(E<G, u>)^2 / (2 E u'Hu). For
+  e(B)      A step -eta u changes a quadratic loss by -eta <G, u> + eta^2 u'Hu / 2. The best eta gives -(E<G, u>)^2 / (2 E u'Hu). For
             H = h I this is -|G|^2 / 2h times the squared cosine e(B) = (E<G, u(g_B)>)^2 / (|G|^2 E|u(g_B)|^2).
   B_u_*     The batch at which e is half its limit; fits 1 / e = (1 + B_u / B) / limit. The fit is exact, with B_u = tr Sigma / |G|^2,
             for u = g; also for sign and U V' if noise and elements of G are Gaussian with one variance each.
@@ -30,7 +30,7 @@ BLOCKS = 16
 
 
 def batches(groups):
-    """Returns batches of 1, 2, ... groups within a block, then of 2, 4 and 8 successive blocks: masks (batches, groups)."""
+    """Returns masks (batches, groups): batches of 1, 2, 4, ... groups within a block, then of 2, 4 and 8 successive blocks."""
     g, per = np.arange(groups), groups // BLOCKS
     small = [g // k == i for k in 2 ** np.arange(int(math.log2(per)) + 1) for i in range(groups // k)]
     return np.array(small + [(g // per - b) % BLOCKS < w for w in (2, 4, 8) for b in range(BLOCKS)])
@@ -44,7 +44,7 @@ def scale(K, keep):
 
 
 def curve(M, Q, masks, keep):
-    """Returns, by size of batch: size, E<G, u>, E<g, u>, E|u|^2. M: <u of a batch, a group> (batches, groups); Q: |u|^2."""
+    """Returns four arrays over batch sizes: size, E<G, u>, E<g, u>, E|u|^2. M (batches, groups): <u of batch, g of group>; Q: |u|^2."""
     sizes, found = masks.sum(1), []
     for k in np.unique(sizes):
         s = (sizes == k) & ~(masks & ~keep).any(1)
@@ -54,13 +54,13 @@ def curve(M, Q, masks, keep):
 
 
 def half_batch(B, e):
-    """Returns (B_u, the limit of e): a fit that minimises the relative errors of 1 / e."""
+    """Returns (B_u, the limit of e), from a fit that minimises the relative errors of 1 / e."""
     a, b = np.linalg.lstsq(np.stack([e, e / B], 1), np.ones(len(B)), rcond=None)[0]
     return b / a, 1 / a
 
 
 def jackknife(f, groups):
-    """Returns {name: (value, standard error)} of f(kept groups), a dict."""
+    """Returns {name: (value, standard error)}. f(mask of kept groups) returns {name: value}."""
     block = np.arange(groups) * BLOCKS // groups
     whole, parts = f(block >= 0), [f(block != b) for b in range(BLOCKS)]
     return {k: (x, math.sqrt((BLOCKS - 1) * np.var([p[k] for p in parts]))) for k, x in whole.items()}
@@ -165,7 +165,7 @@ def measure(a, path):
 
 
 def check():
-    """Measures Gaussian gradients with known G and Sigma, in float64. Returns the number of measurements that miss their closed form."""
+    """Measures Gaussian gradients with known G and Sigma, in float64. Returns how many measurements miss their closed form."""
     rng, masks, keep, bad = np.random.default_rng(1), batches(64), np.ones(64, bool), 0
 
     def compare(name, measured, exact, tolerance):

@@ -3,24 +3,24 @@
 
     dev/bench/ramp_study.py QUEUE [--out DIR] [--seeds 1,2,3] [--against NAME] [--table]
 
-Each line of QUEUE is a run: its name, then the trainer's options. Options of lines that begin with `all` hold for every run that
-does not give them itself. # begins a comment.
+Each line of QUEUE is a run: its name, then the trainer's options. Options on lines that begin with `all` are defaults for every
+run. # begins a comment.
 
     all    --model d12 --train 'text_train_*.bin' --val 'text_val_*.bin' --micro-batch 16
     all    --train-tokens 80e6 --gns ln
     rows16 --batch-tokens 16384 --lr 5e-4
     ramp16 --batch-tokens 16384 --lr 5e-4 --ramp gns --batch-min 16 --batch-max 512 --ramp-step-rows 1.5
 
-Every line runs with every seed. Runs of one seed train on the same examples in the same order. With the same --gns mode, first
-batch and rate they have the same bits until the schedules differ: the column `equal` counts these steps. Differences are
-therefore paired by seed, each with its standard error over the seeds.
+Every run is repeated with every seed. Runs of one seed train on the same examples in the same order. With the same --gns mode,
+first batch and learning rate they have the same bits until the schedules differ; the column `equal` counts these steps. So
+differences are paired by seed, each with its standard error over the seeds.
 
 DIR/results.jsonl gets a line for each finished run; DIR/NAME-seedS keeps its log. A run that has a line is not repeated.
 A stopped study (Ctrl-C, TERM) saves its runs; the same command resumes them, and also runs lines added to QUEUE.
 
 GPU seconds are the sum of the steps' times, without validation and saves. The training loss is the mean over the last tenth of
-the tokens. From the environment: JOBS, runs side by side (default: one per GPU), spread over the GPUs in CUDA_VISIBLE_DEVICES
-(default: all); TRAINER (./train_gpt2cu); LAUNCH, a command before it (scripts/mpirun.sh -np 4), which runs one run at a time.
+the tokens. Environment: JOBS, the number of runs side by side (default: one per GPU), which use the GPUs in CUDA_VISIBLE_DEVICES
+(default: all); TRAINER (./train_gpt2cu); LAUNCH, a launcher of TRAINER (scripts/mpirun.sh -np 4): runs then go one at a time.
 """
 
 import json
@@ -62,7 +62,7 @@ def paired(values, others):
 
 
 def read_queue(path):
-    """Returns {name: {option: its words}}, in the file's order."""
+    """Returns {run's name: {option: its words}}, in the file's order."""
     runs, shared = {}, {}
     for number, line in enumerate(read_bytes(path).decode(errors="replace").splitlines(), 1):
         where = f"{path} line {number}"
@@ -95,7 +95,7 @@ def text_of(options):
 
 
 def result_of(run):
-    """Returns the row of results.jsonl for a finished run."""
+    """Returns a finished run's line of results.jsonl."""
     last = run.rows[-1]
     return {"tokens": last["tokens"], "steps": last["step"],
             "val_loss": run.val_rows[-1]["val_loss"] if run.val_rows else None,
@@ -179,7 +179,7 @@ class Study:
             process.terminate()
 
     def train_all(self):
-        """Starts workers, which run what the queue holds until no run is left. A run that fails does not stop the others."""
+        """Starts workers, which do the runs of the queue until none is left. A run that fails does not stop the others."""
         gpus = visible_gpus()
         jobs = int(os.environ.get("JOBS", len(gpus) or 1)) if not os.environ.get("LAUNCH") else 1
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -194,7 +194,7 @@ class Study:
             raise Fault(EXIT_STOPPED, "stopped, and the runs were asked to save; the same command goes on")
 
     def equal_steps(self, name, other, seed):
-        """Counts the first steps of two runs that have the same loss to the bit."""
+        """Returns the number of steps before the first step in which the losses of two runs differ."""
         losses = [Run(self.place(of, seed)).column("loss") for of in (name, other)]
         return next((i for i, (a, b) in enumerate(zip(*losses)) if a != b), min(map(len, losses)))
 

@@ -13,7 +13,7 @@ import sys
 
 PARTS = {"gpu": "One GPU", "ranks": "Several GPUs", "cpu": "CPU", "peers": "Other programs, for comparison"}
 
-# (pattern, what, figure) for lines of logs that match the pattern; {1} is its first group.
+# (pattern, what, figure): a line of a log that matches `pattern` gives `what` and `figure`. {1} is the pattern's first group.
 LINES = [
     # bench_engine
     (r"^(?:gns )?([\w-]+) +([\d.]+) ms a step .*?, +(\d+) tok/s, .*MFU ([\d.]+)%", "{log}, {1}", "{3} tok/s, MFU {4}%"),

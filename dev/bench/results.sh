@@ -3,7 +3,7 @@
 #
 #     dev/bench/results.sh [cpu] [gpu] [ranks] [draw]    (default: cpu; gpu with a GPU; ranks with two GPUs; draw)
 #
-#     cpu    make bench, a save against dd; a quarter of an hour on a quiet machine
+#     cpu    make bench, and bench_save (a save against dd): a quarter of an hour on a quiet machine
 #     gpu    whole steps, sampling, attention and a plan on one GPU: at most 8 minutes. Runs built programs (make
 #            cuda-programs); needs no network, no compiler and no git
 #     ranks  the stages "agree" and "scaling" of dev/test/ranks_check.sh, on all GPUs of this machine
@@ -18,7 +18,7 @@ export LC_ALL=C
 cd "$root" || exit 70
 BUILD=${BUILD:-build} OUT=${OUT:-dev/results}
 
-# Runs a command, writes NAME.log and lists the command in `commands`. Sets failed=1 if the command fails.
+# Runs a command, writes its output to NAME.log and appends it to `commands`. Sets failed=1 if the command fails.
 run() { # NAME COMMAND...
     local code
     echo "$1: ${*:2}"

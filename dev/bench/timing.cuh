@@ -3,11 +3,11 @@
 // A training step runs at the card's power limit. So a kernel is called again and again on a warm card, at the clock
 // that the power limit allows. A kernel that needs less energy gets a higher clock, which a few calls on a cool card do
 // not show.
-// 1. Calls are queued in batches, three of which are in flight: the device never waits, not even during the host's
-//    queries of NVML, of 4 ms each.
-// 2. The first SETTLE_SECONDS do not count: the clock follows a change of power after 50 to 100 ms.
-// 3. NVML's energy counter changes every 100 ms. Power is measured from its first to its last change. A call's energy
-//    is this power times the call's time.
+// 1. Calls are queued in batches, three of which are in flight. So the device never waits, not even while the host
+//    queries NVML, for 4 ms each time.
+// 2. The first SETTLE_SECONDS do not count, because the clock follows a change of power after 50 to 100 ms.
+// 3. NVML's energy counter changes every 100 ms. Power is measured from the counter's first to its last change. A
+//    call's energy is this power times the call's time.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -58,11 +58,11 @@ static inline Nvml nvml_open(void) {
 // Means over the timed calls. watts NAN: not measured.
 typedef struct {
     double seconds, watts;
-    unsigned mhz; // multiprocessors' clock at the end; 0: not measured
+    unsigned mhz; // clock of the multiprocessors at the end; 0: not measured
 } Timing;
 static inline double timing_joules(Timing t) { return t.seconds * t.watts; }
 
-typedef std::function<void(int)> BenchCall; // argument: number of the call, to rotate among inputs
+typedef std::function<void(int)> BenchCall; // argument: number of the call, which selects one set of inputs
 
 static const double SETTLE_SECONDS = 0.1, BATCH_SECONDS = 12e-3;
 
@@ -102,7 +102,7 @@ static inline Timing time_hot(const Nvml *nvml, double seconds, const BenchCall 
     int number = 0, batch = 2;
     double timed_ms = 0.0;
     int64_t timed = 0;
-    for (int i = 0; i < 2; i++) { // the second time gives the number of calls in a batch
+    for (int i = 0; i < 2; i++) { // the second round gives the number of calls in a batch
         cuda_check(cudaEventRecord(event[0]));
         for (int k = 0; k < batch; k++) call(number++);
         cuda_check(cudaEventRecord(event[1]));

@@ -25,7 +25,7 @@ class GPT2(nn.Module):
     def __init__(self, layers, heads, channels, vocab, seq_len):
         super().__init__()
         self.vocab = vocab
-        padded = (vocab + 127) // 128 * 128  # whole tiles; the rows after the vocabulary never count
+        padded = (vocab + 127) // 128 * 128  # for whole tiles; the loss ignores the rows after the vocabulary
         self.wte = nn.Parameter(torch.zeros(padded, channels))
         self.wpe = nn.Parameter(torch.zeros(seq_len, channels))
         self.h = nn.ModuleList([Block(channels, heads) for _ in range(layers)])

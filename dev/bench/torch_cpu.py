@@ -1,8 +1,7 @@
-"""GPT-2 training steps in PyTorch on the CPU, for comparison: torch_cpu.py LAYERS HEADS CHANNELS VOCAB T B THREADS.
+"""Times GPT-2 training steps in PyTorch on the CPU, for comparison: torch_cpu.py LAYERS HEADS CHANNELS VOCAB T B THREADS.
 
-fp32, or autocast to bf16 where DTYPE=bf16; fused scaled_dot_product_attention, fused AdamW, gradient clipping,
-torch.compile where COMPILE=1.
-Prints the best and the median time of a step, and tokens per second, on random tokens.
+Uses fp32 (DTYPE=bf16: autocast to bf16), fused scaled_dot_product_attention, fused AdamW, gradient clipping and, with
+COMPILE=1, torch.compile. Prints the best and the median time of a step, and tokens per second, on random tokens.
 """
 import os
 import statistics

@@ -3,8 +3,8 @@
 
     torchrun --nproc-per-node 2 dev/bench/torch_fsdp.py --layers 84 --heads 54 --channels 3456 --micro-batch 16 --steps 6
 
-The usual setup: fp32 parameters and moments in shards, bf16 for compute, gradients reduced in fp32, blocks recomputed
-and compiled, the fused AdamW, tokens drawn at random."""
+Uses the common settings: fp32 parameters and moments in shards, bf16 for compute, gradients reduced in fp32, blocks
+recomputed and compiled, the fused AdamW. Tokens are random."""
 
 import argparse
 import os

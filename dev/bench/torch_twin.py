@@ -7,8 +7,8 @@ and speed.
     torch_twin.py order --train 'a_*.bin:0.7 b_*.bin:0.3' --seq-len T --seed S --first E --count N
 
 The twin computes in bf16 autocast with torch.compile, scaled_dot_product_attention and the fused AdamW. Data order,
-initial weights and schedule are rewritten here from their definitions (llmc/text/shards.h, permutation.h, mixture.h,
-rng.h, model.h, schedule.h), so agreement checks those too. `order` prints each example's window and its tokens.
+initial weights and schedule are written again here, from their definitions (llmc/text/shards.h, permutation.h, mixture.h,
+rng.h, model.h, schedule.h). So equal curves check the trainer's, too. `order` prints each example's window and tokens.
 
 With --follow the twin loads each checkpoint of RUN when it reaches the checkpoint's step. Training amplifies rounding: within
 100 steps two runs of one program with different micro-batches differ by 0.01 to 0.02 nats. A difference of this size over the few
@@ -93,7 +93,7 @@ class Order:
         self.numbers = [0] * len(weights)
 
     def place(self, example):
-        """Returns (source, number in the source) of an example."""
+        """Returns an example's source, and its number among the source's examples."""
         while len(self.places) <= example:
             bits = mix(mix(self.seed + 2 * GOLDEN & MASK64) + len(self.places) * GOLDEN & MASK64)
             source = sum(bits >> 11 >= end * 2**53 for end in self.ends[:-1])
@@ -144,7 +144,7 @@ def philox_normals(torch, seed, stream, n, device):
 
 
 def initial_tensors(torch, a, device, shapes_only=False):
-    """Returns the tensor table in flat order: (name, values), weights as (in, out)."""
+    """Yields (name, values) of all tensors in flat order, weights as (in, out)."""
     L, C, stream = a.layers, a.channels, 0
 
     def normal(name, rows, columns, scale):
@@ -285,8 +285,8 @@ def checkpoint_of(run, step):
 
 
 def load_checkpoint(torch, a, model, optimizer, directory, step):
-    """Loads weights and moments after `step` into model and optimizer. The moments are flat arrays: tensors in the order of
-    the table, wte with its padding, each beginning at a multiple of 64."""
+    """Loads weights and moments after `step` into model and optimizer. A moment's file holds a flat array: all tensors in order,
+    wte with its padding, each beginning at a multiple of 64."""
     from safetensors.torch import load_file
 
     weights = load_file(f"{directory}/model.safetensors")

@@ -3,12 +3,11 @@
 
     turns.py [--units N] [--seconds S] [--raw] MODEL MICRO_BATCH SEQ_LEN NAME=PROGRAM[,WORD...]:MODE[,MODE...] ...
 
-PROGRAM is a bench_engine, this build's or an earlier one's; WORDs are bench_engine's; a MODE is off, ln, exact or (with the
-word fp8) fp8. ln/61: micro-steps of 61 rows; ln/16x8: steps of 8 micro-steps of 16 rows. All processes exist at the same time
-and take turns of --seconds. Two rounds are a unit, the second in the opposite order: a steady drift of the card's clock
-cancels.
-Prints each arm's median step and speed, and the median of the units' ratios to the first arm's speed, with its standard
-error.
+PROGRAM is bench_engine, of this build or an earlier one; WORDs are bench_engine's words; a MODE is off, ln, exact or (with the
+word fp8) fp8. ln/61: micro-steps of 61 rows; ln/16x8: steps of 8 micro-steps of 16 rows. Each NAME and MODE is an arm. All
+processes exist at the same time and take turns of --seconds. Two rounds are a unit. The second round has the opposite order, so a
+steady drift of the card's clock cancels. Prints each arm's median step and speed, and the median of the units' ratios to the first
+arm's speed, with its standard error.
 """
 import argparse
 import math
@@ -43,7 +42,7 @@ class Process:
 
 
 def ratio(turns, others):
-    """Returns by how many percent the speed differs from the others', and its standard error."""
+    """Returns the percentage by which the speed is above the others', and its standard error."""
 
     def speeds(of):
         return [(a[1] + b[1]) / (a[0] + b[0]) for a, b in zip(of[::2], of[1::2])]
