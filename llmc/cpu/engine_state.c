@@ -141,7 +141,7 @@ static bool decays(const Tensor *tensor) { return tensor->dimensions > 1; }
 
 // Computes NewtonSchulz(x) of x (rows, columns) (math/muon.h). Overwrites x and y; returns the one that holds the
 // result. gram, poly: scratch (side, side), side = min(rows, columns). Applies the polynomial p to the smaller of x x^T
-// and x^T x: p(x x^T) x = x p(x^T x).
+// and x^T x, since p(x x^T) x = x p(x^T x).
 static const float *newton_schulz(Matmul mm, float *x, float *y, float *gram, float *poly, size_t rows,
                                   size_t columns) {
     const size_t count = rows * columns, side = size_min(rows, columns);
@@ -229,7 +229,7 @@ static double direction_squares(const TensorPart *t, const AdamWStep *step) {
             size_t first = b * BLOCK, n = size_min(BLOCK, t->n - first);
             for (size_t i = 0; i < n; i++) {
                 size_t at = first + i;
-                float moment1 = t->moment1[at], moment2 = t->moment2[at]; // copies: the update comes later
+                float moment1 = t->moment1[at], moment2 = t->moment2[at]; // copies, which adamw_direction changes
                 direction[i] = adamw_direction(t->param[at], t->grad[at], &moment1, &moment2, step, decay);
             }
             partial[k] += sum_squares(direction, n);

@@ -132,7 +132,7 @@ void layernorm_forward(void *y, float *mean, float *rstd, void *x, const void *r
     }
 }
 
-enum { LN_ROWS = 64 }; // rows of a block, whose dgamma and dbeta one thread sums
+enum { LN_ROWS = 64 }; // rows of a block; one thread sums a block's dgamma and dbeta
 
 static int row_blocks(int T) { return (T + LN_ROWS - 1) / LN_ROWS; }
 
@@ -326,7 +326,7 @@ void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, f
 // ---- Rounding to e4m3 (math/fp8.h) ----------------------------------------------------------------------------------
 
 void raise_amax(float *amax, const float *x, size_t n) {
-    uint32_t most; // bits of |x|: as integers they have the order of |x|
+    uint32_t most; // bits of |x|, which as integers have the order of |x|
     memcpy(&most, amax, sizeof most);
 #pragma omp parallel for simd schedule(static) reduction(max : most) if (n > PARALLEL_FLOATS)
     for (size_t i = 0; i < n; i++) {

@@ -1,5 +1,5 @@
 // layers: the CPU kernels other than matmul and attention, with OpenMP. The order of every sum depends on the shapes
-// alone, so results have the same bits on any number of threads. `void` arrays are values of the given type
+// alone, so results have the same bits on any number of threads. `void` arrays hold values of the given type
 // (cpu/value.h).
 #pragma once
 
@@ -33,12 +33,12 @@ EmbeddingNorms embedding_example_norms(const void *dx /* (T, C) */, const float 
                                        const uint16_t *tokens /* (T) */, const uint16_t *position /* (T) or NULL */,
                                        int T, int C, float *scratch /* (C) */, Dtype type);
 
-// y = LayerNorm of N rows of C (math/layernorm.h). Writes mean and rstd (N) for the backward pass. First adds residual
-// (N, C), unless NULL, to x in place.
+// y = LayerNorm of N rows of C values (math/layernorm.h). Writes mean and rstd (N) for the backward pass. First adds
+// residual (N, C), unless NULL, to x in place.
 void layernorm_forward(void *y, float *mean, float *rstd, void *x /* (N, C) */, const void *residual, const void *gamma,
                        const void *beta, int N, int C, Dtype type);
 
-// Backward of y = LN(x) for B examples of T rows. Adds to dx (B, T, C), dgamma and dbeta (C). Writes each example's
+// Backward of y = LN(x) for B examples of T tokens. Adds to dx (B, T, C), dgamma and dbeta (C). Writes each example's
 // squared norms, gamma_sq[b] = |dgamma_b|^2 and beta_sq[b] = |dbeta_b|^2. scratch: layernorm_scratch floats; on return
 // dgamma_b, then dbeta_b, lie at scratch + b * layernorm_scratch(1, T, C).
 void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq, double *beta_sq, const void *dy,
@@ -52,9 +52,9 @@ void gelu_forward(void *y, const void *x, size_t n, Dtype type);
 // dx (n) = dy gelu'(x); dx may be dy.
 void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type);
 
-// Cross-entropy of each row, in nats: nll[i] = -log softmax(logits[i])[target[i]]. V of the `stride` columns are real,
-// the others padding. loss[i]: cross-entropy with label smoothing (math/loss.h); loss NULL: no smoothing. gradient !=
-// 0: replaces the logits by `gradient` times the loss's gradient, and the padding by 0.
+// Cross-entropy of each row of logits, in nats: nll[i] = -log softmax(logits[i])[target[i]]. Columns from V on are
+// padding. loss[i]: cross-entropy with label smoothing (math/loss.h); loss NULL: no smoothing. If gradient is not 0,
+// replaces the logits by `gradient` times the loss's gradient, and the padding by 0.
 void cross_entropy(float *nll /* (N) */, float *loss /* (N) */, void *logits /* (N, stride) */,
                    const uint16_t *target /* (N) */, int N, int V, int stride, float smoothing, float gradient,
                    Dtype type);
@@ -72,10 +72,10 @@ void fp8_round_values(float *to, const float *x, size_t n, int k);
 // sums (columns) = sums over the rows of x (rows, columns); add: sums += these.
 void sum_columns(float *sums, const float *x, size_t rows, size_t columns, bool add);
 
-// Sum of squares: in fp32 within chunks of a fixed size, in double over the chunks.
+// Returns the sum of squares, added up in fp32 within chunks of a fixed size, and in double over the chunks.
 double sum_squares(const float *x, size_t n);
 
-// sum of a[i] b[i], in double.
+// Returns the sum of a[i] b[i], in double.
 double dot(const float *a, const float *b, size_t n);
 
 // y += x unless y is NULL; returns |x|^2.

@@ -300,8 +300,8 @@ struct EngineApi {
     //     0 (the embeddings)   its `begins` in the next micro-step
     //     1 + l (block l)      the next `begins` of a block in its slot
     //
-    // collect adds a range of gradients to the step's sums; first: copies them. The range must lie within one owned
-    // range. Call it after the ranks have summed the bucket, while it is in memory. `norms` and `update` read the sums.
+    // collect adds a range of gradients to the step's sums, which `norms` and `update` read; first: copies them instead.
+    // The range must lie within one owned range. Call it after the ranks have summed the bucket, while it is in memory.
     int (*collect)(Engine *engine, Range range, bool first, Error *e);
 
     // With shard_weights memory holds the weights of the embeddings, and of one block in each slot
@@ -401,7 +401,7 @@ static inline RankRows own_rows(const EngineConfig *c, int64_t n) {
     return rows_of_rank(n, c->tensor.rank, tensor_ranks(c));
 }
 
-// Returns the number of calls of gather_rows and reduce_rows in a pass without gradients, or in a micro-step.
+// Returns the number of calls of gather_rows and reduce_rows in a micro-step; trains false: in eval or logits.
 static inline int tensor_exchanges(const EngineConfig *c, bool trains) {
     const int L = c->model->config.layers, again = c->recompute == RECOMPUTE_BLOCK ? 3 * (L - 1) : 0;
     return tensor_ranks(c) > 1 ? trains ? 8 * L + again : 4 * L : 0;

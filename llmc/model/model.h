@@ -11,7 +11,7 @@ typedef struct {
     int layers;   // L
     int heads;    // NH
     int channels; // C, a multiple of NH
-    int vocab;    // V, real entries: 256 for bytes, 50257 for GPT-2
+    int vocab;    // V, without padding: 256 for bytes, 50257 for GPT-2
     int context;  // rows of wpe: the longest sequence the model can see (Hugging Face: n_positions)
 } ModelConfig;
 
@@ -54,24 +54,24 @@ typedef enum { MODEL_TENSORS(X) TENSOR_KINDS } TensorKind;
 #undef X
 
 // One tensor of a model. The model's parameters are one flat array in which every tensor begins at a multiple of
-// 64 elements; gradients and moments have the same layout. A Range of the flat array names a part of the model.
+// 64 elements; gradients and moments have the same layout.
 typedef struct {
     char name[40]; // Hugging Face's, without the "transformer." in front
     TensorKind kind;
     int layer;            // -1 outside the blocks
     int dimensions;       // 1 or 2
     size_t rows, columns; // shape in this model; rows = 1 for a vector
-    size_t offset;        // place of the first element in the flat array
+    size_t offset;        // index of the first element in the flat array
     size_t count;         // elements: rows * columns
     size_t ln_place;      // number of LayerNorm parameters in earlier tensors
-    // Shape of the whole tensor, and the place in it of this tensor's first element (model_create_local).
+    // Shape of the whole tensor, and row and column of this tensor's first element in it (model_create_local).
     size_t whole_rows, whole_columns, first_row, first_column;
     int matrices; // matrices of equal width side by side: 3 in qkv's tensors, else 1. first_column counts within one
     TensorInit init;
     TensorGroup group;
 } Tensor;
 
-typedef struct Range { // named: nvcc 13.0 fails at a std::vector of an unnamed type
+typedef struct Range { // has a tag, since nvcc 13.0 fails at a std::vector of an unnamed type
     size_t begin, end; // elements [begin, end) of the flat array
 } Range;
 

@@ -81,7 +81,7 @@ static size_t bucket_bytes(const Rank *rank, Range range) {
     return range_length(range) * engine_weight_bytes(rank->engine);
 }
 
-// Writes NaN into an engine's memory, after its queued work.
+// Writes NaN into an engine's memory, after the engine's queued work.
 #ifdef GNS_CUDA
 static void poison(const Rank *rank, void *to, size_t bytes) {
     cudaError_t status = cudaMemsetAsync(to, 0xff, bytes, engine_stream(rank->engine)); // NaN
