@@ -300,7 +300,7 @@ struct EngineApi {
     //     0 (the embeddings)   its `begins` in the next micro-step
     //     1 + l (block l)      the next `begins` of a block in its slot
     //
-    // collect adds a range of gradients to the step's sums, which `norms` and `update` read; first: copies them instead.
+    // collect adds a range of gradients to the step's sums, which `norms` and `update` read. first: copies them.
     // The range must lie within one owned range. Call it after the ranks have summed the bucket, while it is in memory.
     int (*collect)(Engine *engine, Range range, bool first, Error *e);
 

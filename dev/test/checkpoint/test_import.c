@@ -40,7 +40,7 @@ static Receiver receiver(const Model *of, StateWriter load) {
     return (Receiver){.model = of, .buffer = buffer, .load = load};
 }
 
-// Checks that each of two ranks of --tensor receives its part.
+// Checks that a rank of --tensor 2 receives its part of each tensor.
 static void check_local(const char *path, int rank) {
     Model local;
     CHECK_OK(model_create_local(&local, &model.config, rank, 2, &e), &e);

@@ -68,7 +68,7 @@ static Error e;
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
-// The reader converts three types to floats; of other types it returns only names and sizes. The file has metadata, a
+// The reader converts three types to floats; for other types it returns only names and sizes. The file has metadata, a
 // scalar and an empty tensor. Element i is i.
 static void test_types(void) {
     enum { ROWS = 3, COLUMNS = 37, COUNT = ROWS * COLUMNS, TYPES = 5 };

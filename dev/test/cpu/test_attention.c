@@ -28,7 +28,7 @@ static const float *vector_of(const float *qkv, Shape s, size_t b, size_t t, siz
 
 static size_t first_key(Shape s, size_t b, size_t t) { return position ? t - position[b * s.T + t] : 0; }
 
-// Writes p (t + 1), the softmax of row t of head (b, h). Returns the log-sum-exp of its scores.
+// Writes p (t + 1), the softmax of row t of head (b, h). Returns the log-sum-exp of the row's scores.
 static double reference_row(double *p, const float *qkv, Shape s, size_t b, size_t h, size_t t) {
     const float *q = vector_of(qkv, s, b, t, 0, h);
     double max = -INFINITY, sum = 0;

@@ -6,7 +6,7 @@
 static Error e;
 
 // GPT-2: Radford et al. 2019, table 2; parameters as in Hugging Face's models (wte counts once). dN: depths and widths
-// as llm.c's -e, heads of 64.
+// of llm.c's -e, with heads of 64.
 static void test_presets(void) {
     static const struct {
         const char *name;
@@ -67,7 +67,7 @@ static double wanted_deviation(const char *name, int layers) {
     return ends_with(name, "c_proj.weight") ? 0.02 / sqrt(2.0 * layers) : 0.02;
 }
 
-// A value depends on its place and on the seed, not on the requested piece of the tensor.
+// A value depends on its index and on the seed, not on the requested piece of the tensor.
 static void test_initial_weights(void) {
     Model model;
     ModelConfig c = {.layers = 3, .heads = 2, .channels = 64, .vocab = 1000, .context = 64};

@@ -3,7 +3,7 @@
 // Rank FAULT_RANK only:
 //   FAULT_ACTION  kill, stop, exit:CODE, hang (in the next computation), slow (in every computation), or ask (SIGUSR1
 //                 just before joining MPI)
-//   FAULT_AFTER   seconds after the start (0: before main); +SECONDS: after joining MPI
+//   FAULT_AFTER   seconds from the start to the action (0: act before main); +SECONDS: from joining MPI
 // Every rank:
 //   FAULT_FSYNC   seconds that replace each fsync
 //   FAULT_FLUSH   seconds added to each line of output
