@@ -16,10 +16,9 @@
 // SE_G2^2) / G2^2. The covariance matters: a large q raises G2 and lowers S.
 //
 // If G2 is insignificant, the scale lies far above B, and only a lower bound is known. gns_lower is Fieller's bound
-// (1954, "Some problems in interval estimation"): the smallest R for which S - R G2 is not significantly above 0, which
-// means by k = 2 (1 + 5 / m) standard errors; m = 1 / sum w_t^2 is the effective number of steps. In simulation the
-// true scale lies above the bound in 95% of runs or more, from half-lives of 0.7 steps up, even if one direction
-// carries 90% of the noise.
+// (1954, "Some problems in interval estimation"): the smallest R for which S - R G2 is at most k = 2 (1 + 5 / m) of its
+// standard errors above 0. m = 1 / sum w_t^2 is the effective number of steps. In simulation the true scale lies above
+// the bound in 95% of runs or more, from half-lives of 0.7 steps up, even if one direction carries 90% of the noise.
 #pragma once
 
 #include "base/common.h"
@@ -34,7 +33,7 @@ GNS_HD static inline double gns_s(double B, double n, double q) { return (n - q)
 // 1 - d, d = 2^(-tokens / half_life). Each later step multiplies the sums by its d. Estimates divide by `weight`.
 typedef struct {
     double half_life;         // tokens
-    bool diff_sq;             // weight a difference by the square of its step's weight (see GnsCalibration)
+    bool diff_sq;             // a difference's weight is the square of its step's weight (see GnsCalibration)
     double steps;             // updates so far
     double weight, weight_sq; // sum of the weights, sum of their squares
     double g2, s;             // weighted sums of G2 and S
@@ -81,7 +80,7 @@ static inline void gns_add(GnsTracker *t, double g2, double s, double tokens_of_
     t->steps += 1;
 }
 
-// Adds one step's norms. B = 1 gives no estimate: no-op.
+// Adds one step's norms. No-op for B = 1, which gives no estimate.
 static inline void gns_update(GnsTracker *t, double B, double n, double q, double tokens_of_step) {
     if (B >= 2) gns_add(t, gns_g2(B, n, q), gns_s(B, n, q), tokens_of_step);
 }
@@ -130,7 +129,7 @@ static inline GnsEstimate gns_estimate(const GnsTracker *t) {
     return e;
 }
 
-// A measured factor c of the scale.
+// A measured factor c, by which a scale is multiplied.
 typedef struct {
     double value;
     double var;    // square of its relative standard error
@@ -149,9 +148,9 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 }
 
 // Calibration: the ratio c of the whole model's scale to the LayerNorms' scale, both averaged over the same sampled
-// steps. Samples are few and c moves slowly, so its half-life is five times that of `ln`, but at most a tenth of the
-// tokens done: a run's first steps have gradients thousands of times larger. Samples are spaced in tokens, and averages
-// decay in tokens, so c rests on the same number of samples at any batch.
+// steps. Samples are few and c moves slowly, so its half-life is five times that of `ln`. But it is at most a tenth of
+// the tokens done, as a run's first steps have gradients thousands of times larger. Samples are spaced in tokens, and
+// averages decay in tokens, so c rests on the same number of samples at any batch.
 //
 // Over such a long average |G|^2 falls by orders of magnitude, and the variance of a step with it. So each step has its
 // own variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A
@@ -163,7 +162,7 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 // all covariances: a step's two estimates of |G|^2 share most of their noise, which cancels in c.
 #define GNS_CALIBRATION_HALF_LIVES 5.0
 #define GNS_CALIBRATION_SHARE      0.1  // longest half-life, as a share of the tokens done
-#define GNS_CALIBRATION_SAMPLES    25.0 // per half-life
+#define GNS_CALIBRATION_SAMPLES    25.0 // sampled steps per half-life
 #define GNS_CALIBRATION_SES        5.0  // standard errors by which both G2 must exceed 0, for a ratio known to 30%
 
 typedef struct {

@@ -19,7 +19,7 @@ void noise_set_half_life(Noise *noise, double half_life) {
     // Sampled steps are few, so their averages have the calibration's longer half-life.
     double sampled = GNS_CALIBRATION_HALF_LIVES * half_life;
     noise->ln.half_life = noise->total.half_life = half_life;
-    noise->calibration.half_life = noise->ranks.half_life = sampled; // ranks: one step in NOISE_RANKS_EVERY
+    noise->calibration.half_life = noise->ranks.half_life = sampled; // `ranks` gets every NOISE_RANKS_EVERY-th step
     for (int i = 0; i < GROUP_COUNT; i++) noise->type[i].half_life = sampled;
     for (int l = 0; l < noise->layers; l++) noise->layer[l].half_life = sampled;
     for (int i = 0; i < noise->source_trackers; i++) noise->source[i].half_life = half_life;

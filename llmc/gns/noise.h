@@ -37,8 +37,8 @@ bool noise_sample_due(const Noise *noise, double done);
 void noise_observe(Noise *noise, const Model *model, const StepResult *result, int64_t B, double step_tokens,
                    double done, GnsMode mode);
 
-// Adds a step to the estimate without per-example norms (McCandlish et al. 2018, appendix A.1). Small batch r is a
-// rank's rows of the step, or of one micro-step. A single small batch gives no estimate.
+// Adds a step to `ranks`, whose estimate needs no per-example norms (McCandlish et al. 2018, appendix A.1). Small batch
+// r is a rank's rows of the step, or of one micro-step. A single small batch gives no estimate.
 //   B         examples of the step
 //   rows_sq   sum_r m_r^2; small batch r has m_r examples
 //   rank_sq   sum_r |s_r|^2; s_r is the sum of small batch r's gradients

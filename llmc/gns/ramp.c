@@ -30,7 +30,7 @@ int ramp_parse(const char *text, RampMode *mode, const char **argument, Error *e
                 text);
 }
 
-// Reads TOKENS:ROWS at *list and moves past the pair and its comma. Returns false if there is no pair.
+// Reads TOKENS:ROWS at *list, and moves *list past the pair and its comma. Returns false if there is no pair.
 static bool ramp_pair(const char **list, double *tokens, double *rows) {
     char *colon, *end;
     *tokens = strtod(*list, &colon);
@@ -152,8 +152,8 @@ int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
         r->argument, replayed, (long long)known, (long long)tokens, (long long)step);
 }
 
-// Returns the best batch for a critical batch of `critical` rows. The result rises with `critical`: a bound of
-// `critical` gives a bound of the result.
+// Returns the best batch for a critical batch of `critical` rows. The result rises with `critical`, so a lower bound of
+// `critical` gives a lower bound of the result.
 static double ramp_best(const Ramp *r, double critical) {
     return fmin(sqrt(r->config.step_rows * critical), r->config.waste * critical);
 }

@@ -43,7 +43,7 @@ extern const char *const ramp_mode_names[RAMP_MODES];
 typedef struct {
     RampMode mode;
     int64_t batch_min, batch_max; // fewest and most rows of a step; the horizon may cut the last step to fewer
-    int64_t batch_ref;            // rows: the batch for which the learning rate was chosen; fixed: the three are equal
+    int64_t batch_ref;            // the batch for which the learning rate was chosen; in fixed mode all three are equal
     int64_t seq_len;              // tokens per row
     double kappa;                 // k: the critical batch, in noise scales
     double waste;                 // largest batch, in critical batches: the share of extra tokens that the run accepts

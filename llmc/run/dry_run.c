@@ -3,7 +3,7 @@
 #include "plan/plan.h"
 #include "run/run.h"
 
-// Finds the device of the plan, and the default of --gns on that device.
+// Sets *device to the plan's device, and --gns, if not given, to its default on that device.
 static int plan_on_device(PlanDevice *device, Setup *setup, const EngineDevice *here, Error *e) {
     const Options *o = &setup->options;
     DeviceSpec own = {.bf16_flops = 1e12 * o->device_flops,
@@ -36,13 +36,13 @@ int run_dry(Run *r, Error *e) {
     if (ramp) TRY(setup_schedule(r, e));
     setup->engine_api->device(&setup->shape, !o->device[0], &here);
     TRY(plan_on_device(&device, setup, &here, e));
-    // Plan for rank 0 without starting ranks: no rank needs 1% more memory than rank 0.
+    // Plan for rank 0 only, and start no ranks. No other rank needs more memory than rank 0 by 1% or more.
     Comm comm = {.ranks = ranks, .local_ranks = plan_machine(&device, ranks)};
     if (o->shard && ranks % comm.local_ranks)
         return FAIL(e, ERR_USAGE, "use a multiple, or --device-count", "--shard machine: --ranks %d on machines of %d",
                     ranks, comm.local_ranks);
     TRY(setup_shards(setup, &r->position, &comm, e));
-    setup->parallel.comm = NULL; // its Comm ends with this function
+    setup->parallel.comm = NULL; // the variable `comm` ends with this function
     EngineConfig shape = setup->shape;
     shape.model = &setup->model;
 

@@ -1,9 +1,9 @@
-// Evaluation: the loss on validation rows, and HellaSwag; during training and alone (--eval-only).
+// Computes the loss on validation rows and the HellaSwag score, during training or alone (--eval-only).
 #include "run/run.h"
 
 // ---- Rows -----------------------------------------------------------------------------------------------------------
 
-// Returns the bytes of text to which a row's targets decode; <|endoftext|> counts 0.
+// Returns the number of bytes of the text of a row's targets; <|endoftext|> has 0 bytes.
 static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int T) {
     double sum = 0;
     for (int t = 1; t <= T; t++) {
@@ -14,16 +14,16 @@ static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int 
     return sum;
 }
 
-// Evaluates this rank's share of `rows` rows, and sums over ranks. questions: sum (rows) gets each ending's loss;
-// otherwise sum (2) gets the total loss and the bytes of the text.
+// Evaluates this rank's rows of `rows` rows, and sums over ranks. questions true: sum (rows) gets each ending's loss.
+// questions false: sum (2) gets the total loss and the number of bytes of the text.
 static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double *sum, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
     Progress *progress = &r->output.progress;
     const Parallel *p = &setup->parallel;
-    const bool counts = setup->comm->rank % p->config.tensor == 0; // only one rank of a tensor group adds a row's loss
+    const bool counts = setup->comm->rank % p->config.tensor == 0; // only rank 0 of a tensor group counts bytes
     RankRows mine = rows_of_rank(rows, p->group, p->groups);
-    int unread = 0; // an error code if this rank cannot read its rows, which ends the evaluation on all ranks
+    int unread = 0; // error code if this rank cannot read its rows; then the evaluation fails on all ranks
     Error ignored;
     progress_begin(progress, questions ? "HellaSwag" : "validation", mine.count);
     for (int64_t done = 0, passes = parallel_micro_steps(p, rows); passes > 0; passes--) {
@@ -36,7 +36,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
             unread = dataset_window(data->val, window, data->rows + i * (width + 1), e);
         }
         if (unread && setup->comm->ranks == 1) break;
-        // Without rows, or if it cannot read them, a rank computes a placeholder: other ranks wait for its transfers.
+        // A rank that has no rows or cannot read them computes rows of zeros, as other ranks wait for its transfers.
         const int computed = n > 0 ? n : 1;
         if (unread || n == 0) memset(data->rows, 0, (size_t)computed * (size_t)(width + 1) * sizeof *data->rows);
         progress_next(progress, done);
@@ -50,7 +50,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
     }
     progress_end(progress);
     TRY(comm_agree(setup->comm, unread, e));
-    return comm_sum(setup->comm, sum, questions ? (int)rows : 2, e); // for an ending, all ranks but one add 0
+    return comm_sum(setup->comm, sum, questions ? (int)rows : 2, e); // only one rank's loss of an ending is not 0
 }
 
 int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e) {
@@ -70,7 +70,7 @@ int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e) {
     int code = evaluate_rows(r, true, info.rows, info.width, sum, e);
     for (int i = 0; i < info.rows && !code; i++) {
         if (isfinite(sum[i])) continue;
-        comm_settle(r->setup.comm); // all ranks fail: they have the same sums
+        comm_settle(r->setup.comm); // all ranks have the same sums, so all fail
         code = FAIL(e, ERR_NONFINITE, "check the model with --check", "the loss on the questions of %s is not finite",
                     r->setup.options.hellaswag);
     }
@@ -88,7 +88,7 @@ static int print_loss(Run *r, Error *e) {
     int64_t windows = (int64_t)r->data.val->info.windows;
     TRY(evaluate_loss(r, o->given[OPTION_val_tokens] ? o->val_tokens : INT64_MAX, &v, e));
     if (!isfinite(v.loss)) {
-        comm_settle(setup->comm); // all ranks fail: they have the same sum
+        comm_settle(setup->comm); // all ranks have the same sum, so all fail
         return FAIL(e, ERR_NONFINITE, "check the model with --check", "the loss of --model %s on %s is not finite",
                     o->model, o->val);
     }
@@ -103,7 +103,7 @@ static int print_loss(Run *r, Error *e) {
     return 0;
 }
 
-// Prints the fraction of n answers that are yes, with its standard error if n > 1.
+// Prints the fraction yes / n, with its standard error if n > 1.
 static void print_fraction(const char *name, int yes, int n, const char *note) {
     double fraction = (double)yes / n;
     printf("  %-13s %10.6f", name, fraction);

@@ -110,7 +110,7 @@ static int inspect_tensors(const char *path, FILE *out, Error *e) {
 }
 
 int inspect(const char *path, FILE *out, Error *e) {
-    char holder[ARCHIVE_PATH], parent[ARCHIVE_PATH]; // holder: the directory, or the checkpoint that holds the file
+    char holder[ARCHIVE_PATH], parent[ARCHIVE_PATH]; // holder: `path`, or the checkpoint that holds the file `path`
     const bool is_directory = directory_exists(path);
     snprintf(holder, sizeof holder, "%s", path);
     if (!is_directory) path_parent(path, holder, sizeof holder);

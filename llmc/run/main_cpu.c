@@ -1,4 +1,4 @@
-// main of the CPU trainer: the engine and the transport that the program runs on.
+// main of the CPU trainer. It chooses the engine and the transport.
 #include "run/program.h"
 
 int main(int argc, char **argv) {

@@ -1,4 +1,4 @@
-// main of the CUDA trainer: the engine and the transport that the program runs on.
+// main of the CUDA trainer. It chooses the engine and the transport.
 #include "run/program.h"
 
 int main(int argc, char **argv) {

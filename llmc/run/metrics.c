@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// A log and its waiting lines. A line is written by one call: a killed run leaves no half line.
+// A log and its waiting lines. One call of write writes whole lines, so a killed run leaves no half line.
 typedef struct {
     Text lines;
     size_t sent; // bytes of `lines` that are in the file
@@ -65,7 +65,7 @@ int metrics_flush(Metrics *m, Error *e) {
         if (log_waits(log) == 0) continue;
         TRY(file_open_output(m->dir, log->path, O_RDWR | O_CREAT | O_APPEND, &fd, e));
         code = log_send(log, fd, e);
-        if (!code) code = descriptor_sync(fd, log->path, e); // a later checkpoint would not sync it
+        if (!code) code = descriptor_sync(fd, log->path, e); // a save syncs only metrics.jsonl
         close(fd);
     }
     return code;
@@ -153,9 +153,9 @@ int metrics_close(Metrics *m, Error *e) {
 
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
-// Sets *keep to the number of bytes of a log to keep: whole lines of steps up to `step`, and none beyond byte `end` if
-// a line ends at `end`. Copies the other bytes to `rest`, unless rest is NULL. Stops at a line that does not begin with
-// '{': a full disk or power cut may leave a hole of zeros, which getline would read as one very long line.
+// Sets *keep to the number of bytes of a log to keep: the whole lines of steps up to `step`, or up to byte `end` if one
+// of these lines ends there. Copies the other bytes to `rest`, unless rest is NULL. Stops at a line that does not begin
+// with '{': a full disk or power cut may leave a hole of zeros, which getline would read as one very long line.
 static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_t *keep, FILE *rest, Error *e) {
     char *line = NULL;
     size_t room = 0;
@@ -183,7 +183,7 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e)
     off_t keep;
     int fd;
     if (keeps && metrics_flush(m, e) && metrics_waiting(m) > log_waits(&m->log[UNDONE])) return e->code;
-    // Cut by steps, not only by bytes: the checkpoint may come from another directory, or the log was edited.
+    // Cut by steps, not only by bytes: the checkpoint may come from another directory, or somebody may edit the log.
     TRY(bytes_until(m->fd, m->log[STEPS].path, step, bytes, &keep, keeps ? m->log[UNDONE].lines.f : NULL, e));
     if (keeps) fflush(m->log[UNDONE].lines.f), metrics_flush(m, &(Error){0}); // on failure the lines wait
     if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->log[STEPS].path, e);
@@ -218,7 +218,7 @@ static FILE *begin_line(Log *log, int64_t step, int64_t tokens) {
     return log->lines.f;
 }
 
-// Ends a line; writes waiting lines, then this line.
+// Ends a line. Writes the waiting lines, then this line.
 static int log_end_line(Metrics *m, Log *log, Error *e) {
     size_t before = log->lines.bytes;
     fputs("}\n", log->lines.f);

@@ -5,14 +5,14 @@
 //     samples.jsonl    one JSON object for every sample: step, tokens, prompt, text. The text begins with the prompt
 //
 // A step's line has the fields of StepMetrics, and these of the noise scale:
-//     gns_ln       after a skipped step the previous value
-//     gns_total    and gns_type_*, gns_layer: only in lines of exact steps that were not skipped
-//     gns_source_N and gns_cosine_M_N: only where --train has weights
-//     gns_ratio    in every line with --gns-ratio; without it in lines with gns_total
+//     gns_ln                              after a skipped step the previous value
+//     gns_total, gns_type_*, gns_layer    only in lines of exact steps that were not skipped
+//     gns_source_N, gns_cosine_M_N        only if --train has weights
+//     gns_ratio                           with --gns-ratio in every line; else in the lines that have gns_total
 //
 // dev/docs/gns.md lists the fields of the noise scale and the ramp; gns.h defines the lengths of the averages.
 //
-// A resume or a rollback (run/rollback.h) truncates both files to its checkpoint: they hold every step once.
+// A resume or a rollback (run/rollback.h) truncates both files to its checkpoint, so they hold every step once.
 //
 // Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again to write them. A
 // save makes room for them.
@@ -29,7 +29,7 @@ typedef struct {
     double nll;                     // field loss_nll: loss without label smoothing; NaN: --label-smoothing is 0
     double lr;
     double grad_norm;  // norm of the mean gradient, before clipping; null if not finite
-    double tok_per_s;  // over the time until the step's result arrives; a GPU's update counts in the next step
+    double tok_per_s;  // over the time until the step's result arrives; a GPU's update is timed with the next step
     int slowest_rank;  // StepSums.slowest; -1: one rank
     double wait_share; // StepSums.lost, as a fraction of the step's seconds
     double mfu;        // fraction of the peak FLOP/s of all ranks' devices; NaN: peak unknown
@@ -60,11 +60,11 @@ int run_lock_sign(int dir, const char *directory, Error *e);
 // True if the process in written_by runs on this machine.
 bool run_lock_is_here(int dir, const char *directory);
 
-// Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. keeps true (a rollback): also writes
-// the waiting lines first, and appends the lines cut to metrics.rolled_back.jsonl. keeps false: no line may be waiting.
+// Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. keeps true (a rollback): first
+// writes the waiting lines, and moves cut lines to metrics.rolled_back.jsonl. keeps false: no line may be waiting.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e);
 
-int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, with the lines that wait
+int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, including the lines that wait
 
 // Syncs metrics.jsonl to the disk. Other threads may write lines during the call.
 int metrics_sync(const Metrics *m, Error *e);
@@ -72,11 +72,11 @@ int metrics_sync(const Metrics *m, Error *e);
 size_t metrics_waiting(const Metrics *m); // bytes of lines that wait; 0 for NULL
 int metrics_flush(Metrics *m, Error *e);  // writes the waiting lines; ERR_WRITE if that still fails
 
-// The following fail with ERR_MEMORY only: lines that cannot be written wait. Estimates are null until a step has had
-// two rows, and while EMA(G2) <= 0. metrics_test writes x as the field `name`, and norm as NAME_norm unless it is NaN.
+// These three fail with ERR_MEMORY only, since lines that cannot be written wait. Estimates are null until a step has
+// had two rows, and while EMA(G2) <= 0. metrics_test writes x as field NAME, and norm as NAME_norm unless norm is NaN.
 int metrics_step(Metrics *m, const StepMetrics *step, const Noise *noise, Error *e);
 int metrics_test(Metrics *m, int64_t step, int64_t tokens, const char *name, double x, double norm, Error *e);
 int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e);
 
-// Flushes, and frees m in any case. ERR_WRITE also if metrics.jsonl was removed during the run. NULL is fine.
+// Flushes, and frees m in any case. ERR_WRITE also if metrics.jsonl was removed during the run. m may be NULL.
 int metrics_close(Metrics *m, Error *e);

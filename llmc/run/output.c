@@ -14,11 +14,10 @@
 #include <unistd.h>
 
 // ---- run.json -------------------------------------------------------------------------------------------------------
-// The run's set-up with all options resolved, and its parts.
-//
 // Each start of a run begins a part. "parts" lists the parts in order, except parts whose steps were all written again.
-// A part's "options" are the given options in the first part, the changed options in later parts. The file's "options"
-// are all options of the last part. Each checkpoint's manifest repeats "id": --keep removes only checkpoints with it.
+// The first part lists the given options; later parts list the changed options. The file's own "options" are all
+// resolved options of the last part. Each checkpoint's manifest repeats the file's "id", and --keep removes only
+// checkpoints with this id.
 
 static void put_data_json(FILE *f, const char *name, const Dataset *data) {
     if (!data) return;
@@ -124,8 +123,8 @@ int write_run_json(Run *r, Error *e) {
 
 // ---- The directory --------------------------------------------------------------------------------------------------
 
-// Renames an earlier run and creates a new directory. If --out is a link, this happens at its target, perhaps on
-// another disk.
+// Renames an earlier run's directory and creates a new one. If --out is a link, renames the link's target, which may be
+// on another disk.
 static int move_old_run(const char *out, Error *e) {
     char place[ARCHIVE_PATH], aside[ARCHIVE_PATH + 16];
     struct stat st;
@@ -151,14 +150,14 @@ static bool saves_before_the_end(const Setup *setup, const Position *position) {
 }
 
 // Fails on rank 0 unless the disk has room for the next saves. A new run needs room for two checkpoints, or for one if
-// it saves only at its end. A resumed run needs room for one more checkpoint; if it has two or more, it needs no room
-// unless --keep is 0, as a save may first remove an old one. A rollback needs no more room than the run before it.
+// it saves only at its end. A resumed run with one checkpoint, or with --keep 0, needs room for one more. With two or
+// more it needs none, as a save may first remove an old one. A rollback needs no more room than the run before it.
 int setup_room(const Run *r, Error *e) {
     const Options *o = &r->setup.options;
     const uint64_t one = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);
     char disk[ARCHIVE_PATH];
     uint64_t left;
-    int present = 0; // number of checkpoints; 0 in a new run: an earlier run is moved aside
+    int present = 0; // number of this run's checkpoints; a new run has 0, as it moves an earlier run aside
     if (!is_rank0(&r->setup) || r->position.back.why.code) return 0;
     if (r->output.metrics)
         TRY(archive_tidy(&r->saving.archive, false, stderr, e)); // removes a killed save; the lock is held
@@ -205,8 +204,8 @@ bool saves_in_background(const Setup *setup, const Position *position) {
     return setup->options.tensor > 1 || saves_before_the_end(setup, position); // --tensor: every save has a copy
 }
 
-// (all) Checks that every rank that writes its own state sees the run directory, not a copy: its run.json must be the
-// one that rank 0 has just written.
+// On all ranks: fails unless every rank sees the run.json that rank 0 has just written, so that all write to one
+// directory. Checks nothing if rank 0 writes alone.
 static int share_directory(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
     char *text;

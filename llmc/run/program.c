@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Fails unless every rank, or group of --tensor, has rows in every step but the last, which the horizon cuts.
+// Fails if the smallest batch has fewer rows than there are ranks or, with --tensor, groups of ranks.
 static int check_rows_of_ranks(const Setup *setup, const Position *position, Error *e) {
     const int64_t rows = position->ramp.config.batch_min, K = setup->options.tensor, groups = setup->comm->ranks / K;
     if (rows >= groups) return 0;
@@ -84,7 +84,7 @@ static int run_program(Run *r, Error *e) {
     if (code) *e = usage;
     else if (options_train(o) || evaluates) code = comm_check_launch(r->setup.comm, e);
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
-    const uint64_t hash = hash_bytes(HASH_START, o, offsetof(Options, run)); // hashes all options of the table
+    const uint64_t hash = hash_bytes(HASH_START, o, offsetof(Options, run)); // `run` follows the table's options
     TRY(comm_same(r->setup.comm, hash, 1, ERR_USAGE, "other options",
                   "start all ranks with one command line, and the same --config file", e));
     TRY(comm_same_build(r->setup.comm, e));
@@ -92,8 +92,8 @@ static int run_program(Run *r, Error *e) {
     else if (is_rank0(&r->setup) && o->version) printf("%s\n", version_text());
     else if (is_rank0(&r->setup) && o->print_options) TRY(options_print(stdout, o, e));
     if (o->help || o->version || o->print_options) return 0;
-    // Training shows progress on standard output, with several ranks as plain lines: mpirun's pseudo-terminal is often
-    // logged. Other work shows it on standard error: a program may read the result from standard output.
+    // Training shows progress on standard output. With several ranks it is plain lines, as mpirun's pseudo-terminal is
+    // often logged. Other work shows it on standard error, as a program may read the result from standard output.
     if (is_rank0(&r->setup) && !(o->dry_run || *o->check)) {
         progress_create(&r->output.progress, options_train(o) ? stdout : stderr, r->setup.comm->ranks > 1);
         code = progress_watch(&r->output.progress, e);
@@ -133,8 +133,8 @@ void program_begin(char **argv) {
 int program_main(int argc, char **argv, const EngineApi *engine, const TransportApi *transport) {
     Error e = {0}, closing = {0};
     struct stat st;
-    // If standard output is a terminal, a pipe or a socket, its reader may go away: a training run continues without
-    // it. Ask at the start: a terminal that was closed is not recognised.
+    // If standard output is a terminal, a pipe or a socket, its reader may go away. A training run continues without a
+    // reader. Ask at the start, as isatty does not recognise a terminal that was closed.
     bool written_to = fstat(STDOUT_FILENO, &st) == 0 && (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
     bool may_close = !written_to || isatty(STDOUT_FILENO) || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode);
     bool unread = false;

@@ -1,4 +1,4 @@
-// program: main, for either engine.
+// program: what main runs, for either engine.
 #pragma once
 
 #include "model/engine.h"
@@ -8,7 +8,7 @@
 // transport: NULL in a build for one process.
 int program_main(int argc, char **argv, const EngineApi *engine, const TransportApi *transport);
 
-// Call first in main. At every barrier GCC's OpenMP threads spin for milliseconds: on a busy machine they keep cores
+// Call first in main. GCC's OpenMP threads spin for milliseconds at every barrier. On a busy machine they so keep cores
 // from the threads that they wait for. A short spin costs nothing on idle cores. OpenMP reads GOMP_SPINCOUNT when the
-// program is loaded, so program_begin sets it and executes the program again.
+// program is loaded, so program_begin sets GOMP_SPINCOUNT and executes the program again.
 void program_begin(char **argv);

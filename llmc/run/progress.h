@@ -1,10 +1,10 @@
-// progress: what a person sees of a run: one line that updates itself on a terminal, plain lines elsewhere.
+// progress: shows a run to a person, as one line that updates itself on a terminal, as plain lines elsewhere.
 //
 // The main thread reports what it begins (progress_begin) and how far it is (progress_next). A second thread wakes ten
 // times a second: it shows work that takes longer than 1 s (10 s in a log), and acknowledges a signal at once.
 //
-//   1. The thread shows work only between progress_begin and progress_end. progress_break silences it until the next
-//      progress_begin. So the main thread calls progress_break before other output while work runs.
+//   1. The thread shows work only between progress_begin and progress_end. progress_break silences the thread until the
+//      next progress_begin. So the main thread calls progress_break before it prints other output while work runs.
 //   2. The lock of `ticker` guards everything here.
 //
 // Only rank 0 shows progress. On other ranks Progress is {0}, and every function does nothing.
@@ -21,7 +21,7 @@ typedef struct {
     bool answered;         // a signal was acknowledged
     double started;        // when the run started, in seconds of the clock
     double shown, stepped; // when the last line and the last step's line were shown; 0: never
-    double ends;           // end by --train-hours, until the horizon is decided; 0: none
+    double ends;           // clock time when --train-hours ends; 0: not given, or the horizon is decided
     int64_t horizon;       // tokens of the whole run; 0: no run
     int64_t step, tokens;  // totals of the run
     int64_t first_tokens;  // tokens done at `started`
@@ -32,13 +32,13 @@ typedef struct {
         const char *what;    // the work's name; NULL: a step
         double begun;        // when the work began
         int64_t done, total; // rows, or other units; total 0: unknown
-        bool quiet, shown;   // quiet: silenced by progress_break; shown: a line has shown it
+        bool quiet, shown;   // quiet: silenced by progress_break; shown: a line has shown this work
     } now;
     char last[64], numbers[400]; // the last step's line: its text before the ETA, and after it
     Ticker ticker;
 } Progress;
 
-// plain: no terminal, whatever `out` is. progress_watch starts the thread, progress_destroy ends it.
+// plain: shows plain lines, even on a terminal. progress_watch starts the thread, progress_destroy ends it.
 void progress_create(Progress *p, FILE *out, bool plain);
 int progress_watch(Progress *p, Error *e);
 void progress_destroy(Progress *p);
@@ -60,5 +60,5 @@ void progress_break(Progress *p);
 // Returns the seconds until the run ends, at its tokens per second so far, pauses included; NaN: unknown.
 double progress_left(const Progress *p, double now);
 
-// Shows the work, and acknowledges a signal. The thread calls it ten times a second.
+// Shows the work, and acknowledges a signal. The thread calls progress_tick ten times a second.
 void progress_tick(Progress *p, double now);

@@ -22,9 +22,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-// (all) Verifies rank 0's candidate. Each rank reads a share. If --out must be the same directory on all machines, all
-// ranks divide the files; otherwise each machine's ranks divide them. Damage fails on rank 0 only, with the error
-// of the lowest rank that found damage. Other errors, such as a different checkpoint on some rank (2), fail on all.
+// On all ranks: verifies rank 0's candidate. Each rank reads a share. If --out must be the same directory on all
+// machines, all ranks divide the files; otherwise each machine's ranks divide them. After damage only rank 0 returns an
+// error, the lowest rank's. After other errors, such as a different checkpoint on some rank (2), all ranks return one.
 static int verify_share(void *run, Error *e) {
     Run *r = run;
     const Setup *s = &r->setup;
@@ -50,7 +50,7 @@ static int verify_share(void *run, Error *e) {
     return is_rank0(s) ? lowest.code : 0;
 }
 
-// archive_newest's `verify`, on rank 0. The other ranks wait in share_newest, and verify with it.
+// On rank 0: the `verify` of archive_newest. The other ranks wait in share_newest, and verify with rank 0.
 static int ask_all_to_verify(void *run, const char *directory, Error *e) {
     Run *r = run;
     int word = COMM_PASS;
@@ -73,7 +73,8 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
     return code;
 }
 
-// (all) Sends *newest from rank 0 to other ranks, which until then verify candidates. code: result of rank 0's search.
+// On all ranks: sends *newest from rank 0 to the other ranks, which verify candidates until then. code: result of rank
+// 0's search.
 static int share_newest(Run *r, int code, Newest *newest, Error *e) {
     Comm *comm = r->setup.comm;
     Error waiting = {0};
@@ -103,7 +104,7 @@ static int lock_run(const Setup *setup, const Archive *archive, Metrics **metric
     return code;
 }
 
-// On rank 0: sets saving.own.newest, this run's own newest checkpoint. Searches once.
+// On rank 0: sets saving.own.newest, this run's own newest checkpoint. Later calls do not search again.
 static int find_own(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
     if (!is_rank0(&r->setup)) return 0;
@@ -128,9 +129,9 @@ static int find_step(const char *run, int64_t step, Newest *newest, Error *e) {
                 newest->directory);
 }
 
-// Finds RUN:STEP or RUN:best (of --keep-best). RUN alone means its newest checkpoint; without training, its best if it
-// has one. Without training, prints which checkpoint it is. ERR_INPUT if the run has no such checkpoint. Finds nothing
-// if the path is no run.
+// Finds RUN:STEP or RUN:best (of --keep-best). RUN alone means the newest checkpoint. If the program does not train, it
+// means the best, if there is one, and a note names the checkpoint. ERR_INPUT if the run has no such checkpoint. Finds
+// nothing if the path is no run.
 static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
     char run[ARCHIVE_PATH], *which, *end, loss[60] = "";
     Archive archive;

@@ -17,7 +17,7 @@
 
 #include "base/common.h"
 
-// As many as PaLM's largest run needed (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).
+// PaLM's largest run needed about as many (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).
 enum { ROLLBACKS_MAX = 20 };
 
 typedef struct {

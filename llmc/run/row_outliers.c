@@ -55,7 +55,7 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
     cJSON_AddNumberToObject(row, "step", (double)r->position.at.step);
     cJSON_AddStringToObject(row, "source", data->sources.source[dataset_example_source(data, example)].files);
     cJSON_AddStringToObject(row, "shard", place.shard->path);
-    cJSON_AddNumberToObject(row, "document", place.document < 0 ? NAN : (double)place.document); // NaN: null
+    cJSON_AddNumberToObject(row, "document", place.document < 0 ? NAN : (double)place.document); // NaN becomes null
     cJSON_AddNumberToObject(row, "offset", (double)place.offset);
     cJSON_AddNumberToObject(row, "norm", sqrt(r->position.rows[b].sq));
     cJSON_AddNumberToObject(row, "loss", r->position.rows[b].nll);
@@ -69,7 +69,7 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
 }
 
 int row_outliers_observe(Run *r, int64_t B, Error *e) {
-    const int64_t first_steps = 32; // in these steps rows are not judged: the spread is still a guess
+    const int64_t first_steps = 32; // no row of these steps is judged, as the spread is still a guess
     RowOutliers *o = &r->position.outliers;
     double *x = o->scratch, *sorted = x + B;
     for (RowKind k = 0; k < ROW_KINDS; k++) {

@@ -1,16 +1,17 @@
-// row_outliers: OUT/outliers.jsonl (--outliers N), the rows of a run that differ most from other rows of their step:
+// row_outliers: OUT/outliers.jsonl (--outliers N), a list of the rows that differ most from other rows of their step.
+// Each kind of outlier measures a number x of a row:
 //
 //     loud      log norm; the norm is |g_b| over all LayerNorms
 //     rare      mean of -log(a token's share of the text): other languages and alphabets, binary data
 //     strange   loss - log norm: garbage, whose gradient has no direction
 //     uniform   log norm - log loss: repetitions of one token, whose gradient has one direction
 //
-// Keeps the N largest scores of each kind. A row's score is how far its number x lies above the step's median, in
-// robust standard deviations. D is a step's median |x - median|:
+// Lists the N rows with the largest scores of each kind. A score says how many robust standard deviations x lies above
+// its median in the step. D is the median of |x - median| in a step:
 //
 //     score = (x - median) / (1.4826 * mean of D over the last 128 steps)
 //
-// Rank 0 judges the rows of all ranks, so any number of ranks keeps the same rows.
+// Rank 0 judges the rows of all ranks, so the number of ranks does not change the list.
 #pragma once
 
 #include "base/text.h"
@@ -24,7 +25,7 @@ typedef struct {
     Outliers spread[ROW_KINDS]; // D of the last steps
     double least[ROW_KINDS];    // a row needs a larger score to be kept
     double *scratch;            // (2, largest batch)
-    double *rarity;             // (largest batch) mean surprise of this rank's rows
+    double *rarity;             // (largest batch) mean surprise of each of this rank's rows
     double *surprise;           // (vocabulary) -log of a token's share of the text
 } RowOutliers;
 

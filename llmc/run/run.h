@@ -116,7 +116,7 @@ static inline bool out_of_patience(const Run *r) {
     return r->setup.options.patience > 0 && r->position.at.best.stale >= r->setup.options.patience;
 }
 
-// True if --stop-at-loss ends the run (reached_loss), or that option or --patience (ends_early). Same on all ranks.
+// reached_loss: --stop-at-loss ends the run. ends_early: --stop-at-loss or --patience ends it. Same on all ranks.
 static inline bool reached_loss(const Run *r) { return r->position.at.val_loss <= r->setup.options.stop_at_loss; }
 static inline bool ends_early(const Run *r) { return reached_loss(r) || out_of_patience(r); }
 
@@ -128,12 +128,12 @@ static inline bool is_rank0(const Setup *setup) { return setup->comm->rank == 0;
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up (setup.c, resume.c, output.c), in this order: each function uses results of earlier ones. A run that does not
 // train skips some functions. run_destroy undoes set-up, however far it went. run_end_training frees what training
-// made: training can then begin again. The run directory stays open and locked. (all): every rank must call it.
+// made, so that training can begin again; the run directory stays open and locked. (all): all ranks must call it.
 
 int setup_source(Run *r, Error *e);   // (all) finds the files of --model: setup.source
-void setup_threads(Setup *setup);     // starts the team that reads, draws and computes
+void setup_threads(Setup *setup);     // starts OpenMP's threads
 int setup_model(Run *r, Error *e);    // (all) setup_source, then shape, model and tokenizer
-int setup_data(Run *r, Error *e);     // opens data: training (sets --epochs' horizon), validation, HellaSwag
+int setup_data(Run *r, Error *e);     // opens training data, validation data, HellaSwag; sets the horizon of --epochs
 int setup_schedule(Run *r, Error *e); // sets learning rate, ramp and noise scale of a new run
 
 // --train-hours: sets the run's length in tokens, and what depends on it.
@@ -150,7 +150,7 @@ int setup_resume(Run *r, Error *e);
 int setup_rows(const Setup *setup, const RunData *data, Error *e); // allocates buffers of an evaluation
 int setup_buffers(Run *r, Error *e);                               // setup_rows, then loader and buffers of training
 
-// Sets what rank comm->rank of comm->ranks keeps at the ramp's largest batch: setup->parallel and setup->shape.
+// Sets setup->parallel and setup->shape for rank comm->rank of comm->ranks at the ramp's largest batch.
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e);
 
 int setup_room(const Run *r, Error *e);         // ERR_WRITE if the disk has no room for a save
@@ -158,7 +158,7 @@ int setup_device(const Setup *setup, Error *e); // (all) chooses this rank's dev
 int setup_gns(Run *r, Error *e);                // (all) sets the mode of --gns, unless given
 int setup_engine(Run *r, Error *e);             // setup_shards, then creates the engine and loads its weights
 int setup_tuning(Run *r, Error *e);             // (all) sets algorithms of matrix products: r->position.at.tuning
-int setup_output(Run *r, Error *e);             // makes the run directory, on rank 0; nothing is written before
+int setup_output(Run *r, Error *e);             // on rank 0: makes the run directory; nothing is written before
 void run_end_training(Run *r);
 int run_destroy(Run *r, Error *e); // ends threads, then frees. Fails if the log's last lines are lost
 
@@ -189,7 +189,7 @@ typedef struct {
 } Evaluation;
 
 // Computes the loss on at most `most_tokens` tokens of the validation set, rounded up to whole rows. The rows are the
-// same in every call, and spread over the whole set: its beginning may be a single document.
+// same in every call. They are spread over the whole set, whose beginning may be a single document.
 int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e);
 int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e);
 
@@ -198,8 +198,8 @@ int evaluate_model(Run *r, Error *e); // --eval-only
 // ---- Samples (sample.c) ---------------------------------------------------------------------------------------------
 
 // Returns the token at quantile u in [0, 1) of softmax(logits / --temperature), restricted to the --top-k likeliest and
-// then to their nucleus of --top-p (Holtzman et al. 2020, arXiv 1904.09751, section 3.1). Sets all other logits (V) to
-// -INFINITY; overwrites scratch (V). Equal logits rank by token number, so the draw is a function of its arguments.
+// then to their nucleus of --top-p (Holtzman et al. 2020, arXiv 1904.09751, section 3.1). Sets the logits (V) of other
+// tokens to -INFINITY; overwrites scratch (V). Equal logits rank by token number, so equal arguments draw equal tokens.
 int sample_token(float *logits, double *scratch, int V, const Options *o, double u);
 
 // Draws a text after the prompt; prompt "": from the beginning of a document. Writes prompt and text to `out` and

@@ -28,7 +28,7 @@ static void keep_likeliest(float *logits, float *sorted, int V, const Options *o
     }
     if (k > few) memcpy(sorted, logits, sizeof(float) * (size_t)V);
     if (k > few) qsort(sorted, (size_t)V, sizeof(float), compare_descending);
-    if (o->top_p < 1) { // the nucleus: the fewest whose probabilities reach a fraction top_p
+    if (o->top_p < 1) { // the nucleus: the fewest tokens whose probabilities add up to a fraction top_p
         const double T = o->temperature;
         double total = 0, sum = 0;
         int n = 0;
@@ -64,7 +64,7 @@ int sample_token(float *logits, double *scratch, int V, const Options *o, double
 
 // ---- A text ---------------------------------------------------------------------------------------------------------
 
-// Prints text without control bytes, which a model draws early in training and which would move the cursor.
+// Prints a text with ? for control bytes. A model draws such bytes early in training, and they would move the cursor.
 static void print_text(const char *text, size_t bytes, FILE *out, FILE *copy) {
     for (size_t i = 0; i < bytes; i++) {
         unsigned char c = (unsigned char)text[i];
@@ -168,7 +168,7 @@ int print_answers(Run *r, Error *e) {
         for (int64_t i = 0; i < r->setup.options.samples && !code; i++) {
             code = print_sample(r, line, number++, e);
             if (code != ERR_INPUT) continue;
-            error_print(e); // this prompt has no tokens
+            error_print(e); // the tokenizer cannot encode this prompt
             code = 0;
             break;
         }

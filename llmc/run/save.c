@@ -24,7 +24,7 @@ struct Saver {
     Range all; // the whole flat array
     const Range *owned;
     int owned_count;    // number of ranges that this rank writes
-    LayoutPiece *piece; // (pieces) this rank writes
+    LayoutPiece *piece; // (pieces) what this rank writes
     int pieces;
     float *copy; // (ARRAYS, stride): the owned ranges, one after another; NULL: the thread reads the engine
     size_t elements, stride;
@@ -89,7 +89,7 @@ int saver_create(Saver **out, const Run *r, Error *e) {
     const Parallel *p = &setup->parallel;
     const bool alone = parallel_stores_alone(p), is_first = is_rank0(setup);      // with --zero 0 rank 0 writes alone
     const bool writes = alone ? is_first : setup->comm->rank < p->division.ranks; // --shard machine: one replica writes
-    const size_t page = 64 << 10; // bytes: the largest page of any machine
+    const size_t page = 64 << 10; // bytes of the largest page of any machine
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     Saver *s = *out;
     s->run = r;
@@ -151,7 +151,7 @@ static int begin_save(Run *r, Error *e) {
     s->spare = (Spare){.keep = o->keep, .back = !o->on_spike ? INT64_MAX : back > 0 ? back : 0};
     Spare room = s->spare;
     if (o->keep_best) room.best = r->saving.best_before.step, s->spare.best = at->best.step;
-    if (s->waits) room.back = INT64_MAX; // last save: it may remove the checkpoint that a rollback needs
+    if (s->waits) room.back = INT64_MAX; // the last save may remove the checkpoint that a rollback needs
     TRY(archive_make_room(archive, bytes, room, r->saving.saved_step, s->notes.f, &pulse, e));
     manifest_free(&s->manifest);
     s->manifest.pulse = &s->pulse;
@@ -294,7 +294,7 @@ static int gather_pieces(Saver *s, Error *e) {
 
 // ---- Reports --------------------------------------------------------------------------------------------------------
 
-// ends: the failure ends the run.
+// ends: true if the failure ends the run.
 static void report_failure(const Run *r, int64_t step, const Error *why, bool ends) {
     if (is_rank0(&r->setup))
         fprintf(stderr, "warning: step %lld was not saved: %s. %she newest checkpoint is %s\n", (long long)step,
@@ -342,7 +342,7 @@ int collect_save(Run *r, Error *e) {
         if (s->phase == FINISHING && !s->error.code) start_thread(s, finish);
         else if (s->phase == FINISHING)
             archive_abandon(&r->saving.archive, s->step, s->manifest.dir, s->notes.f, &(Error){0});
-        return 0; // save has not set `paused` yet
+        return 0; // `report` needs s->paused, which `save` sets later
     }
     if (s->phase != FINISHING || !atomic_load(&s->ended)) return 0;
     worker_join(&s->worker);
@@ -359,7 +359,7 @@ void write_waiting_log(Run *r) {
     fprintf(stderr, "warning: %s: the log waits in memory\n", why.what);
 }
 
-// (all) Waits until no rank writes; with `whole`, until no save runs.
+// On all ranks: waits until no rank writes; with `whole`, until no save runs.
 static int await_save(Run *r, bool whole, Error *e) {
     Saver *s = r->saving.saver;
     for (double done = -1; s->phase == WRITING || (whole && s->phase == FINISHING);) {
@@ -377,9 +377,9 @@ static int await_save(Run *r, bool whole, Error *e) {
     return whole ? comm_wait_first(r->setup.comm, e) : 0;
 }
 
-// (all) Waits for the previous save, then starts a save; with `waits`, also waits for its end. Returns 0 also if this
-// save fails: then s->error.code is its code on all ranks, and rank 0 has the whole error. If the step is saved
-// already, nothing is saved and the code is -1.
+// On all ranks: waits for the previous save, then starts a save; with `waits`, also waits for the end of the new save.
+// Returns 0 also if the new save fails: then s->error.code is its code on all ranks, and rank 0 has the whole error. If
+// the step is saved already, nothing is saved and s->error.code is -1.
 static int save(Run *r, bool waits, Error *e) {
     Comm *comm = r->setup.comm;
     Saver *s = r->saving.saver;
@@ -425,8 +425,9 @@ int save_and_wait(Run *r, Error *e) {
     return comm_agree(r->setup.comm, code, e);
 }
 
-// The ranks may have agreed on training's error already (`settled`). Clears `settled` during the save, whose errors
-// they must agree on too, then restores it. If they could not agree, leaves it cleared, which ends the job.
+// The ranks may have agreed on training's error already (`settled`). Clears `settled` during the save, as the ranks
+// must agree on its errors too, then restores `settled`. If the ranks could not agree, `settled` stays false, which
+// ends the job.
 void save_at_error(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
     const Saver *s = r->saving.saver;

@@ -35,7 +35,7 @@
 //   5. Only main threads talk to other ranks. If one rank fails, all ranks give the save up.
 //   6. A checkpoint gets its name when its files and metrics.jsonl are on the disk; lines of the log may still wait in
 //      memory (metrics.h). The checkpoint is then read back, and removed if it differs. Older checkpoints are removed
-//      last; but first if the disk has no room for them, the new checkpoint and the waiting lines.
+//      last. Only if the disk lacks room for the new checkpoint and the waiting lines are older ones removed first.
 #pragma once
 
 #include "model/model.h"
@@ -49,10 +49,10 @@ uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer);
 
 int saver_create(Saver **out, const Run *r, Error *e);
 
-// (all) Call before a run that saves in the background. Allocates the copy of what this rank owns. A thread touches and
-// pins the copy: the first touch of fresh memory takes seconds, in which training would stand still.
+// All ranks call it before a run that saves in the background. Allocates the copy of what this rank owns. A thread
+// touches and pins the copy: the first touch of fresh memory takes seconds, in which training would stand still.
 int saver_prepare(Saver *saver, Error *e);
-void saver_destroy(Saver *saver); // waits for the thread; NULL is fine
+void saver_destroy(Saver *saver); // waits for the thread; saver may be NULL
 
 int save_in_background(Run *r, Error *e);
 int save_and_wait(Run *r, Error *e);
@@ -74,7 +74,7 @@ int collect_save(Run *r, Error *e);
 // at most half the deadline, and reports its error before the other ranks' watchdogs do.
 void end_save(Run *r);
 
-// Call after collect_save. Writes lines of the log that wait for a full disk, in which the next save makes room.
+// Call after collect_save. Tries to write the lines of the log that wait because the disk was full.
 void write_waiting_log(Run *r);
 
 // ---- For the loop and the saves -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// Makes what a run needs, in the order of run.h: model, data, schedule, engine.
+// Functions of set-up: model, engine, data and schedule. run.h has the order of their calls.
 #include "run/run.h"
 
 #include "base/files.h"
@@ -95,7 +95,7 @@ static int check_shape(const Setup *setup, bool from_file, Error *e) {
 
 // Sets the type of the weights, and checks it and --loss-scale against the engine.
 static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
-    bool plan_gpu = o->dry_run && *o->device; // the device table gives the type
+    bool plan_gpu = o->dry_run && *o->device; // true: plans for a GPU that may not be here
     if (!o->given[OPTION_dtype]) o->dtype = engine->dtype;
     if (!plan_gpu || dtype_is_fp8((Dtype)o->dtype)) TRY(engine->check_dtype((Dtype)o->dtype, e));
     if (o->loss_scale == 0) return 0;
@@ -248,7 +248,7 @@ int setup_gns(Run *r, Error *e) {
     EngineDevice device;
     if (!s->options.given[OPTION_gns] && !r->saving.saved[0]) {
         s->engine_api->device(&s->shape, false, &device);
-        double lacking = device.exact_is_fused ? 0 : 1; // number of ranks whose device does not fuse
+        double lacking = device.exact_is_fused ? 0 : 1; // number of ranks whose device does not fuse exact norms
         TRY(comm_sum(s->comm, &lacking, 1, e));
         TRY(options_resolve_gns(&s->options, lacking == 0 ? GNS_EXACT : GNS_LN, e));
     }
@@ -256,7 +256,7 @@ int setup_gns(Run *r, Error *e) {
     return 0;
 }
 
-// --with-optimizer: checks that a run's checkpoint has moments of this optimizer, and reads how many steps made them.
+// --with-optimizer: checks that a run's checkpoint has this optimizer's moments, and reads how many updates made them.
 static int check_moments(const Setup *s, RunPoint *at, Error *e) {
     RunSummary then;
     if (!s->source[0])
@@ -314,7 +314,7 @@ int setup_engine(Run *r, Error *e) {
     return 0;
 }
 
-// On rank 0: sets the checkpoint's algorithms, which give the same bits; --tune times products without one. All
+// On rank 0: sets the checkpoint's algorithms, which give the same bits; --tune then times products that have none. All
 // ranks then use rank 0's algorithms; if these do not fit some rank, no rank uses any of them.
 int setup_tuning(Run *r, Error *e) {
     Setup *s = &r->setup;
@@ -342,8 +342,8 @@ int setup_tuning(Run *r, Error *e) {
 
 // ---- Data and schedule ----------------------------------------------------------------------------------------------
 
-// Checks that a model of words does not train on bytes or on the characters of a small alphabet. Refuses the default
-// model, whose vocabulary no option named; else warns.
+// Checks that a model of words does not train on bytes or on the characters of a small alphabet. Fails if no option
+// names a model or vocabulary; else only warns.
 static int check_words(const Setup *setup, const Dataset *data, Error *e) {
     const uint8_t *given = setup->options.given;
     const int V = setup->model.config.vocab, largest = data->info.largest;
@@ -390,12 +390,12 @@ static uint64_t hash_shards(const Dataset *data) { // data may be NULL
     for (int i = 0; data && i < data->info.shards; i++) {
         const char *name = path_name(data->shards[i].path);
         hash = hash_bytes(hash, name, strlen(name) + 1);
-        hash = hash_bytes(hash, data->shards[i].digest.hash, HASH_TEXT); // covers the size, too
+        hash = hash_bytes(hash, data->shards[i].digest.hash, HASH_TEXT); // covers the shard's size, too
     }
     return hash;
 }
 
-// Compares hashes of contents, not paths: machines may hold copies of the files.
+// Compares hashes of contents, not paths, as machines may hold copies of the files.
 int setup_same_data(const Run *r, Error *e) {
     const Setup *s = &r->setup;
     const Ramp *ramp = &r->position.ramp;

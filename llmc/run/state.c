@@ -324,7 +324,7 @@ static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
     const double ranks = number(io, "ranks"), tokens = (double)p->at.tokens;
     TRY(text_begin(changes, e));
     const char *version = version_text();            // only the same build promises the same bits
-    const int length = (int)strcspn(io->build, ","); // "BUILD, ENGINE"
+    const int length = (int)strcspn(io->build, ","); // io->build is "BUILD, ENGINE"
     if ((size_t)length != strlen(version) || strncmp(io->build, version, (size_t)length) != 0)
         fprintf(changes->f, "build: %.*s then, %s now\n", length, io->build, version);
     if (ranks > 0 && ranks != r->setup.comm->ranks)
@@ -376,7 +376,7 @@ static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) 
     return error_hint(e, "add --batch-tokens %.0f to keep the batch", rows * (double)now->seq_len);
 }
 
-// Keeps the run's length on which --train-hours has decided.
+// Keeps the run's length if --train-hours has decided it.
 static int keep_hours(StateIO *io, Run *r, Error *e) {
     const double was = number(io, "options.train_hours");
     const int64_t horizon = r->position.at.horizon, T = r->setup.shape.seq_len;
@@ -448,7 +448,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
 int run_state_summary(RunSummary *summary, const char *directory, Error *e) {
     char path[PATH_MAX];
     StateIO io;
-    *summary = (RunSummary){0}; // a field that the file lacks is 0
+    *summary = (RunSummary){0}; // fields that the file lacks stay 0
     TRY(state_open(&io, path, directory, e));
     io_point(&io, &summary->at);
     snprintf(summary->build, sizeof summary->build, "%s", io.build);

@@ -1,4 +1,4 @@
-// state: state.json of a checkpoint: what the run is, and where it stands.
+// state: reads and writes a checkpoint's state.json, which says what the run is and where it stands.
 #pragma once
 
 #include "math/loss_scale.h"
@@ -43,7 +43,7 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e);
 // it in any case.
 int run_state_read(Run *r, const char *directory, Text *changes, Error *e);
 
-// Reads the fields that can be read without setting up a run: for --check, and to find a run's --model.
+// Reads the fields that need no set-up of the run: for --check, for --with-optimizer, and to find a run's --model.
 typedef struct {
     RunPoint at;
     char build[256];

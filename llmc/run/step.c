@@ -1,4 +1,4 @@
-// One optimizer step: micro-steps, norms, update, noise scale, and its line of metrics.jsonl.
+// One optimizer step: micro-steps, norms, update, noise scale, and a line of metrics.jsonl.
 #include "run/run.h"
 
 #include "math/adamw.h"
@@ -12,17 +12,17 @@ static GnsMode step_mode(const Setup *setup, const Position *position) {
     return every > 0 && position->at.step % every == 0 ? GNS_EXACT : GNS_LN;
 }
 
-// True if this step also measures the norms of the ranks' own gradients. For this a rank reads its gradients again:
-// 0.5% of a step of one micro-step. The norms are a cross-check: every NOISE_RANKS_EVERY-th step is enough.
+// True if this step also measures the norms of the ranks' own gradients. For this a rank reads its gradients again,
+// which takes 0.5% of a step of one micro-step. The norms only cross-check others, so few steps measure them.
 static bool measures_ranks(const Setup *setup, const Position *position, GnsMode mode) {
     if (setup->parallel.config.tensor > 1) return false; // ranks of a group hold different tensors
     return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
 }
 
 // Computes the gradients of B rows over all ranks, and their norms. Each rank computes its rows while the loader reads
-// the next ones; during the last micro-step it reads rows for the next step, assuming the same batch. A rank without
-// rows runs the micro-step with n = 0. A rank that cannot read its rows also passes n = 0; with --tensor it computes
-// placeholder rows, since its group waits for its exchanges. All ranks then fail together. what: see progress_begin.
+// the next rows; during the last micro-step the loader reads rows of the next step, assuming the same batch. A rank
+// without rows passes n = 0, as does a rank that cannot read its rows. With --tensor the latter computes placeholder
+// rows instead, as its group waits for its exchanges. All ranks then fail together. what: see progress_begin.
 static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
@@ -121,7 +121,8 @@ static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode,
 
 static int amax_count(const Run *r) { return r->position.result.amax ? r->setup.model.config.layers * FP8_SITES : 0; }
 
-// Returns the first site of fp8 that saturated; -1 if none did, or if a site is not finite or beyond every exponent.
+// Returns the first site of fp8 that saturated; -1 if none did, or if the largest |x| of some site is not finite or too
+// large for every exponent.
 static int saturated_site(const Run *r) {
     const float *amax = r->position.result.amax;
     int first = -1;
@@ -158,7 +159,7 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     if (setup->shape.step_rows) position->result.row = position->rows + mine.first;
     if (setup->shape.step_rows) memset(position->rows, 0, (size_t)B * sizeof *position->rows);
     TRY(engine_result(setup->engine, &position->result, e));
-    for (int64_t b = 0; b < mine.count && setup->options.outliers; b++) // a group's ranks each add 1 / tensor
+    for (int64_t b = 0; b < mine.count && setup->options.outliers; b++) // each of a group's ranks adds 1 / tensor
         position->result.row[b].rarity = position->outliers.rarity[b] / p->config.tensor;
     TRY(parallel_sums(&setup->parallel, sums, e));
     double *gram = position->result.source_gram;
@@ -193,7 +194,7 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
                                  Error *e) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
-    // cut: the horizon or a replayed file shortened this step: its mean gradient is noisier than a whole step's.
+    // cut: the horizon or a replayed file shortened this step, so its mean gradient is noisier than a whole step's.
     const bool cut = B < at->batch && at->tokens + (B + 1) * r->setup.shape.seq_len > o->run.horizon_tokens;
     const bool skips = o->skip_loss_z > 0 || o->skip_grad_z > 0;
     *skipped = false;
@@ -241,7 +242,7 @@ static bool out_of_time(Run *r) {
     Saving *s = &r->saving;
     if (s->step_began > 0) s->longest_step = fmax(s->longest_step, now - s->step_began);
     s->step_began = now;
-    // 2 saves: one may be running
+    // 2 saves, as one may be running
     s->out_of_time = is_rank0(&r->setup) && now + 2 * s->longest_step + 2 * save_seconds(r) + ending >= s->limit;
     return s->out_of_time;
 }
@@ -310,9 +311,9 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
 
 enum { COST_BATCHES = 3, COST_STEPS = 10, COST_RANGE = 16 };
 
-// *seconds = the fastest of COST_STEPS steps of B rows; INFINITY if every gradient overflows. The steps change the
-// moments, but not the weights: their learning rate is 0. The first step does not count: a GPU's update is timed with
-// the next step. ERR_STOPPED after a signal.
+// *seconds = time of the fastest of COST_STEPS steps of B rows; INFINITY if every gradient overflows. The first step
+// does not count, since a GPU's update is timed with the next step. The steps change the moments but, with a learning
+// rate of 0, not the weights. ERR_STOPPED after a signal.
 static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     const Setup *setup = &r->setup;
     Position *position = &r->position;
@@ -339,7 +340,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     return 0;
 }
 
-// All ranks run the same steps, and use rank 0's seconds. The run then begins as with --ramp-step-rows.
+// All ranks run the same steps, and use rank 0's seconds. The run then begins as if --ramp-step-rows were given.
 int measure_step_rows(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
     const Model *model = r->setup.shape.model;

@@ -14,7 +14,7 @@ static void print_data(const Setup *setup, const RunData *data) {
                (unsigned long long)source.tokens, source.share * examples / (double)source.windows);
     }
     const int val = data->val ? data->val->info.shards : 0;
-    int shared = 0; // number of shards with equal contents, whatever their names
+    int shared = 0; // number of shards of --val that are also in --train, whatever their names
     for (int i = 0, known = 0; i < val; i++, shared += known)
         for (int j = known = 0; j < info.shards && !known; j++)
             known = digest_equal(&data->train->shards[j].digest, &data->val->shards[i].digest);

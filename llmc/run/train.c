@@ -1,4 +1,4 @@
-// The training loop, the same for every engine. All ranks run it together; rank 0 alone prints and writes.
+// The training loop, the same for every engine. All ranks run it together; rank 0 alone prints and writes logs.
 #include "run/run.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static int train_loop(Run *r, Error *e) {
     StepMetrics m;
     for (bool last = false; !last;) {
         if (r->setup.comm->ranks == 1 && comm_asked_to_stop(r->setup.comm))
-            r->position.stop = true; // several ranks agree in train_step
+            r->position.stop = true; // with several ranks, train_step sets it on all
         if (r->position.stop) return stop_and_save(r, e);
         TRY(rollback_check(r, &m, train_step(r, &m, e), e));
         if (o->train_hours && !at->horizon) TRY(decide_length(r, &m, e));
@@ -158,7 +158,7 @@ static int test_hellaswag(Run *r, Error *e) {
 static int sample(Run *r, Error *e) {
     comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
     progress_begin(&r->output.progress, "the sample", 0);
-    progress_break(&r->output.progress); // print_samples prints by itself
+    progress_break(&r->output.progress); // silences the progress while print_samples prints
     const int code = is_rank0(&r->setup) ? print_samples(r, e) : 0;
     const int ended = comm_wait_first(r->setup.comm, code ? &(Error){0} : e); // other ranks join rank 0's passes
     progress_end(&r->output.progress);
