@@ -1,6 +1,6 @@
 """Checks gpt2.py's newton_schulz. check_engine.py compares the rest of gpt2.py with the engine, and
-check_transformers.py the engine with transformers. test_optimizers.c checks AdamW; test_math.c checks schedules and
-Philox against values computed by hand."""
+check_transformers.py the engine with transformers. test_optimizers.c checks AdamW; test_math.c checks schedules by
+hand, and Philox by published answers."""
 
 import numpy as np
 
