@@ -16,7 +16,7 @@ typedef struct {
     size_t max_T, max_D; // longest sequence, largest head
     float *scratch;      // attention_scratch(threads, max_T, max_D) floats, aligned to a vector
     Dtype type;
-    Dropout dropout; // dropout of the layer and the first example; forward and backward must get the same
+    Dropout dropout; // dropout of the layer and the first example; both passes must get the same one
     // (B, T): each token's position in its document, 0, 1, 2, ...; a token sees only its document. NULL: a row is one
     // document.
     const uint16_t *position;

@@ -148,8 +148,8 @@ static void matmul(Matmul mm, MatmulProduct p) {
         for (size_t j = 0; j < p.N; j += ROW_COLUMNS) compute_one_row(&p, depth, j, size_min(ROW_COLUMNS, p.N - j));
         return;
     }
-    // Write past the caches, since a large gradient would leave them before it is read again. Possible if the product
-    // writes each element once, in whole cache lines.
+    // Write past the caches, since a large gradient would leave them before it is read again. The product must write
+    // each element once, in whole cache lines.
     bool aligned = (uintptr_t)p.c % CACHE_LINE == 0 && p.N % (CACHE_LINE / sizeof(float)) == 0;
     p.stream = VEC_STREAMS && p.c_float && !p.accumulate && p.K <= depth && p.M * p.N >= STREAM_FLOATS && aligned;
     MatmulBlock block = {.columns = p.N, .partial = (float *)((char *)mm.scratch + 2 * (size_t)A_BLOCK_MAX)};

@@ -79,9 +79,9 @@ struct MatmulKernel {
     void (*tile)(MatmulTiles *, const MatmulProduct *, const MatmulBlock *, const void *a, const void *b, size_t i,
                  size_t j);        // computes C's tile at (i, j)
     void (*finish)(MatmulTiles *); // writes the last tile; NULL: `tile` writes every tile itself
-    // bf16: computes tiles->sums (rows, 32) = A B from packed panels, over pairs of k in ascending order. Writes the
-    // last tile before it overwrites its sums. A has `count` rows; later rows of the sums are arbitrary. pairs: a
-    // multiple of BF16_STEP / 2, not 0.
+    // bf16: computes tiles->sums (rows, 32) = A B from packed panels, over pairs of k in ascending order. Writes
+    // tiles->last before it overwrites that tile's sums. A has `count` rows; later rows of the sums are arbitrary.
+    // pairs: a multiple of BF16_STEP / 2, not 0.
     //   a: (pairs, 12, 2); for AMX (pairs / 16, 32 rows, 32)      b: (pairs, 32, 2)
     void (*multiply)(MatmulTiles *tiles, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count);
     bool (*available)(void); // bf16: true if this machine has the instructions

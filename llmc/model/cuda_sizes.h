@@ -6,7 +6,7 @@
 #include "model/modes.h"
 
 enum {
-    CUDA_HEAD_BYTES = 1600 << 20,      // largest chunk of logits: those of 16k tokens over GPT-2's vocabulary in bf16
+    CUDA_HEAD_BYTES = 1600 << 20,      // largest chunk of logits: 16k tokens, GPT-2's vocabulary, bf16
     MATMUL_WORKSPACE_BYTES = 64 << 20, // for cuBLASLt's split-K sums
     CUDA_LATER_BYTES = 64 << 20,       // left free for kernels, which CUDA loads at their first launch
     ATTENTION_HEAD_SIZE_MAX = 128,     // elements of a head

@@ -147,7 +147,7 @@ typedef struct {
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
-    double muon_lr;   // learning rate of Muon's matrices; lr is that of AdamW and LAMB
+    double muon_lr;   // learning rate of Muon's matrices; AdamW and LAMB use lr
     double momentum;  // Muon's mu (math/muon.h)
     double grad_clip; // largest norm of the batch's mean gradient; 0: no clipping
     int64_t step;     // counts from 1, for bias correction
@@ -204,7 +204,7 @@ struct EngineApi {
 
     // ---- The choice of cuBLASLt's algorithm for each matrix product -------------------------------------------------
     // The default is cuBLASLt's proposal, the same at every start on the same machine. Algorithms differ in the order
-    // of sums, so in the last bits. NULL: there is nothing to choose (CPU).
+    // of sums, and so in the results' last bits. NULL: there is nothing to choose (CPU).
 
     // Times all algorithms for every product of a micro-step that has no choice yet, and chooses the fastest. Do not
     // call it within a step, since it destroys the gradients and the step's statistics.

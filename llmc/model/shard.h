@@ -17,7 +17,7 @@ typedef struct {
 // True if the fp32 masters (STATE_PARAM) are an owned array, separate from the weights that the passes read.
 bool shard_masters_apart(const EngineConfig *config);
 
-// True if the array of a kind is whole; false if it is an owned array.
+// True if the array of a kind covers the whole model; false if it is an owned array.
 bool shard_is_whole(const EngineConfig *config, StateKind kind);
 
 // Finds the next piece of a range of an array, in ascending order. False after the last.
