@@ -33,12 +33,12 @@
 typedef struct {
     const uint16_t *tokens; // (B, stride): the inputs are the first T of a row
     size_t stride, B, T, C;
-    size_t first; // first token to compute: 0, or with one row the tokens whose keys and values are in memory
+    size_t first; // first token to compute: 0, or with one row the first whose keys and values are not in memory
     size_t N;     // tokens to compute, B (T - first)
     // The group's rows; without --tensor this rank's rows.
     struct {
         const uint16_t *tokens; // (M, stride)
-        size_t M, N;            // rows; tokens to compute
+        size_t M, N;            // M rows; N = M (T - first) tokens to compute
         size_t own;             // index of the first own row
     } all;
     Dtype type;      // type of values
@@ -152,8 +152,8 @@ static Attention attention_of(const Engine *engine, const Batch *batch, int l) {
     return attention;
 }
 
-// Each LayerNorm first adds the residual: ln_1 adds `residual`, the previous block's x_mid, to x (NULL: no-op), ln_2
-// adds x to x_mid. Writes fcproj's output to `out`; the next LayerNorm adds x_mid to it. Arrays begin with token
+// Each LayerNorm first adds the residual: ln_1 adds the previous block's x_mid (`residual`; NULL: no-op) to x, ln_2
+// adds x to x_mid. Writes fcproj's output to `out`, to which the next LayerNorm adds x_mid. Arrays begin with token
 // `first`, except that qkv, attention and lse hold all tokens.
 static int block_forward(Engine *engine, const Batch *batch, Block *k, const void *residual, void *out, int l,
                          Error *e) {
@@ -253,8 +253,8 @@ static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t e
     }
 }
 
-// Runs head_rows for example b alone; U_b is its gradient of wte. Adds |U_b|^2 to the norms. Copies U_b's rows for the
-// tokens of example b, for the cross term (embeddings_backward).
+// Runs head_rows for example b alone; U_b is its gradient of wte. Adds |U_b|^2 to the norms. Stores U_b's rows for the
+// tokens of example b in head_at_token, for the cross term (embeddings_backward).
 static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
     size_t C = batch->C, first = b * batch->T;
     const uint16_t *inputs = batch->tokens + b * batch->stride;
@@ -280,8 +280,8 @@ static Factors dweight_factors(Engine *engine, const Batch *batch, const void *x
     return (Factors){engine->factor[0], engine->factor[1]};
 }
 
-// dw (in, out) = x^T dy, db (out) = column sums of unrounded dy, over `rows` rows from `first` on; with `add` both +=.
-// db may be NULL.
+// dw (in, out) = x^T dy, db (out) = column sums of unrounded dy, both over `rows` rows from `first` on. With `add`,
+// adds to dw and db. db may be NULL.
 static void dweight(Engine *engine, float *dw, float *db, Factors f, const void *dy, const Tensor *t, size_t first,
                     size_t rows, bool add) {
     const void *x = at(engine, f.left, first * t->rows), *y = at(engine, f.right, first * t->columns);
@@ -290,8 +290,8 @@ static void dweight(Engine *engine, float *dw, float *db, Factors f, const void 
     if (rounded && db) sum_columns(db, (const float *)dy + first * t->columns, rows, t->columns, add);
 }
 
-// Gradients of y = x W + b over all rows: dW += x^T dy, db += column sums of dy; the step's first micro-step assigns.
-// GNS_EXACT adds squared norms of each example's gradients. If another rank adds the bias (adds_bias), db remains 0.
+// Gradients of y = x W + b over all rows: dW += x^T dy, db += column sums of dy. The step's first micro-step assigns.
+// GNS_EXACT also adds each example's squared norms to example_sq. If another rank adds the bias (adds_bias), db is 0.
 static void linear_dweight(Engine *engine, const Batch *batch, const void *x, const void *dy, TensorKind w,
                            TensorKind b, int l) {
     const Tensor *t = tensor(engine, w, l);
@@ -319,8 +319,8 @@ static void linear_dinput(Engine *engine, const Batch *batch, void *dx, const vo
     matmul_nt(engine->matmul, dx, f.left, f.right, batch->all.N, t->rows, t->columns);
 }
 
-// Backpropagates dy through y = LN(x): adds to dx, to the gradients of gamma (w) and beta (b), to their per-example
-// norms, and to their sums by source.
+// Backpropagates dy through y = LN(x). Adds to dx and to the gradients of gamma (w) and beta (b). Adds to these
+// gradients' per-example norms and sums by source.
 static void ln_backward(Engine *engine, const Batch *batch, const void *x, const float *mean, const float *rstd,
                         TensorKind w, TensorKind b, int l) {
     double *gamma_sq = engine->ln_sq, *beta_sq = engine->ln_sq + batch->B;
@@ -358,8 +358,7 @@ static int block_backward(Engine *engine, const Batch *batch, Block *k, int l, E
     const void *branch;
     const size_t A = model->attention_width, NH = (size_t)model->heads, wide = batch->all.N * model->mlp_width;
     const Attention attention = attention_of(engine, batch, l);
-    // Recompute what the forward pass did not keep. Memory still holds all of the last block. x already includes its
-    // residual.
+    // Recompute what the forward pass did not keep; it kept all of the last block. x already includes the residual.
     const bool last = l == model->config.layers - 1;
     if (engine->config.recompute == RECOMPUTE_BLOCK && !last) TRY(block_forward(engine, batch, k, NULL, NULL, l, e));
     if (engine->config.recompute == RECOMPUTE_GELU && !last) gelu_forward(k->gelu, k->fc, wide, batch->type);

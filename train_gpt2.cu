@@ -51,7 +51,7 @@ static RowDropout dropout_of_rows(const Pass *p, DropoutPlace place, int l) {
     return row_dropout(dropout_at(p->dropout, p->dropout.example + p->first, l), place, p->T);
 }
 
-// Returns attention's operands in block l, without those of the backward.
+// Returns attention's operands in block l, without those of the backward pass.
 static Attention attention_of(Engine *engine, const Pass *p, const Block *k, int l) {
     const AttentionMasks masks = {engine->document_first, engine->document_last,
                                   dropout_at(p->dropout, p->dropout.example, l), dropout_constants(p->dropout),
@@ -146,8 +146,8 @@ static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, 
 }
 
 // Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS, and writes l.copy. Without linear_sm90, cuBLASLt and
-// the kernels of gelu.cuh run. cuBLASLt also runs input gradients (LINEAR_BIAS, back), and fcproj with its residual:
-// fcproj takes 502, 419, 549 us; with linear_sm90 503, 470, 547 us (d12, d24, d48; H200).
+// the kernels of gelu.cuh run. cuBLASLt also runs input gradients (LINEAR_BIAS, back), and fcproj with its residual,
+// which takes 502, 419, 549 us (d12, d24, d48; H200). With linear_sm90 it takes 503, 470, 547 us.
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU, back = !l.bias;
     const bool ours = l.x8 || (engine->fused_linear && (dgelu || !back) && !(residual && l.in > l.out));
@@ -297,8 +297,8 @@ static LayerNorm norm_of(Engine *engine, const Pass *p, TensorKind w, int l) {
     return n;
 }
 
-// residual: argument of the last linear_residual. Unless adds_residual, that call wrote delta: this call adds residual
-// and delta. residual NULL: x is already the sum.
+// residual: argument of the last linear_residual. Unless adds_residual, that call wrote delta; then this function adds
+// residual and delta. residual NULL: x is already the sum.
 static int ln_forward(Engine *engine, const Pass *p, TensorKind w, int l, const real *residual, Error *e) {
     LayerNorm n = norm_of(engine, p, w, l);
     if (residual && !adds_residual(engine, p)) n.a = residual, n.b = engine->delta;
@@ -406,7 +406,8 @@ static int head_logits_loss(Engine *engine, const LogitRows &k, Error *e) {
 static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
     const Model *model = engine->config.model;
     const int chunk = engine_head_examples(&engine->config);
-    // Storing exponentials instead of logits saves a pass. fp16's range is too small; label smoothing needs the logits.
+    // Storing exponentials instead of logits saves a pass. fp16's range is too small for them; label smoothing needs
+    // logits.
     const bool exponentials = REAL_DTYPE == DTYPE_BF16 && engine->fused_linear && !(train && engine->smoothed);
     LogitRows k = {.smoothing = engine->config.label_smoothing, .logits = engine->logits};
     k.tokens = own_tokens(p, engine->tokens);
@@ -438,7 +439,7 @@ static int branch_gather(Engine *engine, const Pass *p, real **all, Error *e) {
     return rows_gather(engine, p, *all, e);
 }
 
-// Backpropagates dy through y = LN(x): adds to dx, which ln_f overwrites, and to the gradients of gamma and beta. Also
+// Backpropagates dy through y = LN(x). Adds to the gradients of gamma and beta, and to dx, but ln_f overwrites dx. Also
 // sums branch_gradient's columns for the bias of the preceding branch.
 static int ln_backward(Engine *engine, const Pass *p, TensorKind w, int l, Error *e) {
     const LayerNorm n = norm_of(engine, p, w, l);
@@ -612,7 +613,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
 }
 
 // Times every product of cuBLASLt in a micro-step of each kind: one overwrites the gradients, one adds to them, one
-// measures exact norms. Drops the results. fp8 is off: cuBLASLt computes no e4m3 product.
+// measures exact norms. Drops the results. fp8 is off, as cuBLASLt computes no e4m3 product.
 static int cuda_tune(Engine *engine, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t count = (size_t)c->micro_batch * (c->seq_len + 1), stride = 7919; // a prime
@@ -745,7 +746,6 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
     return 0;
 }
 
-// The engine that main (llmc/run/main_cuda.c) hands to the program.
 const EngineApi cuda_engine = {
     .needs_loss_scale = REAL_DTYPE == DTYPE_FP16,
     .dtype = REAL_DTYPE,

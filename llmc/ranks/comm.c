@@ -58,9 +58,9 @@ static bool mpi_runs(void) {
     return started && !ended;
 }
 
-// Opens the board of this machine's watchdogs, a file in the launcher's directory for this job. The first rank creates
-// the board before MPI starts: the watchdogs can then name a rank that hangs in MPI's own start. The launcher removes
-// the directory, however the job ends. Returns NULL without that directory: the watchdogs then name no rank.
+// Opens the board of this machine's watchdogs, a file in the launcher's directory for this job. The first caller
+// creates the board. MPI has not started yet, so the watchdogs can name a rank that hangs in MPI's own start. The
+// launcher removes the directory, however the job ends. Returns NULL without that directory; then no rank is named.
 static WatchdogEntry *board_open(int rank, int ranks) {
     const char *job = getenv("PMIX_NAMESPACE"), *directory = getenv("PMIX_SERVER_TMPDIR");
     char path[512];
@@ -103,7 +103,7 @@ static int join(Comm *comm, double deadline, Error *e) {
     watchdog_begin(comm->watchdog, "start of MPI");
     MPI_Comm local; // this machine's ranks
     int got;
-    MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &got), e); // the watchdog's thread ends the job
+    MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &got), e); // the watchdog's thread may call MPI_Abort
     MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), e);
     MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &comm->rank), e);
     MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &comm->ranks), e);
@@ -183,7 +183,7 @@ int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e)
 
 int comm_exchange(Comm *comm, const float *sent, float *received, int *counts, Error *e) {
     int *receive = counts + comm->ranks;
-    int *to = receive + comm->ranks, *from = to + comm->ranks; // place of each rank's first value
+    int *to = receive + comm->ranks, *from = to + comm->ranks; // index of each rank's first value: sent, received
     to[0] = from[0] = 0;
     for (int r = 1; r < comm->ranks; r++) to[r] = to[r - 1] + counts[r - 1], from[r] = from[r - 1] + receive[r - 1];
     watchdog_begin(comm->watchdog, "exchange of values");

@@ -1,6 +1,6 @@
-// comm: control messages between the ranks by MPI: small (MPI counts bytes in int), in host memory, blocking. Gradients
-// and weights travel by transport.h. All ranks call the collectives in the same order. Sums are in double, in the order
-// of the ranks: every rank gets the same bits.
+// comm: control messages between the ranks by MPI. They are small (MPI counts bytes in int), in host memory, and block.
+// Gradients and weights travel by transport.h. All ranks call the collectives in the same order. Sums are in double, in
+// the order of the ranks, so every rank gets the same bits.
 #pragma once
 
 #include "ranks/watchdog.h"
@@ -11,7 +11,7 @@ enum { COMM_HOST = 65 }; // bytes of a machine's name, with its NUL
 
 typedef struct {
     int rank, ranks;
-    int local_rank, local_ranks; // rank and ranks on this machine; its ranks divide its GPUs and cores
+    int local_rank, local_ranks; // rank and ranks on this machine; these ranks divide the machine's GPUs and cores
     char host[COMM_HOST];        // this machine's name; "": all ranks are on it
     int cores;                   // cores that this rank may run on: mpirun and srun may bind ranks to cores
     int cores_here;              // cores that the launcher on this machine may run on
@@ -36,7 +36,7 @@ int comm_check_launch(const Comm *comm, Error *e);
 // From this call on, the end of the launcher is a request to stop. Before this call it ends this process.
 void comm_outlive_launcher(void);
 
-// True if this rank was asked to stop (base/signals.h) or its launcher is gone, whether or not other ranks know.
+// True if this rank was asked to stop (base/signals.h) or its launcher is gone. Other ranks may not know it.
 bool comm_asked_to_stop(const Comm *comm);
 
 // Last call of the program: prints the error's line, if any, and returns the exit code. Each rank ends by itself if the
@@ -57,8 +57,8 @@ int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e)
 // failed would leave other ranks waiting.
 int comm_exchange(Comm *comm, const float *sent, float *received, int *counts, Error *e);
 
-// Reduces values over the ranks: the first `sums` values become sums, the next `maxima` values become maxima. NaN is
-// the largest. least: the smallest values[0] of any rank, and the lowest rank that has this value; may be NULL.
+// Reduces values over the ranks: the first `sums` values become sums, the next `maxima` values become maxima (NaN if
+// any is). least: the smallest values[0] of any rank, and the lowest rank that has this value; may be NULL.
 typedef struct {
     int rank;
     double value;
@@ -82,7 +82,7 @@ int comm_agree(Comm *comm, int code, Error *e);
 int comm_lowest_error(Comm *comm, Error *error, Error *e);
 
 // A class is the ranks of equal rank modulo `classes`. Returns 0 if the ranks of each class have the same hash
-// (hash_bytes). Otherwise settles an error, of the lowest rank whose hash is not that of its class's lowest rank.
+// (hash_bytes). Otherwise settles an error of the lowest rank whose hash differs from that of its class's lowest rank.
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e);
 
 // ERR_USAGE, settled, unless all machines have equally many ranks and each machine's ranks are consecutive.

@@ -40,8 +40,8 @@ void open_mpi_survive(void) {
 }
 
 // MPI_Init may return before PMIx's thread has handled MPI_Init's own notification, PMIX_MODEL_DECLARED. Sends a second
-// notification and awaits it. The thread handles notifications in order. For each notification it calls the
-// handlers of several codes, like on_event, last. So when on_event gets the second one, Open MPI's handler is done.
+// notification and awaits it. The thread handles notifications in order. It calls handlers registered for several
+// codes, such as on_event, after all others. So when on_event gets the second one, Open MPI's handler is done.
 void open_mpi_settle(void) {
     pmix_status_t models[] = {PMIX_MODEL_DECLARED, PMIX_MODEL_RESOURCES};
     pmix_info_t info[2];

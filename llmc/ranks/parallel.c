@@ -72,7 +72,7 @@ static int gather(Parallel *p, EngineBuffer array, int i, int64_t *work, Error *
     size_t bytes = array == BUFFER_WEIGHT ? engine_weight_bytes(p->engine) : sizeof(float);
     void *values = engine_buffer(p->engine, array, bucket.begin);
     const void *own = (const char *)values + (part.begin - bucket.begin) * bytes;
-    if (p->shard_weights) // MPI gathers in place on all ranks or none: an empty part is not in place either
+    if (p->shard_weights) // MPI must gather in place on all ranks or on none, so not even an empty part is in place
         own = range_length(part) ? engine_own_weights(p->engine, part) : (const char *)own + 1;
     return p->api->all_gather(p->transport, own, values, bytes, bucket, work, e);
 }
@@ -312,8 +312,8 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
     return 0;
 }
 
-// Sends one message: seconds waited, losses, stop, |s_r|^2, the examples' squared norms by tensor, `more`, and the
-// values whose maximum is taken.
+// Sends one message with seconds waited, losses, stop, |s_r|^2, the examples' squared norms by tensor, `more`, and the
+// values to maximise (amax).
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     enum { WAITED, LOSS, NLL, STOP, ROWS_SQ, PAIRS, RANK_SQ, EXAMPLE_SQ };
     CommLeast least = {0};

@@ -1,4 +1,4 @@
-// parallel: data parallelism: one training step over several ranks, or on one. A rank is a process with one engine.
+// parallel: runs a training step on several ranks by data parallelism, or on one. A rank is a process with one engine.
 // dev/docs/code.md defines the words, and draws who does what in a step and the states of a bucket and of a collective.
 //
 //   1. Group d (without --tensor: rank d) computes a contiguous range of a step's B examples. Groups differ by at most
@@ -55,7 +55,7 @@ typedef struct {
     Comm *comm;
     const Model *model;
     ParallelConfig config;
-    int group, groups; // d of D = ranks / K; without --tensor the rank and the ranks
+    int group, groups; // this rank's group d; number of groups, ranks / K. Without --tensor each rank is a group
     int exchanges;     // number of a group's exchanges in a micro-step
     bool shard_grads, shard_weights;
     int buckets;  // 0: one rank
@@ -96,8 +96,8 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 // left calls parallel_micro_step with n = 0.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows);
 
-// A step: begin_step; micro-steps over this rank's rows (see EngineApi); norms; update. last: the step's last
-// micro-step. rank_norms: measure |sum of this rank's gradients| too.
+// A step calls parallel_begin_step, parallel_micro_step for this rank's rows (see EngineApi), parallel_norms and
+// parallel_update. last: the step's last micro-step. rank_norms: measure |sum of this rank's gradients| too.
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e);
 int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e);
 

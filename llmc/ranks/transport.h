@@ -4,7 +4,7 @@
 //   1. Calls start a transfer and return. A transfer begins after all work that the engine queued before the call.
 //   2. wait_for makes the engine's later work wait for transfers 1 to `work`; work 0: for no transfer.
 //   3. All ranks start the same transfers in the same order.
-//   4. Sums have a fixed order: every run gets the same bits.
+//   4. Sums have a fixed order, so every run gets the same bits.
 #pragma once
 
 #include "model/model.h"
@@ -25,7 +25,7 @@ enum { PART_UNIT = 64 }; // parts, like tensors, begin at multiples of 64 elemen
 // except that the last includes the remainder. With --shard machine `ranks` counts the ranks of this rank's machine.
 // Muon needs whole matrices: rank l mod `ranks` owns all of block l.
 typedef struct {
-    int rank, ranks, tensor; // tensor: K; 1: no --tensor
+    int rank, ranks, tensor; // tensor: K; 1 without --tensor
     const Model *uncut;      // the model if blocks are not cut (Muon); NULL: blocks are cut
 } Division;
 

@@ -15,14 +15,14 @@ typedef struct Pending {
     float *own;            // destination of the sums of this rank's part; NULL for a gathering
     size_t count;          // elements of the part
     void *sent, *received; // buffers of a reduction: bf16 uses both, fp32 uses only `received`
-    int *places, counts[]; // (ranks) offsets of the parts; (ranks) lengths of the parts
+    int *places, counts[]; // places: (ranks) offsets of the parts; counts: (ranks) their lengths
 } Pending;
 
 struct Transport {
     Comm *comm;
     Division division;
     MPI_Comm mpi;      // the division's ranks; separate from the control messages' communicator
-    MPI_Comm peers;    // the ranks of equal t; without --tensor `mpi`
+    MPI_Comm peers;    // the ranks of equal t; without --tensor the same as `mpi`
     MPI_Comm replicas; // with --shard machine: the ranks of all machines that own this rank's parts
     MPI_Comm group;    // with --tensor: the ranks of this rank's group
     MPI_Datatype type; // type of gradients in transfer
@@ -56,7 +56,7 @@ static int mpi_create(Transport **out, Comm *comm, const Division *division, Wir
     Transport *t = *out;
     *t = (Transport){.comm = comm, .division = *division, .wire = wire, .end = &t->first, .op = MPI_SUM};
     t->type = wire == WIRE_BF16 ? MPI_UINT16_T : MPI_FLOAT;
-    MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank / shared, comm->rank, &t->mpi), e); // keeps the error handler
+    MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank / shared, comm->rank, &t->mpi), e); // with its error handler
     MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank % shared, comm->rank, &t->replicas), e);
     t->peers = t->mpi;
     if (tensor > 1) {

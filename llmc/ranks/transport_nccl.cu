@@ -29,12 +29,13 @@ enum { WAITS = 2048 }; // how many of the engine stream's last waits are timed
 struct Transport {
     Comm *comm;
     WireType wire;
-    ncclComm_t nccl, peers, group; // all ranks; ranks of equal t; ranks of equal d. Without --tensor peers = shared
-    ncclComm_t shared, replicas;   // the division's ranks; ranks that own the same parts. No replicas: shared = nccl
-    cudaStream_t engine, stream;   // engine: runs kernels; stream: runs transfers
-    cudaEvent_t engine_done;       // recorded on `engine` before the last transfer
-    cudaEvent_t ended[MARKS];      // ended[(n - 1) mod MARKS]: recorded after transfer n = 1, 2, ...
-    int64_t started;               // number of transfers so far
+    ncclComm_t nccl;             // all ranks
+    ncclComm_t peers, group;     // ranks of equal t; ranks of equal d. Without --tensor: peers = shared, group NULL
+    ncclComm_t shared, replicas; // the division's ranks; owners of this rank's parts (none: NULL, and shared = nccl)
+    cudaStream_t engine, stream; // engine: runs kernels; stream: runs transfers
+    cudaEvent_t engine_done;     // recorded on `engine` before the last transfer
+    cudaEvent_t ended[MARKS];    // ended[(n - 1) mod MARKS]: recorded after transfer n = 1, 2, ...
+    int64_t started;             // number of transfers so far
     struct {
         cudaEvent_t begin, end; // recorded on `engine` around a wait
     } wait[WAITS];
@@ -64,8 +65,8 @@ typedef struct {
     char machine[64], bus[32];
 } GpuPlace;
 
-// Refuses two ranks on one GPU: they would compete for memory, and NCCL would hang or be slow. Ranks with different
-// NCCL_HOSTID may share a GPU (dev/test/ranks_check.sh, MACHINES).
+// Refuses two ranks on one GPU, where they would compete for memory, and NCCL would hang or be slow. Ranks with
+// different NCCL_HOSTID may share a GPU (dev/test/ranks_check.sh, MACHINES).
 static int check_apart(Comm *comm, Error *e) {
     GpuPlace mine = {}, *all = NULL;
     int same = -1, device;
@@ -153,7 +154,7 @@ static int nccl_create(Transport **out, Comm *comm, const Division *division, Wi
                        void *stream, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
-    int least, most; // priorities. Transfers precede the engine's kernels: they need few multiprocessors
+    int least, most; // priorities. Transfers get the highest, as they need few multiprocessors
     t->comm = comm;
     t->division = *division;
     t->wire = wire;
@@ -374,7 +375,7 @@ static int nccl_reduce_rows(Transport *t, void *own, const void *partial, int ro
     const int K = t->division.tensor, rank = t->comm->rank % K;
     const RankRows mine = rows_of_rank(rows, rank, K);
     const size_t n = mine.count * width;
-    real *x = (real *)partial, *received = x + rows * width; // room behind the rows (Engine.exchange)
+    real *x = (real *)partial, *received = x + rows * width; // Engine.exchange has room behind the rows
     TRY(exchange_rows(t, x, received, rows, width, type, e));
     if (n == 0) return 0;
     return launch({CONVERT_BLOCKS, CONVERT_THREADS, t->engine}, e, width % VEC ? parts_kernel<1> : parts_kernel<VEC>,

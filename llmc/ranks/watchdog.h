@@ -42,8 +42,8 @@ void watchdog_join(Watchdog *w, int rank, int ranks);
 // These four restart the clock.
 void watchdog_phase(Watchdog *w, WatchdogPhase phase, int64_t step);
 void watchdog_progress(Watchdog *w);
-void watchdog_begin(Watchdog *w, const char *collective); // counts a collective (1); keeps the string
-void watchdog_wait(Watchdog *w, const char *what);        // for a wait of some ranks only: not counted
+void watchdog_begin(Watchdog *w, const char *collective); // counts a collective (1); keeps the pointer
+void watchdog_wait(Watchdog *w, const char *what);        // does not count: perhaps only some ranks wait
 
 // Call (true) before the device's communication gets work, (false) after. Between the two an abort waits, 1 s at most.
 void watchdog_handing(Watchdog *w, bool handing);
@@ -55,6 +55,6 @@ typedef struct {
     void (*abort)(void *context);
     void *context;
 } WatchdogDevice;
-void watchdog_device(Watchdog *w, const WatchdogDevice *device); // NULL: none from here on
+void watchdog_device(Watchdog *w, const WatchdogDevice *device); // device NULL: checks none from now on
 
 GNS_C_END

@@ -64,7 +64,7 @@ static void copy_held(const Exchange *x, const Tensor *t, size_t whole_offset, R
 static int pass(const Exchange *x, bool receives, int *count, float *values, Error *e) {
     const Whole *w = x->whole;
     const int own = w->parallel->comm->rank, K = w->parallel->config.tensor;
-    const int shared = w->parallel->division.ranks, first = own / shared * shared; // a replica exchanges within itself
+    const int shared = w->parallel->division.ranks, first = own / shared * shared; // first rank of this replica
     for (int r = first; r < first + shared; r++)
         for (int k = x->first; k < x->end; k++) {
             const int owner = receives ? r : own;
