@@ -315,7 +315,7 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
 // Sends one message with seconds waited, losses, stop, |s_r|^2, the examples' squared norms by tensor, `more`, and the
 // values to maximise (amax).
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
-    enum { WAITED, LOSS, NLL, STOP, ROWS_SQ, PAIRS, RANK_SQ, EXAMPLE_SQ };
+    enum { WAITED, LOSS, NLL, STOP, ROWS_SQ, RANK_SQ, EXAMPLE_SQ };
     CommLeast least = {0};
     StepResult *result = sums->result;
     int tensors = p->model->tensor_count, more = EXAMPLE_SQ + tensors, count = more + sums->more_count;
@@ -328,7 +328,6 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     values[NLL] = result->nll_sum;
     values[STOP] = sums->stop;
     values[ROWS_SQ] = (double)p->own_sq;
-    values[PAIRS] = (double)(p->own * (p->own - 1));
     values[RANK_SQ] = 0;
     for (int i = 0; i < tensors; i++) {
         values[RANK_SQ] += result->rank_sq[i];
@@ -346,7 +345,6 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     sums->stop = values[STOP] > 0;
     sums->rank_sq = values[RANK_SQ];
     sums->rows_sq = values[ROWS_SQ];
-    sums->pairs = values[PAIRS];
     memcpy(result->example_sq, values + EXAMPLE_SQ, sizeof(double) * (size_t)tensors);
     memory_free(values);
     return code;

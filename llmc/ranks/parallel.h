@@ -122,7 +122,6 @@ typedef struct {
     double rank_sq;     // sum_r |s_r|^2. Small batch r is a rank's rows of the step; with REDUCE_MICRO_STEP, of a
                         // micro-step. s_r is the sum of its gradients
     double rows_sq;     // sum_r m_r^2; small batch r has m_r rows
-    double pairs;       // number of ordered pairs of rows on one rank: sum over ranks of m (m - 1); a rank has m rows
     int slowest;        // the rank that waited least for transfers
     double lost;        // mean over ranks: seconds waited, less the seconds that `slowest` waited
     bool stop;          // in: this rank was asked to stop; out: any rank was

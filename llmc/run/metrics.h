@@ -12,7 +12,7 @@
 //
 // dev/docs/gns.md lists the fields of the noise scale and the ramp; gns.h defines the lengths of the averages.
 //
-// A resume or a rollback (run/rollback.h) truncates both files to its checkpoint, so they hold every step once.
+// A resume or a rollback (run/train.c) truncates both files to its checkpoint, so they hold every step once.
 //
 // Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again to write them. A
 // save makes room for them.

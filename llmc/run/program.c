@@ -20,7 +20,7 @@ static int check_rows_of_ranks(const Setup *setup, const Position *position, Err
                       (long long)(rows * K));
 }
 
-// Trains; after each rollback, trains again from the checkpoint that rollback.h chooses.
+// Trains; after each rollback, trains again from the checkpoint that train.c chooses.
 static int train(Run *r, Error *e) {
     const Options *o = &r->setup.options, resolved = *o; // training changes some options: --gns, --train-hours
     Position *p = &r->position;

@@ -9,7 +9,7 @@
 //  4. Model, --seq-len, --seed, the shards and weights of --train, and options marked of_run (rows.h) may not change
 //     (state.c). Other options may change; changes are reported.
 //  5. The steps after the checkpoint are written again: setup_output cuts the logs back to it, and renames newer
-//     checkpoints. A rollback is a resume in the same process (rollback.h), and keeps the lock.
+//     checkpoints. A rollback is a resume in the same process (train.c), and keeps the lock.
 //  6. Nothing is written before setup_output, so a refused resume leaves the run as it was. One exception: setup_room
 //     removes the files of a killed save, then checks the disk's room.
 #include "run/run.h"

@@ -78,9 +78,8 @@ int row_outliers_observe(Run *r, int64_t B, Error *e) {
         for (int64_t b = 0; b < B; b++) {
             const RowResult *row = &r->position.rows[b];
             const double norm = log(row->sq) / 2, loss = row->nll;
-            x[b] = (double[]){norm, row->rarity, loss - norm, norm - log(loss)}[k];
+            sorted[b] = x[b] = (double[]){norm, row->rarity, loss - norm, norm - log(loss)}[k];
         }
-        memcpy(sorted, x, (size_t)B * sizeof *x);
         const double centre = median(sorted, B);
         for (int64_t b = 0; b < B; b++) sorted[b] = fabs(x[b] - centre);
         window->value[window->count++ % OUTLIERS_WINDOW] = median(sorted, B);

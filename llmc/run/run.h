@@ -15,7 +15,6 @@
 #include "options/options.h"
 #include "ranks/whole.h"
 #include "run/progress.h"
-#include "run/rollback.h"
 #include "run/row_outliers.h"
 #include "run/state.h"
 #include "run/save.h"
@@ -60,7 +59,7 @@ typedef struct {
     Noise noise;
     RowOutliers outliers; // --outliers
     Rollback back;        // --on-spike: kept by a rollback, which resets the rest but `begun`
-    StepResult result;    // statistics of this step; the allocation of grad_sq also holds `rows`
+    StepResult result;    // statistics of this step; behind source_gram: noise_observe_sources' pairs, then `rows`
     RowResult *rows;      // (largest batch) this step's rows, of all ranks, if EngineConfig.step_rows
     bool stop;            // the run stops (same on all ranks); stop_cause (save.h) says why
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown

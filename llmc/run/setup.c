@@ -474,7 +474,7 @@ int setup_buffers(Run *r, Error *e) {
     TRY(loader_create(&r->data.loader, r->data.train, r->setup.shape.micro_batch, r->setup.shape.seq_len, e));
     Position *p = &r->position;
     StepResult *result = &p->result;
-    const size_t rows = (size_t)p->ramp.config.batch_max, gram = (size_t)(p->noise.sources * p->noise.sources);
+    const size_t rows = (size_t)p->ramp.config.batch_max, gram = (size_t)(p->noise.sources * p->noise.sources) + 1;
     TRY(memory_alloc((void **)&result->grad_sq, (3 * n + gram) * sizeof(double) + rows * sizeof *p->rows, "norms", e));
     result->rank_sq = result->grad_sq + n;
     result->example_sq = result->rank_sq + n;

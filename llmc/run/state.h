@@ -33,6 +33,16 @@ typedef struct {
     char tuning[TUNING_BYTES];                      // the engine's algorithms, on which the bits of a run depend
 } RunPoint;
 
+// PaLM's largest run needed about as many (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).
+enum { ROLLBACKS_MAX = 20 };
+
+typedef struct {
+    int64_t made;                                      // number of rollbacks so far
+    int64_t first[ROLLBACKS_MAX], rows[ROLLBACKS_MAX]; // examples that each of them excluded from the data's order
+    int64_t latest;                                    // last step before the window of this process's last rollback
+    Error why; // reason of this process's last rollback. If its code is set, a set-up belongs to a rollback
+} Rollback;
+
 typedef struct Run Run; // run.h
 
 // Writes the text of state.json to *text; free it with free(). NULL on failure.

@@ -116,7 +116,7 @@ static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode,
     for (int s = 0; s < sources; s++) share[s] = r->data.train->sources.source[s].share, sq[s] = 0;
     for (int64_t b = 0; b < B && sources; b++)
         sq[dataset_example_source(r->data.train, (uint64_t)(position->at.examples + b))] += position->rows[b].sq;
-    noise_observe_sources(&position->noise, (double)B, sums->pairs, share, sq, gram, step_tokens);
+    noise_observe_sources(&position->noise, (double)B, gram[sources * sources], share, sq, gram, step_tokens);
 }
 
 static int amax_count(const Run *r) { return r->position.result.amax ? r->setup.model.config.layers * FP8_SITES : 0; }
@@ -163,6 +163,7 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
         position->result.row[b].rarity = position->outliers.rarity[b] / p->config.tensor;
     TRY(parallel_sums(&setup->parallel, sums, e));
     double *gram = position->result.source_gram;
+    gram[position->noise.sources * position->noise.sources] = (double)(p->own * (p->own - 1)); // pairs
     if (setup->shape.step_rows) TRY(comm_sum(setup->comm, gram, (int)((double *)(position->rows + B) - gram), e));
     position->stop = sums->stop;
     bool finite = isfinite(position->result.loss_sum) && isfinite(grad_norm(r, B));

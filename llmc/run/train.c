@@ -46,10 +46,25 @@ static int train_loop(Run *r, Error *e) {
     return finish_run(r, e);
 }
 
-// ---- --on-spike -----------------------------------------------------------------------------------------------------
+// ---- --on-spike rollback --------------------------------------------------------------------------------------------
 
+// A run that spikes returns to a checkpoint before the spike and continues without the spike's rows.
+//
+// A step is a spike if its loss or the norm of its gradient is more than --spike-z standard deviations above the mean
+// of the last 128 steps that were no spikes (math/outliers.h). A spike lasts if K = --spike-steps of the last 2 K steps
+// are spikes, or if a loss or gradient is not finite. These 2 K steps are the window.
+//
+//   1. All ranks have the same sums, so all ranks decide alike.
+//   2. Training ends as on an error, but the run directory stays open and locked. `train` (program.c) resumes, without
+//      the window's rows, from the newest checkpoint before the window, or from the oldest if there is none.
+//   3. The next checkpoint stores the excluded rows. A run killed before that repeats the spike and the rollback.
+//   4. setup_output cuts the log, as on every resume. Cut lines move to metrics.rolled_back.jsonl; after a kill that
+//      file may hold them twice. Abandoned checkpoints become step_N.rolled_back.
+//   5. A checkpoint to go back to always exists. The run begins with one of step 0, and archive_thin spares the newest
+//      one before the last 2 K steps.
+//
 // code, *e: what train_step returned. If a spike lasts, returns ERR_NONFINITE with the reason, and plans a rollback
-// (rollback.h) unless ROLLBACKS_MAX were made. Otherwise returns `code`.
+// unless ROLLBACKS_MAX were made. Otherwise returns `code`.
 static int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
     const Options *o = &r->setup.options;
     RunPoint *at = &r->position.at;
@@ -61,7 +76,7 @@ static int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
     for (int64_t i = now; i > now - steps; i--) spikes += at->spikes.value[i % OUTLIERS_WINDOW] > o->spike_z;
     if (!code && spikes < o->spike_steps) return 0;
     if (!code) {
-        comm_settle(r->setup.comm); // all ranks have the same sums, so all decide alike
+        comm_settle(r->setup.comm); // (1)
         FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1; or a higher --spike-z",
              "step %lld: %lld of the last %lld steps are spikes (loss %.4g, gradient norm %.4g, z %.3g)",
              (long long)m->step, (long long)spikes, (long long)steps, m->loss, m->grad_norm,
@@ -72,12 +87,11 @@ static int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
     back->rows[back->made] = m->examples - back->first[back->made];
     back->made++;
     back->latest = m->step - steps;
-    // Name the window's farthest rows of each kind (--outliers). Only rank 0 has them.
-    const int most = 3;
+    // Name the window's three farthest rows of each kind (--outliers). Only rank 0 has them.
     for (int k = 0, n = 0; k < ROW_KINDS; k++, n = 0) cJSON_ArrayForEach(row, r->position.outliers.list[k]) {
             const size_t used = strlen(e->what);
             const char *shard = cJSON_GetStringValue(json_get(row, "shard"));
-            if (cJSON_GetNumberValue(json_get(row, "step")) > (double)back->latest && shard && n++ < most)
+            if (cJSON_GetNumberValue(json_get(row, "step")) > (double)back->latest && shard && n++ < 3)
                 snprintf(e->what + used, sizeof e->what - used, "; %s %s:%.0f", row_kinds[k], path_name(shard),
                          cJSON_GetNumberValue(json_get(row, "offset")));
         }

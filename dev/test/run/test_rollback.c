@@ -1,6 +1,6 @@
 // --on-spike rollback: a run recovers from a spike with the same bits each time, even if it is killed; or it gives up.
 #include "model/engine.h"
-#include "run/rollback.h"
+#include "run/state.h"
 #include "../trainer.h"
 
 #include <fcntl.h>
