@@ -84,7 +84,7 @@ static void test_identities(void) {
 // ---- the averages ---------------------------------------------------------------------------------------------------
 
 // Compares averages, squared weights and errors with sums over the whole history. Step sizes vary. Steps of one example
-// change nothing. diff_sq: weight a difference by the square of its step's weight.
+// change nothing. diff_sq: see GnsTracker.
 static void check_tracker(bool diff_sq) {
     enum { STEPS = 60 };
     const double half_life = 700;

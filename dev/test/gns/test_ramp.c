@@ -194,8 +194,8 @@ static void test_seesaw(void) {
     CHECK(ramp_batch(&r, 9, 9e5) == 100, "a constant rate moved the batch");
 }
 
-// The rate at four times the reference batch, at the schedule's peak (0.01) and at 30% of the peak. A power up to 0.5
-// is constant; a larger power falls with the schedule: here from 1 to 0.5 + 0.3 x 0.5.
+// Checks the rate at four times the reference batch, at the schedule's peak (0.01) and at 30% of the peak. A power up
+// to 0.5 is constant. A larger power falls with the schedule; power 1 falls to 0.5 + 0.3 x 0.5.
 static void test_lr(void) {
     RampConfig c = config_make(RAMP_GNS);
     static const struct {
@@ -215,7 +215,7 @@ static void test_lr(void) {
         r.config.schedule.lr = 0;
         CHECK(ramp_lr(&r, 0, 32) == 0, "a schedule of 0, yet %g", ramp_lr(&r, 0, 32));
     }
-    c = config_make(RAMP_FIXED); // the horizon cuts the last step alike in every mode
+    c = config_make(RAMP_FIXED); // here only a last step that the horizon cuts has another batch
     Ramp r = ramp_make(&c);
     CHECK_CLOSE(ramp_lr(&r, 0.003, 2), 0.0015, 1e-15, 0);
 }

@@ -98,7 +98,7 @@ harm_that_mpi_tells() { # the arguments of harm
 killed() { harm_that_mpi_tells "$1" "$2" kill "$3" 78 "process rank $2 .* exited on signal 9|^error .*; rank $2 \(process [0-9]+\) is stopped or gone"; }
 exits() { harm_that_mpi_tells "$1" "$2" "exit:$4" "$3" "@($4|78)" "Process name: \[\[[0-9]*,1\],$2\]"; }
 exits_with_0() { harm_that_mpi_tells "$1" "$2" exit:0 "$3" "@(1|78)" "process rank $2 .*exiting improperly|process rank $2"; }
-# Only a deadline ends the next faults.
+# In the next faults only a deadline ends the run.
 stopped() {
     deadline=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): (step|set-up).*; rank $2 \(process [0-9]+\) is stopped or gone" \
         --checkpoint-every 0
@@ -220,7 +220,7 @@ asked_to_stop() { # SIGNAL... start|step: scripts/mpirun.sh forwards signals to 
     wait $job && one_error
 }
 
-# Runs three faults at a time: most only wait. Each has its own TMPDIR: two mpiruns that start in one TMPDIR make and
+# Runs three faults at a time, as most only wait. Each has its own TMPDIR: two mpiruns that start in one TMPDIR make and
 # remove the same directories, and may fail.
 one() { # NUMBER NAME ARGUMENTS...
     local result

@@ -130,7 +130,7 @@ optimizer_agrees() { # OPTIMIZER RANKS
     agree "o_$1" "${all}_1" && close_total "o_$1" "${all}_1" && same_run "${all}_0" "${all}_1" && same_run "${all}_1" "${all}_2" &&
         same_run "${all}_2" "${all}_3"
 }
-another_optimizer_resumes() { # at another stage; then with sharded gradients, where blocks share slots of memory
+another_optimizer_resumes() { # with another --zero; a second pair of runs shards gradients, so that blocks share memory
     forget_newest o_muon_5_0 && forget_newest o_lamb_3_1
     layers=4 resumes 5 o_muon_5_0 $short --optimizer muon --zero 2 && same_run o_muon_5_0 o_muon_5_1 &&
         layers=4 resumes 3 o_lamb_3_1 $short --optimizer lamb --zero 0 && same_run o_lamb_3_1 o_lamb_3_0 || return 1
@@ -184,12 +184,12 @@ resumes_in_another_mode() { # from a checkpoint of three ranks that owned parts 
         micro=20 layers=4 resumes 3 z_3_2 $ramp_run --zero 2 && same w3_0 z_3_2
 }
 resumes_with_other_ranks() { resumes 2 z2 $ramp_run --zero 1 && agree r3 z2; }
-# Compares resident memory with the plan plus the program's own memory, which a small model measures. On some ranks MPI
-# keeps copies of a few blocks.
 peak_memory() { # OPTIONS...: prints each rank's peak memory, MiB
     mpi 4 "$root/$build/dev/test/run/peak_memory" "$train" --train code_train_000000.bin --vocab-size 256 --heads 2 --seq-len 16 \
         --micro-batch 1 --batch-tokens 64 --steps 1 --gns ln --threads 1 --zero 3 --out "peak${*//[^0-9]/}" "$@" 2> peak.log
 }
+# Compares resident memory with the plan plus the program's own memory, which a run of a small model shows. On some
+# ranks MPI keeps copies of a few blocks.
 sharded_weights_take_the_planned_memory() {
     case $build in *-san*) skip "AddressSanitizer's shadow memory counts" || return ;; esac
     local plan deep="--layers 80 --channels 128"
@@ -266,7 +266,7 @@ cut() { # RANKS TENSOR OUT OPTIONS...: a model of five heads over TENSOR ranks
     local small=${small/--heads 2 --channels 32/--heads 5 --channels 40}
     run "$1" "$3" --gns exact --batch-tokens 176 --steps "${steps:-8}" --tensor "$2" "${@:4}"
 }
-a_cut_model_agrees() { # with one rank: on 11 rows in micro-steps of 3; groups have 1 to 4 ranks, some without rows
+a_cut_model_agrees() { # with one rank, on 11 rows in micro-steps of 3; groups have 2 to 4 ranks, some ranks no rows
     local mesh masks="--dropout 0.2 --label-smoothing 0.1 --recompute block --optimizer lamb"
     cut 1 1 c1 && cut 1 1 cm1 $masks || return 1
     for mesh in "4 2" "6 3" "4 4" ${GNS_LONG:+"2 2" "8 2" "6 2"}; do
@@ -356,14 +356,14 @@ replicas_are_refused() {
     wanted=64 on 2 run 3 refused --steps 1 && grep -q '^error.*--shard machine: rank 2 is number 1 of 1 on node1, not number 1 of 2. start equally many' refused.log &&
         wanted=64 on 3 cut 6 2 refused && grep -q '^error.*--tensor 2: there are 3 ranks a machine (--shard machine). use a --tensor that divides them' refused.log || { cat refused.log; return 1; }
 }
-a_group_ends_with_a_rank_that_cannot_read() { # RANK FILES: other ranks of the group exchange with RANK until it ends
+a_group_ends_with_a_rank_that_cannot_read() { # RANK FILES: other ranks of the group exchange with RANK until RANK ends
     rm -rf elsewhere unread && mkdir elsewhere && cp code_*.bin elsewhere &&
         printf '#!/bin/sh\n[ $OMPI_COMM_WORLD_RANK != %s ] || cd elsewhere\nexec "$@"\n' "$1" > apart.sh && chmod +x apart.sh || return 1
     local train="$PWD/apart.sh $train" job
     wanted=65 steps=100000 cut 4 2 "$PWD/unread" --deadline 15 &
     job=$!
     until grep -qs '"step": 3,' unread/metrics.jsonl || ! kill -0 $job 2> /dev/null; do sleep 0.05; done
-    head -c 16384 /dev/zero | tr '\0' '\377' | dd of="elsewhere/code_$2_000000.bin" bs=1024 seek=1 conv=notrunc status=none # beyond the vocabulary
+    head -c 16384 /dev/zero | tr '\0' '\377' | dd of="elsewhere/code_$2_000000.bin" bs=1024 seek=1 conv=notrunc status=none # tokens beyond the vocabulary
     wait $job && grep -q "^error (rank $1): .*code_$2_000000.bin" unread.log || { tail -n 3 unread.log; return 1; }
 }
 too_small_a_batch() { wanted=64 run 4 tiny --steps 1 --batch-tokens 48 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks' tiny.log; }

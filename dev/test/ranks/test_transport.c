@@ -1,11 +1,11 @@
-// What the MPI transport refuses before it calls MPI, and how ranks divide whole matrices and rows. test_ranks.sh tests
+// Checks what the MPI transport refuses before it calls MPI, and how ranks divide blocks with Muon. test_ranks.sh tests
 // transfers.
 #include "ranks/parallel.h"
 #include "../test.h"
 
 #include <limits.h>
 
-// MPI counts in int: a longer bucket would be cut in the wrong places.
+// MPI counts in int, so a longer bucket would be cut in the wrong places.
 static void test_too_large_a_bucket(void) {
     Comm comm = {.ranks = 2, .local_ranks = 2};
     Transport *t = NULL;
@@ -18,7 +18,8 @@ static void test_too_large_a_bucket(void) {
     if (t) api->destroy(t);
 }
 
-// Muon: a bucket's parts are contiguous and cover it; no matrix is cut. No rank owns more whole blocks than rank 0.
+// With Muon a bucket's parts follow one another and cover the bucket; no matrix is cut. No rank owns more whole blocks
+// than rank 0.
 static void test_whole_matrices(void) {
     Model model;
     Error e = {0};

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes runs and checks metrics.jsonl, samples.jsonl and run.json, and the events of scripts/to_tensorboard.py as the
-package tensorboard reads them: check_logs.py BUILD_DIRECTORY
+"""Makes runs and checks metrics.jsonl, samples.jsonl and run.json. Reads the events of scripts/to_tensorboard.py by the
+package tensorboard. Usage: check_logs.py BUILD_DIRECTORY
 """
 import glob, json, logging, os, random, resource, shlex, shutil, signal, struct, subprocess, sys, tempfile, time
 
@@ -114,7 +114,7 @@ def as_float32(x):
 
 
 def check_scalars(out, scalars):
-    """Returns every number of metrics.jsonl under its own name, gns/... or ramp/...; each element of a list has a name."""
+    """Checks that each number of metrics.jsonl has its tag: NAME, gns/NAME or ramp/NAME; elements of lists: NAME/INDEX."""
     want, seconds, before = {}, 0, 0
     for row in lines_of(f"{out}/metrics.jsonl"):
         if "loss" in row:
@@ -191,7 +191,7 @@ def tensorboard():
         check("60 steps" in to_tensorboard("shown"), "not 60 steps")
         sizes = sorted(map(os.path.getsize, glob.glob("shown/events.*.gns")))
         check(len(sizes) <= 2 and sizes[-1] > 0 and sizes[:-1] == [0] * (len(sizes) - 1), f"event files of {sizes} bytes")
-        viewer = viewer or open_events("shown")  # a live viewer, which reads again after four calls
+        viewer = viewer or open_events("shown")  # a live viewer; viewer.Reload() reads again below
     check(os.path.exists("shown/events.out.tfevents.0.notes"), "another program's file was removed")
     check_events("shown", [1])
     with open("shown/metrics.jsonl", "a") as file:
@@ -296,7 +296,7 @@ def torn_ends():
 
 
 def equal_to_the_uninterrupted():
-    """If a run goes back twice to the same step, nothing is left of the part in between."""
+    """If a run goes back to the same step twice, no line of the part in between is left."""
     shutil.copytree("whole", "again")
     for _ in range(2):
         go_back_to("again", 40)

@@ -1,5 +1,5 @@
-// crash: helpers for test_crash.c (one process) and test_crash_ranks.c, which attack checkpoints. COMMAND: the options
-// of their runs. The run "whole" is undisturbed. The run "part" is attacked and must end with the same last checkpoint.
+// crash: helpers for test_crash.c (one process) and test_crash_ranks.c, which attack checkpoints. Both define COMMAND,
+// options of runs. The run "whole" is undisturbed. The run "part" is attacked and must end with the same checkpoint.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -128,8 +128,8 @@ static inline void check_failure(Fault fault, int rank, Call call, long n, int e
     int code = trainer_run(COMMAND "--out part");
     bool fits = call == CALL_ALLOC ? code == ERR_MEMORY : code == ERR_WRITE || code == ERR_INPUT;
     CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
-    // quiet: the run may continue without a message: lack of memory, one failed write (the log tries again), or a
-    // failed open of the watchdogs' board (comm.c).
+    // quiet: the run may continue without a message after a failed allocation, after a single failed write (the log
+    // tries again), and after a failed open of the watchdogs' board (comm.c).
     bool quiet = call == CALL_ALLOC || (call == CALL_WRITE && fault == FAULT_ONCE) || (call == CALL_OPEN && n == 1);
     bool said = code ? log_mentions("error: ") || log_mentions("error (rank ") : quiet || log_mentions("warning: ");
     CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());

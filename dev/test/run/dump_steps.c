@@ -194,7 +194,7 @@ static int measure_batch(Dump *d, Error *e) {
     return 0;
 }
 
-// Measures rows and sources in GNS_LN mode. Step 1 comes last: its numbers also go into the file.
+// Measures rows and sources in GNS_LN mode. Step 1 comes last, since the file holds the statistics of step 1.
 static int measure_sources(Dump *d, Error *e) {
     const int B = d->c->batch;
     const double tokens = (double)B * d->c->seq_len;

@@ -26,9 +26,9 @@ static const char *const call_names[CALLS] = {"write", "fsync", "rename", "mkdir
 
 typedef enum {
     FAULT_NONE,
-    FAULT_KILL,  // the program is killed before the call, or after half of a write
-    FAULT_ONCE,  // the call fails
-    FAULT_ON,    // the call and all later calls of its kind fail
+    FAULT_KILL, // the program is killed before the call, or after half of a write
+    FAULT_ONCE, // the call fails
+    FAULT_ON,   // the call and all later calls of its kind fail
 } Fault;
 
 enum { FAULT_RANKS = 4 };
@@ -46,7 +46,7 @@ typedef struct {
     long slow_step_us;   // added to every step, in tests that count steps
     long log_needs_kb;   // writes to metrics.jsonl fail if less of disk_kb is free
     long readable;       // reads of `unreadable` that succeed first
-    char unreadable[80]; // opening a file whose path has this text fails with `error`; EIO: reading fails
+    char unreadable[80]; // opening a file whose path has this text fails with `error`; if that is EIO, reading fails
     bool unlisted;       // the first listing of a directory fails with `error`
     long flip_step;      // the disk flips one bit of this step's checkpoint; 0: never
 
@@ -170,7 +170,7 @@ static void disk_written(int fd) {
     if (strstr(path, "/.step_") && fstat(fd, &st) == 0) disk_mark(st.st_ino, true);
 }
 
-static void disk_created(const char *path) { // also marks its directory as changed
+static void disk_created(const char *path) { // marks the directory of `path` as not synced
     struct stat st;
     char directory[PATH_MAX];
     snprintf(directory, sizeof directory, "%s", path);
@@ -367,7 +367,7 @@ int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes) {
     return refused || strikes(CALL_ALLOC) ? ENOMEM : __real_posix_memalign(out, alignment, bytes);
 }
 
-// Returns the 512-byte blocks of all files below a directory, without its entries whose names lack `having`.
+// Returns the number of 512-byte blocks of all files below a directory. Skips entries whose names lack `having`.
 static long blocks_of(const char *path, const char *having) {
     long blocks = 0;
     DIR *directory = opendir(path);

@@ -1,10 +1,10 @@
 // Fuzzes all readers of outside bytes: checkpoints, models, tokenizers, shards, questions.
 //
-//     fuzz_readers [SECONDS [SEED]]     default: 10 seconds over all readers, seed 1; a seed repeats its samples
+//     fuzz_readers [SECONDS [SEED]]     default: 10 seconds for all readers together, seed 1
 //
-// A sample is a well-formed file with up to 11 changes. A reader that accepts a sample must return values in range; a
-// reader that refuses it must name the file and a remedy in one error. Sanitizers find other faults. GNS_LONG=1: at
-// least ten thousand samples per reader.
+// A sample is a well-formed file with up to 11 changes. Equal seeds give equal samples. A reader that accepts a sample
+// must return values in range; a reader that refuses it must name the file and a remedy in one error. Sanitizers find
+// other faults. GNS_LONG=1: at least ten thousand samples per reader.
 #include "base/hash.h"
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint.h"
@@ -270,7 +270,7 @@ static void settle_safetensors(void) {
     memcpy(sample.bytes, &header, size_min(8, sample.count));
 }
 
-// Sets a count that fits the size, or is one off.
+// In a third of the samples, sets the token count to fit the file's size, or to one more or less.
 static void settle_shard(void) {
     int32_t count = (int32_t)((sample.count - size_min(sample.count, SHARD_HEADER_BYTES)) / 2) + (int32_t)draw(3) - 1;
     if (!draw(3) && sample.count >= 12) memcpy(sample.bytes + 8, &count, 4);

@@ -35,7 +35,7 @@ mkdir shards
 shard > shards/part_1.bin
 cp wrong_magic.bin shards/part_2.bin
 
-# A complete tiny run; a case's command line overrides it.
+# Options of a complete tiny run, which a case's command line overrides.
 base="seq-len = 16\nmodel = d1\nchannels = 16\nheads = 1\nvocab-size = 256\nmicro-batch = 2\nthreads = 1\nout = out\n"
 printf "train = good.bin\nval = good.bin\nsteps = 2\n$base" > run.cfg
 printf "train = good.bin\n$base" > endless.cfg # without a length
@@ -44,7 +44,7 @@ printf "train = good.bin\nval = good.bin\nsteps = 2\nout = out\nseq-len = 16\nth
 head -c 2000000 /dev/zero > huge.cfg
 printf '\xef\xbb\xbflearning-rate = 1\n' > marked.cfg
 
-# First a good run: without one, refusals prove nothing. The cases damage its model.
+# First make a good run: without one, refusals prove nothing. The cases damage this run's model.
 if ! "$program" --config run.cfg --out first > "$work/stdout" 2> "$work/stderr"; then
     echo "FAIL bad_input/the_good_run: $(cat "$work/stderr")"
     exit 1

@@ -196,7 +196,7 @@ static void test_stop_at_loss(void) {
 // Every validation of FALLING is the best so far. The previous best is then the oldest checkpoint.
 #define FALLING SMALL_COMMAND "--lr 0.003 --train-tokens 208 --checkpoint-every 1 --val-every 4 --keep 2 --keep-best "
 enum { FALLING_STEPS = 13 };
-static long one_kb; // size of a checkpoint of FALLING
+static long one_kb; // size of one checkpoint of FALLING, in KiB
 
 // Checks that the best checkpoint (named in the newest) is undamaged, and that the one named in the output exists.
 static void check_best_is_there(const char *what) {
@@ -226,7 +226,7 @@ static int run_with_little_room(Fault fault, long at) {
     return trainer_run(FALLING);
 }
 
-// Kills the run at any rename, of a new checkpoint or of a removed one, or makes the rename fail.
+// Kills the run at each rename, of a new checkpoint or of a removed one, or makes this rename fail.
 static void test_little_room(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     CHECK_RUN(trainer_run(FALLING), 0);
@@ -244,7 +244,7 @@ static void test_little_room(void) {
     remove_tree("part");
 }
 
-// A save damages the best checkpoint: the previous best is kept, and named at the end of the output.
+// The disk damages a new best checkpoint: the previous best is kept, and the end of the output names it.
 static void test_the_best_is_not_saved(void) {
     const char *command = RUN_COMMAND "--train-tokens %ld --val-every 7 --checkpoint-every 1 --keep 2 --keep-best";
     faults_plan(FAULT_NONE, -1, 0, 0);
@@ -253,7 +253,7 @@ static void test_the_best_is_not_saved(void) {
     remove_tree("part");
     plan_little_room(FAULT_NONE, -1);
     faults->flip_step = best;
-    CHECK_RUN(trainer_run(command, seed, (best + 8) * 16), 0, // ends before a better one
+    CHECK_RUN(trainer_run(command, seed, (best + 8) * 16), 0, // ends before a lower validation loss
               path_of("step %ld was not saved", best), "lowest validation loss");
     CHECK(faults->struck == 1, "%ld calls failed", (long)faults->struck);
     check_best_is_there("the best is not saved");

@@ -283,8 +283,8 @@ static void test_falls_back(void) {
     CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_INPUT, "all of its 2 checkpoints");
 }
 
-// Gives --check a file, undamaged, then with a flipped bit: a file of a checkpoint, which stands for the checkpoint; a
-// shard; a file of weights.
+// Gives --check files, first undamaged, then with a flipped bit: two files of a checkpoint, for which it checks the
+// whole checkpoint; a shard; a file of weights.
 static void test_check_of_a_file(void) {
     static const char *const files[] = {"part/step_00000001/model.safetensors",
                                         "part/step_00000001/training/state.json", "shard.bin", "alone.safetensors"};
@@ -343,7 +343,7 @@ static void test_signals(void) {
 static void test_second_signal_ends_at_once(void) {
     begin_part();
     pid_t child = start_and_wait_for_steps(UNSAVED "--out part");
-    faults->slow_us = 30000000; // slow: the second signal comes during the save
+    faults->slow_us = 30000000; // so slow that the second signal comes during the save
     kill(child, SIGTERM);
     kill(child, SIGTERM); // again, as `timeout` may send it
     for (int i = 0; i < 60000 && !faults->slowed; i++) usleep(1000);

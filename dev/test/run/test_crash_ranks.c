@@ -75,7 +75,7 @@ static bool all_in_step(long step) {
     return true;
 }
 
-// Starts a run and returns at a random moment, mostly during a step: the 20 steps take longer than the wait.
+// Starts a run and returns at a random moment, mostly during a step, since its 20 steps take longer than the wait.
 static pid_t start_and_wait(void) {
     no_faults();
     faults->slow_step_us = 20000;
@@ -133,7 +133,7 @@ static void test_no_memory_for_a_copy(void) {
 static void test_no_memory_at_the_start(void) {
     begin_part();
     faults->rank = RANKS - 1;
-    faults->refused = 4 * (8 + 1) * sizeof(uint16_t); // "token rows": of --micro-batch
+    faults->refused = 4 * (8 + 1) * sizeof(uint16_t); // bytes of "token rows": 4 rows of --seq-len + 1 tokens
     CHECK_RUN(trainer_run(COMMAND "--shard machine --out part"), ERR_MEMORY, "token rows needs ", "!MPI_");
     CHECK(faults->struck == 1, "%ld", (long)faults->struck);
 }
@@ -222,7 +222,7 @@ static void check_stray(const Model *model, int ranks, bool apart, const char *w
 }
 
 static void test_stray_weights(void) {
-    const ModelConfig config = {.layers = 1, .heads = 1, .channels = 16, .vocab = 256, .context = 8}; // the trainer's
+    const ModelConfig config = {.layers = 1, .heads = 1, .channels = 16, .vocab = 256, .context = 8}; // of trainer_run
     Model model;
     Error e;
     CHECK_OK(model_create(&model, &config, &e), &e);
@@ -266,7 +266,7 @@ static void check_cut_room(void) {
               stat("cut/step_00000009/training/optimizer.safetensors", &state) == 0,
           "no checkpoint");
     begin_part();
-    faults->free_kb = (long)(model.st_size + state.st_size + (64 << 10)) * 3 / 2 / 1024; // 64 KiB: save.c, other files
+    faults->free_kb = (long)(model.st_size + state.st_size + (64 << 10)) * 3 / 2 / 1024; // 64 KiB for other files
     CHECK_RUN(trainer_run(CUT "--checkpoint-every 0 --out part"), 0);
     CHECK_RUN(trainer_run(CUT "--checkpoint-every 3 --fresh --out part"), ERR_WRITE, "needs room for 2 checkpoints");
     no_faults();

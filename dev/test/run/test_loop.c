@@ -23,7 +23,7 @@ static double wanted_lr(double tokens, double batch) {
     return peak * (tokens < WARMUP ? tokens / WARMUP : down) * sqrt(batch / REFERENCE);
 }
 
-// Returns a batch linear in the tokens before the step, from LOW to HIGH rows; the last step takes the rest.
+// Returns a batch linear in the tokens before the step, from LOW to HIGH rows; the last step has the remaining rows.
 static int wanted_batch(int tokens) {
     int batch = (int)round(LOW + (double)(HIGH - LOW) * tokens / TOKENS), left = (TOKENS - tokens) / T;
     return batch < left ? batch : left;
@@ -361,7 +361,7 @@ static int run_ramp(double kappa, const char *options) {
         RAMP_LOW, RAMP_HIGH, RAMP_TOKENS, HALF_LIFE, peak, kappa, options);
 }
 
-// If a step's fixed cost dominates, the target is kappa * ratio * scale: runs with equal kappa * ratio are equal.
+// If a step's fixed cost dominates, the target is kappa * ratio * scale, so runs with equal kappa * ratio are equal.
 #define STEPS_COST "--ramp-step-rows 1e9 "
 static void test_ramp_target(void) {
     static const double factors[][2] = {{8, 0.5}, {1, 4}}; // kappa, ratio

@@ -145,8 +145,8 @@ static void test_sampled_numbers(void) {
     }
 }
 
-// A resume removes the lines after the checkpoint: lines beyond its metrics_bytes; if no line ends at this byte, lines
-// of later steps.
+// A resume cuts the log at the checkpoint's metrics_bytes. If no line ends at this byte, it removes the lines of later
+// steps only.
 static void test_resumed(void) {
     static const char one[] = "{\"step\": 1, \"loss\": 2}\n", two[] = "{\"step\": 2, \"loss\": 2}\n",
                       val[] = "{\"step\": 2, \"val_loss\": 2}\n", three[] = "{\"step\": 3, \"loss\": 2}\n";

@@ -53,7 +53,7 @@ blocks_begin_as_the_identity() { # --zero-projections: one and two layers have t
         [ "$(first_loss --layers 1)" != "$(first_loss --layers 2)" ] &&
         refused "--zero-projections has no effect without new weights" none --model a --zero-projections --steps 1
 }
-a_schedule_holds() { # until --lr-hold-frac of the run (wsd: 0.8); --adamw-lr-factor does not change Muon's rate
+a_schedule_holds() { # the rate stays until --lr-hold-frac of the run (wsd: 0.8); --adamw-lr-factor changes no Muon rate
     rates() {
         small=${small/--warmup-tokens 4000/} run held --steps 10 --batch-tokens 128 --lr 1 --final-lr-frac 0 --threads 1 --fresh --lr-schedule "$@" &&
             grep -o '"lr": [0-9.]*' held/metrics.jsonl | awk '{ printf "%.2f ", $2 }'
@@ -133,7 +133,7 @@ a_run_stands_for_its_newest_checkpoint() { # --model RUN, also for training; a r
     run w2 --model sauce --steps 8 && { echo "another model accepted"; return 1; }
     grep -q '^error: --model sauce: no preset, and no such file' w2.log || { cat w2.log; return 1; }
 }
-prints_the_origin_of_the_weights() { # and notes a missing tokenizer if the vocabulary is larger than bytes
+prints_the_origin_of_the_weights() { # a note tells of a missing tokenizer if the vocabulary is larger than 256
     local note='^note: checkpoints will hold no tokenizer.*--tokenizer'
     run n --steps 2 --threads 1 --seed 5 && grep -q '^model   .*, T 32; from scratch, seed 5$' n.log && ! grep -q "$note" n.log || { cat n.log; return 1; }
     run n --steps 3 --threads 1 --seed 5 && grep -q '^model   .*, T 32$' n.log || { cat n.log; return 1; } # a resume
@@ -212,7 +212,7 @@ several_patterns_are_one() { # several patterns, or a shell's expansion, equal o
     "$train" --train code_train_*.bin $small --out z3 > z3.log 2>&1 && same z1 z3
     rm code_train_000001.bin
 }
-notes_validation_on_training_data() { # also if the file has another name
+notes_validation_on_training_data() { # a file with another name is noted too
     local note='^note: --val shares 1 of its 1 shards with --train: '
     cp code_train_*.bin again.bin
     small=${small/code_val_\*.bin/again.bin} run w --steps 1 --threads 1 && grep -q "$note" w.log || { cat w.log; return 1; }
@@ -261,7 +261,7 @@ standard_output_on_a_full_disk() {
     [ $? = 74 ] && one_line full.log && grep -q '^error: standard output: No space left on device. send it to a disk with free space$' full.log ||
         { cat full.log; return 1; }
     trains full --threads 1 --steps 5 > /dev/full 2> full.log
-    [ $? = 74 ] && same j full || { cat full.log; return 1; } # after the save
+    [ $? = 74 ] && same j full || { cat full.log; return 1; } # the run fails only after its save
 }
 a_hole_in_the_log() { # a hole of zeros is not read into memory as one line
     cp -r j hole && truncate -s 16G hole/metrics.jsonl && (ulimit -v 4000000 && trains hole --threads 1 --steps 7 > hole.log 2>&1) &&

@@ -100,7 +100,7 @@ static void test_width_of_a_terminal(void) {
     }
 }
 
-// Other lines appear between two drawings of the line; a drawn line ends before them.
+// Other lines appear between two drawings of a step's line. The drawn line ends before other lines begin.
 static void test_other_lines(void) {
     for (int terminal = 0; terminal < 2; terminal++) {
         begin(terminal, 120);
@@ -176,7 +176,7 @@ static void test_work(void) {
 // In a log: the first step, then at most one line per log_interval, and the last step.
 static void test_log(void) {
     static const struct {
-        double started, stepped; // seconds that pass before the step: for the run, for the last line
+        double started, stepped; // seconds by which p.started and p.stepped go back before the step
         bool force, line;
     } cases[] = {{0, 0, false, true},      {0, 0, false, false}, {0, 3, false, true},
                  {1000, 19, false, false}, {0, 2, false, true},  {0, 0, true, true}}; // 1000 s: log_interval is 20 s
@@ -189,7 +189,7 @@ static void test_log(void) {
     end();
 }
 
-// Tokens 100 to 200 of 1000 took 10 s: 80 s are left. Within a step the finished share counts.
+// Tokens 100 to 200 of 1000 took 10 s, so 80 s are left. Within a step its finished rows count too.
 static void test_left(void) {
     begin(false, 80);
     progress_run(&p, T, 1, 100, 1000);

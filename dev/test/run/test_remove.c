@@ -50,7 +50,7 @@ static void test_only_own_checkpoints_go(void) {
     check_thin(2, ""); // this run has checkpoints 1, 4 and 6: removes the oldest
     CHECK(count_checkpoints("out") == 5 && !file_exists(first), "%d are left", count_checkpoints("out"));
     CHECK(rename("out/step_00000004", "victim/4") == 0 && symlink("../victim/4", "out/step_00000004") == 0, "no link");
-    check_thin(1, ""); // does not remove the link, an older build's checkpoint and another run's checkpoint
+    check_thin(1, ""); // removes neither the link nor checkpoints of an older build or another run
     CHECK(count_checkpoints("out") == 5 && file_exists("victim/4/odd.bin"), "%d are left", count_checkpoints("out"));
 }
 

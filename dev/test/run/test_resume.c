@@ -261,8 +261,8 @@ static void read_step(const char *run, int step, double *loss, double *norm) {
     memory_free(log);
 }
 
-// A run in fp8 continues with its exponents in fp8-dw: the first step has fp8's loss and other gradients. After fp32,
-// the first step of fp8 has fp32's bits; the second differs.
+// A run in fp8 continues with its exponents in fp8-dw: the first step has the loss of fp8, but other gradients. If a
+// run changes from fp32 to fp8, the first step of fp8 has the bits of fp32; the second differs.
 static void test_dtype_changes(void) {
     double loss[2], norm[2];
     make_part("fp8", 3);
@@ -386,7 +386,7 @@ static void test_state_of_another_format(void) {
 
 // ---- Outliers -------------------------------------------------------------------------------------------------------
 
-// Returns (value[n] - mean) / deviation, statistics of the 128 values before value[n]; NaN if there are fewer.
+// Returns (value[n] - mean) / deviation, with mean and deviation of the 128 values before it; NaN if there are fewer.
 static double deviations(const double *value, long n) {
     double sum = 0, squares = 0;
     for (long i = n - 128; n >= 128 && i < n; i++) sum += value[i], squares += value[i] * value[i];

@@ -306,7 +306,7 @@ static void test_gives_up(void) {
     disturbed.nan_from = disturbed.nan_to = 0;
 }
 
-// Ranks decide as one process does; sums of their gradients have another order.
+// Two ranks decide as one process does, although their sums of gradients have another order.
 static void test_ranks(void) {
     int64_t first[2][ROLLBACKS_MAX], rows[2][ROLLBACKS_MAX];
     if (getenv("GNS_RUNNER") || system("command -v mpirun > /dev/null") != 0) SKIP("no Open MPI for this program");

@@ -95,8 +95,8 @@ static void check_text(const char *prompt, const uint16_t *tokens) {
     free(copy);
 }
 
-// Stream 2^20 + STREAM draws among equally likely tokens, in order. At temperature 0 the likeliest token follows the
-// last T tokens, from a prompt or from a hidden newline.
+// At a huge temperature all tokens are equally likely, and the numbers of rng stream 2^20 + STREAM choose them. At
+// temperature 0 the likeliest token follows the last T tokens, from a prompt or from a hidden newline.
 static void test_text(void) {
     static const char *const prompts[] = {"", "a", "longer\tthan T\x7f\x01"};
     const ModelConfig config = {.layers = 1, .heads = 2, .channels = 16, .vocab = V, .context = T};
