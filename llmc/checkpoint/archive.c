@@ -264,8 +264,6 @@ int archive_tidy(const Archive *archive, bool rolled_back, FILE *notes, Error *e
     return code;
 }
 
-static bool is_best(const Spare *spare, int64_t step) { return step > 0 && step == spare->best; }
-
 int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error *e) {
     int64_t complete = 0;
     bool enough = false;
@@ -273,7 +271,7 @@ int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error 
     if (spare->keep == 0) return 0;
     for (int64_t step = INT64_MAX; next_step(archive, FINAL, -1, &step, &code, e);) {
         Manifest manifest;
-        if (enough && !is_best(spare, step)) TRY(archive_remove(archive, step, false, notes, e));
+        if (enough && (step == 0 || step != spare->best)) TRY(archive_remove(archive, step, false, notes, e));
         if (enough || archive_verify(archive, step, VERIFY_SIZES, NULL, &manifest, &(Error){0})) continue;
         if (!of_another_run(archive, &manifest)) enough = ++complete >= spare->keep && step <= spare->back;
     }
@@ -282,7 +280,7 @@ int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error 
 
 // Returns the bytes of a checkpoint if it may be removed for room, else 0.
 static uint64_t spare_bytes(const Archive *archive, int64_t step, const Spare *spare, int64_t newest) {
-    const bool may_go = spare->keep > 0 && step < newest && step != spare->back && !is_best(spare, step);
+    const bool may_go = spare->keep > 0 && step < newest && step != spare->back && (step == 0 || step != spare->best);
     uint64_t bytes = 0;
     const int dir = may_go ? own_open(archive, step, FINAL, &bytes) : -1;
     if (dir >= 0) close(dir);

@@ -116,7 +116,8 @@ static int find_own(Run *r, Error *e) {
         if (!r->setup.options.fresh || back) TRY(find_newest(r, archive, &r->saving.own.newest, e));
     }
     r->saving.own.searched = true;
-    return 0;
+    if (!r->position.back.why.code || r->saving.own.newest.found) return 0;
+    return *e = r->position.back.why, error_hint(e, "no checkpoint of this run is left to go back to");
 }
 
 // Finds a run's checkpoint by its step.
@@ -204,10 +205,6 @@ int setup_resume(Run *r, Error *e) {
     Text changes;
     TRY(share_newest(r, find_own(r, e), &r->saving.own.newest, e));
     r->saving.saved_step = newest->found ? newest->step : -1;
-    if (!newest->found && back->why.code) {
-        comm_settle(r->setup.comm);
-        return *e = back->why, error_hint(e, "no checkpoint of this run is left to go back to");
-    }
     if (!newest->found) return 0;
     strcpy(r->saving.saved, newest->directory);
     int code = run_state_read(r, r->saving.saved, &changes, e);

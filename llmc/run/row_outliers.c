@@ -15,9 +15,8 @@ int row_outliers_create(Run *r, Error *e) {
     const uint64_t all = r->data.train->info.windows, windows = all < 1024 ? all : 1024;
     const int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
     const size_t rows = (size_t)r->position.ramp.config.batch_max;
-    TRY(memory_alloc_zero((void **)&o->scratch, (3 * rows + (size_t)V) * sizeof *o->scratch, "outliers", e));
-    o->rarity = o->scratch + 2 * rows;
-    o->surprise = o->rarity + rows;
+    TRY(memory_alloc_zero((void **)&o->surprise, ((size_t)V + 3 * rows) * sizeof *o->surprise, "outliers", e));
+    o->rarity = o->surprise + V;
     for (uint64_t i = 0; i < windows; i++) {
         TRY(dataset_window(r->data.train, i * all / windows, r->data.rows, e));
         for (int t = 0; t < T; t++) o->surprise[r->data.rows[t]]++;
@@ -71,7 +70,7 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
 int row_outliers_observe(Run *r, int64_t B, Error *e) {
     const int64_t first_steps = 32; // no row of these steps is judged, as the spread is still a guess
     RowOutliers *o = &r->position.outliers;
-    double *x = o->scratch, *sorted = x + B;
+    double *x = o->rarity + r->position.ramp.config.batch_max, *sorted = x + B;
     for (RowKind k = 0; k < ROW_KINDS; k++) {
         Outliers *window = &o->spread[k];
         double spread = 0;

@@ -24,9 +24,8 @@ typedef struct {
     cJSON *list[ROW_KINDS];     // objects of outliers.jsonl, highest score first
     Outliers spread[ROW_KINDS]; // D of the last steps
     double least[ROW_KINDS];    // a row needs a larger score to be kept
-    double *scratch;            // (2, largest batch)
-    double *rarity;             // (largest batch) mean surprise of each of this rank's rows
     double *surprise;           // (vocabulary) -log of a token's share of the text
+    double *rarity;             // (largest batch) mean surprise of each of this rank's rows; scratch lies behind it
 } RowOutliers;
 
 int row_outliers_create(Run *r, Error *e);             // every rank calls it, after a resume

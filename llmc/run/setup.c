@@ -496,7 +496,7 @@ void run_end_training(Run *r) {
     r->setup.shape.model = &r->setup.model;
     memory_free(r->position.result.grad_sq);
     memory_free(r->position.result.amax);
-    memory_free(r->position.outliers.scratch);
+    memory_free(r->position.outliers.surprise);
     for (int k = 0; k < ROW_KINDS; k++) cJSON_Delete(r->position.outliers.list[k]);
     memory_free(r->data.losses);
     memory_free(r->data.rows);

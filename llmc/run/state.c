@@ -93,12 +93,15 @@ static void real(StateIO *io, const char *path, double *x) {
     else *x = cJSON_IsNull(item) ? NAN : item->valuedouble;
 }
 
-static void count(StateIO *io, const char *path, int64_t *x) {
+static void count_to(StateIO *io, const char *path, int64_t *x, int64_t most) {
     const cJSON *item = get(io, path);
     if (io->writing) put(io, path, cJSON_CreateRaw(AT("%" PRId64, *x)));
     else if (!json_whole(item, 0, INFINITY)) malformed(io, path, "a whole number, 0 or more");
+    else if (item->valuedouble > (double)most) malformed(io, path, AT("at most %" PRId64, most));
     else *x = (int64_t)item->valuedouble;
 }
+
+static void count(StateIO *io, const char *path, int64_t *x) { count_to(io, path, x, INT64_MAX); }
 
 // Writes a count unless it is 0; reads it if the file has it.
 static void count_unless_0(StateIO *io, const char *path, int64_t *x) {
@@ -217,18 +220,14 @@ static void io_position(StateIO *io, const Setup *s, Position *p) {
         else p->outliers.list[k] = cJSON_Duplicate(get(io, rows), true);
     }
     if (s->options.on_spike && (io->writing || get(io, "spikes.z"))) io_window(io, "spikes.z", &p->at.spikes);
-    for (int i = 0; i < p->at.spikes.count && i < OUTLIERS_WINDOW; i++) {
-        const char *path = AT("spikes.first.ring[%d]", i);
-        count(io, path, &p->at.first[i]);
-        if (p->at.first[i] > p->at.examples) malformed(io, path, "an example before this step's end");
-    }
+    for (int i = 0; i < p->at.spikes.count && i < OUTLIERS_WINDOW; i++)
+        count_to(io, AT("spikes.first.ring[%d]", i), &p->at.first[i], p->at.examples);
     // During a rollback p->back holds the rollbacks that the checkpoint lists, and later ones.
     const int64_t made = io->writing ? p->back.made : cJSON_GetArraySize(get(io, "spikes.skipped"));
     if (made > ROLLBACKS_MAX) malformed(io, "spikes.skipped", "a list that fits");
     for (int i = 0; i < made && !io->code; i++) {
         count(io, AT("spikes.skipped[%d].first", i), &p->back.first[i]);
-        count(io, AT("spikes.skipped[%d].rows", i), &p->back.rows[i]);
-        if (p->back.rows[i] > 1 << 30) malformed(io, AT("spikes.skipped[%d].rows", i), "a number of rows");
+        count_to(io, AT("spikes.skipped[%d].rows", i), &p->back.rows[i], 1 << 30);
     }
     if (made > p->back.made && !io->code) p->back.made = made;
 }
