@@ -155,7 +155,7 @@ static int add_product(Case *c, const char *name, size_t M, size_t N, size_t K, 
     return 3;
 }
 
-// Counts causal products only: two forward, five backward, each 2 * T^2/2 * D per head.
+// Counts causal products only: two forward, five backward, each with 2 * T^2/2 * D FLOPs per head.
 static int add_attention(Case *c, const char *name, size_t B, size_t T, size_t NH, size_t D, double calls,
                          double size) {
     const size_t shape[3] = {B, T, NH * 1000 + D};

@@ -7,9 +7,9 @@
 //
 //     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [word...]]]]]
 //
-//     model   a preset; `demo`: make demo's; `study`: the first size of dev/docs/gns-study.md
+//     model   a preset; `demo`: the model of make demo; `study`: the first size of dev/docs/gns-study.md
 //     word    adds a variant: exact (GNS), tune (tuned matrix products), fp8 or fp8-dw (this --dtype).
-//             Sets all variants: gelu or block (--recompute), lamb or muon (--optimizer), accumulate (8 micro-steps per
+//             Changes all variants: gelu, block (--recompute), lamb, muon (--optimizer), accumulate (8 micro-steps per
 //             step), dropout (0.1), smoothing (0.1), documents (of 300 tokens on average), sources (two in turn).
 //             Replaces the variants: `sample` times logits after a short and a full text, with and without stored keys
 //             and values. `turns`, for turns.py, reads lines "off|ln|exact|fp8 ROWS MICRO_STEPS SKIPPED STEPS" and
@@ -138,7 +138,7 @@ static int turn(Bench *b, Arm *arm, int round, Error *e) {
     double seconds, queued;
     b->fp8 = arm->fp8;
     if (strcmp(engine_tuning(b->engine), arm->tuning) != 0) TRY(engine_set_tuning(b->engine, arm->tuning, e));
-    // The first turn skips two steps: the first step in fp8 does not round.
+    // The first turn skips two steps, because the first step in fp8 does not round.
     TRY(steps_time(b, arm->mode, 1 + (round < 0), TURN - 1, &seconds, &queued, e));
     if (round < 0) return 0;
     arm->seconds[round] = seconds;

@@ -38,7 +38,7 @@ typedef struct {
     Hold hold;
     Matmul *mm;
     double seconds;          // per kernel
-    double bandwidth, flops; // measured ceilings, per second
+    double bandwidth, flops; // bytes and FLOPs per second, as measured
     bool held;
     bool fused; // linear_sm90 computes the model's products; products that it replaces are printed, but not summed
     WeightGradientPairs pairs;

@@ -6,7 +6,7 @@
 
 G, Sigma: mean and covariance of a row's gradient. g_B: mean gradient of B rows. u: a direction. Batches and scales are in rows. +-
 is a jackknife over 16 blocks. The gradients belong to the examples that the run would read next.
-  B_*       tr(P Sigma) / G'PG; P = 1 (McCandlish et al. 2018, arXiv 1812.06162), for `weighted` P = 1 / (sqrt v + eps).
+  B_*       tr(P Sigma) / G'PG. P = 1 (McCandlish et al. 2018, arXiv 1812.06162); `weighted`: P = 1 / (sqrt v + eps).
   e(B)      A step -eta u changes a quadratic loss by -eta <G, u> + eta^2 u'Hu / 2. The best eta gives -(E<G, u>)^2 / (2 E u'Hu). For
             H = h I this is -|G|^2 / 2h times the squared cosine e(B) = (E<G, u(g_B)>)^2 / (|G|^2 E|u(g_B)|^2).
   B_u_*     The batch at which e is half its limit; fits 1 / e = (1 + B_u / B) / limit. The fit is exact, with B_u = tr Sigma / |G|^2,

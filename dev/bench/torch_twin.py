@@ -124,7 +124,7 @@ def print_order(a):
 
 
 def philox_normals(torch, seed, stream, n, device):
-    """Returns n standard normals, float64: draw i is a Philox4x32-10 block (Salmon et al. 2011) and Box-Muller."""
+    """Returns n float64 normals. Box-Muller turns block i of Philox4x32-10 (Salmon et al. 2011) into draw i."""
     index = torch.arange(n, dtype=torch.int64, device=device)
     c = [index & MASK32, index >> 32, torch.full_like(index, stream & MASK32), torch.full_like(index, stream >> 32)]
     k0, k1 = seed & MASK32, seed >> 32

@@ -25,8 +25,8 @@ int attention_sm90_backward(const Attention &a, AttentionRows rows, cudaStream_t
 
 static inline float attention_scale(AttentionShape s) { return 1.0f / sqrtf((float)s.D); }
 
-// Of the documents alone, without the causal mask: the first key that a query of example b sees (first_key), and the
-// last query that sees a key (last_query). Rows beyond T are treated as row T - 1.
+// first_key: the first key that a query of example b sees; last_query: the last query that sees a key. Both ignore the
+// causal mask. Rows beyond T are treated as row T - 1.
 __device__ static inline int first_key(const AttentionMasks &masks, AttentionShape s, int b, int query) {
     return masks.first ? masks.first[(size_t)b * s.T + min(query, s.T - 1)] : 0;
 }

@@ -118,7 +118,7 @@ struct HeadTile {
 // - *ticket counts draws. Each worker's last draw finds no tile; the last such draw wraps the count to 0.
 // - Heads are drawn in about equal lots of at most `at_once` heads, one per multiprocessor, so that a head's keys and
 //   values stay in L2 until its tiles are done.
-// - Within a lot each head's last tile comes first. Under the causal mask these tiles of queries take longest.
+// - Within a lot the last tiles of all heads come first. Under the causal mask these tiles of queries take longest.
 __device__ static inline HeadTile work_draw(unsigned *ticket, int workers, int at_once, int tiles, AttentionShape s) {
     int lots = (s.heads() + at_once - 1) / at_once, lot_heads = (s.heads() + lots - 1) / lots;
     int item = (int)atomicInc(ticket, s.heads() * tiles + workers - 1);

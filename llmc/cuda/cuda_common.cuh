@@ -9,7 +9,7 @@
 #include <cuda_runtime.h>
 
 // real: type of the working weights, of activations and their gradients. Statistics, parameter gradients, moments,
-// master weights and arithmetic inside kernels are fp32 in every build. Only these names differ in the 16-bit builds:
+// master weights and arithmetic inside kernels are fp32 in every build. The 16-bit builds differ in these names only:
 //   REAL_NAME      the type in messages            REAL_PTX     in the tensor cores' instructions
 //   REAL_LIBRARY   in cuBLASLt                     REAL_MAP     in tensor maps (cuda.h)
 //   REAL_PAIR      two floats to a pair of values

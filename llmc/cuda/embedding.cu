@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX)
     }
 }
 
-// Returns the first i in [low, high) with key[i stride] != token, or high. Keys that equal `token` come first.
+// Returns the first i in [low, high) with key[i stride] != token; high if there is none. Equal keys must come first.
 __device__ static int run_end(const uint32_t *key, uint32_t token, int low, int high, int stride) {
     while (low < high) {
         const int middle = (low + high) / 2;

@@ -1,4 +1,4 @@
-// embedding: token plus position embedding; its backward, deterministic by sorting the tokens; per-example norms.
+// embedding: token plus position embedding; its backward, deterministic because tokens are sorted; norms by example.
 //
 // tokens (B, T+1) uint16: example b has the inputs tokens[b][0..T-1] and the targets tokens[b][1..T].
 #pragma once

@@ -23,8 +23,7 @@
 //                   weight gradient qkv, product dln1, layernorm_backward, column_finish (biases, gammas, betas)
 //     embeddings    embedding_sort (on the host), embedding_backward
 //
-//     weight_gradient computes a weight gradient if `fuses` (train_gpt2.cu). Otherwise cuBLASLt does; if norms are
-//     wanted, example by example.
+//     weight_gradient computes a weight gradient if `fuses` (train_gpt2.cu), else cuBLASLt (by example, for norms).
 //
 // --dtype fp8 (math/fp8.h). The kernels that write x and dy of a block's products also write their e4m3 copies.
 // fp8_cast copies attention's output and dqkv. A copy lasts until the product that reads it (writer -> reader):
@@ -142,9 +141,9 @@ struct Engine {
     ColumnJobs columns;                       // column gradients of the block whose backward runs
     float *ln_rows;                           // (B, LayerNorm parameters) g_b of own rows, if a step keeps rows
     void *matmul_scratch;
-    float *example_grad;  // gradients of one matrix, a few examples at a time (exact, not fused)
-    float *head_at_token; // (B, T, C)  each example's head gradient at its own tokens (exact)
-    int *head_row_at;     // (examples of a chunk, Vp)  position of each token, from embedding_rows (exact)
+    float *example_grad;  // gradients of one matrix, a few examples at a time; for exact norms if not fused
+    float *head_at_token; // (B, T, C)  each example's head gradient at its own tokens; for exact norms
+    int *head_row_at;     // (examples of a chunk, Vp)  position of each token, from embedding_rows; for exact norms
 
     uint16_t *staged[TOKEN_SLOTS];        // what is copied to `tokens`, in pinned host memory
     uint32_t *staged_sorted[TOKEN_SLOTS]; // (2, 4, B T) by token; by position in the document. Pinned

@@ -236,7 +236,7 @@ void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     plan->total = engine_layout(&sketch, &arena);
     for (int i = 0; i < arena.count; i++) {
         const ArenaBuffer *b = &arena.buffer[i];
-        if (b->from != FORWARD || b->to < BACKWARD) continue; // shares its memory; counted in the last item
+        if (b->from != FORWARD || b->to < BACKWARD) continue; // shares memory; counted in the last item
         int k = 0;
         while (k < plan->count && strcmp(plan->item[k].what, b->what) != 0) k++;
         if (k == plan->count) plan->item[plan->count++].what = b->what;

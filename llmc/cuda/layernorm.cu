@@ -157,7 +157,7 @@ __device__ inline void tile_fetch(RowTile &t, const LayerNormBackward &k, int ro
     }
 }
 
-// First half: adds to dgamma and dbeta. sums[2 r], sums[2 r + 1] = a thread's sums of dy gamma, of dy gamma xhat.
+// First half of a tile's work: adds to dgamma, dbeta. sums[2 r], [2 r + 1] = a thread's sums of g = dy gamma, g xhat.
 template <int SETS>
 __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], RowTile &t,
                                  const Pack<VEC> &gamma_pack) {

@@ -73,8 +73,8 @@ struct TilePlace {
     int row, column;
 };
 
-// Returns the place of a block's half of a tile. Tiles are drawn by bands, BAND tiles across, from top to bottom: a
-// band's columns of W stay in L2. Narrow tiles come last, so that pairs end at about the same time.
+// Returns the place of a block's half of a tile. Tiles are drawn band by band (BAND tiles across), from top to bottom,
+// so that a band's columns of W stay in L2. Narrow tiles come last, so that pairs end at about the same time.
 __device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
     const int wide = job.down * job.across;
     if (tile >= wide) return {((tile - wide) * PAIR + rank) * ROWS, job.across * COLUMNS};
@@ -455,7 +455,7 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
         const int panel = place.column / PANEL;
         if (lane == 0) operands_in<EPILOGUE, E4M3>(slot, bias, other, own_full, job, place);
         const int width = job.out - place.column; // less than COLUMNS for narrow tiles
-        // Without these zeros the compiler keeps the last tile's sums in registers that the last epilogue needs.
+        // Without these zeros the compiler keeps old sums in registers during the epilogue, which needs the registers.
         UNROLL_FOR (int i = 0; E4M3 && by_panel(EPILOGUE) && i < COLUMNS; i++)
             c[i / (COLUMNS / 2)][i % (COLUMNS / 2)] = 0;
         if (width >= COLUMNS) tile_multiply<COLUMNS, ALONG, E4M3>(c, s, turn, job.depths, rank);

@@ -40,7 +40,7 @@ int reduce_example_partials(ExampleSums sums, const double *partials, int sets, 
 // ---- Column gradients -----------------------------------------------------------------------------------------------
 
 ColumnSplit column_split(int B, int T, int target_blocks) {
-    const int row_tile = 4; // most kernels process 4 rows or a divisor at a time
+    const int row_tile = 4; // most kernels process 1, 2 or 4 rows at a time
     const int rows_per_block = (int)round_up((size_t)ceil_div(B * T, target_blocks), row_tile);
     const int blocks = ceil_div(B * T, rows_per_block);
     return {B * T, T, rows_per_block, blocks, blocks + B};

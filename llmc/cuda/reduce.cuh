@@ -13,7 +13,7 @@
 
 // Output of one column gradient. sum NULL: no output.
 typedef struct ColumnGradient {
-    float *sum;      // (C) += sum over all rows; `first` overwrites it
+    float *sum;      // (C) += sum over all rows, or = if `first`
     double *squares; // (1) += sum over examples b of |g_b|^2; g_b (C) is the sum over b's rows. Or NULL
     bool first;
     float *rows = NULL; // (B, C) = g_b of each example, `stride` elements apart; or NULL
@@ -71,7 +71,7 @@ int reduce_sum(double *sums, const float *x, int rows, size_t n, cudaStream_t st
 // products (rows, rows) = x x^T, x (rows, n), a block per element. others: rows; or 1 for the diagonal (rows) alone.
 int reduce_products(double *products, const float *x, int rows, int others, size_t n, cudaStream_t stream, Error *e);
 
-// sum (n) += x (n); `first` overwrites it. With `of`: adds row b of x (rows, n) to row of[b] of `sum`.
+// sum (n) += x (n), or = x if `first`. With `of`: adds row b of x (rows, n) to row of[b] of `sum`.
 int reduce_add(float *sum, const float *x, size_t n, bool first, cudaStream_t stream, Error *e, int rows = 1,
                const uint16_t *of = NULL);
 

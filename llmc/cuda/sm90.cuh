@@ -2,7 +2,7 @@
 // "mbarrier", "cp.async.bulk.tensor" and "wgmma".
 //
 // A tile in shared memory is cut into panels of 64 columns = 128 bytes per row. Panels have the 128-byte swizzle: the
-// 16-byte piece c of row r lies at c ^ (r % 8). So tiles begin at multiples of 1024 bytes.
+// 16-byte piece c of row r is the row's piece c ^ (r % 8) in memory. So tiles begin at multiples of 1024 bytes.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -14,7 +14,7 @@
 bool sm90_runs(void);
 
 // SM90_CODE: defined where kernels of sm_90a instructions are compiled. SM90_THREADS: launch bounds of such a kernel.
-// Without SM90_CODE the kernel is empty and its bound is one thread, by which sm90_runs detects that code is missing.
+// Without SM90_CODE the kernel is empty and its bound is one thread. sm90_runs detects missing code by this bound.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(GNS_FP32)
 #    define SM90_CODE
 #endif
@@ -112,8 +112,8 @@ __device__ static inline void threads_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// The copy engine. A CUtensorMap (copy_map) describes a tensor and its boxes. Copies in write zeros for elements
-// outside the tensor, and the barrier counts their bytes; copies out skip these elements.
+// The copy engine. A CUtensorMap (copy_map) describes a tensor and its boxes. copy_box_in writes zeros for elements
+// outside the tensor, and the barrier counts their bytes, too; copy_box_out skips these elements.
 
 __device__ static inline void copy_box_in(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
                                           int b) {
@@ -156,7 +156,7 @@ __device__ static inline void copy_out_wait() { asm volatile("cp.async.bulk.wait
 // order").
 __device__ static inline void fence_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Copies `bytes` in. `bytes` and both addresses must be multiples of 16.
+// Copies `bytes` to shared memory. `bytes` and both addresses must be multiples of 16.
 __device__ static inline void copy_run_in(void *to, const void *from, int bytes, uint64_t *barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
@@ -164,8 +164,8 @@ __device__ static inline void copy_run_in(void *to, const void *from, int bytes,
                  : "memory");
 }
 
-// A tensor of 3 dimensions, and its boxes. Dimension 0 is the innermost. Boxes are swizzled over 128 bytes. Boxes with
-// rows of 64 values of one byte are swizzled over 64 bytes: the 16-byte piece c of row r lies at c ^ (r / 2 % 4).
+// A tensor of 3 dimensions, and its boxes. Dimension 0 is the innermost. Boxes are swizzled over 128 bytes; but boxes
+// with rows of 64 bytes over 64 bytes: the 16-byte piece c of row r is the row's piece c ^ (r / 2 % 4) in memory.
 // stride: elements between neighbours along dimensions 1 and 2; 0: no gaps. Strides in bytes and the tensor's address
 // must be multiples of 16.
 struct CopyTensor {

@@ -1,5 +1,5 @@
 // vec: vector loads, sums and launches for memory-bound kernels. A thread processes W columns at a time: 8 (16 bytes of
-// 16-bit values) where the row length allows, else 1. Sums over a warp or block are fixed trees.
+// 16-bit values) if the row length is a multiple of 8, else 1. Sums over a warp or block have a fixed order.
 #pragma once
 
 #include "cuda/cuda_common.cuh"

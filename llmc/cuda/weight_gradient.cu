@@ -11,7 +11,7 @@
 //    part. Stores overlap the next step, 32 columns per stage. gradient_finish_kernel adds parts in a fixed order.
 // 3. The feeder's idle warps sum the columns of dY from shared memory. The block in tile row s sums rows r of a stage
 //    with r mod `shares` = s. So each row is read once, and all stages take equal time.
-// e4m3: tokens run along the rows of a stage, 128 per row, so a tile has no panels.
+// In e4m3 tokens run along the rows of a stage, 128 per row, so a tile has no panels.
 #include "cuda/weight_gradient.cuh"
 #include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
@@ -35,7 +35,7 @@ enum { OUT_ROWS = 16, OUT_COLUMNS = 32 }; // a box that a warp copies out
 // So all pairs end at about the same time. At any time the pairs read few places of X and dY, which stay in L2.
 struct Level {
     int first, pairs, tile, b, B, whole, rest, run, full; // first, tile, b: first pair, tile and example
-    int whole_part, rest_part;                            // first part of (1), of (2); < 0: tiles are not cut
+    int whole_part, rest_part;                            // number of the first part of (1); of (2); < 0: no parts
 };
 
 enum { LEVELS_MAX = 8 }; // 5 suffice up to 66 pairs, 400 tiles, 130 examples; level 8 would not balance its pairs
@@ -111,7 +111,7 @@ struct GradientJob {
     TileSchedule schedule;
     int tiles_m, tiles_n, row_blocks, slots; // row_blocks: stages per step; slots: squares per example, one per warp
     bool add;
-    float *squares;    // (B, slots), or NULL. Not scaled
+    float *squares;    // (B, slots) of g_b / scale, or NULL
     unsigned *arrived; // (1) number of blocks that have added their squares
     float *columns;    // column sums of dY over each share of an example's rows (columns_split), or NULL
     int shares;
@@ -327,7 +327,7 @@ __device__ void rows_out(const float (&e)[COUNT], const GradientJob &job, int at
     }
 }
 
-// Awaits the ring's stage, then issues its product e = x^T dy + (accumulate ? e : 0) as one group.
+// Awaits the ring's stage, then issues the product e = x^T dy + (accumulate ? e : 0) of this stage as one group.
 template <class L>
 __device__ inline void stage_multiply(float (&e)[L::N / 2], typename L::Shared &s, const Ring<L::STAGES> &ring,
                                       int group, int accumulate) {

@@ -19,9 +19,9 @@ struct WeightGradientShape {
 
 // Outputs. e4m3: no bias, no rows.
 struct WeightGradient {
-    float *dw; // (in, out) += dW; `first` overwrites it. dw, X and dY are aligned to 16 bytes
+    float *dw; // (in, out) += dW, or = dW if `first`. dw, X and dY are aligned to 16 bytes
     bool first;
-    float scale = 1;          // factor of g_b, for e4m3: a power of two
+    float scale = 1;          // factor of g_b, a power of two; for e4m3
     double *squares = NULL;   // (1) += sum over b of |g_b|^2; or NULL
     double *norms = NULL;     // (B) = |g_b|^2, needs squares; or NULL
     ColumnGradient bias = {}; // unless sum is NULL, adds a job of weight_gradient_column_bytes to `jobs`
@@ -31,7 +31,7 @@ struct WeightGradient {
     float *rows = NULL;       // (B, T, out)
 };
 
-// Returns the pairs of multiprocessors that the kernel uses; 0: it does not run on this GPU, or in this build.
+// Returns how many pairs of multiprocessors the kernel uses; 0 if it does not run on this GPU, or in this build.
 int weight_gradient_clusters(void);
 
 // Pairs of a launch, and each pair's place in the schedule. Neighbours in the schedule share X or dY. L2 serves
@@ -47,7 +47,7 @@ size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters);
 size_t weight_gradient_column_bytes(WeightGradientShape s);
 
 // Microseconds in bf16 / e4m3, with squares (H200, bench_weight_gradient): d48 qkv 441/231, proj 151/84, fc 564/310,
-// fcproj 567/307; d12 395/208, 137/78, 504/268, 497/266. In bf16 qkv also sums its bias.
+// fcproj 567/307; d12 395/208, 137/78, 504/268, 497/266. In bf16 the time of qkv includes its bias gradient.
 //
 // Hopper truncates e4m3 products to 14 bits and sums an example's T products in 14 bits. Examples are added in fp32.
 // Sums of mixed signs err by 0.05% of dW's norm at T = 1024 and by 0.08% at 2048; sums of one sign lose 1.5% and 3.4%

@@ -1,4 +1,4 @@
-// weight_gradient_pairs: which pairs of multiprocessors weight_gradient uses, and which of them lie in the same GPC.
+// weight_gradient_pairs: finds the pairs of multiprocessors that weight_gradient uses, and groups them by GPC.
 #include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
 #include "cuda/weight_gradient.cuh"
@@ -6,7 +6,7 @@
 #include <algorithm>
 
 enum { PAIR = WEIGHT_GRADIENT_PAIR, PAIRS_MOST = WEIGHT_GRADIENT_PAIRS_MOST, BLOCKS_MOST = PAIR * PAIRS_MOST };
-enum { SHARED_BYTES = 200 * 1024 }; // one block per multiprocessor
+enum { SHARED_BYTES = 200 * 1024 }; // so that a multiprocessor holds one block
 
 // Writes the multiprocessor of each block. Blocks await each other, so no two run on the same multiprocessor.
 __global__ static void where_kernel(int *block_at, int *blocks_begun) {
@@ -43,7 +43,7 @@ static int pairs_place(WeightGradientPairs *pairs, int *room, Error *e) {
     for (int size : {16, 8, 6, (int)PAIR}) {
         TRY(blocks_where(at, &blocks, size, room, e));
         for (int i = 0; i < blocks; i++) {
-            if (at[i] >= BLOCKS_MOST) return 0; // keep launch order
+            if (at[i] >= BLOCKS_MOST) return 0; // the pairs keep the order of the launch
             const int one = group[at[i / size * size]], other = group[at[i]];
             for (int &g : group) g = g == other ? one : g;
         }

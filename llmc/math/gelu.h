@@ -18,7 +18,7 @@
 // The code of GELU's derivative d is a byte: 26 + 202 d, rounded. 16-bit CUDA builds keep it for the backward pass.
 // -0.1290 <= d <= 1.1290 (at x = -1.42 and 1.42), so 202 codes per unit of d are the most that keep all codes below
 // 255, NaN's code. d = 0 and d = 1 (at large |x|) are exact because 202 is an integer. The error of d is at most 1/404.
-// For normally distributed x its rms is 2.1e-3 of d's rms. If d were rounded to bf16, it would be 1.6e-3.
+// For normally distributed x the error's rms is 2.1e-3 of d's rms; with d in bf16 it would be 1.6e-3.
 enum { GELU_CODE_ZERO = 26, GELU_CODE_NAN = 255 };
 #define GELU_CODE_STEPS 202.0f
 #define GELU_CODE_SHIFT (0x1p23f + (float)GELU_CODE_ZERO) // floats from 2^23 on are integers: the last byte is the code

@@ -13,7 +13,7 @@ GNS_HD static inline float loss_logsumexp(float max, float sum) { return max + l
 
 GNS_HD static inline float loss_at(float logsumexp, float target_logit) { return logsumexp - target_logit; }
 
-// Returns the loss with smoothing. loss: without smoothing.
+// Returns the loss with smoothing. loss: the loss without smoothing.
 GNS_HD static inline float loss_smoothed(float loss, float target_logit, float mean_logit, float smoothing) {
     return loss + smoothing * (target_logit - mean_logit);
 }

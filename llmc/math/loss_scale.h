@@ -1,7 +1,7 @@
 // loss_scale: the factor of the loss that keeps gradients within fp16's range (Micikevicius et al. 2018, arXiv
-// 1710.03740, section 3.2). It doubles after LOSS_SCALE_INTERVAL steps without an overflow. A step whose gradient
-// overflows (its norm is infinite or NaN) is skipped, and the scale is halved. PyTorch's GradScaler has the same first
-// scale, interval and factors; Megatron-LM has the same smallest scale.
+// 1710.03740, section 3.2). The scale doubles after LOSS_SCALE_INTERVAL steps without an overflow. A step whose
+// gradient overflows (the gradient's norm is infinite or NaN) is skipped, and the scale is halved. PyTorch's GradScaler
+// has the same first scale, interval and factors; Megatron-LM has the same smallest scale.
 #pragma once
 
 #include "base/common.h"

@@ -2,14 +2,14 @@
 //
 // Every kind warms up linearly from 0 to lr over warmup_tokens (Goyal et al. 2017, arXiv 1706.02677), then:
 //   constant      lr
-//   linear        a line down to final_frac lr at train_tokens
-//   cosine        half a cosine down to final_frac lr at train_tokens (Loshchilov and Hutter 2017, arXiv 1608.03983)
-//   wsd           1 - sqrt(share of the decay done) down to final_frac lr at train_tokens (Haegele et al. 2024, arXiv
-//                 2405.18392, "1-sqrt"; as in llm.c)
+//   linear        a line down to final_frac * lr at train_tokens
+//   cosine        half a cosine down to final_frac * lr at train_tokens (Loshchilov, Hutter 2017, arXiv 1608.03983)
+//   wsd           as 1 - sqrt(share of the decay done), down to final_frac * lr at train_tokens (Haegele et al. 2024,
+//                 arXiv 2405.18392, "1-sqrt"; as in llm.c)
 //   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3). Without a warm-up: lr for 1%
 //                 of the horizon, then lr sqrt(1% of the horizon / tokens)
 // linear, cosine and wsd hold lr until hold_frac of the horizon (warm-up, stable, decay: Hu et al. 2024, arXiv
-// 2404.06395, section 4). Beyond the horizon they hold final_frac lr. constant and inverse-sqrt ignore both fractions.
+// 2404.06395, section 4). After it they hold final_frac * lr. constant and inverse-sqrt ignore both fractions.
 #pragma once
 
 #include "base/common.h"
@@ -40,7 +40,7 @@ GNS_HD static inline double schedule_lr(const Schedule *s, double tokens) {
     const double pi = 3.141592653589793238, from = fmax(s->warmup_tokens, s->hold_frac * s->train_tokens);
     const double passed = fmax(0, (tokens - from) / (s->train_tokens - from));
     const double done = tokens >= s->train_tokens ? 1 : passed; // share of the decay
-    double left = 1.0; // (rate - final_frac lr) / (lr - final_frac lr): 1 at the peak, 0 at the end
+    double left = 1.0; // (rate - final_frac * lr) / (lr - final_frac * lr): 1 at the peak, 0 at the end
     switch (s->kind) {
     case SCHEDULE_LINEAR: left = 1.0 - done; break;
     case SCHEDULE_COSINE: left = 0.5 + 0.5 * cos(pi * done); break;

@@ -2,7 +2,7 @@
 // Outputs begin as NaN; guards surround every buffer. Every call is made twice and must give the same bits. References
 // are plain loops in float64 on the same rounded inputs.
 //
-// Structs have names: nvcc 13.0 fails with an internal error on vectors of unnamed types in C++20.
+// Structs have names, because nvcc 13.0 fails with an internal error on vectors of unnamed types in C++20.
 //
 // Arguments of each test: [seed [small]]. A seed repeats a run (0: from the clock). `small` leaves out large shapes,
 // for slow tools.
@@ -147,11 +147,11 @@ static const double SUM_RELATIVE = 2e-5, SUM_ABSOLUTE = 2e-5; // sums in fp32
 
 static inline void *workspace_new(size_t bytes) { return device_new<char>(bytes); }
 
-// Runs `reset` and `call` twice and compares the buffers bit for bit.
 struct Output {
     const void *p;
     size_t bytes;
 };
+// Runs `reset` and `call` twice and compares the outputs bit for bit.
 [[maybe_unused]] static void run_twice(const char *name, const std::function<void()> &reset,
                                        const std::function<void()> &call, const std::vector<Output> &outputs) {
     std::vector<std::vector<char>> first;

@@ -4,7 +4,7 @@
 #include "cuda/crossentropy.cuh"
 
 // Bound on the error of fp32 arithmetic before the result is rounded. |x| + log T reaches 64, or 92 in base 2. Half a
-// unit in the last place is 2^-19 up to 64, 2^-18 up to 92. p = softmax scale / T has the relative error
+// unit in the last place is 2^-19 up to 64, 2^-18 up to 92. p = softmax scale / T has these relative errors:
 //   2 x 2^-19             of the exponent: logsumexp = max + log(sum), shift = logsumexp + log T
 //   3 x 2^-18 ln 2        of the exponent: max log2 e, shift log2 e, x log2 e - shift log2 e
 //   1.3e-6                of the exponent: log2 e as a float, times 64

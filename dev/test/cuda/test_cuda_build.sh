@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Compiles the CUDA trainer in bf16 for sm_80 and sm_90a, all files in one. Checks that the compiler does not warn. With
-# dev/make/ptxas.sh checks that no kernel spills registers and that ptxas, that of CUDA 12, too, lets products of tensor
-# cores (wgmma) overlap. Only parses other builds: each file alone in fp16 for the oldest GPU; all in fp32, and for
-# Blackwell; test programs, benchmarks. (dev/test/gpu_check.sh builds and runs them all.) Compares plans and refusals
-# with the CPU trainer's.
+# Compiles the CUDA trainer in bf16 for sm_80 and sm_90a, all files in one. Checks that the compiler does not warn, that
+# no kernel spills registers, and that products of tensor cores (wgmma) overlap, with CUDA 12's ptxas, too
+# (dev/make/ptxas.sh). Only parses other builds: in fp16 for the oldest GPU, each file alone; in fp32 and for Blackwell,
+# all files in one; test programs; benchmarks (dev/test/gpu_check.sh builds and runs these). Compares plans and
+# refusals with the CPU trainer's.
 # shellcheck disable=SC2046,SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" cuda_build
@@ -78,7 +78,7 @@ cd "$work" || exit 70
 plan() { "$train" --dry-run "$@" > plan.txt 2>&1 || { cat plan.txt; return 1; }; }
 said() { grep -qE -- "$1" plan.txt || { echo "nothing like '$1' in:"; cat plan.txt; return 1; }; }
 
-# Without a GPU the CUDA trainer plans its memory exactly; the CPU trainer estimates it. Both add the same libraries.
+# Without a GPU the CUDA trainer plans its memory exactly, the CPU trainer roughly. Both add the same for libraries.
 engine_memory() { awk '/memory in all/ { sum += $4 } /^  (CUDA|NCCL|rounded) .* MiB/ { sum -= $(NF - 1) } END { print sum }' "$1"; }
 libraries() { grep -E '^  (CUDA|NCCL|rounded) .* MiB' "$1"; }
 estimates_what_the_cuda_engine_takes() {

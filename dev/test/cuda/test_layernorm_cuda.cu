@@ -215,7 +215,7 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
             CHECK((value(branch[i]) == 0) == (kept[i] == 0), "element %zu of B %d T %d C %d", i, B, T, C);
     }
     if (copy.codes) check_copy("copy", copy, branch);
-    if (bias) columns_check("dbias", dbias, as_doubles(branch), T); // sums the rounded results
+    if (bias) columns_check("dbias", dbias, as_doubles(branch), T); // dbias sums rounded results
     case_end();
 }
 

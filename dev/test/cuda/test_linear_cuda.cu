@@ -151,8 +151,8 @@ static void check_no_copy(const Case &c, const std::vector<real> &y) {
     CHECK(as_doubles(host_from(l.y, y.size())) == as_doubles(y), "without a copy y has other bits");
 }
 
-// Checks that a copy alone, in y's memory, has the same codes and nothing after them is written. If rows are whole
-// examples of 16 tokens, the transposed codes equal the copy's.
+// Checks that a copy alone (Fp8Copy), in y's memory, has the same codes, and that nothing is written after them. If
+// rows are whole examples of 16 tokens, checks the transposed codes, too.
 static void check_alone(const Case &c) {
     const size_t n = (size_t)c.l.rows * c.l.out;
     Linear l = c.l;

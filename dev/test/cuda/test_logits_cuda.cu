@@ -1,6 +1,6 @@
 // cuda_logits reuses keys and values of earlier calls. Its logits equal a new engine's and the CPU engine's up to
-// rounding, whatever happens between calls. If each block stores its own keys and values, it computes only the last
-// token. Repeated calls give the same bits. Arguments: engine_test.cuh.
+// rounding, whatever happens between calls. cuda_logits computes only the last token if each block stores its own keys
+// and values. Repeated calls give the same bits. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
 #include "cuda/engine.cuh"

@@ -1,6 +1,6 @@
 // Compares weight gradients and per-example squared norms with float64 (kernel_test.cuh). Tensor cores sum products of
-// e4m3 in 14 bits. So e4m3 operands are small integers, whose sums are exact, or numbers as in training, compared with
-// the tolerance of 14 bits.
+// e4m3 in 14 bits. So tests of e4m3 use small integers, whose sums are exact, or numbers as in training, with a
+// tolerance for 14 bits.
 #include "kernel_test.cuh"
 
 #include "cuda/fp8.cuh"
