@@ -24,7 +24,7 @@ struct AttentionShape {
 
     __host__ __device__ int C() const { return NH * D; }
     __host__ __device__ int heads() const { return B * NH; }
-    __host__ __device__ int padded_T() const { return (T + 127) / 128 * 128; } // no tile ends beyond it
+    __host__ __device__ int padded_T() const { return (T + 127) / 128 * 128; } // no tile ends after padded_T
     __host__ __device__ int tiles(int rows) const { return (T + rows - 1) / rows; }
 };
 

@@ -8,11 +8,11 @@
 // Softmax runs in base 2: exp(x) = exp2(x log2 e).
 constexpr float LN2 = 0.6931471805599453f;
 
-// Workspace of the backward. Its first kernel fills it. Padding (rows from T on) holds lse2 = infinity and delta = 0,
-// so P = exp2(S - lse2) is 0 there.
+// Workspace of the backward, filled by the backward's first kernel. Padding (rows from T on) holds lse2 = infinity and
+// delta = 0, so P = exp2(S - lse2) is 0 there.
 struct AttentionRows {
     float *lse2;  // (B, NH, padded T) lse * log2(e)
-    float *delta; // (B, NH, padded T) rowsum(dO * O); attention_sm90 divides it by dropout's scale
+    float *delta; // (B, NH, padded T) rowsum(dO * O); in attention_sm90, divided by dropout's scale
 };
 
 // Any GPU, any D <= 128: mma.sync in 16 bits, plain fp32 (no TF32) in the FP32 build.

@@ -39,7 +39,7 @@ template <int N> constexpr int ELEMENTS = N / 2;
 
 __device__ static int own_row() { return threadIdx.x % 32 / 4; }
 
-// As fragment_column, with an unsigned remainder: a signed one makes dkdv_kernel spill.
+// As fragment_column, but with an unsigned remainder, because a signed one makes dkdv_kernel spill.
 __device__ static int element_column(int i) { return i / 4 * 8 + (int)(threadIdx.x % 4) * 2 + i % 2; }
 
 #ifndef GNS_FP32

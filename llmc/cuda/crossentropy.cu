@@ -29,8 +29,8 @@ typedef struct {
     float max, sum;
 } Partial;
 
-// Joins the lanes' partials; returns the result in every lane. A lane whose max equals the result's keeps its sum as it
-// is: if both are -inf, the factor exp(-inf + inf) would be NaN.
+// Joins the lanes' partials; returns the result in every lane. A lane whose max equals the result's max does not scale
+// its sum. If both are -inf, the factor exp(-inf + inf) would be NaN.
 __device__ static inline Partial partial_join_warp(Partial p) {
     float max = p.max;
     UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2)

@@ -22,7 +22,7 @@ int crossentropy(LogitRows rows, cudaStream_t stream, Error *e);
 // exponentials = exp(logit - target's logit). With sum = a row's sum of exponentials, softmax = exponentials / sum, and
 //   dlogits = factor (exponentials - sum onehot(target)),  factor = scale / T / sum
 // The product for the input gradient multiplies row r by its factor (LINEAR_SCALED). For the weight gradient,
-// crossentropy_finish multiplies row r of x by it.
+// crossentropy_finish multiplies row r of x by its factor.
 
 // Before the product: target_logits[r] = x[r] . weight[target]; x (R, C), weight (.., C), C a multiple of 8.
 int crossentropy_targets(float *target_logits, const real *x, const real *weight, const LogitRows &k, int C,

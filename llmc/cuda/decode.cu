@@ -85,8 +85,8 @@ int decode_linear(const Linear &l, const real *gamma, const real *beta, cudaStre
 enum { KEYS = 128 / (int)sizeof(Pack<VEC>) }; // keys in flight per thread
 
 // Grid: a block per head. A group of `lanes` lanes, a power of two, shares a key; each lane holds a pack of the key's D
-// elements. Group g scores keys g, g + groups, ... in one pass: it keeps its largest score so far, and sums values with
-// weights 2^(score - largest). scale: log2(e) / sqrt(D).
+// elements. Group g scores keys g, g + groups, ... in one pass. The group keeps its largest score so far, and sums
+// values with weights 2^(score - largest). scale: log2(e) / sqrt(D).
 __global__ void __launch_bounds__(THREADS)
     attention_row_kernel(real *out, const real *qkv, int row, int D, int lanes, float scale) {
     __shared__ alignas(16) float values[WARPS][ATTENTION_HEAD_SIZE_MAX];

@@ -87,7 +87,7 @@ struct Engine {
     EngineConfig config;
     Device device;
     cudaStream_t stream;
-    cudaStream_t store_stream; // copies to the host, for saves: kernels queued later do not delay them
+    cudaStream_t store_stream; // copies to the host, for saves, which later kernels do not delay
     cudaEvent_t state_ready;   // recorded after the last update (engine_state.cu)
     Matmul *matmul;
     bool fused_linear; // linear_sm90 computes qkv, proj, fc and dfc; with dropout also fcproj; in bf16 also the head
@@ -221,7 +221,7 @@ int engine_head_examples(const EngineConfig *config);
 Fp8Site fp8_x_site(TensorKind w), fp8_dy_site(TensorKind w); // the site of a weight's x; of its dy
 // Returns the copy of a site of activations. Its codes are NULL unless the product is in e4m3.
 Fp8Copy fp8_copy_of(const Engine *engine, bool fp8, Fp8Site s, int l);
-// Sets the e4m3 factors of a product with site s, if it rounds them.
+// Sets the e4m3 factors of a product with site s, if the product rounds them.
 void fp8_factors(const Engine *engine, bool fp8, Linear *linear, Fp8Site s, int l);
 // Copies block l's weights. No-op if this step has copied them; with shard_weights, only if the copies are in memory.
 int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e);
@@ -229,7 +229,7 @@ int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e);
 bool fp8_dweight_rounds(const Engine *engine, bool fp8, TensorKind w, int l);
 // Copies dqkv (B, T, 3C) for fp8_dweight and the product dln1, and sums its columns.
 int fp8_copy_dqkv(Engine *engine, const real *dqkv, const ColumnGradient &bias, int l, int B, int T, Error *e);
-// Computes g, the gradient of w, if fp8_dweight_rounds. Reads x only if it was stored.
+// Computes g, the gradient of w, if fp8_dweight_rounds. Reads x only if x was stored in bf16.
 int fp8_dweight(Engine *engine, WeightGradient g, const real *x, TensorKind w, int l, WeightGradientShape s, Error *e);
 
 // Functions of EngineApi outside train_gpt2.cu (engine_life.cu, engine_state.cu).

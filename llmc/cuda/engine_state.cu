@@ -41,7 +41,7 @@ static int copies_end(cudaStream_t stream, int code, Error *e) {
     return CUDA_CALL(status, e);
 }
 
-// Loads working weights through matmul_scratch: the device has no room for master weights of other ranks.
+// Loads working weights through matmul_scratch, because the device has no room for master weights of other ranks.
 static int load_working(Engine *engine, Range range, const float *values, Error *e) {
     const size_t chunk = MATMUL_WORKSPACE_BYTES / sizeof *values;
     for (size_t at = range.begin; at < range.end; at += chunk) {

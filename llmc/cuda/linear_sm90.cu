@@ -5,9 +5,9 @@
 // - a producer thread, which copies stages to shared memory (64 values along the summed dimension; in e4m3 128), and
 // - two warpgroups that alternate between tiles: while one multiplies, the other applies the epilogue to its tile and
 //   stores it, 16 rows per warp at a time through the warp's slot of shared memory.
-// Turn t is a block's t-th tile; warpgroup t mod 2 computes it. It waits for the stages of turn t only after the other
-// warpgroup has seen all stages of turn t - 1 (Shared.order): an mbarrier has one parity bit, so waiting two phases
-// ahead returns at once.
+// Turn t is a block's t-th tile, which warpgroup t mod 2 computes. That warpgroup waits for the stages of turn t only
+// after the other one has seen all stages of turn t - 1 (Shared.order). An mbarrier has one parity bit, so a wait two
+// phases ahead would return at once.
 #include "cuda/linear_sm90.cuh"
 
 #include "cuda/gelu.cuh"
@@ -342,12 +342,12 @@ __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const re
                 }
             }
             matrices_store(values, j, r);
-            // Store the slopes last: the compiler then keeps the next reads of the bias after these stores.
+            // Store the slopes last, so that the compiler keeps the next reads of the bias after these stores.
             UNROLL_FOR (int q = 0; FORWARD && q < 4; q++) *slopes_at(slopes, 2 * j + q / 2, q) = (uint16_t)pair[q];
         }
         if (FORWARD) slot_out(slope, slopes, row, panel + p);
         slot_out<FORWARD && E4M3>(y, values, row, panel + p, !E4M3 || !job.copy.alone);
-        if (E4M3) { // free the buffers of panel p - 1: panel p + 1 overwrites them
+        if (E4M3) { // free the buffers of panel p - 1 for panel p + 1
             char *copy = FORWARD ? slot + SLOPES_AT + 2 * SLOPES_BYTES : slopes;
             slot_wait<FORWARD ? 2 : 1>();
             if (fetches && p > 0) slopes_in(slot, p - 1, slope, full, row + ROWS / HALVES, panel);

@@ -124,7 +124,7 @@ static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cubl
 enum { TUNE_FINALISTS = 4, TUNE_ROUNDS = 2, TUNE_RUNS_MAX = 1000 };
 static const float TUNE_HEAT_MS = 200, TUNE_SETTLE_MS = 80, TUNE_TIMED_MS = 70;
 static const float TUNE_SLOW = 1.1f;  // on a cool card: drop answers slower than the fastest by this factor
-static const float TUNE_TIE = 0.995f; // on a hot card: an answer below this fraction of answer 0's time replaces it
+static const float TUNE_TIE = 0.995f; // on a hot card: an answer in less than this share of answer 0's time wins
 
 // *out = mean milliseconds per run, timed for about `ms` milliseconds, after untimed runs for `settle` milliseconds;
 // infinite if the algorithm does not run. each: estimated milliseconds per run.

@@ -30,7 +30,7 @@ typedef struct {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, out;
     cublasLtMatmulAlgo_t algorithm;
-    bool apart; // cuBLASLt has no algorithm that adds the bias: bias_kernel adds it
+    bool apart; // bias_kernel adds the bias, because cuBLASLt has no algorithm that does
 } MatmulPlan;
 
 // Most plans in Matmul (a run needs about 20 per number of rows), most answers to time, most bytes of Matmul.choices.
@@ -68,7 +68,7 @@ int matmul_run(Matmul *mm, const MatmulShape &shape, const MatmulOperands &opera
 // the heuristic's first answer.
 void matmul_tune(Matmul *mm, bool on);
 
-// Restores a tuning from the text of Matmul.choices. If another GPU or library made it: ERR_INPUT, and no choices.
+// Restores a tuning from the text of Matmul.choices. If another GPU or library made the text: ERR_INPUT, no choices.
 int matmul_choices_load(Matmul *mm, const char *choices, Error *e);
 
 static inline int cublas_status(cublasStatus_t status, const char *call, const char *file, int line, Error *e) {

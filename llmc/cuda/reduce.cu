@@ -47,8 +47,8 @@ ColumnSplit column_split(int B, int T, int target_blocks) {
 }
 
 // Pass two, in two kernels.
-// 1. Block (x, set, z) of a job owns 32 W columns of a batch of examples, with equally many warps per example. It adds
-//    up each example's slots. It writes the batch's sum and each example's sum of squares over these columns.
+// 1. Block (x, set, z) of a job owns 32 W columns of a batch of examples, with equally many warps per example. The
+//    block adds up each example's slots. It writes the batch's sum and, over these columns, each example's square.
 // 2. Block (0, set) of a job adds up the squares. Block (1 + x, set) adds up SUM_THREADS columns of the batches' sums.
 enum { FINISH_WARPS = 16, SLOTS_PER_WARP = 8, SLOTS_IN_FLIGHT = 4 };
 
@@ -264,7 +264,7 @@ int reduce_squares(double *squares, const float *x, Range range, const Range *se
     return launch({S, WARP, stream}, e, squares_finish_kernel, squares, slots, range, span, segments, add);
 }
 
-enum { EXAMPLES_AT_ONCE = 8 }; // per kernel; it keeps their sums of squares in registers
+enum { EXAMPLES_AT_ONCE = 8 }; // per kernel; registers hold their sums of squares
 
 // gradient (n) += x (E, n), W columns per thread at a time, E <= EXAMPLES_AT_ONCE. partials (E, gridDim.x): sum of x^2.
 template <int W>

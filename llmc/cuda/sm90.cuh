@@ -123,7 +123,7 @@ __device__ static inline void copy_box_in(void *to, const CUtensorMap *map, uint
                  : "memory");
 }
 
-// Copies a box into both blocks of a pair, to the same address, and counts it at the same barrier.
+// Copies a box to the same address in both blocks of a pair, and counts its bytes at the same barrier in both.
 __device__ static inline void copy_box_in_pair(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
                                                int b) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -251,7 +251,7 @@ SM90_WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84")
 SM90_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100")
 SM90_WGMMA(208, 104, "%104", "%105", "%106", "%107", "%108")
 
-// registers_give returns registers of a warpgroup to the block's pool; registers_take allocates registers from it.
+// registers_give returns a warpgroup's registers to the block's pool; registers_take takes registers from the pool.
 // Every warp of the group must call. registers_take waits until enough registers are free: forever if the warpgroups
 // want more than the block got at launch. Three warpgroups get 168 per thread: 3 x 168 = 2 x 232 + 40 = 2 x 240 + 24.
 template <int A_THREAD> __device__ static inline void registers_give() {

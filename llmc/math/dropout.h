@@ -25,7 +25,7 @@ typedef struct {
     int layer;
 } Dropout;
 
-// DROPOUT_MOST is the largest `below`. It is fp16's infinity: the GPU compares the random bits as fp16 numbers.
+// DROPOUT_MOST, the largest `below`, is fp16's infinity, because the GPU compares the random bits as fp16 numbers.
 enum { DROPOUT_ONE = 1 << 15, DROPOUT_MOST = 0x7c00, DROPOUT_BITS = DROPOUT_ONE - 1, DROPOUT_ROUNDS = 7 };
 
 GNS_HD static inline Dropout dropout_of(double p, uint64_t seed) {

@@ -1,6 +1,6 @@
 // gelu: GELU's tanh form, as in GPT-2 (Hendrycks and Gimpel 2016, arXiv 1606.08415): x/2 (1 + tanh u),
-// u = sqrt(2/pi) (x + 0.044715 x^3). Both engines compute it as x s, s = sigmoid(2u) = 1/(1 + exp(-2u)), which equals
-// (1 + tanh u)/2. For negative x, 1 + tanh u loses digits; s does not.
+// u = sqrt(2/pi) (x + 0.044715 x^3). Both engines compute GELU as x s, s = sigmoid(2u) = 1/(1 + exp(-2u)), which
+// equals (1 + tanh u)/2. For negative x, 1 + tanh u loses digits; s does not.
 //   2u         = GELU_SCALE x (1 + GELU_CUBIC x^2)
 //   d/dx (x s) = s + x s (1 - s) GELU_SCALE (1 + 3 GELU_CUBIC x^2)
 // The CPU computes GELU on vectors and guards exp against overflow (cpu/vector_math.h). The GPU computes it on scalars
@@ -15,7 +15,7 @@
 #define GELU_SCALE 1.5957691216f // 2 sqrt(2/pi)
 #define GELU_CUBIC 0.044715f
 
-// The code of GELU's derivative d is a byte: 26 + 202 d, rounded. 16-bit CUDA builds keep it for the backward pass.
+// The code of GELU's derivative d is a byte: 26 + 202 d, rounded. 16-bit CUDA builds keep codes for the backward pass.
 // -0.1290 <= d <= 1.1290 (at x = -1.42 and 1.42), so 202 codes per unit of d are the most that keep all codes below
 // 255, NaN's code. d = 0 and d = 1 (at large |x|) are exact because 202 is an integer. The error of d is at most 1/404.
 // For normally distributed x the error's rms is 2.1e-3 of d's rms; with d in bf16 it would be 1.6e-3.

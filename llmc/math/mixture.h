@@ -6,7 +6,7 @@
 //     s(e) = the first s with u(e) < p_0 + ... + p_s,
 //
 // and is that source's example number n(e) = |{e' < e: s(e') = s(e)}|. Every source counts its own epochs: example n of
-// source s, which has N windows, is its window permutation_at(N, permutation_key(seed + s, n / N), n % N).
+// source s, which has N windows, is window permutation_at(N, permutation_key(seed + s, n / N), n % N) of the source.
 //
 // The order depends on the seed and e alone, not on batches, micro-batches, ranks or restarts. The draws are
 // independent, so a batch is a random sample of the mixture, as the estimator of the noise scale assumes.

@@ -1,7 +1,7 @@
 // permutation: the order of the data, as a keyed bijection on [0, n). Any point is computed in constant memory, so the
 // loader's whole state is one counter.
 //
-// It is a Feistel network on [0, 2^bits), where bits is the least with 2^bits >= n. Cycle walking repeats the network
+// The bijection is a Feistel network on [0, 2^bits), with the least 2^bits >= n. Cycle walking repeats the network
 // until the result is below n, after fewer than two passes on average (Black and Rogaway, "Ciphers with Arbitrary
 // Finite Domains", CT-RSA 2002, section 3). The halves may differ in width by one bit. Each round XORs a keyed hash of
 // one half into the other, so a round is its own inverse.

@@ -4,7 +4,7 @@
 # tokens, or the stop signal that their page describes. dev/test/gpu_check.sh runs this script.
 #
 #     OUT     logs ($OUT/NAME.log); a temporary directory
-#     PYTHON  a Python with numpy, scipy, matplotlib (python3); if it has torch and transformers, they read checkpoints
+#     PYTHON  a Python with numpy, scipy, matplotlib (python3); with torch and transformers, it also reads checkpoints
 #
 # Three tracks run side by side on one GPU, because most of their time is start-up.
 set -u

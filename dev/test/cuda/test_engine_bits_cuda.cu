@@ -74,7 +74,7 @@ static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     CALL_OK(gpu.load(engine, STATE_MOMENT1, all_of(&w->model), zero.data(), &e));
     CALL_OK(gpu.load(engine, STATE_MOMENT2, all_of(&w->model), zero.data(), &e));
     for (const Tensor *t = w->model.tensors, *last = t + w->model.tensor_count - 1; t <= last; t++) {
-        Range gap = {t->offset + t->count, t < last ? t[1].offset : n}; // padding: its gradient is always 0
+        Range gap = {t->offset + t->count, t < last ? t[1].offset : n}; // padding, whose gradient is always 0
         CALL_OK(gpu.load(engine, STATE_GRAD, gap, zero.data(), &e));
     }
     return engine;
@@ -378,8 +378,8 @@ static void test_overflow(void) {
     check_same_bits(&w, a, b, "after an overflow");
 }
 
-// Without exponents, or without the weights' exponents, fp8 has the bits of bf16. With all exponents it rounds. After a
-// step in which a site saturates, an update changes nothing.
+// Without exponents, or without the weights' exponents, fp8 has the bits of bf16. With all exponents fp8 rounds. After
+// a step in which a site saturates, an update changes nothing.
 static void fp8_bits(Dtype type, const Case *c) {
     World w(c, 1);
     Engine *plain = engine_of(&gpu, &w);

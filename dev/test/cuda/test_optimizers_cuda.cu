@@ -9,8 +9,8 @@
 
 static const Case many = {"more matrices than a call takes", {17, 1, 16, 31, 8}, 8, 2, 2};
 
-static const double ROUNDING = 1e-4;               // error of a step: weights are fp32
-static const double STEP = FP32 ? ROUNDING : 0.05; // error of a step of Muon in 16 bits: the CPU multiplies in fp32
+static const double ROUNDING = 1e-4;               // largest error of a step
+static const double STEP = FP32 ? ROUNDING : 0.05; // largest error of Muon's step; the CPU multiplies in fp32
 
 struct Random {
     uint64_t draws;
