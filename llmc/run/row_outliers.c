@@ -6,8 +6,6 @@
 
 #include <stdlib.h>
 
-const char *const row_kinds[ROW_KINDS] = {"loud", "rare", "strange", "uniform"};
-
 // Counts the tokens of 1,024 windows at equal distances: the same windows on every rank and at every resume. Every
 // count starts at 1.
 int row_outliers_create(Run *r, Error *e) {

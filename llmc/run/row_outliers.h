@@ -18,7 +18,7 @@
 #include "run/state.h"
 
 typedef enum { ROW_LOUD, ROW_RARE, ROW_STRANGE, ROW_UNIFORM, ROW_KINDS } RowKind;
-extern const char *const row_kinds[ROW_KINDS];
+static const char *const row_kinds[ROW_KINDS] = {"loud", "rare", "strange", "uniform"};
 
 typedef struct {
     cJSON *list[ROW_KINDS];     // objects of outliers.jsonl, highest score first

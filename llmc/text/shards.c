@@ -193,20 +193,19 @@ int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e) {
     return 0;
 }
 
-// Returns a window's shard. *at = index in the shard of the window's first token.
-static const Shard *window_find(const Dataset *data, uint64_t window, uint64_t shift, uint64_t *at) {
+// Returns where a window's tokens begin; the document is unknown.
+static ExamplePlace window_find(const Dataset *data, uint64_t window, uint64_t shift) {
     // Find the last shard with first_window <= window. It is not empty: an empty shard's successor has the same value.
     const Shard *shard = &data->shards[data->info.shards - 1];
     while (shard->first_window > window) shard--;
-    *at = (window - shard->first_window) * (uint64_t)data->seq_len + shift;
-    *at = size_min(*at, shard->tokens - (uint64_t)data->seq_len - 1);
-    return shard;
+    const uint64_t at = (window - shard->first_window) * (uint64_t)data->seq_len + shift;
+    return (ExamplePlace){shard, size_min(at, shard->tokens - (uint64_t)data->seq_len - 1), -1};
 }
 
 int dataset_place(const Dataset *data, uint64_t example, int separator, ExamplePlace *place, Error *e) {
     uint16_t tokens[1 << 17]; // the last tokens up to the example's first token
     uint64_t shift, window = dataset_window_at(data, example, &shift);
-    place->shard = window_find(data, window, shift, &place->offset);
+    *place = window_find(data, window, shift);
     const uint64_t end = place->offset + 1, n = size_min(end, sizeof tokens / sizeof *tokens);
     place->document = separator < 0 || n < end ? -1 : 0; // the result if no separator is among the tokens
     TRY(shard_read(place->shard, end - n, n, tokens, e));
@@ -216,11 +215,10 @@ int dataset_place(const Dataset *data, uint64_t example, int separator, ExampleP
 }
 
 static int window_read(const Dataset *data, uint64_t window, uint64_t shift, uint16_t *out /* (T+1) */, Error *e) {
-    uint64_t at;
-    size_t count = (size_t)data->seq_len + 1;
-    const Shard *shard = window_find(data, window, shift, &at);
-    TRY(shard_read(shard, at, count, out, e));
-    return tokens_check(shard, at, count, out, data->vocab_size, e);
+    const size_t count = (size_t)data->seq_len + 1;
+    const ExamplePlace at = window_find(data, window, shift);
+    TRY(shard_read(at.shard, at.offset, count, out, e));
+    return tokens_check(at.shard, at.offset, count, out, data->vocab_size, e);
 }
 
 int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out, Error *e) {
