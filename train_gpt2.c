@@ -78,7 +78,7 @@ static int gather_rows(Engine *engine, const Batch *batch, void *all, Error *e) 
     return t->gather_rows(t->context, all, (int)batch->all.M, (batch->T - batch->first) * batch->C, batch->type, e);
 }
 
-// Returns the array to which a product writes partial sums (all rows, C). Without --tensor sums are whole: `own`.
+// Returns the array to which a product writes partial sums (all rows, C): `exchange`; without --tensor `own`.
 static void *partial_sums(const Engine *engine, void *own) { return engine->exchange ? engine->exchange : own; }
 
 // own (N, C) = sum over the ranks of partial_sums.
@@ -137,8 +137,8 @@ static void ln_forward(Engine *engine, const Batch *batch, void *y, float *mean,
                       batch->type);
 }
 
-// to (B, T, C) = dropout of x (math/dropout.h): the output of a branch or of the embeddings, or its gradient, which
-// needs the same mask. `to` may be x. Without dropout `to` must be x: nothing is copied.
+// to (B, T, C) = dropout of x (math/dropout.h). x is the output of a branch or of the embeddings, or that output's
+// gradient, which needs the same mask. `to` may be x, and without dropout must be x, as nothing is copied.
 static void drop(const Batch *batch, void *to, const void *x, DropoutPlace place, int l) {
     if (!batch->dropout.below) return;
     dropout_apply(to, x, dropout_at(batch->dropout, batch->dropout.example, l), place, batch->B, batch->T, batch->C,
@@ -224,7 +224,7 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     return 0;
 }
 
-// ---- The head: logits, loss and, in training, gradients, for a chunk of tokens (here: rows) at a time ---------------
+// ---- The head: logits, loss and, in training, gradients, by chunks of tokens. Here `rows` are tokens ----------------
 
 // logits (rows, Vp) = lnf (rows, C) wte^T, for rows [first, first + rows) of the pass
 static void head_logits(Engine *engine, size_t first, size_t rows) {
@@ -238,7 +238,7 @@ static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t e
     const Model *model = engine->config.model;
     size_t C = batch->C, Vp = (size_t)model->vocab_padded, rows;
     const float smoothing = engine->config.label_smoothing;
-    // gradient of an example's loss, the mean over its tokens, with respect to one token's loss
+    // seed: gradient of an example's loss (the mean over its tokens) with respect to one token's loss
     const float seed = dwte ? engine->loss_scale / (float)engine->config.seq_len : 0.0f;
     for (; first < end; first += rows, add = true) {
         rows = size_min((size_t)engine_head_rows(&engine->config), end - first);
@@ -593,7 +593,7 @@ const EngineApi cpu_engine = {
     .hash = cpu_hash,
     .begin_step = cpu_begin_step,
     .examples = cpu_examples,
-    .scale_loss = cpu_scale_loss, // for tests
+    .scale_loss = cpu_scale_loss, // only tests call it
     .exponents = cpu_exponents,
     .micro_step = cpu_micro_step,
     .norms = cpu_norms,

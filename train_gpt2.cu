@@ -9,7 +9,7 @@
 //    staging buffer is free.
 // 2. engine->scratch and the matmul workspace are temporary: nothing in them outlives the function that uses them.
 // 3. Only cuda_create allocates device memory.
-// 4. Every kernel sums in a fixed order: two runs give the same bits.
+// 4. Every kernel sums in a fixed order, so two runs give the same bits.
 #include "cuda/attention.cuh"       // attention_forward, attention_backward
 #include "cuda/crossentropy.cuh"    // crossentropy, crossentropy_targets, crossentropy_finish
 #include "cuda/decode.cuh"          // decode_linear, decode_attention
@@ -188,7 +188,7 @@ static int linear_dinput_own(Engine *engine, const Pass *p, real *dx, const real
     return rows_reduce(engine, p, dx, e);
 }
 
-// True if the kernel that writes dy, the gradient of w's output, also sums dy's columns: the gradient of w's bias.
+// dy is the gradient of w's output. True if the kernel that writes dy also sums its columns, the gradient of w's bias.
 static bool bias_is_summed(const Engine *engine, const Pass *p, TensorKind w) {
     if (w == QKV_W) return false;
     if (w == FC_W) return !engine->fused_linear || linear_sm90_sums(p->T);
@@ -230,7 +230,7 @@ static int matrix_gradient(Engine *engine, const Pass *p, TensorKind w, const We
     return 0;
 }
 
-// Computes the gradient of matrix w; also that of its bias if `fuses`, no factor is rounded and not bias_is_summed.
+// Computes the gradient of matrix w. If fuses, !bias_is_summed and no factor is rounded, also that of w's bias.
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -264,7 +264,7 @@ static int block_await(Engine *engine, const Pass *p, int l, Error *e) {
     return fp8_copy_weights(engine, p->fp8, l, e);
 }
 
-// Requests a bucket's weights; no-op unless it is a block's.
+// Requests a bucket's weights; no-op unless the bucket is a block's.
 static int weights_soon(Engine *engine, int bucket, Error *e) {
     const Model *model = engine->config.model;
     if (bucket <= 0 || bucket >= model_bucket_count(model)) return 0;
@@ -574,7 +574,7 @@ static int cuda_begin_step(Engine *engine, Error *e) {
     return copy_in(engine, engine->exponent_there, engine->exponent, engine_sites(&engine->config), e);
 }
 
-// Call after the last step's result: its copy of `exponent` to the device is then done.
+// Call after the last step's result, when that step's copy of `exponent` to the device is done.
 static void cuda_exponents(Engine *engine, const int8_t *k) {
     engine->measures = k != NULL;
     if (k) memcpy(engine->exponent, k, engine_sites(&engine->config));
@@ -713,8 +713,8 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
     return head_logits(engine, 0, 1, true, e);
 }
 
-// Logits after n tokens, padded to whole tiles so that few matmul plans serve all lengths. A causal model ignores
-// padding.
+// engine->logits = logits after n tokens. Pads the tokens to whole tiles, so that few matmul plans serve all lengths. A
+// causal model ignores padding.
 static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const size_t tile = 64;
     const Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);

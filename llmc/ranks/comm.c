@@ -30,7 +30,7 @@ static int environment_int(const char *name, int otherwise) {
 }
 
 // True if a launcher started this process as one of several ranks. Open MPI's mpirun sets the number of ranks. srun
-// --mpi=pmix does not: assumes 2 until MPI_Init tells.
+// --mpi=pmix does not, so the function assumes 2 until MPI_Init tells.
 static bool launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
 // Returns the number of cores (hardware threads) that a process may run on. On a machine with more cores than a
@@ -191,7 +191,7 @@ int comm_exchange(Comm *comm, const float *sent, float *received, int *counts, E
     return 0;
 }
 
-// ---- Functions built on these ---------------------------------------------------------------------------------------
+// ---- Functions built on these collectives ---------------------------------------------------------------------------
 
 int comm_check_launch(const Comm *comm, Error *e) {
     static const char *const counts[] = {"SLURM_STEP_NUM_TASKS", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};

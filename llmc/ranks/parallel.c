@@ -145,7 +145,7 @@ int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e) {
     if (!p->shard_weights && p->config.tensor == 1) return 0;
     TRY(comm_broadcast(p->comm, &word, sizeof word, e));
     TRY(comm_broadcast(p->comm, &n, sizeof n, e));
-    return comm_broadcast(p->comm, (void *)tokens, (size_t)n * sizeof *tokens, e); // only read on rank 0
+    return comm_broadcast(p->comm, (void *)tokens, (size_t)n * sizeof *tokens, e); // rank 0 only reads them
 }
 
 // Warns if a group's ranks are on several machines.

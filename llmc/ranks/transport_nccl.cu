@@ -248,7 +248,7 @@ static size_t each_elements(const Transport *t, Range bucket) {
     return unequal ? 0 : range_length(division_part(&t->division, bucket, 0));
 }
 
-// Returns rank r's part without its first each_elements.
+// Returns rank r's part without its first each_elements(bucket) elements.
 static Range rest_of(const Transport *t, Range bucket, int r) {
     Range part = division_part(&t->division, bucket, r);
     part.begin += each_elements(t, bucket);

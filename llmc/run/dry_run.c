@@ -36,7 +36,7 @@ int run_dry(Run *r, Error *e) {
     if (ramp) TRY(setup_schedule(r, e));
     setup->engine_api->device(&setup->shape, !o->device[0], &here);
     TRY(plan_on_device(&device, setup, &here, e));
-    // Plan for rank 0 only, and start no ranks. No other rank needs more memory than rank 0 by 1% or more.
+    // Plan for rank 0 only, and start no ranks. Each other rank needs less than 1% more memory.
     Comm comm = {.ranks = ranks, .local_ranks = plan_machine(&device, ranks)};
     if (o->shard && ranks % comm.local_ranks)
         return FAIL(e, ERR_USAGE, "use a multiple, or --device-count", "--shard machine: --ranks %d on machines of %d",

@@ -1,4 +1,4 @@
-// run: the state of a run, in six structs. A function is handed the one or two that it needs, or the whole run.
+// run: the state of a run, in five structs. A function is handed the one or two that it needs, or the whole run.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -58,8 +58,8 @@ typedef struct {
     Ramp ramp;
     Noise noise;
     RowOutliers outliers; // --outliers
-    Rollback back;        // --on-spike: kept by a rollback, which resets the rest but `begun`
-    StepResult result;    // statistics of this step; behind source_gram: noise_observe_sources' pairs, then `rows`
+    Rollback back;        // --on-spike. A rollback resets all fields of Position but `back` and `begun`
+    StepResult result;    // statistics of this step; after source_gram in one array: pairs (noise.h), then `rows`
     RowResult *rows;      // (largest batch) this step's rows, of all ranks, if EngineConfig.step_rows
     bool stop;            // the run stops (same on all ranks); stop_cause (save.h) says why
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown
@@ -202,7 +202,7 @@ int evaluate_model(Run *r, Error *e); // --eval-only
 int sample_token(float *logits, double *scratch, int V, const Options *o, double u);
 
 // Draws a text after the prompt; prompt "": from the beginning of a document. Writes prompt and text to `out` and
-// `copy`. stream: number of the sample in its run. When the context is full, the oldest tokens are dropped.
+// `copy`. stream: a number, different for each sample of a run. When the context is full, drops the oldest tokens.
 int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *copy, Error *e);
 
 // Prints the samples that the options ask for; in a run, also writes them to samples.jsonl.

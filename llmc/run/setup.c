@@ -22,7 +22,7 @@ static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
     if (o->given[OPTION_vocab_size] && o->vocab_size != config->vocab)
         return FAIL(e, ERR_USAGE, "leave it out", "--vocab-size %lld: --model %s has %d", (long long)o->vocab_size,
                     o->model, config->vocab);
-    bool shorten = !options_train(o) && !o->given[OPTION_seq_len]; // rows are cut to the model's context
+    bool shorten = !options_train(o) && !o->given[OPTION_seq_len]; // true: cut rows to the model's context
     if (o->seq_len > config->context && !shorten)
         return FAIL(e, ERR_USAGE, "use a smaller --seq-len", "--seq-len %lld: --model %s has a context of %d tokens",
                     (long long)o->seq_len, o->model, config->context);
@@ -77,7 +77,7 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
 }
 
 // Fails if the engine, or the GPU of --device, cannot compute the shape or type that the options ask for. ERR_INPUT if
-// the shape, from files, is the cause; otherwise ERR_USAGE.
+// a shape that was read from files is the cause; otherwise ERR_USAGE.
 static int check_shape(const Setup *setup, bool from_file, Error *e) {
     const ModelConfig *m = &setup->model.config;
     Error why, ignored;
@@ -231,7 +231,7 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
     if (o->outliers || position->noise.sources)
         setup->shape.step_rows = (int)rows_of_rank(config.batch_max, 0, comm->ranks / K).count;
     setup->shape.sources = position->noise.sources;
-    if (comm->ranks > 1 && !setup->shape.inference) // evaluation has no NCCL
+    if (comm->ranks > 1 && !setup->shape.inference) // evaluation does not use NCCL
         setup->shape.leave =
             TRANSPORT_NCCL_BYTES + transport_buffer_bytes(o->comm_dtype, model_bucket_largest(setup->shape.model));
     return 0;

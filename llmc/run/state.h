@@ -38,9 +38,9 @@ enum { ROLLBACKS_MAX = 20 };
 
 typedef struct {
     int64_t made;                                      // number of rollbacks so far
-    int64_t first[ROLLBACKS_MAX], rows[ROLLBACKS_MAX]; // examples that each of them excluded from the data's order
+    int64_t first[ROLLBACKS_MAX], rows[ROLLBACKS_MAX]; // rollback i excluded rows[i] examples from first[i] on
     int64_t latest;                                    // last step before the window of this process's last rollback
-    Error why; // reason of this process's last rollback. If its code is set, a set-up belongs to a rollback
+    Error why; // reason of this process's last rollback; code 0 before. Every set-up after it belongs to a rollback
 } Rollback;
 
 typedef struct Run Run; // run.h

@@ -87,7 +87,7 @@ static int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
     back->rows[back->made] = m->examples - back->first[back->made];
     back->made++;
     back->latest = m->step - steps;
-    // Name the window's three farthest rows of each kind (--outliers). Only rank 0 has them.
+    // Name the window's three rows of highest score of each kind (--outliers). Only rank 0 has them.
     for (int k = 0, n = 0; k < ROW_KINDS; k++, n = 0) cJSON_ArrayForEach(row, r->position.outliers.list[k]) {
             const size_t used = strlen(e->what);
             const char *shard = cJSON_GetStringValue(json_get(row, "shard"));

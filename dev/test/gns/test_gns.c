@@ -136,7 +136,7 @@ static void check_tracker(bool diff_sq) {
         CHECK_CLOSE(sqrt(gns_covariance(&t).s), sqrt(ss / diffs / 2 * sum_w2), 1e-12, 0);
         CHECK(e.significant == (mean_g >= 3 * e.g2_se), "significant %d", e.significant);
         if (mean_g <= 0) continue;
-        // The mean over the steps of dR^2, dR = (dS - R dG2) / G2
+        // rr: mean over the steps of dR^2, dR = (dS - R dG2) / G2
         double R = mean_s / mean_g, rr = 0;
         for (int i = 1; i <= last; i++)
             rr += v[i] / diffs * pow((s[i] - s[i - 1] - R * (g2[i] - g2[i - 1])) / mean_g, 2);
@@ -402,9 +402,9 @@ static void test_sources(void) {
 
 enum { MAX_RANKS = 8 };
 
-// Rank r adds up rows[r] of B gradients, to G_r. E sum_r |G_r|^2 = sum_r rows[r]^2 |G|^2 + B tr(Sigma). E |sum_r G_r|^2
-// = B^2 |G|^2 + B tr(Sigma). With these expectations estimates must be |G|^2 and tr(Sigma) for any rows[]. Estimates
-// are linear in both norms, hence unbiased. There is no estimate if one rank has all rows.
+// G_r is the sum of rank r's gradients, of rows[r] examples. E sum_r |G_r|^2 = sum_r rows[r]^2 |G|^2 + B tr(Sigma), and
+// E |sum_r G_r|^2 = B^2 |G|^2 + B tr(Sigma). With these expectations estimates must be |G|^2 and tr(Sigma) for any
+// rows[]. Estimates are linear in both norms, hence unbiased. There is no estimate if one rank has all rows.
 static void test_ranks_unbiased(void) {
     static const struct {
         int ranks;
@@ -463,7 +463,7 @@ static void check_average(const char *what, int step, const GnsTracker *t, const
 }
 
 // Every step updates the LayerNorms' average. The other groups and the ranks' estimate have five times the LayerNorms'
-// half-life; a measurement counts for all tokens since the previous one. The calibration's half-life begins at a tenth
+// half-life; a measurement counts for all tokens since the previous one. The calibration's half-life is at most a tenth
 // of the tokens done. `total` has the LayerNorms' half-life and begins at the first step in which a ramp follows it.
 static void test_groups(void) {
     enum { HALF_LIFE = 900, STEPS = 60, FOLLOWED_FROM = 9, FOLLOWED_TO = 30 };

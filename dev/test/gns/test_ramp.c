@@ -184,7 +184,7 @@ static void test_seesaw(void) {
             CHECK_CLOSE(ramp_lr(&r, lr, rows), lr * sqrt(15), 1e-12, 0);
         }
     }
-    c.schedule.final_frac = 0; // the rate reaches 0: only the cap limits the batch
+    c.schedule.final_frac = 0; // the rate reaches 0, so only batch_max limits the batch
     r = ramp_make(&c);
     CHECK(ramp_batch(&r, 9, 1e6) == 1500, "%lld rows at rate 0", (long long)ramp_batch(&r, 9, 1e6));
     r.config.schedule.lr = NAN;

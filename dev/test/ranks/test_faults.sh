@@ -161,7 +161,7 @@ saves_slowly() { # OPTIONS...
 samples_slowly() {
     deadline=1 run 2 0 '^model in slow/step_00000002' FAULT_FLUSH=0.05 --steps 2 --out slow --sample-every 1 --sample-tokens 50
 }
-hangs_while_saving() { # OPTIONS...: in the last save, or in a save during training, detected when the next save is due
+hangs_while_saving() { # OPTIONS...: the last save hangs, or a save during training, on which the next save waits
     deadline=1 run 2 78 '^error \(rank [01]\): checkpoint .*; rank 0 \(process [0-9]+\) keeps the others waiting\. .*or raise --deadline' \
         FAULT_SAVING=hang --out hung "$@" && soon 3
 }
@@ -209,7 +209,7 @@ alone() { # one rank with PMIx, as under srun --mpi=pmix: there is no other rank
     deadline=0.4 run 1 0 '^model in alone/step_00000003' FAULT_FSYNC=1.3 --steps 3 --out alone # a checkpoint may last 1.2 s, set-up 2.4
 }
 asked_while_joining() { harm "$1" "$2" ask 0 75 '^stopped \(rank 0\): a signal to another rank after step 1, saved in'; }
-ends_before_open_mpi() { run 2 0 '^model in starved/step_00000001' FAULT_STARVE=1 --steps 1 --out starved; } # before Open MPI's thread runs
+ends_before_open_mpi() { run 2 0 '^model in starved/step_00000001' FAULT_STARVE=1 --steps 1 --out starved; } # the run ends before Open MPI's thread runs
 await_steps() { until grep -qs '"step"' stop/metrics.jsonl || ! kill -0 "$job" 2> /dev/null; do sleep 0.05; done; }
 asked_to_stop() { # SIGNAL... start|step: scripts/mpirun.sh forwards signals to ranks, also while the ranks start
     run 3 75 '^stopped \(rank 0\): (SIGUSR1|a signal to another rank) after step' $forever --out stop &

@@ -43,7 +43,7 @@ refused() { # TEXT: checks that the error is one line with TEXT, and that no fil
     [ "$(grep -c '^error' log)" = 1 ] && grep -q "^error.*$1" log && [ ! -e m0/run ] || { cat log; return 1; }
 }
 same_files() { make_machines && on_both 0 --out run; }
-other_directory() { # each rank writes what it owns: all must see one --out, not copies
+other_directory() { # each rank writes what it owns, so all must see one --out, not copies
     local shape=("${shape[@]}") error="^error (rank 1 on m1): this rank has another directory (--out) than rank 0"
     make_machines && zero=1 on_both 64 --out run && grep -q "$error" log && [ ! -e m1/run ] || { cat log; return 1; }
     mkdir m1/run && echo '{}' > m1/run/run.json && zero=3 on_both 64 --out run && ls m1/run | cmp - <(echo run.json) || return 1
