@@ -98,7 +98,8 @@ typedef struct {
 } GnsCovariance;
 
 // Solves S - R G2 = k sqrt(var(S) - 2 R cov + R^2 var(G2)), a quadratic a R^2 - 2 b R + c = 0, for R >= 0. Returns 0 if
-// S is less than k standard errors above 0; INFINITY if G2 is k or more below 0, which no finite scale explains.
+// S is less than k standard errors above 0. Returns INFINITY if G2 is k standard errors or more below 0, which no
+// finite scale explains.
 static inline double gns_lower(double g2, double s, GnsCovariance var, double k) {
     double a = g2 * g2 - k * k * var.g2, b = s * g2 - k * k * var.g2_s, c = s * s - k * k * var.s;
     if (s <= 0 || c <= 0) return 0;
@@ -191,8 +192,8 @@ static inline bool gns_calibration_significant(const GnsTracker *t, GnsEstimate 
     return e.s > 0 && e.g2 > 0 && e.g2 >= (GNS_CALIBRATION_SES + GNS_FEW_SES * gns_sum_w2(t)) * e.g2_se;
 }
 
-// Adds a sampled step. tokens: since the last sampled step; done: since the run began. While either scale is
-// insignificant, the ratio does not change.
+// Adds a sampled step. tokens: tokens since the last sampled step; done: tokens since the run began. While either scale
+// is insignificant, the ratio does not change.
 static inline void gns_calibration_update(GnsCalibration *c, double B, double n_total, double q_total, double n_ln,
                                           double q_ln, double tokens, double done) {
     if (B < 2) return;

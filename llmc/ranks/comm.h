@@ -33,7 +33,7 @@ int comm_create(Comm *comm, double deadline, Error *e);
 // MPI does not understand.
 int comm_check_launch(const Comm *comm, Error *e);
 
-// From this call on, the end of the launcher is a request to stop. Before this call it ends this process.
+// From this call on, the end of the launcher is a request to stop. Before, the end of the launcher ends this process.
 void comm_outlive_launcher(void);
 
 // True if this rank was asked to stop (base/signals.h) or its launcher is gone. Other ranks may not know it.

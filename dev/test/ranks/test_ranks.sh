@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Several ranks train like one process. mpirun starts 1 to 5 ranks on this machine, each with one thread. Runs are small
-# enough for any number of cores.
+# Several ranks train like one process. mpirun starts 1 to 6 ranks on this machine (GNS_LONG: up to 8), each with one
+# thread. Runs are small enough for any number of cores.
 # shellcheck disable=SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" ranks
@@ -203,7 +203,7 @@ sharded_weights_take_the_planned_memory() {
             if (n != 4 || !(plan > 0) || peak / want > 1.05 || peak / want < 0.95 || most / want > 1.15) {
                 print "planned " plan " MiB and " base " of the program, took" all; exit 1 } }'
 }
-bf16_on_the_wire() { # gradients are rounded to 8 bits: losses differ a little, the first step's gradient by rounding
+bf16_on_the_wire() { # gradients are rounded to 8 bits: losses differ a little, the first gradient's norm by rounding
     local zero
     for zero in 1 3; do micro=4 run 3 bf16_$zero $exact_run --batch-tokens 192 --comm-dtype bf16 --zero $zero || return 1; done
     same_weights bf16_1 bf16_3 && ! same_weights e3_192 bf16_1 > /dev/null && close e3_192 bf16_1 loss 0.02 || return 1
@@ -236,7 +236,7 @@ a_skipped_step_measures_nothing() {
     grep '"skipped"' long/metrics.jsonl > skipped.txt || { echo "none was skipped"; return 1; }
     ! grep gns_ranks skipped.txt
 }
-samples_between_steps() { # all weights are gathered at once, not during the next step; with ZeRO-3 for each token
+samples_between_steps() { # all weights are gathered at once, not during the next step; ZeRO-3 gathers for each token
     layers=4 run 3 silent $short --zero 1 || return 1
     for zero in 1 3; do
         layers=4 run 3 sampled$zero $short --zero $zero --sample-every 5 --sample-tokens 3 --deadline 15 && same_weights sampled$zero silent || return 1
@@ -273,7 +273,7 @@ a_cut_model_agrees() { # with one rank, on 11 rows in micro-steps of 3; groups h
         set -- $mesh
         cut "$1" "$2" "c$1_$2" && agree c1 "c$1_$2" && close_total c1 "c$1_$2" && close c1 "c$1_$2" gns_ratio 1e-4 || return 1
     done
-    cmp <(grep '^validation loss .* = ' c1.log) <(grep '^validation loss' c4_2.log) || return 1 # each row's bytes once
+    cmp <(grep '^validation loss .* = ' c1.log) <(grep '^validation loss' c4_2.log) || return 1 # each row counts once
     cut 4 2 cm4 $masks --zero 3 --reduce micro-step && agree cm1 cm4 && close_total cm1 cm4
 }
 a_cut_model_has_one_order_of_sums() { # the same bits with every --zero and --recompute

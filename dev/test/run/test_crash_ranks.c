@@ -192,7 +192,7 @@ static void test_rank_0_finds_the_checkpoint(void) {
     CHECK_RUN(trainer_run(COMMAND "--out part"), 0, "resuming from part/step_00000003", "Skipped");
     CHECK(access("part/step_00000006.damaged", F_OK) == 0, "the damaged one was removed");
     check_same_end("whole", "part", "past a damaged one");
-    CHECK_RUN(trainer_run("train_gpt2 --eval-only --val val.bin --threads 1 --model part"), 0); // a run to evaluate
+    CHECK_RUN(trainer_run("train_gpt2 --eval-only --val val.bin --threads 1 --model part"), 0); // evaluates a run
     remove_tree(path_of("part/step_%08ld", newest_step("part")));
     trainer.ranks = 2;
     CHECK_RUN(trainer_run(COMMAND "--out part"), 0, "ranks: 4 then, 2 now\n");

@@ -73,7 +73,7 @@ evaluate() { # OPTIONS...: evaluates the run "learner"
 figures() { grep '^  ' "$1"; }
 value() { awk -v name="$2" '$1 == name { print $2 }' "$1"; }
 
-eval_only_says_what_the_run_said() { # what the run said at its last validation and last score
+eval_only_says_what_the_run_said() { # the loss of the run's last validation, and its last HellaSwag score
     evaluate --val 'code_val_*.bin' --val-tokens 1024 --hellaswag questions.jsonl > e1 || return 1
     run again --model "$(newest_checkpoint learner)" --steps 1 --lr 0 --micro-batch 4 > /dev/null && { echo "--layers accepted"; return 1; }
     small="--train code_train_*.bin --val code_val_*.bin --seq-len 48 --val-tokens 1024 --threads 1 --lr 0" \

@@ -4,8 +4,8 @@ set -u
 . "$(dirname "$0")/../checks.sh" outliers
 python=$(find_python tokenizers) || python=$(find_python) || skip_suite "no python3"
 
-# The text has sentences of 24 words in 9,600 rows of 32 bytes. Planted rows: 6 of random bytes and 6 of Russian
-# (0.125% together), 6 that repeat one byte, and 150 copies of a document of two rows.
+# The text has 9,600 rows of 32 bytes: sentences from 24 different words. Planted rows: 6 of random bytes and 6 of
+# Russian (0.125% together), 6 that repeat one byte, and 150 copies of a document of two rows.
 "$python" - "$work" << 'END'
 import json, os, random, sys
 os.chdir(sys.argv[1])

@@ -68,7 +68,7 @@ replay_repeats_the_batches() {
         --micro-batch 6 --lr 3e-3 --threads 1 &&
         diff <(grep -o '"batch": [0-9]*' a/metrics.jsonl) <(grep -o '"batch": [0-9]*' e/metrics.jsonl)
 }
-micro_batch_does_not_matter() { # up to rounding
+micro_batch_does_not_matter() { # losses are equal up to rounding
     run f --steps 20 --batch-tokens 384 --micro-batch 12 --gns exact --threads 1 --lr 3e-3 &&
         run g --steps 20 --batch-tokens 384 --micro-batch 1 --gns exact --threads 1 --lr 3e-3 || return 1
     paste <(grep -o '"loss": [0-9.e-]*' f/metrics.jsonl) <(grep -o '"loss": [0-9.e-]*' g/metrics.jsonl) |
@@ -141,7 +141,7 @@ prints_the_origin_of_the_weights() { # a note tells of a missing tokenizer if th
     run o --model n/step_00000002 --steps 1 && grep -q '^model   .*, T 32; weights from n/step_00000002$' o.log && ! grep -q "$note" o.log || { cat o.log; return 1; }
     run p --steps 1 --model d1 && grep -q "$note" p.log || { cat p.log; return 1; }
 }
-the_vocabulary_is_the_tokenizers() { # without --vocab-size
+the_vocabulary_is_the_tokenizers() { # if --vocab-size is not given
     learn_vocabulary 300 vocabulary text.txt || return
     "$tokenize" --tokenizer vocabulary --out words --val-fraction 0.1 text.txt > bpe.log 2>&1 || { cat bpe.log; return 1; }
     local small=${small/--vocab-size 256/} seems='^warning: [a-z]*_train_000000.bin has no token above [0-9]*, '
@@ -184,7 +184,7 @@ a_length_in_epochs() { # --epochs equals the length in tokens; more --epochs res
     GLOBIGNORE='*' "$train" --dry-run $small --epochs 0.02 --batch-tokens 640 > plan.txt && grep -q ': 0.02 epochs$' plan.txt &&
         grep -q "^run  *$(tail -n 1 e2/metrics.jsonl | grep -oE '[0-9]+' | head -n 1) steps" plan.txt || { cat plan.txt; return 1; }
 }
-mixes_sources() { # by weight, with any micro-batch; a resume with other weights is refused
+mixes_sources() { # with any micro-batch the rows are the same; a resume with other weights is refused
     head -c 90000 text.txt | tr a-z A-Z > other.txt
     "$tokenize" --tokenizer bytes --out other other.txt > tokenize.log 2>&1 || { cat tokenize.log; return 1; }
     local common="--batch-tokens 384 --threads 1 --lr 1e-3 --checkpoint-every 4 --keep 0" small="--val code_val_*.bin ${small#*--val code_val_\*.bin}" why

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Noise by source: a mixture gives the numbers of runs on a single source each, also after a resume, with micro-steps,
-# and on several ranks.
+# Noise by source: the numbers of a mixture's sources equal those of runs on one source. Also tests a resume,
+# micro-steps and several ranks.
 set -u
 . "$(dirname "$0")/../checks.sh" sources
 python=$(find_python) || skip_suite "no python3"
