@@ -113,9 +113,9 @@ __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E]
 }
 #endif
 
-// ---- Both -----------------------------------------------------------------------------------------------------------
+// ---- 16 bits and fp32 -----------------------------------------------------------------------------------------------
 
-// Starts copies of a slice's rows from row0 on into a tile. Writes zeros beyond T and D.
+// Starts copies of N rows of a slice, from row0 on, into a tile. Writes zeros beyond T and D.
 template <int N, int DP> __device__ static void tile_load(real *tile, Slice from, int row0, AttentionShape s) {
     if (sizeof(real) == 2 && s.D % 8 == 0) {
         for (int i = threadIdx.x; i < N * DP / 8; i += THREADS) {
@@ -133,7 +133,7 @@ template <int N, int DP> __device__ static void tile_load(real *tile, Slice from
     }
 }
 
-// Awaits the block's threads, copies rows from row0 on of two slices into the tiles, and awaits the copies.
+// Awaits the block's threads, copies N rows of each of two slices, from row0 on, into tiles, and awaits the copies.
 template <int N, int DP>
 __device__ static void tiles_next(real *a_tile, Slice a, real *b_tile, Slice b, int row0, AttentionShape s) {
     __syncthreads();
@@ -160,7 +160,7 @@ __device__ static void store_rows(Slice to, const float (&c)[E], float factor0, 
     }
 }
 
-// A block's rows of a head, and the head's slices of qkv.
+// The rows of a head that a block owns, and the head's slices of qkv.
 struct BlockRows {
     int head, row0;    // row0: first row of the block
     int warp_row, row; // first row of the warp, counted from row0; first row of the lane

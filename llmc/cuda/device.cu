@@ -20,7 +20,7 @@ int device_count(int *count, Error *e) {
 
 // Returns the error for the status of the first call on a GPU. That call creates a context, which needs memory.
 static int first_call(cudaError_t status, int ordinal, Error *e) {
-    const char *hint = "nvidia-smi says who uses it: wait for them, or choose another with CUDA_VISIBLE_DEVICES";
+    const char *hint = "wait for the programs that nvidia-smi lists, or choose another GPU with CUDA_VISIBLE_DEVICES";
     cudaDeviceProp properties;
     if (status == cudaSuccess) return 0;
     (void)cudaGetLastError(); // clears the failure, which this function reports

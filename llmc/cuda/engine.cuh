@@ -5,7 +5,7 @@
 // With EngineConfig.tensor (model/engine.h) B and N count own rows, and `all` counts all rows. Attention has A = (own
 // heads) D columns instead of C, the MLP F own columns instead of 4C.
 //
-// Streams. The host queues; each stream runs its own queue in order; events make one wait for another.
+// Streams. The host queues work; each stream runs its queue in order; events make one stream wait for another.
 //
 //     engine->stream         tokens -> forward -> head -> backward -> norms -> update    kernels and cuBLASLt
 //     transport's stream     gradients of a bucket, weights of a bucket                  NCCL (transport_nccl.cu)
@@ -23,7 +23,7 @@
 //                   weight gradient qkv, product dln1, layernorm_backward, column_finish (biases, gammas, betas)
 //     embeddings    embedding_sort (on the host), embedding_backward
 //
-//     weight_gradient computes a weight gradient if `fuses` (train_gpt2.cu), else cuBLASLt (by example, for norms).
+//     weight_gradient computes dW if `fuses` (train_gpt2.cu). Else cuBLASLt does; for norms, one example at a time.
 //
 // --dtype fp8 (math/fp8.h). The kernels that write x and dy of a block's products also write their e4m3 copies.
 // fp8_cast copies attention's output and dqkv. A copy lasts until the product that reads it (writer -> reader):
@@ -32,8 +32,8 @@
 //     copy_branch  (N, C)   gradient of the MLP branch -> dfc, gradient of the attention branch -> dattention
 //     copy_weight           fp8_copy_weights -> products; once per block and step, with shard_weights once per pass
 //
-// --dtype fp8-dw. weight_gradient also reads e4m3, from transposed copies. The products that compute gelu and dfc write
-// the transposed copies of both; others are made right before the weight gradient. Where nothing reads ln1, ln2, gelu
+// --dtype fp8-dw. weight_gradient reads e4m3, too, from transposed copies. The products that compute gelu and dfc write
+// these transposed copies; others are made right before the weight gradient. Where nothing reads ln1, ln2, gelu
 // or dfc in bf16, only their e4m3 copies are stored (is_alone in engine_fp8.cu).
 //
 // Words of this room, besides those of dev/docs/code.md:

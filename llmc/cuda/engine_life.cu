@@ -294,7 +294,7 @@ static int memory_take(Engine *engine, Error *e) {
     return 0;
 }
 
-// ---- Life -----------------------------------------------------------------------------------------------------------
+// ---- Creating, destroying and describing an engine ------------------------------------------------------------------
 
 static int tables_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;

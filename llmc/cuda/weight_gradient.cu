@@ -26,7 +26,7 @@
 enum { TILE_M = WEIGHT_GRADIENT_TILE, PAIR = WEIGHT_GRADIENT_PAIR };
 enum { OUT_ROWS = 16, OUT_COLUMNS = 32 }; // a box that a warp copies out
 
-// ---- Who does what --------------------------------------------------------------------------------------------------
+// ---- The schedule: which pair computes which tiles, for which examples ----------------------------------------------
 
 // A level of the schedule deals tiles, with B examples each, to its pairs:
 // 1. Whole rounds: each pair gets `whole` tiles, with all B examples.

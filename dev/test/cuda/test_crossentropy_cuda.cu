@@ -1,4 +1,4 @@
-// Cross-entropy and its gradient (kernel_test.cuh).
+// Tests cross-entropy and its gradient (kernel_test.cuh).
 #include "kernel_test.cuh"
 
 #include "cuda/crossentropy.cuh"

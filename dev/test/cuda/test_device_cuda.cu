@@ -7,13 +7,13 @@
 
 enum { RANKS = 2, SENT_BYTES = 256 };
 
-// The machine and the runtime's answers.
+// What the fakes answer, and what the program asked them.
 static struct {
     int count;           // number of GPUs
     const char *bus;     // PCI address of the GPU that this rank takes
-    const char *nccl;    // error of NCCL's start
+    const char *nccl;    // NCCL's error when it starts
     bool asked;          // the program asked for `count`
-    int current;         // number of the taken GPU
+    int current;         // number of the GPU that the program took
     int major;           // compute capability of all GPUs
     cudaError_t counted; // result of cudaGetDeviceCount
     cudaError_t taken;   // result of cudaSetDevice
@@ -156,7 +156,7 @@ static void test_no_gpu(void) {
     CHECK_ERROR(take(0, ""), &e, ERR_UNAVAILABLE, "driver");
 }
 
-// The GPU cannot be used, or has no memory for a context.
+// Tests the errors of a GPU that cannot be used, or has no memory for a context.
 static void test_busy(void) {
     const cudaError_t busy[] = {cudaErrorDevicesUnavailable, cudaErrorInitializationError, cudaErrorECCUncorrectable,
                                 cudaErrorSystemNotReady, cudaErrorMpsServerNotReady};

@@ -1,4 +1,4 @@
-// Embedding: forward, sort, backward, per-example norms (kernel_test.cuh).
+// Tests the embedding: forward, sort, backward, per-example norms (kernel_test.cuh).
 #include "kernel_test.cuh"
 
 #include "cuda/embedding.cuh"

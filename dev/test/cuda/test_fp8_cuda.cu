@@ -7,7 +7,7 @@
 
 static const int exponents[] = {-63, -9, 0, 6, 60, 63};
 
-// Copies and measures x, then only measures x.
+// Tests fp8_cast on x: first copying and measuring, then only measuring.
 static void cast_case(const std::vector<real> &x, int k) {
     const real *d_x = device_from(x);
     Fp8Copy copy = copy_new(x.size(), k);

@@ -1,4 +1,4 @@
-// GELU and the gradients of biases (kernel_test.cuh).
+// Tests GELU and the gradients of biases (kernel_test.cuh).
 #include "kernel_test.cuh"
 
 #include "cuda/gelu.cuh"

@@ -1,4 +1,4 @@
-// LayerNorm, forward and backward, with per-example norms and e4m3 copies (kernel_test.cuh).
+// Tests LayerNorm, forward and backward, with per-example norms and e4m3 copies (kernel_test.cuh).
 #include "kernel_test.cuh"
 
 #include "cuda/layernorm.cuh"

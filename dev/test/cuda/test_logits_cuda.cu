@@ -131,7 +131,7 @@ static void test_reuse_within_documents(void) {
     documents = false;
 }
 
-// After an update the logits of a longer text use no keys of old weights.
+// Checks that after an update the logits of a longer text use no keys of old weights.
 static void test_update(void) {
     World w(&cases[2], 1);
     Engine *a = engine_with(&gpu, &w, TRAINING), *fresh = engine_with(&gpu, &w, TRAINING);

@@ -109,7 +109,7 @@ static void test_against_cpu(void) {
     }
 }
 
-// ---- Bits -----------------------------------------------------------------------------------------------------------
+// ---- Equal bits -----------------------------------------------------------------------------------------------------
 
 static void check_bits(const World *w, Engine *a, Engine *b, const char *what) {
     for (StateKind kind : {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2}) {

@@ -1,4 +1,4 @@
-// Reductions (kernel_test.cuh).
+// Tests the sums of cuda/reduce.cuh (kernel_test.cuh).
 #include "kernel_test.cuh"
 
 // Returns segments of all sizes, some empty, with gaps between them. *n = number of elements, with the gaps.
