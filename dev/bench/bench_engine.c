@@ -10,7 +10,8 @@
 //     model   a preset; `demo`: the model of make demo; `study`: the first size of dev/docs/gns-study.md
 //     word    adds a variant: exact (GNS), tune (tuned matrix products), fp8 or fp8-dw (this --dtype).
 //             Changes all variants: gelu, block (--recompute), lamb, muon (--optimizer), accumulate (8 micro-steps per
-//             step), dropout (0.1), smoothing (0.1), documents (of 300 tokens on average), sources (two in turn).
+//             step), dropout (0.1), smoothing (0.1), documents (of 300 tokens on average), sources (two in turn),
+//             outliers (statistics of each row, as for --outliers).
 //             Replaces the variants: `sample` times logits after a short and a full text, with and without stored keys
 //             and values. `turns`, for turns.py, reads lines "off|ln|exact|fp8 ROWS MICRO_STEPS SKIPPED STEPS" and
 //             answers each with a step's milliseconds and tokens. ROWS are those of a micro-step; 0: micro-batch
@@ -22,6 +23,7 @@
 #include <string.h>
 
 enum { ROUNDS_MAX = 1000, WARM_UP = 1, TURN = 4, LEARNING = 15, ARMS_MAX = 6, DOCUMENT_TOKENS = 300 };
+enum { MICRO_STEPS_MAX = 64 }; // per step
 
 // One of the compared variants.
 typedef struct {
@@ -57,6 +59,10 @@ static int bench_create(Bench *b, Error *e) {
     size_t count = (size_t)b->config.micro_batch * (size_t)(b->config.seq_len + 1);
     TRY(bench_results(&b->result, model, e));
     TRY(memory_alloc((void **)&b->tokens, count * sizeof *b->tokens, "tokens", e));
+    if (b->config.step_rows) {
+        size_t rows = (size_t)b->config.step_rows * sizeof *b->result.row;
+        TRY(memory_alloc((void **)&b->result.row, rows, "rows", e));
+    }
     for (size_t i = 0; i < count; i++) { // by Zipf's law, as in text
         bool opens = rng_uniform(1, 2, i) * DOCUMENT_TOKENS < 1;
         b->tokens[i] = (uint16_t)(opens ? separator(model) : pow((double)separator(model), rng_uniform(1, 1, i)) - 1);
@@ -79,6 +85,7 @@ static void bench_destroy(Bench *b) {
     engine_destroy(b->engine);
     memory_free(b->tokens);
     memory_free(b->exponent);
+    memory_free(b->result.row);
     memory_free(b->result.amax);
     memory_free(b->result.example_sq);
     memory_free(b->result.grad_sq);
@@ -227,6 +234,7 @@ static bool read_setting(Bench *b, const char *word) {
     else if (strcmp(word, "dropout") == 0) c->dropout = dropout_of(0.1, 1);
     else if (strcmp(word, "smoothing") == 0) c->label_smoothing = 0.1f;
     else if (strcmp(word, "sources") == 0) c->sources = 2, c->source = source_of;
+    else if (strcmp(word, "outliers") == 0) c->step_rows = MICRO_STEPS_MAX * c->micro_batch;
     else if (strcmp(word, "documents") == 0) c->document_mask = true, c->separator = (uint16_t)separator(c->model);
     else return false;
     return true;
@@ -275,7 +283,8 @@ static int bench_turns(Bench *b, Words words, Error *e) {
         b->fp8 = b->exponent && strcmp(mode, "fp8") == 0;
         if (b->fp8) m = GNS_LN;
         if (b->rows == 0) b->rows = b->config.micro_batch;
-        if (m < 0 || count < 1 || b->micro_steps < 1 || b->rows < 0 || b->rows > b->config.micro_batch)
+        if (m < 0 || count < 1 || b->micro_steps < 1 || b->micro_steps > MICRO_STEPS_MAX || b->rows < 0 ||
+            b->rows > b->config.micro_batch)
             return FAIL(e, ERR_USAGE, "off|ln|exact|fp8 ROWS MICRO_STEPS SKIPPED STEPS", "no turn of this engine: %s",
                         line);
         TRY(steps_time(b, (GnsMode)m, skipped, count, &seconds, &queued, e));
