@@ -39,7 +39,7 @@ typedef struct {
     bool has_target;   // --ramp gns: `target` is set
     RampTarget target;
     double loss_scale;   // fp16: scale of this step; 0: none
-    int64_t overflows;   // fp16, fp8: steps skipped so far because the gradient overflowed or e4m3 saturated
+    int64_t overflows;   // so far: steps skipped (fp16), or steps repeated because e4m3 saturated (fp8)
     bool ranks_measured; // noise->ranks was updated
 } StepMetrics;
 

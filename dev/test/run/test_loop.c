@@ -158,7 +158,8 @@ static void test_every_step(void) {
 // ---- The loss scale -------------------------------------------------------------------------------------------------
 
 // Faults of overflowing_engine. On the last rank gradients overflow at loss scales above `above`, and in steps whose
-// bit is set in in_steps; in these steps the largest value of fp8's dfc is `amax`. loss: the loss is not a number.
+// bit is set in in_steps; in these steps the largest value of fp8's dfc is `amax` in step 2, 1,000 times
+// larger in step 3, ... (a step that is computed again counts twice). loss: the loss is not a number.
 static struct {
     double above, scale;
     float amax;
@@ -183,8 +184,10 @@ static bool is_last_rank(void) {
     return !rank || atoi(rank) == atoi(ranks) - 1;
 }
 
+static bool overflows_now(void) { return overflow.step < 32 && overflow.in_steps >> overflow.step & 1; }
+
 static int overflowing_norms(Engine *engine, Range range, Error *e) {
-    if (is_last_rank() && (overflow.scale > overflow.above || overflow.in_steps >> overflow.step & 1))
+    if (is_last_rank() && (overflow.scale > overflow.above || overflows_now()))
         *(float *)engine_buffer(engine, BUFFER_GRAD, range.begin) = INFINITY;
     return cpu_engine.norms(engine, range, e);
 }
@@ -192,7 +195,8 @@ static int overflowing_norms(Engine *engine, Range range, Error *e) {
 static int overflowing_result(Engine *engine, StepResult *result, Error *e) {
     TRY(cpu_engine.result(engine, result, e));
     if (overflow.loss) result->loss_sum = NAN;
-    if (result->amax && is_last_rank() && overflow.in_steps >> overflow.step & 1) result->amax[FP8_DFC] = overflow.amax;
+    if (!result->amax || !is_last_rank() || !overflows_now()) return 0;
+    result->amax[FP8_DFC] = overflow.amax * powf(1000, (float)overflow.step - 2);
     return 0;
 }
 
@@ -295,10 +299,12 @@ static void test_loss_scale_errors(void) {
     trainer.engine = cpu_engine;
     CHECK_RUN(trainer_run(BAD "--loss-scale 4"), ERR_USAGE, "error: --loss-scale: gradients of fp32 need none");
     CHECK_RUN(trainer_run(BAD "--dtype fp16"), ERR_USAGE, "error: --dtype fp16: only the CUDA trainer has it");
-    overflow.in_steps = 1 << 2;
+    overflow.in_steps = 1 << 2 | 1 << 3; // step 2, also when it is computed again
     trainer.engine = overflowing_engine(1e6f);
-    CHECK_RUN(trainer_run(BAD "--dtype fp8"), 0, "step 2: fp8 overflows at exponent ",
-              " of block 0's dfc: ", "now -16");
+    CHECK_RUN(trainer_run(BAD "--dtype fp8"), 0,
+              "step 2: fp8 overflows at exponent 11 of block 0's dfc: computed again with -16",
+              "step 2: fp8 overflows at exponent -16 of block 0's dfc: computed again with -26", "!update skipped");
+    overflow.in_steps = 1 << 2;
     const float amax[] = {0x1p110f, INFINITY, NAN}; // no exponent is small enough
     for (int i = 0; i < 3; i++) {
         trainer.engine = overflowing_engine(amax[i]);
@@ -316,7 +322,7 @@ static void test_overflow_of_one_rank(void) {
         CHECK_RUN(trainer_run("--train-tokens 900 --out ranks%d --zero %d", zero, zero), 0,
                   "step 2: the gradient overflows at loss scale 65536");
     CHECK_RUN(trainer_run("--train-tokens 900 --out ranks3 --dtype fp8"), 0,
-              " of block 0's dfc: update skipped, now -16");
+              " of block 0's dfc: computed again with -16");
     CHECK(file_mentions("ranks0/metrics.jsonl", "\"loss_scale\": 32768, \"overflows\": 1,"), "the log");
     check_same_end("ranks0", "ranks1", "--zero 1");
     check_same_end("ranks0", "ranks2", "--zero 2");

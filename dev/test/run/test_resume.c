@@ -215,21 +215,34 @@ static void put_exponents(const char *checkpoint, const char *list) {
     memory_free(text);
 }
 
-// At this high rate factors saturate in step 2. Step 2 makes no update, and step 3 has other exponents. A resumed run
-// has the same bits, also from checkpoints before and after the skipped step.
+// Writes the exponents of one checkpoint into another.
+static void copy_exponents(const char *from, const char *to) {
+    size_t bytes;
+    char *text = read_text(path_of("%s/training/state.json", from), &bytes);
+    char *at = text ? strstr(text, "\"fp8_exponents\":\t[") : NULL;
+    CHECK(at != NULL, "no exponents");
+    if (at) *strchr(at, ']') = 0, put_exponents(to, strchr(at, '[') + 1);
+    memory_free(text);
+}
+
+// At this high rate factors saturate in step 2. Step 2 is then computed again with other exponents, as if it had begun
+// with them. A resumed run has the same bits, also from checkpoints before and after that step.
 static void test_fp8(void) {
-#define FP8 HERE "--micro-batch 4 --steps 12 --warmup-tokens 0 --lr 1 --grad-clip 0 "
+#define FP8 HERE "--micro-batch 4 --steps 12 --warmup-tokens 0 --lr 0.5 --grad-clip 0 "
     CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out fp8 --checkpoint-every 1 --keep 0"), 0, "fp8 emulated in fp32",
-              "step 2: fp8 overflows at exponent ", ": update skipped, now ", "!step 3: fp8", "  1 overflows");
-    for (int step = 2; step <= 3; step++)
-        CHECK(same_file(path_of("fp8/step_%08d/model.safetensors", step),
-                        path_of("fp8/step_%08d/model.safetensors", step - 1)) == (step == 2),
-              "step %d", step);
+              "step 2: fp8 overflows at exponent ", ": computed again with ", "!step 3: fp8", "  1 overflows");
+    make_part("fp8", 1);
+    copy_exponents("fp8/step_00000002", "part/step_00000001");
+    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part --checkpoint-every 0"), 0, "!fp8 overflows");
+    CHECK(same_file("fp8/step_00000012/model.safetensors", "part/step_00000012/model.safetensors"), "weights");
+    CHECK(same_file("fp8/step_00000012/training/optimizer.safetensors",
+                    "part/step_00000012/training/optimizer.safetensors"),
+          "moments");
     size_t bytes;
     char *log = read_text("fp8/metrics.jsonl", &bytes);
     int line = 0;
     for (char *at = log ? strtok(log, "\n") : NULL; at; at = strtok(NULL, "\n"), line++) {
-        CHECK((strstr(at, "\"skipped\": true") != NULL) == (line == 1), "%s", at);
+        CHECK(!strstr(at, "\"skipped\": true"), "%s", at);
         CHECK((strstr(at, "\"overflows\": 1") != NULL) == (line >= 1), "%s", at);
     }
     CHECK(line == 12, "%d steps", line);
