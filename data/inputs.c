@@ -44,7 +44,7 @@ static int format_of_file(const char *path) {
     return format_of_text(text, bytes < 0 ? 0 : (size_t)bytes, true);
 }
 
-// Sets the format. Refuses a pipe if an option must first know the pipe's length, or whether all its text is UTF-8.
+// Sets the format; by_line: the first line decided it. Refuses a pipe if an option must first know all of its text.
 static int input_set_format(Input *input, const TokenizeOptions *o, int format, bool by_line, Error *e) {
     input->jsonl = format == FORMAT_JSONL;
     input->undecided = format == FORMAT_AUTO;
@@ -92,7 +92,7 @@ static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
         Names names;
         char child[PATH_MAX];
         int code = 0;
-        if (inside && lstat(path, &link) == 0 && S_ISLNK(link.st_mode)) return 0; // it may lead to a parent
+        if (inside && lstat(path, &link) == 0 && S_ISLNK(link.st_mode)) return 0; // may be a parent directory
         TRY(directory_list(IN_PATH, path, &names, e));
         for (int i = 0; i < names.count && !code; i++) {
             if (names.entry[i]->d_name[0] == '.') continue;

@@ -54,6 +54,6 @@ int input_decide(Input *input, const TokenizeOptions *o, const char *text, size_
 
 const char *input_name(const Input *input); // for messages
 
-// True if the end of this input becomes validation data (--val-fraction): if it is plain text, and --separator is not
-// given. Other inputs are split by document.
+// True if --val-fraction makes the end of this input validation data: it is plain text, and --separator is not given.
+// Other inputs are split by document.
 bool input_has_tail(const TokenizeOptions *o, const Input *input);

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the recipes. They set NAME, FLAGS (the names of their own flags) and USAGE.
+# The recipes source this file. They set NAME, FLAGS (the names of their own flags) and USAGE.
 #
 #   --tokenizer gpt2|bytes|DIR   gpt2 (default): OpenAI's vocabulary, fetched to data/gpt2
 #   --from DIR                   read the data from DIR; download and check nothing

@@ -13,7 +13,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, StrMethodFormatter  # NullLocator: plots.py
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, StrMethodFormatter  # NullLocator is for plots.py
 
 from run_log import column, finite, smooth_column, time_unit
 

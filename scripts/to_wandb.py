@@ -87,7 +87,7 @@ def main():
     args = parser.parse_args()
     try:
         follow([Upload(args)], args)
-    except Exception as error:  # wandb's errors have no base class in all versions
+    except Exception as error:  # in some versions wandb's errors have no common base class
         if args.dry_run or isinstance(error, (Fault, ImportError)):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -23,8 +23,8 @@ bool digest_equal(const FileDigest *a, const FileDigest *b);
 // of `path`, in that directory, even if the directory was moved. Messages show the whole `path`.
 enum { IN_PATH = AT_FDCWD };
 
-// Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). It opens every output but a checkpoint's
-// files (manifest_open). With O_TRUNC it unlinks any file of this name and creates a new one. Without O_TRUNC it
+// Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). Only a checkpoint's output files are opened
+// elsewhere (manifest_open). With O_TRUNC it unlinks any file of this name and creates a new one. Without O_TRUNC it
 // returns ERR_WRITE if `path` is a link, a device or a FIFO, or has a second name.
 int file_open_output(int dir, const char *path, int flags, int *fd, Error *e);
 
@@ -49,7 +49,7 @@ int file_open_input(int dir, const char *path, int *fd, uint64_t *bytes, Error *
 // Reads all bytes [offset, offset + bytes); `path` is for the message. Several threads may read from one descriptor.
 int file_read_range(int fd, const char *path, uint64_t offset, void *out, size_t bytes, Error *e);
 
-// Reads a whole file of at most max_bytes and adds a NUL; *out from memory_alloc.
+// Reads a whole file of at most max_bytes and adds a NUL; *out is from memory_alloc.
 int file_read(int dir, const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);
 
 // Hashes bytes [offset, offset + bytes) of an open file. The pulse (NULL is fine) beats every 4 MiB.
@@ -79,7 +79,7 @@ bool path_ends(const char *path, const char *ending); // false if the path is on
 
 // Writes the directory that holds a path to `out`; "." if the path has no slash.
 void path_parent(const char *path, char *out, size_t bytes);
-void path_existing(const char *path, char *out, size_t bytes); // longest part that is a directory; bytes <= PATH_MAX
+void path_existing(const char *path, char *out, size_t bytes); // longest parent that exists; bytes <= PATH_MAX
 
 // Creates a directory and its parents; an existing one is fine.
 int directory_create(const char *path, Error *e);

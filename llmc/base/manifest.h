@@ -72,7 +72,7 @@ int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e);
 
 typedef enum {
     VERIFY_SIZES,
-    VERIFY_BYTES, // all bytes, on all threads, through the page cache: the caller loads them next
+    VERIFY_BYTES, // all bytes, on all threads, through the page cache, since the caller loads them next
     VERIFY_DISK,  // all bytes, on this thread; reads files of 4 MiB or more past the page cache
 } Verify;
 

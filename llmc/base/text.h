@@ -19,7 +19,7 @@ static inline size_t utf8_character(const void *at, size_t bytes) {
     return overlong || surrogate || beyond ? 0 : length;
 }
 
-// Returns the offset of the first byte that is not part of valid UTF-8; `bytes` if all are.
+// Returns the offset of the first byte that is not part of valid UTF-8; `bytes` if all bytes are valid.
 size_t utf8_invalid_at(const char *text, size_t bytes);
 
 // Returns the length of text[0..bytes) without an incomplete character at its end.

@@ -24,7 +24,7 @@ typedef struct HellaSwagRow {
 } Row;
 
 // Adds a question, whose tokens begin at h->tokens[token_count]: count[0] tokens of the context, then count[1 + i]
-// tokens of ending i. A row may have T + 1 tokens: the model predicts the last token and does not read it.
+// tokens of ending i. A row may have T + 1 tokens, since the model predicts the last token and does not read it.
 static void question_add(HellaSwag *h, int label, int endings, const size_t count[1 + ENDINGS_MAX]) {
     const size_t context = h->token_count, T = (size_t)h->seq_len;
     size_t at = context + count[0];

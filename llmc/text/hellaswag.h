@@ -19,7 +19,7 @@
 #include "text/tokenizer.h"
 
 typedef struct {
-    int questions; // without left_out
+    int questions; // questions that are scored
     int left_out;  // questions with an ending of more than T tokens
     int rows;      // one for each ending
     int cut;       // rows whose context was cut

@@ -10,7 +10,7 @@ int loader_create(Loader **out, const Dataset *data, int max_rows, int seq_len, 
 void loader_destroy(Loader *loader); // NULL is fine
 
 // Sets *rows (n, T + 1) to examples [first, first + n) of the shuffled sequence, valid until the next call. Waits for
-// the thread that reads them. If the thread read others or failed, this call reads them.
+// the thread that reads them. If the thread read other rows, or failed, this call reads the rows.
 int loader_rows(Loader *loader, uint64_t first, int n, const uint16_t **rows, Error *e);
 
 // Starts to read examples [first, first + n). If loader_rows asks for others, only time is lost. n = 0: only waits for

@@ -81,7 +81,7 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
                     bytes < want ? "truncated" : "longer than its header says", (unsigned long long)bytes, header[2],
                     (unsigned long long)want);
     TRY(file_digest(path, &shard->digest, e));
-    const uint64_t some = shard == data->shards ? 4 * SCAN_TOKENS : 0; // tokens of a large file to check
+    const uint64_t some = shard == data->shards ? 4 * SCAN_TOKENS : 0; // tokens to check in a large file
     const uint64_t checked = bytes < CHECK_AT_OPEN_BYTES ? shard->tokens : some;
     TRY(shard_scan(shard, checked, data->vocab_size, &data->info.largest, e));
 
@@ -193,7 +193,7 @@ int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e) {
     return 0;
 }
 
-// Returns where a window's tokens begin; the document is unknown.
+// Returns where a window's tokens begin. The place's document is unknown (-1).
 static ExamplePlace window_find(const Dataset *data, uint64_t window, uint64_t shift) {
     // Find the last shard with first_window <= window. It is not empty: an empty shard's successor has the same value.
     const Shard *shard = &data->shards[data->info.shards - 1];

@@ -11,7 +11,7 @@
 //     N = sum_i floor((n_i - 1) / T)   windows.
 //
 // The order of training is a pure function of (seed, epoch, k): example number e of a run is window permutation_at(N,
-// key(seed, epoch), k), where epoch = floor(e / N) and k = e mod N. With several sources e first chooses one of them
+// key(seed, epoch), k), where epoch = floor(e / N) and k = e mod N. With several sources, e first chooses one of them
 // (math/mixture.h). So one counter is a run's position in its data, and the sequence does not depend on batch size,
 // micro-batch, ranks or restarts. With `shifts` the windows of an epoch begin permutation_shift(T, key) tokens later;
 // the last window of a shard moves only as far as the shard allows.

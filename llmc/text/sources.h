@@ -4,9 +4,8 @@
 //     WORD WORD ...                     one source: the union of the words' files
 //     WORD:WEIGHT WORD:WEIGHT ...       one source per word, mixed by weight (math/mixture.h)
 //
-// A word is a file's name or a pattern such as "dir/x_train_*.bin". In a word "\ " stands for a blank. If the whole
-// value names or matches files, it is one word, blanks included. The name of an existing file is no pattern and has no
-// WEIGHT.
+// A word is a file or a pattern such as "dir/x_train_*.bin". In a word "\ " stands for a blank. If the whole value
+// names or matches files, it is one word, blanks included. An existing file's name is no pattern and has no WEIGHT.
 #pragma once
 
 #include "base/common.h"

@@ -13,8 +13,8 @@
 //
 //     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
-// No engine for regular expressions is used: it would need several times as long as the rest of encoding. test_words
-// compares the words with PCRE2's. An ill-formed byte is one character: no letter, number or space.
+// No engine for regular expressions is used, since it would need several times as long as the rest of encoding.
+// test_words compares the words with PCRE2's. An ill-formed byte is one character: no letter, number or space.
 
 // Returns the class of the character at s < end, and sets its length.
 static inline CharClass char_class(const Tokenizer *t, const uint8_t *s, const uint8_t *end, size_t *length) {
@@ -117,7 +117,7 @@ static inline uint32_t pair_find(const Tokenizer *t, uint16_t left, uint16_t rig
 void tokenizer_add_merge(Tokenizer *t, Merge merge) {
     uint64_t *slot = pair_slot(t, merge.left, merge.right), rank = (uint64_t)t->merge_count;
     t->merges[t->merge_count++] = merge;
-    if (!*slot) // the first of equal merges counts
+    if (!*slot) // of equal merges the first is used
         *slot = (uint64_t)merge.left << 48 | (uint64_t)merge.right << 32 | rank << 16 | merge.merged;
 }
 

@@ -41,7 +41,7 @@ typedef enum {
     CLASS_SPACE,
     CLASS_MULTI // a byte of a multi-byte character
 } CharClass;
-enum { UNICODE_CLASS_END = 0x31350 }; // every code point from here on is CLASS_OTHER
+enum { UNICODE_CLASS_END = 0x31350 }; // this code point and all higher ones are CLASS_OTHER
 
 typedef struct {    // immutable: threads may share it
     int vocab_size; // at most VOCAB_MAX
@@ -54,7 +54,7 @@ typedef struct {    // immutable: threads may share it
     bool lacks_some;         // true if an element of `lacks` is
     int added_count;
     bool added_spaced;                                 // in some added token a space follows another character
-    uint32_t added_longest[ADDED_PASSES][BYTE_VALUES]; // bytes of the pass's longest token with this first byte
+    uint32_t added_longest[ADDED_PASSES][BYTE_VALUES]; // bytes of a pass's longest added token with this first byte
     uint32_t by_text[TEXT_SLOTS];                      // a hash table with open addressing: token + 1; 0: empty
     uint64_t pairs[PAIR_SLOTS]; // a hash table with open addressing: left << 48 | right << 32 | rank << 16 | merged;
                                 // 0: empty (token 0 never merges with itself to token 0)

@@ -255,8 +255,8 @@ static int token_of(const Tokenizer *t, const char *text, size_t bytes) { // -1:
     return (int)*tokenizer_slot(t, hash_bytes(HASH_START, text, bytes), text, bytes) - 1;
 }
 
-// Adds the merge of two names; right NULL: left is a line "left right". `number` counts the lines of merges.txt, or the
-// elements of model.merges, from 1. text: scratch with room for both names.
+// Adds the merge of two names. If right is NULL, left is a line "left right". `number` counts the lines of merges.txt,
+// or the elements of model.merges, from 1. text: scratch with room for both names.
 static int add_merge(VocabReader *r, int number, const char *left, const char *right, char *text, Error *e) {
     const char *space = right ? left + strlen(left) : strchr(left, ' '), *second = right; // the alphabet has no blank
     if (!right && space) second = space + 1;
@@ -314,7 +314,7 @@ static int read_merges(VocabReader *r, Error *e) {
 static const char *const *find_form(const char *directory) {
     static const char *const forms[][2] = {
         {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.json", "tokenizer.json"}};
-    for (int complete = 1; complete >= 0; complete--) // also finds an incomplete form: loading names the missing file
+    for (int complete = 1; complete >= 0; complete--) // find an incomplete form, too: loading names the missing file
         for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
             if (directory_holds(directory, forms[i][0]) && (!complete || directory_holds(directory, forms[i][1])))
                 return forms[i];

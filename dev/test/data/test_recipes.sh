@@ -95,7 +95,7 @@ check "the missing one is not named" says "$work/log" "fineweb_train_000003.bin:
 returns 64 data/fineweb10B.sh --from "$work/ready" --shards 0 --out "$work/r"
 end fineweb10B
 
-# Fakes of curl: one finds no network, one breaks off half-way and resumes at the next call.
+# Two stand-ins for curl: one finds no network, the other breaks off half-way and resumes at the next call.
 begin
 mkdir "$work/none" "$work/slow"
 printf '#!/bin/sh\nexit 6\n' > "$work/none/curl"

@@ -1,5 +1,5 @@
 """Checks the floors of llmc/: floors.py BUILD compares this tree, and the objects in its build directory, with
-llmc/floors. Prints a line for each fault, then the lines of each floor. Exits with 1 if there is a fault.
+llmc/floors. Prints a line for each fault, then each floor's line count. Exits with 1 if there is a fault.
 
     includes    a file of llmc/ includes only its own folder and folders below it
     symbols     an object of the library uses no symbol that only an object of a higher floor defines (nm)

@@ -196,7 +196,7 @@ dev/docs/gns.md 150
 dev/docs/lab-notes.md 250"
 }
 
-# The make targets in the Dockerfile exist. It installs the packages of scripts/deps.sh demo. CI runs make test.
+# The Dockerfile's make targets exist. The Dockerfile installs the packages of scripts/deps.sh demo. CI runs make test.
 container() {
     local command package
     grep -oE 'make -j[^&]+' Dockerfile > "$work/commands"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The launchers of scripts/: refusals, restarts of a run until it is done, stops.
-# shellcheck disable=SC2016,SC2046,SC2086
+# Tests the launchers of scripts/: refusals, restarts of a run until it is done, stops. shellcheck
+# disable=SC2016,SC2046,SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" launchers
 mpi_here

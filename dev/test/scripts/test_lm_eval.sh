@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/lm_eval.sh: errors, and the arguments for lm-evaluation-harness, which a stand-in logs.
+# Tests scripts/lm_eval.sh: its errors, and the arguments for lm-evaluation-harness, which a stand-in logs.
 set -u
 . "$(dirname "$0")/../checks.sh" lm_eval
 unset LM_EVAL TOKENIZER DTYPE

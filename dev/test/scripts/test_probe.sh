@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# critical_batch.py probe: verdicts on made-up losses, and real branches of a small run.
+# Tests critical_batch.py probe: verdicts on made-up losses, and real branches of a small run.
 set -u
 . "$(dirname "$0")/../checks.sh" probe
 python=$(find_python) || skip_suite "no python3"

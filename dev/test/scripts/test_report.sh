@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/report.py and scripts/critical_batch.py on made-up runs with known answers. Skipped if neither build/venv nor
-# python3 has their packages.
+# Tests scripts/report.py and scripts/critical_batch.py on made-up runs with known answers. Skipped if neither
+# build/venv nor python3 has their packages.
 set -u
 . "$(dirname "$0")/../checks.sh" report
 python=$(find_python matplotlib numpy scipy) || skip_suite "no Python with matplotlib, numpy and scipy"

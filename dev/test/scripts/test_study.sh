@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# dev/bench/ramp_study.py with the CPU trainer, its statistics, and dev/docs/plots.py on its results. Skips the figures
-# if no Python has matplotlib.
+# Tests dev/bench/ramp_study.py with the CPU trainer, its statistics, and dev/docs/plots.py on its results. Skips the
+# figures if no Python has matplotlib.
 set -u
 . "$(dirname "$0")/../checks.sh" study
 export TRAINER=$train JOBS=2
@@ -113,7 +113,7 @@ mkdir "$better" && cp "$out/rows4-seed1/run.json" "$better"
 sed 's/"val_loss": [0-9.]*/"val_loss": 0.125/; s/"loss": [0-9.]*/"loss": 0.5/; s/"tok_per_s": [0-9.e+]*/"tok_per_s": 2000/' \
     "$out/rows4-seed1/metrics.jsonl" > "$better/metrics.jsonl"
 cp -r "$better" "$out/better-seed2"
-for part in adamw muon adamw-short muon-short; do # turns the LayerNorms' numbers into exact ones at every step
+for part in adamw muon adamw-short muon-short; do # every step gets exact figures, copied from the LayerNorms' figures
     mkdir -p "$work/muon/$part/rows4-seed1" && cp "$better/run.json" "$work/muon/$part/rows4-seed1"
     sed 's/"gns_ln/"gns_total/g' "$better/metrics.jsonl" > "$work/muon/$part/rows4-seed1/metrics.jsonl"
 done

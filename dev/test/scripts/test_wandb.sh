@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/to_wandb.py on a made-up run, whole or followed. A stand-in for wandb logs the calls.
+# Tests scripts/to_wandb.py on a made-up run, whole or followed. A stand-in for wandb logs the calls.
 set -u
 . "$(dirname "$0")/../checks.sh" wandb
 python=$(find_python) || skip_suite "no python3"

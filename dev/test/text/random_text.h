@@ -13,7 +13,7 @@ static inline size_t put_code_point(char *out, uint32_t c) {
     return n;
 }
 
-// Writes a piece. Pieces cover GPT-2's classes of characters; every version of Unicode classifies them alike.
+// Writes a piece. Pieces cover GPT-2's classes of characters. All versions of Unicode agree on their classes.
 static inline size_t put_piece(char *out) {
     static const char *const pieces[] = {" ",  " ",   "\n", "\t", "\r\n", "a",    "bc",   "The", " the", "1",    "23",
                                          "!",  "...", "'",  "'s", "'ll",  "'re",  "'x",   "'S",  "\"",   "\x1f", "\v",

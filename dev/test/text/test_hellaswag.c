@@ -1,10 +1,10 @@
-// HellaSwag: rows, sums and scores of a small file, computed by hand; errors name file and line of malformed questions.
+// Rows, sums and scores of a small file equal values computed by hand. Errors name file and line of a bad question.
 // dev/oracle/check_evaluation.py checks scores of random questions.
 #include "text/hellaswag.h"
 #include "../scratch.h"
 
 static Error e;
-static Tokenizer *bytes_tokenizer; // token b is byte b: rows are texts
+static Tokenizer *bytes_tokenizer; // token b is byte b, so rows are texts
 
 static int open_questions(HellaSwag **h, const char *text, int T) {
     write_text("q.jsonl", text);

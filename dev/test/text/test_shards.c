@@ -105,7 +105,7 @@ static void test_shifted_windows(void) {
     dataset_close(data), dataset_close(fixed);
 }
 
-// The sequence of examples does not depend on the rows per read, the order of reads, or a restart: batches,
+// The sequence of examples does not depend on the rows per read, the order of reads, or a restart. So batches,
 // micro-batches and ranks do not change it.
 static void test_any_split(void) {
     enum { T = 9, ROWS = 500, WIDTH = T + 1, MOST = 64 };

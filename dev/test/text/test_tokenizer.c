@@ -156,7 +156,7 @@ static void test_merges(void) {
         CHECK_OK(encoder_create(&encoder, t, &e), &e);
         CHECK(t->vocab_size == 257 + count && t->eot == 256 + count, "%d", t->vocab_size);
         char word[4096];
-        for (int i = 0; i < 3000; i++) { // words are short, about 64 bytes, or long
+        for (int i = 0; i < 3000; i++) { // short words, words of about 64 bytes, long words
             size_t bytes = i % 300 == 0 ? 1000 + draw(2000) : i % 10 == 0 ? 55 + draw(20) : 1 + draw(40);
             for (size_t k = 0; k < bytes; k++) word[k] = (char)('a' + draw(i % 7 ? 3 : 1));
             if (i % 3 == 0) word[0] = ' ';
@@ -198,7 +198,7 @@ static void check_round_trips(const Tokenizer *t, int texts) {
     char *text = malloc(1 << 16);
     for (int i = 0; i < texts; i++) {
         size_t bytes = random_text(text, (int)draw(300));
-        for (uint32_t damage = draw(3) ? 0 : draw(20); damage > 0 && bytes > 0; damage--) // any byte
+        for (uint32_t damage = draw(3) ? 0 : draw(20); damage > 0 && bytes > 0; damage--) // random bytes
             text[draw((uint32_t)bytes)] = (char)draw(256);
         char *exact = malloc(bytes + 1); // so that a sanitizer sees reads past the end
         memcpy(exact, text, bytes);
@@ -329,7 +329,7 @@ static void write_added(const char *file, int first, bool by_id) {
     fclose(f);
 }
 
-// Checks that each added token is one token, that text around them decodes to itself, and that cuts change nothing.
+// Checks that each added token is one token, that text with them decodes to itself, and that cuts change nothing.
 static void check_added(const Tokenizer *t, int first) {
     static const char *const pieces[] = {"<|u|>", "x",  "b",        "<|", "<s>", " ",  "  ", "c",
                                          " a",    "ab", "\xC3\xA4", "\n", "\"",  "\\", "<"};
@@ -493,7 +493,7 @@ static void test_bad_files(void) {
     remove_files();
 }
 
-// A vocabulary of characters (scripts/from_nanogpt.py) decodes what it encodes, also when loaded from its own files.
+// A vocabulary of characters (scripts/from_nanogpt.py) decodes what it encodes, also after it was saved and loaded.
 // Errors name unknown characters. U+010D is a special case: GPT-2's name of the carriage return.
 static void check_characters(void) {
     static const char text[] = "a\rb \xc4\x8d\xc3\xa9 a\xe2\x82\xac";
@@ -531,7 +531,7 @@ static void test_characters(void) {
                "{'added_tokens_decoder': {'4': {'content': '\\u00e9', 'normalized': false}, '5': {'content': "
                "'\\u010d', 'normalized': false}, '6': {'content': '\\u20ac', 'normalized': false}}}");
     check_characters();
-    check_characters(); // loaded from its own files
+    check_characters(); // loads what the first call saved
     write_json("merges.txt", "#version: 0.2\na b\n");
     refuse("byte 0x00 is missing");
     remove_files();

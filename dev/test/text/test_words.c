@@ -44,7 +44,7 @@ static void test_utf8(void) {
         CHECK(got == want, "%02x %02x %02x %02x at %zu: %zu, want %zu", t[at], t[at + 1], t[at + 2], t[at + 3], at, got,
               want);
     }
-    const char *text = "a\xC3\xA4\xE4\xB8\xAD\xF0\x9F\x99\x82z"; // 1, 2, 3, 4 and 1 bytes
+    const char *text = "a\xC3\xA4\xE4\xB8\xAD\xF0\x9F\x99\x82z"; // characters of 1, 2, 3, 4 and 1 bytes
     static const size_t want[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10, 11};
     for (size_t n = 0; n < sizeof want / sizeof *want; n++)
         CHECK(utf8_boundary(text, n) == want[n], "boundary of %zu is %zu", n, utf8_boundary(text, n));
