@@ -406,8 +406,7 @@ static int head_logits_loss(Engine *engine, const LogitRows &k, Error *e) {
 static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
     const Model *model = engine->config.model;
     const int chunk = engine_head_examples(&engine->config);
-    // Storing exponentials instead of logits saves a pass. fp16's range is too small for them; label smoothing needs
-    // logits.
+    // Storing exponentials instead of logits saves a pass. fp16 cannot hold them; label smoothing needs the logits.
     const bool exponentials = REAL_DTYPE == DTYPE_BF16 && engine->fused_linear && !(train && engine->smoothed);
     LogitRows k = {.smoothing = engine->config.label_smoothing, .logits = engine->logits};
     k.tokens = own_tokens(p, engine->tokens);

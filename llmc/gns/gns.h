@@ -98,8 +98,7 @@ typedef struct {
 } GnsCovariance;
 
 // Solves S - R G2 = k sqrt(var(S) - 2 R cov + R^2 var(G2)), a quadratic a R^2 - 2 b R + c = 0, for R >= 0. Returns 0 if
-// S is less than k standard errors above 0. Returns INFINITY if G2 is k standard errors or more below 0, which no
-// finite scale explains.
+// S <= k sqrt(var(S)); INFINITY if G2 <= -k sqrt(var(G2)), which no finite scale explains.
 static inline double gns_lower(double g2, double s, GnsCovariance var, double k) {
     double a = g2 * g2 - k * k * var.g2, b = s * g2 - k * k * var.g2_s, c = s * s - k * k * var.s;
     if (s <= 0 || c <= 0) return 0;

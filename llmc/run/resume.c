@@ -73,8 +73,7 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
     return code;
 }
 
-// On all ranks: sends *newest from rank 0 to the other ranks, which verify candidates until then. code: result of rank
-// 0's search.
+// On all ranks: sends *newest, and the code of rank 0's search, to the others, which verify candidates until then.
 static int share_newest(Run *r, int code, Newest *newest, Error *e) {
     Comm *comm = r->setup.comm;
     Error waiting = {0};

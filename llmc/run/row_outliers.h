@@ -25,7 +25,7 @@ typedef struct {
     Outliers spread[ROW_KINDS]; // D of the last steps
     double least[ROW_KINDS];    // a row needs a larger score to be kept
     double *surprise;           // (vocabulary) -log of a token's share of the text
-    double *rarity;             // (largest batch) mean surprise of each of this rank's rows; scratch lies behind it
+    double *rarity;             // (3 x largest batch) mean surprise of each of this rank's rows, then scratch
 } RowOutliers;
 
 int row_outliers_create(Run *r, Error *e);             // every rank calls it, after a resume

@@ -425,9 +425,8 @@ int save_and_wait(Run *r, Error *e) {
     return comm_agree(r->setup.comm, code, e);
 }
 
-// The ranks may have agreed on training's error already (`settled`). Clears `settled` during the save, as the ranks
-// must agree on its errors too, then restores `settled`. If the ranks could not agree, `settled` stays false, which
-// ends the job.
+// `settled` is true if the ranks have agreed on training's error. Clears it, since the ranks must agree on the save's
+// errors too, and restores it after the save. If they could not agree, it stays false, which ends the job.
 void save_at_error(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
     const Saver *s = r->saving.saver;

@@ -121,8 +121,7 @@ static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode,
 
 static int amax_count(const Run *r) { return r->position.result.amax ? r->setup.model.config.layers * FP8_SITES : 0; }
 
-// Returns the first site of fp8 that saturated; -1 if none did, or if the largest |x| of some site is not finite or too
-// large for every exponent.
+// Returns the first site of fp8 that saturated; -1 if none did, or if some amax is not finite or beyond every exponent.
 static int saturated_site(const Run *r) {
     const float *amax = r->position.result.amax;
     int first = -1;
@@ -263,7 +262,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     int64_t B = ramp_next(&position->ramp, at->step, at->tokens);
     TRY(comm_broadcast(setup->comm, &B, sizeof B, e)); // rank 0's choice
     *metrics = (StepMetrics){.step = at->step + 1, .examples = at->examples + B, .batch = B};
-    at->spikes.value[at->spikes.count % OUTLIERS_WINDOW] = NAN; // rollback_check counts the step
+    at->spikes.value[at->spikes.count % OUTLIERS_WINDOW] = NAN; // rollback_check increments the count
     at->first[at->spikes.count % OUTLIERS_WINDOW] = at->examples;
     const int64_t tokens = B * setup->shape.seq_len;
     const UpdateConfig update = update_config(r, B);

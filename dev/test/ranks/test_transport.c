@@ -18,8 +18,7 @@ static void test_too_large_a_bucket(void) {
     if (t) api->destroy(t);
 }
 
-// With Muon a bucket's parts follow one another and cover the bucket; no matrix is cut. No rank owns more whole blocks
-// than rank 0.
+// With Muon a bucket's parts follow one another and cover it; no matrix is cut. Rank 0 owns the most whole blocks.
 static void test_whole_matrices(void) {
     Model model;
     Error e = {0};
