@@ -232,7 +232,8 @@ def go_back_to(out, step):
 def three_parts(out, look=lambda: None):
     """Makes a run of three parts: the first ends at step 60 and is cut back to step 30, the second is killed, the third
     ends. Calls look() after each."""
-    shutil.copytree("whole", out)
+    shutil.copytree("whole", f"{out}.copy")
+    os.rename(f"{out}.copy", out)  # at once: a follower reads no half copy
     look()
     go_back_to(out, 30)
     child = train(out, steps=100000, wait=False)
