@@ -319,8 +319,8 @@ static void linear_dinput(Engine *engine, const Batch *batch, void *dx, const vo
     matmul_nt(engine->matmul, dx, f.left, f.right, batch->all.N, t->rows, t->columns);
 }
 
-// Backpropagates dy through y = LN(x). Adds to dx and to the gradients of gamma (w) and beta (b). Adds to these
-// gradients' per-example norms and sums by source.
+// Backpropagates dy through y = LN(x). Adds to dx and to the gradients of gamma (w) and beta (b). Also adds to these
+// gradients' per-example norms, and to source_sum.
 static void ln_backward(Engine *engine, const Batch *batch, const void *x, const float *mean, const float *rstd,
                         TensorKind w, TensorKind b, int l) {
     double *gamma_sq = engine->ln_sq, *beta_sq = engine->ln_sq + batch->B;

@@ -95,5 +95,5 @@ typedef struct {
 int directory_list(int dir, const char *path, Names *out, Error *e); // with IN_PATH lists `path`, else `dir`
 void names_free(Names *names);
 
-// Sets *bytes to the free space of the file system that holds `dir`, an open directory; with IN_PATH that holds `path`.
+// Sets *bytes to the free space on the disk of the open directory `dir`; if `dir` is IN_PATH, on the disk of `path`.
 int disk_free(int dir, const char *path, uint64_t *bytes, Error *e);

@@ -13,8 +13,8 @@
 static const char our_model[] = "gns.c";
 static sem_t settled;
 
-// PMIx's thread calls on_event for notifications of models and for a lost connection. The answer "complete" hides a
-// lost connection from Open MPI's handler, which would end the process.
+// PMIx's thread calls on_event for notifications of programming models (MPI is one), and for a lost connection. The
+// answer "complete" hides a lost connection from Open MPI's handler, which would end the process.
 static void on_event(size_t id, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,
                      pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t answer,
                      void *context) {

@@ -30,7 +30,7 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
     p->shard_grads = config->zero >= ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
     p->shard_weights = config->zero == ZERO_3;
     p->kept = p->shard_weights ? 1 : p->buckets;
-    p->sent = p->arrived = config->zero == ZERO_0 ? p->kept : 0; // other ranks have loaded only what they own
+    p->sent = p->arrived = config->zero == ZERO_0 ? p->kept : 0; // with --zero 0 parallel_start gathers all weights
     return 0;
 }
 
@@ -125,7 +125,7 @@ static int await_bucket(Parallel *p, int i, int after, Error *e) {
     return after > 0 && after < p->buckets ? send_block(p, after, e) : 0;
 }
 
-// Comm.idle_pass: computes the logits that rank 0 computes, since rank 0's transfers need all ranks (4).
+// Comm.idle_pass: computes rank 0's logits too, since rank 0's transfers need all ranks (parallel.h, invariant 4).
 static int join_pass(void *parallel, Error *e) {
     Parallel *p = parallel;
     const size_t V = (size_t)p->model->config.vocab;
@@ -239,7 +239,7 @@ static int bucket_without_rows(Parallel *p, int i, Error *e) {
 // Starts the transfers of the other ranks' forward and backward pass (invariant 4).
 static int micro_step_without_rows(Parallel *p, bool reduces, Error *e) {
     TRY(parallel_send_weights(p, e));
-    for (int i = 0; i < p->exchanges; i++) watchdog_begin(p->comm->watchdog, TRANSPORT_ROWS); // (7)
+    for (int i = 0; i < p->exchanges; i++) watchdog_begin(p->comm->watchdog, TRANSPORT_ROWS); // counted, not made (7)
     for (int i = 0; i < p->buckets && p->shard_weights; i++) TRY(await_bucket(p, i, i + 1, e));
     if (reduces) TRY(bucket_begins(p, model_bucket(p->model, 0), e));
     for (int i = p->buckets - 1; i > 0; i--) {

@@ -195,13 +195,14 @@ static int setup_directory(Run *r, Error *e) {
                 out);
     TRY(run_lock_sign(archive->dir, out, e));
     TRY(archive_tidy(archive, back && r->setup.options.keep > 0, stderr, e));
-    TRY(write_run_json(r, e)); // before the run's other files change: it reads the old run.json
+    // Before logs and checkpoints change: fails if the old run.json is unreadable, and chooses archive->id.
+    TRY(write_run_json(r, e));
     TRY(archive_set_aside_after(archive, r->position.at.step, back ? "rolled_back" : "damaged", stderr, e));
     return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, back, e);
 }
 
 bool saves_in_background(const Setup *setup, const Position *position) {
-    return setup->options.tensor > 1 || saves_before_the_end(setup, position); // --tensor: every save has a copy
+    return setup->options.tensor > 1 || saves_before_the_end(setup, position); // --tensor: all saves need a copy
 }
 
 // On all ranks: fails unless every rank sees the run.json that rank 0 has just written, so that all write to one

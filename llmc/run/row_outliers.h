@@ -28,6 +28,6 @@ typedef struct {
     double *rarity;             // (3 x largest batch) mean surprise of each of this rank's rows, then scratch
 } RowOutliers;
 
-int row_outliers_create(Run *r, Error *e);             // every rank calls it, after a resume
+int row_outliers_create(Run *r, Error *e);             // on every rank; keeps the lists of setup_resume
 int row_outliers_observe(Run *r, int64_t B, Error *e); // on rank 0: judges the B rows of the step
 int row_outliers_write(const Run *r, Error *e);        // on rank 0: writes outliers.jsonl

@@ -147,7 +147,7 @@ static BackwardReference backward_reference(const BackwardInputs &in) {
     return r;
 }
 
-// Checks rows (B, 2 C): each example's dgamma, then its dbeta. dgamma, dbeta: the terms of each token position.
+// Checks rows (B, 2 C): each example's sums of dgamma, then of dbeta. dgamma, dbeta (B T, C): each token's terms.
 static void rows_check(const float *rows, const std::vector<double> &dgamma, const std::vector<double> &dbeta, int T,
                        int C) {
     std::vector<double> want(dgamma.size() / T * 2);

@@ -151,8 +151,8 @@ static void check_no_copy(const Case &c, const std::vector<real> &y) {
     CHECK(as_doubles(host_from(l.y, y.size())) == as_doubles(y), "without a copy y has other bits");
 }
 
-// Checks that a copy alone (Fp8Copy), in y's memory, has the same codes, and that nothing is written after them. If
-// rows are whole examples of 16 tokens, checks the transposed codes, too.
+// Stores no y, only codes in y's memory (Fp8Copy.alone). Checks that they equal the codes stored beside y, and that
+// nothing is written after them. If rows are whole examples of 16 tokens, checks the transposed codes, too.
 static void check_alone(const Case &c) {
     const size_t n = (size_t)c.l.rows * c.l.out;
     Linear l = c.l;
@@ -259,7 +259,7 @@ static void test_e4m3(void) {
            100 * e4m3_mean / e4m3_rows);
 }
 
-// Checks the column sums of the stored y, and their squares by example.
+// Checks the column sums of the stored y over all rows, and the sum of squares of each example's column sums.
 static void columns_case(int B, int T, int in, int out, bool e4m3 = false) {
     const Case c = case_new({B * T, in, out}, LINEAR_DGELU, e4m3);
     const Columns columns = columns_new(B, out);
@@ -349,7 +349,7 @@ static void head_case(int B, int T, int V, int C) {
         outputs);
     const std::vector<real> got = host_from(y, n), scaled = host_from(x, (size_t)R * C), got_dx = host_from(dx, R * C);
     const std::vector<float> factor = host_from(factors, R), loss = host_from(losses, R);
-    const double arithmetic = 1e-4; // relative error of an exponential: fp32 sums a logit of at most about 30
+    const double arithmetic = 1e-4; // error of a logit of up to about 30, in fp32: relative error of exp(logit)
     for (int i = 0; i < 6; i++) {
         const int r = i == 0 ? 0 : i == 1 ? R - 1 : random_int(0, R - 1), target = h.target(r);
         std::vector<double> logits(V), want(Vp, 0.0), tolerance(Vp, 0.0), want_x(C), want_dx(C, 0.0), of_x(C), of_dx(C);
