@@ -268,8 +268,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     const UpdateConfig update = update_config(r, B);
     const GnsMode mode = step_mode(setup, position);
     const bool measured_ranks = measures_ranks(setup, position, mode);
-    const double start = clock_seconds();
-    const double loss_scale = at->loss_scale.scale;
+    const double start = clock_seconds(), loss_scale = at->loss_scale.scale;
     do {
         TRY(run_rows(r, B, mode, NULL, e));
         TRY(update_unless_outlier(r, B, &update, &skipped, &sums, e));
