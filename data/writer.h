@@ -29,7 +29,7 @@ typedef struct {
 // the prefix, if an input is one of its shards, or if shards exist and --force is not given.
 int writer_open(Writer *w, const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs, Error *e);
 
-// Appends the tokens of a block. ERR_WRITE if writing fails, as from writer_publish.
+// Appends the tokens of a block. Both this and writer_publish return ERR_WRITE if writing fails.
 int writer_block(Writer *w, const TextBlock *b, Error *e);
 
 // Gives all shards their names. Removes the shards of an earlier run.

@@ -43,8 +43,8 @@ ask_to_stop() { # PID: sends SIGUSR1 once the process catches it, at the latest 
     kill -USR1 "$1" 2> /dev/null
 }
 
-# Sets the array `command` to COMMAND with resumption: -y 1 replaces --fresh and llm.c's -y, and overrides `fresh` in a
-# --config file.
+# Sets the array `command` to COMMAND without --fresh and -y, then appends llm.c's -y 1 (resume). -y 1 also overrides
+# `fresh` in a --config file.
 command_to_resume() { # COMMAND...
     local word previous=
     command=()

@@ -27,8 +27,8 @@ template <int D_, bool DQ_> struct BackwardLayout {
     static constexpr bool DQ = DQ_;
     static constexpr int D = D_, OTHERS = DQ && D == 64 ? 128 : 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
     static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<OTHERS, D>;
-    // OWN: number of tensors whose own rows a block reads: q, dout and `out` for dQ; k and v for dK, dV. For dQ threads
-    // compute lse2 and delta of their rows. For dK, dV each tile of queries arrives with its lse2 and delta.
+    // OWN: number of tensors whose own rows a block reads: q, dout and `out` for dQ; k and v for dK, dV. For dQ, each
+    // thread computes lse2 and delta of its rows. For dK, dV, each tile of queries arrives with its lse2 and delta.
     static constexpr int OWN = DQ ? 3 : 2, STATISTICS_BYTES = DQ ? 0 : OTHERS * (int)sizeof(float);
     typedef typename std::conditional<!DQ && D == 64, LeftRegisters, LeftShared>::type Left;
     // Arrivals that free a stage: one per warp if only wgmma reads it; one per thread if threads read lse2 and delta.
@@ -47,7 +47,8 @@ namespace {
 
 #ifdef SM90_CODE
 
-// Releases a stage. One arrival per warp always suffices, but compute-sanitizer's racecheck sees only its thread.
+// Releases a stage. One arrival per warp would suffice. compute-sanitizer's racecheck credits an arrival to its thread
+// alone, so every thread arrives where threads read the stage.
 template <class F> __device__ void stage_release(uint64_t *empty) {
     if (F::RELEASES == WARPGROUP * GROUPS) barrier_arrive(empty);
     else warp_arrive(empty);

@@ -47,8 +47,10 @@
 //     feeder       the warp that copies tiles in (linear_sm90: producer) for the workers, warpgroups of 128 threads
 //     pair         two blocks of one cluster, which share an operand
 //     ticket       a counter in device memory from which blocks draw tiles
-//     run, slot    rows that one block sums; the place of the sum over a run's rows of one example (reduce.cuh)
-//     set, job     one column gradient; all sets of one kernel, until column_finish adds them up (reduce.cuh)
+//     run          rows that one block sums (reduce.cuh)
+//     slot         memory for the sum of the rows that lie in both one run and one example (reduce.cuh)
+//     set          one column gradient (reduce.cuh)
+//     job          the sets that one kernel leaves for column_finish (reduce.cuh)
 //     code         an e4m3 number as a byte (fp8.cuh); in gelu.cuh the byte of a slope
 //     part         a sum over some of a tile's examples (weight_gradient.cu)
 //     share        every n-th row of an example, summed by one block (weight_gradient.cu)
@@ -104,7 +106,7 @@ struct Engine {
     uint16_t *tensor;           // (granules) LAMB: index in `segment` of the granule's tensor
     double *trust;              // (2, tensors) LAMB: squared norms of the weights; of the step's direction
     void *muon;                 // Muon's scratch, in the activations' memory
-    Range *segment;             // (tensors) ranges of the flat arrays, ascending: whole tensors, then cut ones
+    Range *segment;             // (tensors) ranges of whole tensors, ascending; then of cut ones, ascending
     double *stats;              // (stats_count) statistics of the step
     float *source_sum;          // (sources, LayerNorm parameters) v_s of StepResult.source_gram; NULL: no sources
     GradientWatch watch;        // notified of the next micro-step's gradients
@@ -132,7 +134,7 @@ struct Engine {
     uint8_t *copy_x, *copy_wide;              // (B, T, C), (B, T, 4C) in e4m3: see above
     uint8_t *copy_branch;                     // (B, T, C)
     uint8_t *copy_transposed;                 // x, then dy of a weight gradient: (B, in, T), (B, out, T)
-    uint8_t *copy_weight;                     // (L, 2, 12 C C) qkv, proj, fc, fcproj; transposed. shard_weights: L = 1
+    uint8_t *copy_weight;                     // (L, 2, 12 C C) plain, then transposed weights. shard_weights: L = 1
     int copied;                               // last block whose weights were copied in this step; -1: none
     int8_t *exponent, *exponent_there;        // (L, FP8_SITES) in pinned host memory; on the device
     bool measures;                            // steps measure amax, and round factors that have exponents
@@ -174,7 +176,7 @@ static inline AttentionShape attention_shape(const EngineConfig *c, int rows, in
 
 // Engine.stats, in order:
 //     (STAT_TENSORS)                     loss, smoothed loss, <E, U> (embedding.cuh)
-//     (STATS_ROWS, tensors)              |g|^2 and |this rank's own g|^2 by `segment`; sum_b |g_b|^2 by tensor
+//     (STATS_ROWS, tensors)              |g|^2 by `segment`; sum_b |g_b|^2 by tensor; |own g|^2 by `segment`
 //     (2, step_rows)                     each row's |g_b|^2 over the LayerNorms; each row's sum of losses
 //     (sources, sources)                 StepResult.source_gram
 //     (L, FP8_SITES)                     amax in fp32, with --dtype fp8
@@ -223,7 +225,7 @@ Fp8Site fp8_x_site(TensorKind w), fp8_dy_site(TensorKind w); // the site of a we
 Fp8Copy fp8_copy_of(const Engine *engine, bool fp8, Fp8Site s, int l);
 // Sets the e4m3 factors of a product with site s, if the product rounds them.
 void fp8_factors(const Engine *engine, bool fp8, Linear *linear, Fp8Site s, int l);
-// Copies block l's weights. No-op if this step has copied them; with shard_weights, only if the copies are in memory.
+// Copies block l's weights. No-op if this step has copied them; with shard_weights, if it copied block l last.
 int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e);
 // True if w's gradient rounds both factors: the type is DTYPE_FP8_DW, and w's forward and dx products round, too.
 bool fp8_dweight_rounds(const Engine *engine, bool fp8, TensorKind w, int l);

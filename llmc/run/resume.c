@@ -23,8 +23,8 @@
 #include <time.h>
 
 // On all ranks: verifies rank 0's candidate. Each rank reads a share. If --out must be the same directory on all
-// machines, all ranks divide the files; otherwise each machine's ranks divide them. After damage only rank 0 returns an
-// error, the lowest rank's. After other errors, such as a different checkpoint on some rank (2), all ranks return one.
+// machines, all ranks divide the files; otherwise each machine's ranks divide them. Damage is an error on rank 0 only:
+// the one that the lowest rank found. Any other error, such as a different manifest on some rank, is one on all ranks.
 static int verify_share(void *run, Error *e) {
     Run *r = run;
     const Setup *s = &r->setup;
@@ -73,7 +73,7 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
     return code;
 }
 
-// On all ranks: sends *newest, and the code of rank 0's search, to the others, which verify candidates until then.
+// On all ranks: the others verify candidates until rank 0's search ends. Then rank 0 sends them `code` and *newest.
 static int share_newest(Run *r, int code, Newest *newest, Error *e) {
     Comm *comm = r->setup.comm;
     Error waiting = {0};
@@ -84,8 +84,8 @@ static int share_newest(Run *r, int code, Newest *newest, Error *e) {
     return comm_broadcast(comm, newest, sizeof *newest, e);
 }
 
-// Opens and locks an existing run (1). Waits for the lock: a killed process may hold it for seconds, a lease for 90 s
-// (metrics.h).
+// Opens and locks an existing run (1). Waits for the lock: it may outlive a killed process by seconds, and on NFS a
+// crashed machine by 90 s (metrics.h).
 static int lock_run(const Setup *setup, const Archive *archive, Metrics **metrics, Error *e) {
     const struct timespec moment = {0, 20000000};
     const double begin = clock_seconds();
@@ -180,8 +180,8 @@ static int find_source(Run *r, Newest *newest, Error *e) {
     return 0;
 }
 
-// A run directory as --model means its newest checkpoint. A new run that began from this checkpoint resumes with the
-// same --model, even after the named run has written newer checkpoints.
+// A run directory as --model means its newest checkpoint. Once --out holds a checkpoint, the same --model resumes from
+// --out, even if the named run has written newer checkpoints.
 int setup_source(Run *r, Error *e) {
     Options *o = &r->setup.options;
     ModelConfig ignored;

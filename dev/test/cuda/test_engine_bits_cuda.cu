@@ -474,7 +474,7 @@ static void test_fp8_each_site(void) {
 static void test_fp8_dw_unset(void) {
     static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
     if (!fp8_runs(DTYPE_FP8_DW, case_for_dw)) SKIP("only Hopper has fp8, and only in bf16");
-    for (const Case *c : {case_for_dw, &cases[9]}) { // 144 tokens: stores dfc in bf16, too; 1024: only as codes
+    for (const Case *c : {case_for_dw, &cases[9]}) { // T = 144 keeps dfc in bf16 and e4m3; T = 1024 only in e4m3
         World w(c, 2);
         Engine *engine[2];
         for (int i = 0; i < 2; i++) fp8 = fp8_types[i], engine[i] = engine_of(&gpu, &w);

@@ -18,7 +18,8 @@ static void test_too_large_a_bucket(void) {
     if (t) api->destroy(t);
 }
 
-// With Muon a bucket's parts follow one another and cover it; no matrix is cut. Rank 0 owns the most whole blocks.
+// With Muon a bucket's parts follow one another and cover it; no matrix is cut. Rank 0 owns ceil(12 / ranks) blocks; no
+// rank owns more.
 static void test_whole_matrices(void) {
     Model model;
     Error e = {0};
