@@ -14,7 +14,7 @@ static const double LOSS_SCALE_MAX = 0x1p32;
 typedef struct {
     double scale;      // scale of the next step; 0: the engine needs no scale
     int64_t clean;     // steps since the scale changed
-    int64_t overflows; // so far: steps that fp16 skipped, or that fp8 repeated
+    int64_t overflows; // so far: steps that fp16 skipped, and repeats of steps by fp8
 } LossScale;
 
 // True for a power of two within the limits.

@@ -39,7 +39,7 @@ typedef struct {
     bool has_target;   // --ramp gns: `target` is set
     RampTarget target;
     double loss_scale;   // fp16: scale of this step; 0: none
-    int64_t overflows;   // so far: steps skipped (fp16), or steps repeated because e4m3 saturated (fp8)
+    int64_t overflows;   // so far: steps skipped (fp16), and repeats of steps because e4m3 saturated (fp8)
     bool ranks_measured; // noise->ranks was updated
 } StepMetrics;
 

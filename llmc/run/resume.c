@@ -103,7 +103,8 @@ static int lock_run(const Setup *setup, const Archive *archive, Metrics **metric
     return code;
 }
 
-// On rank 0: sets saving.own.newest, this run's own newest checkpoint. Later calls do not search again.
+// On rank 0: sets saving.own.newest, this run's own newest checkpoint. Later calls do not search again. Fails if a
+// rollback finds none.
 static int find_own(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
     if (!is_rank0(&r->setup)) return 0;

@@ -20,7 +20,7 @@ typedef struct {
     int64_t step, tokens, examples; // totals of the run so far
     int64_t batch;                  // rows of the last step
     int64_t metrics_bytes;          // bytes of metrics.jsonl after this step
-    int64_t moment_steps;           // updates before the run (--with-optimizer), and the steps that fp8 repeated
+    int64_t moment_steps;           // updates before the run (--with-optimizer), and repeats of steps by fp8
     int64_t horizon;                // tokens of the run with --train-hours; 0: not decided
     double seconds;                 // seconds of the run, up to the save
     double val_loss;                // latest validation loss; NaN before the first validation
