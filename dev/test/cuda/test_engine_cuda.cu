@@ -2,10 +2,10 @@
 // the CPU computes in fp32, with weights rounded to 16 bits. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
-// In fp16 GRADIENT and NORM are at most the sum of two errors: rounding (3e-3 and 6e-3, an eighth of bf16's), and
-// GELU's slopes as codes (up to 6.4e-3 and 7e-3 in the CPU engine on these cases, 100 seeds). 1 - cosine is half the
-// square of the gradient's error.
-static const double LOSS = by_type(1e-5, 7e-4, 5e-3), GRADIENT = by_type(1e-4, 8e-3, 2e-2);
+// In 16 bits GRADIENT and NORM are at most the sum of two errors: rounding (fp16: 3e-3 and 6e-3; bf16: eight times as
+// much), and GELU's slopes as codes (up to 6.4e-3 and 7e-3 in the CPU engine on these cases, 100 seeds). A gradient of
+// bf16 with one row erred by 2.2e-2. 1 - cosine is half the square of the gradient's error.
+static const double LOSS = by_type(1e-5, 7e-4, 5e-3), GRADIENT = by_type(1e-4, 8e-3, 3e-2);
 static const double NORM = by_type(1e-4, 1.3e-2, 4e-2), COSINE = by_type(0.999999, 0.99996, 0.999);
 static const double TRAINED = by_type(1e-4, 3e-3, 2e-2), LOGIT = by_type(1e-4, 4e-3, 3e-2);
 
