@@ -85,6 +85,8 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
         plan->copies ? 3.0 * sizeof(float) * (plan_tensor(plan) > 1 ? all : (double)shard_elements(&shape)) : 0;
     if (plan->device.measured) { // a CPU
         if (copy > 0) add_item(memory, "copy for checkpoints", copy);
+        const double wire = (double)transport_mpi_bytes(model_bucket_largest(model));
+        if (plan->ranks > 1) add_item(memory, "gradients in transfer", wire);
     } else {
         add_item(memory, "CUDA context and libraries", context);
         size_t wire = transport_buffer_bytes(plan->options->comm_dtype, model_bucket_largest(model));

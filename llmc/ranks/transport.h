@@ -56,6 +56,13 @@ static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
 }
 
+// Elements of a bucket that MPI ranks exchange at once; two pieces may be in transfer, each with 4 bytes per element: in
+// fp32 what a rank receives, in bf16 also what it sends.
+#define TRANSPORT_MPI_PIECE ((size_t)4 << 20)
+static inline size_t transport_mpi_bytes(size_t largest) {
+    return 2 * sizeof(float) * (largest < TRANSPORT_MPI_PIECE ? largest : TRANSPORT_MPI_PIECE);
+}
+
 typedef struct {
     // Chooses this rank's device by the rank's number on its machine, before engine_create. All ranks call it together;
     // errors are settled. ERR_UNAVAILABLE: a rank has no usable GPU, or two ranks share one. NULL: nothing to choose.

@@ -8,14 +8,16 @@
 #include "base/float16.h"
 #include "ranks/mpi_check.h"
 
-// A transfer in flight. MPI uses the arrays until the transfer ends.
+// A transfer in flight: a gathering, or one piece of a reduction. MPI uses the arrays until the transfer ends.
 typedef struct Pending {
     struct Pending *next; // started after this one
     MPI_Request request;
-    float *own;            // destination of the sums of this rank's part; NULL for a gathering
-    size_t count;          // elements of the part
-    void *sent, *received; // buffers of a reduction: bf16 uses both, fp32 uses only `received`
-    int *places, counts[]; // places: (ranks) offsets of the parts; counts: (ranks) their lengths
+    float *own;            // destination of the piece's sums; NULL for a gathering
+    size_t count;          // elements of the piece that this rank sums
+    int ranks;             // ranks that exchange
+    bool first;            // first piece of a bucket
+    void *sent, *received; // sent: gradients in bf16, NULL in fp32; received: (ranks, count), each rank's gradients
+    int *places, counts[]; // (2, ranks) offsets and lengths: of the parts or their pieces, then in `received`
 } Pending;
 
 struct Transport {
@@ -32,6 +34,7 @@ struct Transport {
     WireType wire;
     Pending *first, **end;  // transfers in flight, in the order of their starts; end: link of the next transfer
     int64_t started, ended; // how many transfers have started; how many have ended
+    int64_t reduced[2];     // numbers of the last two pieces, the older first
     double waited;          // seconds of waiting since the last mpi_waited
 };
 
@@ -74,18 +77,22 @@ static void mpi_destroy(Transport *t) {
     memory_free(t);
 }
 
-// Appends a transfer with the bucket's parts.
-static int pending_add(Transport *t, Range bucket, Pending **out, int64_t *work, Error *e) {
+// Appends a transfer of elements `begin` to `end` of each part. Returns the longest part in *longest.
+static int pending_add(Transport *t, Range bucket, size_t begin, size_t end, Pending **out, size_t *longest,
+                       int64_t *work, Error *e) {
     const int ranks = division_ranks(&t->division, bucket);
-    watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
-    TRY(memory_alloc_zero((void **)out, sizeof(Pending) + 2 * (size_t)ranks * sizeof(int), "transport", e));
+    TRY(memory_alloc_zero((void **)out, sizeof(Pending) + 4 * (size_t)ranks * sizeof(int), "transport", e));
     Pending *p = *out;
     p->request = MPI_REQUEST_NULL;
-    p->places = p->counts + ranks;
+    p->ranks = ranks;
+    p->places = p->counts + 2 * ranks;
+    *longest = 0;
     for (int r = 0; r < ranks; r++) {
-        Range part = division_part(&t->division, bucket, r);
-        p->counts[r] = (int)range_length(part);
-        p->places[r] = (int)(part.begin - bucket.begin);
+        const Range part = division_part(&t->division, bucket, r);
+        const size_t n = range_length(part), from = size_min(begin, n);
+        p->counts[r] = (int)(size_min(end, n) - from);
+        p->places[r] = (int)(part.begin - bucket.begin + from);
+        *longest = size_max(*longest, n);
     }
     *t->end = p;
     t->end = &p->next;
@@ -97,33 +104,58 @@ static bool has_replicas(const Transport *t) { return t->comm->ranks > t->divisi
 
 static MPI_Comm comm_of(const Transport *t, Range bucket) { return bucket.begin == 0 ? t->mpi : t->peers; }
 
+static int mpi_wait_for(Transport *t, int64_t work, Error *e);
+
+// Exchanges the bucket in pieces; mpi_wait_for sums. MPI_Ireduce_scatter would allocate two buckets on some ranks.
 static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
-    const size_t all = range_length(bucket);
-    const int rank = division_rank(&t->division, bucket);
+    const int ranks = division_ranks(&t->division, bucket), rank = division_rank(&t->division, bucket);
     const bool rounded = t->wire == WIRE_BF16;
-    Pending *p;
-    TRY(pending_add(t, bucket, &p, work, e));
-    if (division_ranks(&t->division, bucket) == 1 && !has_replicas(t)) return 0; // one rank: its values are the sum
-    p->own = values + p->places[rank];
-    p->count = (size_t)p->counts[rank];
-    if (rounded) TRY(memory_alloc(&p->sent, sizeof(uint16_t) * all, "gradients in bf16", e));
-    for (size_t i = 0; i < all && rounded; i++) ((uint16_t *)p->sent)[i] = f32_to_bf16(values[i]);
-    TRY(memory_alloc(&p->received, (rounded ? sizeof(uint16_t) : sizeof(float)) * p->count, "sums of gradients", e));
-    MPI_TRY(MPI_Ireduce_scatter(rounded ? p->sent : values, p->received, p->counts, t->type, t->op, comm_of(t, bucket),
-                                &p->request),
-            e);
+    const size_t element = rounded ? sizeof(uint16_t) : sizeof(float), each = TRANSPORT_MPI_PIECE / (size_t)ranks;
+    size_t longest = 1;
+    watchdog_begin(t->comm->watchdog, TRANSPORT_WORK); // once, since ranks of other t may have more pieces
+    *work = 0;
+    if (ranks == 1 && !has_replicas(t)) return 0; // one rank: its values are the sum
+    for (size_t begin = 0; begin < longest; begin += each) {
+        Pending *p;
+        TRY(mpi_wait_for(t, t->reduced[0], e)); // at most two pieces have buffers
+        TRY(pending_add(t, bucket, begin, begin + each, &p, &longest, work, e));
+        t->reduced[0] = t->reduced[1], t->reduced[1] = *work;
+        float *own = values + p->places[rank];
+        int *own_counts = p->counts + ranks, *own_places = p->places + ranks;
+        p->count = (size_t)p->counts[rank];
+        p->first = begin == 0;
+        for (int r = 0; r < ranks; r++) own_counts[r] = (int)p->count, own_places[r] = r * (int)p->count;
+        if (rounded)
+            TRY(memory_alloc(&p->sent, element * size_min(range_length(bucket), TRANSPORT_MPI_PIECE),
+                             "gradients in bf16", e));
+        for (int r = 0, place = 0; r < ranks && rounded; place += p->counts[r++]) {
+            const float *from = values + p->places[r];
+            uint16_t *to = (uint16_t *)p->sent + place;
+            for (int i = 0; i < p->counts[r]; i++) to[i] = f32_to_bf16(from[i]);
+            p->places[r] = place;
+        }
+        TRY(memory_alloc(&p->received, element * p->count * (size_t)ranks, "gradients of other ranks", e));
+        MPI_TRY(MPI_Ialltoallv(rounded ? p->sent : values, p->counts, p->places, t->type, p->received, own_counts,
+                               own_places, t->type, comm_of(t, bucket), &p->request),
+                e);
+        p->own = own; // from here on mpi_wait_for sums
+    }
     return 0;
 }
 
 static int mpi_all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket,
                           int64_t *work, Error *e) {
     MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // any type of that size
+    const int rank = division_rank(&t->division, bucket);
     Pending *p;
-    TRY(pending_add(t, bucket, &p, work, e));
-    const int rank = division_rank(&t->division, bucket), count = p->counts[rank];
+    size_t longest;
+    watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
+    TRY(pending_add(t, bucket, 0, SIZE_MAX, &p, &longest, work, e));
     bool in_place = own == (const char *)values + (size_t)p->places[rank] * element_bytes;
     const void *from = in_place ? MPI_IN_PLACE : own;
-    MPI_TRY(MPI_Iallgatherv(from, count, type, values, p->counts, p->places, type, comm_of(t, bucket), &p->request), e);
+    MPI_TRY(MPI_Iallgatherv(from, p->counts[rank], type, values, p->counts, p->places, type, comm_of(t, bucket),
+                            &p->request),
+            e);
     return 0;
 }
 
@@ -201,8 +233,16 @@ static int mpi_wait_for(Transport *t, int64_t work, Error *e) {
         Pending *p = t->first;
         const double begin = clock_seconds();
         MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
+        for (int step = 1; p->own && step < p->ranks; step *= 2) { // the tree ((0 + 1) + (2 + 3)) + ..., for any count
+            char *values = p->received;
+            const size_t bytes = p->count * (t->wire == WIRE_BF16 ? sizeof(uint16_t) : sizeof(float));
+            for (int r = 0; r + step < p->ranks; r += 2 * step)
+                MPI_TRY(MPI_Reduce_local(values + (size_t)(r + step) * bytes, values + (size_t)r * bytes, (int)p->count,
+                                         t->type, t->op),
+                        e);
+        }
         if (p->own && has_replicas(t)) { // counted, so that a hanging rank shows fewer collectives than waiting ranks
-            watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
+            if (p->first) watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
             MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, p->received, (int)p->count, t->type, t->op, t->replicas), e);
         }
         t->waited += clock_seconds() - begin;
