@@ -14,7 +14,7 @@
 //             outliers (statistics of each row, as for --outliers).
 //             Replaces the variants: `sample` times logits after a short and a full text, with and without stored keys
 //             and values. `turns`, for turns.py, reads lines "off|ln|exact|fp8 ROWS MICRO_STEPS SKIPPED STEPS" and
-//             answers each with a step's milliseconds and tokens. ROWS are those of a micro-step; 0: micro-batch
+//             answers each with a step's milliseconds and tokens. ROWS: rows per micro-step; 0: micro-batch
 #include "bench.h"
 #include "plan/devices.h"
 #include "math/rng.h"
@@ -293,8 +293,8 @@ static int bench_turns(Bench *b, Words words, Error *e) {
     return 0;
 }
 
-// Returns the milliseconds of a call for logits after about n tokens. Each call's text has one token more than that of
-// the previous call. seen: the texts are otherwise equal; if not seen, their first tokens differ.
+// Returns the milliseconds of a call for logits after about n tokens. Each call appends a token to
+// the previous call's text. If not `seen`, it also changes the first token, so no stored keys and values fit.
 static double logits_ms(Bench *b, int n, bool seen, float *logits, Error *e) {
     enum { CALLS = 24 };
     double start = 0;

@@ -5,8 +5,8 @@
 //
 // Prints a line for each kernel and shape: calls per step, least time of a step's calls, GFLOP/s of products, and the
 // medians over steps of the shares of peak and roofline. The peak is the higher of two probes, before and after each
-// call, so shares are valid even if cores are busy at times, or share a physical core. The memory's speed is that of
-// the fastest copy so far. Probes hardly change the caches; their time is subtracted from the step's.
+// call, so shares are valid even if cores are busy at times, or share a physical core. The memory's speed is
+// taken from the fastest copy so far. Probes hardly change the caches; their time is subtracted from the step's.
 #include "cpu/attention.h"
 #include "cpu/calibrate.c" // multiply
 #include "cpu/layers.h"

@@ -56,8 +56,8 @@ static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
 }
 
-// Elements of a bucket that MPI ranks exchange at once; two pieces may be in transfer, each with 4 bytes per element: in
-// fp32 what a rank receives, in bf16 also what it sends.
+// Elements per piece of a bucket that MPI ranks exchange. At most two pieces are in transfer. A piece takes 4 bytes per
+// element: received values in fp32, or sent and received values in bf16.
 #define TRANSPORT_MPI_PIECE ((size_t)4 << 20)
 static inline size_t transport_mpi_bytes(size_t largest) {
     return 2 * sizeof(float) * (largest < TRANSPORT_MPI_PIECE ? largest : TRANSPORT_MPI_PIECE);

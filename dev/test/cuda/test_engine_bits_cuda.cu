@@ -1,6 +1,6 @@
 // Promises of the CUDA engine. Two runs give the same bits, whatever they recompute and whatever their memory held. Two
-// engines with one tuning give the same bits. Norms and updates by range equal those of the whole array. A gradient
-// that is not finite changes nothing. Arguments: engine_test.cuh.
+// engines with one tuning give the same bits. Norms and updates range by range equal those of the whole array. A
+// gradient that is not finite changes nothing. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
 #include "cuda/engine.cuh"

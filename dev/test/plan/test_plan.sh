@@ -99,8 +99,8 @@ compares_the_modes() { # with a model too large for one card
         plan --model d2 --ranks 4 --batch-tokens 8192 && said '^> +4 +1 .* unknown '
 }
 # Compares with "How to scale your model" (Austin et al. 2025): first the book's example, a TPU pod with the book's
-# figures; then GPUs behind switches. twin.py finds splits and batches by search, in float64, from the transfers of one
-# MLP alone.
+# figures; then GPUs behind switches. twin.py searches the best splits and batches in float64, from the
+# transfers of one MLP.
 agrees_with_the_textbook() {
     local python
     python=$(find_python) || skip "no Python" || return

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Noise by source: the numbers of a mixture's sources equal those of runs on one source. Also tests a resume,
+# Noise by source: the statistics of a mixture's sources equal those of runs on one source. Also tests a resume,
 # micro-steps and several ranks.
 set -u
 . "$(dirname "$0")/../checks.sh" sources
