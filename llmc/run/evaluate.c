@@ -14,8 +14,8 @@ static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int 
     return sum;
 }
 
-// Evaluates this rank's rows of `rows` rows, and sums over ranks. questions true: sum (rows) gets each ending's loss.
-// questions false: sum (2) gets the total loss and the number of bytes of the text.
+// Evaluates this rank's share of `rows` rows, and adds up the results of all ranks. questions true: sum[i] is the loss
+// of ending i. questions false: sum[0] is the total loss, sum[1] the number of bytes of the text.
 static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double *sum, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
@@ -50,7 +50,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
     }
     progress_end(progress);
     TRY(comm_agree(setup->comm, unread, e));
-    return comm_sum(setup->comm, sum, questions ? (int)rows : 2, e); // only one rank's loss of an ending is not 0
+    return comm_sum(setup->comm, sum, questions ? (int)rows : 2, e); // all ranks but one add 0 to an ending's loss
 }
 
 int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e) {

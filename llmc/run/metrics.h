@@ -15,7 +15,7 @@
 // A resume or a rollback (run/train.c) truncates both files to its checkpoint, so they hold every step once.
 //
 // Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again to write them. A
-// save makes room for them.
+// save makes room for them: it may remove older checkpoints.
 #pragma once
 
 #include "base/common.h"

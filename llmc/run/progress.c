@@ -37,7 +37,7 @@ static double fraction_done(const Progress *p) {
 double progress_left(const Progress *p, double now) {
     const double enough = 0.002; // fraction of the first step after which an ETA is shown
     if (p->ends > 0) return p->ends - now;
-    double begun = p->now.runs && !p->now.what ? fraction_done(p) * (double)p->batch_tokens : 0; // of this step
+    double begun = p->now.runs && !p->now.what ? fraction_done(p) * (double)p->batch_tokens : 0; // tokens of this step
     double done = (double)(p->tokens - p->first_tokens) + begun, left = (double)(p->horizon - p->tokens) - begun;
     if (p->tokens >= p->horizon) return 0;
     return done > 0 && done >= enough * (double)p->batch_tokens ? (now - p->started) / done * fmax(0, left) : NAN;
@@ -84,7 +84,7 @@ static void draw(Progress *p, const char *step, const char *work, const char *nu
     p->drawn = p->terminal;
 }
 
-// Draws the work, "step 4: 37%, 0:28 left"; on a terminal between the last step's label and that step's numbers.
+// Draws the work: "step 4: 37%, 0:28 left". A terminal shows it between the last step's label and that step's numbers.
 static void draw_work(Progress *p, double now) {
     char what[40], share[16] = "", time[32], work[120];
     double part = fraction_done(p);

@@ -23,8 +23,8 @@
 #include <time.h>
 
 // On all ranks: verifies rank 0's candidate. Each rank reads a share. If --out must be the same directory on all
-// machines, all ranks divide the files; otherwise each machine's ranks divide them. Damage is an error on rank 0 only:
-// the one that the lowest rank found. Any other error, such as a different manifest on some rank, is one on all ranks.
+// machines, all ranks divide the files; otherwise each machine's ranks divide them. Damage fails rank 0 only, with
+// the lowest rank's error. Any other error, such as a different manifest on some rank, fails all ranks.
 static int verify_share(void *run, Error *e) {
     Run *r = run;
     const Setup *s = &r->setup;
@@ -130,9 +130,9 @@ static int find_step(const char *run, int64_t step, Newest *newest, Error *e) {
                 newest->directory);
 }
 
-// Finds RUN:STEP or RUN:best (of --keep-best). RUN alone means the newest checkpoint. If the program does not train, it
-// means the best, if there is one, and a note names the checkpoint. ERR_INPUT if the run has no such checkpoint. Finds
-// nothing if the path is no run.
+// Finds RUN:STEP or RUN:best (of --keep-best). RUN alone means the newest checkpoint. Without training, RUN alone means
+// the best checkpoint, if there is one, and a note names what was found. ERR_INPUT if the run has no such checkpoint.
+// Finds nothing if the path is no run.
 static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
     char run[ARCHIVE_PATH], *which, *end, loss[60] = "";
     Archive archive;

@@ -23,7 +23,7 @@
 #include <math.h>
 #include <string.h>
 
-// Set by the command line, the build and the machine. Only the engine's state changes in training.
+// Set by command line, build and machine. Training changes only engine, parallel, comm and the options it measures.
 typedef struct {
     int argc; // the command line
     char **argv;
@@ -59,7 +59,7 @@ typedef struct {
     Noise noise;
     RowOutliers outliers; // --outliers
     Rollback back;        // --on-spike. A rollback resets all fields of Position but `back` and `begun`
-    StepResult result;    // statistics of this step; after source_gram in one array: pairs (noise.h), then `rows`
+    StepResult result;    // statistics of this step; source_gram, `pairs` (noise.h) and `rows` are one array
     RowResult *rows;      // (largest batch) this step's rows, of all ranks, if EngineConfig.step_rows
     bool stop;            // the run stops (same on all ranks); stop_cause (save.h) says why
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown

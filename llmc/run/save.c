@@ -364,7 +364,7 @@ static int await_save(Run *r, bool whole, Error *e) {
     Saver *s = r->saving.saver;
     for (double done = -1; s->phase == WRITING || (whole && s->phase == FINISHING);) {
         SaverCounts sums = saver_counts(s);
-        if (sums.done == done && !atomic_load(&s->ended)) { // the watchdog reports a rank whose disk hangs
+        if (sums.done == done && !atomic_load(&s->ended)) { // no beat or sum, so the watchdog reports a hung disk
             nanosleep(&poll_interval, NULL);
             continue;
         }

@@ -7,8 +7,8 @@
 // | a signal, the last step                      | save_and_wait      | yes   | ends the run                         |
 // | a file's error ends training                 | save_at_error      | yes   | is printed; the run ends on its error |
 //
-// All ranks call these functions together, after compare_ranks, which save_at_error calls by itself. No step is saved
-// twice.
+// All ranks call these functions together, and compare_ranks before them; save_at_error calls compare_ranks itself. No
+// step is saved twice.
 //
 //     step_NNNNNNNN/  model.safetensors                                      (layout)
 //                     config.json, generation_config.json                    (checkpoint)
@@ -35,7 +35,7 @@
 //   5. Only main threads talk to other ranks. If one rank fails, all ranks give the save up.
 //   6. A checkpoint gets its name when its files and metrics.jsonl are on the disk; lines of the log may still wait in
 //      memory (metrics.h). The checkpoint is then read back, and removed if it differs. Older checkpoints are removed
-//      last. Only if the disk lacks room for the new checkpoint and the waiting lines are older ones removed first.
+//      last, or first if the disk lacks room for the new checkpoint and the waiting lines.
 #pragma once
 
 #include "model/model.h"

@@ -20,7 +20,7 @@ typedef struct {
     int64_t step, tokens, examples; // totals of the run so far
     int64_t batch;                  // rows of the last step
     int64_t metrics_bytes;          // bytes of metrics.jsonl after this step
-    int64_t moment_steps;           // updates before the run (--with-optimizer), and repeats of steps by fp8
+    int64_t moment_steps;           // added to AdamW's step: updates before the run (--with-optimizer), repeats by fp8
     int64_t horizon;                // tokens of the run with --train-hours; 0: not decided
     double seconds;                 // seconds of the run, up to the save
     double val_loss;                // latest validation loss; NaN before the first validation
@@ -40,7 +40,7 @@ typedef struct {
     int64_t made;                                      // number of rollbacks so far
     int64_t first[ROLLBACKS_MAX], rows[ROLLBACKS_MAX]; // rollback i excluded rows[i] examples from first[i] on
     int64_t latest;                                    // last step before the window of this process's last rollback
-    Error why; // reason of this process's last rollback; code 0 before. Every set-up after it belongs to a rollback
+    Error why; // reason of this process's last rollback; code 0: none yet; else every set-up is a rollback's
 } Rollback;
 
 typedef struct Run Run; // run.h

@@ -13,7 +13,7 @@ static GnsMode step_mode(const Setup *setup, const Position *position) {
 }
 
 // True if this step also measures the norms of the ranks' own gradients. For this a rank reads its gradients again,
-// which takes 0.5% of a step of one micro-step. The norms only cross-check others, so few steps measure them.
+// 0.5% of the time of a step with one micro-step. The norms only cross-check others, so few steps measure them.
 static bool measures_ranks(const Setup *setup, const Position *position, GnsMode mode) {
     if (setup->parallel.config.tensor > 1) return false; // ranks of a group hold different tensors
     return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
@@ -21,8 +21,8 @@ static bool measures_ranks(const Setup *setup, const Position *position, GnsMode
 
 // Computes the gradients of B rows over all ranks, and their norms. Each rank computes its rows while the loader reads
 // the next rows; during the last micro-step the loader reads rows of the next step, assuming the same batch. A rank
-// without rows passes n = 0, as does a rank that cannot read its rows. With --tensor the latter computes placeholder
-// rows instead, as its group waits for its exchanges. All ranks then fail together. what: see progress_begin.
+// without rows passes n = 0. So does a rank that cannot read its rows; with --tensor such a rank computes placeholder
+// rows, since its group waits for them. After the last micro-step all ranks then fail. what: see progress_begin.
 static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
@@ -121,7 +121,7 @@ static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode,
 
 static int amax_count(const Run *r) { return r->position.result.amax ? r->setup.model.config.layers * FP8_SITES : 0; }
 
-// Returns the first site of fp8 that saturated; -1 if none did, or if some amax is not finite or beyond every exponent.
+// Returns the first site of fp8 that saturated; -1 if none did, or if no exponent suits some amax.
 static int saturated_site(const Run *r) {
     const float *amax = r->position.result.amax;
     int first = -1;
@@ -212,8 +212,8 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
 }
 
 // Sets the loss scale or the exponents of the next step. *skipped: fp16's gradient overflowed. *repeat: a factor of fp8
-// saturated; the step must be computed again, with the new exponents. Repeats end, since a site's amax depends on the
-// exponents of sites computed before it only: each repeat settles a further site. A skip instead would cost loss: skips
+// saturated; the step must be computed again, with the new exponents. Repeats end, since a site's amax depends only on
+// the exponents of sites computed before it: each repeat settles a further site. A skip instead would cost loss: skips
 // during the warm-up cost 0.06 nats after 80 steps (mean of seven seeds), 0.07 after 2,000 (one run; d12, 64 rows).
 // ERR_NONFINITE on overflow at the smallest loss scale.
 static int adapt_scales(Run *r, int64_t B, bool *skipped, bool *repeat, Error *e) {
@@ -224,7 +224,7 @@ static int adapt_scales(Run *r, int64_t B, bool *skipped, bool *repeat, Error *e
     *repeat = overflowed && scale == 0;
     *skipped = *skipped || overflowed;
     next_exponents(r);
-    if (*repeat) at->loss_scale.overflows++, at->moment_steps++; // it overflowed, but will be an update
+    if (*repeat) at->loss_scale.overflows++, at->moment_steps++; // cancel out in AdamW's step
     if (scale != 0 && !loss_scale_step(&at->loss_scale, overflowed)) return fail_nonfinite(r, B, e);
     if (!overflowed || !is_rank0(&r->setup)) return 0;
     progress_break(&r->output.progress);

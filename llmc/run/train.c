@@ -56,7 +56,7 @@ static int train_loop(Run *r, Error *e) {
 //
 //   1. All ranks have the same sums, so all ranks decide alike.
 //   2. Training ends as on an error, but the run directory stays open and locked. `train` (program.c) resumes, without
-//      the window's rows, from the newest checkpoint before the window, or from the oldest if there is none.
+//      the window's rows, from the newest checkpoint before the window, or from the oldest if all are later.
 //   3. The next checkpoint stores the excluded rows. A run killed before that repeats the spike and the rollback.
 //   4. setup_output cuts the log, as on every resume. Cut lines move to metrics.rolled_back.jsonl; after a kill that
 //      file may hold them twice. Abandoned checkpoints become step_N.rolled_back.
