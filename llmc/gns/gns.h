@@ -148,15 +148,15 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 }
 
 // Calibration: the ratio c of the whole model's scale to the LayerNorms' scale, both averaged over the same sampled
-// steps. Samples are few and c moves slowly, so its half-life is five times that of `ln`. But it is at most a tenth of
+// steps. Samples are few and c moves slowly, so its half-life is five times Noise.ln's. But it is at most a tenth of
 // the tokens done, as a run's first steps have gradients thousands of times larger. Samples are spaced in tokens, and
 // averages decay in tokens, so c rests on the same number of samples at any batch.
 //
 // Over such a long average |G|^2 falls by orders of magnitude, and the variance of a step with it. So each step has its
 // own variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A
 // heteroskedasticity-consistent covariance matrix estimator"). Old steps lose their weight in this error as fast as in
-// the average. The error rests on half as many steps, so the calibration demands 10 / m more standard errors. The
-// tracker `ln` uses the mean square of differences: with White's error its bound held in only 93% of runs.
+// the average. The error rests on half as many steps as the average does, so the calibration demands 10 / m more
+// standard errors. Noise.ln uses the mean square of differences: with White's error its bound held in only 93% of runs.
 //
 // To first order, the relative error of c is the error of log((S_t / G2_t) (G2_l / S_l)), t: total, l: ln. It includes
 // all covariances: a step's two estimates of |G|^2 share most of their noise, which cancels in c.

@@ -12,7 +12,7 @@ typedef struct StepResult StepResult; // engine.h
 
 typedef struct Noise {
     GnsTracker ln;                // every step: the LayerNorms
-    GnsTracker total;             // the whole model, with the half-life of `ln`; updated once follows_total was set
+    GnsTracker total;             // the whole model, with the half-life of `ln`; no updates before follows_total is set
     GnsCalibration calibration;   // sampled steps: the whole model and the LayerNorms
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
     GnsTracker *layer;            // (L), sampled steps
@@ -48,7 +48,7 @@ void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq,
 // Adds a step of B examples to the estimates by source; dev/docs/gns-study.md derives them. A tracker averages a pair
 // of values, its fields g2 and s. Source s of n has the mean gradient G_s; S_s is the noise of its examples:
 //   source[s]          mean |g_b|^2 of all examples; source s's share of this mean
-//   source[n + s]      |G_s|^2; S_s                                                              (n >= 2)
+//   source[n + s]      |G_s|^2; S_s (this and the next row: no-op if pairs is 0)
 //   source[2 n + ...]  for s < t (|G_s|^2, <G_s, G_t>), (|G_t|^2, <G_s, G_t>), (|G_s|^2, |G_t|^2): noise_cosine
 // share (n): each source's fraction of the examples. sq (n): each source's sum of |g_b|^2. Rank r has m_r examples. v_s
 // is the sum of its g_b of source s. gram (n, n) = sum_r <v_s, v_t>, overwritten. pairs = sum_r m_r (m_r - 1).

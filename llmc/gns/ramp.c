@@ -58,7 +58,7 @@ int ramp_check_list(const char *list, int64_t *fewest, int64_t *most, Error *e) 
 
 // Fills r->replay with the `batch` of every line that has a `step` and a `batch` (lines of validations have no batch).
 // Sets batch_min and batch_max to the fewest and the most rows. A step that reaches the horizon does not count for
-// batch_min: the horizon may have cut it in the file, too.
+// batch_min: the earlier run's horizon may have cut it short.
 static int ramp_replay_read(Ramp *r, const char *path, Error *e) {
     RampConfig *c = &r->config;
     const char *const hint =

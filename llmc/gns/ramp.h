@@ -38,7 +38,7 @@ extern const char *const ramp_mode_names[RAMP_MODES];
 // power at the peak makes more progress in fewer steps; the noise that it adds disappears as the rate decays. The
 // square root at the end leaves as little noise as a constant batch.
 #define RAMP_LR_POWER     0.8 // at the schedule's peak, for gns and replay
-#define RAMP_LR_POWER_END 0.5 // where the schedule is 0, or lr_power if that is lower
+#define RAMP_LR_POWER_END 0.5 // where the schedule is 0, unless lr_power is lower
 
 typedef struct {
     RampMode mode;
