@@ -4,7 +4,7 @@
 // 0x7f is NaN. Every e4m3 number times a power of two is exactly a bf16 number.
 //
 // Each site of each block has its own exponent k. The relative rounding error hardly depends on k while the largest
-// |x| 2^k stays within a range of nine factors of two, so k rarely needs to change. fp8_next keeps k if the largest
+// |x| 2^k varies by a factor of up to 2^9, so k rarely needs to change. fp8_next keeps k if the largest
 // |x| 2^k is in [3.5, 112]. Otherwise fp8_next sets k so that the largest |x| 2^k is in [14, 28).
 #pragma once
 

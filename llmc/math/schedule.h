@@ -9,7 +9,7 @@
 //   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3). Without a warm-up: lr for 1%
 //                 of the horizon, then lr sqrt(1% of the horizon / tokens)
 // linear, cosine and wsd hold lr until hold_frac of the horizon (warm-up, stable, decay: Hu et al. 2024, arXiv
-// 2404.06395, section 4). After it they hold final_frac * lr. constant and inverse-sqrt ignore both fractions.
+// 2404.06395, section 4). After the horizon they hold final_frac * lr. constant and inverse-sqrt ignore both fractions.
 #pragma once
 
 #include "base/common.h"
