@@ -54,7 +54,7 @@ enum { CASES = sizeof cases / sizeof *cases, SMALL_CASES = 5 }; // the first SMA
 enum { SEPARATOR = 1, SOURCES = 3 };
 static const uint64_t FIRST_EXAMPLE = (uint64_t)1 << 40;
 
-// Settings of all engines created after they are set:
+// Settings of new engines:
 static int sources = SOURCES; // example e has source e % SOURCES
 static Dtype fp8;             // a type of fp8, used with `exponents`; 0: the build's type
 static bool masked;           // dropout, documents and label smoothing

@@ -3,8 +3,8 @@
 # dev/test/cuda/gpu_pages.sh TRAINER TOKENIZE DATA. DATA holds tinyshakespeare.txt and gpt2/. Long runs get fewer
 # tokens, or the stop signal that their page describes. dev/test/gpu_check.sh runs this script.
 #
-#     OUT     logs ($OUT/NAME.log); a temporary directory
-#     PYTHON  a Python with numpy, scipy, matplotlib (python3); with torch and transformers, it also reads checkpoints
+#     OUT     directory of the logs, NAME.log (a temporary directory)
+#     PYTHON  a Python with numpy, scipy, matplotlib (python3); checkpoints are read if it has torch and transformers
 #
 # Three tracks run side by side on one GPU, because most of their time is start-up.
 set -u

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A killed run and a stopped run resume and end with the bits of an undisturbed run, with every optimizer and with
-# masks: dev/test/cuda/gpu_resume.sh TRAINER TOKENIZE TEXT. dev/test/gpu_check.sh runs this script. TRAINER may be the
-# CPU trainer, which has stricter tests: dev/test/run/test_resume.c, test_crash.c. With LAUNCH="scripts/mpirun.sh -np 2"
-# in the environment a run has two ranks, and no rank is killed.
+# dev/test/cuda/gpu_resume.sh TRAINER TOKENIZE TEXT: a run that is killed and later stopped resumes both times, and ends
+# with the bits of an undisturbed run. Runs with other optimizers or with masks are only stopped. dev/test/gpu_check.sh
+# runs this script. TRAINER may be the CPU trainer, which has stricter tests: dev/test/run/test_resume.c, test_crash.c.
+# With LAUNCH="scripts/mpirun.sh -np 2" in the environment a run has two ranks, and no rank is killed.
 set -u
 . "$(dirname "$0")/../../../scripts/common.sh"
 trainer=$1 tokenize=$2 text=$3

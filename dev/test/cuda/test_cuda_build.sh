@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Compiles the CUDA trainer in bf16 for sm_80 and sm_90a, all files in one. Checks that the compiler does not warn, that
 # no kernel spills registers, and that products of tensor cores (wgmma) overlap, with CUDA 12's ptxas, too
-# (dev/make/ptxas.sh). Only parses other builds: in fp16 for the oldest GPU, each file alone; in fp32 and for Blackwell,
-# all files in one; test programs; benchmarks (dev/test/gpu_check.sh builds and runs these). Compares plans and
-# refusals with the CPU trainer's.
+# (dev/make/ptxas.sh). Only parses the rest: each file in fp16 for the oldest GPU; all files in one in fp32 and for
+# Blackwell; the CUDA programs of dev/test and dev/bench, which dev/test/gpu_check.sh builds and runs. Compares plans
+# and refusals with the CPU trainer's.
 # shellcheck disable=SC2046,SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" cuda_build
@@ -30,16 +30,16 @@ compiles() { # prints nothing; keeps the PTX
         CUDA_BUILD=$one CUDA_FILES=$one/trainer.cu > "$work/log" 2>&1 && [ ! -s "$work/log" ] || { cat "$work/log"; return 1; }
 }
 
-# engines.cu, tests.cu: the programs that need a GPU as two files, each program in a namespace.
+# engines.cu, tests.cu: the programs that need a GPU, merged into two files; each program has a namespace.
 as_one() { # FILE...
     grep -h '^#include' "$@"
     for file; do printf 'namespace program_%d {\n#line 1 "%s"\n' $((++number)) "$file" && sed 's/^#include.*//' "$file" && echo "}"; done
 }
 as_one $(grep -l '"engine_test.cuh"' dev/test/*/*.cu) dev/bench/*.cu > "$work/engines.cu" && as_one $(grep -L '"engine_test.cuh"' dev/test/*/*.cu) > "$work/tests.cu"
 
-# Parses each of the trainer's files in fp16; all in one in fp32, and in bf16 for Blackwell if nvcc knows it (from CUDA
-# 12.8 on); the programs that need a GPU. This finds calls that do not match a function's parameters. If nvcc has no
-# option to only parse, it compiles to PTX.
+# Parses each file of the trainer in fp16; trainer.cu in fp32, and for Blackwell if nvcc knows it (from CUDA 12.8 on);
+# engines.cu and tests.cu in bf16. This finds calls that do not match a function's parameters. If nvcc has no option to
+# only parse, it compiles to PTX.
 parses() {
     local least="-Xcicc -O0"
     ! $nvcc --help | grep -q -- --fdevice-syntax-only || least=-fdevice-syntax-only
@@ -98,7 +98,7 @@ estimates_what_the_cuda_engine_takes() {
     done
 }
 
-plans_the_largest_micro_batch() { # MICRO_BATCH_TOKENS_MAX: a tiny model on a large device
+plans_the_largest_micro_batch() { # of a tiny model on a large device: MICRO_BATCH_TOKENS_MAX / --seq-len
     "$cuda" --dry-run --device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512 > plan.txt 2>&1 &&
         said 'the largest --micro-batch that fits is 512$' || { cat plan.txt; return 1; }
 }

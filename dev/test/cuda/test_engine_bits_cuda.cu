@@ -183,7 +183,7 @@ static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMo
     }
 }
 
-// Compares one micro-step with micro-steps of 1, 3, 5 and 7 rows. In case in_chunks the head runs in chunks of rows.
+// Compares one micro-step with micro-steps of 1, 3, 5 and 7 rows. The head of `in_chunks` runs in chunks of rows.
 static void test_accumulation(void) {
     static const Case in_chunks = {"a head in chunks", {1, 1, 32, 50257, 1024}, 1024, 17, 17};
     for (const Case *c : {&cases[CASES - 1], &in_chunks}) {

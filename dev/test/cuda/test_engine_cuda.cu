@@ -3,8 +3,8 @@
 #include "engine_test.cuh"
 
 // In 16 bits GRADIENT and NORM are at most the sum of two errors: rounding (fp16: 3e-3 and 6e-3; bf16: eight times as
-// much), and GELU's slopes as codes (up to 6.4e-3 and 7e-3 in the CPU engine on these cases, 100 seeds). A gradient of
-// bf16 with one row erred by 2.2e-2. 1 - cosine is half the square of the gradient's error.
+// much), and GELU's slopes as codes (up to 6.4e-3 and 7e-3 in the CPU engine on these cases, 100 seeds). In bf16 a
+// gradient of one row erred by 2.2e-2. 1 - cosine is half the square of the gradient's error.
 static const double LOSS = by_type(1e-5, 7e-4, 5e-3), GRADIENT = by_type(1e-4, 8e-3, 3e-2);
 static const double NORM = by_type(1e-4, 1.3e-2, 4e-2), COSINE = by_type(0.999999, 0.99996, 0.999);
 static const double TRAINED = by_type(1e-4, 3e-3, 2e-2), LOGIT = by_type(1e-4, 4e-3, 3e-2);
@@ -159,7 +159,7 @@ static void test_against_cpu(void) {
            worst_seen[0], worst_seen[1], worst_seen[3], worst_seen[2]);
 }
 
-// Compares a step with rounded factors, and the previous step's amax, with the CPU engine, which rounds the same way.
+// Compares amax of a first step with the CPU's, then a second step, whose factors both engines round in the same way.
 static void fp8_against_cpu(Dtype type) {
     int done = 0;
     memset(worst_seen, 0, sizeof worst_seen);
@@ -190,7 +190,6 @@ static void fp8_against_cpu(Dtype type) {
 static void test_fp8_against_cpu(void) { fp8_against_cpu(DTYPE_FP8); }
 static void test_fp8_dw_against_cpu(void) { fp8_against_cpu(DTYPE_FP8_DW); }
 
-// Compares with dropout, documents and label smoothing.
 static void test_masks_against_cpu(void) {
     masked = true;
     test_against_cpu();

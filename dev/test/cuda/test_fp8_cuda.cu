@@ -41,8 +41,8 @@ static void test_cast(void) {
 
 enum Wanted { ALL, MEASURED, TRANSPOSED };
 
-// Outputs of a case. ALL: codes (B, T, C) and (B, C, T) of y, amax and column sums. MEASURED: all but codes (B, T, C).
-// TRANSPOSED: only codes (B, C, T). A weight (in, out) is copied as (1, in, out).
+// Outputs of a case. ALL: amax and column sums of y, its codes (B, T, C) and (B, C, T). MEASURED: all but codes
+// (B, T, C). TRANSPOSED: only codes (B, C, T). A weight (in, out) is copied as (1, in, out).
 static void transpose_case(int B, int T, int C, Wanted wanted) {
     const size_t n = (size_t)B * T * C;
     const int k = random_int(-3, 9);

@@ -4,7 +4,7 @@
 #include "cuda/layernorm.cuh"
 #include "cuda/sm90.cuh"
 
-static bool copies(int C) { return FP8_BUILT && sm90_runs() && C % 64 == 0; } // to e4m3
+static bool copies(int C) { return FP8_BUILT && sm90_runs() && C % 64 == 0; } // true: LayerNorm also writes e4m3
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 

@@ -349,7 +349,7 @@ static void head_case(int B, int T, int V, int C) {
         outputs);
     const std::vector<real> got = host_from(y, n), scaled = host_from(x, (size_t)R * C), got_dx = host_from(dx, R * C);
     const std::vector<float> factor = host_from(factors, R), loss = host_from(losses, R);
-    const double arithmetic = 1e-4; // error of a logit of up to about 30, in fp32: relative error of exp(logit)
+    const double arithmetic = 1e-4; // fp32's error of a logit (up to about 30), so exp(logit)'s relative error
     for (int i = 0; i < 6; i++) {
         const int r = i == 0 ? 0 : i == 1 ? R - 1 : random_int(0, R - 1), target = h.target(r);
         std::vector<double> logits(V), want(Vp, 0.0), tolerance(Vp, 0.0), want_x(C), want_dx(C, 0.0), of_x(C), of_dx(C);

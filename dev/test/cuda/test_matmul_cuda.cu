@@ -84,7 +84,7 @@ template <typename X> static void product_case(const MatmulShape &s, bool addend
 
 static MatmulShape random_shape(int i) {
     MatmulShape s = {};
-    const int unit = i % 3 ? 8 : 1; // rows of any length, or rows of a multiple of 16 bytes
+    const int unit = i % 3 ? 8 : 1; // rows of a multiple of 16 bytes, or of any length
     s.m = unit * random_int(1, 20), s.n = 8 * random_int(1, 20), s.k = unit * random_int(1, 20);
     if (i % 3 == 0) s.n = random_int(1, 100);
     return s;
@@ -110,7 +110,7 @@ static void test_addend(void) {
     }
 }
 
-// Simulates a GPU where cuBLASLt has no epilogues, then a GPU whose algorithm for 24 products cannot compute one.
+// Simulates GPUs: one without cuBLASLt's epilogues, one whose algorithm for 24 products does not fit a single product.
 static void test_other_answers(void) {
     no_epilogues = true;
     matmul_tune(mm, false); // forgets the plans

@@ -94,7 +94,7 @@ static void test_reduce_sum(void) {
     }
 }
 
-// Tests reduce_add (row b to sum of[b]), and reduce_products of all pairs of rows and of each row with itself.
+// Tests reduce_add (sum[of[b]] += row b), and reduce_products of all pairs of rows and of each row with itself.
 static void test_reduce_rows(void) {
     for (size_t n : {(size_t)1, (size_t)1000, (size_t)random_int(1, 70000)}) {
         const int rows = random_int(1, 9), sums = random_int(2, 5); // some sums have no row

@@ -260,7 +260,6 @@ static void test_cut_models(void) {
     printf("  largest relative error of a gradient %.1e, of a norm %.1e\n", worst_seen[0], worst_seen[1]);
 }
 
-// Compares with dropout, documents and label smoothing.
 static void test_cut_models_with_masks(void) {
     masked = true;
     test_cut_models();
