@@ -133,7 +133,7 @@ static void test_shapes(void) {
         {{3, 64, 4, 32}, 1},  {{1, 64, 2, 64}, 1},
         {{1, 33, 1, 128}, 1}, {{1, 100, 2, 80}, 1}, // head sizes of real models
         {{1, 17, 1, 150}, 1}, {{1, 257, 1, 16}, 1},
-        {{1, 512, 1, 8}, 1}, // this and later cases: several blocks of keys, with and without a remainder
+        {{1, 512, 1, 8}, 1}, // T > 256: several blocks of keys, with and without a remainder
         {{1, 601, 2, 20}, 1}, {{1, 1024, 1, 64}, 1},
         {{2, 40, 2, 16}, 6},  {{1, 70, 1, 64}, 12}, // nearly one-hot: exp must neither overflow nor lose the maximum
     };

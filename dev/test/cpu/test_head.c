@@ -3,8 +3,8 @@
 #include "cpu/layers.h"
 #include "world.h"
 
-// A chunk holds the logits, 65536 each, of 256 tokens. One micro-step of 450 tokens needs two chunks; three micro-steps
-// of 150 tokens need one chunk each.
+// A chunk holds the logits of 256 tokens, 65536 per token. One micro-step of 450 tokens needs two chunks; three
+// micro-steps of 150 tokens need one chunk each.
 
 enum { MANY_T = 150, MANY_ROWS = 3 };
 static const ModelConfig many_words = {1, 1, 8, 65536, MANY_T};

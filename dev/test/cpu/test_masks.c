@@ -63,7 +63,7 @@ static void check_gram(const World *w, const double *got, double *const sum[WORL
 }
 
 // An example's masks, loss and norms do not depend on the rows beside it: no bit of its RowResult changes. source_gram
-// equals the products of sums of single rows' gradients. No other result depends on the sources.
+// is <v_s, v_t>: v_s adds up LayerNorm gradients of single rows of source s. No other result depends on the sources.
 static void test_micro_batches(void) {
     World w = world_of(shape, T, ROWS, 3);
     Engine *engine = masked_engine(&w, 0.25, true);

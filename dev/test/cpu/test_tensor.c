@@ -141,7 +141,7 @@ static void group_close(Group *g) {
 
 // ---- Tests ----------------------------------------------------------------------------------------------------------
 
-// Compares with one engine's gradient. Adds each element of a rank's gradient at its place in the whole model.
+// Adds up the ranks' gradients, each element at its place in the whole model. Compares the sum with `want`.
 static void check_gradients(const Group *g, const float *want) {
     float *sum = calloc(g->world->model.flat_count, sizeof *sum);
     for (int t = 0; t < g->ranks; t++)

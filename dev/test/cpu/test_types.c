@@ -32,7 +32,6 @@ static World rounded_world(void) {
     return w;
 }
 
-// Tolerances equal the CUDA engine's for bf16 (dev/test/cuda/test_engine_cuda.cu).
 static void check_bf16(float smoothing, double dropout) {
     World w = rounded_world();
     EngineConfig c = {.label_smoothing = smoothing, .dropout = dropout_of(dropout, 11)};
