@@ -6,7 +6,7 @@
 #include "gns/noise.h"
 #include "math/rng.h"
 
-// Draws Gaussian gradients g = G + noise in D dimensions, tr(Sigma) = trace, |G|^2 = g2; all directions are alike.
+// Gradients are g = G + Gaussian noise in D dimensions: |G|^2 = g2, tr(Sigma) = trace, all directions alike.
 enum { D = 20, MAX_B = 32 };
 
 typedef struct {

@@ -60,8 +60,8 @@ static void test_follows(void) {
     CHECK(ramp_batch(&fixed, 100, 80000) == 8 && fixed.rows == 0, "a fixed batch listened");
 }
 
-// critical = kappa * c * scale. target = waste * critical if step_rows is huge, else sqrt(x * critical). `aim` uses the
-// scale minus one standard error; `lower` uses the scale's 95% bound.
+// critical = kappa * c * scale, target = min(waste * critical, sqrt(step_rows * critical)). `aim` uses the scale minus
+// one standard error; `lower` uses the scale's 95% bound.
 static void test_target(void) {
     RampConfig c = config_make(RAMP_GNS);
     c.kappa = 4;
@@ -103,8 +103,8 @@ static RampTarget target_at(double x, double kappa, double waste, double rows, d
 // Returns the seconds per unit of progress if a step takes a + b B seconds.
 static double seconds_at(double B, double a, double b, double critical) { return (a + b * B) * (1 / B + 1 / critical); }
 
-// Up to the waste's limit the target must be the fastest of all batches. A batch of f times this one needs
-// (1 + y^2 + (f + 1 / f) y) / (1 + y)^2 times the seconds, y = sqrt(x / critical).
+// Up to the waste's limit the target must be the fastest of all batches. A batch f times as large takes
+// (1 + y^2 + (f + 1 / f) y) / (1 + y)^2 times as long, y = sqrt(x / critical).
 static void test_law(void) {
     static const double prices[][2] = {{0.003, 0.002}, {0.06, 0.01}, {1, 0.02}, {5, 0.005}}; // a, b
     for (size_t i = 0; i < sizeof prices / sizeof *prices; i++) {
@@ -194,8 +194,8 @@ static void test_seesaw(void) {
     CHECK(ramp_batch(&r, 9, 9e5) == 100, "a constant rate moved the batch");
 }
 
-// Checks the rate at four times the reference batch, at the schedule's peak (0.01) and at 30% of the peak. A power up
-// to 0.5 is constant. A larger power falls with the schedule; power 1 falls to 0.5 + 0.3 x 0.5.
+// Checks the rate at four times the reference batch, at the schedule's peak (0.01) and at 30% of the peak: schedule x
+// 4^power. A power up to 0.5 is constant. A larger power falls with the schedule; power 1 falls to 0.5 + 0.3 x 0.5.
 static void test_lr(void) {
     RampConfig c = config_make(RAMP_GNS);
     static const struct {
