@@ -22,7 +22,7 @@ static EngineConfig config_of(int shape, const Model *model) {
         .model = model, .micro_batch = shapes[shape].rows, .seq_len = shapes[shape].seq_len, .threads = 2};
 }
 
-// Returns the bytes of the plan's line `what`, 0 without such a line; NULL: of all lines. Checks that the lines add up.
+// Returns the bytes of the plan's line `what`, or 0 without such a line; NULL: all lines. Checks that the lines add up.
 static size_t planned(const EngineConfig *config, const char *what) {
     MemoryPlan plan;
     size_t bytes = 0, sum = 0;
