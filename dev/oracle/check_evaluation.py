@@ -66,7 +66,7 @@ def random_question(rng, most):
 
 
 def oracle_hellaswag(world, T):
-    """Returns acc and acc_norm of the questions whose endings fit in T tokens, each as `score` does."""
+    """Returns two results of `score`, acc and acc_norm, over the questions whose endings fit in T tokens."""
     rows, begins, counts, asked = [], [], [], []
     for i, q in enumerate(world.questions):
         context = list(q["ctx"].encode())

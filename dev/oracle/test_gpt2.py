@@ -1,6 +1,6 @@
 """Checks gpt2.py's newton_schulz. check_engine.py compares the rest of gpt2.py with the engine, and
-check_transformers.py the engine with transformers. test_optimizers.c checks AdamW; test_math.c checks schedules by
-hand, and Philox by published answers."""
+check_transformers.py the engine with transformers. test_optimizers.c checks AdamW; test_math.c compares schedules with
+rates computed by hand, and Philox with published answers."""
 
 import numpy as np
 
