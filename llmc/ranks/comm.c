@@ -59,7 +59,7 @@ static bool mpi_runs(void) {
 }
 
 // Opens the board of this machine's watchdogs, a file in the launcher's directory for this job. The first caller
-// creates the board. MPI has not started yet, so the watchdogs can name a rank that hangs in MPI's own start. The
+// creates the board, before MPI starts, so that the watchdogs can name a rank that hangs in MPI's own start. The
 // launcher removes the directory, however the job ends. Returns NULL without that directory; then no rank is named.
 static WatchdogEntry *board_open(int rank, int ranks) {
     const char *job = getenv("PMIX_NAMESPACE"), *directory = getenv("PMIX_SERVER_TMPDIR");
@@ -81,7 +81,7 @@ static void abort_job(int code) {
     _exit(code); // mpirun, and srun --kill-on-bad-exit, end the other ranks
 }
 
-// Joins the other ranks. Before MPI starts, only the launcher's variables tell rank and ranks (0: unknown).
+// Joins the other ranks. Before MPI starts, only the launcher's variables tell `rank` and `ranks`; ranks 0: unknown.
 static int join(Comm *comm, double deadline, Error *e) {
     int rank = environment_int("OMPI_COMM_WORLD_RANK", environment_int("PMIX_RANK", 0));
     int ranks = environment_int("OMPI_COMM_WORLD_SIZE", environment_int("SLURM_STEP_NUM_TASKS", 0));

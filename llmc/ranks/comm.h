@@ -1,4 +1,4 @@
-// comm: control messages between the ranks by MPI. They are small (MPI counts bytes in int), in host memory, and block.
+// comm: control messages between the ranks by MPI, small (MPI counts bytes in int) and in host memory. Calls block.
 // Gradients and weights travel by transport.h. All ranks call the collectives in the same order. Sums are in double, in
 // the order of the ranks, so every rank gets the same bits.
 #pragma once
@@ -81,8 +81,8 @@ int comm_agree(Comm *comm, int code, Error *e);
 // Sets *error on all ranks to the error of the lowest rank with an error, and names that rank in it.
 int comm_lowest_error(Comm *comm, Error *error, Error *e);
 
-// A class is the ranks of equal rank modulo `classes`. Returns 0 if the ranks of each class have the same hash
-// (hash_bytes). Otherwise settles an error of the lowest rank whose hash differs from that of its class's lowest rank.
+// A class is the ranks of equal rank modulo `classes`. Compares each rank's hash (hash_bytes) with the hash of its
+// class's first rank. Returns 0 if none differs. Otherwise settles an error, which the lowest differing rank prints.
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e);
 
 // ERR_USAGE, settled, unless all machines have equally many ranks and each machine's ranks are consecutive.

@@ -1,4 +1,4 @@
-// open_mpi: workarounds for two actions of Open MPI's threads. Both call PMIx, on which Open MPI is built: MPI itself
+// open_mpi: works around two actions of Open MPI's threads, with calls of PMIx, the library below Open MPI. MPI itself
 // has no such calls. No-ops without libpmix (GNS_PMIX). Without effect where Open MPI uses a PMIx of its own.
 #pragma once
 

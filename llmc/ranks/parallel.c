@@ -72,7 +72,7 @@ static int gather(Parallel *p, EngineBuffer array, int i, int64_t *work, Error *
     size_t bytes = array == BUFFER_WEIGHT ? engine_weight_bytes(p->engine) : sizeof(float);
     void *values = engine_buffer(p->engine, array, bucket.begin);
     const void *own = (const char *)values + (part.begin - bucket.begin) * bytes;
-    if (p->shard_weights) // MPI must gather in place on all ranks or on none, so not even an empty part is in place
+    if (p->shard_weights) // all ranks or none gather in place (MPI): an empty part's pointer must not be at its place
         own = range_length(part) ? engine_own_weights(p->engine, part) : (const char *)own + 1;
     return p->api->all_gather(p->transport, own, values, bytes, bucket, work, e);
 }
@@ -145,7 +145,7 @@ int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e) {
     if (!p->shard_weights && p->config.tensor == 1) return 0;
     TRY(comm_broadcast(p->comm, &word, sizeof word, e));
     TRY(comm_broadcast(p->comm, &n, sizeof n, e));
-    return comm_broadcast(p->comm, (void *)tokens, (size_t)n * sizeof *tokens, e); // rank 0 only reads them
+    return comm_broadcast(p->comm, (void *)tokens, (size_t)n * sizeof *tokens, e); // does not write rank 0's tokens
 }
 
 // Warns if a group's ranks are on several machines.
@@ -183,7 +183,7 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
 
 // ---- Gradients ------------------------------------------------------------------------------------------------------
 
-// Collects the sums of buckets [i, uncollected) before the next micro-step overwrites their memory.
+// Collects the sums of buckets [i, uncollected), before other gradients overwrite their memory.
 static int collect_from(Parallel *p, int i, Error *e) {
     while (p->shard_grads && p->uncollected > i) {
         int last = --p->uncollected;
@@ -239,7 +239,7 @@ static int bucket_without_rows(Parallel *p, int i, Error *e) {
 // Starts the transfers of the other ranks' forward and backward pass (invariant 4).
 static int micro_step_without_rows(Parallel *p, bool reduces, Error *e) {
     TRY(parallel_send_weights(p, e));
-    for (int i = 0; i < p->exchanges; i++) watchdog_begin(p->comm->watchdog, TRANSPORT_ROWS); // counted, not made (7)
+    for (int i = 0; i < p->exchanges; i++) watchdog_begin(p->comm->watchdog, TRANSPORT_ROWS); // count only: invariant 7
     for (int i = 0; i < p->buckets && p->shard_weights; i++) TRY(await_bucket(p, i, i + 1, e));
     if (reduces) TRY(bucket_begins(p, model_bucket(p->model, 0), e));
     for (int i = p->buckets - 1; i > 0; i--) {
@@ -268,7 +268,7 @@ int parallel_norms(Parallel *p, Error *e) {
     for (int i = p->buckets - 1; i >= 0; i--) { // while buckets [0, i) are in transfer
         TRY(collect_from(p, i, e));
         TRY(p->api->wait_for(p->transport, p->work[i], e));
-        // Only the first machine's replica counts (8). Other machines call engine_norms to report fp8's saturation.
+        // Only machine 0's replica counts (invariant 8). Other machines call engine_norms to report fp8's saturation.
         Range counted = p->owned[i];
         if (p->comm->rank >= p->division.ranks) counted.end = counted.begin;
         TRY(engine_norms(p->engine, counted, e));

@@ -119,8 +119,8 @@ int parallel_drain(Parallel *p, Error *e);
 typedef struct {
     StepResult *result; // set by engine_result; summed over ranks, except amax (the largest of any rank) and grad_sq
                         // (already summed: parallel_norms)
-    double rank_sq;     // sum_r |s_r|^2. Small batch r is a rank's rows of the step; with REDUCE_MICRO_STEP, of a
-                        // micro-step. s_r is the sum of its gradients
+    double rank_sq;     // sum_r |s_r|^2; s_r is the sum of small batch r's gradients. A small batch is a rank's rows of
+                        // a step, or of a micro-step with REDUCE_MICRO_STEP
     double rows_sq;     // sum_r m_r^2; small batch r has m_r rows
     int slowest;        // the rank that waited least for transfers
     double lost;        // mean over ranks: seconds waited, less the seconds that `slowest` waited

@@ -88,7 +88,7 @@ typedef struct {
     int (*gather_rows)(Transport *t, void *values, int rows, size_t width, Dtype type, Error *e);
     int (*reduce_rows)(Transport *t, void *own, const void *partial, int rows, size_t width, Dtype type, Error *e);
 
-    int (*wait_for)(Transport *t, int64_t work, Error *e); // (2)
+    int (*wait_for)(Transport *t, int64_t work, Error *e); // rule 2 above
 
     // Returns the seconds that the engine waited in wait_for and sum since the last call of `waited`; without a device
     // also in gather_rows and reduce_rows. Does not count waits that the device has not finished.

@@ -17,7 +17,7 @@ typedef struct Pending {
     int ranks;             // ranks that exchange
     bool first;            // first piece of a bucket
     void *sent, *received; // sent: gradients in bf16, NULL in fp32; received: (ranks, count), each rank's gradients
-    int *places, counts[]; // (2, ranks) offsets and lengths: of the parts or their pieces, then in `received`
+    int *places, counts[]; // (2, ranks) offsets, lengths. Row 0: of parts or their pieces. Row 1: in `received`
 } Pending;
 
 struct Transport {
@@ -25,14 +25,14 @@ struct Transport {
     Division division;
     MPI_Comm mpi;      // the division's ranks; separate from the control messages' communicator
     MPI_Comm peers;    // the ranks of equal t; without --tensor the same as `mpi`
-    MPI_Comm replicas; // with --shard machine: the ranks of all machines that own this rank's parts
+    MPI_Comm replicas; // with --shard machine: the owners of this rank's parts, one per machine
     MPI_Comm group;    // with --tensor: the ranks of this rank's group
     MPI_Datatype type; // type of gradients in transfer
     MPI_Op op;         // sums gradients
     void *partial;     // buffer of reduce_rows: (ranks of the group, own rows, width)
     size_t partial_bytes;
     WireType wire;
-    Pending *first, **end;  // transfers in flight, in the order of their starts; end: link of the next transfer
+    Pending *first, **end;  // transfers in flight, in the order of their starts; end: the list's last link
     int64_t started, ended; // how many transfers have started; how many have ended
     int64_t reduced[2];     // numbers of the last two pieces, the older first
     double waited;          // seconds of waiting since the last mpi_waited
@@ -59,7 +59,7 @@ static int mpi_create(Transport **out, Comm *comm, const Division *division, Wir
     Transport *t = *out;
     *t = (Transport){.comm = comm, .division = *division, .wire = wire, .end = &t->first, .op = MPI_SUM};
     t->type = wire == WIRE_BF16 ? MPI_UINT16_T : MPI_FLOAT;
-    MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank / shared, comm->rank, &t->mpi), e); // with its error handler
+    MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank / shared, comm->rank, &t->mpi), e); // keeps the error handler
     MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank % shared, comm->rank, &t->replicas), e);
     t->peers = t->mpi;
     if (tensor > 1) {
@@ -112,7 +112,7 @@ static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t
     const bool rounded = t->wire == WIRE_BF16;
     const size_t element = rounded ? sizeof(uint16_t) : sizeof(float), each = TRANSPORT_MPI_PIECE / (size_t)ranks;
     size_t longest = 1;
-    watchdog_begin(t->comm->watchdog, TRANSPORT_WORK); // once, since ranks of other t may have more pieces
+    watchdog_begin(t->comm->watchdog, TRANSPORT_WORK); // not per piece: ranks of other t may have more pieces
     *work = 0;
     if (ranks == 1 && !has_replicas(t)) return 0; // one rank: its values are the sum
     for (size_t begin = 0; begin < longest; begin += each) {

@@ -31,7 +31,7 @@ struct Transport {
     WireType wire;
     ncclComm_t nccl;             // all ranks
     ncclComm_t peers, group;     // ranks of equal t; ranks of equal d. Without --tensor: peers = shared, group NULL
-    ncclComm_t shared, replicas; // the division's ranks; owners of this rank's parts (none: NULL, and shared = nccl)
+    ncclComm_t shared, replicas; // --shard machine: a machine's ranks, owners of this rank's parts. Else: nccl, NULL
     cudaStream_t engine, stream; // engine: runs kernels; stream: runs transfers
     cudaEvent_t engine_done;     // recorded on `engine` before the last transfer
     cudaEvent_t ended[MARKS];    // ended[(n - 1) mod MARKS]: recorded after transfer n = 1, 2, ...
@@ -60,7 +60,7 @@ static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, c
 
 // ---- Which GPU ------------------------------------------------------------------------------------------------------
 
-// A rank's GPU. machine: NCCL_HOSTID, else the kernel's boot id; cloned machines share a host name.
+// A rank's GPU. machine: NCCL_HOSTID, else the kernel's boot id, since cloned machines may have one host name.
 typedef struct {
     char machine[64], bus[32];
 } GpuPlace;

@@ -12,14 +12,14 @@
 
 enum {
     SECONDS_TO_END = 5,     // MPI may take this long to end the job; then this process exits by itself
-    SECONDS_FOR_OTHERS = 1, // between an unsure report and the end; meanwhile other machines report (4)
+    SECONDS_FOR_OTHERS = 1, // between an unsure report and the end; meanwhile other machines report
     ORPHAN_SECONDS = 5,     // deadline of set-up once the launcher is gone; nothing else ends a hanging rank
     HANDING_MS = 1000       // an abort waits this long for a call that hands work to the device's communication
 };
-static const double seconds_for_other_machines = 4; // delay of an unsure report, as other deadlines may pass later
+static const double seconds_for_other_machines = 4; // delay of an unsure report: elsewhere the deadline may pass later
 static const double seconds_claimed = SECONDS_FOR_OTHERS + SECONDS_TO_END + 1;
-static const double seconds_until_stalled = 1.5;     // a rank is stalled after this long without a heartbeat
-static const double fraction_of_wait_stalled = 0.75; // and for this fraction of the wait, as cores may be busy
+static const double seconds_until_stalled = 1.5;     // a stalled rank has had no heartbeat for this long
+static const double fraction_of_wait_stalled = 0.75; // and for this fraction of the wait: busy cores delay heartbeats
 
 struct WatchdogEntry {
     atomic_int process;   // process id; 0: not started, or on another machine
