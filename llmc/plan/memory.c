@@ -29,8 +29,8 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     const PlanDevice *device = &plan->device;
     const Model *model = shape.model;
     const double rows = (double)own_rows(&shape, shape.micro_batch).count, T = shape.seq_len;
-    const double n = rows * T * model->config.channels; // values of own rows; wide: values of fc's output in all rows
-    const double wide = shape.micro_batch * T * (double)model->mlp_width;
+    const double n = rows * T * model->config.channels;                   // values of own rows
+    const double wide = shape.micro_batch * T * (double)model->mlp_width; // values of fc's output in all rows
     const bool rounded = device->value < sizeof(float), exact = shape.gns == GNS_EXACT && !shape.inference;
     const double example = device->value * shape.seq_len * model->vocab_padded; // bytes of one example's logits
     const double examples = fmax(1, fmin(floor(device->head_bytes / example), rows));

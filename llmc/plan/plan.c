@@ -20,7 +20,7 @@ static const PlanEfficiency gpu_efficiency = {
     // Products in e4m3, with the copies they need. On an H100 the planned gain of a step of d12, d24 and d48 is within
     // 3% of the measured gain. cuBLASLt's products alone are 1.45 to 1.89 times as fast as bf16's.
     .of_peak[WORK_FP8] = 1.55 * 750 / 989,
-    .of_peak[WORK_MASKS] = 31.0 / 989, // from d12's step, to which dropout 0.1 adds 6.3% (branches: 2.4%)
+    .of_peak[WORK_MASKS] = 31.0 / 989, // dropout 0.1 adds 6.3% to d12's step: branches add 2.4%, attention the rest
     .copy = 4.23 / 4.8,
     .stream = 0.9 * 4.23 / 4.8, // LayerNorm 75 to 93% of a copy, GELU 96%, loss 86%, norms 92%
     .link = 364.0 / 450,        // NCCL, 8 ranks: bus bandwidth of an all-reduce of 3.1 GB
@@ -237,7 +237,7 @@ typedef struct {
 // replicas: includes sums of each part over the machines that hold a replica.
 static Transfer transfer(const Plan *p, const Model *model, double value_bytes, bool replicas) {
     const int shared = shared_by(p), machines = replicas ? (p->ranks + shared - 1) / shared : 1;
-    PlanDevice peers = p->device; // as ranks of equal t see it (parallel.h), of which a machine has fewer
+    PlanDevice peers = p->device; // as ranks of equal t see it (parallel.h): a machine has 1/K as many of them
     PlanDevice apart = p->device; // as if each rank had its own machine
     peers.spec.devices_a_machine = (int)fmax(1, peers.spec.devices_a_machine / plan_tensor(p));
     apart.spec.devices_a_machine = 1;

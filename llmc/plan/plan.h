@@ -23,7 +23,7 @@
 // The fractions of a machine's figures that a program reaches.
 typedef struct {
     double of_peak[WORK_STREAM]; // by WorkKind: fraction of the peak; attention's backward counts five products
-    double matmul_reads;         // share of the time for reading a product's operands that arithmetic does not hide
+    double matmul_reads;         // share of a product's reads that counts; arithmetic hides the rest
     double stream;               // fraction of the bandwidth that streaming kernels reach
     double copy;                 // fraction of the bandwidth that a plain copy, or a product's writes, reach
     double link;                 // fraction of link and network that large collectives reach
@@ -65,7 +65,7 @@ typedef struct {
     int64_t rows;                             // the batch that the page describes
     int64_t val_rows;                         // rows of a validation; 0: none
     double train_tokens;                      // tokens in --train; 0: not read
-    double epoch_tokens;                      // tokens trained on when the most repeated source has been read once
+    double epoch_tokens;                      // tokens trained on until the most-repeated source was read once
     bool mixture;                             // several sources
     bool copies;                              // checkpoints are written from a copy on the host
     double checkpoint_bytes, disk_free_bytes; // disk_free_bytes -1: unknown

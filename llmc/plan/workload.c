@@ -73,7 +73,7 @@ typedef struct {
 
 Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     const Model *model = shape->model;
-    // B and n: this rank's own rows (TensorRanks) and their values. N, a, f: tokens and values of all rows, for blocks.
+    // This rank's own rows (TensorRanks): B rows, n values. All rows: N tokens, a values of attention, f of the MLP.
     const double B = (double)own_rows(shape, rows).count, T = shape->seq_len, N = rows * T, C = model->config.channels;
     const double A = (double)model->attention_width, F = (double)model->mlp_width, a = N * A, f = N * F;
     const double n = B * T * C, L = model->config.layers, v = w.value;
@@ -109,7 +109,7 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
         // Reads GELU's input; the CUDA engine reads GELU's slope instead, which the forward pass writes.
         {stream(FAMILY_GELU, backward, f, GELU_BACKWARD_FLOPS, v, 0, L), 0},
         {stream(FAMILY_BIAS, backward, 3 * a, 1, v, 0, L), 0}, // qkv
-        {stream(FAMILY_BIAS, backward, f, 1, v, 0, L), 0},     // fc; LayerNorms sum the biases of proj and fcproj
+        {stream(FAMILY_BIAS, backward, f, 1, v, 0, L), 0},     // fc; LayerNorms sum dbias of proj and fcproj
         {stream(FAMILY_LAYERNORM, backward, n, LAYERNORM_BACKWARD_FLOPS, 3 * v, v, 2 * L + 1), 0},
         {{FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * n, copied, copied, branches}, 0},
         {{FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * scores, 0, 0, drops * L}, 0},
