@@ -335,7 +335,7 @@ int rows_read_config(const OptionTable *t, char *text, size_t bytes, const char 
         return FAIL(e, ERR_USAGE, "write plain text, name = value",
                     "--config %.200s: a zero byte: this is no text file", name);
     if (rest[strspn(rest, " \t\r\n")] == '{') {
-        // `parts` of run.json lists the options that each start was given. Set each to its last value, in `options`.
+        // `parts` of run.json lists the options that each start was given; `options` holds an option's last value.
         cJSON *root = cJSON_Parse(rest);
         const cJSON *options = json_get(root, "options"), *parts = json_get(root, "parts"), *part, *given;
         bool of_run = cJSON_IsObject(options) && cJSON_IsArray(parts);

@@ -43,7 +43,7 @@ typedef struct {
     int needs[2];       // refuse the option unless all of these conditions hold
     bool off_at_0;      // 0, "" and false turn the option off, and `needs` is ignored
     int group;          // options of one group exclude each other; row_set decides which has an effect. 0: no group
-    bool of_run;        // may not change on resume; a checkpoint without the option counts as the default
+    bool of_run;        // may not change on resume; a checkpoint without the option has the default
     bool of_invocation; // not part of a run, so --config RUN/run.json ignores it
 } OptionRow;
 
