@@ -23,9 +23,9 @@ bool digest_equal(const FileDigest *a, const FileDigest *b);
 // of `path`, in that directory, even if the directory was moved. Messages show the whole `path`.
 enum { IN_PATH = AT_FDCWD };
 
-// Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). Only a checkpoint's output files are opened
-// elsewhere (manifest_open). With O_TRUNC it unlinks any file of this name and creates a new one. Without O_TRUNC it
-// returns ERR_WRITE if `path` is a link, a device or a FIFO, or has a second name.
+// Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). For a checkpoint's files see manifest_open.
+// With O_TRUNC, unlinks any file of this name and creates a new one. Without O_TRUNC, returns ERR_WRITE if `path` is a
+// link, a device or a FIFO, or has a second name.
 int file_open_output(int dir, const char *path, int flags, int *fd, Error *e);
 
 // Writes all bytes at an offset. From 64 KiB of data on, whole blocks of 4 KiB bypass the page cache if the file system
