@@ -60,8 +60,8 @@ int archive_verify(const Archive *archive, int64_t step, Verify what, const Puls
 // Removes step_N, or step_N.rolled_back if `rolled_back`. No-op unless the checkpoint is this run's.
 int archive_remove(const Archive *archive, int64_t step, bool rolled_back, FILE *notes, Error *e);
 
-// Removes this run's checkpoints, except the newest `keep` whose files have the right sizes, the best, the newest at or
-// before step `back`, and all later than that one.
+// Keeps the newest `keep` checkpoints whose files have the right sizes, the best, and the newest at or before step
+// `back` with all later ones. Removes this run's other checkpoints.
 int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error *e);
 
 // The checkpoint that archive_newest found.
