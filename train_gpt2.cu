@@ -33,7 +33,7 @@
 
 struct Pass {
     int B, T, N, C;           // B own rows, N = B T
-    int first, all;           // first: index of the first own row; all: tokens of all rows
+    int first, all;           // first: index of the first own row; all: tokens of all rows (engine.cuh: `all` x T)
     AttentionShape attention; // all rows, own heads
     GnsMode mode;
     Dropout dropout = {}; // dropout of the first of all rows; the layer is not set
@@ -230,7 +230,7 @@ static int matrix_gradient(Engine *engine, const Pass *p, TensorKind w, const We
     return 0;
 }
 
-// Computes the gradient of matrix w. If fuses, !bias_is_summed and no factor is rounded, also that of w's bias.
+// Computes w's gradient. On 16-bit factors weight_gradient also computes w's bias gradient, unless bias_is_summed.
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -283,7 +283,7 @@ static int branch_before(const Engine *engine, TensorKind w, int l) {
     return w == LNF_W ? engine->config.model->config.layers - 1 : w == LN2_W ? l : l - 1;
 }
 
-// Returns the operands of LayerNorm w of block l, given its whole input.
+// Returns the operands of LayerNorm w of block l for an input that is already summed.
 static LayerNorm norm_of(Engine *engine, const Pass *p, TensorKind w, int l) {
     const Block *k = &engine->block[l];
     const int layer = branch_before(engine, w, l);
@@ -423,8 +423,8 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Returns the gradient of the branch (or embedding) that forward added last to the residual stream: dx, but with
-// dropout dy, valid until dy is overwritten.
+// Returns the gradient of the branch (or embedding) that forward added last to the residual stream: dx. With dropout it
+// lies in dy instead, until dy is overwritten.
 static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
 
 // *all = branch_gradient of all rows; valid until the next exchange.

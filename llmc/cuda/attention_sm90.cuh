@@ -58,7 +58,7 @@ struct LeftRegisters {
 
 // Issues c (64, N) = a (64, D) b (N, D)^T as one group. b: a tile of N rows.
 template <int D, int N> __device__ static inline void issue_abt(float (&c)[N / 2], LeftShared a, const char *b) {
-    uint64_t a_operand = operand(a.tile, 0), b_operand = operand(b, 0); // 0: step_along_rows crosses panels
+    uint64_t a_operand = operand(a.tile, 0), b_operand = operand(b, 0); // panel_bytes 0: a wgmma reads one panel
     UNROLL_FOR (int k = 0; k < D / 16; k++)
         wgmma<true, true>(c, a_operand + step_along_rows<64>(k), b_operand + step_along_rows<N>(k), k > 0);
     wgmma_commit();
@@ -116,8 +116,8 @@ struct HeadTile {
 // Draws the next tile. `workers` threads draw until no tile is left. A block starts late if NCCL holds its
 // multiprocessor; other blocks then draw the tiles.
 // - *ticket counts draws. Each worker's last draw finds no tile; the last such draw wraps the count to 0.
-// - Heads are drawn in about equal lots of at most `at_once` heads, one per multiprocessor, so that a head's keys and
-//   values stay in L2 until its tiles are done.
+// - Heads are drawn in about equal lots of at most `at_once` heads (the number of multiprocessors), so that a head's
+//   keys and values stay in L2 until its tiles are done.
 // - Within a lot the last tiles of all heads come first. Under the causal mask these tiles of queries take longest.
 __device__ static inline HeadTile work_draw(unsigned *ticket, int workers, int at_once, int tiles, AttentionShape s) {
     int lots = (s.heads() + at_once - 1) / at_once, lot_heads = (s.heads() + lots - 1) / lots;

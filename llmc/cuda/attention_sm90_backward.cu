@@ -139,7 +139,7 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
         if (DIAGONAL && key0 + fragment_column(i) > row + fragment_row(i)) p[i] = 0.0f;
     }
     masks.hide(p, key0, 0.0f);
-    registers_settle(p); // this and barrier_wait's branch keep the exponentials before that wait
+    registers_settle(p); // with the branch in barrier_wait, keeps the exponentials before the wait
     if (!last) barrier_wait(&shared.full[ring.stage], ring.parity);
     wgmma_wait<0>();
     registers_settle(dp);

@@ -106,7 +106,7 @@ template <int DP, int E> __device__ static void multiply_abt(float (&c)[E], cons
 template <int DP, int E>
 __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E], const float *b) {
     UNROLL_FOR (int k = 0; k < 2 * E; k++) {
-        const int from = threadIdx.x % 32 / 4 * 4 + k % 8 / 2, i = k / 8 * 4 + k % 2; // lane, element of (row, k)
+        const int from = threadIdx.x % 32 / 4 * 4 + k % 8 / 2, i = k / 8 * 4 + k % 2; // p(row, k): p[i] of lane from
         const float x[2] = {__shfl_sync(~0u, p[i], from), __shfl_sync(~0u, p[i + 2], from)};
         UNROLL_FOR (int j = 0; j < ELEMENTS<DP>; j++) c[j] += x[j / 2 % 2] * b[k * STRIDE<DP> + element_column(j)];
     }

@@ -91,7 +91,7 @@ __device__ static inline Partial row_partial(const real *row, int V, float *logi
             pack_get(x, packs[p]);
             UNROLL_FOR (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
             UNROLL_FOR (int j = 0; j < VEC; j++) sum += x[j];
-            *logits += c0 + p * stride + VEC <= V ? sum : 0.0f; // without a branch the sums of packs overlap
+            *logits += c0 + p * stride + VEC <= V ? sum : 0.0f; // no branch, so packs are summed in parallel
         }
     }
     const int tail = V / VEC * VEC; // first column of the pack that mixes logits and padding, if any
@@ -101,7 +101,7 @@ __device__ static inline Partial row_partial(const real *row, int V, float *logi
     return mine;
 }
 
-// Replaces logits [c, c + VEC) of a row by their gradient. exp(x - shift) = softmax scale / T.
+// Replaces logits [c, c + VEC) of a row by their gradient. exp(x - shift) = softmax * scale / T.
 __device__ static inline void gradient_write(const LogitRows &k, real *row, int target, float shift, int c) {
     float x[VEC] = {};
     if (c < k.V) pack_get(x, pack_load<VEC>(row + c));

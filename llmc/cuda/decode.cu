@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(THREADS)
             UNROLL_FOR (int j = 0; j < VEC; j++) sum[j] = add_product(sum[j], weight, x[j]);
         }
     }
-    // Give all groups the block's largest score. Then sum over the lanes of a warp that hold the same pack, and warps.
+    // Give all groups the block's largest score. Sum over the lanes of a warp that hold the same pack, then over warps.
     float top = largest;
     UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2)
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));

@@ -2,8 +2,8 @@
 //
 // Shapes: B rows of T tokens, N = B T, C channels, NH heads of D = C / NH, L layers, V vocabulary (Vp: padded).
 //
-// With EngineConfig.tensor (model/engine.h) B and N count own rows, and `all` counts all rows. Attention has A = (own
-// heads) D columns instead of C, the MLP F own columns instead of 4C.
+// With EngineConfig.tensor (model/engine.h) B counts own rows, and `all` counts all rows. Attention has A = (own heads)
+// D columns instead of C, the MLP F own columns instead of 4C.
 //
 // Streams. The host queues work; each stream runs its queue in order; events make one stream wait for another.
 //
@@ -23,7 +23,7 @@
 //                   weight gradient qkv, product dln1, layernorm_backward, column_finish (biases, gammas, betas)
 //     embeddings    embedding_sort (on the host), embedding_backward
 //
-//     weight_gradient computes dW if `fuses` (train_gpt2.cu). Else cuBLASLt does; for norms, one example at a time.
+//     weight_gradient computes dW if `fuses` (train_gpt2.cu). Else cuBLASLt does; for norms, one product per example.
 //
 // --dtype fp8 (math/fp8.h). The kernels that write x and dy of a block's products also write their e4m3 copies.
 // fp8_cast copies attention's output and dqkv. A copy lasts until the product that reads it (writer -> reader):
@@ -32,9 +32,9 @@
 //     copy_branch  (N, C)   gradient of the MLP branch -> dfc, gradient of the attention branch -> dattention
 //     copy_weight           fp8_copy_weights -> products; once per block and step, with shard_weights once per pass
 //
-// --dtype fp8-dw. weight_gradient reads e4m3, too, from transposed copies. The products that compute gelu and dfc write
-// these transposed copies; others are made right before the weight gradient. Where nothing reads ln1, ln2, gelu
-// or dfc in bf16, only their e4m3 copies are stored (is_alone in engine_fp8.cu).
+// --dtype fp8-dw. weight_gradient reads e4m3, too, from transposed copies made right before the call. Where nothing
+// reads ln1, ln2, gelu or dfc in bf16, only their e4m3 copies are stored (is_alone in engine_fp8.cu). Then the products
+// that compute gelu and dfc write the transposed copies of these.
 //
 // Words of this room, besides those of dev/docs/code.md:
 //     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)
@@ -121,9 +121,9 @@ struct Engine {
     real *lnf;                                // (B, T, C)
     float *meanf, *rstdf;                     // (B, T)
     real *delta;                              // (B, T, C)  branch output, not yet added to the residual stream
-    uint16_t *tokens;                         // (B, T + 1), then the documents, then the sources of the rows
-    uint16_t *source;                         // (B) each row's source; after the documents in `tokens`
-    uint16_t *document_first, *document_last; // (B, T) from embedding_documents; NULL: a row is one document
+    uint16_t *tokens;                         // (all, T + 1), then the documents, then the sources of the rows
+    uint16_t *source;                         // (all) each row's source; after the documents in `tokens`
+    uint16_t *document_first, *document_last; // (all, T) from embedding_documents; NULL: a row is one document
     unsigned *ticket;                         // (1) next work item of attention and linear_sm90; 0 between kernels
     float *loss;                              // (B, T)
     float *smoothed;                          // (B, T) loss with label smoothing, or NULL

@@ -34,7 +34,7 @@ int engine_state_clear(Engine *engine, Error *e) {
     return CUDA_CALL(cudaMemsetAsync(engine->weight, 0, kept * sizeof(real), engine->stream), e);
 }
 
-// Drains a stream that copies to or from a caller's memory (4). Returns `code` unless it is 0, else the drain's error.
+// Drains a stream that uses a caller's memory (rule 4). Returns `code` unless it is 0, else the drain's error.
 static int copies_end(cudaStream_t stream, int code, Error *e) {
     cudaError_t status = cudaStreamSynchronize(stream);
     if (code) return code;
@@ -95,7 +95,7 @@ int cuda_store(Engine *engine, StateKind kind, Range range, float *values, Error
 void cuda_pin(Engine *engine, void *memory, size_t bytes) {
     if (cudaSetDevice(engine->device.ordinal) != cudaSuccess || // a new thread has another current device
         cudaHostRegister(memory, bytes, cudaHostRegisterPortable) != cudaSuccess)
-        (void)cudaGetLastError(); // without pinned memory copies are only slower
+        (void)cudaGetLastError(); // if pinning fails, copies are only slower
 }
 
 void cuda_unpin(Engine *, void *memory) {
@@ -228,7 +228,7 @@ int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
         for (int aspect = -1; aspect <= 1 && c->optimizer == OPTIMIZER_MUON; aspect++)
             TRY(update_matrices(engine, &arrays, p.range, u, aspect, e));
     }
-    return CUDA_CALL(cudaEventRecord(engine->state_ready, engine->stream), e); // (1)
+    return CUDA_CALL(cudaEventRecord(engine->state_ready, engine->stream), e); // rule 1
 }
 
 // ---- Between ranks --------------------------------------------------------------------------------------------------

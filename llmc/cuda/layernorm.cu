@@ -157,7 +157,7 @@ __device__ inline void tile_fetch(RowTile &t, const LayerNormBackward &k, int ro
     }
 }
 
-// First half of a tile's work: adds to dgamma, dbeta. sums[2 r], [2 r + 1] = a thread's sums of g = dy gamma, g xhat.
+// First half of a tile: adds to dgamma, dbeta. A thread's sums: [2 r] of dy gamma, [2 r + 1] of dy gamma xhat.
 template <int SETS>
 __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], RowTile &t,
                                  const Pack<VEC> &gamma_pack) {
@@ -317,7 +317,7 @@ __global__ static void __launch_bounds__(ROW_THREADS) backward_any_kernel(const 
 static bool backward_is_fast(int C) { return C % VEC == 0 && C <= VEC * BACKWARD_THREADS_MAX; }
 static int backward_threads(int C) { return backward_is_fast(C) ? (int)round_up((size_t)C / VEC, WARP) : ROW_THREADS; }
 
-// One run per block that 132 multiprocessors hold. A multiprocessor has registers for 512 threads of the fast kernel.
+// As many runs as 132 multiprocessors hold blocks. A multiprocessor has registers for 512 threads of the fast kernel.
 static ColumnSplit backward_split(int B, int T, int C) {
     return column_split(B, T, 132 * (BACKWARD_THREADS_MAX / backward_threads(C)));
 }

@@ -54,7 +54,7 @@ __host__ __device__ constexpr bool is_across(LinearEpilogue e) { return e == LIN
 
 struct LinearJob {
     int rows, out, depths; // out: columns of y; depths: stages per tile
-    int down, across;      // tiles of a pair's rows down y; tiles of COLUMNS columns across y
+    int down, across;      // number of a pair's tiles down y; of whole tiles across y
     int narrow;            // 1: a narrower tile across covers the remaining columns
     const real *bias;
     unsigned *ticket;
@@ -167,7 +167,7 @@ __device__ void matrices_store(char *slot, int j, const unsigned (&r)[4]) {
 __device__ void matrices_load(char *slot, int j, unsigned (&r)[4]) { ldmatrix(r, (const real *)matrices_at(slot, j)); }
 
 // Returns the address of a thread's two slopes in columns [8 i, 8 i + 8) of a panel of slopes, swizzled as CopyTensor
-// says. Matrix q (rows_round) gives the row. No bank conflicts.
+// says. Even q: rows 0 to 7; odd q: rows 8 to 15. No bank conflicts.
 __device__ uint16_t *slopes_at(char *slopes, int i, int q) {
     const int lane = threadIdx.x % WARP, row = lane / 4 + q % 2 * 8;
     return (uint16_t *)(slopes + row * PANEL + (i / 2 ^ lane / 8) * 16 + i % 2 * 8 + lane % 4 * 2);

@@ -4,8 +4,8 @@
 // e4m3 factors (fp8.cuh). Microseconds in bf16 / e4m3, epilogue included (H200): d48 qkv 317/184, proj 126/81, fc with
 // GELU 445/320, DGELU 448/300; d12 304/181, 123/84, 493/418, 453/365.
 //
-// Hopper sums e4m3 products in 14 bits and truncates each product to 14 bits. No partial sum is promoted to fp32. At
-// in = 6400 sums of mixed signs, as in training, err by 0.25% of a row's norm; rounding to bf16 alone errs by 0.17%.
+// Hopper sums e4m3 products in 14 bits and truncates each product to 14 bits. No partial sum is promoted to fp32.
+// Sums of mixed signs, as in training, err by 0.25% of a row's norm at in = 6400; rounding to bf16 alone errs by 0.17%.
 // Sums of one sign lose 10% at in = 6400 and 0.9% at in = 768 (H200, test_fp8_cuda).
 #pragma once
 

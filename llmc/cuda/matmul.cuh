@@ -33,7 +33,7 @@ typedef struct {
     bool apart; // bias_kernel adds the bias, because cuBLASLt has no algorithm that does
 } MatmulPlan;
 
-// Most plans in Matmul (a run needs about 20 per number of rows), most answers to time, most bytes of Matmul.choices.
+// Limits: plans in Matmul (a run needs about 20 per number of rows), answers to time, bytes of Matmul.choices.
 enum { MATMUL_PLANS_MAX = 512, MATMUL_ANSWERS_MAX = 16, MATMUL_CHOICES_BYTES = 1 << 14 };
 
 typedef struct {

@@ -310,7 +310,7 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
 
 // ---- Whole arrays ---------------------------------------------------------------------------------------------------
 
-// Grid: a block per sum. PRODUCTS: sums products of a row and itself or, if the grid has rows along y, of two rows.
+// Grid: a block per sum. PRODUCTS: adds up products of a row and itself or, if the grid has rows along y, of two rows.
 template <bool PRODUCTS> __global__ void sum_kernel(double *sums, const float *x, size_t n) {
     __shared__ double shared[SUM_WARPS];
     const float *a = x + blockIdx.x * n, *b = gridDim.y > 1 ? x + blockIdx.y * n : a;

@@ -3,7 +3,7 @@
 // Column gradients (biases, gamma, beta) are sums over the rows of a (B, T, C) tensor, in two passes:
 // 1. The kernel that reads the tensor cuts its rows into equal runs, one per block. Slot k + b gets the sum of the rows
 //    that lie in both run k and example b. The next pair (k, b) has a larger k + b, so no slot is written twice.
-//    LayerNorm's blocks exchange rows within an example.
+//    LayerNorm's runs may interleave within an example.
 // 2. column_finish adds an example's slots, squares the sum, and adds up the examples.
 // The gradient has the same bits with and without norms.
 #pragma once
@@ -68,7 +68,7 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
 // sums (rows) += row sums of x (rows, n), a block per row. For losses.
 int reduce_sum(double *sums, const float *x, int rows, size_t n, cudaStream_t stream, Error *e);
 
-// products (rows, rows) = x x^T, x (rows, n), a block per element. others: rows; or 1 for the diagonal (rows) alone.
+// products (rows, others) = x x^T, x (rows, n), a block per element. others is `rows`, or 1: the diagonal alone.
 int reduce_products(double *products, const float *x, int rows, int others, size_t n, cudaStream_t stream, Error *e);
 
 // sum (n) += x (n), or = x if `first`. With `of`: adds row b of x (rows, n) to row of[b] of `sum`.

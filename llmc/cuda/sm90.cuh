@@ -164,10 +164,10 @@ __device__ static inline void copy_run_in(void *to, const void *from, int bytes,
                  : "memory");
 }
 
-// A tensor of 3 dimensions, and its boxes. Dimension 0 is the innermost. Boxes are swizzled over 128 bytes; but boxes
-// with rows of 64 bytes over 64 bytes: the 16-byte piece c of row r is the row's piece c ^ (r / 2 % 4) in memory.
-// stride: elements between neighbours along dimensions 1 and 2; 0: no gaps. Strides in bytes and the tensor's address
-// must be multiples of 16.
+// A tensor of 3 dimensions, and its boxes. Dimension 0 is the innermost. Boxes have the 128-byte swizzle. UINT8
+// boxes with rows of 64 bytes have the 64-byte swizzle: the 16-byte piece c of row r is the row's piece c ^ (r / 2 % 4)
+// in memory. stride: elements between neighbours along dimensions 1 and 2; 0: no gaps. Strides in bytes and the
+// tensor's address must be multiples of 16.
 struct CopyTensor {
     CUtensorMapDataType type;
     int64_t size[3];

@@ -35,7 +35,7 @@ enum { OUT_ROWS = 16, OUT_COLUMNS = 32 }; // a box that a warp copies out
 // So all pairs end at about the same time. At any time the pairs read few places of X and dY, which stay in L2.
 struct Level {
     int first, pairs, tile, b, B, whole, rest, run, full; // first, tile, b: first pair, tile and example
-    int whole_part, rest_part;                            // number of the first part of (1); of (2); < 0: no parts
+    int whole_part, rest_part;                            // first part of the whole tiles; of the rest; < 0: no parts
 };
 
 enum { LEVELS_MAX = 8 }; // 5 suffice up to 66 pairs, 400 tiles, 130 examples; level 8 would not balance its pairs
@@ -591,7 +591,7 @@ static GradientPlan plan_of(WeightGradientShape s, bool squares, bool columns, i
     GradientPlan p = {};
     double best = INFINITY;
     for (const Tiling &t : tilings) {
-        if (t.e4m3 != s.e4m3 || !t.kernel[squares] || (t.n == 208 && columns)) continue; // not compiled
+        if (t.e4m3 != s.e4m3 || !t.kernel[squares] || (t.n == 208 && columns)) continue; // other type, or not compiled
         const int tiles_m = ceil_div(s.in, t.pair_m()), tiles_n = ceil_div(s.out, t.pair_n());
         const TileSchedule schedule = schedule_of(tiles_m * tiles_n, s.B, clusters);
         const double cost = schedule.steps * t.step_clocks(s.T, squares, columns) + schedule.parts * t.part_clocks();
