@@ -212,8 +212,8 @@ VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, siz
     return vec_sum(vec_load(lane));
 }
 
-// For query t and keys [j, j + n) replaces scores by P = exp(score - lse), and dP in dscores by dS = P (dP - delta). P
-// and dS are 0 outside keys [first, t]. n: a multiple of VEC. factor: NULL, or dropout's; dP and P are after dropout.
+// For query t and keys [j, j + n), with P = exp(score - lse): replaces scores by f P, and dP in dscores by
+// dS = P (f dP - delta). Both are 0 outside keys [first, t]. n: a multiple of VEC. f: dropout's `factor`; 1 if NULL.
 VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first, size_t t, size_t j, size_t n,
                                     float lse, float delta, const float *factor) {
     VecBits key = {0}; // index minus `first`, unsigned, as in `hide`
@@ -241,7 +241,7 @@ __attribute__((noinline)) static void backward_dropped_row(const Head *head, flo
     }
 }
 
-// Some query of [i, i + rows) sees keys [j + begin, j + end) of block [j, j + keys).
+// The keys of block [j, j + keys) that some query of [i, i + rows) sees: [j + begin, j + end).
 typedef struct {
     size_t begin, end;
 } Seen;

@@ -51,7 +51,7 @@ struct Engine {
     void *dx;                                // (B, T, C)  gradient of the residual stream
     void *dy;                                // gradient of a branch (B, T, C), or of attention's output (M, T, A)
     void *dwide;                             // (M, T, 3A or F) gradient of qkv or fc
-    float *ln_scratch;                       // (B, row blocks, 2, C)  dgamma, dbeta; in the end block 0 has their sums
+    float *ln_scratch;                       // (B, row blocks, 2, C)  dgamma, dbeta; finally row block 0 holds the sums
     float *example_grad, *example_bias_grad; // one example's gradient of a matrix and of its bias (exact)
     float *head_at_token;                    // (B, T, C)  each example's head gradient at its own tokens (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
@@ -120,7 +120,7 @@ void engine_configure(Engine *engine, const EngineConfig *config);
 // Allocates engine->memory and points the engine's arrays into it. Clears all but the kernels' scratch.
 int engine_memory_take(Engine *engine, Error *e);
 
-// Returns the rows of a chunk of the head: as many as ENGINE_HEAD_BYTES of fp32 logits hold, but at least 64.
+// Returns the tokens of a chunk of the head: as many as ENGINE_HEAD_BYTES of fp32 logits hold, at least 64, at most all.
 enum { ENGINE_HEAD_BYTES = 64 << 20 };
 int engine_head_rows(const EngineConfig *config);
 

@@ -165,7 +165,7 @@ static const float *newton_schulz(Matmul mm, float *x, float *y, float *gram, fl
     return x;
 }
 
-// Updates by Muon matrix k of a tensor that holds `count` matrices side by side.
+// Applies Muon's update to matrix k of a tensor that holds `count` matrices side by side.
 static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfig *u, float grad_scale, size_t count,
                           size_t k) {
     const size_t rows = t->tensor->rows, stride = t->tensor->columns, columns = stride / count;

@@ -260,7 +260,7 @@ VECTOR_INLINE float row_exp(void *row, float max, int n, const Dtype type) {
     return total;
 }
 
-// Call after row_exp. Sets the row to scale exp(logit - max) - less. (In fp32 the row already holds the exponentials.)
+// Call after row_exp. Sets each value to `scale` exp(logit - max) - `less`. (fp32 rows already hold the exponentials.)
 VECTOR_INLINE void row_scale(void *row, float max, float scale, float less, int n, const Dtype type) {
     if (type == DTYPE_FP32) {
         for (int v = 0; v < n; v++) value_set(row, v, value_get(row, v, type) * scale - less, type);

@@ -69,7 +69,7 @@ void raise_amax(float *amax, const float *x, size_t n);
 // Rounds n values to e4m3 with exponent k (math/fp8.h).
 void fp8_round_values(float *to, const float *x, size_t n, int k);
 
-// sums (columns) = sums over the rows of x (rows, columns); add: sums += these.
+// sums (columns) = the column sums of x (rows, columns); add: adds them to `sums`.
 void sum_columns(float *sums, const float *x, size_t rows, size_t columns, bool add);
 
 // Returns the sum of squares, added up in fp32 within chunks of a fixed size, and in double over the chunks.

@@ -8,7 +8,7 @@
 // Blocking (after Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"): all threads together
 // pack a block of A, at most block_depth deep, into panels of kernel->rows rows. A block fills half the second-level
 // cache, at most 1 MiB. Then each thread packs one panel of B at a time, and multiplies the block's panels, or some of
-// them, by that panel. Meanwhile it prefetches its next panel of B; hardware prefetches no rows that lie so far apart.
+// them, by that panel. Meanwhile it prefetches its next panel of B: the hardware does not prefetch such distant rows.
 enum { A_BLOCK_MAX = 1 << 20 };        // bytes
 enum { PARTIAL_COLUMNS = 768 };        // columns at a time if C is bf16, which cannot hold partial sums
 enum { ROW_COLUMNS = 384 };            // columns at a time in a product of one row

@@ -38,7 +38,7 @@ static void copy_rows(float *to, size_t to_row, const float *from, size_t from_r
     for (size_t i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, columns * sizeof *to);
 }
 
-// Longest block of k for which panels of A and B and lines of C fit in the first-level cache: 48 KiB; with AVX2 32 KiB.
+// Longest block of k. Panels of A and B: 6 + 16 KiB with AVX2 (32 KiB of first-level cache), 18 + 48 KiB with AVX-512.
 enum { TILE_DEPTH = VEC == 8 ? 256 : 384 };
 enum { PREFETCH_DEPTH = 16 }; // steps of k from one prefetch to the next
 
@@ -55,7 +55,7 @@ VECTOR_INLINE Tile block_product(const int rows, size_t depth, const float *a, s
     return t;
 }
 
-// Computes the tile of C at (i, j) from a packed panel of A and one of B. At an edge of C it works on a copy.
+// Computes the tile of C at (i, j) from rows of A, packed or not, and a panel of B. At an edge of C it works on a copy.
 static void fp32_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
                       const void *b, size_t i, size_t j) {
     size_t rows = size_min(TILE_ROWS, p->M - i), columns = size_min(TILE_COLUMNS, block->n + block->columns - j);

@@ -1,4 +1,4 @@
-// matmul_kernel: the interface between matmul.c and its kernels. A kernel packs panels of A and B and multiplies two.
+// matmul_kernel: the interface between matmul.c and its kernels. A kernel packs and multiplies panels of A and B.
 #pragma once
 
 #include "cpu/matmul.h"
@@ -71,7 +71,7 @@ struct MatmulKernel {
     Dtype type;
     size_t rows, columns;           // size of a tile of C
     size_t step;                    // zeros pad a panel's k to a multiple of this
-    size_t block_depth, depth_unit; // longest block of k; depth_unit divides each block's length
+    size_t block_depth, depth_unit; // longest block of k; depth_unit divides all lengths but the last
     void (*pack_a)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t i,
                    size_t count); // packs rows [i, i + count) of A
     void (*pack_b)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t j,

@@ -30,7 +30,7 @@ static inline int fp8_check(Dtype type, int channels, int seq_len, Error *e) {
     return 0;
 }
 
-// ERR_USAGE if no attention kernel supports this head size. Types other than fp8 have no other limit.
+// ERR_USAGE if no attention kernel supports this head size. This is a model's only limit, unless the type is fp8.
 static inline int attention_check(int head_size, Error *e) {
     if (head_size <= ATTENTION_HEAD_SIZE_MAX) return 0;
     return FAIL(e, ERR_USAGE, "use more heads", "attention on the GPU has head sizes up to %d, not %d",

@@ -171,8 +171,8 @@ typedef struct StepResult {
     // (EngineConfig.step_rows) the step's rows, in order; 0 in rows that another rank of a tensor group owns. NULL: not
     // asked for.
     RowResult *row;
-    // (sources, sources) <v_s, v_t>; NULL: not asked for. v_s sums the LayerNorm parameters of g_b over this rank's
-    // rows of source s.
+    // (sources, sources) <v_s, v_t>; NULL: not asked for. v_s is the gradient of the LayerNorm parameters, summed over
+    // this rank's rows of source s.
     double *source_gram;
     float *amax; // (L, FP8_SITES) largest |x| of each site of fp8 on this rank, before rounding; NaN if any x is NaN,
                  // 0 without rows; NULL: not asked for

@@ -11,7 +11,7 @@ enum {
     ENDINGS_MAX = 64,         // more than any file of this kind has
     FILE_MAX_BYTES = 1 << 30, // the public file has 12 MB
     ROW_MIN_BYTES = 3,        // the shortest ending in a file: "" and a comma
-    WIDTH_STEP = 64           // info.width is a multiple of this, for the GPU's kernels
+    WIDTH_STEP = 64           // info.width is a multiple of this, or T, for the GPU's kernels
 };
 
 #define HINT_FILE "get it with data/hellaswag.sh"

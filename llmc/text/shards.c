@@ -157,7 +157,7 @@ void dataset_close(Dataset *data) {
 // ---- Examples -------------------------------------------------------------------------------------------------------
 
 // Returns n(e), the number of examples before e that belong to this source (math/mixture.h). Calls come in nearly
-// ascending order: `counts` covers the examples before *before, about RECENT ago; a call counts the later ones.
+// ascending order, so `counts` covers only examples [0, *before), about RECENT too few; each call counts the others.
 static uint64_t number_in_source(const Dataset *data, uint64_t example, int source) {
     enum { RECENT = 2048 };
     uint64_t *counts = data->counts, *before = &counts[data->info.sources];

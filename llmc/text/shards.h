@@ -38,7 +38,7 @@ typedef struct {
     int skipped;      // shards too short to hold a window of this T
     int sources;      // 1 if no source has a weight
     bool weighted;
-    double epoch; // mean number of the run's examples per epoch of the source that repeats most
+    double epoch; // mean number of examples until some source has been read once
 } DatasetInfo;
 
 typedef struct { // one thread at a time may read examples
@@ -46,7 +46,7 @@ typedef struct { // one thread at a time may read examples
     Sources sources;
     Shard *shards;     // (info.shards) in reading order
     double *share_end; // (sources) p_0 + ... + p_s, where p_s is the share of source s
-    uint64_t *counts;  // (sources + 1) examples of each source before example counts[sources] (math/mixture.h)
+    uint64_t *counts;  // (sources + 1) examples of each source in the run's first counts[sources] (math/mixture.h)
     int seq_len, vocab_size;
     uint64_t seed;
     bool shifts;    // shift windows by epoch; the caller may set it before the first dataset_rows
