@@ -10,7 +10,7 @@
 enum { TRAIN, VAL, SPLITS };
 extern const char *const SPLIT_NAMES[SPLITS]; // "train", "val"
 
-typedef struct { // an option that is not given has its default, else 0 or ""; max_bytes has INT64_MAX
+typedef struct { // an option that is not given holds its default, or 0 or "" if it has none; max_bytes: INT64_MAX
     char tokenizer[PATH_MAX], out[PATH_MAX - 64], files_from[PATH_MAX], field[OPTION_TEXT], separator[OPTION_TEXT];
     int format, invalid, split; // FORMAT_*; INVALID_*; TRAIN, VAL, or SPLITS for both
     double val_fraction;
@@ -40,7 +40,7 @@ typedef struct {
     const TokenizeOptions *o;
     Input *all;
     int count;
-    int passed_over; // files of directories that are left out for their names' endings
+    int passed_over; // files found in directories but left out, because of their names' endings
 } Inputs;
 
 // Gathers the inputs of a command line: files, "-", directories, and what --files-from names. Searches directories to

@@ -34,7 +34,7 @@ static bool owns_split(const Writer *w, int split) { return w->o->split == SPLIT
 
 static int key_split(const Writer *w) { return w->o->split == VAL ? VAL : TRAIN; }
 
-// Removes all shards with `suffix` of the splits that this run writes: the highest number first, KEY (writer.h) last.
+// Removes shards that end in `suffix`, in the splits that this run writes: highest number first, KEY (writer.h) last.
 // An interruption leaves no gap in the numbers, so the next call finds the remaining shards.
 static int remove_shards(const Writer *w, const char *suffix, Error *e) {
     for (int split = SPLITS; split-- > 0;) {

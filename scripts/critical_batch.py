@@ -31,7 +31,7 @@ POINTS = 8           # validations per branch, at the same tokens in all branche
 # ---- fit ------------------------------------------------------------------------------------------------------------
 
 def constant_batch(run, step):
-    """Returns the batch, in rows, of steps up to `step`, but not of the run's last step, which the horizon may cut."""
+    """Returns the batch, in rows, of all steps up to `step`. Ignores the run's last step, which the horizon may cut."""
     batches = {row.get("batch") or 0 for row in run.rows[:-1] or run.rows if row["step"] <= math.ceil(step)}
     if len(batches) != 1 or min(batches) <= 0:
         raise Fault(EXIT_INPUT, f"{run.path}: the batch is not constant; fit needs runs with --ramp fixed")
@@ -131,7 +131,7 @@ class Origin:
 
 
 class Branch:
-    """The branch with one batch: its directory, its options and, after training, its loss (infinite: diverged)."""
+    """The branch with one batch size: its directory, its options and, after training, its loss (infinite: diverged)."""
 
     def __init__(self, origin, batch, tokens, out):
         self.batch, self.factor = batch, batch / origin.batch

@@ -44,7 +44,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     fi
 fi
 
-# Make the Python environment of the tests. Without a network, tests that need it are skipped with a note.
+# Make the Python environment of the tests. If that fails (no network), a note says that tests will be skipped.
 if [ "$what" = venv ]; then
     stamp=build/venv/installed
     if ! cmp -s dev/oracle/requirements.txt "$stamp"; then

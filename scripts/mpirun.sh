@@ -143,7 +143,7 @@ for ((i = 0; i < 50; i++)); do # await the last lines, 1 s at most: a process th
     kill -0 $readers 2> /dev/null || break
     sleep 0.02
 done
-# A request to stop ended mpirun before its signal was blocked.
+# The signal of a request to stop ended mpirun before that signal was blocked.
 [[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ $asked = 0 ] ||
     fail 75 "asked to stop before the ranks began" "Start the same command again"
 # Fail if mpirun could not start the ranks. Its code is then 132, 255, or 1 (bad arguments; a rank may end with 1, too).

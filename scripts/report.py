@@ -116,7 +116,7 @@ def outliers_section(runs):
 
 
 def commands_section(runs):
-    """Shows where, when, how and with which options every part of a run started; of a later part the changed options."""
+    """Shows where, when, how and with which options every part of a run started; for later parts, the changed options."""
     out = ""
     for run in runs:
         ends = [part.get("first_step", 1) - 1 for part in run.parts[1:]] + [run.rows[-1]["step"]]
@@ -167,7 +167,7 @@ def headline(run):
 
 def read_plan(path):
     """Reads a page of --dry-run: the device's peak and bandwidth; "kernels", a list of (name, FLOPs, bytes, seconds) for
-    each family of kernels on a rank, and last for the whole step; tokens/s of all ranks."""
+    each family of kernels on a rank, with the whole step as its last element; tokens/s of all ranks."""
     text = read_bytes(path).decode(errors="replace")
     device = re.search(r"^device +(.*): ([\d.e+]+) TFLOP/s \w+, ([\d.e+]+) GB/s,", text, re.M)
     step = re.search(r"^step of .*, ([\d,]+) tokens.*(?:\n  FEWER.*)?\n  kernels +([TG])FLOPs +GB +FLOPs/byte +bound by +(m?)s ", text, re.M)

@@ -10,7 +10,7 @@ usr1_bit=$((1 << ($(kill -l USR1) - 1)))
 apart=(setsid setpriv --pdeathsig USR1)
 "${apart[@]:1}" true 2> /dev/null || apart=(setsid)
 
-# These functions forward requests to stop to the process `job`: they call the script's ask_to_stop, at once or when the
+# These functions forward stop requests to the process `job`: they call the script's ask_to_stop, at once or when the
 # job has started. A second request sends a second signal. Requests within 3 s after the first was forwarded belong to
 # it, since `timeout` sends two (llmc/base/signals.h). So do all HUPs of a closing terminal.
 job='' asked=0 sent=0 first=0
@@ -22,7 +22,7 @@ trap_stop_requests() {
 on_stop_request() {
     [ $asked = 0 ] || [ $((SECONDS - first)) -gt 2 ] || return 0
     asked=$((asked + 1))
-    [ $asked -gt 1 ] || first=$((SECONDS + 60)) # holds until ask_to_stop has found the ranks
+    [ $asked -gt 1 ] || first=$((SECONDS + 60)) # ignores other requests until ask_to_stop has found the ranks
     forward_requests
     [ $asked -gt 1 ] || first=$SECONDS
 }
