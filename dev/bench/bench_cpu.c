@@ -273,7 +273,7 @@ static void print_step(const Bench *bench, const Case *cases, int n) {
     printf("kernels of the step %.2f ms, their roofline %.2f ms\n", 1e3 * seconds, 1e3 * roofline);
 }
 
-// Fills the operands anew for each case. Otherwise dweight could add up to inf or NaN, which may take another time.
+// Fills the operands anew for each case. Otherwise dweight could add up to inf or NaN, whose speed may differ.
 static void run_round(Bench *bench, Case *cases, int n, bool blas) {
     nanosleep(&(struct timespec){.tv_nsec = PAUSE_NANOSECONDS}, NULL);
     for (int i = 0; i < n; i++) {

@@ -72,7 +72,7 @@ def main(a):
     if rank == 0:
         best = sorted(seconds[2:])[len(seconds[2:]) // 2]
         speed = dist.get_world_size() * a.micro_steps * a.micro_batch * T / best
-        parameters = sum(p.numel() for p in model.parameters()) - a.channels * T  # model.h: without wpe
+        parameters = sum(p.numel() for p in model.parameters()) - a.channels * T  # without wpe, as llmc/model/model.h
         flops = 6 * parameters + 6 * a.layers * a.channels * T
         mfu = 100 * flops * speed / (dist.get_world_size() * 989e12)
         print(f"FSDP2: {speed:.0f} tok/s (median step {best:.3f} s), MFU {mfu:.1f}%, peak of the allocator "

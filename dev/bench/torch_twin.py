@@ -8,7 +8,7 @@ and speed.
 
 The twin computes in bf16 autocast with torch.compile, scaled_dot_product_attention and the fused AdamW. Data order,
 initial weights and schedule are written again here, from their definitions (llmc/text/shards.h, permutation.h, mixture.h,
-rng.h, model.h, schedule.h). So equal curves check the trainer's, too. `order` prints each example's window and tokens.
+rng.h, model.h, schedule.h). Equal curves thus check both versions. `order` prints each example's window and tokens.
 
 With --follow the twin loads each checkpoint of RUN when it reaches the checkpoint's step. Training amplifies rounding: within
 100 steps two runs of one program with different micro-batches differ by 0.01 to 0.02 nats. A difference of this size over the few
