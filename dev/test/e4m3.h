@@ -1,4 +1,4 @@
-// e4m3: converts to and from e4m3 codes, for tests; the product uses a GPU's instructions.
+// e4m3: converts to and from e4m3 codes, for tests; the trainer converts with a GPU's instructions.
 #pragma once
 
 #include "math/fp8.h"

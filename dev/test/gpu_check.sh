@@ -61,8 +61,8 @@ tests() {
 
 # Runs every kernel, with small sizes, under every tool. The programs of one tool run at the same time. initcheck does
 # not see cuBLASLt's bulk stores and reports their results as unwritten, so it runs only the tests without cuBLASLt.
-# test_filled_memory (in the stage tests) finds the engine's reads of unwritten memory: it compares bits over memory
-# full of NaN and full of zeros.
+# test_filled_memory (in the stage tests) finds the engine's reads of unwritten memory: memory full of NaN and memory
+# full of zeros must give the same bits.
 sanitize() {
     local tool program name
     for tool in $TOOLS; do
@@ -129,8 +129,8 @@ recipe() { # MICRO_BATCH MICRO_STEPS STEPS: prints the options that our trainer 
         $((batch_tokens * $3 / 2)) --final-lr-frac 0.1 --weight-decay 0.1 --seed 1 --val-every 100 --val-tokens 1048576
 }
 
-# Runs our trainer, then the twin. If EVERY > 0, our trainer saves every EVERY steps, and the twin resumes from these
-# checkpoints; each GPU runs a part of the steps.
+# Runs our trainer, then the twin. If EVERY > 0, our trainer saves every EVERY steps, the twin resumes from these
+# checkpoints, and each GPU runs a part of the twin's steps.
 beside_twin() { # NAME MODEL LAYERS HEADS CHANNELS MICRO_BATCH MICRO_STEPS STEPS GPU EVERY [TOLERANCE]
     local name=$1 data=(--train "$work/source_train_*.bin" --val "$work/source_val_*.bin") follow=() parts=1 part twins=()
     [ "${10}" = 0 ] || follow=(--follow "$work/$name") parts=$gpus

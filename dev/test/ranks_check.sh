@@ -172,7 +172,7 @@ farthest() { # A B FIELD SCALE
         END { print NR && !bad ? most + 0 : "nan" }'
 }
 
-# Checks that two runs are equal up to rounding. (At a learning rate where the loss jumps, training magnifies rounding.)
+# Checks that two runs are equal up to rounding. Their learning rate must be low: rounding grows if the loss jumps.
 # G2 may be near 0, so its error is relative to G2 + S / B.
 same_run() { # A B
     local loss s g2
@@ -236,7 +236,7 @@ agree() {
         else row SKIP "$type" "$(head -n 1 "$work/$type.plan")"; fi
     done
 
-    # In fp32 training does not magnify rounding, so a difference above these tolerances is a fault.
+    # Training in fp32 does not magnify rounding, so a difference above these tolerances is a fault.
     local TRAINER=$BUILD/cuda-FP32/train_gpt2cu gns_tolerance=1e-3
     loss_tolerance=1e-4
     [ -z "$gpus" ] || if [ -x "$TRAINER" ]; then agree_ranks fp32; else row SKIP "fp32" "no $TRAINER"; fi
@@ -268,7 +268,7 @@ shard() {
     agree_run "$mesh-wire-bf16" "$RANKS" --shard machine --comm-dtype bf16 && same_run "$mesh-wire-bf16" shard-r1
 }
 
-# With other optimizers ranks train like one rank; every mode gives the same bits. Muon keeps matrices whole on a rank.
+# With other optimizers, too, ranks train like one rank, and every mode gives the same bits. Muon cuts no matrix.
 optimizers() {
     local name
     for name in ${OPTIMIZERS:-lamb muon}; do
@@ -407,7 +407,7 @@ planned() { # NAME PATTERN: prints the sum of the MiB in the plan's lines that m
     awk -v pattern="^ *($2)" '$0 ~ pattern { for (i = 2; i <= NF; i++) if ($i ~ /^MiB/) { sum += $(i - 1); break } } END { print sum + 0 }' "$work/$1.plan"
 }
 
-# --zero changes only the memory of the state. A ZeRO-0 rank holds all state. Its other memory (driver, NCCL,
+# --zero changes only the memory of the state. A ZeRO-0 rank holds all state. Other memory (driver, NCCL,
 # activations) is the same in all modes.
 memory() {
     local zero name used parameters rest state bytes want all close=FIGURE options=(--model "$memory_model" --micro-batch "$memory_rows")
