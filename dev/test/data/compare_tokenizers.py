@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares data/tokenize with the package tiktoken, and scripts/train_bpe.py with tokenizers, token for token:
+"""Compares data/tokenize with the package `tiktoken`, and scripts/train_bpe.py with `tokenizers`, token for token:
 
     compare_tokenizers.py PATH_OF_TOKENIZE
 
@@ -88,7 +88,7 @@ def long_words():
 
 
 def added():
-    """Tests added tokens, also where several match, with a file that the package tokenizers wrote."""
+    """Tests added tokens, also where several match, with a file by the package `tokenizers`."""
     t = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(f"{GPT2}/encoder.json", f"{GPT2}/vocab.bpe"))
     t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     names = {"<|endoftext|>": False, "<|u|>": False, "<|u|>x": False, "b<|": True, "ca<": True, "\u0436\u4e2d": True, " <s>": False, "ab<": True, '"\\': True}
@@ -101,7 +101,7 @@ def added():
 
 
 def train():
-    """scripts/train_bpe.py finds the merges that the package tokenizers finds, and writes a tokenizer's files."""
+    """scripts/train_bpe.py finds the same merges as the package `tokenizers`, and writes a tokenizer's files."""
     start, size, wrong = time.monotonic(), 1500, 0
     text = open(os.path.join(DATA, "tinyshakespeare.txt"), newline="").read(150000)
     t = tokenizers.Tokenizer(tokenizers.models.BPE())

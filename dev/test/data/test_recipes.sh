@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the recipes of data/ end to end on local files in the formats of the downloads, and without a network. Skips
+# Runs the recipes of data/ end to end, without a network, on local files in the formats of the downloads. Skips
 # tests that need pyarrow if build/venv lacks it.
 set -u
 . "$(dirname "$0")/../checks.sh" test_recipes

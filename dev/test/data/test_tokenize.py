@@ -454,7 +454,7 @@ def test_long_lines():
             f.write(b"first line\n" if name == "a.txt" else b'{"text": "first"}\n')
             f.write(head)
             f.truncate(1 << 30)
-        # Byte tokens may be cut anywhere, so use a vocabulary with words.
+        # With byte tokens a text may be cut anywhere, so only a vocabulary with words refuses a long line of text.
         refuse(f"{name} line 2: ", "--tokenizer", make_bpe() if name == "a.txt" else "bytes", "--out", "out", name)
         os.unlink(name)
 
