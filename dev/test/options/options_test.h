@@ -40,7 +40,7 @@ static inline int parse_config(Options *o, const char *text, Error *e) {
     return rows_read_config(&t, copy, strlen(copy), "run.cfg", e);
 }
 
-// Checks options through their JSON. are: the wanted values, such as "lr 0.5, model 'd12'", with single quotes.
+// Checks options through their JSON against the values `are`, such as "lr 0.5, model 'd12'", with single quotes.
 static inline void check_options(const Options *o, const char *words, const char *are) {
     char *text = NULL, wants[512], *rest = wants, json[600];
     size_t bytes;

@@ -302,7 +302,7 @@ static void test_config_precedence(void) {
                           "or wsd, --val-every without --val\n") == 0,
           "%s", o.notes);
 
-    // run.json holds the final values of all options given to any part of the run, except --out and --fresh.
+    // --config run.json sets the final values of all options given to any part of the run, except --out and --fresh.
     write_text("run.json",
                "{\"parts\": [{\"options\": {\"lr\": 1, \"out\": \"old\", \"fresh\": true, \"steps\": 9, "
                "\"document_mask\": true}}, {\"options\": {\"lr\": 0.5, \"steps\": 0}}], \"options\": {\"lr\": "
