@@ -83,7 +83,7 @@ static double sum_work(const Workload *w, WorkFamily family, bool flops) {
     return sum;
 }
 
-// Counts a micro-step of the plan's rows in bf16.
+// Returns the work of a micro-step of the plan's rows, in bf16.
 static Workload micro_step(const Plan *p, ExactNorms exact) {
     Workload w = {.value = 2, .head_bytes = p->device.head_bytes, .exact = exact};
     return workload_micro_step(&p->shape, p->shape.micro_batch, w);
@@ -114,7 +114,7 @@ static void test_work_is_the_formula(void) {
     CHECK_CLOSE(sum_work(&update, FAMILY_OPTIMIZER, false), 38 * flat, 1e-12, 0);
     Workload lamb = workload_update(p.shape.model, OPTIMIZER_LAMB, flat, 2); // reads weight, moments and gradient twice
     CHECK_CLOSE(sum_work(&lamb, FAMILY_OPTIMIZER, false), 54 * flat, 1e-12, 0);
-    // FLOPs in each of five steps: 6 C^3 for q, k, v and proj, which are C x C; 18 C^3 for fc and fcproj, 4 C x C.
+    // FLOPs in each of five steps: 6 C^3 for each C x C matrix (q, k, v, proj), 18 C^3 for each 4C x C (fc, fcproj).
     Workload muon = workload_update(p.shape.model, OPTIMIZER_MUON, flat / 4, 2);
     double products = 0;
     for (int i = 0; i < muon.count; i++)
@@ -243,9 +243,9 @@ static double mib_of(const Plan *p) {
 }
 
 // measured false: figures of the CUDA engine's own exact plan, plus CUDA's 532 MiB; exact norms are batched. measured
-// true: figures of nvidia-smi on H200s (4 ranks: of the trainer's log), with the head in chunks of 800 MiB. The figures
-// are older than GELU's slope (1 byte), which replaced GELU's input (2 bytes) in all blocks or one; RECOMPUTE_GELU
-// keeps one more slope. The terms -4800 to +192 account for the slope.
+// true: figures of nvidia-smi on H200s (4 ranks: of the trainer's log), with the head in chunks of 800 MiB. The terms
+// -4800 to +192 update older figures: GELU's slope (1 byte) replaced GELU's input (2 bytes) in all blocks, with
+// RECOMPUTE_BLOCK in one; RECOMPUTE_GELU keeps one more slope.
 static void test_memory_estimate(void) {
     static const struct {
         const char *preset;
@@ -356,7 +356,7 @@ static void test_ring(void) {
     // other at 0.5 B/s.
     CHECK_CLOSE(plan_all_to_all_seconds(&d, 4, 64), 1 + 3 * 64.0 / 16 / 4, 1e-12, 0);
     CHECK_CLOSE(plan_all_to_all_seconds(&d, 8, 64), 3 + 4 * 64.0 / 64 / 0.25, 1e-12, 0);
-    PlanDevice torus = d; // 4 x 4 x 4: three rounds per axis, both ways at once; a piece crosses a quarter of an axis
+    PlanDevice torus = d; // 4 x 4 x 4: three rounds per axis, both ways at once; a piece crosses 4/4 links per axis
     torus.spec.axes = 3, torus.spec.devices_a_machine = 64;
     CHECK_CLOSE(plan_link_bandwidth(&torus, 64), 24, 1e-12, 0);
     CHECK_CLOSE(plan_ring_seconds(&torus, 64, 64), 3 * 1.5 + 63.0 / 12, 1e-12, 0);
@@ -379,8 +379,8 @@ static void test_ring(void) {
     CHECK_CLOSE(plan_step_bytes(&p), 7.0 / 8 * 2 * (2 * all + 10.0 / 12 * blocks), 1e-12, 0);
 }
 
-// Two ranks, 10 rows per step and a slow link: the backward pass hides little. Exposed time: the blocks' gradients less
-// the backward pass, the embeddings' gradients, and gathering. A bucket costs one latency and half of its bytes.
+// Two ranks, 10 rows per step and a slow link: the passes hide little. Exposed time: blocks' gradients - backward pass
+// + embeddings' gradients + gathering - update or forward pass. A bucket costs one latency and half of its bytes.
 static void test_exposed(void) {
     Plan p = make_plan(model_of("d2", 256, 64), "H200", 10, 64);
     PlanEfficiency *s = &p.device.efficiency;
