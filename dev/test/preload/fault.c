@@ -5,7 +5,7 @@
 //                 just before joining MPI)
 //   FAULT_AFTER   seconds from the start to the action (0: act before main); +SECONDS: from joining MPI
 // Every rank:
-//   FAULT_FSYNC   seconds that replace each fsync
+//   FAULT_FSYNC   seconds that a stand-in for fsync sleeps
 //   FAULT_FLUSH   seconds added to each line of output
 //   FAULT_READ    seconds added to each read of a checkpoint's JSON files
 //   FAULT_READS   prefix of log files, one per rank, with a line for each read of a checkpoint: bytes and path

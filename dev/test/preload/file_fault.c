@@ -1,7 +1,7 @@
 // file_fault: a library to preload (LD_PRELOAD) into data/tokenize. Counts calls of renameat, unlink and fsync. Call
 // number FAULT_AT, from 1, fails with EIO; with FAULT_ACTION=kill it kills the program. FAULT_NAME: count only calls
-// whose path or new name contains this text, so no fsync. Other calls of fsync return at once, since these tests crash
-// the program, not the machine. For test_tokenize.py and test_recipes.sh.
+// whose path or new name contains this text; fsync has neither. Other calls of fsync return at once, since these tests
+// crash the program, not the machine. For test_tokenize.py and test_recipes.sh.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
