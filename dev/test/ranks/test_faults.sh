@@ -2,7 +2,7 @@
 # Harms one rank of a run. The whole run must end soon, with a non-zero code, and name the rank and the reason.
 #
 #     dev/test/ranks/test_faults.sh          each fault once or twice, for make test
-#     dev/test/ranks/test_faults.sh ROUNDS   at random times, ROUNDS rounds of six (make test-faults)
+#     dev/test/ranks/test_faults.sh ROUNDS   at random times, ROUNDS rounds of six faults (make test-faults)
 #
 # Uses $GNS_BUILD (dev/test/run.sh sets it). Where a deadline must end the run, the deadline is about 2 s; elsewhere it
 # allows for a slow disk and busy cores. A run may take 25 s more to end.
@@ -62,7 +62,7 @@ ended() { # CODE CODES TEXT
     esac
     grep -qE "$3" log || { echo "nobody says '$3':" && own_words && return 2; }
 }
-soon() { # AFTER: checks that the run ended within its deadline and 25 s after the harm, AFTER seconds after the start
+soon() { # AFTER: seconds from the start to the harm. Checks that the run ended within its deadline + 25 s of the harm
     awk -v now="$EPOCHREALTIME" -v begun="$begun" -v after="$1" '
         match($0, /no progress for [0-9]+ s/) { deadline = substr($0, RSTART + 16, RLENGTH - 18) + 0 }
         END { late = now - begun - after - deadline - 25; if (late > 0) { print late " s too late"; exit 1 } }' log

@@ -82,7 +82,7 @@ measures_a_step() { # a run that measures --ramp-step-rows equals a run with thi
     done
     run 1 told1 $measured --ramp-step-rows "$x" && agree told1 told
 }
-# ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit. In the first runs steps have 5 to 40 rows: a rank makes 1 to 7
+# ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit. In the first runs steps have 5 to 40 rows: a rank makes 1 to 5
 # micro-steps of 3 rows, some ranks one micro-step less. In later runs a step is one micro-step of up to 20 rows, for
 # which ZeRO-2 and 3 keep no whole gradient. Of three ranks the last has the longest part of a bucket.
 zero_agrees() {
@@ -103,7 +103,7 @@ zero_in_bf16() { # ranks exchange rounded weights, and keep fp32 master weights
     for zero in 1 3; do
         run 2 h$zero $ramp_run --dtype bf16 --zero $zero && same h0 h$zero || return 1
     done
-    # Local models of other lengths (five heads over two ranks) have the same bucket 0, masters included.
+    # Five heads over two ranks: the local models differ in length, but not in bucket 0 and its masters.
     for zero in 0 3; do steps=2 cut 4 2 hc$zero --dtype bf16 --zero $zero || return 1; done
     same_run hc0 hc3
 }
@@ -120,7 +120,7 @@ a_smoothed_loss() { # the loss without smoothing is summed over ranks like a ste
         --reduce micro-step --recompute block && agree s1 s3 && close s1 s3 loss_nll 1e-5 && close s1 s3 gns_total_s 1e-4 && ! close s1 s3 loss 1e-3 loss_nll > /dev/null
 }
 # Several ranks agree with one rank, and every stage has the same bits. Muon keeps matrices whole: one of five ranks
-# owns nothing of a block.
+# owns no block.
 optimizer_agrees() { # OPTIMIZER RANKS
     local all="o_$1_$2" zero
     layers=4 run 1 "o_$1" $short --optimizer "$1" || return 1
@@ -184,11 +184,11 @@ resumes_in_another_mode() { # from a checkpoint of three ranks that owned parts 
         micro=20 layers=4 resumes 3 z_3_2 $ramp_run --zero 2 && same w3_0 z_3_2
 }
 resumes_with_other_ranks() { resumes 2 z2 $ramp_run --zero 1 && agree r3 z2; }
-# Compares each rank's resident memory with the plan plus the program's own memory, which a small model measures.
 peak_memory() { # OPTIONS...: prints each rank's peak memory, MiB
     mpi 4 "$root/$build/dev/test/run/peak_memory" "$train" --train code_train_000000.bin --vocab-size 256 --heads 2 --seq-len 16 \
         --micro-batch 1 --batch-tokens 64 --steps 1 --gns ln --threads 1 --out "peak${*//[^0-9]/}" "$@" 2> peak.log
 }
+# Compares each rank's peak memory with the plan plus the program's own memory, which a small model measures.
 ranks_take_the_planned_memory() {
     case $build in *-san*) skip "AddressSanitizer's shadow memory counts" || return ;; esac
     local plan zero deep="--layers 80 --channels 128"
@@ -204,7 +204,7 @@ ranks_take_the_planned_memory() {
                     print "--zero " zero ": planned " plan " MiB and " base / n " of the program, took" all; exit 1 } }' || return 1
     done
 }
-bf16_on_the_wire() { # gradients are rounded to 8 bits: losses differ a little, the first gradient's norm by rounding
+bf16_on_the_wire() { # gradients keep 8 significant bits: losses differ by at most 2%, the first gradient's norm by 0.1%
     local zero
     for zero in 1 3; do micro=4 run 3 bf16_$zero $exact_run --batch-tokens 192 --comm-dtype bf16 --zero $zero || return 1; done
     same_weights bf16_1 bf16_3 && ! same_weights e3_192 bf16_1 > /dev/null && close e3_192 bf16_1 loss 0.02 || return 1
@@ -311,7 +311,7 @@ a_cut_model_is_refused() {
     wanted=64 run 6 refused --steps 1 --batch-tokens 32 --tensor 2 &&
         grep -q '^error.*a batch of 2 rows is too small for 3 groups of ranks (--tensor). use mpirun -np 4, ' refused.log
 }
-# Runs with --shard machine: `on G COMMAND` as if each machine had G ranks.
+# `on G COMMAND` runs COMMAND with --shard machine, as if each machine had G ranks.
 cc -shared -fPIC -o fault.so "$root/dev/test/preload/fault.c" -lpthread -ldl || exit 1
 cat > machine.sh << 'EOF'
 #!/bin/sh
@@ -321,7 +321,7 @@ exec "$@"
 EOF
 chmod +x machine.sh
 on() { local train="$work/machine.sh $1 $work $train" && "${@:2}" --shard machine; }
-replicas_agree() { # two and three replicas, of 2 ranks and of 1, agree with one rank; --zero changes no bit
+replicas_agree() { # 2 replicas of 2 ranks, and 3 of 1 rank, agree with one rank; --zero changes no bit
     local zero
     on 2 run 4 p2 $exact_run --batch-tokens 176 && agree e1_176 p2 && close_total e1_176 p2 && close e1_176 p2 gns_ratio 1e-4 &&
         grep -q '^ranks   4, each with such an engine, 2 replicas on 2 ranks each$' p2.log && on 1 run 3 p1 $ramp_run --zero 2 && agree r1 p1 || return 1
