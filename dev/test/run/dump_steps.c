@@ -13,7 +13,7 @@
 //     example_sq_ln/NAME   F64, sum_b |g_b|^2 of one batched step in GNS_LN mode: NaN except for LayerNorms
 //     row                  F64 (B, 3), in GNS_LN mode: |g_b|^2 over the LayerNorms, L_b without label smoothing, 0
 //     source_gram          F64 (sources, sources) <v_s, v_t> of step 1 (StepResult)
-//     source_numbers       F64 (sources, 3) each source's share of the noise, G2 and S, from all steps at param0
+//     source_numbers       F64 (sources, 3) per source: its share of the noise, its G2, its S; from all steps at param0
 //     source_cosine        F64, cosine of the sources' mean gradients; NaN if a G2 is not significant
 //     losses               F64 (steps), batch means before the update
 //     exponents            I32 (L, FP8_SITES), of all steps; -128 where the engine does not round

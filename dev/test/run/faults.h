@@ -44,9 +44,9 @@ typedef struct {
     long slow_us;        // added to every fsync of `rank`
     size_t refused;      // allocations of this many bytes fail on `rank`
     long slow_step_us;   // added to every step, in tests that count steps
-    long log_needs_kb;   // writes to metrics.jsonl fail if less of disk_kb is free
+    long log_needs_kb;   // writes to metrics.jsonl fail if less than this is left of disk_kb
     long readable;       // reads of `unreadable` that succeed first
-    char unreadable[80]; // opening a file whose path has this text fails with `error`; if that is EIO, reading fails
+    char unreadable[80]; // opening a file whose path has this text fails with `error`; with EIO reading fails instead
     bool unlisted;       // the first listing of a directory fails with `error`
     long flip_step;      // the disk flips one bit of this step's checkpoint; 0: never
 
@@ -253,7 +253,7 @@ ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at) {
 }
 
 ssize_t __real_write(int fd, const void *data, size_t bytes);
-static ssize_t real_write(int fd, const void *data, size_t bytes, off_t at) { // at -1: at the file's position
+static ssize_t real_write(int fd, const void *data, size_t bytes, off_t at) { // writes at the file's position if at < 0
     return at < 0 ? __real_write(fd, data, bytes) : __real_pwrite(fd, data, bytes, at);
 }
 

@@ -145,8 +145,8 @@ static void begin_with_whole(void) {
 
 // ---- Nothing good is lost -------------------------------------------------------------------------------------------
 
-// Other files fill the disk: older checkpoints are removed for a save and the waiting lines of the log, and training
-// continues.
+// Other files fill the disk: older checkpoints are removed to make room for a save and for the log's waiting lines.
+// Training continues.
 static void test_log_waits_for_room(void) {
     begin_part();
     CHECK_RUN(trainer_run(COMMAND "--keep 0 --out kept"), 0);

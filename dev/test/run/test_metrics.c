@@ -124,8 +124,8 @@ static void test_unknown_and_infinite(void) {
     CHECK(strstr(text, "\"gns_ln\": null") && strstr(text, "\"mfu\": null"), "unknown is not null: %s", text);
 }
 
-// Lines of exact, unskipped steps have the sampled numbers. With --gns-ratio every line has it as gns_ratio. Otherwise
-// gns_ratio is measured, one of the sampled numbers. gns_total is noise.total if a ramp follows that.
+// Lines of exact, unskipped steps have the sampled numbers, gns_ratio among them. If --gns-ratio is given, every line
+// with gns_ln has the given gns_ratio. gns_total is noise.total if a ramp follows noise.total.
 static void test_sampled_numbers(void) {
     static const char *const sampled[] = {"gns_total", "gns_total_lower", "gns_type_mlp", "gns_layer"};
     for (int bits = 0; bits < 24; bits++) {

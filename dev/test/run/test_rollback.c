@@ -108,8 +108,8 @@ static int skipped_of(const char *run, int64_t first[ROLLBACKS_MAX], int64_t row
     return n;
 }
 
-// Checks that no excluded row is computed again, in this epoch or the next. Compares random rows only: other rows may
-// occur more than once.
+// Checks that no excluded row is computed again, in this epoch or the next. Compares only rows of planted tokens: other
+// rows may occur more than once.
 static void check_rows(int64_t first, int64_t rows) {
     size_t bytes, row = (T + 1) * sizeof(uint16_t), again = 0;
     Dataset *data;
@@ -201,7 +201,7 @@ static void test_not_finite(void) {
 
 #define SHORT HERE "--on-spike rollback --train clean.bin --micro-batch 16 --steps 50 --checkpoint-every 6 "
 
-// A second spike comes before there is a checkpoint between the first rollback and the second window.
+// A second spike comes right after the first rollback, so both rollbacks go back to the same checkpoint.
 static void test_again_at_once(void) {
     disturbed.nan_from = 39, disturbed.nan_to = 41, disturbed.locked = "soon1";
     CHECK_RUN(trainer_run(SHORT "--keep 1 --out soon1"), 0, "step 39, ", ": back to soon1/step_00000024, without",
@@ -275,7 +275,7 @@ static void test_abandoned(void) {
     fclose(notes);
 }
 
-// With a ramp, Muon, skipped outliers and a loss scale two runs are equal.
+// Two runs with a ramp, Muon, skipped outliers and a loss scale are equal.
 static void test_everything_else(void) {
     trainer.engine.needs_loss_scale = true;
     trainer.engine.scale_loss = cpu_engine.scale_loss;
