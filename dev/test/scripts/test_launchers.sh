@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests the launchers of scripts/: refusals, restarts of a run until it is done, stops. shellcheck
-# disable=SC2016,SC2046,SC2086
+# Tests the launchers of scripts/: refusals, restarts of a run until it is done, stops.
+# shellcheck disable=SC2016,SC2046,SC2086
 set -u
 . "$(dirname "$0")/../checks.sh" launchers
 mpi_here
@@ -254,7 +254,7 @@ mpirun_words() { # stdout and stderr stay apart; ranks are bound only as the use
     }
     speaks none -np 2 program --lr 1 && OMPI_MCA_hwloc_base_binding_policy=core speaks core -np 2 program || return 1
     local binding _
-    for _ in {1..4}; do speaks none program || return 1; done # a stop during the guard's first look prints nothing
+    for _ in {1..4}; do speaks none program || return 1; done # mpirun.sh prints nothing if mpirun ends at once
     for binding in "--cpus-per-proc 4" "--map-by slot:PE=4" "--map-by slot:span,pe=2"; do
         speaks "" -np 2 $binding program || return 1
     done
@@ -309,7 +309,7 @@ stops_and_resumes() { # two ranks
     started "${run[@]}" && stopped USR1 '^stopped (rank 0): SIGUSR1 after step' &&
         started "${run[@]}" && stopped TERM '^resuming from'
 }
-time_is_up() { # a run ends in time, by its own --max-hours or, with two ranks, the launcher's; nothing restarts it
+time_is_up() { # a run ends by its own --max-hours, or with two ranks by the launcher's GNS_END; nothing restarts it
     local code ranks how=--max-hours=0.0014 end
     local saved # when the manifest was written, in seconds: on a busy machine mpirun outlives its ranks by a second or two
     for ranks in 1 2; do
@@ -336,7 +336,7 @@ restarts_when_a_rank_is_killed() {
     wait $job && grep -q '^exit code 78: starting again from .*/step_' "$work/log" && grep -q '^resuming from' "$work/log" &&
         [ "$(grep -c '"loss"' "$work/again/metrics.jsonl")" = 3000 ] || { tail -n 9 "$work/log"; return 1; }
 }
-# After SIGKILL to a launcher, to mpirun.sh or to mpirun, ranks save and end. RANKS 1: without mpirun.sh.
+# After SIGKILL to a launcher, to mpirun.sh or to mpirun, ranks save and end. launch.sh starts 1 rank without mpirun.sh.
 trainers() { pgrep -f "^$train .*--out $work/killed "; }
 killed() { # launch.sh|mpirun.sh|mpirun RANKS
     local what=$1 ranks=$2 job victim code end=$((SECONDS + 60)) segments=''

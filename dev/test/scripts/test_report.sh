@@ -8,9 +8,9 @@ report() { returns "$1" timeout 300 "$python" scripts/report.py "${@:2}"; } # CO
 critical() { returns "$1" "$python" scripts/critical_batch.py "${@:2}"; }  # CODE ARGUMENTS...
 bad() { check "$2" refuses "$1" "$2" timeout 300 "$python" scripts/"$3".py "${@:4}"; } # CODE TEXT report|critical_batch ARGUMENTS...
 
-# make_run NAME BATCH STEPS makes a run's directory. By eq. 2.11 with S_min = 100 and E_min = 3200 the loss reaches 2 at
-# S = 100 + 3200 / BATCH. The noise scale is 4 in the first half and 64 in the second; its lower bound is infinite for
-# some steps. b32 has label smoothing: the report shows its loss without smoothing.
+# make_run NAME BATCH STEPS makes a run's directory. The loss reaches 2 at S = 100 + 3200 / BATCH, by eq. 2.11 of
+# McCandlish et al. 2018 with S_min = 100 and E_min = 3200. The noise scale is 4 in the first half and 64 in the second;
+# its lower bound is infinite for some steps. b32 has label smoothing: the report shows its loss without smoothing.
 make_run() {
     mkdir -p "$work/$1"
     echo '{"program": "x", "options": {"out": "<b>&amp;", "lr": 0.00'"$2"'}}' > "$work/$1/run.json"
@@ -106,7 +106,7 @@ check "roofline" says "$work/plan.html" 'aria-label="Roofline"'
 check "its device" says "$work/plan.html" 'a step on A &lt;b&gt;. The roof'
 end page
 
-without_figures # all pages before the test `fit`, except one, have no figures
+without_figures # pages from here to the test `fit`, except one, have no figures
 
 begin
 report 0 "$work/b128"
