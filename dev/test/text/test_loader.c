@@ -86,7 +86,7 @@ static void test_reads_ahead(void) {
     fixture_close(&f);
 }
 
-// Destroys the loader while it reads several megabytes. The thread must end before, else sanitizers see a late write.
+// Destroys the loader while its thread reads several megabytes. Sanitizers would see a write after loader_destroy.
 static void test_ends_while_reading(void) {
     enum { LONG_T = 1024, LONG_ROWS = 512 };
     const uint16_t *rows;
