@@ -73,7 +73,7 @@ typedef struct {
 
 Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     const Model *model = shape->model;
-    // This rank's own rows (TensorRanks): B rows, n values. All rows: N tokens, a values of attention, f of the MLP.
+    // B: this rank's own rows (TensorRanks). n: their values. N: tokens of all rows. a, f: values of attention and MLP.
     const double B = (double)own_rows(shape, rows).count, T = shape->seq_len, N = rows * T, C = model->config.channels;
     const double A = (double)model->attention_width, F = (double)model->mlp_width, a = N * A, f = N * F;
     const double n = B * T * C, L = model->config.layers, v = w.value;
