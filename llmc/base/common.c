@@ -117,7 +117,7 @@ double clock_seconds(void) {
 }
 
 void process_begin(void) {
-    static char printed[1 << 16]; // holds the whole text of --help, so that process_end writes it and sees a full disk
+    static char printed[1 << 16]; // holds all of --help: process_end then writes it, and reports a full disk
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDONLY); // open returns the lowest free number: fd
     setvbuf(stdout, printed, isatty(STDOUT_FILENO) ? _IOLBF : _IOFBF, sizeof printed);

@@ -40,7 +40,7 @@ static const struct {
     {"tie_word_embeddings", NULL, 1, "an output layer of its own (untied) is not served"},
 };
 
-// True if a field has a supported value or is missing. Transformers' defaults are supported values.
+// True if a field has a supported value. A missing field has the default of transformers, which is supported.
 static bool config_field_fits(const cJSON *item, const char *words, double number) {
     if (!item || cJSON_IsNull(item)) return true;
     if (words) {
