@@ -96,8 +96,8 @@ __device__ static inline unsigned lane_kept(const HeadDropout &h, int row, int c
     return transposed;
 }
 
-// Returns a mask for packed elements 2 i, 2 i + 1: 16 ones for each kept element, 16 zeros for each dropped one. prmt
-// replicates a byte's sign bit.
+// Returns a mask for packed elements 2 i, 2 i + 1: 16 ones for each kept element, 16 zeros for each dropped one. The
+// shift makes an element's bit the sign bit of a byte, which prmt replicates.
 __device__ static inline unsigned kept_pair(unsigned kept, int i) {
     unsigned mask;
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(mask) : "r"(kept << (7 - i % 8)), "r"(i < 8 ? 0xaa88 : 0xbb99));

@@ -11,7 +11,7 @@
 int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte, const real *wpe,
                       const RowDropout &drop, int B, int C, cudaStream_t stream, Error *e);
 
-// On the host. first, last (B, T): index in the example of the first and the last token of each token's document. A
+// On the host. first[b][t], last[b][t]: where in example b the document of token t begins and ends (inclusive). A
 // document begins at a separator and at an example's first token.
 void embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens, int separator, int B, int T);
 

@@ -48,7 +48,7 @@
 //     pair         two blocks of one cluster, which share an operand
 //     ticket       a counter in device memory from which blocks draw tiles
 //     run          rows that one block sums (reduce.cuh)
-//     slot         memory for the sum of the rows that lie in both one run and one example (reduce.cuh)
+//     slot         memory for the sum of the rows that one run shares with one example (reduce.cuh)
 //     set          one column gradient (reduce.cuh)
 //     job          the sets that one kernel leaves for column_finish (reduce.cuh)
 //     code         an e4m3 number as a byte (fp8.cuh); in gelu.cuh the byte of a slope

@@ -31,8 +31,8 @@ bool fp8_dweight_rounds(const Engine *engine, bool fp8, TensorKind w, int l) {
            rounds(engine, fp8_dy_site(w), l);
 }
 
-// True if a product or a LayerNorm writes the codes of site s and nothing reads s in bf16. Until block l's backward the
-// codes of an x then lie in the memory that x in bf16 would fill.
+// True if a product or a LayerNorm writes the codes of site s and nothing reads s in bf16. If s is an x, its codes
+// then lie in the memory of the bf16 x.
 static bool is_alone(const Engine *engine, Fp8Site s, int l) {
     const ModelConfig *m = &engine->config.model->config;
     if (!fp8_dweight_rounds(engine, true, matrices[weight_of(s)], l)) return false;

@@ -157,7 +157,7 @@ __device__ inline void tile_fetch(RowTile &t, const LayerNormBackward &k, int ro
     }
 }
 
-// First half of a tile: adds to dgamma, dbeta. A thread's sums: [2 r] of dy gamma, [2 r + 1] of dy gamma xhat.
+// First half of a tile: adds to dgamma, dbeta. sums: a thread's sums of dy gamma [2 r] and of dy gamma xhat [2 r + 1].
 template <int SETS>
 __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], RowTile &t,
                                  const Pack<VEC> &gamma_pack) {

@@ -536,7 +536,7 @@ int panels_map(CUtensorMap *map, const void *matrix, int rows, int columns, int 
     return copy_map(map, matrix, t, e);
 }
 
-// Describes an e4m3 matrix (rows, columns) to the copy engine, in boxes of `box_rows` rows x a stage.
+// Describes an e4m3 matrix (rows, columns) to the copy engine, in boxes of `box_rows` rows x 128 columns (a stage).
 int codes_map(CUtensorMap *map, const uint8_t *matrix, int rows, int columns, int box_rows, Error *e) {
     return copy_map(map, matrix, {CU_TENSOR_MAP_DATA_TYPE_UINT8, {columns, rows, 1}, {2 * DEPTH, box_rows, 1}}, e);
 }

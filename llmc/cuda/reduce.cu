@@ -48,7 +48,7 @@ ColumnSplit column_split(int B, int T, int target_blocks) {
 
 // Pass two, in two kernels.
 // 1. Block (x, set, z) of a job owns 32 W columns of a batch of examples, with equally many warps per example. The
-//    block adds up each example's slots. It writes the batch's sum and, over these columns, each example's square.
+//    block adds up each example's slots. It writes the batch's sum, and each example's square over these columns.
 // 2. Block (0, set) of a job adds up the squares. Block (1 + x, set) adds up SUM_THREADS columns of the batches' sums.
 enum { FINISH_WARPS = 16, SLOTS_PER_WARP = 8, SLOTS_IN_FLIGHT = 4 };
 

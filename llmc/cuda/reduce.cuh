@@ -71,7 +71,7 @@ int reduce_sum(double *sums, const float *x, int rows, size_t n, cudaStream_t st
 // products (rows, others) = x x^T, x (rows, n), a block per element. others is `rows`, or 1: the diagonal alone.
 int reduce_products(double *products, const float *x, int rows, int others, size_t n, cudaStream_t stream, Error *e);
 
-// sum (n) += x (n), or = x if `first`. With `of`: adds row b of x (rows, n) to row of[b] of `sum`.
+// sum (n) += x (n), or = x if `first`. With `of`: sum[of[b]] (n) += x[b] (n) for b < rows.
 int reduce_add(float *sum, const float *x, size_t n, bool first, cudaStream_t stream, Error *e, int rows = 1,
                const uint16_t *of = NULL);
 

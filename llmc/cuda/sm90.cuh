@@ -107,7 +107,7 @@ __device__ static inline void send_at(int *to, int x, uint64_t *barrier, int ran
         : "memory");
 }
 
-// Synchronises `threads` threads (whole warps) at the block's barrier of number 1 to 15.
+// Synchronises `threads` threads (whole warps) at a named barrier, 1 to 15.
 __device__ static inline void threads_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
