@@ -254,7 +254,7 @@ mpirun_words() { # stdout and stderr stay apart; ranks are bound only as the use
     }
     speaks none -np 2 program --lr 1 && OMPI_MCA_hwloc_base_binding_policy=core speaks core -np 2 program || return 1
     local binding _
-    for _ in {1..4}; do speaks none program || return 1; done # mpirun.sh prints nothing if mpirun ends at once
+    for _ in {1..4}; do speaks none program || return 1; done # mpirun.sh adds no line if mpirun ends at once
     for binding in "--cpus-per-proc 4" "--map-by slot:PE=4" "--map-by slot:span,pe=2"; do
         speaks "" -np 2 $binding program || return 1
     done
