@@ -120,7 +120,7 @@ void engine_configure(Engine *engine, const EngineConfig *config);
 // Allocates engine->memory and points the engine's arrays into it. Clears all but the kernels' scratch.
 int engine_memory_take(Engine *engine, Error *e);
 
-// Returns the tokens of a chunk of the head: as many as ENGINE_HEAD_BYTES of fp32 logits hold, at least 64, at most all.
+// Returns the tokens of a chunk of the head: as many as ENGINE_HEAD_BYTES of fp32 logits hold, but at least 64 or all.
 enum { ENGINE_HEAD_BYTES = 64 << 20 };
 int engine_head_rows(const EngineConfig *config);
 
