@@ -116,7 +116,7 @@ def outliers_section(runs):
 
 
 def commands_section(runs):
-    """Shows where, when, how and with which options each part of a run started; for later parts, the changed options."""
+    """Shows where, when, how and with which options each part of a run started; for later parts, changed options."""
     out = ""
     for run in runs:
         ends = [part.get("first_step", 1) - 1 for part in run.parts[1:]] + [run.rows[-1]["step"]]

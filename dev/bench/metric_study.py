@@ -11,7 +11,7 @@ is a jackknife over 16 blocks. The gradients belong to the examples that the run
             H = h I this is -|G|^2 / 2h times the squared cosine e(B) = (E<G, u(g_B)>)^2 / (|G|^2 E|u(g_B)|^2).
   B_u_*     The batch at which e is half its limit; fits 1 / e = (1 + B_u / B) / limit. The fit is exact, with B_u = tr Sigma / |G|^2,
             for u = g; also for sign and U V' if noise and elements of G are Gaussian with one variance each.
-  B_rho_*   B (1 - rho) / rho at the run's batch, rho = E<f_B, u(g_B)> / E<g_B, u(g_B)>, f_B: other rows. If u = Pg: tr(P Sigma) / G'PG.
+  B_rho_*   B (1 - rho) / rho at the run's batch, rho = E<f_B, u(g_B)> / E<g_B, u(g_B)>, f_B from other rows. If u = Pg: tr(P Sigma) / G'PG.
   B_dual_*  (E|noise of a row| / |G|)^2 in the norm |x| = <x, u(x)>: sum of absolute values for sign, nuclear norm for Muon (dual
             norms as in Naganuma et al. 2026, arXiv 2602.03001). |G| is the limit of E<G, u> in the fit.
 c = B_all / B_ln, c_u = B_u / B_ln and k_u = B_u / B_all, with B_u of `fresh` and the blocks' matrices.
