@@ -139,9 +139,11 @@ static bool overflows(const Run *r, int64_t B) {
     return scales && isfinite(r->position.result.loss_sum) && !isfinite(grad_norm(r, B));
 }
 
-static void next_exponents(Run *r) {
+// Adapts the exponents of fp8 to the step's largest values. begin: also sets exponents that are FP8_UNSET.
+static void next_exponents(Run *r, bool begin) {
     int8_t *k = r->position.at.exponents;
-    for (int i = 0; i < amax_count(r); i++) k[i] = (int8_t)fp8_next(k[i], r->position.result.amax[i]);
+    for (int i = 0; i < amax_count(r); i++)
+        if (begin || k[i] != FP8_UNSET) k[i] = (int8_t)fp8_next(k[i], r->position.result.amax[i]);
 }
 
 // Sums the step's statistics over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an
@@ -223,7 +225,7 @@ static int adapt_scales(Run *r, int64_t B, bool *skipped, bool *repeat, Error *e
     const int site = overflowed && scale == 0 ? saturated_site(r) : 0, k = at->exponents[site];
     *repeat = overflowed && scale == 0;
     *skipped = *skipped || overflowed;
-    next_exponents(r);
+    next_exponents(r, at->tokens >= r->setup.options.warmup_tokens); // fp8 in the warm-up costs loss for the whole run
     if (*repeat) at->loss_scale.overflows++, at->moment_steps++; // cancel out in AdamW's step
     if (scale != 0 && !loss_scale_step(&at->loss_scale, overflowed)) return fail_nonfinite(r, B, e);
     if (!overflowed || !is_rank0(&r->setup)) return 0;
@@ -336,7 +338,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
         const bool overflowed = overflows(r, B);
         if (!overflowed && i > 0) *seconds = fmin(*seconds, clock_seconds() - start);
         loss_scale_step(&position->at.loss_scale, overflowed);
-        next_exponents(r);
+        next_exponents(r, true);
         if (!position->stop) continue;
         TRY(parallel_drain(&r->setup.parallel, e));
         comm_settle(setup->comm);
