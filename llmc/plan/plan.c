@@ -167,9 +167,9 @@ double plan_all_to_all_seconds(const PlanDevice *d, int ranks, double bytes) {
 //     tensors    2 v B d / (K_F m_T W)    gathers, then scatters activations. K_F = 1: compute-bound if K_T < D m / I
 //
 // The best split makes both transfers equally long: K_F = sqrt(B K m_F / (D m_T)). They take less time than the
-// products if B / K > I^2 / (D m_F m_T). Behind a switch both share one link: half an axis each. Tensors are divided
-// within a machine, whose network carries as many bytes as with FSDP alone. Data parallelism sums gradients in the
-// backward pass: twice FSDP's bytes for twice the FLOPs.
+// products if B / K > I^2 / (D m_F m_T). Behind a switch both share one link: half an axis each. Only FSDP crosses
+// machines, and dividing tensors within a machine does not change the bytes that its network carries. Data parallelism
+// sums gradients in the backward pass: twice FSDP's bytes for twice the FLOPs.
 PlanBounds plan_bounds(const PlanDevice *d, int ranks, double tokens, double D) {
     const int machine = d->spec.devices_a_machine, inside = machine > 1 && ranks > machine ? machine : ranks;
     const double m = fmax(1, d->spec.axes), m_T = m > 1 ? floor(m / 2) : 0.5, m_F = m - m_T;
@@ -237,7 +237,7 @@ typedef struct {
 // replicas: includes sums of each part over the machines that hold a replica.
 static Transfer transfer(const Plan *p, const Model *model, double value_bytes, bool replicas) {
     const int shared = shared_by(p), machines = replicas ? (p->ranks + shared - 1) / shared : 1;
-    PlanDevice peers = p->device; // as ranks of equal t see it (parallel.h): a machine has 1/K as many of them
+    PlanDevice peers = p->device; // counts only ranks of equal t (parallel.h): a machine has devices / K of them
     PlanDevice apart = p->device; // as if each rank had its own machine
     peers.spec.devices_a_machine = (int)fmax(1, peers.spec.devices_a_machine / plan_tensor(p));
     apart.spec.devices_a_machine = 1;
@@ -355,7 +355,8 @@ int64_t plan_checkpoints(const Ramp *ramp, const Options *o) {
     int64_t written = 1 + (every > 0 ? steps / every : 0) + (best > 0 ? steps / best : 0);
     int64_t kept = o->keep + 1 + (best > 0); // a new checkpoint is written before the oldest is removed
     if (!o->on_spike) return o->keep > 0 && kept < written ? kept : written;
-    // --on-spike keeps the newest checkpoint before the window and all later ones, also step 0's and abandoned ones.
+    // --on-spike keeps the newest checkpoint before the window, and all later ones: perhaps step 0's, too, and those of
+    // steps that a rollback took back.
     const int64_t window = 2 * o->spike_steps - 1;
     const int64_t recent = 1 + (window + every - 1) / every + (best ? window / best : 0);
     kept += recent > o->keep ? recent - o->keep : 0;
