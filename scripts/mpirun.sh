@@ -4,9 +4,9 @@
 #   - mpirun binds a rank and all its threads to a core or a socket. Here ranks are not bound unless the arguments or
 #     the environment ask for it.
 #   - At TERM, Ctrl-C and the end of the terminal mpirun kills its ranks a second later. Here the ranks get USR1
-#     instead, as soon as they catch it: they finish their step, save and exit with 75. (mpirun forwards USR1, but while
-#     it starts the ranks it loses the signal or kills them.) A signal to mpirun itself stays pending, and counts as a
-#     request to this script.
+#     instead, once they have a handler for it: they finish their step, save and exit with 75. (mpirun forwards USR1,
+#     but while it starts the ranks it loses the signal or kills them.) A signal to mpirun itself stays pending, and
+#     counts as a request to this script.
 #   - If a rank was killed, mpirun returns 128 plus the signal's number; this script returns 78.
 #   - With --continuous or --enable-recovery mpirun returns 0, whatever the ranks return. A run cannot go on without a
 #     lost rank, so this script drops both options.
@@ -102,7 +102,7 @@ free=`df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }'` # 12 MiB ar
 [ "${free:-16384}" -ge 16384 ] ||
     fail 74 "$temporary: $free KiB are free, and Open MPI needs 16 MiB" "Free some space, or set TMPDIR to another directory"
 
-# Unbind the ranks. Options that bind override this variable, but those that give a rank several cores do not.
+# Unbind the ranks. Options that bind override this variable, except those that give a rank several cores.
 [[ "$*" =~ [:,][Pp][Ee]=|-cpus-per- ]] ||
     export OMPI_MCA_hwloc_base_binding_policy="${OMPI_MCA_hwloc_base_binding_policy:-none}"
 
@@ -143,7 +143,7 @@ for ((i = 0; i < 50; i++)); do # await the last lines, 1 s at most: a process th
     kill -0 $readers 2> /dev/null || break
     sleep 0.02
 done
-# The signal of a request to stop ended mpirun before that signal was blocked.
+# Exit with 75 if a request to stop ended mpirun: its signal came before mpirun blocked that signal.
 [[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ $asked = 0 ] ||
     fail 75 "asked to stop before the ranks began" "Start the same command again"
 # Fail if mpirun could not start the ranks. Its code is then 132, 255, or 1 (bad arguments; a rank may end with 1, too).

@@ -55,7 +55,7 @@ static inline RowDropout row_dropout(Dropout dropout, DropoutPlace place, int T)
 }
 
 // Returns a mask: 16 ones for each kept element, 16 zeros for each dropped one. Compares bits 0 to 14 of each half as
-// fp16 numbers >= 0, which have the order of their bits as integers.
+// fp16 numbers >= 0: such numbers are in the order of their bits read as integers.
 __device__ static inline unsigned dropout_kept(const DropoutConstants &c, unsigned word) {
     unsigned kept;
     asm("{\n.reg .b32 bits;\nabs.f16x2 bits, %1;\nset.geu.u32.f16x2 %0, bits, %2;\n}"

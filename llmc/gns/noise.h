@@ -50,8 +50,9 @@ void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq,
 //   source[s]          mean |g_b|^2 of all examples; source s's share of this mean
 //   source[n + s]      |G_s|^2; S_s (this and the next row: no-op if pairs is 0)
 //   source[2 n + ...]  for s < t (|G_s|^2, <G_s, G_t>), (|G_t|^2, <G_s, G_t>), (|G_s|^2, |G_t|^2): noise_cosine
-// share (n): each source's fraction of the examples. sq (n): each source's sum of |g_b|^2. Rank r has m_r examples. v_s
-// is the sum of its g_b of source s. gram (n, n) = sum_r <v_s, v_t>, overwritten. pairs = sum_r m_r (m_r - 1).
+// share (n): each source's fraction of the examples. sq (n): each source's sum of |g_b|^2. gram (n, n) =
+// sum_r <v_rs, v_rt>, overwritten; v_rs: the sum of g_b over the examples of source s on rank r. pairs =
+// sum_r m_r (m_r - 1); m_r: the number of examples on rank r.
 void noise_observe_sources(Noise *noise, double B, double pairs, const double *share, const double *sq, double *gram,
                            double step_tokens);
 

@@ -19,7 +19,7 @@ GNS_HD static inline float loss_smoothed(float loss, float target_logit, float m
 }
 
 // Returns scale * dlogit[target]. p: scale * softmax[target]. For all other logits scale * dlogit = scale * softmax.
-// With smoothing s pass (1 - s) scale, and subtract loss_gradient_everywhere from every scale * dlogit.
+// With smoothing s pass the same p, but (1 - s) scale; subtract loss_gradient_everywhere from every scale * dlogit.
 GNS_HD static inline float loss_gradient_at_target(float p, float scale) { return p - scale; }
 
 GNS_HD static inline float loss_gradient_everywhere(float scale, float smoothing, int V) {

@@ -32,7 +32,7 @@ typedef struct Engine Engine;
 // A block's forward pass, on every rank of the group in the same order:
 //     ln_1 (own) | gather | qkv, attention, proj (all) | reduce | residual, ln_2 (own) | gather | fc, GELU, fcproj
 //     (all) | reduce
-// A block's backward pass. With RECOMPUTE_BLOCK all but the last block first rerun the forward pass up to GELU:
+// A block's backward pass (with RECOMPUTE_BLOCK all but the last block rerun the forward pass up to GELU before it):
 //     gather | fcproj, GELU, fc (all) | reduce | ln_2 (own) | gather | proj, attention, qkv (all) | reduce | ln_1 (own)
 // Outputs of proj and fcproj, and gradients of the outputs of ln_1 and ln_2, are partial sums until reduced. Exactly
 // one rank adds the biases of proj and fcproj. Gradients of whole tensors, biases included, must be summed over the

@@ -16,7 +16,7 @@ enum {
     ORPHAN_SECONDS = 5,     // deadline of set-up once the launcher is gone; nothing else ends a hanging rank
     HANDING_MS = 1000       // an abort waits this long for a call that hands work to the device's communication
 };
-static const double seconds_for_other_machines = 4; // delay of an unsure report: elsewhere the deadline may pass later
+static const double seconds_for_other_machines = 4; // wait before an unsure report, for reports from other machines
 static const double seconds_claimed = SECONDS_FOR_OTHERS + SECONDS_TO_END + 1;
 static const double seconds_until_stalled = 1.5;     // a stalled rank has had no heartbeat for this long
 static const double fraction_of_wait_stalled = 0.75; // and for this fraction of the wait: busy cores delay heartbeats

@@ -314,8 +314,8 @@ int setup_engine(Run *r, Error *e) {
     return 0;
 }
 
-// On rank 0: restores the checkpoint's algorithms, and with them the run's bits; --tune then times the products without
-// an algorithm. All ranks then use rank 0's algorithms; if these do not fit some rank, no rank uses any of them.
+// On rank 0: restores the checkpoint's algorithms, and with them the run's bits; --tune then chooses those of the other
+// products. All ranks then use rank 0's algorithms; if these do not fit some rank, no rank uses any of them.
 int setup_tuning(Run *r, Error *e) {
     Setup *s = &r->setup;
     char *tuning = r->position.at.tuning;

@@ -256,7 +256,7 @@ static inline void check_codes(const char *name, const std::vector<uint8_t> &got
           name, wrong, want.size(), at, got[at], want[at]);
 }
 
-// Compares a copy, on the device, with the codes of y by math/fp8.h.
+// Compares a copy's codes and amax with those of y by math/fp8.h. copy: in device memory.
 static inline void check_copy(const char *name, const Fp8Copy &copy, const std::vector<real> &y) {
     const float amax = host_from(copy.amax, 1)[0], want = amax_of(y);
     check_codes(name, host_from(copy.codes, y.size()), codes_of(y, copy.scale));

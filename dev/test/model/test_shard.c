@@ -35,7 +35,7 @@ typedef struct {
     Range owned[8];
     int pending;       // buckets [0, pending) are in memory
     int micro_steps;   // number begun in this step
-    int soon, awaited; // bucket that the engine last named; bucket that it last awaited
+    int soon, awaited; // buckets of the last calls of `soon` and `await`
 } Rank;
 
 typedef struct World {
@@ -100,8 +100,8 @@ static void copy_from(const Rank *rank, void *to, const Rank *other, const void 
 }
 #endif
 
-// Poisons the block's slot, whose old content the engine no longer needs. The engine must name the next block, since
-// ranks without rows start the same transfers in this order.
+// Poisons the block's slot, whose old content the engine no longer needs. The block must be the one right before or
+// after the last awaited one: ranks without rows start their transfers in that order.
 static int soon_weights(void *context, Range range, Error *e) {
     Rank *rank = context;
     int i = model_bucket_at(rank->config.model, range.begin);

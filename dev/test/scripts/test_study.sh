@@ -107,13 +107,13 @@ end errors
 
 python=$(find_python matplotlib) || { echo "SKIP study/figures: no Python with matplotlib" && exit $failed; }
 begin
-# A second tuning has a better loss and other step times. The table shows this tuning.
+# "better" is rows4's configuration with a second tuning, a better loss and other step times. The table must show it.
 better=$out/better-seed1
 mkdir "$better" && cp "$out/rows4-seed1/run.json" "$better"
 sed 's/"val_loss": [0-9.]*/"val_loss": 0.125/; s/"loss": [0-9.]*/"loss": 0.5/; s/"tok_per_s": [0-9.e+]*/"tok_per_s": 2000/' \
     "$out/rows4-seed1/metrics.jsonl" > "$better/metrics.jsonl"
 cp -r "$better" "$out/better-seed2"
-for part in adamw muon adamw-short muon-short; do # every step gets exact figures, copied from the LayerNorms' figures
+for part in adamw muon adamw-short muon-short; do # every step gets exact estimates: copies of the LayerNorms'
     mkdir -p "$work/muon/$part/rows4-seed1" && cp "$better/run.json" "$work/muon/$part/rows4-seed1"
     sed 's/"gns_ln/"gns_total/g' "$better/metrics.jsonl" > "$work/muon/$part/rows4-seed1/metrics.jsonl"
 done
