@@ -111,8 +111,6 @@ static void print_memory(FILE *f, const Plan *p) {
     if (!p->device.measured)
         fprintf(f, "  (CUDA, libraries and NCCL as measured on H200s, driver 580%s)\n",
                 p->ranks > 1 ? "; NCCL with NCCL_NVLS_ENABLE=0, otherwise it may take more" : "");
-    else if (p->ranks > 1)
-        fprintf(f, "  (MPI also keeps copies of the gradients in transfer: of a few blocks if they are sharded)\n");
 }
 
 // ---- A step: the roofline of its kernels ----------------------------------------------------------------------------
