@@ -39,7 +39,6 @@ struct Saver {
     bool waits; // the run waits for this save
     int64_t step;
     Spare spare; // checkpoints to keep, set at the save's start
-    int fd[LAYOUT_FILES];
     char *state; // text of state.json
     size_t state_bytes;
     Manifest manifest; // only on rank 0
@@ -180,19 +179,24 @@ static int read_state(void *saver, StateKind kind, Range range, float *values, E
     return 0;
 }
 
-// Copies what this rank owns, then writes it.
+// Copies what this rank owns, opens the files, and writes to them.
 static void *write_share(void *saver) {
     Saver *s = saver;
+    Error *e = &s->error;
     float *to = s->copy;
-    int code = s->error.code;
+    Manifest partial = {.dir = -1};
+    int code = 0, fd[LAYOUT_FILES] = {-1, -1};
     for (int k = 0; k < ARRAYS && s->copy && !s->run->setup.whole.part && !code; k++, to = s->copy + k * s->stride)
         for (int i = 0; i < s->owned_count && !code; to += range_length(s->owned[i++]))
-            code = engine_store(s->run->setup.engine, kinds[k], s->owned[i], to, &s->error);
+            code = engine_store(s->run->setup.engine, kinds[k], s->owned[i], to, e);
     atomic_store(&s->copying, false);
-    if (!code) code = layout_write(&s->layout, s->piece, s->pieces, s->fd, read_state, s, &s->pulse, &s->error);
+    if (!code && s->pieces) code = archive_join(&s->run->saving.archive, s->step, &partial, e);
+    for (int f = 0; f < LAYOUT_FILES && s->pieces && !code; f++)
+        code = manifest_open(&partial, layout_names[f], false, 0, &fd[f], e);
+    if (partial.dir >= 0) close(partial.dir);
+    if (!code) code = layout_write(&s->layout, s->piece, s->pieces, fd, read_state, s, &s->pulse, e);
     for (int f = 0; f < LAYOUT_FILES; f++) {
-        if (s->fd[f] >= 0 && file_close(s->fd[f], layout_names[f], code ? &(Error){0} : &s->error))
-            code = s->error.code;
+        if (fd[f] >= 0 && file_close(fd[f], layout_names[f], code ? &(Error){0} : e)) code = e->code;
         count_piece(s);
     }
     atomic_store(&s->ended, true);
@@ -203,22 +207,6 @@ static void *write_share(void *saver) {
 static void start_thread(Saver *s, void *(*job)(void *)) {
     atomic_store(&s->ended, false);
     if (worker_start(&s->worker, job, s, "a save", &(Error){0})) job(s);
-}
-
-// On all ranks: opens the files, and starts to copy and to write. Stores errors in s->error, which fails the save.
-static void start_writing(Saver *s) {
-    const Setup *setup = &s->run->setup;
-    Error *e = &s->error;
-    Manifest partial = {.dir = -1};
-    worker_join(&s->worker); // ends touch_copy
-    for (int f = 0; f < LAYOUT_FILES; f++) s->fd[f] = -1;
-    if (s->pieces) archive_join(&s->run->saving.archive, s->step, &partial, e);
-    for (int f = 0; f < LAYOUT_FILES && s->pieces && !e->code; f++)
-        manifest_open(&partial, layout_names[f], false, 0, &s->fd[f], e);
-    if (partial.dir >= 0) close(partial.dir);
-    atomic_store(&s->copying, s->copy && !setup->whole.part);
-    s->phase = WRITING;
-    start_thread(s, write_share);
 }
 
 void await_copy(Run *r) {
@@ -244,7 +232,8 @@ static void *finish(void *saver) {
     const int eot = checkpoint_end_of_text(config->vocab, setup->tokenizer ? setup->tokenizer->eot : -1);
     Error *e = &s->error, kept;
     Manifest verified;
-    int code = manifest_save(&s->manifest, TRAINING STATE_NAME, s->state, s->state_bytes, e);
+    int code = e->code; // a rank may have failed to write
+    if (!code) code = manifest_save(&s->manifest, TRAINING STATE_NAME, s->state, s->state_bytes, e);
     if (!code) code = checkpoint_save_config(&s->manifest, config, eot, setup->options.dropout, e);
     if (!code && setup->tokenizer) code = tokenizer_save(setup->tokenizer, config->context, &s->manifest, e);
     if (!code) code = metrics_sync(s->run->output.metrics, e);
@@ -339,9 +328,7 @@ int collect_save(Run *r, Error *e) {
         worker_join(&s->worker);
         TRY(gather_pieces(s, e));
         s->phase = is_rank0(&r->setup) ? FINISHING : IDLE;
-        if (s->phase == FINISHING && !s->error.code) start_thread(s, finish);
-        else if (s->phase == FINISHING)
-            archive_abandon(&r->saving.archive, s->step, s->manifest.dir, s->notes.f, &(Error){0});
+        if (s->phase == FINISHING) start_thread(s, finish);
         return 0; // `report` needs s->paused, which `save` sets later
     }
     if (s->phase != FINISHING || !atomic_load(&s->ended)) return 0;
@@ -397,7 +384,10 @@ static int save(Run *r, bool waits, Error *e) {
     if (s->error.code == 0) {
         for (size_t k = 0; k < ARRAYS && r->setup.whole.part; k++)
             TRY(whole_exchange(&r->setup.whole, r->setup.engine, kinds[k], s->copy + k * s->stride, e));
-        start_writing(s);
+        worker_join(&s->worker); // ends touch_copy
+        atomic_store(&s->copying, s->copy && !r->setup.whole.part);
+        s->phase = WRITING;
+        start_thread(s, write_share);
         r->saving.sums = (SaverCounts){.writing = 1};
         if (waits || !s->copies) TRY(await_save(r, waits, e));
         if (waits) TRY(comm_broadcast(comm, &s->error.code, sizeof s->error.code, e));
