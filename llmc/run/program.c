@@ -10,27 +10,23 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Fails if the smallest batch has fewer rows than there are ranks or, with --tensor, groups of ranks.
-static int check_rows_of_ranks(const Setup *setup, const Position *position, Error *e) {
-    const int64_t rows = position->ramp.config.batch_min, K = setup->options.tensor, groups = setup->comm->ranks / K;
-    if (rows >= groups) return 0;
-    FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows is too small for %lld %s", (long long)rows, (long long)groups,
-         K > 1 ? "groups of ranks (--tensor)" : "ranks");
-    return error_hint(e, "use mpirun -np %lld, or larger batches (--batch-tokens, --batch-min, --ramp)",
-                      (long long)(rows * K));
-}
-
 // Trains; after each rollback, trains again from the checkpoint that train.c chooses.
 static int train(Run *r, Error *e) {
     const Options *o = &r->setup.options, resolved = *o; // training changes some options: --gns, --train-hours
     Position *p = &r->position;
     Comm *comm = r->setup.comm;
+    const long long K = o->tensor, groups = comm->ranks / K;
     *p = (Position){.at = {.val_loss = NAN, .best.loss = INFINITY}, .begun = p->begun, .back = p->back};
     memset(p->at.exponents, FP8_UNSET, sizeof p->at.exponents);
     // First make all checks that need no engine.
     int code = setup_data(r, e);
     if (!code) code = setup_schedule(r, e);
-    if (!code) code = check_rows_of_ranks(&r->setup, p, e);
+    if (!code && p->ramp.config.batch_min < groups) {
+        FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows is too small for %lld %s", (long long)p->ramp.config.batch_min,
+             groups, K > 1 ? "groups of ranks (--tensor)" : "ranks");
+        code = error_hint(e, "use mpirun -np %lld, or larger batches (--batch-tokens, --batch-min, --ramp)",
+                          (long long)p->ramp.config.batch_min * K);
+    }
     TRY(comm_agree(comm, code, e));
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
@@ -62,17 +58,6 @@ static int train(Run *r, Error *e) {
     return train(r, e);
 }
 
-static int setup_options(Setup *setup, Error *e) {
-    Options *o = &setup->options;
-    if (o->help || o->version) return 0;
-    TRY(options_resolve(o, e));
-    if (setup->comm->ranks > 1 && (*o->check || (o->sample_only && !o->dry_run)))
-        return FAIL(e, ERR_USAGE, "start it without mpirun", "%s is for one process, not %d",
-                    *o->check ? "--check" : "--sample-only", setup->comm->ranks);
-    if (is_rank0(setup) && !o->print_options) fputs(o->notes, stderr);
-    return 0;
-}
-
 static int run_program(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     Error usage; // reported after comm_create, which needs an option (--deadline)
@@ -83,7 +68,14 @@ static int run_program(Run *r, Error *e) {
     if (options_train(o)) comm_outlive_launcher();
     if (code) *e = usage;
     else if (options_train(o) || evaluates) code = comm_check_launch(r->setup.comm, e);
-    TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
+    if (!code && !(o->help || o->version)) {
+        code = options_resolve(&r->setup.options, e);
+        if (!code && r->setup.comm->ranks > 1 && (*o->check || (o->sample_only && !o->dry_run)))
+            code = FAIL(e, ERR_USAGE, "start it without mpirun", "%s is for one process, not %d",
+                        *o->check ? "--check" : "--sample-only", r->setup.comm->ranks);
+        if (!code && is_rank0(&r->setup) && !o->print_options) fputs(o->notes, stderr);
+    }
+    TRY(comm_agree(r->setup.comm, code, e));
     const uint64_t hash = hash_bytes(HASH_START, o, offsetof(Options, run)); // `run` follows the table's options
     TRY(comm_same(r->setup.comm, hash, 1, ERR_USAGE, "other options",
                   "start all ranks with one command line, and the same --config file", e));
@@ -137,30 +129,19 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
     // reader. Ask at the start, as isatty does not recognise a terminal that was closed.
     bool written_to = fstat(STDOUT_FILENO, &st) == 0 && (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
     bool may_close = !written_to || isatty(STDOUT_FILENO) || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode);
-    bool unread = false;
     Comm comm = {.ranks = 1, .local_ranks = 1};
-    Run *r;
-    int code = memory_alloc_zero((void **)&r, sizeof *r, "the run", &e);
-    if (!code) {
-        r->setup.engine_api = engine;
-        r->setup.transport_api = transport;
-        r->setup.comm = &comm;
-        r->setup.argc = argc;
-        r->setup.argv = argv;
-        r->position.begun = r->setup.started = clock_seconds();
-        code = run_program(r, &e);
-        if (code) progress_break(&r->output.progress);
-        e.code = code;
-        // An error that only this rank knows ends the job at once. run_destroy would wait for a running save; other
-        // ranks would report a lost connection first.
-        if (code && comm.ranks > 1 && !comm.settled) return comm_finish(&comm, &e);
-        int closed = run_destroy(r, &closing);
-        if (closed && code) fprintf(stderr, "warning: %s: its last lines are lost\n", closing.what);
-        else if (closed) code = (e = closing).code;
-        unread = options_train(&r->setup.options) && may_close;
-        memory_free(r);
-    }
-    if (!code && process_end(&closing) && !unread) code = (e = closing).code;
+    Run r = {.setup = {.argc = argc, .argv = argv, .engine_api = engine, .transport_api = transport, .comm = &comm}};
+    r.position.begun = r.setup.started = clock_seconds();
+    int code = e.code = run_program(&r, &e);
+    if (code) progress_break(&r.output.progress);
+    // An error that only this rank knows ends the job at once. run_destroy would wait for a running save; other ranks
+    // would report a lost connection first.
+    if (code && comm.ranks > 1 && !comm.settled) return comm_finish(&comm, &e);
+    int closed = run_destroy(&r, &closing);
+    if (closed && code) fprintf(stderr, "warning: %s: its last lines are lost\n", closing.what);
+    else if (closed) code = (e = closing).code;
+    const bool unread_is_fine = options_train(&r.setup.options) && may_close;
+    if (!code && process_end(&closing) && !unread_is_fine) code = (e = closing).code;
     e.code = code;
     return comm_finish(&comm, &e);
 }
