@@ -93,25 +93,19 @@ static int check_shape(const Setup *setup, bool from_file, Error *e) {
     return code;
 }
 
-// Sets the type of the weights, and checks it and --loss-scale against the engine.
-static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
-    bool plan_gpu = o->dry_run && *o->device; // true: plans for a GPU that may not be here
-    if (!o->given[OPTION_dtype]) o->dtype = engine->dtype;
-    if (!plan_gpu || dtype_is_fp8((Dtype)o->dtype)) TRY(engine->check_dtype((Dtype)o->dtype, e));
-    if (o->loss_scale == 0) return 0;
-    if (!engine->needs_loss_scale && o->dtype != DTYPE_FP16)
-        return FAIL(e, ERR_USAGE, "leave it out; make train_gpt2cu PRECISION=FP16 builds the trainer that needs it",
-                    "--loss-scale: gradients of %s need none", dtype_names[o->dtype]);
-    if (loss_scale_valid(o->loss_scale)) return 0;
-    return FAIL(e, ERR_USAGE, "use 1, 2, 4, ...", "--loss-scale %g is no power of two from 1 on", o->loss_scale);
-}
-
 static int setup_shape(Setup *setup, Error *e) {
     Options *o = &setup->options;
     ModelConfig config = {0};
-    bool from_file = setup->source[0];
-    TRY(setup_dtype(setup->engine_api, o, e));
-    if (o->tune && !setup->engine_api->tune && !(o->dry_run && *o->device))
+    const EngineApi *engine = setup->engine_api;
+    const bool from_file = setup->source[0], plan_gpu = o->dry_run && *o->device; // plan_gpu: that GPU may not be here
+    if (!o->given[OPTION_dtype]) o->dtype = engine->dtype;
+    if (!plan_gpu || dtype_is_fp8((Dtype)o->dtype)) TRY(engine->check_dtype((Dtype)o->dtype, e));
+    if (o->loss_scale != 0 && !engine->needs_loss_scale && o->dtype != DTYPE_FP16)
+        return FAIL(e, ERR_USAGE, "leave it out; make train_gpt2cu PRECISION=FP16 builds the trainer that needs it",
+                    "--loss-scale: gradients of %s need none", dtype_names[o->dtype]);
+    if (o->loss_scale != 0 && !loss_scale_valid(o->loss_scale))
+        return FAIL(e, ERR_USAGE, "use 1, 2, 4, ...", "--loss-scale %g is no power of two from 1 on", o->loss_scale);
+    if (o->tune && !engine->tune && !plan_gpu)
         return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --dry-run --device",
                     "--tune is for GPUs: on the CPU a matrix product has one algorithm");
     if (*o->tokenizer) TRY(tokenizer_load(&setup->tokenizer, o->tokenizer, e));
@@ -342,22 +336,6 @@ int setup_tuning(Run *r, Error *e) {
 
 // ---- Data and schedule ----------------------------------------------------------------------------------------------
 
-// Checks that a model of words does not train on bytes or on the characters of a small alphabet. Fails if no option
-// names a model or vocabulary; else only warns.
-static int check_words(const Setup *setup, const Dataset *data, Error *e) {
-    const uint8_t *given = setup->options.given;
-    const int V = setup->model.config.vocab, largest = data->info.largest;
-    bool words = V > 1000 || (setup->tokenizer && setup->tokenizer->merge_count > 0);
-    if (!words || largest >= BYTE_VALUES) return 0;
-    FAIL(e, ERR_INPUT, "say --tokenizer bytes if these are bytes, else the tokenizer or --vocab-size of these shards",
-         "%s has no token above %d, and the vocabulary is %d", data->shards[0].path, largest, V);
-    if (!(given[OPTION_model] || given[OPTION_layers] || given[OPTION_channels] || given[OPTION_vocab_size] ||
-          given[OPTION_tokenizer]))
-        return e->code;
-    if (is_rank0(setup)) fprintf(stderr, "warning: %s. %s\n", e->what, e->hint);
-    return 0;
-}
-
 int setup_data(Run *r, Error *e) {
     Options *o = &r->setup.options;
     RunData *data = &r->data;
@@ -379,7 +357,20 @@ int setup_data(Run *r, Error *e) {
             return FAIL(e, ERR_USAGE, "leave them out: validation reads all files alike", "--val %s: it has weights",
                         o->val);
     }
-    if (data->train || data->val) TRY(check_words(&r->setup, data->train ? data->train : data->val, e));
+    // A model of words should not train on bytes or on the characters of a small alphabet. Only warn if an option names
+    // a model or vocabulary.
+    const Dataset *seen = data->train ? data->train : data->val;
+    const bool words = V > 1000 || (r->setup.tokenizer && r->setup.tokenizer->merge_count > 0);
+    if (seen && words && seen->info.largest < BYTE_VALUES) {
+        const uint8_t *given = o->given;
+        FAIL(e, ERR_INPUT,
+             "say --tokenizer bytes if these are bytes, else the tokenizer or --vocab-size of these shards",
+             "%s has no token above %d, and the vocabulary is %d", seen->shards[0].path, seen->info.largest, V);
+        if (!(given[OPTION_model] || given[OPTION_layers] || given[OPTION_channels] || given[OPTION_vocab_size] ||
+              given[OPTION_tokenizer]))
+            return e->code;
+        if (is_rank0(&r->setup)) fprintf(stderr, "warning: %s. %s\n", e->what, e->hint);
+    }
     if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->setup.tokenizer, T, e));
     progress_end(&r->output.progress);
     return 0;
@@ -475,14 +466,14 @@ int setup_buffers(Run *r, Error *e) {
     Position *p = &r->position;
     StepResult *result = &p->result;
     const size_t rows = (size_t)p->ramp.config.batch_max, gram = (size_t)(p->noise.sources * p->noise.sources) + 1;
-    TRY(memory_alloc((void **)&result->grad_sq, (3 * n + gram) * sizeof(double) + rows * sizeof *p->rows, "norms", e));
+    const size_t sites = (size_t)r->setup.model.config.layers * FP8_SITES;
+    const size_t bytes = (3 * n + gram) * sizeof(double) + rows * sizeof *p->rows + sites * sizeof *result->amax;
+    TRY(memory_alloc((void **)&result->grad_sq, bytes, "norms", e));
     result->rank_sq = result->grad_sq + n;
     result->example_sq = result->rank_sq + n;
     result->source_gram = result->example_sq + n;
     p->rows = (RowResult *)(result->source_gram + gram);
-    const size_t sites = (size_t)r->setup.model.config.layers * FP8_SITES;
-    if (dtype_is_fp8(r->setup.shape.dtype))
-        TRY(memory_alloc((void **)&result->amax, sites * sizeof *result->amax, "the largest factors", e));
+    if (dtype_is_fp8(r->setup.shape.dtype)) result->amax = (float *)(p->rows + rows);
     return r->setup.options.outliers ? row_outliers_create(r, e) : 0;
 }
 
@@ -495,7 +486,6 @@ void run_end_training(Run *r) {
     model_destroy(&r->setup.local);
     r->setup.shape.model = &r->setup.model;
     memory_free(r->position.result.grad_sq);
-    memory_free(r->position.result.amax);
     memory_free(r->position.outliers.surprise);
     for (int k = 0; k < ROW_KINDS; k++) cJSON_Delete(r->position.outliers.list[k]);
     memory_free(r->data.losses);
