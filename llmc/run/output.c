@@ -39,31 +39,11 @@ static void put_text_field(FILE *f, const char *name, const char *text) {
     text_write_json(f, text);
 }
 
-static void put_this_part(FILE *f, const Run *r) {
-    char host[256] = "unknown", directory[PATH_MAX], date[32];
-    FileDigest program;
-    time_t now = time(NULL);
-    gethostname(host, sizeof host - 1);
-    if (!getcwd(directory, sizeof directory)) strcpy(directory, "unknown");
-    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
-    fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->saving.first_step, r->setup.comm->ranks);
-    put_text_field(f, "started", date);
-    put_text_field(f, "host", host);
-    if (file_digest("/proc/self/exe", &program, &(Error){0}) == 0) put_text_field(f, "program_xxh3_128", program.hash);
-    put_text_field(f, "directory", directory);
-    fputs(", \"options\": ", f);
-    const uint8_t *which = r->saving.first_step > 1 ? r->saving.changed : r->setup.options.given;
-    options_write_json(f, &r->setup.options, which);
-    for (int i = 0; i < r->setup.argc; i++) {
-        fputs(i ? ", " : ", \"command\": [", f);
-        text_write_json(f, r->setup.argv[i]);
-    }
-    fputs("]}", f);
-}
-
 static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
-    char engine[256];
+    char engine[256], host[256] = "unknown", directory[PATH_MAX], date[32];
     const cJSON *part;
+    const time_t now = time(NULL);
+    FileDigest program;
     engine_describe(r->setup.engine, engine, sizeof engine);
     const ModelConfig *c = &r->setup.model.config;
     fprintf(f, "{\n  \"id\": \"%s\",\n  \"program\": \"%s\",\n  \"engine\": \"%s\",\n", r->saving.archive.id,
@@ -85,9 +65,21 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
         if (text) fprintf(f, "    %s,\n", text);
         cJSON_free(text);
     }
-    fputs("    ", f);
-    put_this_part(f, r);
-    fprintf(f, "\n  ],\n  \"tuning\": \"%s\",\n  \"options\": ", r->position.at.tuning); // needs no escapes
+    gethostname(host, sizeof host - 1);
+    if (!getcwd(directory, sizeof directory)) strcpy(directory, "unknown");
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+    fprintf(f, "    {\"first_step\": %lld, \"ranks\": %d", (long long)r->saving.first_step, r->setup.comm->ranks);
+    put_text_field(f, "started", date);
+    put_text_field(f, "host", host);
+    if (file_digest("/proc/self/exe", &program, &(Error){0}) == 0) put_text_field(f, "program_xxh3_128", program.hash);
+    put_text_field(f, "directory", directory);
+    fputs(", \"options\": ", f);
+    options_write_json(f, &r->setup.options, r->saving.first_step > 1 ? r->saving.changed : r->setup.options.given);
+    for (int i = 0; i < r->setup.argc; i++) {
+        fputs(i ? ", " : ", \"command\": [", f);
+        text_write_json(f, r->setup.argv[i]);
+    }
+    fprintf(f, "]}\n  ],\n  \"tuning\": \"%s\",\n  \"options\": ", r->position.at.tuning); // needs no escapes
     options_write_json(f, &r->setup.options, NULL);
     fprintf(f, "\n}\n");
 }
@@ -205,29 +197,26 @@ bool saves_in_background(const Setup *setup, const Position *position) {
     return setup->options.tensor > 1 || saves_before_the_end(setup, position); // --tensor: all saves need a copy
 }
 
-// On all ranks: fails unless every rank sees the run.json that rank 0 has just written, so that all write to one
-// directory. Checks nothing if rank 0 writes alone.
-static int share_directory(Run *r, Error *e) {
+int setup_output(Run *r, Error *e) {
+    Comm *comm = r->setup.comm;
     Archive *archive = &r->saving.archive;
     char *text;
     size_t bytes;
-    if (parallel_stores_alone(&r->setup.parallel)) return 0;
-    bool seen = (archive_is_open(archive) || archive_open(archive, r->setup.options.out, e) == 0) &&
-                file_read(archive->dir, "run.json", RUN_JSON_MAX_BYTES, &text, &bytes, e) == 0;
-    uint64_t hash = seen ? hash_bytes(HASH_START, text, bytes) : 0;
-    if (seen) memory_free(text);
-    TRY(comm_agree(r->setup.comm, seen || e->code != ERR_MEMORY ? 0 : ERR_MEMORY, e));
-    return comm_same(r->setup.comm, hash, 1, ERR_USAGE, "another directory (--out)",
-                     r->setup.options.tensor > 1
-                         ? "give a directory that all machines share"
-                         : "give a directory that all machines share, or --zero 0, where rank 0 writes alone",
-                     e);
-}
-
-int setup_output(Run *r, Error *e) {
     r->saving.first_step = r->position.at.step + 1;
-    TRY(comm_agree(r->setup.comm, is_rank0(&r->setup) ? setup_directory(r, e) : 0, e));
-    TRY(share_directory(r, e));
+    TRY(comm_agree(comm, is_rank0(&r->setup) ? setup_directory(r, e) : 0, e));
+    // If all ranks write, each must see the run.json that rank 0 has just written: all write to one directory.
+    if (!parallel_stores_alone(&r->setup.parallel)) {
+        const bool seen = (archive_is_open(archive) || archive_open(archive, r->setup.options.out, e) == 0) &&
+                          file_read(archive->dir, "run.json", RUN_JSON_MAX_BYTES, &text, &bytes, e) == 0;
+        const uint64_t hash = seen ? hash_bytes(HASH_START, text, bytes) : 0;
+        if (seen) memory_free(text);
+        TRY(comm_agree(comm, seen || e->code != ERR_MEMORY ? 0 : ERR_MEMORY, e));
+        TRY(comm_same(comm, hash, 1, ERR_USAGE, "another directory (--out)",
+                      r->setup.options.tensor > 1
+                          ? "give a directory that all machines share"
+                          : "give a directory that all machines share, or --zero 0, where rank 0 writes alone",
+                      e));
+    }
     TRY(saver_create(&r->saving.saver, r, e));
     if (!is_rank0(&r->setup)) return 0;
     progress_run(&r->output.progress, r->setup.shape.seq_len, r->position.at.step, r->position.at.tokens,
