@@ -136,21 +136,17 @@ void progress_end(Progress *p) {
 
 // ---- The thread -----------------------------------------------------------------------------------------------------
 
-// Prints "finishing this step, then saving; again: quit without saving", once.
-static void answer_signal(Progress *p) {
-    const char *why = signals_requested(), *what = p->now.runs && p->now.what ? p->now.what : "this step";
-    if (p->answered || !why) return;
-    p->answered = true;
-    end_drawn_line(p);
-    fflush(p->out);
-    bool ctrl_c = strcmp(why, "SIGINT") == 0, saves = strcmp(what, "saving") == 0; // the terminal shows ^C
-    fprintf(stderr, "%s%sfinishing %s%s%s\n", ctrl_c ? "" : why, ctrl_c ? "" : ": ", what, saves ? "" : ", then saving",
-            strncmp(why, "SIG", 3) == 0 ? "; again: quit without saving" : "");
-}
-
 void progress_tick(Progress *p, double now) {
     const double delay = p->terminal ? 1 : 10, interval = p->terminal ? 0.2 : fmax(10, log_interval(now - p->started));
-    answer_signal(p);
+    const char *why = signals_requested(), *what = p->now.runs && p->now.what ? p->now.what : "this step";
+    if (why && !p->answered) { // print "finishing this step, then saving; again: quit without saving", once
+        const bool ctrl_c = strcmp(why, "SIGINT") == 0, saves = strcmp(what, "saving") == 0; // the terminal shows ^C
+        p->answered = true;
+        end_drawn_line(p);
+        fflush(p->out);
+        fprintf(stderr, "%s%sfinishing %s%s%s\n", ctrl_c ? "" : why, ctrl_c ? "" : ": ", what,
+                saves ? "" : ", then saving", strncmp(why, "SIG", 3) == 0 ? "; again: quit without saving" : "");
+    }
     if (!p->now.runs || p->now.quiet || now - p->now.begun < delay || now - p->shown < interval) return;
     p->now.shown = true;
     draw_work(p, now);

@@ -4,48 +4,6 @@
 #include <stdlib.h>
 #include <time.h>
 
-// The parts of an iteration, in the loop's order; save.h declares the others.
-static int stop_and_save(Run *r, Error *e); // ERR_STOPPED
-static int rollback_check(Run *r, const StepMetrics *m, int code, Error *e);
-static int decide_length(Run *r, const StepMetrics *m, Error *e);
-static int validate(Run *r, Error *e);
-static int test_hellaswag(Run *r, Error *e);
-static int sample(Run *r, Error *e);
-static int finish_run(Run *r, Error *e);
-
-static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
-
-static int train_loop(Run *r, Error *e) {
-    const Options *o = &r->setup.options;
-    const RunPoint *at = &r->position.at;
-    const int64_t compare_every = 100; // steps
-    StepMetrics m;
-    for (bool last = false; !last;) {
-        if (r->setup.comm->ranks == 1 && comm_asked_to_stop(r->setup.comm))
-            r->position.stop = true; // with several ranks, train_step sets it on all
-        if (r->position.stop) return stop_and_save(r, e);
-        TRY(rollback_check(r, &m, train_step(r, &m, e), e));
-        if (o->train_hours && !at->horizon) TRY(decide_length(r, &m, e));
-        last = at->tokens >= o->run.horizon_tokens; // if true, finish_run samples and saves
-        const bool validates = r->data.val && o->val_every > 0 && (last || is_due(at->step, o->val_every));
-        const bool saves = is_due(at->step, o->checkpoint_every), samples = is_due(at->step, o->sample_every);
-        const bool compares = saves || r->position.stop || is_due(at->step, compare_every);
-        if (last || compares || validates || samples || is_due(at->step, o->hellaswag_every))
-            TRY(parallel_send_weights(&r->setup.parallel, e));
-        r->saving.is_best = false;
-        if (validates) TRY(validate(r, e));
-        last = last || ends_early(r);
-        if (r->data.hellaswag && (last || is_due(at->step, o->hellaswag_every))) TRY(test_hellaswag(r, e));
-        if (compares || last || r->saving.is_best) TRY(compare_ranks(r, e)); // before a save
-        progress_step(&r->output.progress, &m, &r->position.noise, last || at->step == 1);
-        if (samples && !last) TRY(sample(r, e));
-        TRY(collect_save(r, e));
-        write_waiting_log(r);
-        if ((saves || r->saving.is_best) && !last) TRY(save_in_background(r, e));
-    }
-    return finish_run(r, e);
-}
-
 // ---- --on-spike rollback --------------------------------------------------------------------------------------------
 
 // A run that spikes returns to a checkpoint before the spike and continues without the spike's rows.
@@ -192,9 +150,16 @@ static int stop_and_save(Run *r, Error *e) {
                 r->saving.saved);
 }
 
-static void print_end(const Run *r) {
+// Samples from the finished model, saves it, and prints the end. An error in sampling must not prevent the save.
+static int finish_run(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
+    Error sampling;
+    progress_break(&r->output.progress);
+    const int code = o->sample_every > 0 ? sample(r, &sampling) : 0;
+    TRY(save_and_wait(r, e));
+    if (code) *e = sampling;
+    if (code || !is_rank0(&r->setup)) return code;
     if (reached_loss(r))
         printf("validation loss %.4f, at most --stop-at-loss %g, after %lld steps, %lld tokens, %.1f seconds\n",
                at->val_loss, o->stop_at_loss, (long long)at->step, (long long)at->tokens, run_seconds(r));
@@ -214,17 +179,42 @@ static void print_end(const Run *r) {
         printf("lowest validation loss %.4f after step %lld, in %s/step_%08lld\n", at->best.loss,
                (long long)at->best.step, o->out, (long long)at->best.step);
     printf("model in %s, the run's numbers in %s/metrics.jsonl\n", r->saving.saved, o->out);
+    return 0;
 }
 
-// Samples from the finished model and saves it. An error in sampling must not prevent the save.
-static int finish_run(Run *r, Error *e) {
-    Error sampling;
-    progress_break(&r->output.progress);
-    int code = r->setup.options.sample_every > 0 ? sample(r, &sampling) : 0;
-    TRY(save_and_wait(r, e));
-    if (code) *e = sampling;
-    else if (is_rank0(&r->setup)) print_end(r);
-    return code;
+// ---- The loop -------------------------------------------------------------------------------------------------------
+
+static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
+static int train_loop(Run *r, Error *e) {
+    const Options *o = &r->setup.options;
+    const RunPoint *at = &r->position.at;
+    const int64_t compare_every = 100; // steps
+    StepMetrics m;
+    for (bool last = false; !last;) {
+        if (r->setup.comm->ranks == 1 && comm_asked_to_stop(r->setup.comm))
+            r->position.stop = true; // with several ranks, train_step sets it on all
+        if (r->position.stop) return stop_and_save(r, e);
+        TRY(rollback_check(r, &m, train_step(r, &m, e), e));
+        if (o->train_hours && !at->horizon) TRY(decide_length(r, &m, e));
+        last = at->tokens >= o->run.horizon_tokens; // if true, finish_run samples and saves
+        const bool validates = r->data.val && o->val_every > 0 && (last || is_due(at->step, o->val_every));
+        const bool saves = is_due(at->step, o->checkpoint_every), samples = is_due(at->step, o->sample_every);
+        const bool compares = saves || r->position.stop || is_due(at->step, compare_every);
+        if (last || compares || validates || samples || is_due(at->step, o->hellaswag_every))
+            TRY(parallel_send_weights(&r->setup.parallel, e));
+        r->saving.is_best = false;
+        if (validates) TRY(validate(r, e));
+        last = last || ends_early(r);
+        if (r->data.hellaswag && (last || is_due(at->step, o->hellaswag_every))) TRY(test_hellaswag(r, e));
+        if (compares || last || r->saving.is_best) TRY(compare_ranks(r, e)); // before a save
+        progress_step(&r->output.progress, &m, &r->position.noise, last || at->step == 1);
+        if (samples && !last) TRY(sample(r, e));
+        TRY(collect_save(r, e));
+        write_waiting_log(r);
+        if ((saves || r->saving.is_best) && !last) TRY(save_in_background(r, e));
+    }
+    return finish_run(r, e);
 }
 
 int train_run(Run *r, Error *e) {
