@@ -1,7 +1,7 @@
 // reader: reads the inputs in blocks of text, finds the documents in each block, and chooses each document's split.
 //
-// Each thread reads a block, encodes it and writes its tokens. A block's end depends on the input alone. Encoding by
-// blocks gives the same tokens as encoding the whole input, so the shards do not depend on the blocks.
+// A block's end depends on the input alone, and encoding by blocks gives the same tokens as encoding the whole input.
+// So the shards depend neither on the blocks nor on the number of threads.
 #pragma once
 
 #include "text/tokenizer.h"

@@ -2,22 +2,19 @@
 //
 //     data/tokenize --tokenizer bytes|DIR --out PREFIX [options] INPUT...
 //
-// Each thread reads the next block of text, encodes it, and writes its tokens when all earlier blocks are written. A
-// block's end depends on the input alone, so the shards do not depend on the number of threads.
+// Each thread reads the next block of text, encodes it, and writes its tokens when all earlier blocks are written.
 #include "reader.h"
 #include "writer.h"
 #include "base/files.h"
 #include "base/signals.h"
-#include "base/terminal.h"
 #include "base/thread.h"
 #include "options/rows.h"
+#include "run/progress.h"
 
 #include <inttypes.h>
 #include <omp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 // ---- The command line -----------------------------------------------------------------------------------------------
 
@@ -119,60 +116,23 @@ typedef struct {
     Writer writer;
     pthread_mutex_t turn; // guards the fields below, except `read`
     pthread_cond_t next;
-    uint64_t read, written; // number of blocks so far; the critical section `reading` guards `read`
-    int code;               // code of the first error that is not a fault of an input
-    Error error;
-    double start, shown;   // clock_seconds at the start; seconds from `start` to the last progress line
-    uint64_t total_bytes;  // bytes to read; INT64_MAX: unknown
-    int faults, bad_files; // faults so far; files with faults
-    const Input *last_bad; // the last file with faults; NULL: none
-    Error first_bad;       // the first fault
+    uint64_t read, written;  // number of blocks so far; the critical section `reading` guards `read`
+    Error error;             // the first error that is not a fault of an input; code 0: none
+    Error fault[FAULTS_MAX]; // the first faults of inputs
+    int faults, bad_files;   // faults so far; files with faults
+    const Input *last_bad;   // the last file with faults; NULL: none
+    Progress progress;
 } Pipeline;
 
-// ---- What the user sees ---------------------------------------------------------------------------------------------
-
-static const char *plural_s(uint64_t count) { return count == 1 ? "" : "s"; }
-
-// Prints a line on stderr, in place of the progress line.
-__attribute__((format(printf, 1, 2))) static void print_note(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    if (isatty(STDERR_FILENO)) fputs("\r\x1b[K", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
-    va_end(arguments);
-}
-
-// Prints progress on stderr: every 0.2 s on a terminal, at most once per log_interval in a log.
-static void show_progress(Pipeline *run, uint64_t bytes, bool last) {
-    const struct SplitState *splits = run->writer.split;
-    bool terminal = isatty(STDERR_FILENO);
-    double seconds = clock_seconds() - run->start, every = terminal ? 0.2 : log_interval(seconds);
-    char text[128], total[32] = "";
-    if (last ? !terminal && run->shown == 0 : seconds - run->shown < every) return;
-    run->shown = seconds;
-    if (run->total_bytes < INT64_MAX) snprintf(total, sizeof total, " of %.1f", (double)run->total_bytes / 1e6);
-    snprintf(text, sizeof text, "%.1f%s MB  %.1f MB/s  %" PRIu64 " tokens", (double)bytes / 1e6, total,
-             (double)bytes / 1e6 / (seconds + 1e-9), splits[TRAIN].tokens + splits[VAL].tokens);
-    fprintf(stderr, "%s%.*s%s", terminal ? "\r\x1b[K" : "", terminal_columns(stderr) - terminal, text,
-            last || !terminal ? "\n" : "");
-}
-
-// Adds the faults of a block. Prints the first fault only when a second one arrives, because run_verdict returns a
-// single fault as the run's error.
+// Adds the faults of a block. If a fault ends the input, leaves out the input's later blocks.
 static void add_faults(Pipeline *run, const TextBlock *b) {
     if (!b->fault_count || b->input->left_out) return;
     run->bad_files += run->last_bad != b->input;
     run->last_bad = b->input;
     b->input->left_out = b->ends;
-    for (int i = 0; i < b->fault_count; i++, run->faults++) {
-        if (run->faults == 0) run->first_bad = b->faults[0];
-        if (run->faults == 1) print_note("%s", run->first_bad.what);
-        if (run->faults > 0 && run->faults < FAULTS_MAX) print_note("%s", b->faults[i].what);
-    }
+    for (int i = 0; i < b->fault_count; i++, run->faults++)
+        if (run->faults < FAULTS_MAX) run->fault[run->faults] = b->faults[i];
 }
-
-// ---- The run --------------------------------------------------------------------------------------------------------
 
 // Runs on every thread: reads blocks, encodes them, counts their faults, and writes them. After an input is refused, it
 // only looks for more faults, and skips pipes and the rest of a refused text file. It stops at a signal and at an
@@ -193,16 +153,15 @@ static void run_thread(Pipeline *run) {
         if (more && !code) code = block_encode(&b, &run->reader, encoder, &e);
         pthread_mutex_lock(&run->turn);
         while (run->written != number) pthread_cond_wait(&run->next, &run->turn);
-        more = more && !code && !run->code && !signals_requested();
+        more = more && !code && !run->error.code && !signals_requested();
         if (more) {
             add_faults(run, &b);
             b.input->notes |= b.notes;
             if (!atomic_load(&run->reader.refused)) code = writer_block(&run->writer, &b, &e);
-            show_progress(run, b.end, false);
+            progress_next(&run->progress, (int64_t)b.end);
         }
-        if (code && !run->code) {
+        if (code && !run->error.code) {
             run->error = e;
-            run->code = code;
             atomic_store(&run->reader.refused, true); // stops threads that wait for a pipe
         }
         run->written++;
@@ -213,16 +172,19 @@ static void run_thread(Pipeline *run) {
     memory_free(b.pieces);
 }
 
-// Returns the run's error once all blocks are done.
+static const char *plural_s(uint64_t count) { return count == 1 ? "" : "s"; }
+
+// Returns the run's error once all blocks are done. Lists several faults; a single fault is the error.
 static int run_verdict(const Pipeline *run, Error *e) {
-    const Error *first = &run->first_bad;
-    if (run->code) return *e = run->error, run->code;
-    if (run->faults > FAULTS_MAX) print_note("and %d more", run->faults - FAULTS_MAX);
-    if (run->faults > 1)
-        return FAIL(e, first->code, first->hint, "%d faults in %d of %d file%s; the first is %s", run->faults,
-                    run->bad_files, run->inputs.count, plural_s((uint64_t)run->inputs.count), first->what);
-    if (run->faults) return *e = *first, first->code;
-    return signals_requested() ? FAIL(e, ERR_STOPPED, "run the same command again: it starts over", "a signal") : 0;
+    const Error *first = run->fault;
+    if (run->error.code) return *e = run->error, e->code;
+    if (run->faults == 1) return *e = *first, e->code;
+    if (!run->faults)
+        return signals_requested() ? FAIL(e, ERR_STOPPED, "run the same command again: it starts over", "a signal") : 0;
+    for (int i = 0; i < run->faults && i < FAULTS_MAX; i++) fprintf(stderr, "%s\n", run->fault[i].what);
+    if (run->faults > FAULTS_MAX) fprintf(stderr, "and %d more\n", run->faults - FAULTS_MAX);
+    return FAIL(e, first->code, first->hint, "%d faults in %d of %d file%s; the first is %s", run->faults,
+                run->bad_files, run->inputs.count, plural_s((uint64_t)run->inputs.count), first->what);
 }
 
 static void print_input_notes(const Pipeline *run, int code) {
@@ -236,15 +198,15 @@ static void print_input_notes(const Pipeline *run, int code) {
         int files = 0;
         for (int i = run->inputs.count; i-- > 0;)
             if (run->inputs.all[i].notes >> k & 1) files++, first = input_name(&run->inputs.all[i]);
-        if (files == 1) print_note("note: %s: %s", first, notes[k]);
-        if (files > 1) print_note("note: %d files, the first is %s: %s", files, first, notes[k]);
+        if (files == 1) fprintf(stderr, "note: %s: %s\n", first, notes[k]);
+        if (files > 1) fprintf(stderr, "note: %d files, the first is %s: %s\n", files, first, notes[k]);
     }
     if (code) return;
     if (*run->options.separator && !run->reader.separated)
-        print_note("note: --separator %s is nowhere in the text", run->options.separator);
+        fprintf(stderr, "note: --separator %s is nowhere in the text\n", run->options.separator);
     if (run->writer.eot < 0 && !run->tokenizer->is_bytes)
-        print_note("note: %s declares no eos_token and has no <|endoftext|>: %s separates documents",
-                   run->options.tokenizer, run->writer.newline < 0 ? "nothing" : "a newline");
+        fprintf(stderr, "note: %s declares no eos_token and has no <|endoftext|>: %s separates documents\n",
+                run->options.tokenizer, run->writer.newline < 0 ? "nothing" : "a newline");
 }
 
 static int run_finish(Pipeline *run, Error *e) {
@@ -260,7 +222,6 @@ static int run_finish(Pipeline *run, Error *e) {
             return FAIL(e, ERR_INPUT, "give more documents, or another share for validation",
                         "no text fell into the %s split of %s", SPLIT_NAMES[i], o->out);
     TRY(writer_publish(&run->writer, e));
-    show_progress(run, run->reader.taken, true);
     for (int i = 0; i < SPLITS; i++)
         if (splits[i].tokens)
             printf("%s_%s_*.bin: %" PRIu64 " tokens of %" PRIu64 " document%s in %d shard%s\n", o->out, SPLIT_NAMES[i],
@@ -279,6 +240,8 @@ static int run_finish(Pipeline *run, Error *e) {
 static int tokenize(int argc, char **argv, Error *e) {
     Pipeline run = {.writer.lock = -1, .turn = PTHREAD_MUTEX_INITIALIZER, .next = PTHREAD_COND_INITIALIZER};
     TokenizeOptions *o = &run.options;
+    size_t bytes = 0; // of all inputs
+    bool known = true;
     int inputs, code;
     TRY(settings_parse(argc, argv, o, &inputs, e));
     if (o->help) return settings_print_help(o), 0;
@@ -289,18 +252,24 @@ static int tokenize(int argc, char **argv, Error *e) {
     TRY_GOTO(inputs_gather(&run.inputs, o, argv, inputs, e));
     signals_install();
     thread_start_team((int)o->threads + 1); // + 1: one thread may wait for a pipe or the disk
-    run.start = clock_seconds();
-    for (const Input *input = run.inputs.all; input < run.inputs.all + run.inputs.count; input++)
-        run.total_bytes = input->pipe ? INT64_MAX : size_min(run.total_bytes + input->bytes, INT64_MAX);
-    run.total_bytes = size_min(run.total_bytes, (size_t)o->max_bytes);
+    progress_create(&run.progress, stderr, false);
+    run.progress.answered = true; // the thread must not announce a save: a signal ends this run without one
+    TRY_GOTO(progress_watch(&run.progress, e));
     TRY_GOTO(writer_open(&run.writer, o, run.tokenizer, &run.inputs, e));
+    for (const Input *input = run.inputs.all; input < run.inputs.all + run.inputs.count; input++) {
+        bytes += input->bytes;
+        known = known && !input->pipe;
+    }
+    progress_begin(&run.progress, "tokenizing", known ? (int64_t)size_min(bytes, (size_t)o->max_bytes) : 0);
 #pragma omp parallel num_threads((int)o->threads + 1)
     run_thread(&run);
+    progress_break(&run.progress);
     code = run_verdict(&run, e);
     print_input_notes(&run, code);
     TRY_GOTO(code);
     TRY_GOTO(run_finish(&run, e));
 done:
+    progress_destroy(&run.progress);
     writer_close(&run.writer);
     free(run.reader.buffer);
     inputs_free(&run.inputs);
