@@ -44,24 +44,10 @@ static int format_of_file(const char *path) {
     return format_of_text(text, bytes < 0 ? 0 : (size_t)bytes, true);
 }
 
-// Sets the format; by_line: the first line decided it. Refuses a pipe if an option must first know all of its text.
-static int input_set_format(Input *input, const TokenizeOptions *o, int format, bool by_line, Error *e) {
-    input->jsonl = format == FORMAT_JSONL;
-    input->undecided = format == FORMAT_AUTO;
-    if (by_line && input->jsonl) input->notes = 1 << NOTE_JSONL;
-    else if (by_line && path_matches(input->path, "*.json")) input->notes = 1 << NOTE_JSON;
-    if (!input->pipe || input->undecided) return 0;
-    if (!input->jsonl && o->invalid == INVALID_SKIP)
-        return FAIL(e, ERR_USAGE, "write it to a file first, or give --format jsonl",
-                    "--invalid skip: whether %s is UTF-8 is unknown until its end", input_name(input));
-    if (input_has_tail(o, input))
-        return FAIL(e, ERR_USAGE, "write it to a file first, or give --separator or --format jsonl",
-                    "--val-fraction: the length of %s is unknown", input_name(input));
-    return 0;
-}
-
-int input_decide(Input *input, const TokenizeOptions *o, const char *text, size_t bytes, bool ended, Error *e) {
-    return input_set_format(input, o, format_of_text(text, bytes, ended), true, e);
+void input_decide(Input *input, const char *text, size_t bytes, bool ended) {
+    input->format = format_of_text(text, bytes, ended);
+    if (input->format == FORMAT_JSONL) input->notes = 1 << NOTE_JSONL;
+    else if (input->format == FORMAT_TEXT && path_matches(input->path, "*.json")) input->notes = 1 << NOTE_JSON;
 }
 
 // ---- The list of inputs ---------------------------------------------------------------------------------------------
@@ -73,10 +59,9 @@ static int inputs_push(Inputs *in, const char *path, const struct stat *st, Erro
     if (!all || !copy) return free(copy), FAIL(e, ERR_MEMORY, NULL, "out of memory: the list of inputs");
     Input *input = &in->all[in->count];
     *input = (Input){.path = copy, .number = (uint64_t)in->count++, .pipe = !st || !S_ISREG(st->st_mode)};
+    input->format = in->o->format ? in->o->format : format_of_name(path);
     if (!input->pipe) input->bytes = (uint64_t)st->st_size;
-    int format = in->o->format ? in->o->format : format_of_name(path);
-    bool by_line = !format && !input->pipe;
-    return input_set_format(input, in->o, by_line ? format_of_file(path) : format, by_line, e);
+    return 0;
 }
 
 // Adds a file, or a directory's files. inside: `path` was found in a directory. Such a file is skipped unless
@@ -105,8 +90,6 @@ static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
     if (inside && !S_ISREG(st.st_mode)) return 0;
     bool json = inside && path_matches(path, "*.json") && format_of_file(path) == FORMAT_JSONL;
     if (inside && !json && format_of_name(path) == FORMAT_AUTO) return in->passed_over++, 0;
-    if (access(path, R_OK) != 0)
-        return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", path, strerror(errno));
     return inputs_push(in, path, &st, e);
 }
 
@@ -153,7 +136,3 @@ void inputs_free(Inputs *in) {
 }
 
 const char *input_name(const Input *input) { return name_of(input->path); }
-
-bool input_has_tail(const TokenizeOptions *o, const Input *input) {
-    return o->val_fraction > 0 && !*o->separator && !input->jsonl;
-}

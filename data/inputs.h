@@ -28,8 +28,7 @@ enum { NOTE_JSONL, NOTE_JSON, NOTE_MARK, NOTE_EOT, NOTES };
 typedef struct {
     char *path;           // "-" is standard input
     uint64_t number;      // index among all inputs
-    bool jsonl;           // JSON Lines, else text
-    bool undecided;       // a pipe whose first line will decide `jsonl`
+    int format;           // FORMAT_*; AUTO: the first line will decide
     int notes;            // 1 << NOTE_*
     bool pipe;            // standard input, a pipe or a device: its length is unknown
     atomic_bool left_out; // skip the file, or the rest of it, because it is not UTF-8
@@ -45,15 +44,11 @@ typedef struct {
 
 // Gathers the inputs of a command line: files, "-", directories, and what --files-from names. Searches directories to
 // any depth, without hidden names, for .txt, .md, .jsonl, .ndjson and .jl files, and for .json files that hold JSON
-// Lines. ERR_INPUT if a file or directory cannot be read.
+// Lines. ERR_INPUT if a path is missing or a directory cannot be read.
 int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count, Error *e);
 void inputs_free(Inputs *in);
 
-// Decides the format of a pipe by its first bytes, if they suffice. ended: the pipe has no more bytes.
-int input_decide(Input *input, const TokenizeOptions *o, const char *text, size_t bytes, bool ended, Error *e);
+// Decides the format by the input's first bytes, if they suffice. ended: the input has no more bytes.
+void input_decide(Input *input, const char *text, size_t bytes, bool ended);
 
 const char *input_name(const Input *input); // for messages
-
-// True if --val-fraction makes the end of this input validation data: it is plain text, and --separator is not given.
-// Other inputs are split by document.
-bool input_has_tail(const TokenizeOptions *o, const Input *input);

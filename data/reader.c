@@ -110,7 +110,7 @@ int block_encode(TextBlock *b, Reader *r, Encoder *encoder, Error *e) {
     const TokenizeOptions *o = r->o;
     if (b->offset == 0 && o->invalid != INVALID_BYTES && !b->fault_count)
         b->ends = check_text_kind(b->input, b->text, b->bytes, &b->faults[0]), b->fault_count = b->ends;
-    if (!b->ends && b->input->jsonl) block_parse_jsonl(b, o);
+    if (!b->ends && b->input->format == FORMAT_JSONL) block_parse_jsonl(b, o);
     else if (!b->ends) block_check_text(b, o);
     if (b->fault_count) atomic_store(&r->refused, true);
     uint16_t *tokens = b->tokens;
@@ -151,29 +151,39 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
             return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(input), strerror(errno));
         r->have += (size_t)got;
         r->ended = got == 0;
-        if (input->undecided) TRY(input_decide(input, r->o, r->buffer, r->have, r->ended, e));
+        if (input->format == FORMAT_AUTO) input_decide(input, r->buffer, r->have, r->ended);
     }
     return 0;
 }
 
-// Opens the input at its beginning. With --invalid skip, checks the whole file first, since tokens cannot be removed
-// once they are written. Leaves out a text file that is not all UTF-8, and a file of another kind (gzip, ...).
+// Opens the input at its beginning, and decides its format. With --invalid skip, checks the whole file first, since
+// tokens cannot be removed once they are written. Leaves out a text file that is not all UTF-8, and a file of another
+// kind (gzip, ...). Refuses a pipe if an option must first know all of its text.
 static int reader_open(Reader *r, Error *e) {
     Input *input = reader_input(r);
     char next[3]; // at most three continuation bytes precede the next character
     r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : STDIN_FILENO;
     if (r->fd < 0)
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));
+    TRY(reader_fill(r, BLOCK_BYTES, e));
+    const bool plain = input->format == FORMAT_TEXT, skip = r->o->invalid == INVALID_SKIP;
+    const bool tail = plain && r->o->val_fraction > 0 && !*r->o->separator;
+    if (input->pipe && plain && skip)
+        return FAIL(e, ERR_USAGE, "write it to a file first, or give --format jsonl",
+                    "--invalid skip: whether %s is UTF-8 is unknown until its end", input_name(input));
+    if (input->pipe && tail)
+        return FAIL(e, ERR_USAGE, "write it to a file first, or give --separator or --format jsonl",
+                    "--val-fraction: the length of %s is unknown", input_name(input));
     char *text = MAP_FAILED; // stays so for an empty file; if mapping fails, reading reports the cause
-    if (r->o->invalid == INVALID_SKIP && !input->pipe)
-        text = mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, r->fd, 0);
+    if (skip && !input->pipe) text = mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, r->fd, 0);
     if (text != MAP_FAILED) {
         input->left_out = check_text_kind(input, text, input->bytes, &(Error){0}) ||
-                          (!input->jsonl && utf8_invalid_at(text, input->bytes) < input->bytes);
+                          (plain && utf8_invalid_at(text, input->bytes) < input->bytes);
         munmap(text, input->bytes);
+        if (input->left_out) r->have = 0; // --max-bytes does not count them
     }
     r->tail = UINT64_MAX;
-    if (input->pipe || !input_has_tail(r->o, input)) return 0;
+    if (!tail) return 0;
 
     // A text file is one document, so its end becomes validation data, as in nanoGPT's 90/10 split. This tail begins
     // with a whole character.
@@ -195,9 +205,9 @@ static void reader_advance(Reader *r) {
 }
 
 // Returns the length of the next block; 0: the buffer must grow to decide.
-static size_t reader_cut(const Reader *r, bool jsonl) {
+static size_t reader_cut(const Reader *r) {
     bool limited = r->taken + r->have >= (uint64_t)r->o->max_bytes;
-    if (jsonl) {
+    if (reader_input(r)->format == FORMAT_JSONL) {
         if (r->ended && !limited) return r->have;
         const char *newline = memrchr(r->buffer, '\n', r->have);
         return newline ? (size_t)(newline - r->buffer) + 1 : 0;
@@ -257,7 +267,7 @@ static int reader_fill_block(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     memcpy(b->text, r->buffer, bytes);
     memmove(r->buffer, r->buffer + bytes, r->have - bytes);
     r->have -= bytes;
-    if (!b->input->jsonl) reader_find_pieces(r, b);
+    if (b->input->format == FORMAT_TEXT) reader_find_pieces(r, b);
     r->offset += bytes;
     r->taken += bytes;
     r->line += count_lines(b->text, bytes);
@@ -280,9 +290,9 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
             else
                 code = FAIL(e, ERR_INPUT, "break it up", "%s line %" PRIu64 ": %s", input_name(input),
                             r->line + (r->buffer[0] == '\n'),
-                            input->jsonl ? "longer than 64 MiB" : "more than 64 MiB without a space");
+                            input->format == FORMAT_JSONL ? "longer than 64 MiB" : "more than 64 MiB without a space");
             if (signals_requested()) return 0;
-            if (!code && !reader_skips(r)) bytes = reader_cut(r, input->jsonl);
+            if (!code && !reader_skips(r)) bytes = reader_cut(r);
             if (r->ended) break;
         }
         if (bytes > 0) code = reader_fill_block(r, b, bytes, e);
