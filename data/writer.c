@@ -11,22 +11,21 @@
 
 #define PARTIAL ".partial"
 
-// Writes a shard's path, as PREFIX_train_000000.bin, and a suffix ("" or PARTIAL) to `out`.
-static void shard_path(const Writer *w, int split, int shard, const char *suffix, char out[PATH_MAX]) {
-    snprintf(out, PATH_MAX, "%s_%s_%06d.bin%s", w->o->out, SPLIT_NAMES[split], shard, suffix);
-}
+typedef struct {
+    char text[PATH_MAX];
+} Path;
 
-static bool shard_exists(const Writer *w, int split, int shard, const char *suffix) {
-    char path[PATH_MAX];
-    shard_path(w, split, shard, suffix, path);
-    return file_exists(path);
+// Returns a shard's path, as PREFIX_train_000000.bin, with a suffix ("" or PARTIAL).
+static Path shard_path(const Writer *w, int split, int shard, const char *suffix) {
+    Path path;
+    snprintf(path.text, sizeof path.text, "%s_%s_%06d.bin%s", w->o->out, SPLIT_NAMES[split], shard, suffix);
+    return path;
 }
 
 static int remove_shard(const Writer *w, int split, int shard, const char *suffix, Error *e) {
-    char path[PATH_MAX];
-    shard_path(w, split, shard, suffix, path);
-    if (unlink(path) == 0 || errno == ENOENT) return 0;
-    return FAIL(e, ERR_WRITE, "check the disk", "%s: cannot be removed: %s", path, strerror(errno));
+    const Path path = shard_path(w, split, shard, suffix);
+    if (unlink(path.text) == 0 || errno == ENOENT) return 0;
+    return FAIL(e, ERR_WRITE, "check the disk", "%s: cannot be removed: %s", path.text, strerror(errno));
 }
 
 // True if this run writes the split.
@@ -39,7 +38,7 @@ static int key_split(const Writer *w) { return w->o->split == VAL ? VAL : TRAIN;
 static int remove_shards(const Writer *w, const char *suffix, Error *e) {
     for (int split = SPLITS; split-- > 0;) {
         int end = owns_split(w, split);
-        while (end && shard_exists(w, split, end, suffix)) end++;
+        while (end && file_exists(shard_path(w, split, end, suffix).text)) end++;
         while (end-- > 0) TRY(remove_shard(w, split, end, suffix, e));
     }
     return 0;
@@ -81,20 +80,20 @@ static int check_inputs(const Writer *w, const char *directory, const Inputs *in
 }
 
 int writer_open(Writer *w, const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs, Error *e) {
-    char directory[PATH_MAX], path[PATH_MAX];
+    char directory[PATH_MAX];
     int newline = t->lacks['\n'] ? -1 : t->byte_token['\n'];
     *w = (Writer){.o = o, .lock = -1, .eot = t->eot, .newline = newline};
     path_parent(o->out, directory, sizeof directory);
     TRY(directory_create(directory, e));
     TRY(acquire_lock(w, e));
     TRY(check_inputs(w, directory, inputs, e));
-    int key = key_split(w);
-    bool interrupted = shard_exists(w, key, 0, PARTIAL) && !shard_exists(w, key, 0, "");
+    const Path key = shard_path(w, key_split(w), 0, "");
+    bool interrupted = !file_exists(key.text) && file_exists(shard_path(w, key_split(w), 0, PARTIAL).text);
     for (int split = 0; split < SPLITS; split++) // check shards 0 and 1: llm.c numbers its training shards from 1
         for (int shard = 0; shard < 2 && owns_split(w, split); shard++) {
-            shard_path(w, split, shard, "", path);
-            if (!o->force && !interrupted && file_exists(path))
-                return FAIL(e, ERR_USAGE, "choose another --out, or --force to replace it", "%s: exists", path);
+            const Path path = shard_path(w, split, shard, "");
+            if (!o->force && !interrupted && file_exists(path.text))
+                return FAIL(e, ERR_USAGE, "choose another --out, or --force to replace it", "%s: exists", path.text);
         }
     if (interrupted) TRY(remove_shards(w, "", e));
     w->opened = true;
@@ -111,30 +110,28 @@ static int shard_failed(const char *path, Error *e) {
 static int finish_shard(Writer *w, int split, Error *e) {
     struct SplitState *s = &w->split[split];
     const int32_t header[SHARD_HEADER_INTS] = {SHARD_MAGIC, SHARD_VERSION, (int32_t)s->in_file};
-    char path[PATH_MAX];
     if (!s->file) return 0;
-    shard_path(w, split, s->shards++, PARTIAL, path);
+    const Path path = shard_path(w, split, s->shards++, PARTIAL);
     bool written = fseeko(s->file, 0, SEEK_SET) == 0 && fwrite(header, sizeof header, 1, s->file) == 1 &&
                    fflush(s->file) == 0 && fsync(fileno(s->file)) == 0;
     written = fclose(s->file) == 0 && written;
     s->file = NULL;
-    return written ? 0 : shard_failed(path, e);
+    return written ? 0 : shard_failed(path.text, e);
 }
 
 static int writer_put(Writer *w, int split, const uint16_t *tokens, size_t count, Error *e) {
     struct SplitState *s = &w->split[split];
-    char path[PATH_MAX];
     int fd;
     while (count > 0) {
-        shard_path(w, split, s->shards, PARTIAL, path);
+        const Path path = shard_path(w, split, s->shards, PARTIAL);
         if (!s->file) {
-            TRY(file_open_output(IN_PATH, path, O_WRONLY | O_TRUNC, &fd, e));
-            if (!(s->file = fdopen(fd, "wb"))) return close(fd), shard_failed(path, e);
+            TRY(file_open_output(IN_PATH, path.text, O_WRONLY | O_TRUNC, &fd, e));
+            if (!(s->file = fdopen(fd, "wb"))) return close(fd), shard_failed(path.text, e);
             fseeko(s->file, SHARD_HEADER_BYTES, SEEK_SET);
             s->in_file = 0;
         }
         size_t n = size_min(count, (size_t)(w->o->shard_tokens - s->in_file));
-        if (fwrite(tokens, sizeof *tokens, n, s->file) != n) return shard_failed(path, e);
+        if (fwrite(tokens, sizeof *tokens, n, s->file) != n) return shard_failed(path.text, e);
         s->in_file += (int64_t)n;
         s->tokens += n;
         s->last = tokens[n - 1];
@@ -161,7 +158,7 @@ int writer_block(Writer *w, const TextBlock *b, Error *e) {
 }
 
 int writer_publish(Writer *w, Error *e) {
-    char directory[PATH_MAX], partial[PATH_MAX], path[PATH_MAX];
+    char directory[PATH_MAX];
     for (int i = 0; i < SPLITS; i++) TRY(finish_shard(w, i, e));
     TRY(remove_shard(w, key_split(w), 0, "", e));
     w->opened = false; // a failure from here on counts as an interruption: the next run cleans up
@@ -169,10 +166,9 @@ int writer_publish(Writer *w, Error *e) {
     path_parent(w->o->out, directory, sizeof directory);
     int dir = open(directory, O_RDONLY | O_CLOEXEC | O_DIRECTORY), code = dir < 0 ? shard_failed(directory, e) : 0;
     for (int i = SPLITS; i-- > 0;) // rename KEY last
-        for (int shard = 1; shard <= w->split[i].shards && !code; shard++) {
-            shard_path(w, i, shard % w->split[i].shards, PARTIAL, partial);
-            shard_path(w, i, shard % w->split[i].shards, "", path);
-            code = path_rename(dir, partial, path, e);
+        for (int k = 1; k <= w->split[i].shards && !code; k++) {
+            const int shard = k % w->split[i].shards;
+            code = path_rename(dir, shard_path(w, i, shard, PARTIAL).text, shard_path(w, i, shard, "").text, e);
         }
     close(dir);
     return code;
