@@ -33,7 +33,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
         if (n > 0 && questions) hellaswag_rows(data->hellaswag, (int)first, n, data->rows);
         for (int i = 0; i < n && !questions && !unread; i++) { // windows spread evenly over the validation set
             const uint64_t window = (uint64_t)(first + i) * data->val->info.windows / (uint64_t)rows;
-            unread = dataset_window(data->val, window, data->rows + i * (width + 1), e);
+            unread = dataset_window(data->val, window, 0, data->rows + i * (width + 1), e);
         }
         if (unread && setup->comm->ranks == 1) break;
         // A rank that has no rows or cannot read them computes rows of zeros, as other ranks wait for its transfers.

@@ -16,7 +16,7 @@ int row_outliers_create(Run *r, Error *e) {
     TRY(memory_alloc_zero((void **)&o->surprise, ((size_t)V + 3 * rows) * sizeof *o->surprise, "outliers", e));
     o->rarity = o->surprise + V;
     for (uint64_t i = 0; i < windows; i++) {
-        TRY(dataset_window(r->data.train, i * all / windows, r->data.rows, e));
+        TRY(dataset_window(r->data.train, i * all / windows, 0, r->data.rows, e));
         for (int t = 0; t < T; t++) o->surprise[r->data.rows[t]]++;
     }
     for (int v = 0; v < V; v++) o->surprise[v] = log(((double)windows * T + V) / (1 + o->surprise[v]));

@@ -39,14 +39,14 @@ static void question_add(HellaSwag *h, int label, int endings, const size_t coun
                                        i - 1 == label,
                                        i == endings};
         h->info.cut += excess > 0;
-        h->longest = (int)size_max((size_t)h->longest, tokens - excess);
+        h->info.width = (int)size_max((size_t)h->info.width, tokens - excess - 1);
     }
     h->info.questions++;
     h->token_count = at;
 }
 
 // Adds the question of one line of the file; `object` is the parsed line. text: scratch with room for the line.
-static int json_question(HellaSwag *h, Encoder *encoder, const cJSON *object, char *text, Error *e) {
+static int json_question(HellaSwag *h, const Tokenizer *t, const cJSON *object, char *text, Error *e) {
     const cJSON *context = json_get(object, "ctx"), *endings = json_get(object, "endings"), *ending;
     const cJSON *label = json_get(object, "label");
     const char *digits = cJSON_GetStringValue(label);
@@ -62,33 +62,30 @@ static int json_question(HellaSwag *h, Encoder *encoder, const cJSON *object, ch
         return FAIL(e, ERR_INPUT, "the test part has no answers: use the validation part",
                     "\"label\" is not the number of an ending, 0 to %d", endings_count - 1);
     uint16_t *out = h->tokens + h->token_count;
-    TRY(encoder_run(encoder, context->valuestring, strlen(context->valuestring), out, &count[0], e));
+    TRY(tokenizer_encode(t, context->valuestring, strlen(context->valuestring), out, &count[0], e));
     cJSON_ArrayForEach(ending, endings) {
         out += count[i++];
-        TRY(encoder_run(encoder, text, (size_t)sprintf(text, " %s", ending->valuestring), out, &count[i], e));
+        TRY(tokenizer_encode(t, text, (size_t)sprintf(text, " %s", ending->valuestring), out, &count[i], e));
     }
     question_add(h, (int)right, endings_count, count);
     return 0;
 }
 
 static int questions_read(HellaSwag *h, char *file, size_t bytes, const Tokenizer *tokenizer, Error *e) {
-    Encoder *encoder;
     int code = 0, number = 1;
     if (!tokenizer)
         return FAIL(e, ERR_USAGE, "give --tokenizer the directory of GPT-2's (data/gpt2)",
                     "no tokenizer for the text in it");
-    TRY(encoder_create(&encoder, tokenizer, e));
     for (char *line = file, *end; line < file + bytes && !code; line = end + 1, number++) {
         end = memchr(line, '\n', (size_t)(file + bytes - line));
         if (!end) end = file + bytes;
         *end = 0;
         if (line + strspn(line, " \t\r") == end) continue;
         cJSON *object = json_parse(line, (size_t)(end - line));
-        code = json_question(h, encoder, object, line, e);
+        code = json_question(h, tokenizer, object, line, e);
         cJSON_Delete(object);
         if (code) error_prefix(e, "line %d", number);
     }
-    memory_free(encoder);
     return code;
 }
 
@@ -110,7 +107,7 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
         code = FAIL(e, ERR_INPUT, "use a longer --seq-len, or another file",
                     "no question in it whose endings have at most %d tokens", seq_len);
     if (code) error_prefix(e, "%s", path);
-    h->info.width = (int)size_min(round_up((size_t)h->longest - 1, WIDTH_STEP), (size_t)seq_len);
+    h->info.width = (int)size_min(round_up((size_t)h->info.width, WIDTH_STEP), (size_t)seq_len);
     memory_free(file);
     if (code) memory_free(h);
     else *out = h;

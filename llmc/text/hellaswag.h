@@ -28,7 +28,7 @@ typedef struct {
 
 typedef struct {
     HellaSwagInfo info;
-    int seq_len, longest;     // longest: tokens of the longest row
+    int seq_len;
     struct HellaSwagRow *row; // (info.rows)
     uint16_t *tokens;
     size_t token_count;

@@ -13,7 +13,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-end
 enum {
     KEEP_OPEN_MAX = 256,                // with more shards every read opens its file, since descriptors are limited
     CHECK_AT_OPEN_BYTES = 64 * 1000000, // check all tokens of smaller files when they are opened
-    SCAN_TOKENS = 1 << 18               // tokens read at a time
+    SCAN_TOKENS = 1 << 18               // tokens that shard_check reads at a time
 };
 
 #define HINT_TOKENIZE "make shards with data/tokenize (or llm.c's scripts)"
@@ -30,33 +30,27 @@ static int shard_read(const Shard *shard, uint64_t at, size_t count, uint16_t *o
     return code;
 }
 
-static int tokens_largest(const uint16_t *tokens, size_t count) { // a loop that compilers vectorise
-    uint16_t largest = 0;
-    for (size_t i = 0; i < count; i++) largest = tokens[i] > largest ? tokens[i] : largest;
-    return largest;
-}
-
-// Fails if one of the tokens [at, at + count) is outside the vocabulary.
-static int tokens_check(const Shard *shard, uint64_t at, size_t count, const uint16_t *tokens, int vocab_size,
-                        Error *e) {
-    if (tokens_largest(tokens, count) < vocab_size) return 0;
-    for (; *tokens < vocab_size; tokens++) at++;
+// Reads tokens [at, at + count), and sets *largest to the maximum of *largest and these tokens. Fails if one is outside
+// the vocabulary.
+static int tokens_read(const Dataset *data, const Shard *shard, uint64_t at, size_t count, uint16_t *out, int *largest,
+                       Error *e) {
+    uint16_t most = 0;
+    TRY(shard_read(shard, at, count, out, e));
+    for (size_t i = 0; i < count; i++) most = out[i] > most ? out[i] : most; // compilers vectorise this loop
+    if (most > *largest) *largest = most;
+    if (most < data->vocab_size) return 0;
+    for (; *out < data->vocab_size; out++) at++;
     return FAIL(e, ERR_INPUT,
                 "the shard was made with another tokenizer, or is damaged: see --vocab-size, or tokenize again",
-                "%s: token %d at position %llu, byte %llu, is outside the vocabulary of %d", shard->path, *tokens,
-                (unsigned long long)at, (unsigned long long)(SHARD_HEADER_BYTES + 2 * at), vocab_size);
+                "%s: token %d at position %llu, byte %llu, is outside the vocabulary of %d", shard->path, *out,
+                (unsigned long long)at, (unsigned long long)(SHARD_HEADER_BYTES + 2 * at), data->vocab_size);
 }
 
-// Checks the first `end` tokens, and sets *largest to the maximum of *largest and these tokens.
-static int shard_scan(const Shard *shard, uint64_t end, int vocab_size, int *largest, Error *e) {
+// Checks the first `end` tokens (tokens_read).
+static int shard_check(const Dataset *data, const Shard *shard, uint64_t end, int *largest, Error *e) {
     uint16_t tokens[SCAN_TOKENS];
-    for (uint64_t at = 0, count; at < end; at += count) {
-        count = size_min(end - at, SCAN_TOKENS);
-        TRY(shard_read(shard, at, count, tokens, e));
-        TRY(tokens_check(shard, at, count, tokens, vocab_size, e));
-        int here = tokens_largest(tokens, count);
-        *largest = here > *largest ? here : *largest;
-    }
+    for (uint64_t at = 0; at < end; at += SCAN_TOKENS)
+        TRY(tokens_read(data, shard, at, size_min(end - at, SCAN_TOKENS), tokens, largest, e));
     return 0;
 }
 
@@ -83,7 +77,7 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
     TRY(file_digest(path, &shard->digest, e));
     const uint64_t some = shard == data->shards ? 4 * SCAN_TOKENS : 0; // tokens to check in a large file
     const uint64_t checked = bytes < CHECK_AT_OPEN_BYTES ? shard->tokens : some;
-    TRY(shard_scan(shard, checked, data->vocab_size, &data->info.largest, e));
+    TRY(shard_check(data, shard, checked, &data->info.largest, e));
 
     uint64_t windows = (shard->tokens - 1) / (uint64_t)data->seq_len;
     shard->first_window = data->info.windows;
@@ -214,29 +208,23 @@ int dataset_place(const Dataset *data, uint64_t example, int separator, ExampleP
     return 0;
 }
 
-static int window_read(const Dataset *data, uint64_t window, uint64_t shift, uint16_t *out /* (T+1) */, Error *e) {
-    const size_t count = (size_t)data->seq_len + 1;
+int dataset_window(const Dataset *data, uint64_t window, uint64_t shift, uint16_t *out, Error *e) {
+    assert(window < data->info.windows);
     const ExamplePlace at = window_find(data, window, shift);
-    TRY(shard_read(at.shard, at.offset, count, out, e));
-    return tokens_check(at.shard, at.offset, count, out, data->vocab_size, e);
+    return tokens_read(data, at.shard, at.offset, (size_t)data->seq_len + 1, out, &(int){0}, e);
 }
 
 int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out, Error *e) {
     for (int i = 0; i < count; i++, out += data->seq_len + 1) {
         uint64_t shift, window = dataset_window_at(data, first_example + (uint64_t)i, &shift);
-        TRY(window_read(data, window, shift, out, e));
+        TRY(dataset_window(data, window, shift, out, e));
     }
     return 0;
-}
-
-int dataset_window(const Dataset *data, uint64_t window, uint16_t *out, Error *e) {
-    assert(window < data->info.windows);
-    return window_read(data, window, 0, out, e);
 }
 
 int dataset_check(const Dataset *data, Error *e) {
     int largest = 0;
     for (int i = 0; i < data->info.shards; i++)
-        TRY(shard_scan(&data->shards[i], data->shards[i].tokens, data->vocab_size, &largest, e));
+        TRY(shard_check(data, &data->shards[i], data->shards[i].tokens, &largest, e));
     return 0;
 }

@@ -81,8 +81,8 @@ int dataset_place(const Dataset *data, uint64_t example, int separator, ExampleP
 // Checks every token against the vocabulary.
 int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out /* (count, T+1) */, Error *e);
 
-// Reads a window for validation. Windows are numbered in the order of the files.
-int dataset_window(const Dataset *data, uint64_t window, uint16_t *out /* (T+1) */, Error *e);
+// Reads a window that begins `shift` tokens later; 0 in validation. Windows are numbered in the order of the files.
+int dataset_window(const Dataset *data, uint64_t window, uint64_t shift, uint16_t *out /* (T+1) */, Error *e);
 
 // Checks every token of every shard against the vocabulary (`--check`).
 int dataset_check(const Dataset *data, Error *e);

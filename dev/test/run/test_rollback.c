@@ -26,7 +26,7 @@ static void make_shards(void) {
     uint64_t ignored;
     trainer_make_shard("clean.bin", 9, count);
     CHECK_OK(dataset_open(&data, "clean.bin", T, V, SEED, &e), &e);
-    for (int i = 0; i < WINDOWS; i++) dataset_window(data, (uint64_t)i, tokens + i * T, &e);
+    for (int i = 0; i < WINDOWS; i++) dataset_window(data, (uint64_t)i, 0, tokens + i * T, &e);
     for (uint64_t k = (FIRST - 1) * B; k < LAST * B; k++)
         for (uint64_t i = 0, at = dataset_window_at(data, k, &ignored) * T; i < T; i++)
             tokens[at + i] = (uint16_t)(rng_u32(3, k, i) % V);

@@ -48,7 +48,7 @@ static void test_sequential(void) {
     DatasetInfo info = data->info;
     CHECK(info.windows == (uint64_t)windows, "%d windows", windows);
     CHECK(info.shards == 6 && info.tokens == 1125 && info.skipped == 2, "%d %d", info.shards, info.skipped);
-    for (int w = windows; w-- > 0;) CHECK_OK(dataset_window(data, (uint64_t)w, rows + w * (T + 1), &e), &e);
+    for (int w = windows; w-- > 0;) CHECK_OK(dataset_window(data, (uint64_t)w, 0, rows + w * (T + 1), &e), &e);
     for (int s = 0, w = 0; s < 6; at += (size_t)lengths[s++])
         for (int k = 0; k < (lengths[s] - 1) / T; k++, w++)
             CHECK(memcmp(rows + w * (T + 1), tokens + at + (size_t)(k * T), 2 * (size_t)(T + 1)) == 0, "window %d", w);
@@ -100,7 +100,7 @@ static void test_shifted_windows(void) {
     }
     for (int shift = 0; shift < T; shift++) // each shift occurs 25 +- 4.7 times (binomial)
         CHECK(seen[shift] >= 5 && seen[shift] <= 50, "shift %d in %d epochs of %d", shift, seen[shift], EPOCHS);
-    CHECK_OK(dataset_window(data, 1, row, &e), &e);
+    CHECK_OK(dataset_window(data, 1, 0, row, &e), &e);
     CHECK(row[0] == T, "a sequential window begins at %d", row[0]);
     dataset_close(data), dataset_close(fixed);
 }
@@ -267,7 +267,7 @@ static void test_many_shards(void) {
     int unused = dup(0), still; // the lowest free descriptor
     close(unused);
     CHECK_OK(dataset_open(&data, "many_*.bin", T, SHARDS, 0, &e), &e);
-    for (int i = 0; i < SHARDS; i++) CHECK_OK(dataset_window(data, (uint64_t)i, rows[i], &e), &e);
+    for (int i = 0; i < SHARDS; i++) CHECK_OK(dataset_window(data, (uint64_t)i, 0, rows[i], &e), &e);
     for (int i = 0; i < SHARDS; i++) CHECK(rows[i][0] == i && rows[i][T] == i, "row %d is of shard %d", i, rows[i][0]);
     CHECK(strstr(data->shards[7].path, "many_000007.bin"), "%s", data->shards[7].path);
     CHECK_OK(dataset_check(data, &e), &e);
@@ -348,8 +348,8 @@ static void test_large_shard(void) {
     Dataset *data;
     uint16_t row[1001];
     CHECK_OK(dataset_open(&data, path, T, 512, 0, &e), &e);
-    CHECK_OK(dataset_window(data, 31414, row, &e), &e);
-    CHECK_ERROR(dataset_window(data, 31415, row, &e), &e, ERR_INPUT, "position 31415926, byte 62832876,");
+    CHECK_OK(dataset_window(data, 31414, 0, row, &e), &e);
+    CHECK_ERROR(dataset_window(data, 31415, 0, row, &e), &e, ERR_INPUT, "position 31415926, byte 62832876,");
     CHECK_ERROR(dataset_check(data, &e), &e, ERR_INPUT, "position 31415926, byte 62832876,");
     uint64_t k = 0;
     while (dataset_window_at(data, k, &shift) != 31415) k++;
@@ -359,8 +359,8 @@ static void test_large_shard(void) {
     CHECK_OK(dataset_place(data, k, 512, &place, &e), &e);
     CHECK(place.offset == 31450000 && place.document == 31415926, "document %d", (int)place.document);
     CHECK(truncate(path, 2000000) == 0, "cannot truncate");
-    CHECK_OK(dataset_window(data, 0, row, &e), &e);
-    CHECK_ERROR(dataset_window(data, 2000, row, &e), &e, ERR_INPUT, "the file ends there");
+    CHECK_OK(dataset_window(data, 0, 0, row, &e), &e);
+    CHECK_ERROR(dataset_window(data, 2000, 0, row, &e), &e, ERR_INPUT, "the file ends there");
     dataset_close(data);
     unlink(path);
 }
