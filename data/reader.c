@@ -297,7 +297,6 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
         }
         if (bytes > 0) code = reader_fill_block(r, b, bytes, e);
         *got = bytes > 0 || code == ERR_INPUT;
-        b->end = r->taken;
         if (code == ERR_INPUT) {
             b->faults[b->fault_count++] = *e;
             b->ends = true;

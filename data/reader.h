@@ -21,7 +21,6 @@ enum { FAULTS_MAX = 10 }; // most faults that a block keeps, and that a run prin
 typedef struct {
     Input *input;
     uint64_t offset, line; // position of the block's first byte in the input; lines count from 1
-    uint64_t end;          // bytes of all inputs up to the block's end
     TextPiece *pieces;     // (capacity / 2 + 1) set by reader_next, in jsonl by block_encode; owns tokens and text
     uint16_t *tokens;      // (capacity) a token has at least one byte
     char *text;            // (capacity + 1)

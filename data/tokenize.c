@@ -148,6 +148,7 @@ static void run_thread(Pipeline *run) {
         {
             number = run->read++;
             code = reader_next(&run->reader, &b, &more, &e);
+            progress_next(&run->progress, (int64_t)run->reader.taken);
         }
         if (more && !code && !encoder) code = encoder_create(&encoder, run->tokenizer, &e);
         if (more && !code) code = block_encode(&b, &run->reader, encoder, &e);
@@ -158,7 +159,6 @@ static void run_thread(Pipeline *run) {
             add_faults(run, &b);
             b.input->notes |= b.notes;
             if (!atomic_load(&run->reader.refused)) code = writer_block(&run->writer, &b, &e);
-            progress_next(&run->progress, (int64_t)b.end);
         }
         if (code && !run->error.code) {
             run->error = e;
