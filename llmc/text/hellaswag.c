@@ -17,8 +17,8 @@ enum {
 #define HINT_FILE "get it with data/hellaswag.sh"
 
 typedef struct HellaSwagRow {
-    uint32_t context, ending; // indices of their first tokens in HellaSwag.tokens
-    int context_count, ending_count;
+    size_t context, ending; // indices of their first tokens in HellaSwag.tokens
+    size_t context_count, ending_count;
     bool right; // the right ending of its question
     bool last;  // the last ending of its question
 } Row;
@@ -32,12 +32,7 @@ static void question_add(HellaSwag *h, int label, int endings, const size_t coun
         if (count[i] > T) return (void)h->info.left_out++;
     for (int i = 1; i <= endings; at += count[i++]) {
         size_t tokens = count[0] + count[i], excess = tokens > T + 1 ? tokens - (T + 1) : 0;
-        h->row[h->info.rows++] = (Row){(uint32_t)(context + excess),
-                                       (uint32_t)at,
-                                       (int)(count[0] - excess),
-                                       (int)count[i],
-                                       i - 1 == label,
-                                       i == endings};
+        h->row[h->info.rows++] = (Row){context + excess, at, count[0] - excess, count[i], i - 1 == label, i == endings};
         h->info.cut += excess > 0;
         h->info.width = (int)size_max((size_t)h->info.width, tokens - excess - 1);
     }
@@ -118,10 +113,9 @@ void hellaswag_rows(const HellaSwag *h, int first, int n, uint16_t *out) {
     assert(first >= 0 && n >= 0 && first + n <= h->info.rows);
     for (int i = 0; i < n; i++, out += h->info.width + 1) {
         const Row *row = &h->row[first + i];
-        size_t context = (size_t)row->context_count, ending = (size_t)row->ending_count;
         memset(out, 0, ((size_t)h->info.width + 1) * sizeof *out);
-        memcpy(out, h->tokens + row->context, context * sizeof *out);
-        memcpy(out + context, h->tokens + row->ending, ending * sizeof *out);
+        memcpy(out, h->tokens + row->context, row->context_count * sizeof *out);
+        memcpy(out + row->context_count, h->tokens + row->ending, row->ending_count * sizeof *out);
     }
 }
 
@@ -130,7 +124,7 @@ void hellaswag_sums(const HellaSwag *h, int first, int n, const float *loss, dou
     for (int i = 0; i < n; i++, loss += h->info.width) {
         const Row *row = &h->row[first + i];
         sum[i] = 0;
-        for (int t = 0; t < row->ending_count; t++) sum[i] += loss[row->context_count - 1 + t];
+        for (size_t t = 0; t < row->ending_count; t++) sum[i] += loss[row->context_count - 1 + t];
     }
 }
 
