@@ -16,7 +16,6 @@
 
 enum {
     BLOCK_BYTES = 1 << 20,
-    LINE_BYTES_MAX = 1 << 26, // bytes of the longest line of JSON, and of the longest text without a space
     POLL_MS = 100
 };
 
@@ -78,9 +77,8 @@ static void block_parse_jsonl(TextBlock *b, const TokenizeOptions *o) {
     for (size_t at = b->offset ? 0 : utf8_mark(b->text, b->bytes), end; at < b->bytes; at = end + 1, line++) {
         char *newline = memchr(b->text + at, '\n', b->bytes - at);
         end = newline ? (size_t)(newline - b->text) : b->bytes;
-        size_t first = at;
-        while (first < end && (b->text[first] == ' ' || b->text[first] == '\t' || b->text[first] == '\r')) first++;
-        if (first == end) continue; // a blank line
+        b->text[end] = 0;
+        if (at + strspn(b->text + at, " \t\r") == end) continue; // a blank line
         TextPiece piece = {.at = at, .begins = true, .split = document_split(o, b->input, line)};
         const char *why = jsonl_field(b->text + at, end - at, o->field, &piece.bytes);
         bool invalid = !why && o->invalid != INVALID_BYTES && utf8_invalid_at(b->text + at, piece.bytes) < piece.bytes;
@@ -134,12 +132,6 @@ static bool reader_skips(const Reader *r) {
 // Reads until the buffer holds `want` bytes, the input ends or --max-bytes is reached.
 static int reader_fill(Reader *r, size_t want, Error *e) {
     Input *input = reader_input(r);
-    if (want > r->capacity) {
-        char *buffer = realloc(r->buffer, want);
-        if (!buffer) return FAIL(e, ERR_MEMORY, NULL, "out of memory: reading the input");
-        r->buffer = buffer;
-        r->capacity = want;
-    }
     while (r->have < want && !r->ended) {
         size_t room = size_min((size_t)r->o->max_bytes - r->taken - r->have, want - r->have);
         struct pollfd ready = {r->fd, POLLIN, 0};

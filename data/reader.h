@@ -33,6 +33,8 @@ typedef struct {
     bool ends;                // a fault ends the input: later faults are not reported
 } TextBlock;
 
+enum { LINE_BYTES_MAX = 1 << 26 }; // bytes of the longest line of JSON, and of the longest text without a space
+
 typedef struct {
     const TokenizeOptions *o;
     const Tokenizer *tokenizer;
@@ -47,9 +49,9 @@ typedef struct {
     bool skip_newline;               // buffer[0] follows a separator: skip a newline
     bool ended;                      // the buffer holds the whole rest of the file
     bool separated;                  // a separator was found
-    char *buffer;                    // from malloc
-    size_t have, capacity;
-} Reader; // the caller sets o, tokenizer, inputs, line (to 1) and fd (to -1), and frees the buffer
+    char *buffer;                    // (LINE_BYTES_MAX) memory that is never touched costs nothing
+    size_t have;                     // bytes in `buffer`
+} Reader; // the caller sets o, tokenizer, inputs, buffer, line (to 1) and fd (to -1)
 
 // Fills *b with the next block. *got is false at the end of all inputs and after a signal. If an input cannot be read,
 // its block has a fault and no text.

@@ -248,6 +248,7 @@ static int tokenize(int argc, char **argv, Error *e) {
     if (o->version) return printf("%s\n", version_text()), 0;
     TRY_GOTO(tokenizer_load(&run.tokenizer, o->tokenizer, e));
     run.reader = (Reader){.o = o, .inputs = &run.inputs, .tokenizer = run.tokenizer, .line = 1, .fd = -1};
+    TRY_GOTO(memory_alloc((void **)&run.reader.buffer, LINE_BYTES_MAX, "reading the input", e));
     // Gather before signals_install: gathering may wait for a pipe, and a signal must then end the program at once.
     TRY_GOTO(inputs_gather(&run.inputs, o, argv, inputs, e));
     signals_install();
@@ -271,7 +272,7 @@ static int tokenize(int argc, char **argv, Error *e) {
 done:
     progress_destroy(&run.progress);
     writer_close(&run.writer);
-    free(run.reader.buffer);
+    memory_free(run.reader.buffer);
     inputs_free(&run.inputs);
     memory_free(run.tokenizer);
     return code;
