@@ -21,11 +21,12 @@ import shlex
 import shutil
 import subprocess
 
-from run_log import (COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, compare, finite, finite_number, read_json,
+from run_log import (COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, check, compare, finite, finite_number,
                      run_main, write_whole)
 
 EXIT_NONFINITE = 76  # the trainer's exit code for a loss that is not finite
 POINTS = 8           # validations per branch, at the same tokens in all branches
+CHECKPOINT = "step_([0-9]{8}|[1-9][0-9]{8,})"  # archive_step_of in llmc/checkpoint/archive.c defines the names
 
 
 # ---- fit ------------------------------------------------------------------------------------------------------------
@@ -43,11 +44,8 @@ def fit_minima(batch, steps):
     import numpy as np
     from scipy.optimize import least_squares
 
-    # Start with eq. 2.11 as S_min / S + E_min / E = 1, which is linear in the minima. Then fit log S by least squares,
-    # so that relative errors of all runs have equal weight.
-    start = np.linalg.lstsq(np.stack([1 / steps, 1 / (batch * steps)], 1), np.ones(len(steps)), rcond=None)[0]
-    start = np.log(np.maximum(start, 1e-3 * np.array([steps.min(), (batch * steps).min()])))
-    # With E = B S, eq. 2.11 is S = S_min + E_min / B.
+    # With E = B S, eq. 2.11 is S = S_min + E_min / B. Fit log S, so that relative errors of all runs have equal weight.
+    start = np.log([steps.min() / 2, (batch * steps).min() / 2])
     fit = least_squares(lambda x: np.log(steps) - np.log(np.exp(x[0]) + np.exp(x[1]) / batch), start, xtol=1e-14, ftol=1e-14)
     variance = (fit.fun @ fit.fun) / (len(steps) - 2) if len(steps) > 2 else math.nan
     return np.exp(fit.x), np.linalg.pinv(fit.jac.T @ fit.jac) * variance, fit.fun
@@ -96,9 +94,9 @@ def fit(args):
 # ---- probe ----------------------------------------------------------------------------------------------------------
 
 def newest_checkpoint(path):
-    """Returns a run's newest whole checkpoint. archive_step_of in llmc/checkpoint/archive.c defines the names."""
-    names = [name for name in (os.listdir(path) if os.path.isdir(path) else [])
-             if re.fullmatch("step_([0-9]{8}|[1-9][0-9]{8,})", name) and os.path.exists(os.path.join(path, name, "MANIFEST.json"))]
+    """Returns a run's newest whole checkpoint."""
+    names = [name for name in glob.glob("step_*", root_dir=path)
+             if re.fullmatch(CHECKPOINT, name) and os.path.exists(os.path.join(path, name, "MANIFEST.json"))]
     if not names:
         raise Fault(EXIT_INPUT, f"{path}: no checkpoint (step_NNNNNNNN) in it; name a run, or its step_NNNNNNNN")
     return os.path.join(os.path.abspath(path), max(names, key=lambda name: int(name[5:])))
@@ -109,14 +107,11 @@ class Origin:
 
     def __init__(self, path):
         path = os.path.abspath(path)
-        self.checkpoint = path if os.path.basename(path).startswith("step_") else newest_checkpoint(path)
+        self.checkpoint = path if re.fullmatch(CHECKPOINT, os.path.basename(path)) else newest_checkpoint(path)
+        self.step = int(os.path.basename(self.checkpoint).removeprefix("step_"))
         self.run = Run(os.path.dirname(self.checkpoint))
-        state = os.path.join(self.checkpoint, "training", "state.json")
-        if not os.path.exists(state):  # an older build wrote state.json beside the weights
-            state = os.path.join(self.checkpoint, "state.json")
-        state = read_json(state, {"step!": COUNT, "tokens!": COUNT})
-        self.step, self.tokens = state["step"], state["tokens"]
-        self.options = read_json(self.run.info_path, {"options!": {"seq_len!": COUNT}})["options"]
+        check(self.run.info_path, self.run.info, {"options!": {"seq_len!": COUNT}})
+        self.options = self.run.info["options"]
         self.seq_len = self.options["seq_len"]
         rows = [row for row in self.run.rows if row["step"] <= self.step]
         if not rows or rows[-1]["step"] != self.step or not all(row.get("batch") and row.get("lr") for row in rows):
@@ -124,7 +119,7 @@ class Origin:
                         "a step without its batch and lr")
         # If the horizon cut the run's last step, use the batch of the step before it.
         row = rows[-2] if len(rows) > 1 and rows[-1]["batch"] < rows[-2]["batch"] else rows[-1]
-        self.batch, self.lr = row["batch"], row["lr"]
+        self.batch, self.lr, self.tokens = row["batch"], row["lr"], rows[-1]["tokens"]
         # The measured noise scale of the whole model, in rows; NaN: not measured.
         ratio = [1, *finite(self.run.column("gns_ratio")[:self.step])][-1]
         self.noise_scale = row.get("gns_total") or (row.get("gns_ln") or math.nan) * ratio
@@ -159,7 +154,7 @@ class Branch:
                                       cwd=directory, stdout=file, stderr=file, stdin=subprocess.DEVNULL).returncode
         except FileNotFoundError as error:
             raise Fault(EXIT_INPUT, f"{error.filename}: {error.strerror} (--program and --launch say what to run)") from None
-        except (OSError, shutil.Error) as error:
+        except OSError as error:
             raise Fault(EXIT_WRITE, f"{self.out}: cannot write: {error}") from None
         if code not in (0, EXIT_NONFINITE):
             with open(log, encoding="utf-8", errors="replace") as file:
