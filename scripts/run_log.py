@@ -150,10 +150,6 @@ def check(where, value, shape, name=""):
                 check(where, value.get(field), of, field)
 
 
-def read_json(path, shape):
-    return parse(path, read_bytes(path), shape)
-
-
 def read_lines(path, shape, known):
     """Yields (where, object) of every line, except a last line that is not whole: its run is writing the line, or waits for
     space on the disk. known: {line: object} of earlier calls, to which new lines are added."""
@@ -198,7 +194,7 @@ class Run:
         self.name = os.fsencode(name).decode(errors="replace")
         self.info_path, self.metrics_path, *others = (os.path.join(path, name) for name in (
             "run.json", "metrics.jsonl", "samples.jsonl", "outliers.jsonl"))
-        self.info = read_json(self.info_path, RUN)
+        self.info = parse(self.info_path, read_bytes(self.info_path), RUN)
         self.parts = self.info.get("parts", [])
         known = {} if known is None else known
         self.lines = self.read_metrics(known)
@@ -243,16 +239,17 @@ def numbers_of(line):
 
 class Sink:
     """A viewer's copy of a run. Subclasses define add(parts, lines, samples), which gets what is new in self.run;
-    went_back(), which is called before the whole run is added again; and finish()."""
+    begin(), which is called before the whole run is added, at first or again; and finish()."""
 
     def __init__(self, path):
-        self.path, self.seen, self.known = path, ([], [], []), {}
+        self.path, self.seen, self.known = path, None, {}
 
     def look(self, live):
         self.run = Run(self.path, live=live, known=self.known)  # a line that has not changed is the same object
         there = self.run.parts, self.run.lines, self.run.samples
-        if any(now[:len(before)] != before for now, before in zip(there, self.seen)):
-            self.went_back()  # a resume has cut the logs back, or another run has begun
+        # Begin again if a resume has cut the logs back, or another run has begun.
+        if not self.seen or any(now[:len(before)] != before for now, before in zip(there, self.seen)):
+            self.begin()
             self.seen = [], [], []
         self.add(*(now[len(before):] for now, before in zip(there, self.seen)))
         self.seen = there
@@ -275,7 +272,7 @@ def follow(sinks, args):
                 break
             time.sleep(max(args.every, 0.01))
     finally:
-        for sink in sinks:
+        for sink in filter(lambda sink: sink.seen, sinks):
             sink.finish()
 
 
@@ -297,10 +294,8 @@ def smooth_column(run, name):
 
 def time_unit(seconds):
     """Returns (name, seconds) of the largest unit that fits into the time at least twice."""
-    for name, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return name, length
-    return "seconds", 1
+    units = (("days", 86400), ("hours", 3600), ("minutes", 60))
+    return next((unit for unit in units if seconds >= 2 * unit[1]), ("seconds", 1))
 
 
 def reach(curve, target):

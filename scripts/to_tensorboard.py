@@ -37,6 +37,9 @@ class EventFile(Sink):
 
     def begin(self):
         """Begins a new file in place of the last one. The new file's session start makes a live TensorBoard drop old points."""
+        if self.writer:
+            print(f"{self.path}: went back to an earlier step; writing all of it again", flush=True)
+            self.writer.close()
         for old in glob.glob(os.path.join(glob.escape(self.path), f"events.out.tfevents.*{SUFFIX}")):
             if os.path.getsize(old) > 0:
                 os.truncate(old, 0)  # a live TensorBoard stays at a removed file that it has not read to the end
@@ -50,8 +53,6 @@ class EventFile(Sink):
         self.writer.add_event(self.event.Event(wall_time=time.time(), session_log=start))
 
     def add(self, parts, lines, samples):
-        if not self.writer:
-            self.begin()
         for line in lines:
             values = [self.summary.Value(tag=re.sub("^(gns|ramp)_", r"\1/", name), simple_value=x)
                       for name, x in numbers_of(line).items() if name not in ("tokens", "seconds") or "loss" in line]
@@ -67,14 +68,8 @@ class EventFile(Sink):
         wall_time = self.start + self.run.seconds.get(step, latest)
         self.writer.add_event(self.event.Event(wall_time=wall_time, step=step, summary=summary))
 
-    def went_back(self):
-        print(f"{self.path}: went back to an earlier step; writing all of it again", flush=True)
-        self.writer.close()
-        self.writer = None
-
     def finish(self):
-        if self.writer:
-            self.writer.close()
+        self.writer.close()
 
 
 def main():

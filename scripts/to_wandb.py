@@ -22,15 +22,6 @@ def config_of(run):
     return {**run.info.get("options", {}), "run": rest, "commands": [command_text(part, " && ") for part in run.parts]}
 
 
-def history_of(lines):
-    """Returns [(step, {name: finite number})], ascending, with one entry for all lines of a step."""
-    history = {}
-    for line in lines:
-        numbers = history.setdefault(line["step"], {})
-        numbers |= {name: x for name, x in numbers_of(line).items() if math.isfinite(x)}
-    return sorted(history.items())
-
-
 class Upload(Sink):
     """A run in W&B. W&B accepts more values for the last step that it has, none for earlier steps."""
 
@@ -39,6 +30,10 @@ class Upload(Sink):
         self.args, self.target, self.last = args, None, 0
 
     def begin(self):
+        if self.target:
+            print(f"{self.path}: went back to an earlier step; W&B keeps its steps up to {self.last}", flush=True)
+        if self.target or self.args.dry_run:
+            return
         import wandb
 
         args = self.args
@@ -50,26 +45,20 @@ class Upload(Sink):
             self.target.define_metric(name, step_metric="tokens", summary="min")
 
     def add(self, parts, lines, samples):
-        history = history_of(lines)
+        numbers = [{name: x for name, x in numbers_of(line).items() if math.isfinite(x)} for line in lines]
         if self.args.dry_run:
-            print(f"{self.path}: {len(history)} steps to {history[-1][0]}, {len(config_of(self.run))} options, "
-                  f"{len(samples)} samples")
-            print("numbers: " + ", ".join(sorted({name for _, numbers in history for name in numbers})))
+            print(f"{self.path}: {len(self.run.rows)} steps, {len(config_of(self.run))} options, {len(samples)} samples")
+            print("numbers: " + ", ".join(sorted({name for row in numbers for name in row})))
             return
-        if not self.target:
-            self.begin()
-        elif parts:
+        if parts:
             self.target.config.update(config_of(self.run), allow_val_change=True)
-        for step, numbers in history:
-            if step >= self.last:
-                self.target.log(numbers, step=step)
-                self.last = step
+        for line, row in zip(lines, numbers):
+            if line["step"] >= self.last:
+                self.target.log(row, step=line["step"])
+                self.last = line["step"]
         if samples:  # send all samples, since a table cannot grow in W&B
             rows = [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in self.run.samples]
             self.target.log({"samples": self.table(columns=SAMPLE_COLUMNS, data=rows)}, step=self.last)
-
-    def went_back(self):
-        print(f"{self.path}: went back to an earlier step; W&B keeps its steps up to {self.last}", flush=True)
 
     def finish(self):
         if self.target:

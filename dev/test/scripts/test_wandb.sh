@@ -50,7 +50,9 @@ logs = [call[1:] for call in calls if call[0] == "log"]
 assert logs == [
     [1, {"tokens": 64, "examples": 1, "batch": 1, "loss": 4.5, "lr": 0.001, "tok_per_s": 32, "seconds": 2.0}],
     [2, {"tokens": 128, "examples": 2, "batch": 1, "loss": 4.25, "lr": 0.001, "tok_per_s": 64, "skipped": True,
-         "gns_layer/00": 3, "val_loss": 4.0, "hellaswag": 0.25, "hellaswag_norm": 0.5, "seconds": 3.0}],
+         "gns_layer/00": 3, "seconds": 3.0}],
+    [2, {"tokens": 128, "val_loss": 4.0, "seconds": 3.0}],
+    [2, {"tokens": 128, "hellaswag": 0.25, "hellaswag_norm": 0.5, "seconds": 3.0}],
     [3, {"tokens": 192, "examples": 3, "batch": 1, "loss": 4.125, "lr": 0.001, "tok_per_s": 64, "seconds": 4.0}],
     [3, {"samples": {"columns": ["step", "tokens", "prompt", "text"], "data": [[2, 128, "", "so\n"]]}}]], logs
 assert calls[-1] == ["finish"], calls[-1]
@@ -84,7 +86,7 @@ import json, sys
 calls = [json.loads(line) for line in open(sys.argv[1])]
 logs = [(call[1], "samples" if "samples" in call[2] else "step") for call in calls if call[0] == "log"]
 assert logs == [(1, "step"), (2, "step"), (3, "step"), (3, "samples"), (4, "step")], logs
-assert [len(call[1]["commands"]) for call in calls if call[0] == "config"] == [1, 2] and calls[-1] == ["finish"], calls
+assert [len(call[1]["commands"]) for call in calls if call[0] == "config"] == [1, 1, 2] and calls[-1] == ["finish"], calls
 END
 end follow
 
@@ -95,7 +97,7 @@ REFUSE=1 bad 65 'error: wandb: no key (try `wandb login`, or WANDB_MODE=offline)
 echo 'raise ImportError("hidden")' > "$work/fake/wandb.py"
 bad 65 "pip install wandb"
 PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/one" --dry-run
-check "dry run: $(cat "$work/log")" grep -q "3 steps to 3, 4 options, 1 samples" "$work/log"
+check "dry run: $(cat "$work/log")" grep -q "3 steps, 4 options, 1 samples" "$work/log"
 echo '{"step": 2}' > "$work/one/samples.jsonl"
 bad 65 "samples.jsonl line 1: \"text\" is not text" --dry-run
 rm "$work/one/samples.jsonl"
