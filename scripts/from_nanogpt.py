@@ -36,12 +36,10 @@ def convert(state, vocab):
         raise Fault(EXIT_USAGE, f"--vocab-size {vocab}: the checkpoint has {len(head)} tokens")
     model["wte.weight"] = head[:vocab]
     for name, x in list(model.items()):
-        if name.startswith("h.") and name.endswith(".weight"):
+        if name.startswith(("h.", "ln_f.")) and name.endswith(".weight"):
             model.setdefault(name.removesuffix("weight") + "bias", np.zeros(x.shape[0], "<f4"))
             if x.ndim == 2:
                 model[name] = np.ascontiguousarray(x.T)  # safetensors 0.8 ignores strides
-    if "ln_f.weight" in model:
-        model.setdefault("ln_f.bias", np.zeros_like(model["ln_f.weight"]))
     return model
 
 
@@ -67,8 +65,6 @@ def read_characters(path, vocab):
         if len({c for c in characters if isinstance(c, str) and len(c) == 1}) != vocab or len(characters) != vocab:
             raise ValueError(f"itos is not {vocab} characters, one per token of the model: another data set's?")
         return characters
-    except OSError as error:
-        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
     except Exception as error:  # a damaged pickle raises almost anything
         raise Fault(EXIT_INPUT, f"{path}: no meta.pkl of the model's data ({type(error).__name__}: {error})") from None
 
@@ -112,8 +108,6 @@ def read_checkpoint(path):
         dataset = checkpoint.get("config", {}).get("dataset", "")
         meta = dataset and os.path.join(os.path.dirname(path) or ".", "..", "data", dataset, "meta.pkl")
         return args, {name: x.float().numpy() for name, x in state.items()}, meta
-    except OSError as error:
-        raise Fault(EXIT_INPUT, f"{path}: {error.strerror or error}") from None
     except Exception as error:  # torch's errors for other files have no common base class
         reason = (str(error).splitlines() or [""])[0].strip(". ")
         raise Fault(EXIT_INPUT, f"{path}: no checkpoint of nanoGPT's train.py ({type(error).__name__}: {reason})") from None

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, run_main, write_whole
+from run_log import EXIT_INPUT, EXIT_USAGE, Fault, Parser, run_main, write_whole
 
 EOT = "<|endoftext|>"
 BYTES, TOKENS_MAX = 256, 65536
@@ -40,10 +40,7 @@ def learn(args, words):
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(vocab_size=args.vocab_size - 1, min_frequency=2, show_progress=sys.stderr.isatty(),
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    try:
-        os.makedirs(args.out, exist_ok=True)
-    except OSError as error:
-        raise Fault(EXIT_WRITE, f"{error.filename}: {error.strerror}") from None
+    os.makedirs(args.out, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".train_bpe_", dir=args.out) as directory:
         prefix = os.path.join(directory, "text")
         # Turn the inputs into shards of bytes, with a newline between documents.
