@@ -37,11 +37,7 @@ default() { # NAME VALUE
     given "$1" || { [ -n "$2" ] && command+=("--$1" "$2"); }
 }
 
-ask_to_stop() { # PID: sends SIGUSR1 once the process catches it, at the latest after 10 s
-    local end=$((SECONDS + 10))
-    until catches_usr1 "$1" || [ $SECONDS -ge $end ] || ! kill -0 "$1" 2> /dev/null; do sleep 0.1; done
-    kill -USR1 "$1" 2> /dev/null
-}
+ranks() { echo "$job"; } # or mpirun.sh, which forwards SIGUSR1 to its ranks
 
 # Sets the array `command` to COMMAND without --fresh and -y, then appends llm.c's -y 1 (resume). -y 1 also overrides
 # `fresh` in a --config file.

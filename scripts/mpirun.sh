@@ -40,20 +40,6 @@ ranks() {
     grep -lszxF "GNS_MPIRUN=$$" /proc/[0-9]*/environ | xargs -r grep -lsz '^OMPI_COMM_WORLD_RANK=' | cut -d / -f 3
 }
 
-# Sends USR1 to this machine's ranks; to mpirun if no rank catches it within 20 s (no rank here, or another program).
-ask_to_stop() {
-    local end=$((SECONDS + 2 * timeout)) rank sent_to
-    while kill -0 "$job" 2> /dev/null; do
-        sent_to=
-        for rank in `ranks`; do
-            catches_usr1 "$rank" && kill -USR1 "$rank" 2> /dev/null && sent_to=1
-        done
-        [ -z "$sent_to" ] || return
-        [ $SECONDS -lt $end ] || { kill -USR1 "$job" 2> /dev/null; return; }
-        sleep 0.1
-    done
-}
-
 # Sends USR2 to this script if a signal is pending for mpirun. USR2 is a request to stop unless one came before.
 return_mpirun_signal() {
     local pending

@@ -10,8 +10,8 @@ usr1_bit=$((1 << ($(kill -l USR1) - 1)))
 apart=(setsid setpriv --pdeathsig USR1)
 "${apart[@]:1}" true 2> /dev/null || apart=(setsid)
 
-# These functions forward stop requests to the process `job`: they call the script's ask_to_stop, at once or when the
-# job has started. A second request sends a second signal. Requests within 3 s after the first was forwarded belong to
+# These functions forward stop requests as SIGUSR1 to the processes that the script's function `ranks` prints, at once or when
+# the process `job` has started. A second request sends a second signal. Requests within 3 s after the first was forwarded belong to
 # it, since `timeout` sends two (llmc/base/signals.h). So do all HUPs of a closing terminal.
 job='' asked=0 sent=0 first=0
 trap_stop_requests() {
@@ -29,7 +29,7 @@ on_stop_request() {
 forward_requests() {
     while [ -n "$job" ] && [ $sent -lt $asked ]; do
         sent=$((sent + 1))
-        ask_to_stop "$job"
+        ask_to_stop
     done
 }
 
@@ -40,6 +40,19 @@ wait_for_job() {
         kill -0 "$job" 2> /dev/null || break # if the job lives, a trap has interrupted the wait
     done
     wait "$job" # again: an interrupted wait returns the trap's code
+}
+
+# Sends USR1 to the ranks; to the job if no rank catches it within 20 s (no rank on this machine, or another program).
+ask_to_stop() {
+    local end=$((SECONDS + 20)) rank sent_to=''
+    while kill -0 "$job" 2> /dev/null; do
+        for rank in `ranks`; do
+            catches_usr1 "$rank" && kill -USR1 "$rank" 2> /dev/null && sent_to=1
+        done
+        [ -z "$sent_to" ] || return
+        [ $SECONDS -lt $end ] || { kill -USR1 "$job" 2> /dev/null; return; }
+        sleep 0.1
+    done
 }
 
 # True if a process catches SIGUSR1. SIGUSR1 kills a process that has not yet installed its handler.
