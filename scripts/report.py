@@ -25,7 +25,7 @@ figure { margin: .6em 0; page-break-inside: avoid } svg { width: 100%; height: a
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums }
 td, th { padding: 3px 18px 3px 0; text-align: left; vertical-align: top } th { border-bottom: 1px solid #888 }
 tr { border-bottom: 1px solid #e4e4e4 } td.n, th.n { text-align: right }
-.wide { overflow-x: auto } summary { cursor: pointer; color: #666 }
+.wide { overflow-x: auto }
 pre { font: 13px/1.4 ui-monospace, monospace; background: #f6f6f4; padding: .7em 1em; margin: .2em 0 .8em;
       white-space: pre-wrap; overflow-wrap: anywhere; border-radius: 4px } pre b { color: #0072b2; font-weight: 600 }
 """
@@ -141,28 +141,20 @@ def flatten(info, prefix=""):
 
 
 def options_section(runs):
-    """Shows the fields in which the runs differ; then all of run.json except the commands, options first."""
-    flat = [flatten(run.info.get("options", {}))
-            | flatten({name: x for name, x in run.info.items() if name not in ("options", "parts")}, "run: ")
-            for run in runs]
-    rows = [[name] + [options.get(name, "") for options in flat] for name in dict.fromkeys(itertools.chain(*flat))]
-    differ = [row for row in rows if len(set(row[1:])) > 1]
-    head = ["option"] + [run.label for run in runs]
-    return ("<h2>Options</h2>\n<p class=note>A run's last part had these; the commands above show what a part changed.</p>\n"
-            + (f"<p class=note>Where the runs differ:</p>\n{table(head, differ)}" if differ else "")
-            + f"<details{'' if differ else ' open'}><summary>All of them</summary>\n"
-            f"{table(head, rows)}</details>\n")
+    """Shows all of run.json except the commands: first the fields in which the runs differ, then the options."""
+    flat = [flatten({"options": {}} | {name: x for name, x in run.info.items() if name != "parts"}) for run in runs]
+    rows = [[name] + [fields.get(name, "") for fields in flat] for name in dict.fromkeys(itertools.chain(*flat))]
+    rows.sort(key=lambda row: len(set(row[1:])) == 1)
+    return ("<h2>Options</h2>\n<p class=note>A run's last part had these; the commands above show what a part changed. "
+            "Those in which the runs differ come first.</p>\n" + table(["option"] + [run.label for run in runs], rows))
 
 
 def headline(run):
     """Returns the model, the data and the machine in one line."""
-    model, data, options = (run.info.get(name, {}) for name in ("model", "train_data", "options"))
-    parts = [f"{model['parameters'] / 1e6:,.2f}M parameters" if "parameters" in model else "",
-             f"{model.get('layers')} layers of {model.get('channels')} channels" if "layers" in model else "",
-             f"T = {options.get('seq_len')}" if "seq_len" in options else "",
-             f"{data['tokens']:,} training tokens" if "tokens" in data else "",
-             run.info.get("engine", ""), run.info.get("program", "")]
-    return " &middot; ".join(html.escape(part) for part in parts if part)
+    forms = {"parameters": "{:,} parameters", "layers": "{} layers", "channels": "{} channels", "seq_len": "T = {}",
+             "tokens": "{:,} training tokens", "engine": "{}", "program": "{}"}
+    known = run.info | {name: x for part in ("options", "train_data", "model") for name, x in run.info.get(part, {}).items()}
+    return " &middot; ".join(html.escape(form.format(known[name])) for name, form in forms.items() if name in known)
 
 
 def read_plan(path):
