@@ -190,17 +190,20 @@ def page(runs, target, plots, plan=None):
     comparison = compare(runs, target)
     if len(runs) > 1:
         target = comparison[1]
-    figure("Loss", "Time is training alone, from each step's tok_per_s, without validation and checkpoints. The fall "
+    figure("Loss", "Bold: training, smoothed; faint: single steps; circles: validation; dashed: the loss of the comparison "
+           "below. Time is training alone, from each step's tok_per_s, without validation and checkpoints. The fall "
            "from the random start may lie above the plot.", plots.draw_loss(runs, target))
     if len(runs) > 1:
         sections.append(savings_section(runs, *comparison))
     if any(run.test_rows for run in runs):
-        figure("HellaSwag", "Four endings per question: 25% is chance.", plots.draw_tests(runs))
+        figure("HellaSwag", "Solid: by the endings' length-normalised likelihood; dotted: plain. Four endings per question: "
+               "25% is chance.", plots.draw_tests(runs))
     if any(plots.gns_source(run) for run in runs):
-        figure("Gradient noise scale and batch", "The noise scale is the batch at which noise and signal are equal, in "
-               "rows (examples of one context each), as the run averaged it. Gaps: the squared mean gradient is not "
-               "above 0, and only the lower bound is known; a bound above the plot, or infinite, runs along the top.",
-               plots.draw_gns(runs))
+        figure("Gradient noise scale and batch", "Black: the batch. Coloured: the noise scale of the LayerNorms, with a band "
+               "of one standard error; dotted: its lower bound, 95%; grey: the whole model's, where it was sampled. The "
+               "noise scale is the batch at which noise and signal are equal, in rows (examples of one context each), as "
+               "the run averaged it. Gaps: the squared mean gradient is not above 0, and only the lower bound is known; a "
+               "bound above the plot, or infinite, runs along the top.", plots.draw_gns(runs))
     if any(plots.sampled(run) for run in runs):
         figure("Noise scale by layer and by type", "From the steps that measured the gradient of every tensor.",
                plots.draw_layers(runs))

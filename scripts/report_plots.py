@@ -12,7 +12,6 @@ import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, StrMethodFormatter  # NullLocator is for plots.py
 
 from run_log import column, finite, smooth_column, time_unit
@@ -76,38 +75,24 @@ def plain_log(axis):
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
-def kind_of_line(label, **how):
-    return Line2D([], [], label=label, **{"color": INK, "lw": 1.6, **how})
-
-
-def run_key(figure, runs, *more):
-    """Draws one legend above all panels: the runs by colour, then the kinds of line. A blank precedes a run's label,
-    because Matplotlib hides labels that begin with _."""
-    handles = [kind_of_line(f" {run.label}", color=colour, lw=2.5) for run, colour in zip(runs, colours(runs)) if len(runs) > 1]
-    if handles or more:
-        figure.legend(handles=[*handles, *more], loc="outside upper left", ncols=6)
-
-
-def loss_limits(runs):
-    """Returns limits of the loss axis, for all validation losses and the smoothed losses after 5% of the tokens. With the
-    first losses in the axis, later differences would be invisible."""
-    losses = []
-    for run in runs:
-        losses += [x for x, row in zip(smooth_column(run, "loss"), run.rows)
-                   if row["tokens"] >= 0.05 * run.rows[-1]["tokens"]] + run.val_column("val_loss")
-    low, high = min(finite(losses), default=0), max(finite(losses), default=0)
-    margin = 0.05 * (high - low) or 0.1
-    return low - margin, high + margin
+def run_key(figure, runs):
+    """Draws one legend above all panels: the runs by colour. A blank precedes a run's label, because Matplotlib hides
+    labels that begin with _."""
+    if len(runs) > 1:
+        handles = [Line2D([], [], label=f" {run.label}", color=colour, lw=2.5) for run, colour in zip(runs, colours(runs))]
+        figure.legend(handles=handles, loc="outside upper left", ncols=6)
 
 
 def draw_loss(runs, target=None):
     """Draws losses against tokens, steps and time. target: the loss at which the runs are compared."""
     figure, panels = plt.subplots(1, len(known(runs, AXES)), figsize=(14, 4.7), sharey=True)
     unit, length = time_unit(max(finite(run.rows[-1]["seconds"] for run in runs), default=0))
+    shown = []  # the limits are of these losses: with the first ones, later differences would be invisible
     for axes, (name, label) in zip(panels, known(runs, AXES)):
         scale = length if name == "seconds" else 1
         for run, colour in zip(runs, colours(runs)):
             x, raw, soft = thin(run.column(name), run.column("loss"), smooth_column(run, "loss"))
+            shown += finite([*soft[len(soft) // 20:], *run.val_column("val_loss")])
             axes.plot(x / scale, raw, color=colour, alpha=0.13, lw=0.6)
             axes.plot(x / scale, soft, color=colour, lw=1.7)
             axes.plot(np.array(run.val_column(name)) / scale, run.val_column("val_loss"), "o-", color=colour, ms=3.2, lw=0.8,
@@ -118,10 +103,9 @@ def draw_loss(runs, target=None):
             axes.set(title="against time", xlabel=unit)
         else:
             token_axis(axes, title=f"against {label}", xlabel=label)
-    panels[0].set(ylim=loss_limits(runs), ylabel="loss (nats per token)")
-    run_key(figure, runs, kind_of_line("training, smoothed"), kind_of_line("single steps", alpha=0.3, lw=0.8),
-            kind_of_line("validation", lw=0.8, marker="o", ms=4, markerfacecolor="white"),
-            *([] if target is None else [kind_of_line("loss of the comparison below", **DASHED)]))
+    margin = 0.05 * (max(shown) - min(shown)) or 0.1
+    panels[0].set(ylim=(min(shown) - margin, max(shown) + margin), ylabel="loss (nats per token)")
+    run_key(figure, runs)
     return figure
 
 
@@ -133,8 +117,7 @@ def draw_tests(runs):
             axes.plot(column(run.test_rows, "tokens"), 100 * np.array(column(run.test_rows, name)), how, color=colour, ms=3.5, lw=1.4)
     axes.axhline(25, color=FAINT, **DASHED)
     token_axis(axes, title="HellaSwag", ylabel="right answers (%)")
-    run_key(figure, runs, kind_of_line("length-normalised"), kind_of_line("plain", ls=":"),
-            kind_of_line("chance", color=FAINT, **DASHED))
+    run_key(figure, runs)
     return figure
 
 
@@ -150,9 +133,10 @@ def batches_of(run):
     return [run.column(name)[:-1] or run.column(name) for name in ("tokens", "batch")]
 
 
-def band(axes, tokens, scale, se, **how):
-    """Fills the band scale +- se, but not below a twentieth of the scale, since a logarithmic axis has no 0."""
-    axes.fill_between(tokens, np.maximum(scale - se, scale / 20), scale + se, lw=0, **how)
+def plot_scale(axes, tokens, scale, se, colour):
+    """Draws a noise scale with its standard error: not below a twentieth of it, since a logarithmic axis has no 0."""
+    axes.fill_between(tokens, np.maximum(scale - se, scale / 20), scale + se, lw=0, color=colour, alpha=0.2)
+    axes.plot(tokens, scale, color=colour, lw=1.2)
 
 
 def plot_bound(axes, at, lower, **how):
@@ -185,21 +169,14 @@ def draw_gns(runs):
     limit_gns(panels[0, 0], [x for _, scale, _, _ in curves for x in scale], [x for run in runs for x in batches_of(run)[1]])
     for axes, run, colour, (at, scale, se, lower) in zip(panels.flat, runs, colours(runs), curves):
         axes.step(*thin(*batches_of(run)), where="post", color="black", lw=1.5)
-        band(axes, at, scale, se, color=colour, alpha=0.22)
-        axes.plot(at, scale, color=colour, lw=1.3)
-        samples = [above_0(column(sampled(run), name)) for name in ("tokens", "gns_total", "gns_total_se")]
-        band(axes, *samples, color=FAINT, alpha=0.15)
-        axes.plot(*samples[:2], color=FAINT, lw=1)
+        plot_scale(axes, at, scale, se, colour)
         plot_bound(axes, at, lower, color=colour)
+        plot_scale(axes, *(above_0(column(sampled(run), name)) for name in ("tokens", "gns_total", "gns_total_se")), FAINT)
         plain_log(axes.yaxis)
-        token_axis(axes, title=run.label + ("" if gns_source(run) else ": no noise scale was measured (--gns off)"), ylabel="rows")
+        of = {"gns_ln": "", "gns_ranks": ": from the ranks' gradients", None: ": no noise scale was measured (--gns off)"}
+        token_axis(axes, title=run.label + of[gns_source(run)], ylabel="rows")
     for axes in panels.flat[len(runs):]:
         axes.set_visible(False)
-    of = "of the LayerNorms" if "gns_ln" in map(gns_source, runs) else "from the ranks"
-    run_key(figure, runs[:1], kind_of_line("batch", color="black"), kind_of_line(f"noise scale {of}", color=COLOURS[0]),
-            Patch(color=COLOURS[0], alpha=0.22, lw=0, label="one standard error"),
-            kind_of_line("lower bound, 95%", color=COLOURS[0], lw=0.9, ls=":"),
-            kind_of_line("whole model, where it was sampled", color=FAINT, lw=1))
     return figure
 
 
@@ -265,18 +242,17 @@ def draw_roofline(plan, runs):
     axes.plot(roof, np.minimum(peak, bandwidth * roof), color=INK, lw=1.6)
     axes.axvline(peak / bandwidth, color=FAINT, **DASHED)
     for i, (name, x, y) in enumerate(kernels):  # labels alternate below and above, since neighbours may be close
-        axes.plot(x, y, "o", color=FAINT)
+        axes.plot(x, y, "o", color=FAINT, label="" if i else "planned kernels")
         axes.annotate(f"  {name}  ", (x, y), fontsize=9, ha="right" if i % 2 else "left", va="bottom" if i % 2 else "top")
     steps = [("planned step", FAINT, plan["tok_per_s"])]
     steps += [(f"step of {run.label}", colour, np.median(finite(run.column("tok_per_s")) or [math.nan]))
               for run, colour in zip(runs, colours(runs))]
-    for _, colour, speed in steps:
-        axes.plot(intensity, rate * speed / plan["tok_per_s"], "s", color=colour)
+    for label, colour, speed in steps:
+        axes.plot(intensity, rate * speed / plan["tok_per_s"], "s", color=colour, label=label)
     axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte", ylabel="FLOP/s of a rank")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_major_formatter(EngFormatter())
-    run_key(figure, [], kind_of_line("planned kernels", color=FAINT, lw=0, marker="o"),
-            *(kind_of_line(label, color=colour, lw=0, marker="s") for label, colour, _ in steps))
+    axes.legend(loc="lower right")
     return figure
 
 
