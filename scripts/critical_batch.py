@@ -22,7 +22,7 @@ import shutil
 import subprocess
 
 from run_log import (COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, check, compare, finite, finite_number,
-                     run_main, write_whole)
+                     read_bytes, run_main, write_whole)
 
 EXIT_NONFINITE = 76  # the trainer's exit code for a loss that is not finite
 POINTS = 8           # validations per branch, at the same tokens in all branches
@@ -126,7 +126,7 @@ class Origin:
 
 
 class Branch:
-    """The branch with one batch size: its directory, its options and, after training, its loss (infinite: diverged)."""
+    """The branch with one batch size: its directory and its options. After training, a file there holds its loss."""
 
     def __init__(self, origin, batch, tokens, out):
         self.batch, self.factor = batch, batch / origin.batch
@@ -134,7 +134,7 @@ class Branch:
         self.steps = tokens // (batch * origin.seq_len)
         self.horizon = origin.tokens + tokens
         self.out = os.path.join(out, f"batch_{batch}-{tokens}")
-        self.done = os.path.join(self.out, "done")
+        self.done = os.path.join(self.out, "loss")
         # Options that differ from the run's. The trainer prints a note for options without effect.
         self.options = {"out": os.path.abspath(self.out), "batch_tokens": batch * origin.seq_len, "train_tokens": self.horizon,
                         "lr": self.lr, "lr_schedule": "constant", "warmup_tokens": 0, "ramp": "fixed", "gns": "ln",
@@ -160,14 +160,11 @@ class Branch:
             with open(log, encoding="utf-8", errors="replace") as file:
                 last = [*file, "it said nothing\n"][-2:][0].strip()
             raise Fault(code if code > 0 else 70, f"{program[0]} ended with {code}: {last} (see {log})")
-        write_whole(self.done, "diverged\n" if code else "trained\n")
+        write_whole(self.done, f"{math.inf if code else self.last_loss(origin)}\n")
         for checkpoint in glob.glob(os.path.join(glob.escape(self.out), "step_*")):
             shutil.rmtree(checkpoint)
 
-    def read_loss(self, origin):
-        with open(self.done, encoding="utf-8") as file:
-            if file.read() == "diverged\n":
-                return math.inf
+    def last_loss(self, origin):
         run = Run(self.out)
         if run.val_rows:
             return run.val_column("val_loss")[-1]
@@ -237,7 +234,7 @@ def probe(args):
         print(f"batch {branch.batch}: " + ("already trained" if done else f"{branch.steps} steps"), flush=True)
         if not done:
             branch.train(origin, program, directory if os.path.isdir(directory) else ".")
-        branch.loss = branch.read_loss(origin)
+        branch.loss = float(read_bytes(branch.done))
     if not math.isfinite(branches[0].loss):
         raise Fault(EXIT_INPUT, f"{branches[0].out}: the smallest batch has diverged, so there is nothing to compare")
     print_result(origin, branches, args.tolerance, "val" if origin.options.get("val") else "train")

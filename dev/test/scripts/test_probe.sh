@@ -77,7 +77,7 @@ probe 0 run --factors 0.5,1 --tokens 512
 check "from the newest, downwards: $(tail -n 1 log)" [ -d run/probe_00000060/batch_2-512 ]
 branch=run/probe_00000020/batch_8-2048 # simulates a kill: the branch's first checkpoint expects a longer log
 numbers $branch > whole
-cp -r run/step_00000020 $branch && rm $branch/done
+cp -r run/step_00000020 $branch && rm $branch/loss
 truncate -s $(($(stat -c %s $branch/metrics.jsonl) * 2 / 3)) $branch/metrics.jsonl # cuts a line
 probe 0 run/step_00000020 --factors 1,2,4 --tokens 2048 --tolerance 100
 numbers $branch > again
