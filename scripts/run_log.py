@@ -47,15 +47,24 @@ def finite_number(text):
 
 
 def run_main(main, packages=""):
-    """Runs a script's main; a Fault becomes one line on stderr and its exit code. packages: packages that main imports."""
+    """Runs a script's main; a Fault becomes one line on stderr and its exit code. packages: packages that main imports.
+    Where they are missing the whole script runs again with build/venv's Python, if there is one."""
     sys.stdout.reconfigure(errors="backslashreplace")  # file names may be any bytes
     try:
         main()
         sys.stdout.flush()
-    except (Fault, ImportError) as error:
-        fault = error if isinstance(error, Fault) else missing_packages(packages, error)
+    except Fault as fault:
         print(f"error: {fault}", file=sys.stderr)
         sys.exit(fault.code)
+    except ImportError as error:
+        venv = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "venv")
+        python = os.path.join(venv, "bin", "python")
+        if os.access(python, os.X_OK) and "GNS_IN_VENV" not in os.environ:
+            os.environ["GNS_IN_VENV"] = "1"  # prevents a second restart
+            os.execv(python, [python] + sys.argv)
+        print(f"error: the Python package {packages} does not load ({error}): "
+              f"python3 -m venv {shlex.quote(venv)} && {shlex.quote(python)} -m pip install {packages}", file=sys.stderr)
+        sys.exit(EXIT_INPUT)
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # quiet if the reader has ended
             print(f"error: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
@@ -63,17 +72,6 @@ def run_main(main, packages=""):
         sys.exit(EXIT_WRITE)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def missing_packages(packages, error):
-    """Runs the whole script again with build/venv's Python, if there is one. Else returns the Fault to report."""
-    venv = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "venv")
-    python = os.path.join(venv, "bin", "python")
-    if os.access(python, os.X_OK) and "GNS_IN_VENV" not in os.environ:
-        os.environ["GNS_IN_VENV"] = "1"  # prevents a second restart
-        os.execv(python, [python] + sys.argv)
-    return Fault(EXIT_INPUT, f"the Python package {packages} does not load ({error}): "
-                 f"python3 -m venv {shlex.quote(venv)} && {shlex.quote(python)} -m pip install {packages}")
 
 
 def write_whole(path, text):
@@ -151,17 +149,13 @@ def check(where, value, shape, name=""):
 
 
 def read_lines(path, shape, known):
-    """Yields (where, object) of every line, except a last line that is not whole: its run is writing the line, or waits for
+    """Yields (where, object) of every line, except a last line without its end: its run is writing the line, or waits for
     space on the disk. known: {line: object} of earlier calls, to which new lines are added."""
-    for number, line in enumerate(read_bytes(path).splitlines(keepends=True), 1):
+    for number, line in enumerate(read_bytes(path).split(b"\n")[:-1], 1):
         where = f"{path} line {number}"
-        try:
-            if line.strip():
-                known[line] = known.get(line) or parse(where, line, shape)
-                yield where, known[line]
-        except Fault:
-            if line.endswith(b"\n"):
-                raise
+        if line.strip():
+            known[line] = known.get(line) or parse(where, line, shape)
+            yield where, known[line]
 
 
 # ---- Runs -----------------------------------------------------------------------------------------------------------

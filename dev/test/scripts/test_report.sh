@@ -122,7 +122,7 @@ mkdir "$work/bad" && cp "$work/b8/run.json" "$work/bad"
 broken 65 "metrics.jsonl: No such file"
 : > "$bad" && broken 65 "no step"
 head -n 4 "$work/b8/metrics.jsonl" | head -c -20 > "$bad" && echo >> "$bad" && broken 65 "metrics.jsonl line 4: not JSON"
-for want in "3 -20" "4 -1"; do # STEPS CUT: the last line is unfinished (a full disk), or lacks only its newline
+for want in "3 -20" "3 -1" "4 -0"; do # STEPS CUT: the last line is unfinished (a full disk), or lacks only its newline
     head -n 4 "$work/b8/metrics.jsonl" | head -c "${want#* }" > "$bad"
     returns 0 env PYTHONPATH=scripts "$python" -B -c 'import sys, run_log; print(len(run_log.Run(sys.argv[1]).rows))' "$work/bad"
     check "$want: $(cat "$work/log")" [ "$(cat "$work/log")" = "${want% *}" ]
