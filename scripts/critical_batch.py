@@ -31,14 +31,6 @@ CHECKPOINT = "step_([0-9]{8}|[1-9][0-9]{8,})"  # archive_step_of in llmc/checkpo
 
 # ---- fit ------------------------------------------------------------------------------------------------------------
 
-def constant_batch(run, step):
-    """Returns the batch, in rows, of all steps up to `step`. Ignores the run's last step, which the horizon may cut."""
-    batches = {row.get("batch") or 0 for row in run.rows[:-1] or run.rows if row["step"] <= math.ceil(step)}
-    if len(batches) != 1 or min(batches) <= 0:
-        raise Fault(EXIT_INPUT, f"{run.path}: the batch is not constant; fit needs runs with --ramp fixed")
-    return batches.pop()
-
-
 def fit_minima(batch, steps):
     """Returns (S_min, E_min), the covariance of their logarithms (NaN for two runs) and the residuals of log S."""
     import numpy as np
@@ -56,10 +48,16 @@ def fit(args):
 
     runs = [Run(path) for path in args.runs]
     kind, target, found = compare(runs, args.target)
+    batch = []
     for run, at in zip(runs, found):
         if at is None:
             raise Fault(EXIT_INPUT, f"{run.path}: does not fall to a {kind} loss of {target:.6g} between two lines; choose another --target")
-    batch = np.array([constant_batch(run, at["step"]) for run, at in zip(runs, found)], dtype=float)
+        # Ignore the run's last step, which the horizon may cut.
+        batches = {row.get("batch") or 0 for row in run.rows[:-1] or run.rows if row["step"] <= math.ceil(at["step"])}
+        if len(batches) != 1 or min(batches) <= 0:
+            raise Fault(EXIT_INPUT, f"{run.path}: the batch is not constant; fit needs runs with --ramp fixed")
+        batch += batches
+    batch = np.array(batch, dtype=float)
     steps = np.array([at["step"] for at in found], dtype=float)
     if len(set(batch)) < 2:
         raise Fault(EXIT_INPUT, "fit needs runs at two batch sizes or more")

@@ -43,14 +43,6 @@ def convert(state, vocab):
     return model
 
 
-def config_of(args, vocab):
-    eot = GPT2_VOCAB - 1 if vocab == GPT2_VOCAB else None
-    return {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": args["n_layer"],
-            "n_head": args["n_head"], "n_embd": args["n_embd"], "n_positions": args["block_size"],
-            "vocab_size": vocab, "activation_function": "gelu_new", "tie_word_embeddings": True,
-            "bos_token_id": eot, "eos_token_id": eot}
-
-
 class PlainUnpickler(pickle.Unpickler):
     def find_class(self, module, name):  # refuses all names, since a pickle could call any function
         raise pickle.UnpicklingError(f"it holds {module}.{name}, not only numbers and characters")
@@ -127,8 +119,13 @@ def main():
     vocab = options.vocab_size or (GPT2_VOCAB if args["vocab_size"] == GPT2_PADDED else args["vocab_size"])
     model = convert(state, vocab)
     meta = options.meta or (meta if vocab != GPT2_VOCAB and os.path.isfile(meta) else None)
+    eot = GPT2_VOCAB - 1 if vocab == GPT2_VOCAB else None
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": args["n_layer"],
+              "n_head": args["n_head"], "n_embd": args["n_embd"], "n_positions": args["block_size"],
+              "vocab_size": vocab, "activation_function": "gelu_new", "tie_word_embeddings": True,
+              "bos_token_id": eot, "eos_token_id": eot}
     tokenizer = tokenizer_files(read_characters(meta, vocab)) if meta else {}
-    write_model(options.directory, model, config_of(args, vocab), tokenizer)
+    write_model(options.directory, model, config, tokenizer)
     print(f"{options.directory}: {args['n_layer']} layers, {args['n_head']} heads, {args['n_embd']} channels, "
           f"vocabulary {vocab}, {sum(x.size for x in model.values())} parameters" + (f"; characters of {meta}" if meta else ""))
     if not meta and vocab != GPT2_VOCAB:
