@@ -63,9 +63,8 @@ enum {
 
 static unsigned char *block_align(const void *p) { return (unsigned char *)round_up((size_t)p, BLOCK_BYTES); }
 
-// Sets O_DIRECT. If a file system refuses the flag, nothing changes. Some file systems accept the flag, but later
-// writes or reads fail with EINVAL.
-static void direct_begin(int fd) {
+// Sets O_DIRECT. Some file systems accept the flag, but later writes or reads fail with EINVAL.
+void file_past_cache(int fd) {
     int flags = fcntl(fd, F_GETFL);
     if (flags >= 0 && !(flags & O_DIRECT)) fcntl(fd, F_SETFL, flags | O_DIRECT);
 }
@@ -117,7 +116,7 @@ int file_write_range(int fd, const char *path, uint64_t offset, const void *data
     if (bytes < least || block_align(from + (first - offset)) != (unsigned char *)from + (first - offset))
         first = last = end;
     TRY(write_between(fd, offset, from, first - offset, path, e));
-    if (first < last) direct_begin(fd);
+    if (first < last) file_past_cache(fd);
     TRY(write_between(fd, first, from + (first - offset), last - first, path, e));
     if (first < last) direct_end(fd);
     return write_between(fd, last, from + (last - offset), end - last, path, e);
@@ -237,8 +236,6 @@ int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes,
     memory_free(memory);
     return code;
 }
-
-void file_read_past_cache(int fd) { direct_begin(fd); }
 
 int file_digest(const char *path, FileDigest *digest, Error *e) {
     int fd, code = 0;

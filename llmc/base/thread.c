@@ -38,23 +38,21 @@ void ticker_create(Ticker *t, void (*tick)(void *context), void *context) {
 
 static void *run_ticker(void *ticker) {
     Ticker *t = ticker;
-    struct pollfd end = {t->end, POLLIN, 0}; // if eventfd failed, t->end is -1: ticker_destroy waits up to TICK_MS
-    for (bool stop = false; !stop;) {
-        poll(&end, 1, TICK_MS);
+    struct pollfd end = {t->end, POLLIN, 0};
+    while (poll(&end, 1, TICK_MS) <= 0) {
         pthread_mutex_lock(&t->lock);
-        stop = t->stop;
-        if (!stop) t->tick(t->context);
+        t->tick(t->context);
         pthread_mutex_unlock(&t->lock);
     }
     return NULL;
 }
 
-int ticker_start(Ticker *t, const char *what, Error *e) { return worker_start(&t->worker, run_ticker, t, what, e); }
+int ticker_start(Ticker *t, const char *what, Error *e) {
+    if (t->end >= 0) return worker_start(&t->worker, run_ticker, t, what, e);
+    return FAIL(e, ERR_MEMORY, "raise the limit on open files", "no descriptor for %s", what);
+}
 
 void ticker_destroy(Ticker *t) {
-    pthread_mutex_lock(&t->lock);
-    t->stop = true;
-    pthread_mutex_unlock(&t->lock);
     eventfd_write(t->end, 1);
     worker_join(&t->worker);
     close(t->end);

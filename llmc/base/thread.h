@@ -22,7 +22,6 @@ typedef struct {
     pthread_mutex_t lock; // usable after ticker_create
     Worker worker;
     int end; // an eventfd that ticker_destroy writes
-    bool stop;
     void (*tick)(void *context);
     void *context;
 } Ticker;
