@@ -51,19 +51,10 @@ static const DeviceSpec rows[] = {
 // clang-format on
 enum { ROWS = sizeof rows / sizeof *rows };
 
-// True if `text` contains `name` as whole words: no A40 in "RTX A4000", no H200 in "GH200". False if a suffix follows,
-// which names another card ("RTX 4080 SUPER").
-static bool names_device(const char *text, const char *name) {
-    static const char *const suffix[] = {" Ti", " SUPER", " D", " Laptop", " Max Q"};
-    for (const char *at = text; (at = strcasestr(at, name)); at++) {
-        const char *end = at + strlen(name);
-        bool whole = (at == text || !isalnum((unsigned char)at[-1])) && !isalnum((unsigned char)*end);
-        for (int i = 0; i < (int)(sizeof suffix / sizeof *suffix); i++) {
-            size_t n = strlen(suffix[i]);
-            if (strncasecmp(end, suffix[i], n) == 0 && !isalnum((unsigned char)end[n])) whole = false;
-        }
-        if (whole) return true;
-    }
+// True if `text` contains `name` as whole words: no A40 in "RTX A4000", no H200 in "GH200".
+static bool has_words(const char *text, const char *name) {
+    for (const char *at = text; (at = strcasestr(at, name)); at++)
+        if ((at == text || !isalnum((unsigned char)at[-1])) && !isalnum((unsigned char)at[strlen(name)])) return true;
     return false;
 }
 
@@ -76,14 +67,17 @@ static void squeeze(char *out, size_t bytes, const char *text) {
 }
 
 const DeviceSpec *device_spec_find(const char *text) {
+    static const char *const others[] = {"Ti", "SUPER", "D", "Laptop", "Max Q"}; // "RTX 4080 SUPER" is another card
     const DeviceSpec *around = NULL;       // last row whose name contains the text
     char part[100], name[100], words[100]; // words: the text with dashes as blanks
     int count = 0;                         // rows whose name contains the text
     squeeze(part, sizeof part, text);
     snprintf(words, sizeof words, "%s", text);
     for (char *dash = words; (dash = strchr(dash, '-'));) *dash = ' ';
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (has_words(words, others[i])) return NULL;
     for (int i = 0; i < ROWS && *part; i++) {
-        if (names_device(words, rows[i].name)) return &rows[i];
+        if (has_words(words, rows[i].name)) return &rows[i];
         squeeze(name, sizeof name, rows[i].name);
         if (strstr(name, part)) around = &rows[i], count++;
     }

@@ -42,35 +42,36 @@ static const PlanEfficiency cpu_efficiency = {
     .network_hop = 50e-6,
 };
 
-int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e) {
+int plan_device(PlanDevice *out, const Options *o, const EngineDevice *here, Error *e) {
     const double bf16_bytes = 2;
+    const char *wanted = o->device;
     const bool elsewhere = *wanted && here->is_cpu; // the CPU trainer plans for a GPU
     char names[400];
     const DeviceSpec *known = device_spec_find(*wanted ? wanted : here->name);
-    if (*wanted && !known && !(own->bf16_flops > 0 && own->bandwidth > 0)) {
+    if (*wanted && !known && !(o->device_flops > 0 && o->device_bandwidth > 0)) {
         device_spec_names(names, sizeof names);
         FAIL(e, ERR_USAGE, NULL, "--device %.60s: not in the table of devices", wanted);
         return error_hint(e, "use one of %s; or add --device-flops, --device-bandwidth and --device-memory", names);
     }
-    PlanDevice d = {.spec = known ? *known : (DeviceSpec){.devices_a_machine = own->link > 0 ? 8 : 1},
+    PlanDevice d = {.spec = known ? *known : (DeviceSpec){.devices_a_machine = o->device_link > 0 ? 8 : 1},
                     .measured = !*wanted && here->is_cpu,
-                    .own = own->bf16_flops > 0 || own->bandwidth > 0 || own->memory_bytes > 0,
+                    .own = o->device_flops > 0 || o->device_bandwidth > 0 || o->device_memory > 0,
                     .value = elsewhere ? bf16_bytes : (double)here->value_bytes,
                     .head_bytes = elsewhere ? CUDA_HEAD_BYTES : (double)here->head_bytes};
-    snprintf(d.name, sizeof d.name, "%s", known ? known->name : *wanted ? wanted : here->name);
+    snprintf(d.name, sizeof d.name, "%.255s", known ? known->name : *wanted ? wanted : here->name);
     d.efficiency = d.measured ? cpu_efficiency : gpu_efficiency;
     d.fuses_exact = *wanted ? d.spec.hopper && d.value < sizeof(float) : here->exact_is_fused;
     d.peak = d.measured ? here->flops : d.value < sizeof(float) ? d.spec.bf16_flops : d.spec.fp32_flops;
     if (d.measured) d.spec.bandwidth = here->bandwidth;
     if (!*wanted && here->memory_bytes > 0) d.spec.memory_bytes = here->memory_bytes;
-    if (own->bf16_flops > 0) d.peak = own->bf16_flops;
-    if (own->bandwidth > 0) d.spec.bandwidth = own->bandwidth;
-    if (own->memory_bytes > 0) d.spec.memory_bytes = own->memory_bytes;
-    if (own->link > 0) d.spec.link = own->link;
-    if (own->network > 0) d.spec.network = own->network;
-    if (own->devices_a_machine > 0) d.spec.devices_a_machine = own->devices_a_machine;
-    d.spec.axes = own->axes;
-    if ((own->devices_a_machine > 1 || own->axes > 0) && d.spec.link == 0)
+    if (o->device_flops > 0) d.peak = 1e12 * o->device_flops;
+    if (o->device_bandwidth > 0) d.spec.bandwidth = 1e9 * o->device_bandwidth;
+    if (o->device_memory > 0) d.spec.memory_bytes = o->device_memory * (1 << 30);
+    if (o->device_link > 0) d.spec.link = 1e9 * o->device_link;
+    if (o->link > 0) d.spec.network = 1e9 * o->link;
+    if (o->device_count > 0) d.spec.devices_a_machine = (int)o->device_count;
+    d.spec.axes = (int)o->device_axes;
+    if ((o->device_count > 1 || o->device_axes > 0) && d.spec.link == 0)
         return FAIL(e, ERR_USAGE, "add --device-link", "--device-count, --device-axes: the devices' link is unknown");
     *out = d;
     return 0;
@@ -194,20 +195,16 @@ static double gathered_again(const Model *model) {
     return fmax(0, L - SHARD_WEIGHT_SLOTS) / L;
 }
 
-// Returns the number of calls of gather_rows and reduce_rows in a step (TensorRanks), each for a micro-batch.
-static double exchanges(const Plan *p, int64_t micro_steps) {
-    EngineConfig shape = p->shape;
-    shape.tensor.ranks = plan_tensor(p);
-    return (double)micro_steps * tensor_exchanges(&shape, true);
-}
-
+// Returns the bytes of one exchange of rows (TensorRanks).
 static double exchanged_bytes(const Plan *p, double rows) {
     return p->device.value * rows * p->shape.seq_len * p->shape.model->config.channels;
 }
 
 double plan_tensor_bytes(const Plan *p) {
-    const double K = plan_tensor(p), rows = (double)rows_of_rank(p->rows, 0, p->ranks / plan_tensor(p)).count;
-    return exchanges(p, 1) * (K - 1) / K * exchanged_bytes(p, rows);
+    EngineConfig shape = p->shape;
+    const double K = shape.tensor.ranks = plan_tensor(p);
+    const double rows = (double)rows_of_rank(p->rows, 0, p->ranks / plan_tensor(p)).count;
+    return tensor_exchanges(&shape, true) * (K - 1) / K * exchanged_bytes(p, rows);
 }
 
 // Counts values as Rajbhandari et al. 2020 (arXiv 1910.02054), section 7, do. With ZeRO-0 to ZeRO-2 a rank sends two
@@ -314,9 +311,10 @@ PlanStep plan_step(const Plan *p, int64_t rows) {
     Workload update = workload_update(shape.model, p->shape.optimizer, owned, p->device.value);
     add_workload(&s.all, p, &update, 1);
     s.exposed = exposed_seconds(p, shape.model, &s);
-    if (K > 1 && plan_link_bandwidth(&p->device, K) > 0) // nothing hides exchanges, since products wait for them
-        s.exposed += exchanges(p, whole) * plan_ring_seconds(&p->device, K, exchanged_bytes(p, p->shape.micro_batch)) +
-                     exchanges(p, left > 0) * plan_ring_seconds(&p->device, K, exchanged_bytes(p, left));
+    const double n = tensor_exchanges(&shape, true);
+    if (n > 0 && plan_link_bandwidth(&p->device, K) > 0) // nothing hides exchanges, since products wait for them
+        s.exposed += (double)whole * n * plan_ring_seconds(&p->device, K, exchanged_bytes(p, p->shape.micro_batch)) +
+                     (left > 0) * n * plan_ring_seconds(&p->device, K, exchanged_bytes(p, left));
     model_destroy(&local);
     s.seconds = s.all.pass[PASS_FORWARD] + s.all.pass[PASS_BACKWARD] + s.all.pass[PASS_UPDATE] + s.exposed;
     return s;
@@ -352,13 +350,12 @@ int64_t plan_checkpoints(const Ramp *ramp, const Options *o) {
     int64_t every = o->checkpoint_every, best = best_every(o);
     if (every == 0 && best == 0) return 1;
     int64_t steps = plan_run(&untimed, 0).steps - 1; // the last step always writes a checkpoint
-    int64_t written = 1 + (every > 0 ? steps / every : 0) + (best > 0 ? steps / best : 0);
-    int64_t kept = o->keep + 1 + (best > 0); // a new checkpoint is written before the oldest is removed
-    if (!o->on_spike) return o->keep > 0 && kept < written ? kept : written;
     // --on-spike keeps the newest checkpoint before the window, and all later ones: perhaps step 0's, too, and those of
     // steps that a rollback took back.
-    const int64_t window = 2 * o->spike_steps - 1;
-    const int64_t recent = 1 + (window + every - 1) / every + (best ? window / best : 0);
-    kept += recent > o->keep ? recent - o->keep : 0;
-    return recent - 1 + (o->keep > 0 && kept < written + 1 ? kept : written + 1);
+    const int64_t window = o->on_spike ? 2 * o->spike_steps - 1 : 0;
+    const int64_t recent = (every ? (window + every - 1) / every : 0) + (best ? window / best : 0);
+    const int64_t written = 1 + (every ? steps / every : 0) + (best ? steps / best : 0) + (o->on_spike != 0);
+    // A new checkpoint is written before the oldest is removed.
+    const int64_t kept = (o->keep > recent ? o->keep : recent + 1) + 1 + (best > 0);
+    return recent + (o->keep > 0 && kept < written ? kept : written);
 }

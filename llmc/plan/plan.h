@@ -43,9 +43,9 @@ typedef struct {
     PlanEfficiency efficiency;
 } PlanDevice;
 
-// Finds the device to plan for: `wanted` (--device), or else the engine's device. own: the user's figures; a figure
-// above 0 replaces the table's. ERR_USAGE if neither the table nor `own` has the peak and bandwidth of `wanted`.
-int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e);
+// Finds the device to plan for: --device, or else the engine's device, `here`. The user's figures (--device-flops, ...)
+// replace the table's. ERR_USAGE if neither has the peak and bandwidth of --device.
+int plan_device(PlanDevice *out, const Options *o, const EngineDevice *here, Error *e);
 
 // True if the weight gradients' kernel measures exact per-example norms (EngineDevice.exact_is_fused).
 bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model);

@@ -6,14 +6,7 @@
 // Sets *device to the plan's device, and --gns, if not given, to its default on that device.
 static int plan_on_device(PlanDevice *device, Setup *setup, const EngineDevice *here, Error *e) {
     const Options *o = &setup->options;
-    DeviceSpec own = {.bf16_flops = 1e12 * o->device_flops,
-                      .bandwidth = 1e9 * o->device_bandwidth,
-                      .memory_bytes = o->device_memory * (1 << 30),
-                      .link = 1e9 * o->device_link,
-                      .network = 1e9 * o->link,
-                      .devices_a_machine = (int)o->device_count,
-                      .axes = (int)o->device_axes};
-    TRY(plan_device(device, o->device, here, &own, e));
+    TRY(plan_device(device, o, here, e));
     if (dtype_is_fp8(setup->shape.dtype) && !device->measured && *device->name && !device->fuses_exact)
         return FAIL(e, ERR_USAGE, "use --dtype bf16", "--dtype %s needs a Hopper GPU (H100, H200), not %s",
                     dtype_names[setup->shape.dtype], device->name);

@@ -65,8 +65,9 @@ static Plan make_plan(const Model *model, const char *device, int micro_batch, i
     Plan p = {.options = &options, .engine = &cpu_engine, .ranks = 1, .estimate_memory = true};
     p.sharing = (ParallelConfig){.micro_batch = micro_batch, .batch_max = micro_batch};
     options_defaults(&options);
+    snprintf(options.device, sizeof options.device, "%s", device);
     p.shape = (EngineConfig){.model = model, .micro_batch = micro_batch, .seq_len = seq_len, .gns = GNS_LN};
-    CHECK_OK(plan_device(&p.device, device, &cpu, &(DeviceSpec){0}, &e), &e);
+    CHECK_OK(plan_device(&p.device, &options, &cpu, &e), &e);
     return p;
 }
 
@@ -165,11 +166,11 @@ static void test_fused_exact_norms(void) {
     }
     EngineDevice here = {.name = "NVIDIA H200", .value_bytes = 4, .exact_is_fused = false};
     PlanDevice device;
-    CHECK_OK(plan_device(&device, "H200", &here, &(DeviceSpec){0}, &e), &e);
+    CHECK_OK(plan_device(&device, &(Options){.device = "H200"}, &here, &e), &e);
     CHECK(!plan_fuses_exact(&device, d12), "a build of fp32");
     for (int fused = 0; fused < 2; fused++) {
         here = (EngineDevice){.name = "NVIDIA H200", .value_bytes = 2, .exact_is_fused = fused};
-        CHECK_OK(plan_device(&device, "", &here, &(DeviceSpec){0}, &e), &e);
+        CHECK_OK(plan_device(&device, &(Options){.device = ""}, &here, &e), &e);
         CHECK(plan_fuses_exact(&device, d12) == fused, "what the engine says, %d", fused);
     }
 }
@@ -226,7 +227,7 @@ static void test_measured_steps(void) {
 static void test_measured_cpu(void) {
     Plan p = make_plan(model_of("d12", 50257, 64), "H200", 4, 64);
     EngineDevice cpu = {"CPU", true, .value_bytes = 4, .head_bytes = 64 << 20, .flops = 233.6e9, .bandwidth = 25e9};
-    CHECK_OK(plan_device(&p.device, "", &cpu, &(DeviceSpec){0}, &e), &e);
+    CHECK_OK(plan_device(&p.device, &(Options){.device = ""}, &cpu, &e), &e);
     CHECK(p.device.measured, "the CPU's own figures");
     CHECK_CLOSE(4 * 64 / plan_step(&p, 4).seconds, 243, 0.15, 0);
 }
@@ -651,25 +652,24 @@ static void test_devices_here_and_elsewhere(void) {
     EngineDevice gpu = {.name = "NVIDIA H100 80GB HBM3", .value_bytes = 2, .memory_bytes = 85e9};
     EngineDevice gpu32 = gpu, none = {.value_bytes = 2};
     cpu.memory_bytes = 1e10, gpu32.value_bytes = 4;
-    CHECK_OK(plan_device(&d, "", &cpu, &(DeviceSpec){0}, &e), &e);
+    CHECK_OK(plan_device(&d, &(Options){.device = ""}, &cpu, &e), &e);
     CHECK(d.measured && d.peak == 2e11 && d.spec.memory_bytes == 1e10 && d.value == 4 && !(d.spec.network > 0),
           "the CPU");
-    CHECK_OK(plan_device(&d, "h200", &cpu, &(DeviceSpec){.network = 12e9}, &e), &e);
+    CHECK_OK(plan_device(&d, &(Options){.device = "h200", .link = 12}, &cpu, &e), &e);
     CHECK(!d.measured && d.value == 2 && d.peak == 989e12 && d.spec.network == 12e9,
           "a GPU, planned by the CPU trainer");
     CHECK(strcmp(d.name, "H200") == 0, "by its own name, not %s", d.name);
-    CHECK_OK(plan_device(&d, "", &gpu, &(DeviceSpec){0}, &e), &e);
+    CHECK_OK(plan_device(&d, &(Options){.device = ""}, &gpu, &e), &e);
     CHECK(d.value == 2 && d.peak == 989e12 && d.spec.memory_bytes == 85e9, "the GPU here, with its own memory");
-    CHECK_OK(plan_device(&d, "A100", &gpu32, &(DeviceSpec){0}, &e), &e);
+    CHECK_OK(plan_device(&d, &(Options){.device = "A100"}, &gpu32, &e), &e);
     CHECK(d.value == 4 && d.peak == 19.5e12 && d.spec.memory_bytes == 40.0 * (1 << 30), "another, in fp32");
-    CHECK_OK(plan_device(&d, "", &none, &(DeviceSpec){0}, &e), &e);
+    CHECK_OK(plan_device(&d, &(Options){.device = ""}, &none, &e), &e);
     CHECK(!(d.peak > 0) && !*d.name, "no GPU here, and none named: no times");
     snprintf(none.name, sizeof none.name, "NVIDIA RTX A4000");
-    CHECK_OK(plan_device(&d, "", &none, &(DeviceSpec){0}, &e), &e);
+    CHECK_OK(plan_device(&d, &(Options){.device = ""}, &none, &e), &e);
     CHECK(!(d.peak > 0) && strcmp(d.name, "NVIDIA RTX A4000") == 0, "one that the table does not have");
-    const DeviceSpec own = {.memory_bytes = 48e9};
     cpu.flops = 0; // a CPU without a kernel for the type
-    CHECK_OK(plan_device(&d, "4090", &cpu, &own, &e), &e);
+    CHECK_OK(plan_device(&d, &(Options){.device = "4090", .device_memory = 48}, &cpu, &e), &e);
     CHECK(d.peak == 165.2e12 && d.value == 2 && d.head_bytes > 0, "a GPU, planned by a CPU without its type");
 }
 
