@@ -183,13 +183,10 @@ int options_resolve(Options *o, Error *e) {
     TRY(resolve_horizon(o, e));
     TRY(resolve_gns(o, e));
     const bool fp8 = dtype_is_fp8((Dtype)o->dtype);
-    if (o->tensor > 1 && (o->optimizer == OPTIMIZER_MUON || fp8)) {
-        FAIL(e, ERR_USAGE, NULL, "--tensor %lld cannot train with --%s", (long long)o->tensor,
-             fp8 ? "dtype fp8 or fp8-dw" : "optimizer muon");
-        return error_hint(e, "use --zero 3 instead of --tensor, or another --%s", fp8 ? "dtype" : "optimizer");
-    }
-    if (o->tensor > 1 && o->tune)
-        return FAIL(e, ERR_USAGE, "leave --tune out", "--tensor %lld cannot train with --tune", (long long)o->tensor);
+    const char *not_with = fp8 ? "dtype fp8 or fp8-dw" : o->optimizer == OPTIMIZER_MUON ? "optimizer muon" : "tune";
+    if (o->tensor > 1 && (fp8 || o->optimizer == OPTIMIZER_MUON || o->tune))
+        return FAIL(e, ERR_USAGE, "use --zero 3 instead of --tensor, or leave the other option out",
+                    "--tensor %lld cannot train with --%s", (long long)o->tensor, not_with);
     if (o->eval_only && !*o->val && !o->given[OPTION_hellaswag])
         return FAIL(e, ERR_USAGE, "give --val, --hellaswag or both", "--eval-only has nothing to evaluate on");
     if (o->reduce == REDUCE_MICRO_STEP && o->zero < ZERO_2)

@@ -91,7 +91,6 @@ static int value_parse(const OptionRow *row, const char *said, const char *text,
     FAIL(e, ERR_USAGE, NULL, SAID " '" SAID "': %s", said, text, why);
     if (row->type == TYPE_CHOICE) return error_hint(e, "use one of %s", row->names);
     if (row->type == TYPE_FLAG) return error_hint(e, "use true or false");
-    if (row->kind == ROW_WORDS) return error_hint(e, "quote the pattern, which the shell has expanded");
     if (row->type == TYPE_TEXT) return error_hint(e, "use at most %zu bytes", row->bytes - 1);
     return error_hint(e, "use a %snumber%s%s in %s", row->type == TYPE_INT ? "whole " : "", *unit ? " of " : "", unit,
                       row->range);
@@ -189,55 +188,40 @@ void row_print_help(FILE *f, const OptionRow *row) {
     static const char *const kinds[] = {"N", "X", "TEXT", "NAME", ""};
     static const char *const counts[] = {"", ", in steps", ", in micro-batches", ", in validations"};
     const char *init = row->init ? row->init : "", *alias = row->alias ? row->alias : "";
-    char flag[FLAG_BYTES], value[FLAG_BYTES], text[2048];
+    char flag[FLAG_BYTES], value[FLAG_BYTES], text[2048], end[80] = "";
 
     // The unit names the value, "--micro-batch ROWS". It is printed in capitals unless it already has some (GB/s).
     snprintf(value, sizeof value, "%s", row->unit ? row->unit : kinds[row->type]);
     bool capitals = !strpbrk(value, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
     for (char *c = value; capitals && *c; c++) *c = (char)toupper((unsigned char)*c);
     row_flag(flag, row);
-    int used = snprintf(text, sizeof text, "  %s%s%s", flag, *value ? " " : "", value), wide = used >= COLUMN;
-    used +=
-        snprintf(text + used, sizeof text - (size_t)used, "%s%*s%s%s%s", wide ? "\n" : "",
-                 wide ? COLUMN : COLUMN - used, "", row->names ? row->names : "", row->names ? ": " : "", row->help);
+    int at = fprintf(f, "  %s%s%s", flag, *value ? " " : "", value); // column of the output
+    if (at >= COLUMN) at = fprintf(f, "\n") - 1;
+    at += fprintf(f, "%*s", COLUMN - at, "");
     if (*init || *alias)
-        snprintf(text + used, sizeof text - (size_t)used, " [%s%s%s%s%s%s]", *init ? "default " : "", init,
-                 *init && *alias ? "; " : "", *alias ? "llm.c " : "", alias, *alias ? counts[row->alias_unit] : "");
-    int at = 0; // column of the output; lines break at blanks
-    for (const char *c = text; *c;) {
-        int blanks = (int)strspn(c, " "), word = (int)strcspn(c + blanks, " \n");
-        bool breaks = at > COLUMN && word > 0 && at + blanks + word > WIDTH;
-        if (breaks) at = fprintf(f, "\n%*s", COLUMN, "") - 1 + fprintf(f, "%.*s", word, c + blanks);
-        else at += fprintf(f, "%.*s", blanks + word, c);
-        c += blanks + word;
-        if (*c == '\n') fputc(*c++, f), at = 0;
+        snprintf(end, sizeof end, " [%s%s%s%s%s%s]", *init ? "default " : "", init, *init && *alias ? "; " : "",
+                 *alias ? "llm.c " : "", alias, *alias ? counts[row->alias_unit] : "");
+    snprintf(text, sizeof text, "%s%s%s%s", row->names ? row->names : "", row->names ? ": " : "", row->help, end);
+    for (char *word = strtok(text, " "); word; word = strtok(NULL, " ")) {
+        if (at > COLUMN && at + 1 + (int)strlen(word) > WIDTH) at = fprintf(f, "\n%*s", COLUMN, "") - 1;
+        at += fprintf(f, "%s%s", at > COLUMN ? " " : "", word);
     }
     fputc('\n', f);
 }
 
 // ---- Unknown names --------------------------------------------------------------------------------------------------
 
-// Returns the fewest insertions, deletions and substitutions that turn a into b (Levenshtein 1966).
-static int edit_distance(const char *a, const char *b) {
-    int cost[FLAG_BYTES + 1]; // cost[j]: edits from a's first i characters to b's first j
-    int n = (int)strlen(b);
-    assert(n <= FLAG_BYTES);
-    for (int j = 0; j <= n; j++) cost[j] = j;
-    for (int i = 0; a[i]; i++) {
-        int diagonal = cost[0];
-        cost[0] = i + 1;
-        for (int j = 1; j <= n; j++) {
-            int substitute = diagonal + (a[i] != b[j - 1]);
-            int insert_or_delete = (cost[j] < cost[j - 1] ? cost[j] : cost[j - 1]) + 1;
-            diagonal = cost[j];
-            cost[j] = substitute < insert_or_delete ? substitute : insert_or_delete;
-        }
-    }
-    return cost[n];
+// True if at most `edits` insertions, deletions and substitutions turn a into b (Levenshtein 1966).
+static bool is_near(const char *a, const char *b, int edits) {
+    while (*a && *a == *b) a++, b++;
+    if (!*a && !*b) return true;
+    if (edits == 0) return false;
+    return (*a && is_near(a + 1, b, edits - 1)) || (*b && is_near(a, b + 1, edits - 1)) ||
+           (*a && *b && is_near(a + 1, b + 1, edits - 1));
 }
 
 int rows_unknown(const OptionTable *t, const char *said, const char *name, const char *dashes, Error *e) {
-    char names[120], flag[FLAG_BYTES], nearest[FLAG_BYTES] = "", wanted[FLAG_BYTES + 2];
+    char names[120], flag[FLAG_BYTES], wanted[FLAG_BYTES + 2];
     FAIL(e, ERR_USAGE, "--help lists the options", "unknown option " SAID, said);
     snprintf(wanted, sizeof wanted, " %.*s ", FLAG_BYTES - 1, name);
     for (char *c = wanted; *c; c++)
@@ -249,15 +233,14 @@ int rows_unknown(const OptionTable *t, const char *said, const char *name, const
         return error_hint(e, "the option here is %s%s%s%s", dashes, f->ours, f->note ? ": " : "",
                           f->note ? f->note : "");
     }
-    int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // a name with this many edits is unrelated
-    for (int id = 0; id < t->count && strlen(name) < FLAG_BYTES; id++) {
-        row_flag(flag, &t->rows[id]);
-        int distance = edit_distance(name, flag + 2);
-        if (distance >= best || distance >= (int)strlen(flag + 2)) continue;
-        best = distance;
-        strcpy(nearest, flag + 2);
-    }
-    return *nearest ? error_hint(e, "did you mean %s%s?", dashes, nearest) : e->code;
+    const int most = (int)size_min(3, (strlen(name) + 1) / 3); // a name with more edits is unrelated
+    for (int edits = 1; edits <= most; edits++)
+        for (int id = 0; id < t->count; id++) {
+            row_flag(flag, &t->rows[id]);
+            if (edits < (int)strlen(flag + 2) && is_near(name, flag + 2, edits))
+                return error_hint(e, "did you mean %s%s?", dashes, flag + 2);
+        }
+    return e->code;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -273,19 +256,19 @@ static char *trim(char *s) {
     return s;
 }
 
-static void cut_comment(char *s) {
+// Returns the text without a comment, and without blanks around it.
+static char *uncomment(char *s) {
     char *c = s;
     while (*c && !(*c == '#' && (c == s || isspace((unsigned char)c[-1])))) c++;
     *c = 0;
+    return trim(s);
 }
 
 static int parse_config_line(const OptionTable *t, char *line, Error *e) {
-    char *first = line + strspn(line, " \t\r\v\f");
-    if (!*first || *first == '#') return 0;
-    char *equals = strchr(first, '=');
-    if (!equals) return FAIL(e, ERR_USAGE, "write name = value", "'" SAID "' has no =", trim(first));
-    *equals = 0;
-    const char *name = trim(first);
+    char *value = trim(line);
+    if (!*value || *value == '#') return 0;
+    const char *name = trim(strsep(&value, "="));
+    if (!value) return FAIL(e, ERR_USAGE, "write name = value", "'" SAID "' has no =", name);
     int id = row_find(t, name);
     if (id == t->count) {
         rows_unknown(t, name, name, "", e);
@@ -293,16 +276,14 @@ static int parse_config_line(const OptionTable *t, char *line, Error *e) {
     }
     if (t->rows[id].kind == ROW_FILE || t->rows[id].kind == ROW_ENDS)
         return FAIL(e, ERR_USAGE, "remove it from the file", "%s is for the command line only", name);
-    char *value = equals + 1 + strspn(equals + 1, " \t\r\v\f"), *close = NULL;
+    value = trim(value);
     if (*value == '"') {
-        close = strchr(++value, '"');
+        char *close = strchr(++value, '"');
         if (!close) return FAIL(e, ERR_USAGE, "end the value with a quote", "%s: a quote is not closed", name);
         *close++ = 0;
-    }
-    cut_comment(close ? close : value);
-    if (!close) value = trim(value);
-    else if (*trim(close))
-        return FAIL(e, ERR_USAGE, "a value contains no quotes", "%s: text after the closing quote", name);
+        if (*uncomment(close))
+            return FAIL(e, ERR_USAGE, "a value contains no quotes", "%s: text after the closing quote", name);
+    } else value = uncomment(value);
     return row_set(t, id, name, value, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 
@@ -360,32 +341,19 @@ int rows_read_config(const OptionTable *t, char *text, size_t bytes, const char 
 
 // ---- The command line -----------------------------------------------------------------------------------------------
 
-int rows_next_value(const OptionTable *t, const OptionRow *row, int argc, char **argv, int *i,
-                    char joined[OPTION_TEXT + 2], const char **value, Error *e) {
+int rows_next_value(const OptionTable *t, int argc, char **argv, int *i, const char **value, Error *e) {
     const char *word = *i + 1 < argc ? argv[*i + 1] : NULL;
     bool is_name = word && strncmp(word, "--", 2) == 0 && row_find(t, word + 2) < t->count;
     if (!word || is_name || (word[0] == '-' && word[1] != '-' && t->is_short && t->is_short(word)))
         return FAIL(e, ERR_USAGE, "--help lists the values", SAID " has no value", argv[*i]);
     *value = argv[++*i];
-    if (!row || row->kind != ROW_WORDS || *i + 1 >= argc || argv[*i + 1][0] == '-') return 0;
-    size_t used = 0; // a text longer than OPTION_TEXT is cut, and row_set refuses it
-    for (;; word = argv[++*i]) {
-        for (const char *c = word; *c && used < OPTION_TEXT; c++) {
-            if (*c == ' ') joined[used++] = '\\';
-            joined[used++] = *c;
-        }
-        if (*i + 1 >= argc || argv[*i + 1][0] == '-') break;
-        if (used < OPTION_TEXT) joined[used++] = ' ';
-    }
-    joined[used] = 0;
-    *value = joined;
     return 0;
 }
 
 // Reads --name value, --name=value, or --name of a flag.
 static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     const char *word = argv[*i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
-    char said[FLAG_BYTES], joined[OPTION_TEXT + 2]; // the longest flag; the longest value
+    char said[FLAG_BYTES];
     snprintf(said, sizeof said, "%.*s", (int)strcspn(word, "="), word);
     int id = row_find(t, word + 2);
     if (id == t->count) return rows_unknown(t, said, said + 2, "--", e);
@@ -393,7 +361,7 @@ static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     if (row->type == TYPE_FLAG) {
         if (value) return FAIL(e, ERR_USAGE, "leave out what follows it", "%s takes no value", said);
         value = "true";
-    } else if (!value) TRY(rows_next_value(t, row, argc, argv, i, joined, &value, e));
+    } else if (!value) TRY(rows_next_value(t, argc, argv, i, &value, e));
     if (row->kind != ROW_FILE) return row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e);
 
     // Read the file now. Options on the command line win, wherever they stand. The option's value lists all files.

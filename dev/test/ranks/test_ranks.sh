@@ -305,8 +305,8 @@ a_cut_model_is_refused() {
     refuses() { wanted=64 cut "$2" "$3" refused "${@:4}" && grep -q "^error.*--tensor $3$1" refused.log || { cat refused.log; return 1; }; }
     refuses ': there are 3 ranks. use mpirun -np 4, ' 3 2 && refuses ': there are 9 ranks. use --ranks 12, ' 0 4 --dry-run --ranks 9 &&
         refuses ': the model has 5 heads. use at most 5, ' 0 6 --dry-run --ranks 6 &&
-        refuses ' cannot train with --optimizer muon. use --zero 3 instead of --tensor, or another --optimizer' 0 2 --optimizer muon &&
-        refuses ' cannot train with --tune. leave --tune out' 0 2 --tune || return 1
+        refuses ' cannot train with --optimizer muon. use --zero 3 instead of --tensor, or leave the other option out' 0 2 --optimizer muon &&
+        refuses ' cannot train with --tune. use --zero 3' 0 2 --tune || return 1
     local small=${small/--heads 2 --channels 32/--heads 5 --channels 40}
     wanted=64 run 6 refused --steps 1 --batch-tokens 32 --tensor 2 &&
         grep -q '^error.*a batch of 2 rows is too small for 3 groups of ranks (--tensor). use mpirun -np 4, ' refused.log
