@@ -17,8 +17,7 @@ const OptionRow option_rows[OPTION_COUNT] = {
 void *option_field(Options *o, OptionId id) { return (char *)o + option_rows[id].offset; }
 
 bool option_is_of_planning(int id) {
-    int need = option_rows[id].needs[0];
-    return id == OPTION_dry_run || id == OPTION_print_options || need == NEED_PLAN || need == NEED_PLANNED_RANKS;
+    return id == OPTION_dry_run || id == OPTION_print_options || option_rows[id].needs[0] == NEED_PLAN;
 }
 
 void options_defaults(Options *o) {
@@ -102,7 +101,7 @@ static bool is_short(const char *word) { return find_alias(word) < OPTION_COUNT 
 // Reads one of llm.c's flags: one dash and always a value. -h without a value is --help.
 static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Error *e) {
     const char *flag = argv[*i], *value = NULL;
-    char said[2 * FLAG_BYTES], name[FLAG_BYTES];
+    char said[2 * FLAG_BYTES];
     if (flag[0] != '-' || !flag[1])
         return FAIL(e, ERR_USAGE, "options begin with --; quote patterns and lists of files", "'" SAID "' is no option",
                     flag);
@@ -119,8 +118,7 @@ static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Erro
         value = recompute_names[*value - '0'];
     if (id == OPTION_fresh && strcmp(value, "1") == 0) value = "false"; // llm.c's -y 1: resume
     if (id == OPTION_fresh && strcmp(value, "0") == 0) value = "true";  // and -y 0: start over
-    row_flag(name, row);
-    snprintf(said, sizeof said, "%s (%s)", flag, name);
+    snprintf(said, sizeof said, "%s (%s)", flag, row_flag(row).s);
     TRY(row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e));
     t->given[id] |= OPTION_GIVEN_ALIAS | (row->alias_unit ? OPTION_IN_ALIAS_UNIT : 0);
     return 0;

@@ -92,7 +92,7 @@ void options_defaults(Options *o);
 
 // ---- The table, for this folder, run/state.c and tests --------------------------------------------------------------
 
-#define CONDITION(name, met, text, remedy) NEED_##name,
+#define CONDITION(name, met, text) NEED_##name,
 typedef enum {
     NEED_NOTHING,
 #include "options/table.def"

@@ -11,31 +11,31 @@
 // and a line of a file (runs may share a file) get a note instead. Without training or a plan, checks only the options
 // of planning. Reads o->run.ramp_mode.
 static int check_needs(Options *o, Error *e) {
-#define CONDITION(name, met, text, remedy) [NEED_##name] = {met, text, remedy},
+#define CONDITION(name, met, text) [NEED_##name] = {met, text},
     const struct {
         bool met;
-        const char *text, *remedy; // the condition; what to do if it is not met
+        const char *text;
     } conditions[] = {
         [NEED_NOTHING] = {.met = true},
 #include "options/table.def"
     };
     OptionTable t = options_table(o);
-    char idle[1024] = "", flag[FLAG_BYTES];
+    char idle[1024] = "";
     for (int id = 0; id < OPTION_COUNT; id++) {
         const OptionRow *row = &option_rows[id];
         const bool plans = option_is_of_planning(id), counts = options_train(o) || o->dry_run || plans;
         if (!o->given[id] || !counts || (row->off_at_0 && row_is_zero(&t, id))) continue;
-        row_flag(flag, row);
+        const Flag flag = row_flag(row);
         for (int k = 0; k < 2; k++) {
             const int need = row->needs[k];
             const bool refused = o->given[id] & OPTION_GIVEN_COMMAND_LINE && !(o->given[id] & OPTION_GIVEN_ALIAS);
             if (conditions[need].met) continue;
             if (refused && (options_train(o) || (plans && !o->print_options))) {
-                FAIL(e, ERR_USAGE, NULL, "%s has no effect without %s", flag, conditions[need].text);
-                return error_hint(e, "%s, or leave %s out", conditions[need].remedy, flag);
+                FAIL(e, ERR_USAGE, NULL, "%s has no effect without %s", flag.s, conditions[need].text);
+                return error_hint(e, "use that, or leave %s out", flag.s);
             }
             size_t used = strlen(idle);
-            snprintf(idle + used, sizeof idle - used, "%s%s%s without %s", used ? ", " : "", flag,
+            snprintf(idle + used, sizeof idle - used, "%s%s%s without %s", used ? ", " : "", flag.s,
                      refused && o->dry_run ? " (the run refuses it)" : "", conditions[need].text);
         }
     }

@@ -9,10 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-void row_flag(char out[FLAG_BYTES], const OptionRow *row) {
-    snprintf(out, FLAG_BYTES, "--%s", row->field);
-    for (char *c = out; *c; c++)
+Flag row_flag(const OptionRow *row) {
+    Flag flag;
+    snprintf(flag.s, sizeof flag.s, "--%s", row->field);
+    for (char *c = flag.s; *c; c++)
         if (*c == '_') *c = '-';
+    return flag;
 }
 
 int row_find(const OptionTable *t, const char *name) {
@@ -123,12 +125,9 @@ int row_set(const OptionTable *t, int id, const char *said, const char *text, in
     t->given[id] |= (uint8_t)place;
     for (int other = 0; wins && row->group && other < t->count; other++) {
         if (other == id || t->rows[other].group != row->group || row_is_zero(t, other) || row_is_zero(t, id)) continue;
-        if (t->given[other] & place & ~OPTION_GIVEN_CONFIG) {
-            char flag[FLAG_BYTES], second[FLAG_BYTES];
-            row_flag(flag, &t->rows[other < id ? other : id]);
-            row_flag(second, &t->rows[other < id ? id : other]);
-            return FAIL(e, ERR_USAGE, "give one of them", "%s and %s exclude each other", flag, second);
-        }
+        if (t->given[other] & place & ~OPTION_GIVEN_CONFIG)
+            return FAIL(e, ERR_USAGE, "give one of them", "%s and %s exclude each other",
+                        row_flag(&t->rows[other < id ? other : id]).s, row_flag(&t->rows[other < id ? id : other]).s);
         // The command line wins over a file, a later file over an earlier one.
         row_reset(t, t->given[other] & OPTION_GIVEN_COMMAND_LINE ? id : other);
     }
@@ -163,10 +162,8 @@ void row_write_json(FILE *f, OptionType type, const char *names, const void *fie
 }
 
 int row_write_config(FILE *f, const OptionRow *row, const void *field, Error *e) {
-    char flag[FLAG_BYTES];
     const char *text = field, *quote = "";
-    row_flag(flag, row);
-    fprintf(f, "%s = ", flag + 2);
+    fprintf(f, "%s = ", row_flag(row).s + 2);
     if (row->type == TYPE_CHOICE) write_choice(f, row->names, *(const int *)field);
     else if (row->type != TYPE_TEXT) row_write_json(f, row->type, NULL, field);
     else {
@@ -174,7 +171,7 @@ int row_write_config(FILE *f, const OptionRow *row, const void *field, Error *e)
         if (isspace((unsigned char)*text) || blank_at_end || *text == '"' || strchr(text, '#')) quote = "\"";
         if (strchr(text, '\n') || (*quote && strchr(text, '"')))
             return FAIL(e, ERR_USAGE, "choose another value", "%s: no line of a --config file can hold this text",
-                        flag);
+                        row_flag(row).s);
         fprintf(f, "%s%s%s", quote, text, quote);
     }
     fputc('\n', f);
@@ -188,14 +185,13 @@ void row_print_help(FILE *f, const OptionRow *row) {
     static const char *const kinds[] = {"N", "X", "TEXT", "NAME", ""};
     static const char *const counts[] = {"", ", in steps", ", in micro-batches", ", in validations"};
     const char *init = row->init ? row->init : "", *alias = row->alias ? row->alias : "";
-    char flag[FLAG_BYTES], value[FLAG_BYTES], text[2048], end[80] = "";
+    char value[FLAG_BYTES], text[2048], end[80] = "";
 
     // The unit names the value, "--micro-batch ROWS". It is printed in capitals unless it already has some (GB/s).
     snprintf(value, sizeof value, "%s", row->unit ? row->unit : kinds[row->type]);
     bool capitals = !strpbrk(value, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
     for (char *c = value; capitals && *c; c++) *c = (char)toupper((unsigned char)*c);
-    row_flag(flag, row);
-    int at = fprintf(f, "  %s%s%s", flag, *value ? " " : "", value); // column of the output
+    int at = fprintf(f, "  %s%s%s", row_flag(row).s, *value ? " " : "", value); // column of the output
     if (at >= COLUMN) at = fprintf(f, "\n") - 1;
     at += fprintf(f, "%*s", COLUMN - at, "");
     if (*init || *alias)
@@ -221,7 +217,7 @@ static bool is_near(const char *a, const char *b, int edits) {
 }
 
 int rows_unknown(const OptionTable *t, const char *said, const char *name, const char *dashes, Error *e) {
-    char names[120], flag[FLAG_BYTES], wanted[FLAG_BYTES + 2];
+    char names[120], wanted[FLAG_BYTES + 2];
     FAIL(e, ERR_USAGE, "--help lists the options", "unknown option " SAID, said);
     snprintf(wanted, sizeof wanted, " %.*s ", FLAG_BYTES - 1, name);
     for (char *c = wanted; *c; c++)
@@ -236,9 +232,9 @@ int rows_unknown(const OptionTable *t, const char *said, const char *name, const
     const int most = (int)size_min(3, (strlen(name) + 1) / 3); // a name with more edits is unrelated
     for (int edits = 1; edits <= most; edits++)
         for (int id = 0; id < t->count; id++) {
-            row_flag(flag, &t->rows[id]);
-            if (edits < (int)strlen(flag + 2) && is_near(name, flag + 2, edits))
-                return error_hint(e, "did you mean %s%s?", dashes, flag + 2);
+            const Flag flag = row_flag(&t->rows[id]);
+            if (edits + 2 < (int)strlen(flag.s) && is_near(name, flag.s + 2, edits))
+                return error_hint(e, "did you mean %s%s?", dashes, flag.s + 2);
         }
     return e->code;
 }

@@ -80,7 +80,10 @@ enum { FLAG_BYTES = 40 };    // bytes of the longest flag, with its NUL
 // printf format for an option's name as the user wrote it, or its value; cuts a long text.
 #define SAID "%.60s"
 
-void row_flag(char out[FLAG_BYTES], const OptionRow *row); // "--micro-batch"
+typedef struct {
+    char s[FLAG_BYTES];
+} Flag;
+Flag row_flag(const OptionRow *row); // "--micro-batch"
 
 // Returns the row of a name without its leading dashes; t->count: none. The name ends at its NUL or a "="; "_" is "-".
 int row_find(const OptionTable *t, const char *name);

@@ -304,12 +304,12 @@ static int compare_options(const StateIO *io, const Options *o, uint8_t *changed
         if (!before) before = json_get(defaults, row->field);
         changed[id] = item && !row->of_invocation && row->kind != ROW_FILE && !cJSON_Compare(before, item, true);
         if (!changed[id]) continue;
-        char flag[FLAG_BYTES], *then_text = cJSON_PrintUnformatted(before), *now_text = cJSON_PrintUnformatted(item);
-        row_flag(flag, row);
+        char *then_text = cJSON_PrintUnformatted(before), *now_text = cJSON_PrintUnformatted(item);
+        const Flag flag = row_flag(row);
         if (row->of_run)
-            code = FAIL(e, ERR_USAGE, other_run, "%s: this run has %s %s, the command has %s", io->file, flag,
+            code = FAIL(e, ERR_USAGE, other_run, "%s: this run has %s %s, the command has %s", io->file, flag.s,
                         then_text, now_text);
-        else fprintf(f, "%s %s is now %s\n", flag, then_text, now_text);
+        else fprintf(f, "%s %s is now %s\n", flag.s, then_text, now_text);
         cJSON_free(then_text);
         cJSON_free(now_text);
     }

@@ -10,7 +10,7 @@
 static void test_table_is_sound(void) {
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionRow *row = &option_rows[i];
-        char open, close, flag[FLAG_BYTES], words[256];
+        char open, close, words[256];
         double low, high;
         CHECK((row->type == TYPE_INT || row->type == TYPE_REAL) == (row->range != NULL), "%s", row->field);
         if (row->range) {
@@ -23,10 +23,9 @@ static void test_table_is_sound(void) {
             CHECK(!option_rows[j].alias || strcmp(row->alias, option_rows[j].alias) != 0, "%s twice", row->alias);
         if (!row->init) continue;
         // A user can type the default.
-        row_flag(flag, &option_rows[i]);
-        snprintf(words, sizeof words, "%s %s", flag, row->init);
+        snprintf(words, sizeof words, "%s %s", row_flag(row).s, row->init);
         CHECK_OK(parse(&o, words, &e), &e);
-        CHECK(o.given[i], "%s", flag);
+        CHECK(o.given[i], "%s", words);
     }
 }
 
@@ -57,10 +56,8 @@ static const struct {
 static void test_choices_match_enums(void) {
     int told[OPTION_COUNT] = {0};
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
-        char flag[FLAG_BYTES];
         OptionId id = choices[i].option;
-        row_flag(flag, &option_rows[id]);
-        const char *words = path_of("%s %s", flag, choices[i].name);
+        const char *words = path_of("%s %s", row_flag(&option_rows[id]).s, choices[i].name);
         CHECK_OK(parse(&o, words, &e), &e);
         int got = *(int *)option_field(&o, id);
         CHECK(got == choices[i].means, "%s: %d", words, got);
@@ -327,10 +324,9 @@ static void test_help(void) {
         if (!isspace((unsigned char)*c)) flat[used++] = *c;
         else if (used && flat[used - 1] != ' ') flat[used++] = ' ';
     for (int i = 0; i < OPTION_COUNT; i++) {
-        char flag[FLAG_BYTES];
-        row_flag(flag, &option_rows[i]);
-        const char *row = strstr(text, path_of("\n  %s ", flag)), *alias = option_rows[i].alias;
-        CHECK(row, "%s is not in the help", flag);
+        const Flag flag = row_flag(&option_rows[i]);
+        const char *row = strstr(text, path_of("\n  %s ", flag.s)), *alias = option_rows[i].alias;
+        CHECK(row, "%s is not in the help", flag.s);
         if (alias) CHECK(strstr(flat, path_of("llm.c %s", alias)), "%s", alias);
     }
     static const char *const says[] = {
