@@ -52,10 +52,6 @@ bool digest_equal(const FileDigest *a, const FileDigest *b) {
 // On a virtual machine whose host reclaims free memory the cache also costs a fault per page. Measured for 1.5 GB: 1 to
 // 6 s through the cache; the disk alone needs 0.6 s.
 
-#ifndef O_DIRECT
-#    define O_DIRECT 0 // not Linux: files go through the cache
-#endif
-
 enum {
     BLOCK_BYTES = 1 << 12, // with O_DIRECT addresses, offsets and lengths must be multiples of this
     STAGE_BYTES = 4 << 20  // bytes that file_digest_range reads at a time

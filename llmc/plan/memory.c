@@ -12,7 +12,6 @@ static void add_item(MemoryPlan *memory, const char *what, double bytes) {
     assert(memory->count < (int)(sizeof memory->item / sizeof *memory->item));
     memory->item[memory->count].what = what;
     memory->item[memory->count++].bytes = (size_t)bytes;
-    memory->total += (size_t)bytes;
 }
 
 bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
@@ -41,17 +40,14 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     shape.dtype = rounded ? DTYPE_BF16 : DTYPE_FP32;
     shape.gns = GNS_OFF;
     plan->engine->plan_memory(&shape, memory);
-    memory->total -= memory->item[--memory->count].bytes; // the CPU kernels' workspaces
-    if (rounded && shape.shard_weights) {
-        size_t copy = (size_t)device->value * shard_elements(&shape);
-        memory->item[0].bytes += copy, memory->total += copy;
-    }
+    memory->count--; // the CPU kernels' workspaces
+    if (rounded && shape.shard_weights) memory->item[0].bytes += (size_t)device->value * shard_elements(&shape);
     add_item(memory, "logits, matmul workspace", fmax(0, examples * example - gradients) + MATMUL_WORKSPACE_BYTES);
     const double blocks = shape.recompute == RECOMPUTE_NONE && !shape.inference ? model->config.layers : 1;
     const double input = shape.recompute == RECOMPUTE_GELU ? 0 : device->value;
     const double received = device->value * n * (tensor_ranks(&shape) - 1);
     const int64_t more = (int64_t)(wide * blocks * ((rounded ? 1 : device->value) - input) + received);
-    memory->item[shape.inference ? 1 : 3].bytes += (size_t)more, memory->total += (size_t)more; // activations
+    memory->item[shape.inference ? 1 : 3].bytes += (size_t)more; // activations
     double norms =
         plan_fuses_exact(device, &model->config) ? examples * model->vocab_padded : (double)model_tensor_largest(model);
     if (exact) add_item(memory, "exact per-example norms", sizeof(float) * (norms + n));
@@ -93,6 +89,8 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
         if (plan->ranks > 1) add_item(memory, "NCCL buffers and kernels", (double)TRANSPORT_NCCL_BYTES);
         if (plan->ranks > 1 && wire) add_item(memory, "rounded gradients, for their transfer", (double)wire);
     }
+    memory->total = 0;
+    for (int i = 0; i < memory->count; i++) memory->total += memory->item[i].bytes;
     parallel_destroy(&parallel);
     model_destroy(&local);
     return copy;
