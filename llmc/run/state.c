@@ -13,8 +13,7 @@
 
 enum { STATE_FORMAT = 1, STATE_MAX_BYTES = 1 << 26 };
 
-static const char *const damaged = "use another checkpoint, or --fresh to start over";
-static const char *const other_build = "resume with the program that wrote it, or --fresh to start over";
+static const char *const damaged = "use another checkpoint, or the program that wrote it, or --fresh to start over";
 static const char *const other_run = "give the run's own value, or another --out, or --fresh to start over";
 
 // ---- Fields ---------------------------------------------------------------------------------------------------------
@@ -77,11 +76,9 @@ static void put(StateIO *io, const char *path, cJSON *item) {
 
 static int malformed(StateIO *io, const char *path, const char *want) {
     if (io->code) return io->code;
-    if (get(io, path))
-        return io->code = FAIL(io->e, ERR_INPUT, damaged, "%s: field \"%s\" is not %s", io->file, path, want);
-    return io->code =
-               FAIL(io->e, ERR_INPUT, other_build,
-                    "%s: no field \"%s\", which this build needs; it was written by %.200s", io->file, path, io->build);
+    const bool missing = !get(io, path);
+    return io->code = FAIL(io->e, ERR_INPUT, damaged, "%s: field \"%s\" is %s%s; it was written by %.200s", io->file,
+                           path, missing ? "missing" : "not ", missing ? "" : want, io->build);
 }
 
 // 17 significant digits read back as the same double. NaN is null; infinity is a number beyond every double.
@@ -420,7 +417,7 @@ static int state_open(StateIO *io, char *path, const char *directory, Error *e) 
     if (!cJSON_IsObject(io->root)) io->code = FAIL(e, ERR_INPUT, damaged, "%s: no JSON object", path);
     else count(io, "format", &format);
     if (!io->code && format != STATE_FORMAT)
-        io->code = FAIL(e, ERR_INPUT, other_build, "%s: format %" PRId64 ", only %d is known; it was written by %.200s",
+        io->code = FAIL(e, ERR_INPUT, damaged, "%s: format %" PRId64 ", only %d is known; it was written by %.200s",
                         path, format, STATE_FORMAT, io->build);
     if (io->code) cJSON_Delete(io->root);
     return io->code;

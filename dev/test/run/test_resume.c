@@ -300,8 +300,8 @@ static void test_missing_fields(void) {
     check_same_end("whole", "part", "optional fields");
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
         CHECK_RUN(run_without((const char *[]){needed[i], NULL}), ERR_INPUT,
-                  path_of("state.json: no field \"%s", needed[i]), "it was written by gns.c ",
-                  "resume with the program that wrote it");
+                  path_of("state.json: field \"%s", needed[i]), " is missing; it was written by gns.c ",
+                  "or the program that wrote it");
 }
 
 // An older build's checkpoint has no trackers of sources. (test_sources.sh resumes with them.)
