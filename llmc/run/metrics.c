@@ -75,25 +75,19 @@ int metrics_flush(Metrics *m, Error *e) {
 
 enum { HOST_BYTES = 256 };
 
-// Reads the holder of the lock: a line "HOST PROCESS". Returns false if the holder is unknown.
-static bool read_holder(int dir, const char *directory, char host[HOST_BYTES], long *process) {
-    char path[PATH_MAX], *text;
-    size_t bytes;
-    Error e;
-    if (path_join(path, sizeof path, directory, "written_by", &e) ||
-        file_read(dir, path, 2 * HOST_BYTES, &text, &bytes, &e))
-        return false;
-    bool known = sscanf(text, "%255s %ld", host, process) == 2;
-    memory_free(text);
-    return known;
-}
-
-bool run_lock_is_here(int dir, const char *directory) {
-    char host[HOST_BYTES], here[HOST_BYTES] = "unknown";
+// Writes the lock's holder to `who`, for a message; "": unknown. Returns true if it is a process of this machine.
+static bool read_holder(int dir, char who[HOST_BYTES + 64]) {
+    char *text, host[HOST_BYTES], here[HOST_BYTES] = "unknown";
     long process;
+    size_t bytes;
+    *who = 0;
+    if (file_read(dir, "written_by", 2 * HOST_BYTES, &text, &bytes, &(Error){0})) return false;
+    const bool known = sscanf(text, "%255s %ld", host, &process) == 2;
+    memory_free(text);
+    if (!known) return false;
+    snprintf(who, HOST_BYTES + 64, "; the last known one is process %ld on %s", process, host);
     gethostname(here, HOST_BYTES - 1);
-    return read_holder(dir, directory, host, &process) && strcmp(host, here) == 0 &&
-           (kill((pid_t)process, 0) == 0 || errno == EPERM);
+    return strcmp(host, here) == 0 && (kill((pid_t)process, 0) == 0 || errno == EPERM);
 }
 
 int run_lock_sign(int dir, const char *directory, Error *e) {
@@ -106,10 +100,9 @@ int run_lock_sign(int dir, const char *directory, Error *e) {
 
 // ---- Opening and closing --------------------------------------------------------------------------------------------
 
-int metrics_open(Metrics **out, int dir, const char *directory, Error *e) {
-    char host[HOST_BYTES], who[HOST_BYTES + 64] = "";
+int metrics_open(Metrics **out, int dir, const char *directory, bool *here, Error *e) {
+    char who[HOST_BYTES + 64];
     Metrics *m;
-    long process;
     int code = 0;
     *out = NULL;
     TRY(memory_alloc_zero((void **)&m, sizeof *m, "metrics", e));
@@ -121,8 +114,7 @@ int metrics_open(Metrics **out, int dir, const char *directory, Error *e) {
     }
     TRY_GOTO(file_open_output(dir, m->log[STEPS].path, O_RDWR | O_CREAT | O_APPEND, &m->fd, e));
     if (flock(m->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        if (read_holder(dir, directory, host, &process))
-            snprintf(who, sizeof who, "; the last known one is process %ld on %s", process, host);
+        *here = read_holder(dir, who);
         TRY_GOTO(FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out",
                       "%s/metrics.jsonl: another run is writing to it%s", directory, who));
     }

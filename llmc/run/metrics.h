@@ -51,14 +51,11 @@ typedef struct Metrics Metrics;
 typedef struct Noise Noise; // noise.h
 
 // Opens or creates DIRECTORY/metrics.jsonl to append to; dir: the directory's descriptor, or IN_PATH (files.h).
-// Locks it without waiting: ERR_USAGE if another process holds the lock.
-int metrics_open(Metrics **out, int dir, const char *directory, Error *e);
+// Locks it without waiting: ERR_USAGE if another process holds the lock; *here: a process of this machine.
+int metrics_open(Metrics **out, int dir, const char *directory, bool *here, Error *e);
 
 // Writes this process into written_by. Until this call other programs do not know who holds the lock.
 int run_lock_sign(int dir, const char *directory, Error *e);
-
-// True if the process in written_by runs on this machine.
-bool run_lock_is_here(int dir, const char *directory);
 
 // Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. keeps true (a rollback): first
 // writes the waiting lines, and moves cut lines to metrics.rolled_back.jsonl. keeps false: no line may be waiting.

@@ -171,7 +171,7 @@ static int setup_directory(Run *r, Error *e) {
     int checkpoints;
     TRY(directory_create(out, e));
     if (!archive_is_open(archive)) TRY(archive_open(archive, out, e));
-    if (!r->output.metrics) TRY(metrics_open(&r->output.metrics, archive->dir, out, e));
+    if (!r->output.metrics) TRY(metrics_open(&r->output.metrics, archive->dir, out, &(bool){0}, e));
     TRY(archive_count(archive, &checkpoints, e));
     // Move an earlier run aside. A run that stopped before its first step left neither checkpoints nor lines.
     if (!r->saving.saved[0] && (checkpoints > 0 || metrics_bytes(r->output.metrics) > 0)) {

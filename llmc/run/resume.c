@@ -89,12 +89,13 @@ static int share_newest(Run *r, int code, Newest *newest, Error *e) {
 static int lock_run(const Setup *setup, const Archive *archive, Metrics **metrics, Error *e) {
     const struct timespec moment = {0, 20000000};
     const double begin = clock_seconds();
+    bool said = false, here;
     int code;
-    for (bool said = false; (code = metrics_open(metrics, archive->dir, archive->path, e)) == ERR_USAGE; said = true) {
+    for (; (code = metrics_open(metrics, archive->dir, archive->path, &here, e)) == ERR_USAGE; said = true) {
         if (comm_asked_to_stop(setup->comm))
             return FAIL(e, ERR_STOPPED, "start the same command again", "%s while %s was locked", signals_requested(),
                         archive->path);
-        const double timeout = fmin(run_lock_is_here(archive->dir, archive->path) ? 5 : 120, setup->options.deadline);
+        const double timeout = fmin(here ? 5 : 120, setup->options.deadline);
         if (clock_seconds() - begin >= timeout) break;
         if (!said) fprintf(stderr, "note: %s. Waiting up to %.0f s for it to end\n", e->what, timeout);
         comm_beat(setup->comm);

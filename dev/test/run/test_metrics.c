@@ -52,7 +52,7 @@ static void read_log(void) {
 // Sets `text` to the metrics.jsonl of a run of one step.
 static void log_step(const StepMetrics *s) {
     Metrics *m;
-    CHECK_OK(metrics_open(&m, IN_PATH, ".", &e), &e);
+    CHECK_OK(metrics_open(&m, IN_PATH, ".", &(bool){0}, &e), &e);
     CHECK_OK(metrics_begin(m, 0, 0, false, &e), &e);
     CHECK_OK(metrics_step(m, s, &noise, &e), &e);
     CHECK_OK(metrics_test(m, 1, 2, "val_loss", 10.5, NAN, &e), &e);
@@ -161,7 +161,7 @@ static void test_resumed(void) {
         FILE *f = fopen("metrics.jsonl", "w");
         fprintf(f, "%s%s%s%s", one, two, val, three);
         fclose(f);
-        CHECK_OK(metrics_open(&m, IN_PATH, ".", &e), &e);
+        CHECK_OK(metrics_open(&m, IN_PATH, ".", &(bool){0}, &e), &e);
         CHECK_OK(metrics_begin(m, 2, cases[i].bytes, false, &e), &e);
         CHECK_OK(metrics_close(m, &e), &e);
         read_log();
@@ -179,7 +179,7 @@ static void test_undone_lines_wait(void) {
     fprintf(f, "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3}\n");
     fclose(f);
     CHECK(mkdir("metrics.rolled_back.jsonl", 0777) == 0, "a directory in its place");
-    CHECK_OK(metrics_open(&m, IN_PATH, ".", &e), &e);
+    CHECK_OK(metrics_open(&m, IN_PATH, ".", &(bool){0}, &e), &e);
     CHECK_OK(metrics_begin(m, 1, INT64_MAX, true, &e), &e);
     CHECK_ERROR(metrics_flush(m, &e), &e, ERR_WRITE, "metrics.rolled_back.jsonl");
     CHECK(metrics_waiting(m) == strlen("{\"step\": 2}\n{\"step\": 3}\n"), "%zu bytes wait", metrics_waiting(m));
