@@ -255,7 +255,7 @@ static int tokenize(int argc, char **argv, Error *e) {
     thread_start_team((int)o->threads + 1); // + 1: one thread may wait for a pipe or the disk
     progress_create(&run.progress, stderr, false);
     run.progress.answered = true; // the thread must not announce a save: a signal ends this run without one
-    TRY_GOTO(progress_watch(&run.progress, e));
+    TRY_GOTO(ticker_start(&run.progress.ticker, "the progress", e));
     TRY_GOTO(writer_open(&run.writer, o, run.tokenizer, &run.inputs, e));
     for (const Input *input = run.inputs.all; input < run.inputs.all + run.inputs.count; input++) {
         bytes += input->bytes;

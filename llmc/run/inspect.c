@@ -15,7 +15,7 @@ static int count_not_finite(void *count, StateKind kind, Range range, const floa
 }
 
 // Reads all weights, and all moments if the directory has them.
-static int inspect_model(const char *directory, FILE *out, Error *e) {
+static int inspect_model(const char *directory, Error *e) {
     ModelConfig c;
     Model model;
     size_t bad = 0;
@@ -30,37 +30,35 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
         code = checkpoint_load_moment(directory, kind, &to, e);
     memory_free(to.buffer);
     if (!code)
-        fprintf(out, "%s: GPT-2, %zu parameters: %d layer%s, %d heads, %d channels, vocabulary %d, context %d\n",
-                directory, model.parameters, c.layers, c.layers > 1 ? "s" : "", c.heads, c.channels, c.vocab,
-                c.context);
-    if (!code) code = checkpoint_note_unknown(directory, &model, out, e);
+        printf("%s: GPT-2, %zu parameters: %d layer%s, %d heads, %d channels, vocabulary %d, context %d\n", directory,
+               model.parameters, c.layers, c.layers > 1 ? "s" : "", c.heads, c.channels, c.vocab, c.context);
+    if (!code) code = checkpoint_note_unknown(directory, &model, stdout, e);
     if (!code && bad) code = FAIL(e, ERR_INPUT, "use another one", "%s: %zu values are not finite", directory, bad);
     model_destroy(&model);
     return code;
 }
 
-static int inspect_checkpoint(const char *directory, FILE *out, Error *e) {
+static int inspect_checkpoint(const char *directory, Error *e) {
     Manifest manifest;
     RunSummary s;
     int code = manifest_read(&manifest, IN_PATH, directory, e);
     if (!code) code = manifest_verify(&manifest, NULL, VERIFY_DISK, e);
     for (int i = 0; i < manifest.count && !code; i++)
-        fprintf(out, "  %-32s %12" PRIu64 " bytes\n", manifest.file[i].name, manifest.file[i].bytes);
+        printf("  %-32s %12" PRIu64 " bytes\n", manifest.file[i].name, manifest.file[i].bytes);
     manifest_free(&manifest);
     if (code) return code;
-    TRY(inspect_model(directory, out, e));
+    TRY(inspect_model(directory, e));
     TRY(run_state_summary(&s, directory, e));
-    fprintf(out, "%s: step %" PRId64 ", %" PRId64 " tokens, %" PRId64 " examples, batch %" PRId64 "; written by %s\n",
-            directory, s.at.step, s.at.tokens, s.at.examples, s.at.batch, s.build);
+    printf("%s: step %" PRId64 ", %" PRId64 " tokens, %" PRId64 " examples, batch %" PRId64 "; written by %s\n",
+           directory, s.at.step, s.at.tokens, s.at.examples, s.at.batch, s.build);
     if (s.at.best.step)
-        fprintf(out, "%s: lowest validation loss %.4f after step %" PRId64 "\n", directory, s.at.best.loss,
-                s.at.best.step);
-    fprintf(out, "%s: undamaged\n", directory);
+        printf("%s: lowest validation loss %.4f after step %" PRId64 "\n", directory, s.at.best.loss, s.at.best.step);
+    printf("%s: undamaged\n", directory);
     return 0;
 }
 
 // Inspects all checkpoints, and returns the first error.
-static int inspect_run(const char *directory, FILE *out, Error *e) {
+static int inspect_run(const char *directory, Error *e) {
     Names names;
     Error first = {0};
     bool any = false;
@@ -71,9 +69,9 @@ static int inspect_run(const char *directory, FILE *out, Error *e) {
         if (archive_step_of(names.entry[i]->d_name) < 0) continue;
         any = true;
         int code = path_join(path, sizeof path, directory, names.entry[i]->d_name, &one);
-        if (!code) code = inspect_checkpoint(path, out, &one);
+        if (!code) code = inspect_checkpoint(path, &one);
         if (code && !file_exists(path)) continue; // a live run has removed it
-        if (code) fprintf(out, "%s\n", one.what);
+        if (code) printf("%s\n", one.what);
         if (code && !first.code) first = one;
     }
     names_free(&names);
@@ -84,43 +82,43 @@ static int inspect_run(const char *directory, FILE *out, Error *e) {
     return first.code;
 }
 
-static int inspect_shards(const char *pattern, FILE *out, Error *e) {
+static int inspect_shards(const char *pattern, Error *e) {
     Dataset *data;
     const int any_token = 65536;
     TRY(dataset_open(&data, pattern, 1, any_token, 0, e));
     int code = dataset_check(data, e);
     DatasetInfo info = data->info;
     if (!code)
-        fprintf(out, "%s: token shards, %d file%s, %" PRIu64 " tokens\n", pattern, info.shards,
-                info.shards == 1 ? "" : "s", info.tokens);
+        printf("%s: token shards, %d file%s, %" PRIu64 " tokens\n", pattern, info.shards, info.shards == 1 ? "" : "s",
+               info.tokens);
     dataset_close(data);
     return code;
 }
 
-static int inspect_tensors(const char *path, FILE *out, Error *e) {
+static int inspect_tensors(const char *path, Error *e) {
     SafetensorsReader reader;
     TRY(safetensors_open(&reader, path, e));
     for (int i = 0; i < reader.count; i++) {
         const SafetensorsEntry *t = &reader.entries[i];
-        fprintf(out, "  %-40s %-5s %12" PRIu64 " values\n", t->name, t->dtype, t->count);
+        printf("  %-40s %-5s %12" PRIu64 " values\n", t->name, t->dtype, t->count);
     }
-    fprintf(out, "%s: %d tensors, header and size are right\n", path, reader.count);
+    printf("%s: %d tensors, header and size are right\n", path, reader.count);
     safetensors_close(&reader);
     return 0;
 }
 
-int inspect(const char *path, FILE *out, Error *e) {
+int inspect(const char *path, Error *e) {
     char holder[ARCHIVE_PATH], parent[ARCHIVE_PATH]; // holder: `path`, or the checkpoint that holds the file `path`
     const bool is_directory = directory_exists(path);
     snprintf(holder, sizeof holder, "%s", path);
     if (!is_directory) path_parent(path, holder, sizeof holder);
     if (!is_directory && strcmp(path_name(holder), "training") == 0)
         path_parent(memcpy(parent, holder, sizeof parent), holder, sizeof holder);
-    if (file_exists(path) && directory_holds(holder, MANIFEST_NAME)) return inspect_checkpoint(holder, out, e);
+    if (file_exists(path) && directory_holds(holder, MANIFEST_NAME)) return inspect_checkpoint(holder, e);
     if (is_directory && (directory_holds(path, STATE_NAME) || directory_holds(path, OPTIMIZER_NAME) ||
                          directory_holds(path, "training")))
         return FAIL(e, ERR_INPUT, "use another one", "%s: an incomplete checkpoint: it has no " MANIFEST_NAME, path);
-    if (checkpoint_is_model(path)) return inspect_model(path, out, e);
-    if (is_directory) return inspect_run(path, out, e);
-    return path_ends(path, ".safetensors") ? inspect_tensors(path, out, e) : inspect_shards(path, out, e);
+    if (checkpoint_is_model(path)) return inspect_model(path, e);
+    if (is_directory) return inspect_run(path, e);
+    return path_ends(path, ".safetensors") ? inspect_tensors(path, e) : inspect_shards(path, e);
 }

@@ -88,7 +88,7 @@ static int run_program(Run *r, Error *e) {
     // often logged. Other work shows it on standard error, as a program may read the result from standard output.
     if (is_rank0(&r->setup) && !(o->dry_run || *o->check)) {
         progress_create(&r->output.progress, options_train(o) ? stdout : stderr, r->setup.comm->ranks > 1);
-        code = progress_watch(&r->output.progress, e);
+        code = ticker_start(&r->output.progress.ticker, "the progress", e);
     }
     TRY(comm_agree(r->setup.comm, code, e));
     setup_threads(&r->setup);
@@ -96,7 +96,7 @@ static int run_program(Run *r, Error *e) {
     if (options_train(o)) return train(r, e);
     if (evaluates) return evaluate_model(r, e);
     if (!is_rank0(&r->setup)) return 0;
-    if (*o->check) return inspect(o->check, stdout, e);
+    if (*o->check) return inspect(o->check, e);
     if (o->dry_run) return run_dry(r, e);
     TRY(setup_engine(r, e));
     code = o->interactive ? print_answers(r, e) : print_samples(r, e);

@@ -155,8 +155,6 @@ void progress_tick(Progress *p, double now) {
 
 static void tick_now(void *progress) { progress_tick(progress, clock_seconds()); }
 
-int progress_watch(Progress *p, Error *e) { return ticker_start(&p->ticker, "the progress", e); }
-
 void progress_create(Progress *p, FILE *out, bool plain) {
     *p = (Progress){.out = out, .terminal = !plain && terminal_redraws(out)};
     p->started = clock_seconds();

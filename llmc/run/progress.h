@@ -38,9 +38,8 @@ typedef struct {
     Ticker ticker;
 } Progress;
 
-// plain: shows plain lines, even on a terminal. progress_watch starts the thread, progress_destroy ends it.
+// plain: shows plain lines, even on a terminal. ticker_start starts the thread, progress_destroy ends it.
 void progress_create(Progress *p, FILE *out, bool plain);
-int progress_watch(Progress *p, Error *e);
 void progress_destroy(Progress *p);
 
 // Begins a run at `step`, and starts the clock of its ETA.

@@ -176,7 +176,7 @@ int run_dry(Run *r, Error *e);
 // --check (inspect.c): verifies and prints a checkpoint (path: its directory or a file in it), a run directory, a
 // model's directory or file (llm.c's .bin, any .safetensors), or token shards (a file or a pattern). ERR_INPUT if
 // anything is damaged.
-int inspect(const char *path, FILE *out, Error *e);
+int inspect(const char *path, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation (evaluate.c): all ranks call these together and share the work. They change only the progress display.
