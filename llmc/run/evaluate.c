@@ -81,28 +81,6 @@ int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e) {
 
 // ---- --eval-only ----------------------------------------------------------------------------------------------------
 
-static int print_loss(Run *r, Error *e) {
-    const Setup *setup = &r->setup;
-    const Options *o = &setup->options;
-    Evaluation v;
-    int64_t windows = (int64_t)r->data.val->info.windows;
-    TRY(evaluate_loss(r, o->given[OPTION_val_tokens] ? o->val_tokens : INT64_MAX, &v, e));
-    if (!isfinite(v.loss)) {
-        comm_settle(setup->comm); // all ranks have the same sum, so all fail
-        return FAIL(e, ERR_NONFINITE, "check the model with --check", "the loss of --model %s on %s is not finite",
-                    o->model, o->val);
-    }
-    if (!is_rank0(setup)) return 0;
-    printf("validation  %s: %lld tokens, %lld of %lld windows\n", o->val, (long long)v.tokens, (long long)v.rows,
-           (long long)windows);
-    printf("  loss          %10.6f  nats per token\n", v.loss);
-    printf("  perplexity    %10.4f\n", exp(v.loss));
-    if (v.bytes > 0)
-        printf("  bits per byte %10.6f  at %.3f bytes per token\n", v.loss * (double)v.tokens / log(2.0) / v.bytes,
-               v.bytes / (double)v.tokens);
-    return 0;
-}
-
 // Prints the fraction yes / n, with its standard error if n > 1.
 static void print_fraction(const char *name, int yes, int n, const char *note) {
     double fraction = (double)yes / n;
@@ -113,6 +91,8 @@ static void print_fraction(const char *name, int yes, int n, const char *note) {
 
 int evaluate_model(Run *r, Error *e) {
     Setup *setup = &r->setup;
+    const Options *o = &setup->options;
+    Evaluation v;
     HellaSwagScore score;
     TRY(setup_device(setup, e));
     int code = setup_data(r, e);
@@ -122,14 +102,28 @@ int evaluate_model(Run *r, Error *e) {
     TRY(setup_same_data(r, e));
     comm_phase(setup->comm, PHASE_STEP, 0);
     if (is_rank0(setup)) {
-        printf("--model %s\n", setup->options.model);
+        printf("--model %s\n", o->model);
         print_setup(r);
     }
-    if (r->data.val) TRY(print_loss(r, e));
+    if (r->data.val) TRY(evaluate_loss(r, o->given[OPTION_val_tokens] ? o->val_tokens : INT64_MAX, &v, e));
+    if (r->data.val && !isfinite(v.loss)) {
+        comm_settle(setup->comm); // all ranks have the same sum, so all fail
+        return FAIL(e, ERR_NONFINITE, "check the model with --check", "the loss of --model %s on %s is not finite",
+                    o->model, o->val);
+    }
+    if (r->data.val && is_rank0(setup)) {
+        printf("validation  %s: %lld tokens, %lld of %lld windows\n", o->val, (long long)v.tokens, (long long)v.rows,
+               (long long)r->data.val->info.windows);
+        printf("  loss          %10.6f  nats per token\n", v.loss);
+        printf("  perplexity    %10.4f\n", exp(v.loss));
+        if (v.bytes > 0)
+            printf("  bits per byte %10.6f  at %.3f bytes per token\n", v.loss * (double)v.tokens / log(2.0) / v.bytes,
+                   v.bytes / (double)v.tokens);
+    }
     if (!r->data.hellaswag) return 0;
     TRY(evaluate_hellaswag(r, &score, e));
     if (!is_rank0(setup)) return 0;
-    printf("hellaswag   %s: %d questions\n", setup->options.hellaswag, score.questions);
+    printf("hellaswag   %s: %d questions\n", o->hellaswag, score.questions);
     print_fraction("acc", score.correct, score.questions, "");
     print_fraction("acc_norm", score.correct_norm, score.questions, "  by mean loss");
     return 0;

@@ -187,45 +187,40 @@ static int draw_weights(void *drawn, size_t first, size_t n, float *out, Error *
     return 0;
 }
 
-// Makes this rank's local model (--tensor).
-static int setup_local_model(Setup *setup, const Comm *comm, Error *e) {
-    const bool by_machine = setup->options.shard;
-    const int K = (int)setup->options.tensor, ranks = by_machine ? comm->local_ranks : comm->ranks;
-    if (ranks % K) {
-        FAIL(e, ERR_USAGE, NULL, "--tensor %d: there %s %d rank%s%s", K, ranks > 1 ? "are" : "is", ranks,
-             ranks > 1 ? "s" : "", by_machine ? " a machine (--shard machine)" : "");
-        if (by_machine) return error_hint(e, "use a --tensor that divides them");
-        return error_hint(e, "use %s %d, or a --tensor that divides them",
-                          setup->options.dry_run ? "--ranks" : "mpirun -np", (ranks / K + 1) * K);
-    }
-    TRY(model_create_local(&setup->local, &setup->model.config, comm->rank % K, K, e));
-    setup->shape.model = &setup->local;
-    return 0;
-}
-
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
     const Options *o = &setup->options;
-    const int K = setup->shape.inference ? 1 : (int)o->tensor;
+    const bool infers = setup->shape.inference;
+    const int K = infers ? 1 : (int)o->tensor;
     const bool exact = o->run.gns_exact_interval > 0 || o->run.gns_calibrates; // some steps are exact
     setup->shape.gns = exact ? GNS_EXACT : (GnsMode)o->gns;
     ParallelConfig config = {
-        .shared = o->shard && !setup->shape.inference ? comm->local_ranks : 0,
+        .shared = o->shard && !infers ? comm->local_ranks : 0,
         .tensor = K,
-        .zero = o->zero,
+        .zero = infers ? ZERO_0 : o->zero, // inference computes with all weights
         .reduce = o->reduce,
         .optimizer = o->optimizer,
         .micro_batch = setup->shape.micro_batch,
         .batch_max = position->ramp.replay ? position->ramp.config.batch_max : o->run.batch_max_rows,
         .transport = setup->transport_api,
     };
-    if (setup->shape.inference) config.zero = ZERO_0; // inference computes with all weights
-    if (K > 1) TRY(setup_local_model(setup, comm, e));
+    if (K > 1) { // make this rank's local model
+        const int ranks = o->shard ? comm->local_ranks : comm->ranks;
+        if (ranks % K) {
+            FAIL(e, ERR_USAGE, "use a --tensor that divides them", "--tensor %d: there %s %d rank%s%s", K,
+                 ranks > 1 ? "are" : "is", ranks, ranks > 1 ? "s" : "", o->shard ? " a machine (--shard machine)" : "");
+            if (o->shard) return e->code;
+            return error_hint(e, "use %s %d, or a --tensor that divides them", o->dry_run ? "--ranks" : "mpirun -np",
+                              (ranks / K + 1) * K);
+        }
+        TRY(model_create_local(&setup->local, &setup->model.config, comm->rank % K, K, e));
+        setup->shape.model = &setup->local;
+    }
     TRY(parallel_create(&setup->parallel, comm, setup->shape.model, &config, e));
     parallel_shard(&setup->parallel, &setup->shape);
     if (o->outliers || position->noise.sources)
         setup->shape.step_rows = (int)rows_of_rank(config.batch_max, 0, comm->ranks / K).count;
     setup->shape.sources = position->noise.sources;
-    if (comm->ranks > 1 && !setup->shape.inference) // evaluation does not use NCCL
+    if (comm->ranks > 1 && !infers) // evaluation does not use NCCL
         setup->shape.leave =
             TRANSPORT_NCCL_BYTES + transport_buffer_bytes(o->comm_dtype, model_bucket_largest(setup->shape.model));
     return 0;
