@@ -26,17 +26,13 @@ def verbatim(text):
 
 
 class EventFile(Sink):
-    def __init__(self, path):
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.plugins.text.summary_v2 import text_pb
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        super().__init__(path)
-        self.new_writer, self.text, self.event, self.summary = EventFileWriter, text_pb, event_pb2, summary_pb2.Summary
-        self.writer = None
+    writer = None
 
     def begin(self):
         """Begins a new file in place of the last one. The new file's session start makes a live TensorBoard drop old points."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
         if self.writer:
             print(f"{self.path}: went back to an earlier step; writing all of it again", flush=True)
             self.writer.close()
@@ -48,25 +44,29 @@ class EventFile(Sink):
         self.start = 0  # the run's start, in seconds since 1970; 0: unknown
         with contextlib.suppress(IndexError, KeyError, ValueError):
             self.start = calendar.timegm(time.strptime(self.run.parts[0]["started"], "%Y-%m-%dT%H:%M:%SZ"))
-        self.writer = self.new_writer(self.path, max_queue_size=1000, filename_suffix=SUFFIX)
-        start = self.event.SessionLog(status=self.event.SessionLog.START)
-        self.writer.add_event(self.event.Event(wall_time=time.time(), session_log=start))
+        self.writer = EventFileWriter(self.path, max_queue_size=1000, filename_suffix=SUFFIX)
+        self.writer.add_event(Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, parts, lines, samples):
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
         for line in lines:
-            values = [self.summary.Value(tag=re.sub("^(gns|ramp)_", r"\1/", name), simple_value=x)
+            values = [Summary.Value(tag=re.sub("^(gns|ramp)_", r"\1/", name), simple_value=x)
                       for name, x in numbers_of(line).items() if name not in ("tokens", "seconds") or "loss" in line]
-            self.write(line["step"], self.summary(value=values))
+            self.write(line["step"], Summary(value=values))
         for part in parts:
-            self.write(part.get("first_step", 1), self.text("command", verbatim(command_text(part))))
+            self.write(part.get("first_step", 1), text_pb("command", verbatim(command_text(part))))
         for sample in samples:
-            self.write(sample["step"], self.text("sample", verbatim(sample["text"])))
+            self.write(sample["step"], text_pb("sample", verbatim(sample["text"])))
         self.writer.flush()
 
     def write(self, step, summary):
+        from tensorboard.compat.proto.event_pb2 import Event
+
         latest = self.run.lines[-1]["seconds"] if self.run.lines else 0.0
         wall_time = self.start + self.run.seconds.get(step, latest)
-        self.writer.add_event(self.event.Event(wall_time=wall_time, step=step, summary=summary))
+        self.writer.add_event(Event(wall_time=wall_time, step=step, summary=summary))
 
     def finish(self):
         self.writer.close()
