@@ -9,10 +9,8 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, StrMethodFormatter  # NullLocator is for plots.py
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, StrMethodFormatter  # the locators are for plots.py
 
 from run_log import column, finite, smooth_column, time_unit
 
@@ -27,7 +25,8 @@ plt.rcParams.update({
     "ytick.minor.size": 0, "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.grid": True, "axes.axisbelow": True, "grid.color": "#e4e4e4", "axes.spines.top": False, "axes.spines.right": False,
     "text.parse_math": False,  # a run's name may contain $
-    "legend.frameon": False, "legend.fontsize": 9, "figure.constrained_layout.use": True})
+    "legend.frameon": False, "legend.fontsize": 9, "figure.constrained_layout.use": True,
+    "axes.prop_cycle": plt.cycler(color=COLOURS)})  # run i has the colour Ci
 AXES = (("tokens", "tokens"), ("step", "steps"), ("seconds", "time"))
 RATES = (("lr", "learning rate"), ("batch", "batch (rows)"), ("grad_norm", "gradient norm"), ("tok_per_s", "throughput (tokens/s)"))
 
@@ -35,10 +34,6 @@ RATES = (("lr", "learning rate"), ("batch", "batch (rows)"), ("grad_norm", "grad
 def known(runs, fields):
     """Returns the fields (name, title) that some run has, so that no panel is empty."""
     return [(name, title) for name, title in fields if any(finite(run.column(name)) for run in runs)]
-
-
-def colours(runs):
-    return [COLOURS[i % len(COLOURS)] for i in range(len(runs))]
 
 
 def thin(*columns):
@@ -70,8 +65,8 @@ def token_axis(axes, **labels):
 
 
 def plain_log(axis):
-    """Makes the axis logarithmic, with plain numbers, not powers of ten."""
-    axis.axes.set_yscale("log")
+    """Makes the axis logarithmic, with plain numbers at powers of two."""
+    axis.axes.set_yscale("log", base=2)
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
@@ -79,7 +74,7 @@ def run_key(figure, runs):
     """Draws one legend above all panels: the runs by colour. A blank precedes a run's label, because Matplotlib hides
     labels that begin with _."""
     if len(runs) > 1:
-        handles = [Line2D([], [], label=f" {run.label}", color=colour, lw=2.5) for run, colour in zip(runs, colours(runs))]
+        handles = [Line2D([], [], label=f" {run.label}", color=f"C{i}", lw=2.5) for i, run in enumerate(runs)]
         figure.legend(handles=handles, loc="outside upper left", ncols=6)
 
 
@@ -90,12 +85,12 @@ def draw_loss(runs, target=None):
     shown = []  # the limits are of these losses: with the first ones, later differences would be invisible
     for axes, (name, label) in zip(panels, known(runs, AXES)):
         scale = length if name == "seconds" else 1
-        for run, colour in zip(runs, colours(runs)):
+        for i, run in enumerate(runs):
             x, raw, soft = thin(run.column(name), run.column("loss"), smooth_column(run, "loss"))
             shown += finite([*soft[len(soft) // 20:], *run.val_column("val_loss")])
-            axes.plot(x / scale, raw, color=colour, alpha=0.13, lw=0.6)
-            axes.plot(x / scale, soft, color=colour, lw=1.7)
-            axes.plot(np.array(run.val_column(name)) / scale, run.val_column("val_loss"), "o-", color=colour, ms=3.2, lw=0.8,
+            axes.plot(x / scale, raw, color=f"C{i}", alpha=0.13, lw=0.6)
+            axes.plot(x / scale, soft, color=f"C{i}", lw=1.7)
+            axes.plot(np.array(run.val_column(name)) / scale, run.val_column("val_loss"), "o-", color=f"C{i}", ms=3.2, lw=0.8,
                       markerfacecolor="white", markevery=max(1, len(run.val_rows) // 25))
         if target is not None:
             axes.axhline(target, color=INK, **DASHED)
@@ -112,9 +107,9 @@ def draw_loss(runs, target=None):
 def draw_tests(runs):
     """Draws accuracy on HellaSwag by the endings' length-normalised likelihood (solid) and plain likelihood (dotted)."""
     figure, axes = plt.subplots(figsize=(9, 4))
-    for run, colour in zip(runs, colours(runs)):
+    for i, run in enumerate(runs):
         for name, how in (("hellaswag_norm", "o-"), ("hellaswag", "o:")):
-            axes.plot(column(run.test_rows, "tokens"), 100 * np.array(column(run.test_rows, name)), how, color=colour, ms=3.5, lw=1.4)
+            axes.plot(column(run.test_rows, "tokens"), 100 * np.array(column(run.test_rows, name)), how, color=f"C{i}", ms=3.5, lw=1.4)
     axes.axhline(25, color=FAINT, **DASHED)
     token_axis(axes, title="HellaSwag", ylabel="right answers (%)")
     run_key(figure, runs)
@@ -167,10 +162,10 @@ def draw_gns(runs):
     curves = [thin(run.column("tokens"), above_0(run.column(name)), run.column(name + "_se"), above_0(run.column(name + "_lower")))
               for run in runs for name in [gns_source(run) or "none"]]
     limit_gns(panels[0, 0], [x for _, scale, _, _ in curves for x in scale], [x for run in runs for x in batches_of(run)[1]])
-    for axes, run, colour, (at, scale, se, lower) in zip(panels.flat, runs, colours(runs), curves):
+    for i, (axes, run, (at, scale, se, lower)) in enumerate(zip(panels.flat, runs, curves)):
         axes.step(*thin(*batches_of(run)), where="post", color="black", lw=1.5)
-        plot_scale(axes, at, scale, se, colour)
-        plot_bound(axes, at, lower, color=colour)
+        plot_scale(axes, at, scale, se, f"C{i}")
+        plot_bound(axes, at, lower, color=f"C{i}")
         plot_scale(axes, *(above_0(column(sampled(run), name)) for name in ("tokens", "gns_total", "gns_total_se")), FAINT)
         plain_log(axes.yaxis)
         of = {"gns_ln": "", "gns_ranks": ": from the ranks' gradients", None: ": no noise scale was measured (--gns off)"}
@@ -189,11 +184,11 @@ def draw_layers(runs):
         rows = sampled(run)
         tokens, whole = column(rows, "tokens"), above_0(column(rows, "gns_total"))
         n = max(len(row.get("gns_layer", [])) for row in rows)
-        layers = [(None, shade(0.08 + 0.92 * l / max(1, n - 1)),
+        layers = [(f"layer {l + 1}" if l in (0, n - 1) else None, shade(0.08 + 0.92 * l / max(1, n - 1)),
                    above_0((row.get("gns_layer", []) + [None] * n)[l] for row in rows)) for l in range(n)]
         names = sorted({name.removeprefix("gns_type_") for row in rows for name in row if name.startswith("gns_type_")})
-        types = [({"ln": "LayerNorm", "mlp": "MLP"}.get(name, name), colour, above_0(column(rows, f"gns_type_{name}")))
-                 for colour, name in zip(COLOURS, names)]
+        types = [({"ln": "LayerNorm", "mlp": "MLP"}.get(name, name), f"C{i}", above_0(column(rows, f"gns_type_{name}")))
+                 for i, name in enumerate(names)]
         for axes, curves, title in zip(pair, (layers, types), ("by layer", "by type")):
             for label, colour, values in curves:
                 axes.plot(tokens, values, color=colour, lw=1.2, label=label)
@@ -201,7 +196,6 @@ def draw_layers(runs):
             plain_log(axes.yaxis)
             token_axis(axes, title=f"{run.label}, {title}", ylabel="rows")
             axes.legend(loc="lower right", ncols=2)
-        figure.colorbar(ScalarMappable(Normalize(0, max(1, n - 1)), shade), ax=pair[0], pad=0.01, aspect=40, label="layer")
         limit_gns(pair[0], [*whole, *(x for _, _, values in layers + types for x in values)], [])
     return figure
 
@@ -212,18 +206,16 @@ def draw_rates(runs):
     figure, panels = plt.subplots(1, len(known(runs, RATES)), figsize=(14, 3.9), squeeze=False)
     for axes, (name, title) in zip(panels.flat, known(runs, RATES)):
         noisy, softened = name in ("grad_norm", "tok_per_s"), []
-        for run, colour in zip(runs, colours(runs)):
+        for i, run in enumerate(runs):
             tokens, values = batches_of(run) if name == "batch" else (run.column("tokens"), run.column(name))
             x, raw, soft = thin(tokens, values, smooth_column(run, name) if noisy else values)
             if noisy:
-                axes.plot(x, raw, color=colour, alpha=0.16, lw=0.6)
-            axes.plot(x, soft, color=colour, lw=1.5, drawstyle="steps-post" if name == "batch" else "default")
+                axes.plot(x, raw, color=f"C{i}", alpha=0.16, lw=0.6)
+            axes.plot(x, soft, color=f"C{i}", lw=1.5, drawstyle="steps-post" if name == "batch" else "default")
             softened += finite(soft[x >= 0.02 * x[-1]])
         if name == "grad_norm" and softened and min(softened) > 0:
             plain_log(axes.yaxis)
             axes.set_ylim(0.5 * min(softened), 2 * max(softened))
-            axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-            axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
         else:
             axes.set_ylim(0, 1.3 * max(softened) if noisy and softened else None)
             axes.yaxis.set_major_formatter(EngFormatter(sep="") if name == "tok_per_s" else StrMethodFormatter("{x:g}"))
@@ -245,8 +237,8 @@ def draw_roofline(plan, runs):
         axes.plot(x, y, "o", color=FAINT, label="" if i else "planned kernels")
         axes.annotate(f"  {name}  ", (x, y), fontsize=9, ha="right" if i % 2 else "left", va="bottom" if i % 2 else "top")
     steps = [("planned step", FAINT, plan["tok_per_s"])]
-    steps += [(f"step of {run.label}", colour, np.median(finite(run.column("tok_per_s")) or [math.nan]))
-              for run, colour in zip(runs, colours(runs))]
+    steps += [(f"step of {run.label}", f"C{i}", np.median(finite(run.column("tok_per_s")) or [math.nan]))
+              for i, run in enumerate(runs)]
     for label, colour, speed in steps:
         axes.plot(intensity, rate * speed / plan["tok_per_s"], "s", color=colour, label=label)
     axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte", ylabel="FLOP/s of a rank")
@@ -261,8 +253,8 @@ def draw_knee(batch, steps, s_min, e_min):
     figure, axes = plt.subplots(figsize=(7, 5))
     sizes = np.geomspace(min(batch.min(), e_min / s_min) / 4, 4 * max(batch.max(), e_min / s_min), 201)
     axes.plot(s_min + e_min / sizes, sizes * s_min + e_min, color=FAINT, lw=1.5, label="fit")
-    axes.plot(2 * s_min, 2 * e_min, "s", color=COLOURS[1], label=f"B_crit = {e_min / s_min:.4g} rows")
-    axes.plot(steps, batch * steps, "o", color=COLOURS[0], label="runs")
+    axes.plot(2 * s_min, 2 * e_min, "s", color="C1", label=f"B_crit = {e_min / s_min:.4g} rows")
+    axes.plot(steps, batch * steps, "o", color="C0", label="runs")
     for b, s in zip(batch, steps):
         axes.annotate(f" {b:g}", (s, b * s))
     axes.axvline(s_min, color=FAINT, **DASHED)

@@ -86,9 +86,9 @@ def draw_ramp(plots, run, others):
     plots.plot_bound(left, at, plots.above_0(lower), color="tab:red", label="lower bound of the target, 95%")
     left.step(at, batch, where="post", color="black", lw=1.6, label="batch")
     left.set(title=run.label, ylabel="rows")
-    for other, colour in zip(others, plots.colours(others)):
+    for i, other in enumerate(others):
         at, scale = plots.thin(other.column("tokens")[:-1], other.column("gns_ln")[:-1])
-        right.plot(at, plots.above_0(scale), color=colour, lw=1, label=other.label)
+        right.plot(at, plots.above_0(scale), color=f"C{i}", lw=1, label=other.label)
     plots.limit_gns(right, [x for other in others for x in other.column("gns_ln")[:-1]], [1])
     right.set(title="noise scale of the LayerNorms, at every batch")
     for axes in (left, right):
@@ -104,15 +104,15 @@ def draw_loss(plots, runs):
     constant = {run.size: run for run in runs if not run.ramp}
     reference = constant[reference_batch({size: mean(run.losses.values()) for size, run in constant.items()})]
     lowest, last = math.inf, []
-    for run, colour in zip(runs, plots.colours(runs)):
+    for i, run in enumerate(runs):
         soft = smooth_column(run, "loss")
         last, lowest = last + [soft[-1]], min([lowest, *soft])
-        left.plot(*plots.thin(run.column("step"), soft), color=colour, lw=1.1, label=run.label)
+        left.plot(*plots.thin(run.column("step"), soft), color=f"C{i}", lw=1.1, label=run.label)
         differences = {seed: run.losses[seed] - reference.losses[seed] for seed in run.losses if seed in reference.losses}
         steps = [run.seeds[seed].rows[-1]["step"] for seed in differences]
-        right.plot(steps, differences.values(), ".", color=colour, ms=4, alpha=0.5)
+        right.plot(steps, differences.values(), ".", color=f"C{i}", ms=4, alpha=0.5)
         middle, error = paired(run.losses, reference.losses)
-        right.errorbar(mean(steps), middle, error if error > 0 else 0, fmt="s" if run.ramp else "o", color=colour, capsize=3,
+        right.errorbar(mean(steps), middle, error if error > 0 else 0, fmt="s" if run.ramp else "o", color=f"C{i}", capsize=3,
                        label=run.label)
     right.axhline(0, color=plots.FAINT, **plots.DASHED)
     left.set(xscale="log", yscale="log", xlabel="steps", ylabel="training loss (nats per token)",
