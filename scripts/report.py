@@ -195,9 +195,6 @@ def page(runs, target, plots, plan=None):
            "from the random start may lie above the plot.", plots.draw_loss(runs, target))
     if len(runs) > 1:
         sections.append(savings_section(runs, *comparison))
-    if any(run.test_rows for run in runs):
-        figure("HellaSwag", "Solid: by the endings' length-normalised likelihood; dotted: plain. Four endings per question: "
-               "25% is chance.", plots.draw_tests(runs))
     if any(plots.gns_source(run) for run in runs):
         figure("Gradient noise scale and batch", "Black: the batch. Coloured: the noise scale of the LayerNorms, with a band "
                "of one standard error; dotted: its lower bound, 95%; grey: the whole model's, where it was sampled. The "
@@ -209,7 +206,8 @@ def page(runs, target, plots, plan=None):
                plots.draw_layers(runs))
     if plots.known(runs, plots.RATES):
         figure("Learning rate, batch, gradient norm and throughput", "Gradient norm before clipping, and tokens per second: "
-               "smoothed over single steps.", plots.draw_rates(runs))
+               "smoothed over single steps. HellaSwag: by the endings' length-normalised likelihood; 0.25 is chance.",
+               plots.draw_rates(runs))
     if plan:
         figure("Roofline", f"A rank's kernels in the plan of a step on {html.escape(plan['device'])}. The roof is the "
                "bandwidth of its memory, then its peak. A run's step is the planned work at the run's median tokens/s: plan "

@@ -28,12 +28,13 @@ plt.rcParams.update({
     "legend.frameon": False, "legend.fontsize": 9, "figure.constrained_layout.use": True,
     "axes.prop_cycle": plt.cycler(color=COLOURS)})  # run i has the colour Ci
 AXES = (("tokens", "tokens"), ("step", "steps"), ("seconds", "time"))
-RATES = (("lr", "learning rate"), ("batch", "batch (rows)"), ("grad_norm", "gradient norm"), ("tok_per_s", "throughput (tokens/s)"))
+RATES = (("lr", "learning rate"), ("batch", "batch (rows)"), ("grad_norm", "gradient norm"), ("tok_per_s", "throughput (tokens/s)"),
+         ("hellaswag_norm", "HellaSwag (right answers)"))
 
 
 def known(runs, fields):
     """Returns the fields (name, title) that some run has, so that no panel is empty."""
-    return [(name, title) for name, title in fields if any(finite(run.column(name)) for run in runs)]
+    return [(name, title) for name, title in fields if any(finite(column(run.lines, name)) for run in runs)]
 
 
 def thin(*columns):
@@ -100,18 +101,6 @@ def draw_loss(runs, target=None):
             token_axis(axes, title=f"against {label}", xlabel=label)
     margin = 0.05 * (max(shown) - min(shown)) or 0.1
     panels[0].set(ylim=(min(shown) - margin, max(shown) + margin), ylabel="loss (nats per token)")
-    run_key(figure, runs)
-    return figure
-
-
-def draw_tests(runs):
-    """Draws accuracy on HellaSwag by the endings' length-normalised likelihood (solid) and plain likelihood (dotted)."""
-    figure, axes = plt.subplots(figsize=(9, 4))
-    for i, run in enumerate(runs):
-        for name, how in (("hellaswag_norm", "o-"), ("hellaswag", "o:")):
-            axes.plot(column(run.test_rows, "tokens"), 100 * np.array(column(run.test_rows, name)), how, color=f"C{i}", ms=3.5, lw=1.4)
-    axes.axhline(25, color=FAINT, **DASHED)
-    token_axis(axes, title="HellaSwag", ylabel="right answers (%)")
     run_key(figure, runs)
     return figure
 
@@ -201,13 +190,14 @@ def draw_layers(runs):
 
 
 def draw_rates(runs):
-    """Draws learning rate, batch, gradient norm and throughput, the last two also smoothed. A few wild steps do not stretch
-    the limits of the last two."""
+    """Draws a panel per field of RATES, gradient norm and throughput also smoothed. A few wild steps do not stretch the
+    limits of these two."""
     figure, panels = plt.subplots(1, len(known(runs, RATES)), figsize=(14, 3.9), squeeze=False)
     for axes, (name, title) in zip(panels.flat, known(runs, RATES)):
         noisy, softened = name in ("grad_norm", "tok_per_s"), []
         for i, run in enumerate(runs):
-            tokens, values = batches_of(run) if name == "batch" else (run.column("tokens"), run.column(name))
+            rows = name == "hellaswag_norm" and run.test_rows or run.rows
+            tokens, values = batches_of(run) if name == "batch" else (column(rows, "tokens"), column(rows, name))
             x, raw, soft = thin(tokens, values, smooth_column(run, name) if noisy else values)
             if noisy:
                 axes.plot(x, raw, color=f"C{i}", alpha=0.16, lw=0.6)
@@ -217,7 +207,7 @@ def draw_rates(runs):
             plain_log(axes.yaxis)
             axes.set_ylim(0.5 * min(softened), 2 * max(softened))
         else:
-            axes.set_ylim(0, 1.3 * max(softened) if noisy and softened else None)
+            axes.set_ylim(0.2 if name == "hellaswag_norm" else 0, 1.3 * max(softened) if noisy and softened else None)
             axes.yaxis.set_major_formatter(EngFormatter(sep="") if name == "tok_per_s" else StrMethodFormatter("{x:g}"))
         token_axis(axes, title=title)
     run_key(figure, runs)

@@ -59,7 +59,7 @@ class Page(HTMLParser):
     def handle_endtag(self, tag):
         assert open_tags.pop() == tag, tag
 Page().feed(text)
-assert not open_tags and found.count("svg") == 5 and found.count("table") == 3, (open_tags, found.count("svg"))
+assert not open_tags and found.count("svg") == 4 and found.count("table") == 3, (open_tags, found.count("svg"))
 for svg in re.findall("<svg.*?</svg>", text, re.S): tree.fromstring(svg.replace("xlink:", ""))
 # An infinite bound's dotted line runs along the top without a gap.
 noise = next(svg for svg in re.findall("<svg.*?</svg>", text, re.S) if 'aria-label="Gradient noise scale' in svg)
