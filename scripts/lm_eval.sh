@@ -35,10 +35,8 @@ words=${TOKENIZER:-$MODEL}
 [ -f "$words/tokenizer.json" ] || [ -f "$words/vocab.json" -a -f "$words/merges.txt" ] || fail 65 \
     "$words: no tokenizer that transformers reads (tokenizer.json, or vocab.json and merges.txt)" "Set TOKENIZER, and train with --tokenizer next time"
 
-for program in ${LM_EVAL:+"$LM_EVAL"} "$root/build/venv/bin/lm_eval" lm_eval ''; do
-    LM_EVAL=$(command -v "$program") && break
-done
-[ -n "$LM_EVAL" ] || fail 65 "lm-evaluation-harness is not installed" \
+PATH=$root/build/venv/bin:$PATH
+LM_EVAL=$(command -v "${LM_EVAL:-lm_eval}") || fail 65 "lm-evaluation-harness is not installed" \
     "Run: python3 -m venv ${top}build/venv && ${top}build/venv/bin/pip install 'lm-eval[hf]' (several GB, with torch)"
 [ "$(count_gpus)" = 0 ] && where=(--device cpu --batch_size 8) || where=(--device cuda --batch_size auto)
 command=("$LM_EVAL" --model hf --model_args "pretrained=$MODEL,dtype=${DTYPE:-float32}${TOKENIZER:+,tokenizer=$TOKENIZER}"
