@@ -14,10 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum {
-    BLOCK_BYTES = 1 << 20,
-    POLL_MS = 100
-};
+enum { BLOCK_BYTES = 1 << 20, POLL_MS = 100 };
 
 #define HINT_INVALID "repair it, or say --invalid bytes to take it as it is, --invalid skip to leave it out"
 #define HINT_JSONL                                                                                                     \

@@ -119,16 +119,13 @@ typedef struct {
     uint64_t read, written;  // number of blocks so far; the critical section `reading` guards `read`
     Error error;             // the first error that is not a fault of an input; code 0: none
     Error fault[FAULTS_MAX]; // the first faults of inputs
-    int faults, bad_files;   // faults so far; files with faults
-    const Input *last_bad;   // the last file with faults; NULL: none
+    int faults;              // faults so far
     Progress progress;
 } Pipeline;
 
 // Adds the faults of a block. If a fault ends the input, leaves out the input's later blocks.
 static void add_faults(Pipeline *run, const TextBlock *b) {
     if (!b->fault_count || b->input->left_out) return;
-    run->bad_files += run->last_bad != b->input;
-    run->last_bad = b->input;
     b->input->left_out = b->ends;
     for (int i = 0; i < b->fault_count; i++, run->faults++)
         if (run->faults < FAULTS_MAX) run->fault[run->faults] = b->faults[i];
@@ -182,9 +179,7 @@ static int run_verdict(const Pipeline *run, Error *e) {
     if (!run->faults)
         return signals_requested() ? FAIL(e, ERR_STOPPED, "run the same command again: it starts over", "a signal") : 0;
     for (int i = 0; i < run->faults && i < FAULTS_MAX; i++) fprintf(stderr, "%s\n", run->fault[i].what);
-    if (run->faults > FAULTS_MAX) fprintf(stderr, "and %d more\n", run->faults - FAULTS_MAX);
-    return FAIL(e, first->code, first->hint, "%d faults in %d of %d file%s; the first is %s", run->faults,
-                run->bad_files, run->inputs.count, plural_s((uint64_t)run->inputs.count), first->what);
+    return FAIL(e, first->code, first->hint, "%d faults; the first is %s", run->faults, first->what);
 }
 
 static void print_input_notes(const Pipeline *run, int code) {

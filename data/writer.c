@@ -81,8 +81,7 @@ static int check_inputs(const Writer *w, const char *directory, const Inputs *in
 
 int writer_open(Writer *w, const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs, Error *e) {
     char directory[PATH_MAX];
-    int newline = t->lacks['\n'] ? -1 : t->byte_token['\n'];
-    *w = (Writer){.o = o, .lock = -1, .eot = t->eot, .newline = newline};
+    *w = (Writer){.o = o, .lock = -1, .eot = t->eot, .newline = t->byte_token['\n']};
     path_parent(o->out, directory, sizeof directory);
     TRY(directory_create(directory, e));
     TRY(acquire_lock(w, e));

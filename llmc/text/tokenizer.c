@@ -130,11 +130,11 @@ static int merge_word(const Tokenizer *t, const uint8_t *word, size_t bytes, uin
     uint32_t few[SHORT_WORD], *found = few; // found[i]: pair_find of tokens i and i + 1
     size_t n = bytes;
     for (size_t i = 0; i < n; i++) {
-        if (t->lacks[word[i]]) // only in a vocabulary of characters
+        if (t->byte_token[word[i]] < 0)
             return FAIL(e, ERR_INPUT, "it knows the characters of the text that it was made of, and no others",
                         "the tokenizer has no token for '%.*s', byte 0x%02x", (int)utf8_character(word + i, bytes - i),
                         (const char *)word + i, word[i]);
-        out[i] = t->byte_token[word[i]];
+        out[i] = (uint16_t)t->byte_token[word[i]];
     }
     if (bytes > SHORT_WORD) TRY(memory_alloc((void **)&found, bytes * sizeof *found, "a long word", e));
     for (size_t i = 0; i + 1 < n; i++) found[i] = pair_find(t, out[i], out[i + 1]);
@@ -279,10 +279,10 @@ int tokenizer_create_bytes(Tokenizer **out, Error *e) {
     Tokenizer *t = *out;
     t->is_bytes = true;
     t->vocab_size = BYTE_VALUES;
-    for (uint32_t b = 0; b < BYTE_VALUES; b++) {
+    for (int b = 0; b < BYTE_VALUES; b++) {
         t->text[b] = (char)b;
-        t->byte_token[b] = (uint16_t)b;
-        t->start[b + 1] = b + 1;
+        t->byte_token[b] = b;
+        t->start[b + 1] = (uint32_t)b + 1;
     }
     return 0;
 }

@@ -49,9 +49,8 @@ typedef struct {    // immutable: threads may share it
     bool is_bytes;
     uint32_t start[VOCAB_MAX + 1]; // where each token begins in `text`
     uint8_t flags[VOCAB_MAX];      // TOKEN_*
-    uint16_t byte_token[BYTE_VALUES];
-    bool lacks[BYTE_VALUES]; // true: a vocabulary of characters has no token for the byte
-    bool lacks_some;         // true if an element of `lacks` is
+    int byte_token[BYTE_VALUES];   // -1: none, in a vocabulary of characters
+    bool lacks_bytes;              // some byte has no token
     int added_count;
     bool added_spaced;                                 // in some added token a space follows another character
     uint32_t added_longest[ADDED_PASSES][BYTE_VALUES]; // bytes of a pass's longest added token with this first byte

@@ -298,14 +298,12 @@ static int read_merges(VocabReader *r, Error *e) {
     }
     t->is_bytes = t->vocab_size == BYTE_VALUES && t->merge_count == 0 && t->added_count == 0;
     for (int b = 0; b < BYTE_VALUES; b++) {
-        int token = token_of(t, &(char){(char)b}, 1);
+        int token = t->byte_token[b] = token_of(t, &(char){(char)b}, 1);
         t->is_bytes = t->is_bytes && token == b;
-        t->lacks[b] = token < 0;
-        if (token >= 0) t->byte_token[b] = (uint16_t)token;
-        else if (code || t->merge_count > 0)
+        t->lacks_bytes |= token < 0;
+        if (token < 0 && (code || t->merge_count > 0))
             return FAIL(e, ERR_INPUT, "a byte-level vocabulary has all 256 bytes", "%s: byte 0x%02x is missing",
                         r->vocab->path, b);
-        else t->lacks_some = true;
     }
     return code;
 }
@@ -368,7 +366,7 @@ static void put_token(const Tokenizer *t, int token, bool json, FILE *f) {
 static void put_vocab(const Tokenizer *t, FILE *f) {
     const char *before = "{\"";
     for (int token = 0; token < t->vocab_size; token++) {
-        if (t->lacks_some && t->flags[token] & TOKEN_ADDED) continue; // its text could be taken for a byte's name
+        if (t->lacks_bytes && t->flags[token] & TOKEN_ADDED) continue; // its text could be taken for a byte's name
         fputs(before, f);
         before = ", \"";
         put_token(t, token, true, f);

@@ -296,15 +296,15 @@ def test_all_faults_at_once():
     for threads in (1, 3):
         error = run(*BYTES, "--threads", threads, "texts", expect=65)
         named = [line for line in error.splitlines() if line.startswith("texts/")]
-        check(len(named) == 10 and "and 2 more" in error, f"{len(named)} lines named: {error}")
+        check(len(named) == 10, f"{len(named)} lines named: {error}")
         check(all(f"texts/{i:02d}.txt line 50001: byte 0xff at offset 250000 " in error for i in range(0, 30, 3)), error)
-        check("error: 12 faults in 11 of 31 files; the first is texts/00.txt line 50001" in error.splitlines()[-1], error)
+        check("error: 12 faults; the first is texts/00.txt line 50001" in error.splitlines()[-1], error)
         check(not shards("out") and not leftovers(), "something is left")
     write("a.jsonl", '{"text": "good"}\n' + "".join(f'{{"text": {"null" if i % 2 else i}}}\n{{"text": "good"}}\n' for i in range(100000)))
     error = run(*BYTES, "a.jsonl", expect=65)
     named = [line for line in error.splitlines() if line.startswith("a.jsonl line ")]
-    check(len(named) == 10 and named[9].startswith("a.jsonl line 20: has no string in the text field") and "and 99990 more" in error
-          and "error: 100000 faults in 1 of 1 file; the first is a.jsonl line 2: " in error, error)
+    check(len(named) == 10 and named[9].startswith("a.jsonl line 20: has no string in the text field")
+          and "error: 100000 faults; the first is a.jsonl line 2: " in error, error)
     said = expect(["good"] * 100001, [], "--invalid", "skip", "a.jsonl")
     check("left out: 100000 lines of jsonl" in said, said)
 
