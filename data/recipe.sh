@@ -42,7 +42,7 @@ recipe_options() {
 
 # fetch URL FILE [SHA256]: downloads URL. FILE exists only once it is complete and checked.
 fetch() {
-    local url=$1 file=$2 want=${3:-} got
+    local url=$1 file=$2 want=${3:-}
     if [ -f "$file" ]; then return 0; fi
     command -v curl > /dev/null || fail 65 "curl is missing" "Install curl, or get $url yourself and say --from DIR"
     mkdir -p "$(dirname "$file")"
@@ -52,12 +52,9 @@ fetch() {
         [ $code != 23 ] || fail 74 "cannot write $file.part" "Free some space; the same command resumes it"
         fail 65 "no $url (curl $code)" "The same command resumes a download; or get the file yourself and say --from DIR"
     }
-    if [ -n "$want" ]; then
-        got=$(sha256sum "$file.part" | cut -d ' ' -f 1)
-        [ "$got" = "$want" ] || {
-            rm -f "$file.part"
-            fail 65 "$url: SHA-256 $got, not $want" "It was removed: try again, unless the source has changed"
-        }
+    if [ -n "$want" ] && ! sha256sum --check --status <<< "$want  $file.part"; then
+        rm -f "$file.part"
+        fail 65 "$url: its SHA-256 is not $want" "It was removed: try again, unless the source has changed"
     fi
     mv "$file.part" "$file"
 }
@@ -85,7 +82,6 @@ need_tokenize() {
     mkdir -p "$OUT"
     [ "$TOKENIZER" = gpt2 ] || return 0
     TOKENIZER=${GPT2:-${top}data/gpt2}
-    [ ! -f "$TOKENIZER/encoder.json" ] || [ ! -f "$TOKENIZER/vocab.bpe" ] || return 0
     local from=https://openaipublic.blob.core.windows.net/gpt-2/encodings/main
     fetch $from/encoder.json "$TOKENIZER/encoder.json" 196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783
     fetch $from/vocab.bpe "$TOKENIZER/vocab.bpe" 1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
