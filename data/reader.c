@@ -52,22 +52,6 @@ static int document_split(const TokenizeOptions *o, const Input *input, uint64_t
 
 // ---- Encoding -------------------------------------------------------------------------------------------------------
 
-// Fails (ERR_INPUT) with a remedy if an input begins like gzip, zstd, parquet, UTF-16 or a Git LFS pointer.
-static int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e) {
-    static const struct {
-        const char *begin, *what, *remedy;
-    } kinds[] = {{"\x1f\x8b", "gzip, not text", "say zcat FILE | data/tokenize ... -"},
-                 {"\x28\xb5\x2f\xfd", "zstd, not text", "say zstdcat FILE | data/tokenize ... -"},
-                 {"PAR1", "parquet, not text", "say data/parquet_to_jsonl.py FILE | data/tokenize ... -"},
-                 {"version https://git-lfs", "a Git LFS pointer, not the text", "git lfs pull fetches the text"},
-                 {"\xff\xfe", "UTF-16, not UTF-8", "say iconv -f UTF-16 -t UTF-8 FILE | data/tokenize ... -"},
-                 {"\xfe\xff", "UTF-16, not UTF-8", "say iconv -f UTF-16 -t UTF-8 FILE | data/tokenize ... -"}};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (bytes >= strlen(kinds[i].begin) && memcmp(text, kinds[i].begin, strlen(kinds[i].begin)) == 0)
-            return FAIL(e, ERR_INPUT, kinds[i].remedy, "%s: is %s", input_name(input), kinds[i].what);
-    return 0;
-}
-
 // Finds the text of every line. Skips a byte order mark before the first line.
 static void block_parse_jsonl(TextBlock *b, const TokenizeOptions *o) {
     uint64_t line = b->line;
@@ -103,8 +87,6 @@ static void block_check_text(TextBlock *b, const TokenizeOptions *o) {
 
 int block_encode(TextBlock *b, Reader *r, Encoder *encoder, Error *e) {
     const TokenizeOptions *o = r->o;
-    if (b->offset == 0 && o->invalid != INVALID_BYTES && !b->fault_count)
-        b->ends = check_text_kind(b->input, b->text, b->bytes, &b->faults[0]), b->fault_count = b->ends;
     if (!b->ends && b->input->format == FORMAT_JSONL) block_parse_jsonl(b, o);
     else if (!b->ends) block_check_text(b, o);
     if (b->fault_count) atomic_store(&r->refused, true);
@@ -145,6 +127,22 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
     return 0;
 }
 
+// Fails (ERR_INPUT) with a remedy if an input begins like gzip, zstd, parquet, UTF-16 or a Git LFS pointer.
+static int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e) {
+    static const struct {
+        const char *begin, *what, *remedy;
+    } kinds[] = {{"\x1f\x8b", "gzip, not text", "say zcat FILE | data/tokenize ... -"},
+                 {"\x28\xb5\x2f\xfd", "zstd, not text", "say zstdcat FILE | data/tokenize ... -"},
+                 {"PAR1", "parquet, not text", "say data/parquet_to_jsonl.py FILE | data/tokenize ... -"},
+                 {"version https://git-lfs", "a Git LFS pointer, not the text", "git lfs pull fetches the text"},
+                 {"\xff\xfe", "UTF-16, not UTF-8", "say iconv -f UTF-16 -t UTF-8 FILE | data/tokenize ... -"},
+                 {"\xfe\xff", "UTF-16, not UTF-8", "say iconv -f UTF-16 -t UTF-8 FILE | data/tokenize ... -"}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (bytes >= strlen(kinds[i].begin) && memcmp(text, kinds[i].begin, strlen(kinds[i].begin)) == 0)
+            return FAIL(e, ERR_INPUT, kinds[i].remedy, "%s: is %s", input_name(input), kinds[i].what);
+    return 0;
+}
+
 // Opens the input at its beginning, and decides its format. With --invalid skip, checks the whole file first, since
 // tokens cannot be removed once they are written. Leaves out a text file that is not all UTF-8, and a file of another
 // kind (gzip, ...). Refuses a pipe if an option must first know all of its text.
@@ -163,14 +161,13 @@ static int reader_open(Reader *r, Error *e) {
     if (input->pipe && tail)
         return FAIL(e, ERR_USAGE, "write it to a file first, or give --separator or --format jsonl",
                     "--val-fraction: the length of %s is unknown", input_name(input));
+    const bool other = r->o->invalid != INVALID_BYTES && check_text_kind(input, r->buffer, r->have, e);
+    if (other && (input->pipe || !skip)) return e->code;
     char *text = MAP_FAILED; // stays so for an empty file; if mapping fails, reading reports the cause
-    if (skip && !input->pipe) text = mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, r->fd, 0);
-    if (text != MAP_FAILED) {
-        input->left_out = check_text_kind(input, text, input->bytes, &(Error){0}) ||
-                          (plain && utf8_invalid_at(text, input->bytes) < input->bytes);
-        munmap(text, input->bytes);
-        if (input->left_out) r->have = 0; // --max-bytes does not count them
-    }
+    if (plain && skip) text = mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, r->fd, 0);
+    input->left_out = other || (text != MAP_FAILED && utf8_invalid_at(text, input->bytes) < input->bytes);
+    if (text != MAP_FAILED) munmap(text, input->bytes);
+    if (input->left_out) r->have = 0; // --max-bytes does not count them
     r->tail = UINT64_MAX;
     if (!tail) return 0;
 
