@@ -117,9 +117,10 @@ double noise_cosine(const Noise *noise, int s, int t, double *se) {
     return c * by_c;
 }
 
-NoiseSignal noise_signal(const Noise *noise) {
-    const GnsCalibration *c = &noise->calibration;
-    if (noise->follows_total) return (NoiseSignal){&noise->total, {1, 0, 0}};
-    if (noise->fixed_ratio > 0) return (NoiseSignal){&noise->ln, {noise->fixed_ratio, 0, 0}};
-    return (NoiseSignal){&noise->ln, {c->ratio, c->var, c->sum_w2}};
+const GnsTracker *noise_signal(const Noise *noise, GnsFactor *c) {
+    const GnsCalibration *k = &noise->calibration;
+    *c = (GnsFactor){k->ratio, k->var, k->sum_w2};
+    if (noise->follows_total) *c = (GnsFactor){1, 0, 0};
+    else if (noise->fixed_ratio > 0) *c = (GnsFactor){noise->fixed_ratio, 0, 0};
+    return noise->follows_total ? &noise->total : &noise->ln;
 }

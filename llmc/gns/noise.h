@@ -60,9 +60,5 @@ void noise_observe_sources(Noise *noise, double B, double pairs, const double *s
 // |G_t|^2 are at least 3 standard errors above 0. With noise the result may exceed 1.
 double noise_cosine(const Noise *noise, int s, int t, double *se);
 
-// The signal that a batch ramp follows. The whole model's noise scale is c times the tracker's.
-typedef struct {
-    const GnsTracker *tracker;
-    GnsFactor c;
-} NoiseSignal;
-NoiseSignal noise_signal(const Noise *noise);
+// Returns the tracker that a batch ramp follows. The whole model's noise scale is c times the tracker's.
+const GnsTracker *noise_signal(const Noise *noise, GnsFactor *c);

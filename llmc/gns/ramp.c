@@ -15,15 +15,13 @@ const char *const ramp_mode_names[RAMP_MODES] = {"fixed", "linear", "seesaw", "s
 #define RAMP_MOST_ROWS    ((double)(1 << 30)) // larger than any batch
 
 int ramp_parse(const char *text, RampMode *mode, const char **argument, Error *e) {
-    *argument = NULL;
-    const char *colon = strchr(text, ':');
-    size_t length = colon ? (size_t)(colon - text) : strlen(text);
+    const size_t length = strcspn(text, ":");
+    *argument = text[length] ? text + length + 1 : NULL;
     for (int m = 0; m < RAMP_MODES; m++) {
+        const bool has_argument = *argument && **argument, wants_one = m == RAMP_REPLAY || m == RAMP_STEPS;
         if (strlen(ramp_mode_names[m]) != length || strncmp(text, ramp_mode_names[m], length) != 0) continue;
-        bool has_argument = colon && colon[1];
-        if ((m == RAMP_REPLAY || m == RAMP_STEPS) != has_argument || (colon && !has_argument)) break;
+        if (has_argument != wants_one || (*argument && !wants_one)) break;
         *mode = (RampMode)m;
-        if (has_argument) *argument = colon + 1;
         return 0;
     }
     return FAIL(e, ERR_USAGE, "use fixed, linear, seesaw, gns, steps:LIST or replay:FILE", "--ramp %s: no such ramp",

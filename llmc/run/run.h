@@ -4,13 +4,9 @@
 #include "checkpoint/archive.h"
 #include "gns/ramp.h"
 #include "ranks/comm.h"
-#include "text/shards.h"
 #include "model/engine.h"
-#include "math/loss_scale.h"
-#include "math/outliers.h"
 #include "text/hellaswag.h"
 #include "text/loader.h"
-#include "run/metrics.h"
 #include "gns/noise.h"
 #include "options/options.h"
 #include "ranks/whole.h"
@@ -60,16 +56,18 @@ typedef struct {
     RowOutliers outliers; // --outliers
     Rollback back;        // --on-spike. A rollback resets all fields of Position but `back` and `begun`
     StepResult result;    // statistics of this step; source_gram, `pairs` (noise.h) and `rows` are one array
+    double grad_sq;       // |sum_b g_b|^2 of this step
+    double grad_norm;     // norm of this step's mean gradient
+    bool overflowed;      // this step's gradient is not finite, but another scale may help (step_result)
     RowResult *rows;      // (largest batch) this step's rows, of all ranks, if EngineConfig.step_rows
     bool stop;            // the run stops (same on all ranks); stop_cause (save.h) says why
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown
-    int64_t clipped;      // number of steps since the start whose gradient was clipped
     double begun;         // clock time of this start, less the seconds of earlier parts of the run
 } Position;
 
 typedef struct {
     Saver *saver;                  // NULL before training
-    SaverCounts sums;              // saver_counts summed over all ranks, at the latest step
+    double writing;                // saver_writes summed over all ranks, at the latest step
     Archive archive;               // the run directory; open on rank 0 and on ranks that write there
     char saved[ARCHIVE_PATH];      // the newest checkpoint; "" before the first save
     int64_t saved_step;            // step of `saved`; -1 before the first save

@@ -217,9 +217,7 @@ void await_copy(Run *r) {
     s->paused += clock_seconds() - start;
 }
 
-SaverCounts saver_counts(const Saver *s) {
-    return (SaverCounts){s->phase == WRITING && !atomic_load(&s->ended), (double)atomic_load(&s->done)};
-}
+double saver_writes(const Saver *s) { return s->phase == WRITING && !atomic_load(&s->ended); }
 
 // ---- Finishing, on rank 0's thread ----------------------------------------------------------------------------------
 
@@ -324,7 +322,7 @@ static void report(Run *r) {
 
 int collect_save(Run *r, Error *e) {
     Saver *s = r->saving.saver;
-    if (s->phase == WRITING && r->saving.sums.writing == 0) {
+    if (s->phase == WRITING && r->saving.writing == 0) {
         worker_join(&s->worker);
         TRY(gather_pieces(s, e));
         s->phase = is_rank0(&r->setup) ? FINISHING : IDLE;
@@ -349,16 +347,16 @@ void write_waiting_log(Run *r) {
 // On all ranks: waits until no rank writes; with `whole`, until no save runs.
 static int await_save(Run *r, bool whole, Error *e) {
     Saver *s = r->saving.saver;
-    for (double done = -1; s->phase == WRITING || (whole && s->phase == FINISHING);) {
-        SaverCounts sums = saver_counts(s);
-        if (sums.done == done && !atomic_load(&s->ended)) { // no beat or sum, so the watchdog reports a hung disk
+    for (long done = -1; s->phase == WRITING || (whole && s->phase == FINISHING);) {
+        const long now = atomic_load(&s->done);
+        r->saving.writing = saver_writes(s);
+        if (now == done && !atomic_load(&s->ended)) { // no beat or sum, so the watchdog reports a hung disk
             nanosleep(&poll_interval, NULL);
             continue;
         }
-        done = sums.done;
+        done = now;
         if (s->phase == FINISHING) comm_beat(r->setup.comm);
-        else TRY(comm_sum(r->setup.comm, &sums.writing, sizeof sums / sizeof(double), e));
-        r->saving.sums = sums;
+        else TRY(comm_sum(r->setup.comm, &r->saving.writing, 1, e));
         TRY(collect_save(r, e));
     }
     return whole ? comm_wait_first(r->setup.comm, e) : 0;
@@ -388,7 +386,7 @@ static int save(Run *r, bool waits, Error *e) {
         atomic_store(&s->copying, s->copy && !r->setup.whole.part);
         s->phase = WRITING;
         start_thread(s, write_share);
-        r->saving.sums = (SaverCounts){.writing = 1};
+        r->saving.writing = 1;
         if (waits || !s->copies) TRY(await_save(r, waits, e));
         if (waits) TRY(comm_broadcast(comm, &s->error.code, sizeof s->error.code, e));
         s->paused = clock_seconds() - s->started;

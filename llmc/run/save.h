@@ -22,8 +22,8 @@
 //                                                               `--> finishing (rank 0) --report--> idle
 //
 // What the main threads and the saves' threads promise each other:
-//   1. At most one save runs. All main threads start it together. They leave `writing` together, when the sums of
-//      saver_counts over the ranks show that no rank writes.
+//   1. At most one save runs. All main threads start it together. They leave `writing` together, when the sum of
+//      saver_writes over the ranks is 0.
 //   2. A checkpoint is the state after one step. Each rank's thread first copies what the rank owns; the main thread
 //      awaits the copy before the next update (await_copy). If a rank has no memory for the copy, its thread reads the
 //      engine, and all ranks wait until everything is written. compare_ranks has awaited all weights, so engine_store
@@ -60,13 +60,10 @@ void save_at_error(Run *r, Error *e); // e: the error that ended training; its h
 
 void await_copy(Run *r); // call before every update
 
-// writing: 1 if this rank writes, else 0. done: grows whenever this rank's save makes progress.
-typedef struct {
-    double writing, done;
-} SaverCounts;
-SaverCounts saver_counts(const Saver *saver);
+double saver_writes(const Saver *saver); // 1 if this rank writes, else 0
 
-// Call once per step, with the ranks' summed counts in r->saving.sums. Advances a running save, reports an ended one.
+// Call once per step, with the sum of saver_writes over all ranks in r->saving.writing. Advances a running save, and
+// reports an ended one.
 int collect_save(Run *r, Error *e);
 
 // Call when training ended on an error, while a save may still run. If all ranks know the error, they wait for the

@@ -62,19 +62,13 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
     return comm_agree(setup->comm, unread.code, e);
 }
 
-static double grad_norm(const Run *r, int64_t B) {
-    double sq = 0;
-    for (int i = 0; i < r->setup.model.tensor_count; i++) sq += r->position.result.grad_sq[i];
-    return sqrt(sq) / (double)B;
-}
-
 static int fail_nonfinite(Run *r, int64_t B, Error *e) {
     const RunPoint *at = &r->position.at;
     comm_settle(r->setup.comm); // all ranks have the same sums
     return FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
                 "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite; the update was not made",
                 (long long)at->step + 1, (long long)at->examples, (long long)(at->examples + B - 1),
-                r->position.result.loss_sum / (double)B, grad_norm(r, B));
+                r->position.result.loss_sum / (double)B, r->position.grad_norm);
 }
 
 static UpdateConfig update_config(const Run *r, int64_t B) {
@@ -105,12 +99,12 @@ static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode,
     double step_tokens = (double)(B * setup->shape.seq_len), done = (double)position->at.tokens + step_tokens;
     noise_observe(&position->noise, &setup->model, &position->result, B, step_tokens, done, mode);
     if (mode == GNS_OFF) return;
-    NoiseSignal signal = noise_signal(&position->noise);
-    *target = ramp_target(&position->ramp, signal.tracker, signal.c);
+    GnsFactor c;
+    const GnsTracker *signal = noise_signal(&position->noise, &c);
+    *target = ramp_target(&position->ramp, signal, c);
     ramp_observe(&position->ramp, step_tokens, target->aim);
-    double batch_sq = 0;
-    for (int i = 0; i < setup->model.tensor_count; i++) batch_sq += position->result.grad_sq[i];
-    if (measured_ranks) noise_observe_ranks(&position->noise, (double)B, sums->rows_sq, sums->rank_sq, batch_sq);
+    if (measured_ranks)
+        noise_observe_ranks(&position->noise, (double)B, sums->rows_sq, sums->rank_sq, position->grad_sq);
     const int sources = position->noise.sources;
     double share[sources + 1], sq[sources + 1], *gram = position->result.source_gram;
     for (int s = 0; s < sources; s++) share[s] = r->data.train->sources.source[s].share, sq[s] = 0;
@@ -132,13 +126,6 @@ static int saturated_site(const Run *r) {
     return first;
 }
 
-// True if the scaled gradient of fp16 overflowed, or factors of fp8 saturated: the gradient's norm over all ranks is
-// not finite, but the loss is. A smaller scale may then help. The engine skips the update of such a gradient.
-static bool overflows(const Run *r, int64_t B) {
-    const bool scales = r->position.at.loss_scale.scale > 0 || saturated_site(r) >= 0;
-    return scales && isfinite(r->position.result.loss_sum) && !isfinite(grad_norm(r, B));
-}
-
 // Adapts the exponents of fp8 to the step's largest values. begin: also sets exponents that are FP8_UNSET.
 static void next_exponents(Run *r, bool begin) {
     int8_t *k = r->position.at.exponents;
@@ -147,14 +134,14 @@ static void next_exponents(Run *r, bool begin) {
 }
 
 // Sums the step's statistics over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an
-// overflow.
+// overflow: the scaled gradient of fp16 overflowed, or factors of fp8 saturated, so the gradient's norm is not finite,
+// but the loss is. A smaller scale may then help. The engine skips the update of such a gradient.
 static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     Setup *setup = &r->setup;
     Position *position = &r->position;
     *sums = (StepSums){.result = &position->result, .stop = position->stop || comm_asked_to_stop(setup->comm)};
-    r->saving.sums = saver_counts(r->saving.saver);
-    sums->more = &r->saving.sums.writing;
-    sums->more_count = sizeof r->saving.sums / sizeof(double);
+    r->saving.writing = saver_writes(r->saving.saver);
+    sums->more = &r->saving.writing, sums->more_count = 1;
     const Parallel *p = &setup->parallel;
     const RankRows mine = rows_of_rank(B, p->group, p->groups);
     if (setup->shape.step_rows) position->result.row = position->rows + mine.first;
@@ -167,8 +154,13 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     gram[position->noise.sources * position->noise.sources] = (double)(p->own * (p->own - 1)); // pairs
     if (setup->shape.step_rows) TRY(comm_sum(setup->comm, gram, (int)((double *)(position->rows + B) - gram), e));
     position->stop = sums->stop;
-    bool finite = isfinite(position->result.loss_sum) && isfinite(grad_norm(r, B));
-    return finite || overflows(r, B) ? 0 : fail_nonfinite(r, B, e);
+    position->grad_sq = 0;
+    for (int i = 0; i < setup->model.tensor_count; i++) position->grad_sq += position->result.grad_sq[i];
+    position->grad_norm = sqrt(position->grad_sq) / (double)B;
+    const bool scales = position->at.loss_scale.scale > 0 || saturated_site(r) >= 0;
+    const bool finite = isfinite(position->result.loss_sum), finite_norm = isfinite(position->grad_norm);
+    position->overflowed = scales && finite && !finite_norm;
+    return finite && (finite_norm || scales) ? 0 : fail_nonfinite(r, B, e);
 }
 
 // ---- Outliers -------------------------------------------------------------------------------------------------------
@@ -177,7 +169,7 @@ static bool is_outlier(Run *r, int64_t B) {
     const Options *o = &r->setup.options;
     RunPoint *at = &r->position.at;
     const double most = o->on_spike ? o->spike_z : INFINITY;
-    double loss = r->position.result.loss_sum / (double)B, norm = grad_norm(r, B);
+    double loss = r->position.result.loss_sum / (double)B, norm = r->position.grad_norm;
     double loss_z = outliers_z(&at->loss_window, loss, most), norm_z = outliers_z(&at->grad_window, norm, most);
     at->spikes.value[at->spikes.count % OUTLIERS_WINDOW] = fmax(loss_z, norm_z);
     bool loss_out = o->skip_loss_z > 0 && loss_z > o->skip_loss_z,
@@ -202,14 +194,14 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
     *skipped = false;
     if (skips && !cut) {
         TRY(step_result(r, B, sums, e));
-        *skipped = overflows(r, B) || is_outlier(r, B);
+        *skipped = r->position.overflowed || is_outlier(r, B);
     }
     if (!*skipped) {
         await_copy(r);
         TRY(parallel_update(&r->setup.parallel, update, e));
     }
     TRY(step_result(r, B, sums, e));
-    if (o->on_spike && !skips && !cut && !overflows(r, B)) is_outlier(r, B);
+    if (o->on_spike && !skips && !cut && !r->position.overflowed) is_outlier(r, B);
     return 0;
 }
 
@@ -221,12 +213,12 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
 static int adapt_scales(Run *r, int64_t B, bool *skipped, bool *repeat, Error *e) {
     RunPoint *at = &r->position.at;
     const double scale = at->loss_scale.scale; // 0: not fp16
-    const bool overflowed = overflows(r, B);
+    const bool overflowed = r->position.overflowed;
     const int site = overflowed && scale == 0 ? saturated_site(r) : 0, k = at->exponents[site];
     *repeat = overflowed && scale == 0;
     *skipped = *skipped || overflowed;
     next_exponents(r, at->tokens >= r->setup.options.warmup_tokens); // fp8 in the warm-up costs loss for the whole run
-    if (*repeat) at->loss_scale.overflows++, at->moment_steps++; // cancel out in AdamW's step
+    if (*repeat) at->loss_scale.overflows++, at->moment_steps++;     // cancel out in AdamW's step
     if (scale != 0 && !loss_scale_step(&at->loss_scale, overflowed)) return fail_nonfinite(r, B, e);
     if (!overflowed || !is_rank0(&r->setup)) return 0;
     progress_break(&r->output.progress);
@@ -285,7 +277,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     at->tokens += tokens;
     const double seconds = clock_seconds() - start, tok_per_s = (double)tokens / seconds;
     const double peak = setup->peak_flops * setup->comm->ranks;
-    const double norm = grad_norm(r, B);
+    const double norm = position->grad_norm;
     if (setup->options.outliers && is_rank0(setup) && isfinite(norm)) TRY(row_outliers_observe(r, B, e));
     *metrics = (StepMetrics){
         .step = at->step,
@@ -309,7 +301,6 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .has_target = setup->options.run.ramp_mode == RAMP_GNS && !skipped,
         .ranks_measured = measured_ranks && !skipped && setup->comm->ranks > 1,
     };
-    position->clipped += metrics->clipped;
     if (is_rank0(setup)) TRY(metrics_step(r->output.metrics, metrics, &position->noise, e));
     return 0;
 }
@@ -335,9 +326,8 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
         TRY(run_rows(r, B, mode, "timing steps", e));
         TRY(parallel_update(&r->setup.parallel, &update, e)); // no await_copy: no save has begun
         TRY(step_result(r, B, &sums, e));
-        const bool overflowed = overflows(r, B);
-        if (!overflowed && i > 0) *seconds = fmin(*seconds, clock_seconds() - start);
-        loss_scale_step(&position->at.loss_scale, overflowed);
+        if (!position->overflowed && i > 0) *seconds = fmin(*seconds, clock_seconds() - start);
+        loss_scale_step(&position->at.loss_scale, position->overflowed);
         next_exponents(r, true);
         if (!position->stop) continue;
         TRY(parallel_drain(&r->setup.parallel, e));

@@ -54,7 +54,7 @@ static void without_blanks(char *text) {
 // Also checks run.json's parts: the first part lists all given options, the second the changed ones.
 static void test_what_may_change(void) {
     CHECK_RUN(trainer_run(HERE "--out own --steps 10 --lr 1e-3 --micro-batch 4 --batch-tokens 32"), 0,
-              "note: no warm-up: ", "gradients clipped (--grad-clip 1) in ");
+              "note: no warm-up: ");
     CHECK_RUN(trainer_run(HERE "--out own --steps 20 --lr 2e-3 --micro-batch 2 --batch-tokens 64 --beta2 0.99 "
                                "--val val.bin --val-every 4"),
               0, "resuming from own/step_00000010: 10 steps, 320 tokens done", "--steps 10 is now 20",
@@ -307,8 +307,9 @@ static void test_missing_fields(void) {
 // An older build's checkpoint has no trackers of sources. (test_sources.sh resumes with them.)
 static void test_noise_of_sources(void) {
 #define SOURCES                                                                                                        \
-    "train_gpt2 --train train.bin:0.8 other.bin:0.2 --vocab-size 64 --model d1 --layers 1 --heads 1 "                  \
-    "--channels 16 --seq-len 8 --threads 1 --micro-batch 4 "
+    "train_gpt2 --config mixed.conf --vocab-size 64 --model d1 --layers 1 --heads 1 --channels 16 --seq-len 8 "        \
+    "--threads 1 --micro-batch 4 "
+    CHECK(system("echo train = train.bin:0.8 other.bin:0.2 > mixed.conf") == 0, "a shell");
     CHECK_RUN(trainer_run(SOURCES "--steps 4 --out sources"), 0);
     make_part("sources", 4);
     hide_fields("part/step_00000004", (const char *[]){"noise.source", NULL});
