@@ -4,8 +4,6 @@
 #include "checkpoint/safetensors.h"
 
 #include <inttypes.h>
-#include <math.h>
-#include <string.h>
 
 static int count_not_finite(void *count, StateKind kind, Range range, const float *values, Error *e) {
     (void)kind, (void)e;

@@ -4,7 +4,6 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/text.h"
-#include "checkpoint/checkpoint.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -89,9 +88,8 @@ int write_run_json(Run *r, Error *e) {
     char path[ARCHIVE_PATH], *text = NULL;
     uint64_t random[2];
     size_t bytes;
-    int code = 0;
     cJSON *old = NULL;
-    Text new = {0};
+    Text new;
     TRY(path_join(path, sizeof path, archive->path, "run.json", e));
     if (r->saving.saved[0] && file_read(archive->dir, path, RUN_JSON_MAX_BYTES, &text, &bytes, e) && e->unreadable)
         return e->code;
@@ -100,11 +98,9 @@ int write_run_json(Run *r, Error *e) {
     const char *known = cJSON_GetStringValue(json_get(old, "id"));
     if (!known || strlen(known) >= sizeof archive->id) known = r->saving.own.newest.run;
     if (!*archive->id) strcpy(archive->id, known);
-    if (!*archive->id && getentropy(random, sizeof random) != 0)
-        code = FAIL(e, ERR_INTERNAL, NULL, "no random number for the run's id: %s", strerror(errno));
-    else if (!*archive->id)
+    if (!*archive->id && getentropy(random, sizeof random) == 0) // without an id --keep removes nothing
         snprintf(archive->id, sizeof archive->id, "%016" PRIx64 "%016" PRIx64, random[0], random[1]);
-    if (!code) code = text_begin(&new, e);
+    int code = text_begin(&new, e);
     if (!code) put_run_json(new.f, r, old);
     if (!code) code = text_end(&new, e);
     if (!code) code = file_replace(archive->dir, path, new.text, new.bytes, e);

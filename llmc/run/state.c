@@ -6,10 +6,8 @@
 
 #include <inttypes.h>
 #include <limits.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { STATE_FORMAT = 1, STATE_MAX_BYTES = 1 << 26 };
 
