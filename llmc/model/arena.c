@@ -1,7 +1,6 @@
 #include "model/arena.h"
 
 #include <assert.h>
-#include <stdlib.h>
 
 void arena_add(Arena *arena, const char *what, void **where, size_t bytes, int from, int to) {
     assert(arena->count < ARENA_BUFFERS_MAX && from <= to);
@@ -21,18 +20,13 @@ static size_t lowest_offset(const ArenaBuffer *b, ArenaBuffer *const *placed, in
     return offset;
 }
 
-// Sorts larger buffers first, and buffers of equal size in the order of arena_add.
-static int by_size(const void *a, const void *b) {
-    const ArenaBuffer *x = *(ArenaBuffer *const *)a, *y = *(ArenaBuffer *const *)b;
-    if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
-    return x < y ? -1 : x > y;
-}
-
 size_t arena_plan(Arena *arena) {
-    ArenaBuffer *order[ARENA_BUFFERS_MAX];
+    ArenaBuffer *order[ARENA_BUFFERS_MAX]; // larger buffers first; buffers of equal size in the order of arena_add
     size_t total = 0;
-    for (int i = 0; i < arena->count; i++) order[i] = &arena->buffer[i];
-    qsort(order, (size_t)arena->count, sizeof *order, by_size);
+    for (int i = 0, at; i < arena->count; i++) {
+        for (at = i; at > 0 && order[at - 1]->bytes < arena->buffer[i].bytes; at--) order[at] = order[at - 1];
+        order[at] = &arena->buffer[i];
+    }
     for (int i = 0; i < arena->count; i++) {
         order[i]->offset = lowest_offset(order[i], order, i);
         total = size_max(total, order[i]->offset + order[i]->bytes);
