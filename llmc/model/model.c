@@ -45,34 +45,26 @@ bool model_preset(ModelConfig *config, const char *name) {
 
 // ---- The table ------------------------------------------------------------------------------------------------------
 
-#define X(kind, name, rows, columns, init, group) name,
-static const char *const tensor_names[TENSOR_KINDS] = {MODEL_TENSORS(X)};
-#undef X
-
-static bool kind_in_block(TensorKind kind) { return strstr(tensor_names[kind], "%d") != NULL; }
-
 RankRows rows_of_rank(int64_t items, int rank, int ranks) {
     int64_t each = items / ranks, longer = items % ranks; // each of the first `longer` ranks gets one more item
     return (RankRows){rank * each + (rank < longer ? rank : longer), each + (rank < longer)};
 }
 
-// Appends a tensor without its offset.
+// Appends a tensor without its offset. `layer` is -1 outside the blocks.
 static void model_append(Model *model, TensorKind kind, int layer) {
     const size_t V = (size_t)model->config.vocab, P = (size_t)model->config.context, C = (size_t)model->config.channels;
     size_t A = C, F = 4 * C;
 #define X(kind, name, rows, columns, init, group)                                                                      \
-    {"", kind, 0, (rows) > 0 ? 2 : 1, (rows) > 0 ? (rows) : 1, columns, 0, 0, 0, 0, 0, 0, 0, 1, init, group},
+    {name, kind, 0, (rows) > 0 ? 2 : 1, (rows) > 0 ? (rows) : 1, columns, 0, 0, 0, 0, 0, 0, 0, 1, init, group},
     const Tensor whole[TENSOR_KINDS] = {MODEL_TENSORS(X)};
     A = model->attention_width, F = model->mlp_width;
     const Tensor table[TENSOR_KINDS] = {MODEL_TENSORS(X)};
 #undef X
     Tensor *t = &model->tensors[model->tensor_count++];
-    const char *name = tensor_names[kind];
     const size_t head = C / (size_t)model->config.heads;
     *t = table[kind];
     t->layer = layer;
-    if (layer < 0) snprintf(t->name, sizeof t->name, "%s", name);
-    else snprintf(t->name, sizeof t->name, "h.%d%s", layer, strstr(name, "%d") + 2);
+    snprintf(t->name, sizeof t->name, table[kind].name, layer); // only a block's names read `layer`
     t->count = t->rows * t->columns;
     t->whole_rows = whole[kind].rows, t->whole_columns = whole[kind].columns;
     const size_t first = t->group == GROUP_MLP ? model->mlp_first : (size_t)model->first_head * head;
@@ -146,12 +138,10 @@ int model_create_local(Model *model, const ModelConfig *config, int t, int K, Er
     TRY(cut_widths(model, t, K, e));
     size_t most = (size_t)TENSOR_KINDS * (size_t)config->layers;
     TRY(memory_alloc_zero((void **)&model->tensors, most * sizeof(Tensor), "the tensor table", e));
-    int kind = 0;
-    for (; !kind_in_block((TensorKind)kind); kind++) model_append(model, (TensorKind)kind, -1);
-    int first = kind;
+    for (int kind = 0; kind < LN1_W; kind++) model_append(model, (TensorKind)kind, -1);
     for (int layer = 0; layer < config->layers; layer++)
-        for (kind = first; kind_in_block((TensorKind)kind); kind++) model_append(model, (TensorKind)kind, layer);
-    for (; kind < TENSOR_KINDS; kind++) model_append(model, (TensorKind)kind, -1);
+        for (int kind = LN1_W; kind < LNF_W; kind++) model_append(model, (TensorKind)kind, layer);
+    for (int kind = LNF_W; kind < TENSOR_KINDS; kind++) model_append(model, (TensorKind)kind, -1);
     place_tensors(model, false);
     place_tensors(model, true);
     return 0;
@@ -169,8 +159,8 @@ void model_destroy(Model *model) {
 const Tensor *model_tensor(const Model *model, TensorKind kind, int layer) {
     const int per_block = LNF_W - LN1_W;
     int index = (int)kind;
-    if (kind_in_block(kind)) index += layer * per_block;
-    else if (kind >= LNF_W) index += (model->config.layers - 1) * per_block;
+    if (kind >= LNF_W) index += (model->config.layers - 1) * per_block;
+    else if (kind >= LN1_W) index += layer * per_block;
     assert(index < model->tensor_count && model->tensors[index].kind == kind);
     return &model->tensors[index];
 }

@@ -78,8 +78,7 @@ typedef struct Range { // has a tag, since nvcc 13.0 fails at a std::vector of a
 // Returns how many matrices, side by side, Muon orthogonalizes in a tensor: 3 in QKV_W, 1 in a block's other matrices.
 // 0: AdamW updates the tensor.
 static inline size_t tensor_muon_matrices(const Tensor *t) {
-    if (t->dimensions < 2 || t->layer < 0) return 0;
-    return t->kind == QKV_W ? 3 : 1;
+    return t->dimensions < 2 || t->layer < 0 ? 0 : (size_t)t->matrices;
 }
 
 GNS_HD static inline Range tensor_range(const Tensor *t) { return (Range){t->offset, t->offset + t->count}; }
