@@ -42,37 +42,32 @@ size_t shard_place(const EngineConfig *config, Range range) {
 
 // ---- Buckets that share slots of memory -----------------------------------------------------------------------------
 
-// Returns the elements of the last block's bucket, the longest, since it includes ln_f.
-static size_t block_elements(const Model *model) { return range_length(model_bucket(model, model->config.layers)); }
-
-// Returns the elements of the embeddings and `slots` blocks; slots 0: of the whole model.
-static size_t slotted_elements(const Model *model, int slots) {
-    if (!slots) return model->flat_count;
-    return range_length(model_bucket(model, 0)) + (size_t)slots * block_elements(model);
+// Returns the offset of slot i, behind the embeddings. A slot holds the last block's bucket, the longest, since it
+// includes ln_f.
+static size_t slot_begin(const Model *model, int i) {
+    return model_bucket(model, 0).end + (size_t)i * range_length(model_bucket(model, model->config.layers));
 }
 
-static size_t slotted_place(const Model *model, int slots, size_t element) {
+static size_t slotted_place(const Model *model, size_t element) {
     int bucket = model_bucket_at(model, element);
-    if (!slots || bucket == 0) return element;
-    size_t first = range_length(model_bucket(model, 0)) + (size_t)(bucket % slots) * block_elements(model);
-    return first + (element - model_bucket(model, bucket).begin);
+    if (bucket == 0) return element;
+    return slot_begin(model, bucket % SHARD_SLOTS) + (element - model_bucket(model, bucket).begin);
 }
 
-static int grad_slots(const EngineConfig *config) { return config->shard_grads ? 2 : 0; }
-static int weight_slots(const EngineConfig *config) { return config->shard_weights ? SHARD_WEIGHT_SLOTS : 0; }
-
-size_t shard_grad_elements(const EngineConfig *config) { return slotted_elements(config->model, grad_slots(config)); }
+size_t shard_grad_elements(const EngineConfig *config) {
+    return config->shard_grads ? slot_begin(config->model, SHARD_SLOTS) : config->model->flat_count;
+}
 
 size_t shard_grad_place(const EngineConfig *config, size_t element) {
-    return slotted_place(config->model, grad_slots(config), element);
+    return config->shard_grads ? slotted_place(config->model, element) : element;
 }
 
 size_t shard_weight_elements(const EngineConfig *config) {
-    return slotted_elements(config->model, weight_slots(config));
+    return config->shard_weights ? slot_begin(config->model, SHARD_SLOTS) : config->model->flat_count;
 }
 
 size_t shard_weight_place(const EngineConfig *config, size_t element) {
-    return slotted_place(config->model, weight_slots(config), element);
+    return config->shard_weights ? slotted_place(config->model, element) : element;
 }
 
 size_t shard_grad_sum_place(const EngineConfig *config, Range range) {

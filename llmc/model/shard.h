@@ -31,6 +31,7 @@ size_t shard_place(const EngineConfig *config, Range range);
 
 // Return the length of the gradient buffer, and the offset in it of an element of the flat array; both count elements.
 // The buffer holds all gradients; with shard_grads the embeddings' gradients and two slots that the blocks share.
+enum { SHARD_SLOTS = 2 };
 size_t shard_grad_elements(const EngineConfig *config);
 size_t shard_grad_place(const EngineConfig *config, size_t element);
 
@@ -40,7 +41,6 @@ size_t shard_grad_sum_place(const EngineConfig *config, Range range);
 // Return the length of the weight buffer that forward and backward read, and the offset in it of an element of the flat
 // array; both count elements. The buffer holds all weights; with shard_weights the embeddings' weights and two slots.
 // Bucket i is in slot i modulo 2, so a block is gathered while its predecessor computes.
-enum { SHARD_WEIGHT_SLOTS = 2 };
 size_t shard_weight_elements(const EngineConfig *config);
 size_t shard_weight_place(const EngineConfig *config, size_t element);
 

@@ -192,7 +192,7 @@ static double wire_bytes(const Plan *p) { return p->options->comm_dtype == WIRE_
 // Returns the fraction of the blocks that a pass of ZeRO-3 gathers. The slots still hold the other blocks.
 static double gathered_again(const Model *model) {
     double L = model->config.layers;
-    return fmax(0, L - SHARD_WEIGHT_SLOTS) / L;
+    return fmax(0, L - SHARD_SLOTS) / L;
 }
 
 // Returns the bytes of one exchange of rows (TensorRanks).

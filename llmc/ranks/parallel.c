@@ -85,7 +85,7 @@ static int send_until(Parallel *p, int end, Error *e) {
 
 // Starts to gather block i; no-op if its slot holds the block.
 static int send_block(Parallel *p, int i, Error *e) {
-    int s = i % SHARD_WEIGHT_SLOTS;
+    int s = i % SHARD_SLOTS;
     if (p->slot[s].bucket == i) return 0;
     p->slot[s].bucket = i;
     return gather(p, BUFFER_WEIGHT, i, &p->slot[s].work, e);
@@ -112,7 +112,7 @@ static int await_weights(void *context, Range range, Error *e) {
         // Count this wait, which every rank makes for every block. Without it a rank hung in compute would show as many
         // collectives as the ranks that wait for it.
         watchdog_begin(p->comm->watchdog, TRANSPORT_WORK);
-        return p->api->wait_for(p->transport, p->slot[last % SHARD_WEIGHT_SLOTS].work, e);
+        return p->api->wait_for(p->transport, p->slot[last % SHARD_SLOTS].work, e);
     }
     TRY(p->api->wait_for(p->transport, p->work[last], e));
     p->arrived = last + 1;
@@ -304,7 +304,7 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
     }
     // Update the owned parts, and start to gather buckets 0 and 1 meanwhile: the next forward pass reads them first.
     p->sent = p->arrived = 0;
-    for (int s = 0; s < SHARD_WEIGHT_SLOTS; s++) p->slot[s].bucket = 0;
+    for (int s = 0; s < SHARD_SLOTS; s++) p->slot[s].bucket = 0;
     for (int i = 0; i < p->buckets; i++) {
         TRY(engine_update(p->engine, p->owned[i], update, e));
         if (i < 2) TRY(i < p->kept ? send_until(p, i + 1, e) : send_block(p, i, e));

@@ -78,7 +78,7 @@ typedef struct {
     struct {
         int bucket;   // 0: none
         int64_t work; // number of the transfer that gathers the bucket
-    } slot[SHARD_WEIGHT_SLOTS];
+    } slot[SHARD_SLOTS];
 } Parallel;
 
 // Creates buckets and parts for rank comm->rank of comm->ranks, without communication.
