@@ -228,17 +228,12 @@ VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first,
     }
 }
 
-// Runs backward_softmax with dropout on keys [j, end). noinline: inlined, it would slow down runs without dropout.
-__attribute__((noinline)) static void backward_dropped_row(const Head *head, float *scores, float *dscores, size_t t,
-                                                           size_t j, size_t end) {
-    float factor[DROPOUT_SPAN];
-    for (size_t next; j < end; scores += next - j, dscores += next - j, j = next) {
-        size_t span = round_down(j, DROPOUT_SPAN);
-        next = size_min(end, span + DROPOUT_SPAN);
-        dropout_factors(factor, head->dropout, DROPOUT_PROBABILITY, head->index, t, span);
-        backward_softmax(scores, dscores, first_key(head, t), t, j, next - j, head->lse[t], head->delta[t],
-                         factor + (j - span));
-    }
+// Writes dropout's factors for query t and keys [j, end) to `factor`, in whole spans. Returns the address of key j's.
+static const float *row_factors(const Head *head, float *factor, size_t t, size_t j, size_t end) {
+    size_t first = round_down(j, DROPOUT_SPAN);
+    for (size_t span = first; span < end; span += DROPOUT_SPAN)
+        dropout_factors(factor + (span - first), head->dropout, DROPOUT_PROBABILITY, head->index, t, span);
+    return factor + (j - first);
 }
 
 // The keys of block [j, j + keys) that some query of [i, i + rows) sees: [j + begin, j + end).
@@ -262,10 +257,10 @@ static void backward_scores(const Head *head, size_t i, size_t rows, size_t r, s
         write_tile(ds + c, SCORE_ROW, rows, head->dout + i * Dp, Dp, head->v_t + (j + c) * D, TILE_COLUMNS, D, false);
     }
     for (size_t t = i; t < i + rows; t++, p += SCORE_ROW, ds += SCORE_ROW) {
-        if (head->dropout.below) backward_dropped_row(head, p + begin, ds + begin, t, j + begin, j + end);
-        else
-            backward_softmax(p + begin, ds + begin, first_key(head, t), t, j + begin, end - begin, head->lse[t],
-                             head->delta[t], NULL);
+        float factor[KEY_BLOCK + 2 * DROPOUT_SPAN];
+        const float *f = head->dropout.below ? row_factors(head, factor, t, j + begin, j + end) : NULL;
+        backward_softmax(p + begin, ds + begin, first_key(head, t), t, j + begin, end - begin, head->lse[t],
+                         head->delta[t], f);
         if (begin > 0) memset(p, 0, begin * sizeof *p), memset(ds, 0, begin * sizeof *ds);
         if (end < keys) memset(p + end, 0, (keys - end) * sizeof *p), memset(ds + end, 0, (keys - end) * sizeof *ds);
     }
