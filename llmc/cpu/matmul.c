@@ -120,7 +120,7 @@ static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t de
         block.columns = size_min(columns, p->N - block.n);
         for (block.k = 0; block.k < p->K; block.k += depth) {
             block.depth = size_min(depth, p->K - block.k);
-            block.padded = round_up(block.depth, p->kernel->step);
+            block.padded = round_up(block.depth, p->kernel->depth_unit);
             block.panel_bytes = round_up(p->kernel->rows * block.padded * value_bytes(p->kernel->type), CACHE_LINE);
             size_t rows = size_max(mm.a_block / block.panel_bytes, 1) * p->kernel->rows;
             for (block.i = 0; block.i < p->M; block.i += rows, buffer ^= 1) {

@@ -300,9 +300,9 @@ static void bf16_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBl
 
 #    define KERNEL(called, rows_, pack, compute, available_)                                                           \
         {                                                                                                              \
-            .name = called, .type = DTYPE_BF16, .rows = rows_, .columns = COLUMNS, .step = STEP,                       \
-            .block_depth = BLOCK_DEPTH, .depth_unit = STEP, .pack_a = pack, .pack_b = bf16_pack_b, .tile = bf16_tile,  \
-            .finish = bf16_finish, .multiply = compute, .available = available_                                        \
+            .name = called, .type = DTYPE_BF16, .rows = rows_, .columns = COLUMNS, .block_depth = BLOCK_DEPTH,         \
+            .depth_unit = STEP, .pack_a = pack, .pack_b = bf16_pack_b, .tile = bf16_tile, .finish = bf16_finish,       \
+            .multiply = compute, .available = available_                                                               \
         }
 
 #endif

@@ -34,10 +34,6 @@ static void fp32_pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *
         p->column_sums[j + i] = sum[i / VEC][i % VEC] + (add ? p->column_sums[j + i] : 0);
 }
 
-static void copy_rows(float *to, size_t to_row, const float *from, size_t from_row, size_t rows, size_t columns) {
-    for (size_t i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, columns * sizeof *to);
-}
-
 // Longest block of k. Panels of A and B: 6 + 16 KiB with AVX2 (32 KiB of first-level cache), 18 + 48 KiB with AVX-512.
 enum { TILE_DEPTH = VEC == 8 ? 256 : 384 };
 enum { PREFETCH_DEPTH = 16 }; // steps of k from one prefetch to the next
@@ -55,19 +51,14 @@ VECTOR_INLINE Tile block_product(const int rows, size_t depth, const float *a, s
     return t;
 }
 
-// Computes the tile of C at (i, j) from rows of A, packed or not, and a panel of B. At an edge of C it works on a copy.
+// Computes the tile of C at (i, j) from rows of A, packed or not, and a panel of B. At an edge of C writes the tile to
+// `whole` first.
 static void fp32_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
                       const void *b, size_t i, size_t j) {
     size_t rows = size_min(TILE_ROWS, p->M - i), columns = size_min(TILE_COLUMNS, block->n + block->columns - j);
     bool add = p->accumulate || block->k > 0, edge = rows % TILE_ROW_STEP || columns < TILE_COLUMNS;
     const float *bias = p->bias && block->k == 0 ? (const float *)p->bias + j : NULL;
-    float *c = (float *)p->c + i * p->N + j, edge_tile[TILE_ROWS * TILE_COLUMNS], edge_bias[TILE_COLUMNS];
-    size_t c_row = p->N;
-    if (edge) {
-        if (add) copy_rows(edge_tile, TILE_COLUMNS, c, c_row, rows, columns);
-        if (bias) bias = memcpy(edge_bias, bias, columns * sizeof *bias);
-        c = edge_tile, c_row = TILE_COLUMNS;
-    }
+    float *c = (float *)p->c + i * p->N + j, whole[TILE_ROWS][TILE_COLUMNS];
     Ahead ahead = tiles->ahead;
     const float *in_place = (const float *)p->a + i * p->a_row + block->k * p->a_column;
     TILE_DISPATCH(rows, {
@@ -75,12 +66,14 @@ static void fp32_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBl
         if (!reads_in_place(p, rows)) t = block_product(ROWS, block->depth, a, 1, TILE_ROWS, b, &ahead);
         else if (p->a_column == 1) t = block_product(ROWS, block->depth, in_place, p->a_row, 1, b, &ahead);
         else t = block_product(ROWS, block->depth, in_place, 1, p->a_column, b, &ahead);
-        tile_add_row(ROWS, &t, bias ? vec_load(bias) : (Vec){0}, bias ? vec_load(bias + VEC) : (Vec){0});
-        if (p->stream && !edge) tile_stream(ROWS, c, c_row, &t);
-        else tile_write(ROWS, c, c_row, &t, add);
+        if (!edge) tile_add_row(ROWS, &t, bias ? vec_load(bias) : (Vec){0}, bias ? vec_load(bias + VEC) : (Vec){0});
+        if (edge) tile_write(ROWS, whole[0], TILE_COLUMNS, &t, false);
+        else if (p->stream) tile_stream(ROWS, c, p->N, &t);
+        else tile_write(ROWS, c, p->N, &t, add);
     });
     tiles->ahead.run = ahead.run, tiles->ahead.byte = ahead.byte;
-    if (edge) copy_rows((float *)p->c + i * p->N + j, p->N, edge_tile, TILE_COLUMNS, rows, columns);
+    for (size_t r = 0; r < rows && edge; r++, c += p->N)
+        for (size_t k = 0; k < columns; k++) c[k] = whole[r][k] + (bias ? bias[k] : 0) + (add ? c[k] : 0);
 }
 
 const MatmulKernel matmul_fp32 = {
@@ -88,7 +81,6 @@ const MatmulKernel matmul_fp32 = {
     .type = DTYPE_FP32,
     .rows = TILE_ROWS,
     .columns = TILE_COLUMNS,
-    .step = 1,
     .block_depth = TILE_DEPTH,
     .depth_unit = 4,
     .pack_a = fp32_pack_a,

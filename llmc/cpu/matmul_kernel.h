@@ -41,7 +41,7 @@ typedef struct {
 typedef struct {
     size_t n, columns; // columns [n, n + columns) of B and C
     size_t k, depth;   // [k, k + depth) in A and B
-    size_t padded;     // depth rounded up to the kernel's step; panels end in zeros
+    size_t padded;     // depth rounded up to the kernel's depth_unit; panels of bf16 end in zeros
     size_t i, rows;    // rows [i, i + rows) of A and C
     char *panels;      // the packed rows of A, panel_bytes for each panel
     size_t panel_bytes;
@@ -70,7 +70,6 @@ struct MatmulKernel {
     const char *name;
     Dtype type;
     size_t rows, columns;           // size of a tile of C
-    size_t step;                    // zeros pad a panel's k to a multiple of this
     size_t block_depth, depth_unit; // longest block of k; depth_unit divides all lengths but the last
     void (*pack_a)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t i,
                    size_t count); // packs rows [i, i + count) of A
