@@ -98,7 +98,7 @@ static inline int save_model(const char *directory, const Model *model, StateRea
     int fd[LAYOUT_FILES], pieces;
     char path[4096];
     TRY(layout_create(&layout, model, e));
-    TRY(layout_pieces(&layout, NULL, 0, true, &piece, &pieces, e));
+    TRY(layout_pieces(&layout, &(Range){0, SIZE_MAX}, 1, true, &piece, &pieces, e));
     snprintf(path, sizeof path, "%s/training", directory);
     mkdir(path, 0777);
     for (int f = 0; f < LAYOUT_FILES; f++) {

@@ -66,57 +66,29 @@ void layout_destroy(Layout *layout) {
 
 // ---- Pieces ---------------------------------------------------------------------------------------------------------
 
-// Appends the pieces of a file's bytes [begin, end), cut at multiples of MANIFEST_PIECE. Bytes that continue the last
-// piece extend it, unless they begin at such a multiple.
-static void cut(LayoutPiece *piece, int *count, int file, uint64_t begin, uint64_t end) {
-    for (uint64_t next; begin < end; begin = next) {
-        LayoutPiece *last = &piece[*count - 1];
-        next = (begin / MANIFEST_PIECE + 1) * MANIFEST_PIECE;
-        if (next > end) next = end;
-        bool joins =
-            *count && last->file == file && last->offset + last->digest.bytes == begin && begin % MANIFEST_PIECE;
-        if (joins) last->digest.bytes += next - begin;
-        else piece[(*count)++] = (LayoutPiece){file, begin, {.bytes = next - begin}};
-    }
-}
-
 int layout_pieces(const Layout *layout, const Range *owned, int count, bool headers, LayoutPiece **out, int *pieces,
                   Error *e) {
-    const Range all = {0, SIZE_MAX};
-    if (!count) owned = &all, count = 1;
     // In each of the three arrays (parameters, two moments) spans and owned ranges ascend, so they overlap at most
     // spans + 3 * count times. An overlap makes at most 2 pieces that are shorter than MANIFEST_PIECE.
     size_t most = 2 * (size_t)(layout->spans + 3 * count + LAYOUT_FILES);
     for (int f = 0; f < LAYOUT_FILES; f++) most += layout->bytes[f] / MANIFEST_PIECE;
     TRY(memory_alloc((void **)out, most * sizeof **out, "pieces of a checkpoint", e));
-    *pieces = 0;
+    LayoutPiece *next = *out;
     for (int i = 0; i < layout->spans; i++) {
         const LayoutSpan *span = &layout->span[i];
-        bool first = i == 0 || span->file != span[-1].file;
-        if (first && headers) cut(*out, pieces, span->file, 0, layout->header_bytes[span->file]);
+        if (headers && (i == 0 || span->file != span[-1].file))
+            *next++ = (LayoutPiece){{.file = span->file}, {.bytes = layout->header_bytes[span->file]}};
         for (int k = 0; k < count; k++) {
-            Range part = range_overlap(span->range, owned[k]);
-            uint64_t begin = span->offset + (part.begin - span->range.begin) * sizeof(float);
-            cut(*out, pieces, span->file, begin, begin + range_float_bytes(part));
+            Range rest = range_overlap(span->range, owned[k]);
+            for (; range_length(rest); rest.begin = next++->at.range.end) {
+                const uint64_t offset = span->offset + (rest.begin - span->range.begin) * sizeof(float);
+                const size_t most_here = (MANIFEST_PIECE - offset % MANIFEST_PIECE) / sizeof(float);
+                const Range range = {rest.begin, size_min(rest.end, rest.begin + most_here)};
+                *next = (LayoutPiece){{span->file, offset, span->kind, range}, {.bytes = range_float_bytes(range)}};
+            }
         }
     }
-    return 0;
-}
-
-// Fills `out` with bytes [begin, end) of a file.
-static int fill(const Layout *layout, int file, uint64_t begin, uint64_t end, StateReader read, void *context,
-                char *out, Error *e) {
-    uint64_t header = layout->header_bytes[file];
-    if (begin < header) memcpy(out, layout->header[file] + begin, (end < header ? end : header) - begin);
-    for (int i = 0; i < layout->spans; i++) {
-        const LayoutSpan *span = &layout->span[i];
-        uint64_t from = span->offset, to = from + range_float_bytes(span->range);
-        if (span->file != file || to <= begin || from >= end) continue;
-        uint64_t first = begin > from ? begin : from, last = end < to ? end : to;
-        Range part = {span->range.begin + (first - from) / sizeof(float),
-                      span->range.begin + (last - from) / sizeof(float)};
-        TRY(read(context, span->kind, part, (float *)(out + (first - begin)), e));
-    }
+    *pieces = (int)(next - *out);
     return 0;
 }
 
@@ -128,11 +100,13 @@ int layout_write(const Layout *layout, LayoutPiece *piece, int pieces, const int
     block = (char *)round_up((size_t)memory, BLOCK);
     for (int i = 0; i < pieces && !code; i++) {
         LayoutPiece *p = &piece[i];
+        const int f = p->at.file;
         size_t bytes = p->digest.bytes;
-        char *at = block + p->offset % BLOCK; // O_DIRECT needs address and offset that are equal modulo BLOCK
-        code = fill(layout, p->file, p->offset, p->offset + bytes, read, context, at, e);
+        char *at = block + p->at.offset % BLOCK; // O_DIRECT needs address and offset that are equal modulo BLOCK
+        if (range_length(p->at.range)) code = read(context, p->at.kind, p->at.range, (float *)at, e);
+        else memcpy(at, layout->header[f], bytes);
         p->digest = digest_of(at, bytes);
-        if (!code) code = file_write_range(fd[p->file], layout_names[p->file], p->offset, at, bytes, e);
+        if (!code) code = file_write_range(fd[f], layout_names[f], p->at.offset, at, bytes, e);
         pulse_beat(pulse);
     }
     memory_free(memory);
@@ -146,8 +120,8 @@ int layout_list(const Layout *layout, const LayoutPiece *piece, int pieces, Mani
     for (int f = 0; f < LAYOUT_FILES && !code; f++) {
         uint64_t at = 0;
         int n = 0;
-        for (; i < pieces && piece[i].file == f; at += piece[i++].digest.bytes) {
-            assert(piece[i].offset == at);
+        for (; i < pieces && piece[i].at.file == f; at += piece[i++].digest.bytes) {
+            assert(piece[i].at.offset == at);
             digest[n++] = piece[i].digest;
         }
         assert(at == layout->bytes[f]);

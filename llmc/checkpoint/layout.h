@@ -34,15 +34,15 @@ void layout_destroy(Layout *layout); // accepts {0}
 // Writes a moment's name in the file: "moment1.0-124475904" holds elements [0, 124475904), all of the flat array.
 void layout_moment_name(char *out, size_t bytes, StateKind moment, const Model *model);
 
-// Bytes of one file that are written and hashed at once. A piece crosses no multiple of MANIFEST_PIECE.
+// Bytes of one file that are written and hashed at once: a part of one span, or a header. A piece crosses no multiple
+// of MANIFEST_PIECE.
 typedef struct {
-    int file;
-    uint64_t offset;
+    LayoutSpan at;     // range empty: the file's header
     FileDigest digest; // layout_pieces sets digest.bytes, layout_write the hash
 } LayoutPiece;
 
 // Lists the pieces that a rank writes, ordered by file and offset. owned: the ascending ranges of the flat array that
-// it owns; count 0: the whole array. headers: adds the files' headers. *out from memory_alloc.
+// it owns. headers: adds the files' headers. *out from memory_alloc.
 int layout_pieces(const Layout *layout, const Range *owned, int count, bool headers, LayoutPiece **out, int *pieces,
                   Error *e);
 

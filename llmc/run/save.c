@@ -252,7 +252,7 @@ static void *finish(void *saver) {
 // ---- All ranks together ---------------------------------------------------------------------------------------------
 
 static int compare_places(const void *a, const void *b) {
-    const LayoutPiece *x = a, *y = b;
+    const LayoutSpan *x = &((const LayoutPiece *)a)->at, *y = &((const LayoutPiece *)b)->at;
     if (x->file != y->file) return x->file - y->file;
     return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
