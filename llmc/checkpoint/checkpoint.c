@@ -334,7 +334,7 @@ int checkpoint_load_moment(const char *directory, StateKind moment, const Receiv
     TRY(safetensors_open(&reader, path, e));
     TRY_GOTO(model_create(&whole, &to->model->config, e));
     layout_moment_name(name, sizeof name, moment, &whole);
-    const SafetensorsEntry *entry = safetensors_find(&reader, name);
+    const SafetensorsEntry *entry = find_tensor(&(ModelFiles){&reader, 1}, name);
     if (!entry)
         TRY_GOTO(FAIL(e, ERR_INPUT, hint, "%s: no tensor %s in bytes 0 to %llu", path, name,
                       (unsigned long long)reader.data_offset));

@@ -30,9 +30,6 @@ static int bin_header(Bin *bin, Error *e) {
     int32_t header[HEADER_INTS];
     Model model;
     TRY(bin_read(bin, header, sizeof header, e));
-    if (header[0] != MAGIC)
-        return FAIL(e, ERR_INPUT, hint, "%s: not llm.c's model file: %d at byte 0, want %d", bin->path, header[0],
-                    MAGIC);
     if (header[1] != VERSION_FP32 && header[1] != VERSION_BF16)
         return FAIL(e, ERR_INPUT, hint, "%s: version %d at byte 4, only 3 (fp32) and 5 (bf16) are known", bin->path,
                     header[1]);

@@ -112,12 +112,6 @@ void safetensors_close(SafetensorsReader *reader) {
     *reader = (SafetensorsReader){.fd = -1};
 }
 
-const SafetensorsEntry *safetensors_find(const SafetensorsReader *reader, const char *name) {
-    for (int i = 0; i < reader->count; i++)
-        if (strcmp(reader->entries[i].name, name) == 0) return &reader->entries[i];
-    return NULL;
-}
-
 int safetensors_read(const SafetensorsEntry *entry, uint64_t first, size_t n, float *out, Error *e) {
     const SafetensorsReader *reader = entry->reader;
     const size_t bytes = entry->value_bytes;

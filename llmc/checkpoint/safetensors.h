@@ -39,9 +39,6 @@ struct SafetensorsReader { // must not move: its entries point to it
 int safetensors_open(SafetensorsReader *reader, const char *path, Error *e);
 void safetensors_close(SafetensorsReader *reader);
 
-// Returns the tensor of this name; NULL: none.
-const SafetensorsEntry *safetensors_find(const SafetensorsReader *reader, const char *name);
-
 // Reads elements [first, first + n) of an F32, BF16 or F16 tensor as floats (exact). ERR_INPUT for another type.
 // Several threads may read from one reader.
 int safetensors_read(const SafetensorsEntry *entry, uint64_t first, size_t n, float *out, Error *e);
