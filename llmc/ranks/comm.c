@@ -134,12 +134,6 @@ int comm_create(Comm *comm, double deadline, Error *e) {
     return 0;
 }
 
-void comm_outlive_launcher(void) {
-#ifdef GNS_MPI
-    if (mpi_runs()) open_mpi_survive();
-#endif
-}
-
 bool comm_asked_to_stop(const Comm *comm) { return is_orphan(comm) || signals_requested(); }
 
 int comm_finish(Comm *comm, const Error *e) {
@@ -300,21 +294,13 @@ int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what
 }
 
 int comm_same_machines(Comm *comm, Error *e) {
-    struct {
-        int rank, ranks;
-        char host[COMM_HOST];
-    } mine = {.rank = comm->local_rank, .ranks = comm->local_ranks}, all[comm->ranks];
-    memcpy(mine.host, comm->host, COMM_HOST);
-    int code = comm_gather(comm, &mine, all, sizeof mine, e);
-    for (int r = 0; r < comm->ranks && !code; r++) {
-        const int n = all[0].ranks;
-        if (all[r].ranks == n && all[r].rank == r % n) continue;
-        comm_settle(comm);
+    int n = comm->local_ranks, code = 0;
+    TRY(comm_broadcast(comm, &n, sizeof n, e));
+    if (comm->local_ranks != n || comm->local_rank != comm->rank % n)
         code = FAIL(e, ERR_USAGE, "start equally many ranks on every machine, in order (mpirun --map-by slot)",
-                    "--shard machine: rank %d is number %d of %d on %s, not number %d of %d", r, all[r].rank + 1,
-                    all[r].ranks, all[r].host, r % n + 1, n);
-    }
-    return code;
+                    "--shard machine: rank %d is number %d of %d on %s, not number %d of %d", comm->rank,
+                    comm->local_rank + 1, comm->local_ranks, comm->host, comm->rank % n + 1, n);
+    return comm_agree(comm, code, e);
 }
 
 int comm_same_build(Comm *comm, Error *e) {

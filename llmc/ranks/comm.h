@@ -33,9 +33,6 @@ int comm_create(Comm *comm, double deadline, Error *e);
 // MPI does not understand.
 int comm_check_launch(const Comm *comm, Error *e);
 
-// From this call on, the end of the launcher is a request to stop. Before, the end of the launcher ends this process.
-void comm_outlive_launcher(void);
-
 // True if this rank was asked to stop (base/signals.h) or its launcher is gone. Other ranks may not know it.
 bool comm_asked_to_stop(const Comm *comm);
 

@@ -36,6 +36,7 @@ void open_mpi_survive(void) {
 #    endif
         PMIX_ERR_UNREACH,
     };
+    if (!PMIx_Initialized()) return;
     PMIx_Register_event_handler(lost, sizeof lost / sizeof *lost, NULL, 0, on_event, NULL, NULL);
 }
 

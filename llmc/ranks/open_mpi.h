@@ -4,8 +4,8 @@
 
 #include "base/common.h"
 
-// Call after MPI_Init. A broken connection to mpirun is then a request to stop (base/signals.h). Without this call Open
-// MPI ends this process at once.
+// Call after MPI_Init; no-op in a single process. A broken connection to mpirun is then a request to stop
+// (base/signals.h). Without this call Open MPI ends this process at once.
 void open_mpi_survive(void);
 
 // Call before MPI_Finalize. Waits, ten seconds at most, until Open MPI's thread has handled the notifications that

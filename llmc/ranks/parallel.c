@@ -219,7 +219,6 @@ static int bucket_final(void *context, Range range, Error *e) {
 
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
     if (p->transport) p->api->waited(p->transport); // forget waits outside a step
-    p->waited = 0;
     p->rank_norms = rank_norms;
     p->first = true;
     p->has_gradients = false;
@@ -315,37 +314,30 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
 // Sends one message with seconds waited, losses, stop, |s_r|^2, the examples' squared norms by tensor, `more`, and the
 // values to maximise (amax).
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
-    enum { WAITED, LOSS, NLL, STOP, ROWS_SQ, RANK_SQ, EXAMPLE_SQ };
     CommLeast least = {0};
     StepResult *result = sums->result;
-    int tensors = p->model->tensor_count, more = EXAMPLE_SQ + tensors, count = more + sums->more_count;
+    double waited = p->transport ? p->api->waited(p->transport) : 0, stop = sums->stop;
+    double *const single[] = {&waited, &result->loss_sum, &result->nll_sum, &stop, &sums->rows_sq, &sums->rank_sq};
+    const int singles = sizeof single / sizeof *single, tensors = p->model->tensor_count;
+    const int more = singles + tensors, count = more + sums->more_count;
     int sites = result->amax ? p->model->config.layers * FP8_SITES : 0;
     double *values;
     TRY(memory_alloc((void **)&values, sizeof(double) * (size_t)(count + sites), "the step's sums", e));
-    if (p->transport) p->waited += p->api->waited(p->transport);
-    values[WAITED] = p->waited;
-    values[LOSS] = result->loss_sum;
-    values[NLL] = result->nll_sum;
-    values[STOP] = sums->stop;
-    values[ROWS_SQ] = (double)p->own_sq;
-    values[RANK_SQ] = 0;
-    for (int i = 0; i < tensors; i++) {
-        values[RANK_SQ] += result->rank_sq[i];
-        values[EXAMPLE_SQ + i] = result->example_sq[i];
-    }
+    sums->rows_sq = (double)p->own_sq;
+    sums->rank_sq = 0;
+    for (int i = 0; i < tensors; i++) sums->rank_sq += result->rank_sq[i];
+    for (int i = 0; i < singles; i++) values[i] = *single[i];
+    memcpy(values + singles, result->example_sq, sizeof(double) * (size_t)tensors);
     for (int i = 0; i < sums->more_count; i++) values[more + i] = sums->more[i];
     for (int i = 0; i < sites; i++) values[count + i] = result->amax[i];
     int code = comm_reduce(p->comm, values, count, sites, &least, e);
-    for (int i = 0; i < sites; i++) result->amax[i] = (float)values[count + i];
-    sums->slowest = least.rank;
-    sums->lost = values[WAITED] / p->comm->ranks - least.value;
+    for (int i = 0; i < singles; i++) *single[i] = values[i];
+    memcpy(result->example_sq, values + singles, sizeof(double) * (size_t)tensors);
     for (int i = 0; i < sums->more_count; i++) sums->more[i] = values[more + i];
-    result->loss_sum = values[LOSS];
-    result->nll_sum = values[NLL];
-    sums->stop = values[STOP] > 0;
-    sums->rank_sq = values[RANK_SQ];
-    sums->rows_sq = values[ROWS_SQ];
-    memcpy(result->example_sq, values + EXAMPLE_SQ, sizeof(double) * (size_t)tensors);
+    for (int i = 0; i < sites; i++) result->amax[i] = (float)values[count + i];
+    sums->stop = stop > 0;
+    sums->slowest = least.rank;
+    sums->lost = waited / p->comm->ranks - least.value;
     memory_free(values);
     return code;
 }

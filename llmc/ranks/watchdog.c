@@ -188,12 +188,7 @@ int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e) {
         atomic_store(&own->process, (int)getpid());
     }
     ticker_create(&w->ticker, watch_clock, w);
-    int code = ticker_start(&w->ticker, "the watchdog", e);
-    if (code) {
-        memory_free(w);
-        *out = NULL;
-    }
-    return code;
+    return ticker_start(&w->ticker, "the watchdog", e);
 }
 
 void watchdog_destroy(Watchdog *w) {

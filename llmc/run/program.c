@@ -2,6 +2,7 @@
 
 #include "base/hash.h"
 #include "base/signals.h"
+#include "ranks/open_mpi.h"
 #include "run/run.h"
 
 #include <fcntl.h>
@@ -65,7 +66,7 @@ static int run_program(Run *r, Error *e) {
     const bool evaluates = o->eval_only && !(o->help || o->version || o->print_options || o->dry_run || *o->check);
     if (options_train(o)) signals_install(); // a stop may be requested while the ranks still connect
     TRY(comm_create(r->setup.comm, o->deadline, e));
-    if (options_train(o)) comm_outlive_launcher();
+    if (options_train(o)) open_mpi_survive();
     if (code) *e = usage;
     else if (options_train(o) || evaluates) code = comm_check_launch(r->setup.comm, e);
     if (!code && !(o->help || o->version)) {
