@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -111,15 +110,11 @@ int write_run_json(Run *r, Error *e) {
 
 // ---- The directory --------------------------------------------------------------------------------------------------
 
-// Renames an earlier run's directory and creates a new one. If --out is a link, renames the link's target, which may be
-// on another disk.
+// Renames an earlier run's directory and creates a new one; if --out is a link, in the place to which it leads.
 static int move_old_run(const char *out, Error *e) {
     char place[ARCHIVE_PATH], aside[ARCHIVE_PATH + 16];
-    struct stat st;
     int i = 0;
-    snprintf(place, sizeof place, "%s", out);
-    if (lstat(out, &st) == 0 && S_ISLNK(st.st_mode) && !realpath(out, place))
-        return FAIL(e, ERR_WRITE, "choose another --out", "%s: cannot resolve the link: %s", out, strerror(errno));
+    if (!realpath(out, place)) return FAIL(e, ERR_WRITE, "choose another --out", "%s: %s", out, strerror(errno));
     do snprintf(aside, sizeof aside, "%s.%d", place, ++i);
     while (file_exists(aside));
     if (rename(place, aside) != 0)
@@ -178,9 +173,6 @@ static int setup_directory(Run *r, Error *e) {
         return setup_directory(r, e);
     }
     const bool back = r->position.back.why.code;
-    if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)
-        fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
-                out);
     TRY(run_lock_sign(archive->dir, out, e));
     TRY(archive_tidy(archive, back && r->setup.options.keep > 0, stderr, e));
     // Before logs and checkpoints change: fails if the old run.json is unreadable, and chooses archive->id.
@@ -215,7 +207,6 @@ int setup_output(Run *r, Error *e) {
     }
     TRY(saver_create(&r->saving.saver, r, e));
     if (!is_rank0(&r->setup)) return 0;
-    progress_run(&r->output.progress, r->setup.shape.seq_len, r->position.at.step, r->position.at.tokens,
-                 r->setup.options.run.horizon_tokens);
+    progress_run(&r->output.progress, r->position.at.step, r->position.at.tokens, r->setup.options.run.horizon_tokens);
     return 0;
 }

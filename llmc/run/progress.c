@@ -114,7 +114,7 @@ void progress_begin(Progress *p, const char *what, int64_t total) {
     p->now.what = what;
     p->now.begun = clock_seconds();
     p->now.total = total;
-    if (!what) p->batch_tokens = total * p->seq_len;
+    if (!what) p->batch_tokens = total;
     leave(p);
 }
 
@@ -169,9 +169,8 @@ void progress_destroy(Progress *p) {
 
 // ---- The run --------------------------------------------------------------------------------------------------------
 
-void progress_run(Progress *p, int seq_len, int64_t step, int64_t done_tokens, int64_t horizon_tokens) {
+void progress_run(Progress *p, int64_t step, int64_t done_tokens, int64_t horizon_tokens) {
     if (!enter(p)) return;
-    p->seq_len = seq_len;
     p->step = step;
     p->tokens = p->first_tokens = done_tokens;
     p->horizon = horizon_tokens;

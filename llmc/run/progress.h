@@ -26,12 +26,11 @@ typedef struct {
     int64_t step, tokens;  // totals of the run
     int64_t first_tokens;  // tokens done at `started`
     int64_t batch_tokens;  // tokens of the last step
-    int seq_len;
     struct {
         bool runs;           // false: nothing to show
         const char *what;    // the work's name; NULL: a step
         double begun;        // when the work began
-        int64_t done, total; // rows, or other units; total 0: unknown
+        int64_t done, total; // tokens of a step, or other units; total 0: unknown
         bool quiet, shown;   // quiet: silenced by progress_break; shown: a line has shown this work
     } now;
     char last[64], numbers[400]; // the last step's line: its text before the ETA, and after it
@@ -43,9 +42,9 @@ void progress_create(Progress *p, FILE *out, bool plain);
 void progress_destroy(Progress *p);
 
 // Begins a run at `step`, and starts the clock of its ETA.
-void progress_run(Progress *p, int seq_len, int64_t step, int64_t done_tokens, int64_t horizon_tokens);
+void progress_run(Progress *p, int64_t step, int64_t done_tokens, int64_t horizon_tokens);
 
-// Begins work of `total` units; 0: unknown. what: its name in the line; NULL: the next step, of `total` rows.
+// Begins work of `total` units; 0: unknown. what: its name in the line; NULL: the next step, of `total` tokens.
 void progress_begin(Progress *p, const char *what, int64_t total);
 void progress_next(Progress *p, int64_t done); // sets the units that are done
 void progress_end(Progress *p);                // ends the work

@@ -33,7 +33,7 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
     int64_t first = position->at.examples + mine.first, most = setup->shape.micro_batch, done = 0;
     int64_t micro_steps = parallel_micro_steps(p, B);
     Error unread = {0};
-    progress_begin(&r->output.progress, what, B);
+    progress_begin(&r->output.progress, what, B * T);
     if (position->at.loss_scale.scale > 0) engine_scale_loss(setup->engine, position->at.loss_scale.scale);
     if (dtype_is_fp8(setup->shape.dtype)) engine_exponents(setup->engine, position->at.exponents);
     TRY(parallel_begin_step(&setup->parallel, measures_ranks(setup, position, mode), e));
@@ -47,7 +47,7 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
             loader_expect(data->loader, (uint64_t)next, (int)(left < most ? left : most));
         if (unread.code && ranks == 1) break;
         if (unread.code) rows = n > 0 && p->config.tensor > 1 ? data->rows : NULL;
-        progress_next(&r->output.progress, done * groups);
+        progress_next(&r->output.progress, done * groups * T);
         TRY(parallel_micro_step(&setup->parallel, rows, rows ? (int)n : 0, mode, i == micro_steps - 1, e));
         for (int64_t b = 0; rows && setup->options.outliers && b < n; b++) { // rarity: mean surprise of a row's tokens
             double sum = 0;

@@ -24,7 +24,7 @@ static void begin(bool terminal, int columns) {
     CHECK(f != NULL, "no file");
     progress_create(&p, f, false);
     p.terminal = terminal;
-    progress_run(&p, T, 298, 6980, HORIZON);
+    progress_run(&p, 298, 6980, HORIZON);
     p.first_tokens = 0, p.started -= 10;
 }
 
@@ -126,14 +126,14 @@ static void test_step(void) {
     for (int terminal = 0; terminal < 2; terminal++) {
         begin(terminal, 80);
         double delay = terminal ? 1 : 10, now = clock_seconds();
-        progress_begin(&p, NULL, 8);
-        progress_next(&p, 2);
+        progress_begin(&p, NULL, 8 * T);
+        progress_next(&p, 2 * T);
         progress_tick(&p, now + 0.9 * delay);
         CHECK(!*written(f), "too early");
         progress_tick(&p, now + 100);
         const char *line = written(f), *want = path_of("%sstep 299: 25%%, 5:00 left  ETA ", terminal ? redraw : "");
         CHECK(strncmp(line, want, strlen(want)) == 0 && (strchr(line, '\n') != NULL) != terminal, "%s", line);
-        progress_next(&p, 7);
+        progress_next(&p, 7 * T);
         progress_tick(&p, now + 300);
         CHECK(strstr(written(f), "step 299: 87%, "), "another share");
         progress_tick(&p, now + 300.1);
@@ -192,12 +192,12 @@ static void test_log(void) {
 // Tokens 100 to 200 of 1000 took 10 s, so 80 s are left. Within a step its finished rows count too.
 static void test_left(void) {
     begin(false, 80);
-    progress_run(&p, T, 1, 100, 1000);
+    progress_run(&p, 1, 100, 1000);
     CHECK(isnan(progress_left(&p, p.started + 5)), "known before a step");
     p.tokens = 200;
     CHECK(fabs(progress_left(&p, p.started + 10) - 80) < 1e-9, "%g s", progress_left(&p, p.started + 10));
-    progress_begin(&p, NULL, 10);
-    progress_next(&p, 5);
+    progress_begin(&p, NULL, 10 * T);
+    progress_next(&p, 5 * T);
     double slow = progress_left(&p, p.started + 60); // 150 tokens in 60 s
     CHECK(fabs(slow - 300) < 1e-9, "%g s within a slow step", slow);
     p.tokens = 1000;
@@ -210,8 +210,8 @@ static void test_signal(void) {
     FILE *errors = tmpfile();
     int before = dup(STDERR_FILENO);
     begin(true, 80);
-    progress_begin(&p, NULL, 8);
-    progress_next(&p, 4);
+    progress_begin(&p, NULL, 8 * T);
+    progress_next(&p, 4 * T);
     signals_install();
     raise(SIGINT);
     dup2(fileno(errors), STDERR_FILENO);
