@@ -33,14 +33,11 @@ static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, Model
         TRY(checkpoint_refuse_pickle(o->model, e));
         if (file_exists(o->model) && !directory_exists(o->model)) // fails on a pointer of Git LFS
             TRY(file_digest(o->model, &(FileDigest){0}, e));
-        if (file_exists(o->model))
-            FAIL(e, ERR_INPUT, NULL, "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin",
-                 o->model);
-        else FAIL(e, ERR_USAGE, NULL, "--model %s: no preset, and no such file or directory", o->model);
-        return error_hint(e,
-                          "presets, which start from scratch: " MODEL_PRESET_HELP "; for OpenAI's weights: hf download "
-                          "openai-community/gpt2 config.json model.safetensors vocab.json merges.txt --local-dir "
-                          "models/gpt2 (or gpt2-medium, -large, -xl), then --model models/gpt2");
+        return FAIL(e, file_exists(o->model) ? ERR_INPUT : ERR_USAGE,
+                    "presets, which start from scratch: " MODEL_PRESET_HELP "; for OpenAI's weights: hf download "
+                    "openai-community/gpt2 config.json model.safetensors vocab.json merges.txt --local-dir "
+                    "models/gpt2 (or gpt2-medium, -large, -xl), then --model models/gpt2",
+                    "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin", o->model);
     }
     if (o->given[OPTION_layers]) config->layers = (int)o->layers;
     if (o->given[OPTION_heads]) config->heads = (int)o->heads;
@@ -61,10 +58,7 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
     if (!*path && (o->eval_only || !(o->sample_only || o->sample_every || *o->prompt))) return 0;
     if (!*path)
         return FAIL(e, ERR_USAGE, "give --tokenizer the directory of its files (data/gpt2), or use --vocab-size 256",
-                    "%s: no tokenizer for a vocabulary of %d",
-                    o->sample_only ? "--sample-only"
-                    : *o->prompt   ? "--prompt"
-                                   : "--sample-every",
+                    "samples (--sample-only, --sample-every, --prompt) need a tokenizer for the vocabulary of %d",
                     vocab);
     if (!setup->tokenizer) TRY(tokenizer_load(&setup->tokenizer, path, e));
     int tokens = setup->tokenizer->vocab_size;

@@ -131,7 +131,7 @@ bad config_device         $input /dev/zero          --config /dev/zero
 
 # Models
 bad model_unknown         $usage gpt2-125M          "${run[@]}" --model gpt2-125M
-bad model_not_there       $usage "--model nosuch: no preset, and no such file or directory" "${model[@]}" nosuch
+bad model_not_there       $usage "--model nosuch: neither a preset, nor a directory" "${model[@]}" nosuch
 bad model_neither         $input "--model shards: neither" "${model[@]}" shards --layers 2
 bad model_is_a_young_run  $input "--model young: a run without a checkpoint" "${model[@]}" young
 bad model_is_a_pickle     $input "from_pretrained('only_pickle').save_pretrained('only_pickle')" "${model[@]}" only_pickle

@@ -78,7 +78,7 @@ static void test_the_best_stays(void) {
     CHECK_RUN(trainer_run(EVALUATE "part:%ld", newest_step("part")), 0,
               path_of("is part/step_%08ld\n", newest_step("part")));
     CHECK_RUN(trainer_run(EVALUATE "part:1"), 65, "part/step_00000001: no such checkpoint. name another step");
-    CHECK_RUN(trainer_run(EVALUATE "part:worst"), 64, "--model part:worst: no preset, and no such file");
+    CHECK_RUN(trainer_run(EVALUATE "part:worst"), 64, "--model part:worst: neither a preset, nor a directory");
 
     CHECK_RUN(trainer_run(COMMAND "--val-every 7 --fresh", seed, TOKENS), 0);
     CHECK_RUN(trainer_run(EVALUATE "part:best"), 65, "--model part:best: the run has no --keep-best. name a step");

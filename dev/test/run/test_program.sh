@@ -131,7 +131,7 @@ a_run_stands_for_its_newest_checkpoint() { # --model RUN, also for training; a r
     rm -r source && run w2 --model source --steps 7 && run w1 --model "f/${from##*/}" --steps 7 &&
         diff <(numbers w1) <(numbers w2) && cmp w1/step_00000007/model.safetensors w2/step_00000007/model.safetensors || return 1
     run w2 --model sauce --steps 8 && { echo "another model accepted"; return 1; }
-    grep -q '^error: --model sauce: no preset, and no such file' w2.log || { cat w2.log; return 1; }
+    grep -q '^error: --model sauce: neither a preset, nor a directory' w2.log || { cat w2.log; return 1; }
 }
 prints_the_origin_of_the_weights() { # a note tells of a missing tokenizer if the vocabulary is larger than 256
     local note='^note: checkpoints will hold no tokenizer.*--tokenizer'
