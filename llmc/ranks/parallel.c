@@ -306,7 +306,7 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
     for (int s = 0; s < SHARD_SLOTS; s++) p->slot[s].bucket = 0;
     for (int i = 0; i < p->buckets; i++) {
         TRY(engine_update(p->engine, p->owned[i], update, e));
-        if (i < 2) TRY(i < p->kept ? send_until(p, i + 1, e) : send_block(p, i, e));
+        if (i < 2) TRY(send_weights(p, model_bucket(p->model, i), e));
     }
     return 0;
 }
