@@ -76,6 +76,6 @@ typedef enum {
     VERIFY_DISK,  // all bytes, on this thread; reads files of 4 MiB or more past the page cache
 } Verify;
 
-// Compares the file `name` (NULL: all files) with the manifest. ERR_INPUT names the first file that is missing or
-// differs, or that the manifest does not list.
-int manifest_verify(const Manifest *manifest, const char *name, Verify what, Error *e);
+// Compares the files with the manifest, except a file of the name `but` (NULL: none). ERR_INPUT names the first file
+// that is missing or differs.
+int manifest_verify(const Manifest *manifest, const char *but, Verify what, Error *e);

@@ -268,9 +268,7 @@ int checkpoint_verify_model(const char *path, bool moments, Share share, const P
     int code = manifest_read(&manifest, IN_PATH, path, e), read = !code;
     manifest.share = share;
     manifest.pulse = pulse;
-    for (int i = 0; i < manifest.count && !code; i++)
-        if (moments || strcmp(path_name(manifest.file[i].name), OPTIMIZER_NAME) != 0)
-            code = manifest_verify(&manifest, manifest.file[i].name, VERIFY_BYTES, e);
+    if (!code) code = manifest_verify(&manifest, moments ? NULL : OPTIMIZER_NAME, VERIFY_BYTES, e);
     manifest_free(&manifest);
     if (code != ERR_INPUT || !read || e->unreadable) return code;
     return error_hint(e, "use another checkpoint; if the change is intended, remove %s", file);

@@ -55,7 +55,6 @@ int plan_device(PlanDevice *out, const Options *o, const EngineDevice *here, Err
     }
     PlanDevice d = {.spec = known ? *known : (DeviceSpec){.devices_a_machine = o->device_link > 0 ? 8 : 1},
                     .measured = !*wanted && here->is_cpu,
-                    .own = o->device_flops > 0 || o->device_bandwidth > 0 || o->device_memory > 0,
                     .value = elsewhere ? bf16_bytes : (double)here->value_bytes,
                     .head_bytes = elsewhere ? CUDA_HEAD_BYTES : (double)here->head_bytes};
     snprintf(d.name, sizeof d.name, "%.255s", known ? known->name : *wanted ? wanted : here->name);

@@ -17,6 +17,7 @@
 #include "gns/ramp.h"
 #include "options/options.h"
 #include "ranks/parallel.h"
+#include "text/shards.h"
 #include "plan/devices.h"
 #include "plan/workload.h"
 
@@ -35,7 +36,6 @@ typedef struct {
     char name[256];    // "": no device
     DeviceSpec spec;   // the data sheet's figures; a CPU's are measured (0: unknown)
     bool measured;     // true for a CPU
-    bool own;          // true if some figures come from the user
     double value;      // bytes of a weight or activation in the kernels
     double peak;       // FLOP/s for values of this size; 0: unknown, and no time can be planned
     double head_bytes; // largest chunk of logits
@@ -60,16 +60,13 @@ typedef struct {
     PlanDevice device;
     bool estimate_memory; // true if this program's engine does not run on the device
     int ranks;
-    ParallelConfig sharing;                   // how the ranks share work and state: --zero, --reduce
-    const Ramp *ramp;                         // NULL: the length of the run is unknown
-    int64_t rows;                             // the batch that the page describes
-    int64_t val_rows;                         // rows of a validation; 0: none
-    double train_tokens;                      // tokens in --train; 0: not read
-    double epoch_tokens;                      // tokens trained on until the most-repeated source was read once
-    bool mixture;                             // several sources
-    bool copies;                              // checkpoints are written from a copy on the host
-    double checkpoint_bytes, disk_free_bytes; // disk_free_bytes -1: unknown
-    const char *disk;                         // the path of the checkpoints' disk
+    ParallelConfig sharing;     // how the ranks share work and state: --zero, --reduce
+    const Ramp *ramp;           // NULL: the length of the run is unknown
+    int64_t rows;               // the batch that the page describes
+    const Dataset *train, *val; // NULL: not read
+    bool copies;                // checkpoints are written from a copy on the host
+    double checkpoint_bytes, disk_free_bytes;
+    const char *disk; // the path of the checkpoints' disk
 } Plan;
 
 // Work and time of a rank, by family of kernels and by pass.

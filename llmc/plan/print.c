@@ -50,15 +50,18 @@ static void print_training(FILE *f, const Plan *p) {
         fprintf(f, ", %.3g for %s tokens", flops * p->ramp->config.train_tokens,
                 grouped(p->ramp->config.train_tokens).s);
     fprintf(f, "\n");
-    if (!(p->train_tokens > 0)) return;
-    fprintf(f, "data        %s tokens", grouped(p->train_tokens).s);
-    double epochs = p->ramp ? p->ramp->config.train_tokens / p->epoch_tokens : 0;
-    if (p->ramp) fprintf(f, ": %.2f epochs%s", epochs, p->mixture ? " of the source that is repeated most" : "");
+    if (!p->train) return;
+    const DatasetInfo *data = &p->train->info;
+    fprintf(f, "data        %s tokens", grouped((double)data->windows * p->shape.seq_len).s);
+    if (p->ramp)
+        fprintf(f, ": %.2f epochs%s", p->ramp->config.train_tokens / (data->epoch * p->shape.seq_len),
+                data->weighted ? " of the source that is repeated most" : "");
     fprintf(f, "\n");
 }
 
 static void print_device(FILE *f, const Plan *p) {
     const PlanDevice *d = &p->device;
+    const Options *o = p->options;
     if (!(d->peak > 0)) {
         char names[400];
         device_spec_names(names, sizeof names);
@@ -72,7 +75,8 @@ static void print_device(FILE *f, const Plan *p) {
             1e-9 * d->spec.bandwidth);
     if (d->spec.memory_bytes > 0) fprintf(f, "%.0f GiB ", d->spec.memory_bytes / (1 << 30));
     else fprintf(f, "memory unknown ");
-    const char *source = d->own ? "figures as given" : d->measured ? "measured just now" : "data sheet";
+    const bool own = o->device_flops > 0 || o->device_bandwidth > 0 || o->device_memory > 0;
+    const char *source = own ? "figures as given" : d->measured ? "measured just now" : "data sheet";
     const char *kernels = d->fuses_exact ? "; Hopper's kernels" : d->measured ? "" : "; general kernels";
     fprintf(f, "(%s%s); critical intensity %.3g FLOPs a byte\n", source, kernels, plan_critical_intensity(d));
 }
@@ -303,14 +307,15 @@ static void print_run(FILE *f, const Plan *p, const char *what, double target) {
     if (run.first_batch != run.last_batch) fprintf(f, " to %lld", (long long)run.last_batch);
     fprintf(f, " rows");
     if (p->device.peak > 0) {
-        int64_t every = p->options->val_every, validations = every > 0 ? (run.steps + every - 1) / every : 0;
-        double validating = 0, price = p->options->price;
-        if (validations && p->val_rows)
-            validating = (double)validations * plan_step(p, p->val_rows).all.pass[PASS_FORWARD];
+        const Options *o = p->options;
+        const int64_t every = o->val_every, validations = every > 0 && *o->val ? (run.steps + every - 1) / every : 0;
+        int64_t rows = (o->val_tokens + p->shape.seq_len - 1) / p->shape.seq_len; // of a validation
+        if (p->val) rows = (int64_t)fmin((double)rows, (double)p->val->info.windows);
+        double validating = validations ? (double)validations * plan_step(p, rows).all.pass[PASS_FORWARD] : 0;
         double seconds = run.seconds + validating;
         fprintf(f, ", %s", duration(seconds).s);
         if (validating > 0) fprintf(f, " (%.2g%% of it validation)", 100 * validating / seconds);
-        if (price > 0) fprintf(f, ", cost %.2f", seconds / 3600 * p->ranks * price);
+        if (o->price > 0) fprintf(f, ", cost %.2f", seconds / 3600 * p->ranks * o->price);
     }
     fprintf(f, "\n");
 }
@@ -341,13 +346,9 @@ static void print_suggestions(FILE *f, const Plan *p) {
 static void print_checkpoints(FILE *f, const Plan *p) {
     int64_t copies = p->ramp ? plan_checkpoints(p->ramp, p->options) : 1;
     double bytes = (double)copies * p->checkpoint_bytes;
-    fprintf(f, "checkpoints %s each; at most %lld at a time: %s", binary(p->checkpoint_bytes).s, (long long)copies,
-            binary(bytes).s);
-    if (p->disk_free_bytes >= 0) {
-        fprintf(f, ", %s free in %s", binary(p->disk_free_bytes).s, p->disk);
-        if (p->disk_free_bytes < bytes) fprintf(f, ": NOT ENOUGH");
-    }
-    fprintf(f, "\n");
+    fprintf(f, "checkpoints %s each; at most %lld at a time: %s, %s free in %s%s\n", binary(p->checkpoint_bytes).s,
+            (long long)copies, binary(bytes).s, binary(p->disk_free_bytes).s, p->disk,
+            p->disk_free_bytes < bytes ? ": NOT ENOUGH" : "");
 }
 
 void plan_print(FILE *f, const Plan *p) {

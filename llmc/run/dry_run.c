@@ -18,10 +18,9 @@ static int plan_on_device(PlanDevice *device, Setup *setup, const EngineDevice *
 int run_dry(Run *r, Error *e) {
     Setup *setup = &r->setup;
     const Options *o = &setup->options;
-    int ranks = o->ranks ? (int)o->ranks : setup->comm->ranks, T = setup->shape.seq_len;
+    int ranks = o->ranks ? (int)o->ranks : setup->comm->ranks;
     EngineDevice here;
     PlanDevice device;
-    Error unknown;
     char disk[ARCHIVE_PATH];
     uint64_t free_bytes;
     if (o->train[0]) TRY(setup_data(r, e));
@@ -40,9 +39,7 @@ int run_dry(Run *r, Error *e) {
     shape.model = &setup->model;
 
     path_existing(o->out, disk, sizeof disk);
-    DatasetInfo data = r->data.train ? r->data.train->info : (DatasetInfo){0};
-    int64_t val_rows = o->val[0] ? (o->val_tokens + T - 1) / T : 0;
-    if (r->data.val) val_rows = (int64_t)fmin((double)val_rows, (double)r->data.val->info.windows);
+    TRY(disk_free(IN_PATH, disk, &free_bytes, e));
     Plan plan = {
         .options = o,
         .engine = setup->engine_api,
@@ -53,13 +50,11 @@ int run_dry(Run *r, Error *e) {
         .sharing = setup->parallel.config,
         .ramp = ramp,
         .rows = ramp ? ramp->config.batch_max : o->run.batch_ref_rows,
-        .val_rows = val_rows,
-        .train_tokens = data.windows * (double)T,
-        .epoch_tokens = data.epoch * T,
-        .mixture = data.weighted,
+        .train = r->data.train,
+        .val = r->data.val,
         .copies = saves_in_background(setup, &r->position),
         .checkpoint_bytes = (double)saver_checkpoint_bytes(&setup->model, setup->tokenizer),
-        .disk_free_bytes = disk_free(IN_PATH, disk, &free_bytes, &unknown) ? -1 : (double)free_bytes,
+        .disk_free_bytes = (double)free_bytes,
         .disk = disk,
     };
     plan_print(stdout, &plan);
