@@ -85,12 +85,9 @@ static int resolve_ramp(Options *o, Error *e) {
     if (!o->given[OPTION_ramp_lr_power]) o->ramp_lr_power = follows ? RAMP_LR_POWER : 0.5;
     if (o->run.ramp_mode == RAMP_FIXED) return 0;
     if (o->run.ramp_mode == RAMP_STEPS) TRY(ramp_check_list(o->run.ramp_argument, &o->batch_min, &o->batch_max, e));
-    if (o->given[OPTION_steps])
-        return FAIL(e, ERR_USAGE, "use --train-tokens", "--steps does not give the length of a run with --ramp " SAID,
-                    o->ramp);
-    if (o->run.ramp_mode == RAMP_REPLAY && o->train_hours)
-        return FAIL(e, ERR_USAGE, "use --train-tokens", "--train-hours with --ramp " SAID ", whose steps are given",
-                    o->ramp);
+    if (o->given[OPTION_steps] || (o->run.ramp_mode == RAMP_REPLAY && o->train_hours))
+        return FAIL(e, ERR_USAGE, "use --train-tokens", "%s does not give the length of a run with --ramp " SAID,
+                    o->given[OPTION_steps] ? "--steps" : "--train-hours", o->ramp);
     if (o->run.ramp_mode == RAMP_GNS && o->with_optimizer && o->ramp_step_rows == 0)
         return FAIL(e, ERR_USAGE, "add --ramp-step-rows X, from the other run's run.json",
                     "--ramp gns measures a step's cost without moments, but --with-optimizer loads moments");
