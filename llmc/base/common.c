@@ -10,20 +10,13 @@
 
 // ---- Errors ---------------------------------------------------------------------------------------------------------
 
-// A message that contains strerror(error) gets `remedy` as its hint.
-static const struct {
-    int error;
-    const char *remedy;
-} limits[] = {{EMFILE, "raise the limit on open files: ulimit -n 4096"},
-              {EFBIG, "raise the limit on the size of a file: ulimit -f unlimited"}};
-
 int error_set(Error *e, const char *file, int line, int code, const char *hint, const char *format, ...) {
     va_list args;
     va_start(args, format);
     vsnprintf(e->what, sizeof e->what, format, args);
     va_end(args);
-    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
-        if (strstr(e->what, strerror(limits[i].error))) hint = limits[i].remedy;
+    if (strstr(e->what, strerror(EMFILE))) hint = "raise the limit on open files: ulimit -n 4096";
+    if (strstr(e->what, strerror(EFBIG))) hint = "raise the limit on the size of a file: ulimit -f unlimited";
     snprintf(e->hint, sizeof e->hint, "%s", hint ? hint : "");
     e->code = code;
     e->file = file;

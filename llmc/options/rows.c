@@ -107,9 +107,8 @@ bool row_is_zero(const OptionTable *t, int id) {
 
 void row_reset(const OptionTable *t, int id) {
     const OptionRow *row = &t->rows[id];
-    Error e;
     memset(row_field(t, id), 0, row->bytes);
-    int code = row->init ? value_parse(row, row->field, row->init, row_field(t, id), &e) : 0;
+    int code = row->init ? value_parse(row, row->field, row->init, row_field(t, id), &(Error){0}) : 0;
     assert(code == 0), (void)code;
     t->given[id] = 0;
 }

@@ -101,11 +101,10 @@ static void add_workload(PlanWork *sum, const Plan *p, const Workload *load, dou
 }
 
 const Model *plan_model(const Plan *p, Model *local) {
-    Error ignored;
+    const ModelConfig *whole = &p->shape.model->config;
     *local = (Model){0};
-    const bool cut = plan_tensor(p) > 1;
-    return cut && !model_create_local(local, &p->shape.model->config, 0, plan_tensor(p), &ignored) ? local
-                                                                                                   : p->shape.model;
+    if (plan_tensor(p) == 1 || model_create_local(local, whole, 0, plan_tensor(p), &(Error){0})) return p->shape.model;
+    return local;
 }
 
 // Adds `times` micro-steps. A fraction `exact` of them measures exact norms.
