@@ -77,7 +77,7 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     // which is whole. With --tensor each rank copies a part of the whole model.
     const double all = (double)plan->shape.model->flat_count / fmax(1, parallel.division.ranks);
     double copy =
-        plan->copies ? 3.0 * sizeof(float) * (plan_tensor(plan) > 1 ? all : (double)shard_elements(&shape)) : 0;
+        plan->copies ? 3.0 * sizeof(float) * (plan->sharing.tensor > 1 ? all : (double)shard_elements(&shape)) : 0;
     if (plan->device.measured) { // a CPU
         if (copy > 0) add_item(memory, "copy for checkpoints", copy);
         const double wire = (double)transport_mpi_bytes(model_bucket_largest(model));
@@ -112,14 +112,14 @@ int plan_largest_micro_batch(const Plan *plan) {
 }
 
 static bool lacks_memory(const Plan *p, int groups) {
-    Plan on = plan_with(p, p->sharing.zero, groups * plan_tensor(p), plan_tensor(p));
+    Plan on = plan_with(p, p->sharing.zero, groups * p->sharing.tensor, p->sharing.tensor);
     return !plan_fits(&on, p->shape.micro_batch);
 }
 
 // Tries one rank, or one group of --tensor, first, since without NCCL one rank may need less memory than each of two.
 // From two on, more ranks never need more memory per rank.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most) {
-    const int K = plan_tensor(plan);
+    const int K = plan->sharing.tensor;
     Plan p = plan_with(plan, zero, plan->ranks, K);
     if (!lacks_memory(&p, 1)) return K;
     return most < 2 * K || lacks_memory(&p, most / K) ? 0 : K * (plan_most(&p, 1, most / K, lacks_memory) + 1);

@@ -101,10 +101,10 @@ static void add_workload(PlanWork *sum, const Plan *p, const Workload *load, dou
 }
 
 const Model *plan_model(const Plan *p, Model *local) {
-    const ModelConfig *whole = &p->shape.model->config;
+    const int K = p->sharing.tensor;
     *local = (Model){0};
-    if (plan_tensor(p) == 1 || model_create_local(local, whole, 0, plan_tensor(p), &(Error){0})) return p->shape.model;
-    return local;
+    const bool cut = K > 1 && model_create_local(local, &p->shape.model->config, 0, K, &(Error){0}) == 0;
+    return cut ? local : p->shape.model;
 }
 
 // Adds `times` micro-steps. A fraction `exact` of them measures exact norms.
@@ -200,9 +200,9 @@ static double exchanged_bytes(const Plan *p, double rows) {
 
 double plan_tensor_bytes(const Plan *p) {
     EngineConfig shape = p->shape;
-    const double K = shape.tensor.ranks = plan_tensor(p);
-    const double rows = (double)rows_of_rank(p->rows, 0, p->ranks / plan_tensor(p)).count;
-    return tensor_exchanges(&shape, true) * (K - 1) / K * exchanged_bytes(p, rows);
+    const int K = shape.tensor.ranks = p->sharing.tensor;
+    const double rows = (double)rows_of_rank(p->rows, 0, p->ranks / K).count;
+    return tensor_exchanges(&shape, true) * (K - 1.0) / K * exchanged_bytes(p, rows);
 }
 
 // Counts values as Rajbhandari et al. 2020 (arXiv 1910.02054), section 7, do. With ZeRO-0 to ZeRO-2 a rank sends two
@@ -211,8 +211,8 @@ double plan_tensor_bytes(const Plan *p) {
 double plan_step_bytes(const Plan *p) {
     Model local;
     const Model *model = plan_model(p, &local);
-    const double groups = p->ranks / plan_tensor(p), embeddings = (double)range_length(model_bucket(model, 0));
-    const double shared = shared_by(p), peers = shared / plan_tensor(p), machines = ceil(p->ranks / shared);
+    const double groups = p->ranks / p->sharing.tensor, embeddings = (double)range_length(model_bucket(model, 0));
+    const double shared = shared_by(p), peers = shared / p->sharing.tensor, machines = ceil(p->ranks / shared);
     const double blocks = (double)model->flat_count - embeddings;
     double micro_steps = ceil((double)rows_of_rank(p->rows, 0, (int)groups).count / p->shape.micro_batch);
     double value = p->sharing.zero == ZERO_0 ? sizeof(float) : p->device.value, again = 1;
@@ -234,12 +234,12 @@ static Transfer transfer(const Plan *p, const Model *model, double value_bytes, 
     const int shared = shared_by(p), machines = replicas ? (p->ranks + shared - 1) / shared : 1;
     PlanDevice peers = p->device; // counts only ranks of equal t (parallel.h): a machine has devices / K of them
     PlanDevice apart = p->device; // as if each rank had its own machine
-    peers.spec.devices_a_machine = (int)fmax(1, peers.spec.devices_a_machine / plan_tensor(p));
+    peers.spec.devices_a_machine = (int)fmax(1, peers.spec.devices_a_machine / p->sharing.tensor);
     apart.spec.devices_a_machine = 1;
     double L = model->config.layers, embeddings = (double)model_bucket(model, 0).end;
     double block = ((double)model->flat_count - embeddings) / L;
-    const double part = value_bytes * plan_tensor(p) / shared, whole = value_bytes / shared;
-    return (Transfer){L * (plan_ring_seconds(&peers, shared / plan_tensor(p), value_bytes * block) +
+    const double part = value_bytes * p->sharing.tensor / shared, whole = value_bytes / shared;
+    return (Transfer){L * (plan_ring_seconds(&peers, shared / p->sharing.tensor, value_bytes * block) +
                            2 * plan_ring_seconds(&apart, machines, part * block)),
                       plan_ring_seconds(&p->device, shared, value_bytes * embeddings) +
                           2 * plan_ring_seconds(&apart, machines, whole * embeddings)};
@@ -287,7 +287,7 @@ int plan_most(const Plan *p, int low, int over, bool (*holds)(const Plan *p, int
 // ---- Steps and runs -------------------------------------------------------------------------------------------------
 
 PlanStep plan_step(const Plan *p, int64_t rows) {
-    const int K = plan_tensor(p), groups = p->ranks / K;
+    const int K = p->sharing.tensor, groups = p->ranks / K;
     int64_t mine = rows_of_rank(rows, 0, groups).count, whole = mine / p->shape.micro_batch; // micro-steps
     int left = (int)(mine % p->shape.micro_batch);                                           // rows
     Model local;

@@ -110,7 +110,6 @@ PlanBounds plan_bounds(const PlanDevice *device, int ranks, double tokens, doubl
 
 // Returns the plan with another --zero, number of ranks and --tensor (1 if that does not divide the ranks).
 Plan plan_with(const Plan *plan, ZeroStage zero, int ranks, int tensor);
-static inline int plan_tensor(const Plan *plan) { return plan->sharing.tensor > 1 ? plan->sharing.tensor : 1; }
 
 // Returns rank 0's model, which has the most heads: shape.model, or *local with --tensor. Call model_destroy(local).
 // Returns shape.model if there is no memory for *local.

@@ -127,9 +127,9 @@ static void print_step(FILE *f, const Plan *p) {
     fprintf(f, "\nstep of %lld rows, %s tokens", (long long)p->rows, grouped(tokens).s);
     if (p->ranks > 1) fprintf(f, ", on %d ranks", p->ranks);
     fprintf(f, ": %lld micro-step%s\n", (long long)step.micro_steps, step.micro_steps == 1 ? "" : "s");
-    if (p->rows < p->ranks / plan_tensor(p))
+    if (p->rows < p->ranks / p->sharing.tensor)
         fprintf(f, "  FEWER ROWS THAN RANKS: such a run is refused; use --batch-tokens %lld or more\n",
-                (long long)(p->ranks / plan_tensor(p) * T));
+                (long long)(p->ranks / p->sharing.tensor * T));
     double flops = 0;
     for (int i = 0; i < FAMILIES; i++) flops += step.all.family[i].flops;
     bool tera = flops >= 1e13;
@@ -155,23 +155,23 @@ static void print_step(FILE *f, const Plan *p) {
 
 static bool is_linked(const Plan *p, int ranks) { return ranks == 1 || plan_link_bandwidth(&p->device, ranks) > 0; }
 
-// True if at most half of a step's time is exposed communication. groups: of plan_tensor ranks each.
+// True if at most half of a step's time is exposed communication. groups: of --tensor ranks each.
 static bool is_computing(const Plan *plan, int groups) {
-    Plan p = plan_with(plan, plan->sharing.zero, groups * plan_tensor(plan), plan_tensor(plan));
+    Plan p = plan_with(plan, plan->sharing.zero, groups * plan->sharing.tensor, plan->sharing.tensor);
     PlanStep step = plan_step(&p, p.rows);
     return is_linked(plan, p.ranks) && 2 * step.exposed <= step.seconds;
 }
 
 static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, int tensor, double rate_of_one) {
     const Plan p = plan_with(plan, zero, ranks, tensor);
-    const bool own = ranks == plan->ranks && zero == plan->sharing.zero && tensor == plan_tensor(plan);
+    const bool own = ranks == plan->ranks && zero == plan->sharing.zero && tensor == plan->sharing.tensor;
     double tokens = (double)(p.rows * p.shape.seq_len), price = p.options->price;
-    const int groups = ranks / plan_tensor(&p);
+    const int groups = ranks / p.sharing.tensor;
     const char *bound = !is_linked(&p, ranks) ? "unknown" : is_computing(&p, groups) ? "compute" : "interconnect";
     const bool few = p.rows < groups;
     MemoryPlan memory;
     plan_memory(&p, p.shape.micro_batch, &memory);
-    fprintf(f, "%c%6d %6d %6d %8.0f %7.2f %9s  %-12s", own ? '>' : ' ', ranks, zero, plan_tensor(&p),
+    fprintf(f, "%c%6d %6d %6d %8.0f %7.2f %9s  %-12s", own ? '>' : ' ', ranks, zero, p.sharing.tensor,
             ceil((double)ranks / p.device.spec.devices_a_machine), ldexp((double)memory.total, -30),
             grouped(tokens / ranks).s, bound);
     if (few || !is_linked(&p, ranks)) {
@@ -225,7 +225,7 @@ static Figure mesh(const Plan *q, const Plan *p) {
     Figure out;
     const bool shards = q->sharing.reduce != p->sharing.reduce && q->sharing.reduce == REDUCE_MICRO_STEP;
     size_t n = (size_t)snprintf(out.s, sizeof out.s, "--zero %d", q->sharing.zero);
-    if (plan_tensor(q) > 1) n += (size_t)snprintf(out.s + n, sizeof out.s - n, " --tensor %d", plan_tensor(q));
+    if (q->sharing.tensor > 1) n += (size_t)snprintf(out.s + n, sizeof out.s - n, " --tensor %d", q->sharing.tensor);
     if (q->sharing.shared) n += (size_t)snprintf(out.s + n, sizeof out.s - n, " --shard machine");
     if (shards) n += (size_t)snprintf(out.s + n, sizeof out.s - n, " --reduce micro-step");
     if (q->shape.micro_batch != p->shape.micro_batch)
@@ -278,7 +278,7 @@ static void print_ranks(FILE *f, const Plan *p) {
             price ? "  cost a" : "");
     fprintf(f, "%7s %6s %6s %8s %7s %9s  %-12s %7s %7s %8s %12s %7s %7s%s\n", "ranks", "--zero", "tensor", "machines",
             "a rank", "a rank", "bound by", "a rank", "ms", "ms", "tok/s", "scaling", "B tok", price ? "   B tok" : "");
-    const int K = plan_tensor(p);
+    const int K = p->sharing.tensor;
     const Plan one = plan_with(p, p->sharing.zero, 1, 1);
     double rate = (double)(p->rows * p->shape.seq_len) / plan_step(&one, p->rows).seconds;
     for (int n = 1; n <= 4 * p->ranks; n++) { // powers of two, one machine, and the plan's own number
