@@ -125,14 +125,12 @@ static int resolve_aliases(Options *o, Error *e) {
 static int resolve_horizon(Options *o, Error *e) {
     o->run.horizon_tokens = 0;
     if (o->epochs || (o->train_hours && o->dry_run)) return 0;
-    if (o->train_hours)
-        return o->run.horizon_tokens = HORIZON_UNDECIDED / o->seq_len * o->seq_len, 0; // until run_set_horizon decides
-    if (!o->steps && !o->train_tokens) {
+    int64_t tokens = o->train_hours ? HORIZON_UNDECIDED : o->train_tokens; // until run_set_horizon decides
+    if (!o->steps && !tokens) {
         if (!options_train(o)) return 0;
         return FAIL(e, ERR_USAGE, "give one of them",
                     "neither --train-tokens nor --steps nor --epochs nor --train-hours is given");
     }
-    int64_t tokens = o->train_tokens;
     if (o->steps && __builtin_mul_overflow(o->steps, o->run.batch_ref_rows * o->seq_len, &tokens))
         return FAIL(e, ERR_USAGE, "use fewer steps", "--steps %lld means too many tokens", (long long)o->steps);
     o->run.horizon_tokens = tokens / o->seq_len * o->seq_len;
