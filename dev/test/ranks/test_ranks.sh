@@ -140,7 +140,7 @@ another_optimizer_resumes() { # with another --zero; a second pair of runs shard
 goes_on_from_the_moments() { # --with-optimizer: all rows are alike, so two runs have the bits of one longer run
     local optimizer ranks=0 small="--seq-len 16 --threads 1 --batch-tokens 96 --lr-schedule constant --gns off --train same_*.bin" from="--with-optimizer"
     printf 'to be or not to %.0s' {1..300} > same.txt && "$tokenize" --tokenizer bytes --out same same.txt > /dev/null || return 1
-    moved() { mpi "$1" "$train" $small ${more-} --lr 1e-3 --micro-batch 3 $from --model "${@:2}"; } # RANKS MODEL OPTIONS...
+    moved() { mpi "$1" "$train" $small --lr 1e-3 --micro-batch 3 $from --model "${@:2}"; } # RANKS MODEL OPTIONS...
     for optimizer in adamw muon; do
         ranks=$((ranks + 1))
         run $ranks on_$optimizer --vocab-size 256 --heads 2 --channels 32 --optimizer $optimizer --zero 3 --steps 20 --checkpoint-every 10 --keep 0 &&
@@ -154,7 +154,7 @@ goes_on_from_the_moments() { # --with-optimizer: all rows are alike, so two runs
         [ $? = "$1" ] && grep -q -- "$2" on.log && [ ! -e refused ] || { cat on.log; return 1; }
     }
     refuses 64 'its moments are of --optimizer adamw. use that' on_adamw --optimizer muon --out refused &&
-        more=code_train_*.bin refuses 65 '--model new_adamw --with-optimizer --out NEW' on_adamw:10 --out new_adamw || return 1
+        small=${small/same_/code_train_} refuses 65 '--model new_adamw --with-optimizer --out NEW' on_adamw:10 --out new_adamw || return 1
     printf x | dd of=on_adamw/step_00000010/training/optimizer.safetensors bs=1 seek=2000 conv=notrunc status=none
     refuses 65 'optimizer.safetensors' on_adamw/step_00000010 --out refused
 }
