@@ -56,21 +56,17 @@ static int ask_all_to_verify(void *run, const char *directory, Error *e) {
     int word = COMM_PASS;
     strcpy(r->saving.candidate.directory, directory);
     TRY(comm_broadcast(r->setup.comm, &word, sizeof word, e));
-    return verify_share(r, e);
+    progress_begin(&r->output.progress, "reading the checkpoint", 0);
+    const int code = verify_share(r, e);
+    progress_end(&r->output.progress);
+    progress_break(&r->output.progress); // before the notes of archive_newest
+    return code;
 }
 
-// Prints notes last: until then the progress draws on the terminal's line.
 static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e) {
-    Text notes;
-    TRY(text_begin(&notes, e));
-    progress_begin(&r->output.progress, "reading the checkpoint", 0);
-    r->saving.candidate.own = archive == &r->saving.archive;
     const int64_t latest = r->position.back.why.code ? r->position.back.latest : INT64_MAX;
-    int code = archive_newest(archive, latest, notes.f, ask_all_to_verify, r, newest, e);
-    progress_end(&r->output.progress);
-    if (text_end(&notes, &(Error){0}) == 0) fputs(notes.text, stderr);
-    text_free(&notes);
-    return code;
+    r->saving.candidate.own = archive == &r->saving.archive;
+    return archive_newest(archive, latest, stderr, ask_all_to_verify, r, newest, e);
 }
 
 // On all ranks: the others verify candidates until rank 0's search ends. Then rank 0 sends them `code` and *newest.
