@@ -65,7 +65,7 @@ MACHINE := $(if $(filter 0,$(NATIVE))$(filter -march=% -mcpu=%,$(CFLAGS)),,$(THI
 ifeq ($(AVX2),1)
 MACHINE := -march=haswell -DGNS_AVX2
 endif
-ALL_CFLAGS := -std=gnu11 -Illmc $(if $(MPI_LIBS),-DGNS_MPI) -Wall -Wextra -fopenmp -fno-math-errno -ffp-contract=fast -MMD -MP $(MACHINE) $(CFLAGS)
+ALL_CFLAGS := -std=gnu11 -Illmc $(if $(MPI_LIBS),-DGNS_MPI) -Wall -Wextra -Wno-unused-parameter -fopenmp -fno-math-errno -ffp-contract=fast -MMD -MP $(MACHINE) $(CFLAGS)
 LDLIBS := -lcjson -lm -lpthread
 ifeq ($(SAN),1)
 ALL_CFLAGS += -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer

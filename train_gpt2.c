@@ -419,7 +419,6 @@ static int backward(Engine *engine, const Batch *batch, Error *e) {
 
 static int cpu_begin_step(Engine *engine, Error *e) {
     size_t bytes = (size_t)engine->config.model->tensor_count * sizeof(double);
-    (void)e;
     memset(engine->grad_sq, 0, bytes);
     memset(engine->rank_sq, 0, bytes);
     memset(engine->example_sq, 0, bytes);
@@ -472,7 +471,6 @@ static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode
 
 static int cpu_result(Engine *engine, StepResult *result, Error *e) {
     size_t bytes = (size_t)engine->config.model->tensor_count * sizeof(double);
-    (void)e;
     result->loss_sum = engine->loss_sum;
     result->nll_sum = engine->nll_sum;
     memcpy(result->grad_sq, engine->grad_sq, bytes);

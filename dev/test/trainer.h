@@ -274,7 +274,6 @@ static inline int verify(const char *checkpoint, Error *e) {
 }
 
 static inline int verify_one(void *context, const char *checkpoint, Error *e) {
-    (void)context;
     return verify(checkpoint, e);
 }
 

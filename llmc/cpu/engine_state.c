@@ -26,7 +26,6 @@ static void set_weights(Engine *engine, Range range, const float *values) {
 }
 
 int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
-    (void)e;
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     float *array = state_array(engine, kind);
     Piece p;
@@ -45,7 +44,6 @@ int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, E
 void cpu_watch_weights(Engine *engine, const WeightsWatch *watch) { engine->weights_watch = *watch; }
 
 int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
-    (void)e;
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     const float *array = state_array(engine, kind);
     Piece p;
@@ -65,13 +63,11 @@ const void *cpu_own_weights(Engine *engine, Range range) {
 }
 
 int cpu_clear(Engine *engine, Range range, Error *e) {
-    (void)e;
     memset(engine->grad + shard_grad_place(&engine->config, range.begin), 0, range_float_bytes(range));
     return 0;
 }
 
 int cpu_collect(Engine *engine, Range range, bool first, Error *e) {
-    (void)e;
     float *sum = engine->grad_sum + shard_place(&engine->config, range);
     const float *x = engine->grad + shard_grad_place(&engine->config, range.begin);
     size_t n = range_length(range);
@@ -94,7 +90,6 @@ static void norms(const Model *model, const float *grad, Range range, double *sq
 }
 
 int cpu_norms(Engine *engine, Range range, Error *e) {
-    (void)e;
     const float *sum = engine->grad_sum + shard_grad_sum_place(&engine->config, range);
     norms(engine->config.model, sum, range, engine->grad_sq, false);
     for (size_t i = 0; engine->fp8 && i < fp8_sites(engine); i++)
@@ -103,7 +98,6 @@ int cpu_norms(Engine *engine, Range range, Error *e) {
 }
 
 int cpu_rank_norms(Engine *engine, Range range, Error *e) {
-    (void)e;
     const float *own = engine->grad + shard_grad_place(&engine->config, range.begin);
     norms(engine->config.model, own, range, engine->rank_sq, true);
     return 0;
@@ -199,7 +193,6 @@ static AdamWStep step_of_update(const Engine *engine, const UpdateConfig *u) {
 }
 
 int cpu_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
-    (void)e;
     AdamWStep step = step_of_update(engine, u);
     engine->seen_count = 0;
     if (isnan(step.grad_scale)) return 0;
@@ -239,7 +232,6 @@ static double direction_squares(const TensorPart *t, const AdamWStep *step) {
 }
 
 int cpu_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
-    (void)e;
     const AdamWStep step = step_of_update(engine, u);
     if (isnan(step.grad_scale)) return 0;
     TensorPart t;

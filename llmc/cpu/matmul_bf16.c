@@ -279,8 +279,8 @@ BF16 static void multiply_group(float *c, const uint16_t *a, const uint16_t *b, 
     }
 }
 
+// Computes all twelve rows, whatever the count; the caller prefetches.
 static void neon_multiply(MatmulTiles *tiles, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count) {
-    (void)count; // always computes all twelve rows; the caller prefetches
     write_last_tile(tiles, 0, 1);
     for (int j = 0; j < COLUMNS; j += GROUP) multiply_group(tiles->sums + j, a, b + 2 * j, pairs);
 }

@@ -136,7 +136,6 @@ static void describe(const Watchdog *w, const View *v, double now, Error *e) {
 // ---- The thread -----------------------------------------------------------------------------------------------------
 
 static void on_alarm(int signal_number) {
-    (void)signal_number;
     _exit(ERR_RANK);
 }
 

@@ -174,7 +174,6 @@ typedef struct {
 
 static int draw_weights(void *drawn, size_t first, size_t n, float *out, Error *e) {
     const Drawn *d = drawn;
-    (void)e;
     if (d->setup->options.zero_projections && d->tensor->init == INIT_RESIDUAL) memset(out, 0, n * sizeof *out);
     else model_init_values(&d->setup->model, d->tensor, (uint64_t)d->setup->options.seed, first, n, out);
     return 0;

@@ -14,14 +14,12 @@ static float *values;   // (flat_count), written
 static float *received; // (flat_count), read back
 
 static int receive(void *context, StateKind kind, Range range, const float *from, Error *e) {
-    (void)context, (void)kind, (void)e;
     CHECK(range.begin < range.end && range.end <= model.flat_count, "%zu to %zu", range.begin, range.end);
     memcpy(received + range.begin, from, range_length(range) * sizeof *from);
     return 0;
 }
 
 static int give(void *context, StateKind kind, Range range, float *to, Error *e) { // moment 2: -2 x moment 1
-    (void)context, (void)e;
     for (size_t i = range.begin; i < range.end; i++)
         to[i - range.begin] = kind == STATE_MOMENT2 ? -2 * values[i] : values[i];
     return 0;
@@ -92,7 +90,6 @@ static int receive_moments(void *context, StateKind kind, Range range, const flo
 }
 
 static int ignore(void *context, StateKind kind, Range range, const float *from, Error *e) {
-    (void)context, (void)kind, (void)range, (void)from, (void)e;
     return 0;
 }
 

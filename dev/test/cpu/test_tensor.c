@@ -36,7 +36,6 @@ static void publish(struct Rank *rank, const void *values) {
 static int gather_rows(void *context, void *values, int rows, size_t width, Dtype type, Error *e) {
     struct Rank *rank = context;
     const size_t bytes = width * (type == DTYPE_BF16 ? 2 : 4);
-    (void)e;
     publish(rank, values);
     for (int t = 0; t < rank->group->ranks; t++) {
         const RankRows of = rows_of_rank(rows, t, rank->group->ranks);
@@ -51,7 +50,6 @@ static int gather_rows(void *context, void *values, int rows, size_t width, Dtyp
 static int reduce_rows(void *context, void *own, const void *partial, int rows, size_t width, Dtype type, Error *e) {
     struct Rank *rank = context;
     const RankRows mine = rows_of_rank(rows, rank->t, rank->group->ranks);
-    (void)e;
     CHECK(type == DTYPE_FP32, "type %d", type);
     publish(rank, partial);
     for (size_t i = 0; i < (size_t)mine.count * width; i++) {

@@ -105,7 +105,6 @@ static void copy_from(const Rank *rank, void *to, const Rank *other, const void 
 static int soon_weights(void *context, Range range, Error *e) {
     Rank *rank = context;
     int i = model_bucket_at(rank->config.model, range.begin);
-    (void)e;
     CHECK(i > 0 && abs(i - rank->awaited) == 1, "soon bucket %d, after %d", i, rank->awaited);
     if (i == rank->soon || i == rank->awaited) return 0; // already in its slot
     rank->soon = i;
@@ -116,7 +115,6 @@ static int soon_weights(void *context, Range range, Error *e) {
 // Copies every rank's part, except a part that the engine wrote in place.
 static int await_weights(void *context, Range range, Error *e) {
     Rank *rank = context;
-    (void)e;
     int i = model_bucket_at(rank->config.model, range.begin);
     CHECK(i == 0 || i == rank->soon || i == rank->awaited, "block %d is needed, and was not named before", i);
     for (Rank *from = rank->world->rank; from < rank->world->rank + RANKS; from++) {

@@ -37,7 +37,6 @@ static size_t draw(size_t n) {
 // ---- Readers --------------------------------------------------------------------------------------------------------
 
 static int ignore_values(void *context, StateKind kind, Range range, const float *values, Error *e) {
-    (void)context, (void)kind, (void)values, (void)e;
     CHECK(range.begin < range.end && range.end <= model.flat_count, "%zu to %zu", range.begin, range.end);
     return 0;
 }

@@ -25,7 +25,6 @@ static int built_for_fp32(Dtype dtype, Error *e) {
 }
 
 static int fake_tune(Engine *engine, Error *e) {
-    (void)engine, (void)e;
     if (!*tuning) {
         snprintf(tuning, sizeof tuning, "%s: 8,8,8,0000,0,0,16=1f.0.%d", machine, (int)getpid());
         printf("timed %s\n", tuning);
@@ -36,7 +35,6 @@ static int fake_tune(Engine *engine, Error *e) {
 static const char *fake_tuning(const Engine *engine) { return (void)engine, tuning; }
 
 static int fake_set_tuning(Engine *engine, const char *text, Error *e) {
-    (void)engine;
     bool fits = !*text || (strncmp(text, machine, strlen(machine)) == 0 && text[strlen(machine)] == ':');
     snprintf(tuning, sizeof tuning, "%s", fits ? text : "");
     printf("%s of %s took [%s]\n", fits ? "engine" : "wrong engine", machine, tuning);
