@@ -207,9 +207,7 @@ VECTOR_INLINE void pack_transposed(float *panel, const size_t width, const float
 VECTOR_INLINE void pack_straight(float *panel, const size_t width, const float *src, size_t row, size_t count,
                                  size_t K) {
     for (size_t k = 0; k < K; k++, panel += width, src += row) {
-        if (count == width && width % VEC == 0)
-            for (size_t i = 0; i < width; i += VEC) vec_store(panel + i, vec_load(src + i));
-        else if (count == width) memcpy(panel, src, width * sizeof *panel); // a constant length
+        if (count == width) memcpy(panel, src, width * sizeof *panel); // a constant length
         else {
             memcpy(panel, src, count * sizeof *panel);
             memset(panel + count, 0, (width - count) * sizeof *panel);
