@@ -574,6 +574,8 @@ static void cpu_examples(Engine *engine, uint64_t first) { engine->example = fir
 static void cpu_scale_loss(Engine *engine, double scale) { engine->loss_scale = (float)scale; }
 static void cpu_exponents(Engine *engine, const int8_t *k) { memcpy(engine->exponents, k, fp8_sites(engine)); }
 static void cpu_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
+static void cpu_watch_weights(Engine *engine, const WeightsWatch *watch) { engine->weights_watch = *watch; }
+static size_t cpu_weight_bytes(const Engine *engine) { return value_bytes(engine->config.dtype); }
 
 // The engine that main (run/main_cpu.c) hands to the program. It has no check, tune, tuning, set_tuning, pin, unpin and
 // stream: it computes any model, its products have one algorithm, it needs no pinned memory, and its calls return when

@@ -41,8 +41,6 @@ int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, E
     return 0;
 }
 
-void cpu_watch_weights(Engine *engine, const WeightsWatch *watch) { engine->weights_watch = *watch; }
-
 int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     const float *array = state_array(engine, kind);
@@ -258,8 +256,6 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     assert(0);
     return NULL;
 }
-
-size_t cpu_weight_bytes(const Engine *engine) { return value_bytes(engine->config.dtype); }
 
 // Sums hash_element over n values, 32 bits each (bf16: 16). first: x[0]'s place in the hash.
 static uint64_t hash_values(const void *x, Dtype type, size_t n, uint64_t first) {
