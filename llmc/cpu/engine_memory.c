@@ -82,8 +82,8 @@ static void layout_blocks(Engine *engine, Region *a) {
     for (int l = 0; l < m->config.layers; l++) {
         Block *k = engine->block ? &engine->block[l] : &counted;
         bool own = l == 0 || !c->inference;
-        if (!own || (l > 0 && c->recompute == RECOMPUTE_BLOCK)) *k = *first;
-        else {
+        if (l > 0) *k = *first;
+        if (l == 0 || (own && c->recompute != RECOMPUTE_BLOCK)) {
             RESERVE_VALUES(k->ln1, all * C), RESERVE(k->mean1, N), RESERVE(k->rstd1, N);
             RESERVE_VALUES(k->qkv, all * 3 * A);
             RESERVE_VALUES(k->attention, all * A), RESERVE(k->lse, all * (size_t)m->heads);
@@ -93,8 +93,7 @@ static void layout_blocks(Engine *engine, Region *a) {
         }
         if (!own && c->micro_batch == 1) RESERVE_VALUES(k->qkv, all * 3 * A);
         if (own) RESERVE_VALUES(k->x, N * C);
-        if (l > 0 && (!own || c->recompute != RECOMPUTE_NONE)) k->gelu = first->gelu;
-        else RESERVE_VALUES(k->gelu, all * F);
+        if (l == 0 || (own && c->recompute == RECOMPUTE_NONE)) RESERVE_VALUES(k->gelu, all * F);
     }
 }
 
