@@ -23,9 +23,11 @@ the tokens. Environment: JOBS, the number of runs side by side (default: one per
 (default: all); TRAINER (./train_gpt2cu); LAUNCH, a launcher of TRAINER (scripts/mpirun.sh -np 4): runs then go one at a time.
 """
 
+import concurrent.futures
 import json
 import math
 import os
+import queue
 import re
 import shlex
 import shutil
@@ -105,9 +107,9 @@ def result_of(run):
 
 class Study:
     def __init__(self, args):
-        self.queue, self.out, self.seeds = args.queue, args.out, args.seeds
-        self.results, self.lock, self.taken, self.running, self.faults = {}, threading.Lock(), set(), {}, []
-        self.stopped = False
+        self.runs, self.out, self.seeds = read_queue(args.queue), args.out, args.seeds
+        self.results, self.lock, self.running, self.faults, self.stopped = {}, threading.Lock(), {}, [], False
+        os.makedirs(self.out, exist_ok=True)
         self.results_path, self.quiet = (os.path.join(self.out, name) for name in ("results.jsonl", "quiet.conf"))
         with open(self.quiet, "w", encoding="utf-8") as file:  # defaults: validate only at the end, save nothing
             file.write("val-every = 1000000000\ncheckpoint-every = 0\n")
@@ -121,19 +123,6 @@ class Study:
 
     def place(self, name, seed):
         return os.path.join(self.out, f"{name}-seed{seed}")
-
-    def next_run(self):
-        """Returns (name, seed, options) of a run that no worker has begun; None at the end."""
-        with self.lock:
-            for seed in self.seeds:
-                for name, options in read_queue(self.queue).items():
-                    there = self.results.get((name, seed))
-                    if there and there["options"] != text_of(options):
-                        raise Fault(EXIT_USAGE, f"{name}: has run with other options ({self.results_path}); give it another name")
-                    if not there and not self.stopped and (name, seed) not in self.taken:
-                        self.taken.add((name, seed))
-                        return name, seed, options
-        return None
 
     def train(self, name, seed, options, gpu):
         kept, work = self.place(name, seed), self.place(name, seed) + ".work"
@@ -161,35 +150,38 @@ class Study:
         shutil.rmtree(work)
         print(f"{name}, seed {seed}: " + (f"{result['steps']} steps, {result['gpu_seconds']} s" if code == 0 else "diverged"), flush=True)
 
-    def work(self, gpu):
-        try:
-            while run := self.next_run():
-                try:
-                    self.train(*run, gpu)
-                except Fault as fault:
-                    if not self.stopped:
-                        print(f"FAIL {fault}", file=sys.stderr, flush=True)
-                    self.faults.append(fault)
-        except (Fault, OSError) as fault:
-            self.faults.append(fault)
-
     def stop(self, *_):
         self.stopped = True
         for process in list(self.running.values()):
             process.terminate()
 
     def train_all(self):
-        """Starts workers, which do the runs of the queue until none is left. A run that fails does not stop the others."""
-        gpus = visible_gpus()
-        jobs = int(os.environ.get("JOBS", len(gpus) or 1)) if not os.environ.get("LAUNCH") else 1
+        """Trains what has no result yet. A run that fails does not stop the others."""
+        found = [] if os.environ.get("LAUNCH") else visible_gpus()
+        jobs = 1 if os.environ.get("LAUNCH") else int(os.environ.get("JOBS", len(found) or 1))
+        gpus = queue.SimpleQueue()  # those that are free; with more jobs than GPUs each is there several times
+        for k in range(jobs):
+            gpus.put(found[k % len(found)] if found else None)
+
+        def work(run):
+            gpu = gpus.get()
+            try:
+                if not self.stopped:
+                    self.train(*run, gpu)
+            except (Fault, OSError) as fault:
+                if not self.stopped:
+                    print(f"FAIL {fault}", file=sys.stderr, flush=True)
+                self.faults.append(fault)
+            gpus.put(gpu)
+
+        runs = [(name, seed, options) for seed in self.seeds for name, options in self.runs.items()]
+        for name, seed, options in runs:
+            if self.results.get((name, seed), {"options": text_of(options)})["options"] != text_of(options):
+                raise Fault(EXIT_USAGE, f"{name}: has run with other options ({self.results_path}); give it another name")
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.stop)
-        workers = [threading.Thread(target=self.work, args=(gpus[k % len(gpus)] if gpus and not os.environ.get("LAUNCH") else None,))
-                   for k in range(jobs)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(work, [run for run in runs if run[:2] not in self.results]))
         if self.stopped:
             raise Fault(EXIT_STOPPED, "stopped, and the runs were asked to save; the same command goes on")
 
@@ -199,7 +191,7 @@ class Study:
         return next((i for i, (a, b) in enumerate(zip(*losses)) if a != b), min(map(len, losses)))
 
     def table(self, against):
-        names = [name for name in read_queue(self.queue) if any((name, seed) in self.results for seed in self.seeds)]
+        names = [name for name in self.runs if any((name, seed) in self.results for seed in self.seeds)]
         against = against or next(iter(names), None)
         if against not in names:
             raise Fault(EXIT_USAGE, f"{against or 'the queue'}: no finished run; let one finish first")
@@ -252,8 +244,6 @@ def main():
     args = parser.parse_args()
     if not re.fullmatch("[1-9][0-9]{0,2}", os.environ.get("JOBS", "1")):
         raise Fault(EXIT_USAGE, f"JOBS is {os.environ['JOBS']}; set it to the number of runs side by side")
-    read_queue(args.queue)
-    os.makedirs(args.out, exist_ok=True)
     study = Study(args)
     if not args.table:
         study.train_all()
