@@ -73,20 +73,6 @@ def tokenizer_files(characters):
             "tokenizer_config.json": json.dumps(config) + "\n"}
 
 
-def write_model(directory, model, config, tokenizer={}):
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
-    try:
-        os.makedirs(directory, exist_ok=True)
-        save_file(model, os.path.join(directory, "model.safetensors"), {"format": "pt"})
-    except (OSError, SafetensorError) as error:
-        raise Fault(EXIT_WRITE, f"{directory}: cannot write: {error}") from None
-    # Write config.json last: without it the directory is no model.
-    for name, text in (*tokenizer.items(), ("config.json", json.dumps(config, indent=2) + "\n")):
-        write_whole(os.path.join(directory, name), text)
-
-
 def read_checkpoint(path):
     """Returns model_args, the parameters as numpy arrays, and the path of nanoGPT's meta.pkl for the data ("": unknown)."""
     import numpy, safetensors  # torch may be installed without them
@@ -124,8 +110,18 @@ def main():
               "n_head": args["n_head"], "n_embd": args["n_embd"], "n_positions": args["block_size"],
               "vocab_size": vocab, "activation_function": "gelu_new", "tie_word_embeddings": True,
               "bos_token_id": eot, "eos_token_id": eot}
-    tokenizer = tokenizer_files(read_characters(meta, vocab)) if meta else {}
-    write_model(options.directory, model, config, tokenizer)
+    files = tokenizer_files(read_characters(meta, vocab)) if meta else {}
+    files["config.json"] = json.dumps(config, indent=2) + "\n"  # the last: without it the directory is no model
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:
+        os.makedirs(options.directory, exist_ok=True)
+        save_file(model, os.path.join(options.directory, "model.safetensors"), {"format": "pt"})
+    except (OSError, SafetensorError) as error:
+        raise Fault(EXIT_WRITE, f"{options.directory}: cannot write: {error}") from None
+    for name, text in files.items():
+        write_whole(os.path.join(options.directory, name), text)
     print(f"{options.directory}: {args['n_layer']} layers, {args['n_head']} heads, {args['n_embd']} channels, "
           f"vocabulary {vocab}, {sum(x.size for x in model.values())} parameters" + (f"; characters of {meta}" if meta else ""))
     if not meta and vocab != GPT2_VOCAB:

@@ -54,18 +54,6 @@ def learn(args, words):
     return trained
 
 
-def save(trained, out):
-    vocab = trained.get_vocab(with_added_tokens=False)
-    vocab[EOT] = len(vocab)
-    config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "bos_token": EOT, "eos_token": EOT, "unk_token": EOT}
-    pairs = json.loads(trained.to_str())["model"]["merges"]
-    merges = "#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in pairs)
-    for name, content in (("merges.txt", merges), ("vocab.json", json.dumps(vocab, ensure_ascii=False)),
-                          ("tokenizer_config.json", json.dumps(config, ensure_ascii=False))):
-        write_whole(os.path.join(out, name), content)
-    return len(vocab)
-
-
 def main():
     parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--vocab-size", type=int, required=True, metavar="N")
@@ -76,8 +64,16 @@ def main():
         raise Fault(EXIT_USAGE, f"--vocab-size {args.vocab_size}: not a whole number from {BYTES + 1} to {TOKENS_MAX}")
     if not args.force and os.path.exists(os.path.join(args.out, "vocab.json")):
         raise Fault(EXIT_USAGE, f"{args.out}: has a vocabulary. Choose another --out, or --force to replace it")
-    size = save(learn(args, words), args.out)
-    print(f"{args.out}: {size} tokens" + (", no other pair occurs twice" if size < args.vocab_size else ""))
+    trained = learn(args, words)
+    vocab = trained.get_vocab(with_added_tokens=False)
+    vocab[EOT] = len(vocab)
+    config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "bos_token": EOT, "eos_token": EOT, "unk_token": EOT}
+    pairs = json.loads(trained.to_str())["model"]["merges"]
+    merges = "#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in pairs)
+    for name, content in (("merges.txt", merges), ("vocab.json", json.dumps(vocab, ensure_ascii=False)),
+                          ("tokenizer_config.json", json.dumps(config, ensure_ascii=False))):
+        write_whole(os.path.join(args.out, name), content)
+    print(f"{args.out}: {len(vocab)} tokens" + (", no other pair occurs twice" if len(vocab) < args.vocab_size else ""))
 
 
 if __name__ == "__main__":
