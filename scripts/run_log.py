@@ -202,15 +202,14 @@ class Run:
 
     def read_metrics(self, known):
         lines, before, now, rate = [], 0, 0.0, math.nan
-        self.seconds = {}  # {step: seconds}
         for where, line in read_lines(self.metrics_path, ROW, known):
             if line["tokens"] < before:
                 raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
             if "loss" in line:
                 rate = max(line.get("tok_per_s") or 0, 0) or rate
                 now += (line["tokens"] - before) / rate
-                self.seconds[line["step"]], before = now, line["tokens"]
-            line["seconds"] = self.seconds.get(line["step"], now)
+                before = line["tokens"]
+            line["seconds"] = now
             lines.append(line)
         return lines
 

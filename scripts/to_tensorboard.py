@@ -48,25 +48,25 @@ class EventFile(Sink):
         self.writer.add_event(Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, parts, lines, samples):
+        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.text.summary_v2 import text_pb
+
+        seconds = {line["step"]: line["seconds"] for line in self.run.lines}
+        latest = max(seconds.values(), default=0)
+
+        def write(step, summary):
+            self.writer.add_event(Event(wall_time=self.start + seconds.get(step, latest), step=step, summary=summary))
 
         for line in lines:
             values = [Summary.Value(tag=re.sub("^(gns|ramp)_", r"\1/", name), simple_value=x)
                       for name, x in numbers_of(line).items() if name not in ("tokens", "seconds") or "loss" in line]
-            self.write(line["step"], Summary(value=values))
+            write(line["step"], Summary(value=values))
         for part in parts:
-            self.write(part.get("first_step", 1), text_pb("command", verbatim(command_text(part))))
+            write(part.get("first_step", 1), text_pb("command", verbatim(command_text(part))))
         for sample in samples:
-            self.write(sample["step"], text_pb("sample", verbatim(sample["text"])))
+            write(sample["step"], text_pb("sample", verbatim(sample["text"])))
         self.writer.flush()
-
-    def write(self, step, summary):
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        latest = self.run.lines[-1]["seconds"] if self.run.lines else 0.0
-        wall_time = self.start + self.run.seconds.get(step, latest)
-        self.writer.add_event(Event(wall_time=wall_time, step=step, summary=summary))
 
     def finish(self):
         self.writer.close()
