@@ -85,20 +85,17 @@ static View read_board(const Watchdog *w, double now) {
     return v;
 }
 
-// Returns the report's words about a rank; NULL: none. Only on a single machine is it known which rank is missing.
-static const char *verdict_on(const Watchdog *w, const View *v, const WatchdogEntry *entry, double now) {
-    if (!atomic_load(&entry->process)) return w->config.here == w->config.ranks ? " has not started" : NULL;
-    if (is_stalled(w, entry, now)) return " is stopped or gone";
-    if (v->stalled || v->first == v->last || atomic_load(&entry->begun) != v->first) return NULL;
-    return v->unsure ? " is at the earliest collective" : " keeps the others waiting";
-}
-
 static void name_suspects(const Watchdog *w, const View *v, double now, Error *e) {
     const WatchdogConfig *c = &w->config;
     if (v->unsure) append(e, "; this machine's %d rank%s", v->here, v->here > 1 ? "s run" : " runs");
     for (int rank = 0; c->board && rank < c->ranks; rank++) {
-        const char *verdict = verdict_on(w, v, &c->board[rank], now);
-        int process = atomic_load(&c->board[rank].process);
+        const WatchdogEntry *entry = &c->board[rank];
+        const int process = atomic_load(&entry->process);
+        const char *verdict = NULL;
+        if (!process) verdict = c->here == c->ranks ? " has not started" : NULL; // on one machine all numbers are known
+        else if (is_stalled(w, entry, now)) verdict = " is stopped or gone";
+        else if (!v->stalled && v->first < v->last && atomic_load(&entry->begun) == v->first)
+            verdict = v->unsure ? " is at the earliest collective" : " keeps the others waiting";
         if (!verdict) continue;
         append(e, "; rank %d", rank);
         if (process) append(e, " (process %d%s%s)", process, *c->host ? " on " : "", c->host);
