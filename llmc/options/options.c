@@ -101,16 +101,15 @@ static bool is_short(const char *word) { return find_alias(word) < OPTION_COUNT 
 // Reads one of llm.c's flags: one dash and always a value. -h without a value is --help.
 static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Error *e) {
     const char *flag = argv[*i], *value = NULL;
-    char said[2 * FLAG_BYTES];
+    char joined[OPTION_TEXT + 2], said[2 * FLAG_BYTES];
     if (flag[0] != '-' || !flag[1])
-        return FAIL(e, ERR_USAGE, "options begin with --; quote patterns and lists of files", "'" SAID "' is no option",
-                    flag);
+        return FAIL(e, ERR_USAGE, "options begin with --; --help lists them", "'" SAID "' is no option", flag);
     if (strcmp(flag, "-h") == 0 && (*i + 1 >= argc || strncmp(argv[*i + 1], "--", 2) == 0 || is_short(argv[*i + 1])))
         return row_set(t, OPTION_help, flag, "true", OPTION_GIVEN_COMMAND_LINE, e);
     OptionId id = find_alias(flag);
     if (id == OPTION_COUNT && !is_foreign(flag)) return rows_unknown(t, flag, flag + 1, "--", e);
     const OptionRow *row = id < OPTION_COUNT ? &option_rows[id] : NULL;
-    TRY(rows_next_value(t, argc, argv, i, &value, e));
+    TRY(rows_next_value(t, row, argc, argv, i, joined, &value, e));
     if (!row) return option_note(t->values, "llm.c's %s has no counterpart here: ignored", flag), 0;
     if (row->type == TYPE_INT && strcmp(value, "-1") == 0) return 0;        // means "default" in llm.c
     if (id == OPTION_model && strncmp(value, "gpt2:d", 6) == 0) value += 5; // llm.c: "gpt2:d12" and "d12" are the same

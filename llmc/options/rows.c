@@ -93,6 +93,7 @@ static int value_parse(const OptionRow *row, const char *said, const char *text,
     FAIL(e, ERR_USAGE, NULL, SAID " '" SAID "': %s", said, text, why);
     if (row->type == TYPE_CHOICE) return error_hint(e, "use one of %s", row->names);
     if (row->type == TYPE_FLAG) return error_hint(e, "use true or false");
+    if (row->kind == ROW_WORDS) return error_hint(e, "quote the pattern, which the shell has expanded");
     if (row->type == TYPE_TEXT) return error_hint(e, "use at most %zu bytes", row->bytes - 1);
     return error_hint(e, "use a %snumber%s%s in %s", row->type == TYPE_INT ? "whole " : "", *unit ? " of " : "", unit,
                       row->range);
@@ -336,19 +337,32 @@ int rows_read_config(const OptionTable *t, char *text, size_t bytes, const char 
 
 // ---- The command line -----------------------------------------------------------------------------------------------
 
-int rows_next_value(const OptionTable *t, int argc, char **argv, int *i, const char **value, Error *e) {
+int rows_next_value(const OptionTable *t, const OptionRow *row, int argc, char **argv, int *i,
+                    char joined[OPTION_TEXT + 2], const char **value, Error *e) {
     const char *word = *i + 1 < argc ? argv[*i + 1] : NULL;
     bool is_name = word && strncmp(word, "--", 2) == 0 && row_find(t, word + 2) < t->count;
     if (!word || is_name || (word[0] == '-' && word[1] != '-' && t->is_short && t->is_short(word)))
         return FAIL(e, ERR_USAGE, "--help lists the values", SAID " has no value", argv[*i]);
     *value = argv[++*i];
+    if (!row || row->kind != ROW_WORDS || *i + 1 >= argc || argv[*i + 1][0] == '-') return 0;
+    size_t used = 0; // a text longer than OPTION_TEXT is cut, and row_set refuses it
+    for (;; word = argv[++*i]) {
+        for (const char *c = word; *c && used < OPTION_TEXT; c++) {
+            if (*c == ' ') joined[used++] = '\\';
+            joined[used++] = *c;
+        }
+        if (*i + 1 >= argc || argv[*i + 1][0] == '-') break;
+        if (used < OPTION_TEXT) joined[used++] = ' ';
+    }
+    joined[used] = 0;
+    *value = joined;
     return 0;
 }
 
 // Reads --name value, --name=value, or --name of a flag.
 static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     const char *word = argv[*i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
-    char said[FLAG_BYTES];
+    char said[FLAG_BYTES], joined[OPTION_TEXT + 2]; // the longest flag; the longest value
     snprintf(said, sizeof said, "%.*s", (int)strcspn(word, "="), word);
     int id = row_find(t, word + 2);
     if (id == t->count) return rows_unknown(t, said, said + 2, "--", e);
@@ -356,7 +370,7 @@ static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     if (row->type == TYPE_FLAG) {
         if (value) return FAIL(e, ERR_USAGE, "leave out what follows it", "%s takes no value", said);
         value = "true";
-    } else if (!value) TRY(rows_next_value(t, argc, argv, i, &value, e));
+    } else if (!value) TRY(rows_next_value(t, row, argc, argv, i, joined, &value, e));
     if (row->kind != ROW_FILE) return row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e);
 
     // Read the file now. Options on the command line win, wherever they stand. The option's value lists all files.

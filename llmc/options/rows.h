@@ -18,8 +18,9 @@ typedef enum {
 
 typedef enum {
     ROW_PLAIN,
-    ROW_FILE, // TEXT: names a file of options; may be given several times
-    ROW_ENDS  // FLAG: words after it are not read
+    ROW_WORDS, // TEXT: all words up to the next option, such as a pattern that the shell expanded
+    ROW_FILE,  // TEXT: names a file of options; may be given several times
+    ROW_ENDS   // FLAG: words after it are not read
 } OptionKind;
 
 // The unit in which llm.c's flag counts. ALIAS_AS_IS: the option's unit. Otherwise the option counts tokens, or (with
@@ -115,8 +116,11 @@ int rows_read_command_line(OptionTable *t, int argc, char **argv, Error *e);
 // Reads a file's text: `bytes` bytes and a NUL. name: for messages.
 int rows_read_config(const OptionTable *t, char *text, size_t bytes, const char *name, Error *e);
 
-// For t->read_word. Sets *value to the next word and moves *i to it. ERR_USAGE if there is no next word.
-int rows_next_value(const OptionTable *t, int argc, char **argv, int *i, const char **value, Error *e);
+// For t->read_word. Sets *value to the next word and moves *i to it. ERR_USAGE if there is no next word. For an option
+// of ROW_WORDS, joins the words up to the next option with blanks, in `joined`; a blank in a word becomes "\\ "
+// (text/sources.h). row: NULL if the program ignores the value.
+int rows_next_value(const OptionTable *t, const OptionRow *row, int argc, char **argv, int *i,
+                    char joined[OPTION_TEXT + 2], const char **value, Error *e);
 
 // Returns ERR_USAGE and names the nearest option, or our name of another program's option. name: without dashes;
 // dashes: "--" for a flag, "" for a line of a file.

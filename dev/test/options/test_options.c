@@ -139,7 +139,7 @@ static void test_command_line_errors(void) {
         {"--warmup_steps 4", "unknown option", "--warmup-tokens: times the tokens of a step"},
         {"--gradient_accumulation_steps 4", "unknown option", "--batch-tokens: times rows"},
         {"--resume_from_checkpoint x", "unknown option", "leave it out"}, {"--", "unknown option", ""}, {"-", "'-'", ""},
-        {"-Q 4", "-Q", ""}, {"train.bin", "train.bin", ""}, {"--train a b", "'b' is no option", "quote patterns"},
+        {"-Q 4", "-Q", ""}, {"train.bin", "train.bin", ""}, {"--lr 1 2", "'2' is no option", ""},
         {"--lr 1 --lr 1", "--lr is given twice", ""}, {"--lr 1 -l 1", "twice", ""}, {"-u 5 --warmup-tokens 1", "twice", ""},
         {"--dry-run --dry-run", "twice", ""}, {"--lr", "--lr has no value", ""}, {"--train --val x", "--train has no value", ""},
         {"--train -j x", "--train has no value", ""}, {"-i", "-i has no value", ""}, {"--dry-run=yes", "takes no value", ""},
@@ -171,6 +171,30 @@ static void test_command_line_errors(void) {
     CHECK(o.help && strcmp(o.help_about, "ramp_kappa") == 0, "--help NAME");
     CHECK_OK(parse(&o, "--lr 1 --version --frobnicate", &e), &e);
     CHECK(o.version, "version");
+}
+
+// --train and --val accept several words, up to the next option, since a shell may have expanded a pattern.
+static void test_several_words(void) {
+    CHECK_OK(parse(&o, "--train a:0.7 b:0.3 --lr 1 -j c d --steps 5", &e), &e);
+    CHECK(strcmp(o.train, "a:0.7 b:0.3") == 0 && strcmp(o.val, "c d") == 0 && o.steps == 5, "'%s' '%s'", o.train,
+          o.val);
+    char *argv[] = {"train_gpt2", "-i", "my file", "b", "-x", "5", NULL},
+         *one[] = {"train_gpt2", "--train", "my file", NULL};
+    CHECK_OK(options_parse(&o, 6, argv, &e), &e);
+    CHECK(strcmp(o.train, "my\\ file b") == 0 && o.steps == 5, "'%s'", o.train);
+    CHECK_OK(options_parse(&o, 3, one, &e), &e);
+    CHECK(strcmp(o.train, "my file") == 0, "'%s'", o.train);
+
+    static char word[OPTION_TEXT]; // makes the longest value, or one up to 4 bytes too long
+    for (int more = 0; more < 5; more++) {
+        int length = OPTION_TEXT - 1 - 4 + more; // " abc" follows
+        memset(word, more == 4 ? ' ' : 'x', (size_t)length);
+        word[length] = 0;
+        char *many[] = {"train_gpt2", "--train", word, "abc", NULL};
+        int code = options_parse(&o, 4, many, &e);
+        CHECK(code == (more ? ERR_USAGE : 0), "%d bytes: %d", length + 4, code);
+        if (code) CHECK(strstr(e.what, "too long") && strstr(e.hint, "quote the pattern"), "%s (%s)", e.what, e.hint);
+    }
 }
 
 // llm.c's flags have the same meaning as in llm.c.
@@ -292,7 +316,7 @@ static void test_config_precedence(void) {
 
     // --print-options prints a file that sets the same options.
     static Options again;
-    const char *words = "--train a:0.7 --steps 5 --prompt=#1 --sample_every 2 --lr 0.1 -u 3 --config b --zero 2 "
+    const char *words = "--train a:0.7 b:0.3 --steps 5 --prompt=#1 --sample_every 2 --lr 0.1 -u 3 --config b --zero 2 "
                         "--document-mask --print-options";
     CHECK_OK(resolve(&o, words, &e), &e);
     FILE *f = fopen("printed", "w");
@@ -384,6 +408,7 @@ static void test_json(void) {
 int main(void) {
     scratch_begin();
     RUN(test_table_is_sound, test_choices_match_enums, test_limits_are_the_models, test_numbers,
-        test_command_line_errors, test_aliases, test_config_lines, test_config_precedence, test_help, test_json);
+        test_command_line_errors, test_several_words, test_aliases, test_config_lines, test_config_precedence,
+        test_help, test_json);
     return scratch_end();
 }

@@ -114,7 +114,9 @@ bad dry_run_bad_shard     $input wrong_magic.bin    "${run[@]}" --train wrong_ma
 bad no_arguments          $usage "--train is missing"
 bad unknown_flag          $usage --micro-batch      --micro-bach 2
 bad line_break_in_value   $usage --lr               "${run[@]}" --lr $'1\n2'
-bad unquoted_pattern      $usage "quote patterns"   "${run[@]}" -i good.bin wrong_magic.bin
+# shellcheck disable=SC2046
+bad unquoted_pattern      $usage "quote"            --val $(printf 'wrong_magic.bin %.0s' {1..300}) --config run.cfg
+bad unquoted_pattern_2    $input "wrong_magic.bin: " "${run[@]}" -i good.bin wrong_magic.bin
 
 # Options that contradict each other, the model or its files
 bad heads_not_dividing    $usage --heads            "${run[@]}" --heads 3

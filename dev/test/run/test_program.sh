@@ -190,25 +190,26 @@ mixes_sources() { # with any micro-batch the rows are the same; a resume with ot
     local common="--batch-tokens 384 --threads 1 --lr 1e-3 --checkpoint-every 4 --keep 0" small="--val code_val_*.bin ${small#*--val code_val_\*.bin}" why
     local mixed="code_train_*.bin:3 other_*.bin:1"
     run x1 --train "$mixed" --steps 8 $common --micro-batch 12 && run x2 --train "$mixed" --steps 4 $common --micro-batch 5 &&
-        run x2 --train "$mixed" --steps 8 $common --micro-batch 5 && run x3 --train 'code_train_*.bin' --steps 8 $common || return 1
+        run x2 --train code_train_*.bin:3 other_*.bin:1 --steps 8 $common --micro-batch 5 && run x3 --train 'code_train_*.bin' --steps 8 $common || return 1
     losses() { grep -o '"loss": [0-9.]\{6\}' "$1/metrics.jsonl"; }
     diff <(losses x1) <(losses x2) && ! diff <(losses x1) <(losses x3) > diff.log || { echo "not the examples of the mixture"; return 1; }
     grep -q '^ *75\.00% of the rows from code_train_\*.bin: .* epochs$' x1.log && grep -q '"sources": \[{"files": "code_train_\*.bin", "share": 0.75, ' x1/run.json || { cat x1.log; return 1; }
-    while IFS='|' read -r code files why; do
-        refuses "$code" "$why" trains x1 $common --steps 9 --train "$files" || return 1
+    while IFS='|' read -r code words why; do
+        refuses "$code" "$why" trains x1 $common --steps 9 $words || return 1
     done <<- END
-		65|code_train_*.bin:1 other_*.bin:1|train_mixture[0].share = "0.75" (--train), the command has "0.5"
-		65|code_train_*.bin other_*.bin|this run has train_mixture of 2 weights (--train), the command has 0
-		64|code_train_*.bin:1 other_*.bin:0|other_*.bin:0: the weight of a source is not above 0
-		64|code_train_*.bin:1 other_*.bin:nan|other_*.bin:nan: the weight of a source is not above 0
+		65|--train code_train_*.bin:1 other_*.bin:1|train_mixture[0].share = "0.75" (--train), the command has "0.5"
+		65|--train code_train_*.bin other_*.bin|this run has train_mixture of 2 weights (--train), the command has 0
+		64|--train code_train_*.bin:1 other_*.bin:0|other_*.bin:0: the weight of a source is not above 0
+		64|--train code_train_*.bin:1 other_*.bin:nan|other_*.bin:nan: the weight of a source is not above 0
 	END
     fails 64 '--epochs 1: the sources of a --train with weights have epochs' "$train" ${small/code_val/code_train} --train "$mixed" --epochs 1 &&
         fails 64 "--val code_val_*.bin:1: it has weights" "$train" --train 'other_*.bin' --val 'code_val_*.bin:1' --vocab-size 256 --steps 1
 }
-several_patterns_are_one() { # several patterns equal one pattern of all files, without weights
+several_patterns_are_one() { # several patterns, or a shell's expansion, equal one pattern of all files, without weights
     cp other_*.bin code_train_000001.bin
     local small="--val code_val_*.bin ${small#*--val code_val_\*.bin} --steps 4 --batch-tokens 384 --threads 1"
     run z1 --train 'code_train_*.bin' && run z2 --train 'code_train_000001.bin code_train_000000.bin' && same z1 z2 || return 1
+    "$train" --train code_train_*.bin $small --out z3 > z3.log 2>&1 && same z1 z3
     rm code_train_000001.bin
 }
 notes_validation_on_training_data() { # a file with another name is noted too
