@@ -158,18 +158,16 @@ class Branch:
             with open(log, encoding="utf-8", errors="replace") as file:
                 last = [*file, "it said nothing\n"][-2:][0].strip()
             raise Fault(code if code > 0 else 70, f"{program[0]} ended with {code}: {last} (see {log})")
-        write_whole(self.done, f"{math.inf if code else self.last_loss(origin)}\n")
+        write_whole(self.done, f"{math.inf if code else self.last_loss()}\n")
         for checkpoint in glob.glob(os.path.join(glob.escape(self.out), "step_*")):
             shutil.rmtree(checkpoint)
 
-    def last_loss(self, origin):
+    def last_loss(self):
         run = Run(self.out)
         if run.val_rows:
             return run.val_column("val_loss")[-1]
-        # Return the mean over the last 1 / POINTS of the examples, which are the same in every branch.
-        begin = self.horizon - (self.horizon - origin.tokens) / POINTS
-        last = [(loss, batch) for at, loss, batch in zip(*map(run.column, ("tokens", "loss", "batch"))) if at > begin]
-        return sum(loss * batch for loss, batch in last) / sum(batch for _, batch in last)
+        last = run.column("loss")[-(self.steps // POINTS):]  # their examples are the same in every branch
+        return sum(last) / len(last)
 
 
 def critical_batch(batches, losses, tolerance):

@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2006
+# shellcheck shell=bash disable=SC2006,SC2034
 # mpirun.sh and launch.sh source this file: functions for signals that request a stop, and for the ranks' exit codes.
 # Once signals are trapped, use `COMMAND`, not $(COMMAND), in code that may wait. If a trap is due while bash 5.2 parses
 # a $(COMMAND), such as the second on a line, the trap's action is a syntax error: the request is lost and the script
