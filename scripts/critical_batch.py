@@ -21,8 +21,8 @@ import shlex
 import shutil
 import subprocess
 
-from run_log import (COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, check, compare, finite, finite_number,
-                     read_bytes, run_main, write_whole)
+from run_log import (COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, check, column, compare, finite,
+                     finite_number, read_bytes, run_main, write_whole)
 
 EXIT_NONFINITE = 76  # the trainer's exit code for a loss that is not finite
 POINTS = 8           # validations per branch, at the same tokens in all branches
@@ -165,7 +165,7 @@ class Branch:
     def last_loss(self):
         run = Run(self.out)
         if run.val_rows:
-            return run.val_column("val_loss")[-1]
+            return column(run.val_rows, "val_loss")[-1]
         last = run.column("loss")[-(self.steps // POINTS):]  # their examples are the same in every branch
         return sum(last) / len(last)
 

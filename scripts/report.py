@@ -14,7 +14,7 @@ import os
 import re
 
 from outliers import outliers_text
-from run_log import (EXIT_INPUT, Fault, Parser, Run, command_text, compare, finite, finite_number, run_main,
+from run_log import (EXIT_INPUT, Fault, Parser, Run, column, command_text, compare, finite, finite_number, run_main,
                      read_bytes, smooth_column, time_unit, write_whole)
 
 PAGE_STYLE = """
@@ -52,7 +52,7 @@ def totals_table(runs):
     tested = any(run.test_rows for run in runs)
     rows = []
     for run in runs:
-        last, vals = run.rows[-1], finite(run.val_column("val_loss")) or [math.nan]
+        last, vals = run.rows[-1], finite(column(run.val_rows, "val_loss")) or [math.nan]
         right = run.test_rows[-1].get("hellaswag_norm") if run.test_rows else None
         rows.append([run.label, f"{last['tokens']:,}", f"{last['step']:,}", show_time(last["seconds"]),
                      show(smooth_column(run, "loss")[-1]), show(vals[-1]), show(min(vals)),

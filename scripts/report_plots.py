@@ -88,11 +88,12 @@ def draw_loss(runs, target=None):
         scale = length if name == "seconds" else 1
         for i, run in enumerate(runs):
             x, raw, soft = thin(run.column(name), run.column("loss"), smooth_column(run, "loss"))
-            shown += finite([*soft[len(soft) // 20:], *run.val_column("val_loss")])
+            at, losses = (np.array(column(run.val_rows, field)) for field in (name, "val_loss"))
+            shown += finite([*soft[len(soft) // 20:], *losses])
             axes.plot(x / scale, raw, color=f"C{i}", alpha=0.13, lw=0.6)
             axes.plot(x / scale, soft, color=f"C{i}", lw=1.7)
-            axes.plot(np.array(run.val_column(name)) / scale, run.val_column("val_loss"), "o-", color=f"C{i}", ms=3.2, lw=0.8,
-                      markerfacecolor="white", markevery=max(1, len(run.val_rows) // 25))
+            axes.plot(at / scale, losses, "o-", color=f"C{i}", ms=3.2, lw=0.8, markerfacecolor="white",
+                      markevery=max(1, len(losses) // 25))
         if target is not None:
             axes.axhline(target, color=INK, **DASHED)
         if name == "seconds":

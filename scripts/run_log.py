@@ -217,9 +217,6 @@ class Run:
         """Returns a field of every step. The field loss is without label smoothing, as in validation."""
         return column(self.rows, "loss_nll" if name == "loss" and "loss_nll" in self.rows[0] else name)
 
-    def val_column(self, name):
-        return column(self.val_rows, name)
-
 
 # ---- Viewers --------------------------------------------------------------------------------------------------------
 
@@ -308,7 +305,7 @@ def compare(runs, target=None):
     training losses. Chooses "val" if each run crosses, between two validations, the lowest validation loss that all runs
     reach. target: by default the lowest loss of this kind that all runs reach."""
     for kind in ("val", "train"):
-        curves = [(run.val_rows, run.val_column("val_loss")) if kind == "val" else (run.rows, smooth_column(run, "loss"))
+        curves = [(run.val_rows, column(run.val_rows, "val_loss")) if kind == "val" else (run.rows, smooth_column(run, "loss"))
                   for run in runs]
         lowest = max(min(finite(losses), default=math.inf) for _, losses in curves)
         if all(reach(curve, lowest) for curve in curves):

@@ -18,7 +18,7 @@ here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(here, "../../scripts"), os.path.join(here, "../bench")]
 from ramp_study import WINDOW, paired, window_loss
 from report import show, show_time
-from run_log import EXIT_INPUT, Fault, Parser, Run, run_main, smooth_column, write_whole
+from run_log import EXIT_INPUT, Fault, Parser, Run, column, run_main, smooth_column, write_whole
 
 TOLERANCE = 0.001  # nats by which the reference may be above the best constant batch
 
@@ -30,7 +30,7 @@ def end_loss(run):
 
 
 def last_val(run):
-    return run.val_column("val_loss")[-1] if run.val_rows else math.inf
+    return column(run.val_rows, "val_loss")[-1] if run.val_rows else math.inf
 
 
 def reference_batch(losses):
