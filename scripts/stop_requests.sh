@@ -34,10 +34,7 @@ forward_requests() {
 
 # Waits for the job and returns its exit code.
 wait_for_job() {
-    while :; do
-        wait "$job"
-        kill -0 "$job" 2> /dev/null || break # if the job lives, a trap has interrupted the wait
-    done
+    while wait "$job"; kill -0 "$job" 2> /dev/null; do :; done # if the job lives, a trap has interrupted the wait
     wait "$job" # again: an interrupted wait returns the trap's code
 }
 
