@@ -1,8 +1,7 @@
-// transport: transfers of gradients and weights between ranks, in the engine's own memory: transport_mpi.c (MPI) for
-// the CPU engine, transport_nccl.cu (NCCL on a separate stream) for the CUDA engine.
+// transport: transfers of gradients and weights between ranks, in the engine's own memory: transport_mpi.c (nonblocking
+// MPI) for the CPU engine, transport_nccl.cu (NCCL on a separate stream) for the CUDA engine.
 //
-//   1. Calls start a transfer and return; with MPI they return at its end. A transfer begins after all work that the
-//      engine queued before the call.
+//   1. Calls start a transfer and return. A transfer begins after all work that the engine queued before the call.
 //   2. wait_for makes the engine's later work wait for transfers 1 to `work`; work 0: for no transfer.
 //   3. All ranks start the same transfers in the same order.
 //   4. Sums have a fixed order, so every run gets the same bits.
@@ -57,11 +56,11 @@ static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
 }
 
-// Elements per piece of a bucket that MPI ranks exchange at once. A piece takes 4 bytes per element: received values in
-// fp32, or sent and received values in bf16.
+// Elements per piece of a bucket that MPI ranks exchange. At most two pieces are in transfer. A piece takes 4 bytes per
+// element: received values in fp32, or sent and received values in bf16.
 #define TRANSPORT_MPI_PIECE ((size_t)4 << 20)
 static inline size_t transport_mpi_bytes(size_t largest) {
-    return sizeof(float) * size_min(largest, TRANSPORT_MPI_PIECE);
+    return 2 * sizeof(float) * (largest < TRANSPORT_MPI_PIECE ? largest : TRANSPORT_MPI_PIECE);
 }
 
 typedef struct {
@@ -92,7 +91,7 @@ typedef struct {
     int (*wait_for)(Transport *t, int64_t work, Error *e); // rule 2 above
 
     // Returns the seconds that the engine waited in wait_for and sum since the last call of `waited`; without a device
-    // the seconds in all transfers. Does not count waits that the device has not finished.
+    // also in gather_rows and reduce_rows. Does not count waits that the device has not finished.
     double (*waited)(Transport *t);
 
     // Returns when every transfer is done on this rank; all ranks must have started the same transfers.

@@ -1,12 +1,24 @@
-// transport_mpi: the transport between CPU ranks, by MPI. A call returns when its transfer is done on this rank. Open
-// MPI moves long messages only during MPI calls, so nonblocking calls would overlap little.
+// transport_mpi: the transport between CPU ranks, by nonblocking MPI.
 #include "ranks/transport.h"
 
+#include <assert.h>
 #include <limits.h>
 #include <string.h>
 
 #include "base/float16.h"
 #include "ranks/mpi_check.h"
+
+// A transfer in flight: a gathering, or one piece of a reduction. MPI uses the arrays until the transfer ends.
+typedef struct Pending {
+    struct Pending *next; // started after this one
+    MPI_Request request;
+    float *own;            // destination of the piece's sums; NULL for a gathering
+    size_t count;          // elements of the piece that this rank sums
+    int ranks;             // ranks that exchange
+    bool first;            // first piece of a bucket
+    void *sent, *received; // sent: gradients in bf16, NULL in fp32; received: (ranks, count), each rank's gradients
+    int *places, counts[]; // (2, ranks) offsets, lengths. Row 0: of parts or their pieces. Row 1: in `received`
+} Pending;
 
 struct Transport {
     Comm *comm;
@@ -15,14 +27,15 @@ struct Transport {
     MPI_Comm peers;    // the ranks of equal t; without --tensor the same as `mpi`
     MPI_Comm replicas; // with --shard machine: the owners of this rank's parts, one per machine
     MPI_Comm group;    // with --tensor: the ranks of this rank's group
-    bool bf16;         // gradients travel in bf16
     MPI_Datatype type; // type of gradients in transfer
     MPI_Op op;         // sums gradients
-    void *sent;        // (TRANSPORT_MPI_PIECE) a piece's gradients in bf16; NULL in fp32
-    void *received;    // (TRANSPORT_MPI_PIECE) a piece's gradients from each rank
     void *partial;     // buffer of reduce_rows: (ranks of the group, own rows, width)
     size_t partial_bytes;
-    double waited; // seconds of waiting since the last mpi_waited
+    WireType wire;
+    Pending *first, **end;  // transfers in flight, in the order of their starts; end: the list's last link
+    int64_t started, ended; // how many transfers have started; how many have ended
+    int64_t reduced[2];     // numbers of the last two pieces, the older first
+    double waited;          // seconds of waiting since the last mpi_waited
 };
 
 // Adds in fp32 and rounds at every hop.
@@ -42,14 +55,8 @@ static int mpi_create(Transport **out, Comm *comm, const Division *division, Wir
     }
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
-    *t = (Transport){.comm = comm, .division = *division, .type = MPI_FLOAT, .op = MPI_SUM};
-    if (wire == WIRE_BF16) {
-        t->bf16 = true, t->type = MPI_UINT16_T;
-        MPI_TRY(MPI_Op_create(add_bf16, 1, &t->op), e);
-        TRY(memory_alloc(&t->sent, sizeof(uint16_t) * TRANSPORT_MPI_PIECE, "gradients in bf16", e));
-    }
-    TRY(memory_alloc(&t->received, (t->bf16 ? sizeof(uint16_t) : sizeof(float)) * TRANSPORT_MPI_PIECE,
-                     "gradients of other ranks", e));
+    *t = (Transport){.comm = comm, .division = *division, .wire = wire, .end = &t->first, .op = MPI_SUM};
+    t->type = wire == WIRE_BF16 ? MPI_UINT16_T : MPI_FLOAT;
     MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank / shared, comm->rank, &t->mpi), e); // keeps the error handler
     MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank % shared, comm->rank, &t->replicas), e);
     t->peers = t->mpi;
@@ -57,119 +64,120 @@ static int mpi_create(Transport **out, Comm *comm, const Division *division, Wir
         MPI_TRY(MPI_Comm_split(t->mpi, comm->rank % tensor, comm->rank, &t->peers), e);
         MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank / tensor, comm->rank, &t->group), e);
     }
+    if (wire == WIRE_BF16) MPI_TRY(MPI_Op_create(add_bf16, 1, &t->op), e);
     return 0;
 }
 
-// MPI_Finalize frees the communicators.
+// MPI_Finalize frees the communicators. No transfer may be in flight (parallel_drain): it would write to freed memory.
 static void mpi_destroy(Transport *t) {
     if (t->op != MPI_SUM) MPI_Op_free(&t->op);
-    memory_free(t->sent);
-    memory_free(t->received);
     memory_free(t->partial);
     memory_free(t);
 }
 
-// ---- Gradients and weights ------------------------------------------------------------------------------------------
-
-// Finds elements [begin, end) of each part: their number, and their place in the bucket. Returns the longest part.
-static size_t find_parts(const Transport *t, Range bucket, size_t begin, size_t end, int *counts, int *places) {
-    size_t longest = 0;
-    for (int r = 0; r < division_ranks(&t->division, bucket); r++) {
+// Appends a transfer of elements `begin` to `end` of each part. Returns the longest part in *longest.
+static int pending_add(Transport *t, Range bucket, size_t begin, size_t end, Pending **out, size_t *longest,
+                       int64_t *work, Error *e) {
+    const int ranks = division_ranks(&t->division, bucket);
+    TRY(memory_alloc_zero((void **)out, sizeof(Pending) + 4 * (size_t)ranks * sizeof(int), "transport", e));
+    Pending *p = *out;
+    p->request = MPI_REQUEST_NULL;
+    p->ranks = ranks;
+    p->places = p->counts + 2 * ranks;
+    *longest = 0;
+    for (int r = 0; r < ranks; r++) {
         const Range part = division_part(&t->division, bucket, r);
         const size_t n = range_length(part), from = size_min(begin, n);
-        counts[r] = (int)(size_min(end, n) - from);
-        places[r] = (int)(part.begin - bucket.begin + from);
-        longest = size_max(longest, n);
+        p->counts[r] = (int)(size_min(end, n) - from);
+        p->places[r] = (int)(part.begin - bucket.begin + from);
+        *longest = size_max(*longest, n);
     }
-    return longest;
-}
-
-static MPI_Comm comm_of(const Transport *t, Range bucket) { return bucket.begin == 0 ? t->mpi : t->peers; }
-
-static bool has_replicas(const Transport *t) { return t->comm->ranks > t->division.ranks; }
-
-// Sends counts[r] items from places[r] on to each rank r. Receives `own` items from each, in the order of the ranks.
-// Returns MPI's result.
-static int all_to_all(const void *sent, const int *counts, const int *places, int ranks, int own, void *received,
-                      MPI_Datatype type, MPI_Comm comm) {
-    int own_counts[ranks], own_places[ranks]; // no memory_alloc, as in comm_agree
-    for (int r = 0; r < ranks; r++) own_counts[r] = own, own_places[r] = r * own;
-    return MPI_Alltoallv(sent, counts, places, type, received, own_counts, own_places, type, comm);
-}
-
-// Sums elements [begin, end) of each part over the ranks. Sets *longest to the length of the longest part.
-static int sum_piece(Transport *t, float *values, Range bucket, size_t begin, size_t end, size_t *longest, Error *e) {
-    const int ranks = division_ranks(&t->division, bucket);
-    int counts[ranks], places[ranks];
-    *longest = find_parts(t, bucket, begin, end, counts, places);
-    const int rank = division_rank(&t->division, bucket), n = counts[rank];
-    const size_t bytes = (size_t)n * (t->bf16 ? sizeof(uint16_t) : sizeof(float));
-    float *own = values + places[rank];
-    char *sum = t->received; // (ranks, n)
-    for (int r = 0, place = 0; r < ranks && t->bf16; place += counts[r++]) {
-        uint16_t *to = (uint16_t *)t->sent + place;
-        for (int i = 0; i < counts[r]; i++) to[i] = f32_to_bf16(values[places[r] + i]);
-        places[r] = place;
-    }
-    watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
-    MPI_TRY(all_to_all(t->bf16 ? t->sent : values, counts, places, ranks, n, sum, t->type, comm_of(t, bucket)), e);
-    for (int step = 1; step < ranks; step *= 2) // the tree ((0 + 1) + (2 + 3)) + ..., for any count
-        for (int r = 0; r + step < ranks; r += 2 * step)
-            MPI_TRY(MPI_Reduce_local(sum + (size_t)(r + step) * bytes, sum + (size_t)r * bytes, n, t->type, t->op), e);
-    if (has_replicas(t)) MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, sum, n, t->type, t->op, t->replicas), e);
-    for (int i = 0; i < n; i++) own[i] = t->bf16 ? bf16_to_f32(((uint16_t *)sum)[i]) : ((float *)sum)[i];
+    *t->end = p;
+    t->end = &p->next;
+    *work = ++t->started;
     return 0;
 }
 
-// Exchanges the bucket in pieces, so that the buffers are small.
+static bool has_replicas(const Transport *t) { return t->comm->ranks > t->division.ranks; }
+
+static MPI_Comm comm_of(const Transport *t, Range bucket) { return bucket.begin == 0 ? t->mpi : t->peers; }
+
+static int mpi_wait_for(Transport *t, int64_t work, Error *e);
+
+// Exchanges the bucket in pieces; mpi_wait_for sums. MPI_Ireduce_scatter would allocate two buckets on some ranks.
 static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
-    const int ranks = division_ranks(&t->division, bucket);
-    const size_t each = TRANSPORT_MPI_PIECE / (size_t)ranks;
-    const double start = clock_seconds();
+    const int ranks = division_ranks(&t->division, bucket), rank = division_rank(&t->division, bucket);
+    const bool rounded = t->wire == WIRE_BF16;
+    const size_t element = rounded ? sizeof(uint16_t) : sizeof(float), each = TRANSPORT_MPI_PIECE / (size_t)ranks;
+    size_t longest = 1;
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK); // not per piece: ranks of other t may have more pieces
     *work = 0;
     if (ranks == 1 && !has_replicas(t)) return 0; // one rank: its values are the sum
-    for (size_t begin = 0, longest = 1; begin < longest; begin += each)
-        TRY(sum_piece(t, values, bucket, begin, begin + each, &longest, e));
-    t->waited += clock_seconds() - start;
+    for (size_t begin = 0; begin < longest; begin += each) {
+        Pending *p;
+        TRY(mpi_wait_for(t, t->reduced[0], e)); // at most two pieces have buffers
+        TRY(pending_add(t, bucket, begin, begin + each, &p, &longest, work, e));
+        t->reduced[0] = t->reduced[1], t->reduced[1] = *work;
+        float *own = values + p->places[rank];
+        int *own_counts = p->counts + ranks, *own_places = p->places + ranks;
+        p->count = (size_t)p->counts[rank];
+        p->first = begin == 0;
+        for (int r = 0; r < ranks; r++) own_counts[r] = (int)p->count, own_places[r] = r * (int)p->count;
+        if (rounded)
+            TRY(memory_alloc(&p->sent, element * size_min(range_length(bucket), TRANSPORT_MPI_PIECE),
+                             "gradients in bf16", e));
+        for (int r = 0, place = 0; r < ranks && rounded; place += p->counts[r++]) {
+            const float *from = values + p->places[r];
+            uint16_t *to = (uint16_t *)p->sent + place;
+            for (int i = 0; i < p->counts[r]; i++) to[i] = f32_to_bf16(from[i]);
+            p->places[r] = place;
+        }
+        TRY(memory_alloc(&p->received, element * p->count * (size_t)ranks, "gradients of other ranks", e));
+        MPI_TRY(MPI_Ialltoallv(rounded ? p->sent : values, p->counts, p->places, t->type, p->received, own_counts,
+                               own_places, t->type, comm_of(t, bucket), &p->request),
+                e);
+        p->own = own; // from here on mpi_wait_for sums
+    }
     return 0;
 }
 
 static int mpi_all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket,
                           int64_t *work, Error *e) {
     MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // any type of that size
-    const int ranks = division_ranks(&t->division, bucket), rank = division_rank(&t->division, bucket);
-    const double start = clock_seconds();
-    int counts[ranks], places[ranks];
-    *work = 0;
+    const int rank = division_rank(&t->division, bucket);
+    Pending *p;
+    size_t longest;
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
-    find_parts(t, bucket, 0, SIZE_MAX, counts, places);
-    bool in_place = own == (const char *)values + (size_t)places[rank] * element_bytes;
+    TRY(pending_add(t, bucket, 0, SIZE_MAX, &p, &longest, work, e));
+    bool in_place = own == (const char *)values + (size_t)p->places[rank] * element_bytes;
     const void *from = in_place ? MPI_IN_PLACE : own;
-    MPI_TRY(MPI_Allgatherv(from, counts[rank], type, values, counts, places, type, comm_of(t, bucket)), e);
-    t->waited += clock_seconds() - start;
+    MPI_TRY(MPI_Iallgatherv(from, p->counts[rank], type, values, p->counts, p->places, type, comm_of(t, bucket),
+                            &p->request),
+            e);
     return 0;
 }
 
 // ---- Rows of activations --------------------------------------------------------------------------------------------
 
-// Exchanges rows in the group. Rank r owns rows_of_rank(rows, r, K) of `sent`. received NULL: every rank gets
+// Exchanges rows in the group, blocking. Rank r owns rows_of_rank(rows, r, K) of `sent`. received NULL: every rank gets
 // all rows, each from its owner, in place. Otherwise every rank has values for all rows, and `received` gets all ranks'
 // values for this rank's own rows, in the order of the ranks.
 static int exchange_rows(Transport *t, void *sent, void *received, int rows, size_t width, Dtype type, Error *e) {
     const int K = t->division.tensor, mine = t->comm->rank % K;
     const double begin = clock_seconds();
-    int counts[K], places[K], result;
+    int counts[K], places[K], own_counts[K], own_places[K]; // no memory_alloc, as in comm_agree
+    int result = MPI_SUCCESS;
     MPI_Datatype row;
     for (int r = 0; r < K; r++) {
-        const RankRows of = rows_of_rank(rows, r, K);
+        const RankRows of = rows_of_rank(rows, r, K), own = rows_of_rank(rows, mine, K);
         counts[r] = (int)of.count, places[r] = (int)of.first;
+        own_counts[r] = (int)own.count, own_places[r] = r * (int)own.count;
     }
     watchdog_begin(t->comm->watchdog, TRANSPORT_ROWS);
     MPI_Type_contiguous((int)width, type == DTYPE_BF16 ? MPI_UINT16_T : MPI_FLOAT, &row);
     MPI_Type_commit(&row);
-    if (received) result = all_to_all(sent, counts, places, K, counts[mine], received, row, t->group);
-    else result = MPI_Allgatherv(MPI_IN_PLACE, 0, row, sent, counts, places, row, t->group);
+    if (!received) result = MPI_Allgatherv(MPI_IN_PLACE, 0, row, sent, counts, places, row, t->group);
+    else result = MPI_Alltoallv(sent, counts, places, row, received, own_counts, own_places, row, t->group);
     MPI_Type_free(&row);
     t->waited += clock_seconds() - begin;
     MPI_TRY(result, e);
@@ -220,10 +228,35 @@ static double mpi_waited(Transport *t) {
 // No transfer outlives its call.
 static int mpi_wait_for(Transport *t, int64_t work, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
+    for (; t->ended < work && t->first; t->ended++) {
+        Pending *p = t->first;
+        const double begin = clock_seconds();
+        MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
+        for (int step = 1; p->own && step < p->ranks; step *= 2) { // the tree ((0 + 1) + (2 + 3)) + ..., for any count
+            char *values = p->received;
+            const size_t bytes = p->count * (t->wire == WIRE_BF16 ? sizeof(uint16_t) : sizeof(float));
+            for (int r = 0; r + step < p->ranks; r += 2 * step)
+                MPI_TRY(MPI_Reduce_local(values + (size_t)(r + step) * bytes, values + (size_t)r * bytes, (int)p->count,
+                                         t->type, t->op),
+                        e);
+        }
+        if (p->own && has_replicas(t)) { // counted, so that a hanging rank shows fewer collectives than waiting ranks
+            if (p->first) watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
+            MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, p->received, (int)p->count, t->type, t->op, t->replicas), e);
+        }
+        t->waited += clock_seconds() - begin;
+        for (size_t i = 0; p->own && i < p->count; i++)
+            p->own[i] = t->wire == WIRE_BF16 ? bf16_to_f32(((uint16_t *)p->received)[i]) : ((float *)p->received)[i];
+        t->first = p->next;
+        if (!t->first) t->end = &t->first;
+        memory_free(p->sent);
+        memory_free(p->received);
+        memory_free(p);
+    }
     return 0;
 }
 
-static int mpi_finish(Transport *t, Error *e) { return mpi_wait_for(t, 0, e); }
+static int mpi_finish(Transport *t, Error *e) { return mpi_wait_for(t, t->started, e); }
 
 const TransportApi mpi_transport = {
     .create = mpi_create,
