@@ -62,6 +62,7 @@ typedef struct {
     RowResult *rows;      // (largest batch) this step's rows, of all ranks, if EngineConfig.step_rows
     bool stop;            // the run stops (same on all ranks); stop_cause (save.h) says why
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown
+    int64_t clipped;      // number of steps since the start whose gradient was clipped
     double begun;         // clock time of this start, less the seconds of earlier parts of the run
 } Position;
 

@@ -301,6 +301,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .has_target = setup->options.run.ramp_mode == RAMP_GNS && !skipped,
         .ranks_measured = measured_ranks && !skipped && setup->comm->ranks > 1,
     };
+    position->clipped += metrics->clipped;
     if (is_rank0(setup)) TRY(metrics_step(r->output.metrics, metrics, &position->noise, e));
     return 0;
 }

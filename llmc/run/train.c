@@ -166,6 +166,9 @@ static int finish_run(Run *r, Error *e) {
     else if (out_of_patience(r) && at->tokens < o->run.horizon_tokens)
         printf("ended early, after step %lld: %lld validations without a new lowest loss (--patience %lld)\n",
                (long long)at->step, (long long)at->best.stale, (long long)o->patience);
+    if (r->position.clipped)
+        printf("gradients clipped (--grad-clip %g) in %.3g%% of the steps\n", o->grad_clip,
+               100 * (double)r->position.clipped / (double)(at->step - r->saving.first_step + 1));
     if (isfinite(at->val_loss)) {
         char bits[40] = "";
         if (r->position.val_bytes > 0)

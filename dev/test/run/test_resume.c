@@ -54,7 +54,7 @@ static void without_blanks(char *text) {
 // Also checks run.json's parts: the first part lists all given options, the second the changed ones.
 static void test_what_may_change(void) {
     CHECK_RUN(trainer_run(HERE "--out own --steps 10 --lr 1e-3 --micro-batch 4 --batch-tokens 32"), 0,
-              "note: no warm-up: ");
+              "note: no warm-up: ", "gradients clipped (--grad-clip 1) in ");
     CHECK_RUN(trainer_run(HERE "--out own --steps 20 --lr 2e-3 --micro-batch 2 --batch-tokens 64 --beta2 0.99 "
                                "--val val.bin --val-every 4"),
               0, "resuming from own/step_00000010: 10 steps, 320 tokens done", "--steps 10 is now 20",
