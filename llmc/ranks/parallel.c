@@ -219,6 +219,7 @@ static int bucket_final(void *context, Range range, Error *e) {
 
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
     if (p->transport) p->api->waited(p->transport); // forget waits outside a step
+    p->waited = 0;
     p->rank_norms = rank_norms;
     p->first = true;
     p->has_gradients = false;
@@ -316,7 +317,8 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     CommLeast least = {0};
     StepResult *result = sums->result;
-    double waited = p->transport ? p->api->waited(p->transport) : 0, stop = sums->stop;
+    if (p->transport) p->waited += p->api->waited(p->transport);
+    double waited = p->waited, stop = sums->stop;
     double *const single[] = {&waited, &result->loss_sum, &result->nll_sum, &stop, &sums->rows_sq, &sums->rank_sq};
     const int singles = sizeof single / sizeof *single, tensors = p->model->tensor_count;
     const int more = singles + tensors, count = more + sums->more_count;

@@ -65,6 +65,7 @@ typedef struct {
     const TransportApi *api;
     Transport *transport; // NULL: one rank
     bool rank_norms;      // argument of parallel_begin_step
+    double waited;        // seconds that the engine has waited for transfers in this step
     bool first;           // uncollected sums belong to the step's first micro-step
     bool has_gradients;   // this rank has computed gradients of rows in this step
     int64_t own, own_sq;  // number of own rows in this step; this rank's term of StepSums.rows_sq
