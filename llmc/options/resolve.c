@@ -32,7 +32,9 @@ static int check_needs(Options *o, Error *e) {
             if (conditions[need].met) continue;
             if (refused && (options_train(o) || (plans && !o->print_options))) {
                 FAIL(e, ERR_USAGE, NULL, "%s has no effect without %s", flag.s, conditions[need].text);
-                return error_hint(e, "use that, or leave %s out", flag.s);
+                return error_hint(e, "use %s%s, or leave %s out",
+                                  strstr(conditions[need].text, " or ") ? "one of them" : "that",
+                                  id == OPTION_ranks ? ", or mpirun -np to start processes" : "", flag.s);
             }
             size_t used = strlen(idle);
             snprintf(idle + used, sizeof idle - used, "%s%s%s without %s", used ? ", " : "", flag.s,
