@@ -105,6 +105,7 @@ int metrics_open(Metrics **out, int dir, const char *directory, bool *here, Erro
     Metrics *m;
     int code = 0;
     *out = NULL;
+    *here = false;
     TRY(memory_alloc_zero((void **)&m, sizeof *m, "metrics", e));
     m->fd = -1;
     m->dir = dir;

@@ -50,7 +50,7 @@ typedef struct {
 typedef struct Metrics Metrics;
 typedef struct Noise Noise; // noise.h
 
-// Opens or creates DIRECTORY/metrics.jsonl to append to; dir: the directory's descriptor, or IN_PATH (files.h).
+// Opens or creates DIRECTORY/metrics.jsonl to append to; dir: the directory's descriptor; IN_PATH (files.h): DIRECTORY is ".".
 // Locks it without waiting: ERR_USAGE if another process holds the lock; *here: a process of this machine.
 int metrics_open(Metrics **out, int dir, const char *directory, bool *here, Error *e);
 
