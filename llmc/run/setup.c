@@ -37,7 +37,8 @@ static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, Model
                     "presets, which start from scratch: " MODEL_PRESET_HELP "; for OpenAI's weights: hf download "
                     "openai-community/gpt2 config.json model.safetensors vocab.json merges.txt --local-dir "
                     "models/gpt2 (or gpt2-medium, -large, -xl), then --model models/gpt2",
-                    "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin", o->model);
+                    "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin%s", o->model,
+                    file_exists(o->model) ? "" : " (no such file or directory)");
     }
     if (o->given[OPTION_layers]) config->layers = (int)o->layers;
     if (o->given[OPTION_heads]) config->heads = (int)o->heads;
