@@ -97,8 +97,9 @@ int write_run_json(Run *r, Error *e) {
     const char *known = cJSON_GetStringValue(json_get(old, "id"));
     if (!known || strlen(known) >= sizeof archive->id) known = r->saving.own.newest.run;
     if (!*archive->id) strcpy(archive->id, known);
-    if (!*archive->id && getentropy(random, sizeof random) == 0) // without an id --keep removes nothing
+    if (!*archive->id && getentropy(random, sizeof random) == 0)
         snprintf(archive->id, sizeof archive->id, "%016" PRIx64 "%016" PRIx64, random[0], random[1]);
+    else if (!*archive->id) fprintf(stderr, "note: no random number for the run's id, so --keep removes nothing\n");
     int code = text_begin(&new, e);
     if (!code) put_run_json(new.f, r, old);
     if (!code) code = text_end(&new, e);
@@ -173,6 +174,9 @@ static int setup_directory(Run *r, Error *e) {
         return setup_directory(r, e);
     }
     const bool back = r->position.back.why.code;
+    if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)
+        fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
+                out);
     TRY(run_lock_sign(archive->dir, out, e));
     TRY(archive_tidy(archive, back && r->setup.options.keep > 0, stderr, e));
     // Before logs and checkpoints change: fails if the old run.json is unreadable, and chooses archive->id.
