@@ -172,7 +172,8 @@ class Study:
                 if not self.stopped:
                     print(f"FAIL {fault}", file=sys.stderr, flush=True)
                 self.faults.append(fault)
-            gpus.put(gpu)
+            finally:
+                gpus.put(gpu)
 
         runs = [(name, seed, options) for seed in self.seeds for name, options in self.runs.items()]
         for name, seed, options in runs:

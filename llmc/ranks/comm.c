@@ -18,7 +18,6 @@
 #    include "ranks/mpi_check.h"
 #    include "ranks/open_mpi.h"
 #else // one process: MPI is never called
-#    pragma GCC diagnostic ignored "-Wunused-parameter"
 #    define MPI_TRY(call, e) assert(!"MPI"), (void)(e)
 #endif
 

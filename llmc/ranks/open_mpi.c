@@ -8,7 +8,6 @@
 #    include <semaphore.h>
 #    include <string.h>
 #    include <time.h>
-#    pragma GCC diagnostic ignored "-Wunused-parameter"
 
 static const char our_model[] = "gns.c";
 static sem_t settled;

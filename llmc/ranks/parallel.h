@@ -4,8 +4,8 @@
 //   1. Group d (without --tensor: rank d) computes a contiguous range of a step's B examples. Groups differ by at most
 //      one row.
 //   2. The backward pass completes the buckets from the last to the first; bucket 0 begins first and finishes last.
-//   3. The engine chooses when a final bucket's reduction starts. With NCCL the backward pass goes on meanwhile. Each
-//      rank computes squared norms of what it owns; the ranks' norms are then summed.
+//   3. A bucket's reduction starts once the bucket is final, while the backward pass computes earlier blocks. The
+//      engine chooses the moment. Each rank computes squared norms of what it owns; the ranks' norms are then summed.
 //   4. All ranks start the same transfers in the same order, even a rank without rows. With ZeRO-3 this holds for every
 //      pass, so in evaluations and samples all ranks compute each pass, if need be on rows that do not count.
 //   5. The order of summation depends on --reduce, never on --zero: every stage reduces the same buckets in the same

@@ -225,7 +225,6 @@ static double mpi_waited(Transport *t) {
     return seconds;
 }
 
-// No transfer outlives its call.
 static int mpi_wait_for(Transport *t, int64_t work, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
     for (; t->ended < work && t->first; t->ended++) {
