@@ -48,7 +48,7 @@ static int remove_shards(const Writer *w, const char *suffix, Error *e) {
 
 static int acquire_lock(Writer *w, Error *e) {
     char path[PATH_MAX];
-    struct stat held;
+    struct stat held, named;
     snprintf(path, sizeof path, "%s.lock", w->o->out);
     for (;; close(w->lock)) {
         TRY(file_open_output(IN_PATH, path, O_WRONLY | O_CREAT, &w->lock, e));
@@ -58,8 +58,8 @@ static int acquire_lock(Writer *w, Error *e) {
             return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out",
                         "%s: another data/tokenize is writing there", w->o->out);
         }
-        if (fstat(w->lock, &held) == 0 && held.st_nlink > 0) return 0;
-        // The last run unlinked the lock file after our open: open again.
+        if (fstat(w->lock, &held) == 0 && stat(path, &named) == 0 && held.st_ino == named.st_ino) return 0;
+        // The last run unlinked the lock file after our open: open again. On NFS st_nlink stays 1.
     }
 }
 
