@@ -42,7 +42,7 @@ recipe_options() {
 
 # fetch URL FILE [SHA256]: downloads URL. FILE exists only once it is complete and checked.
 fetch() {
-    local url=$1 file=$2 want=${3:-}
+    local url=$1 file=$2 want=${3:-} got
     if [ -f "$file" ]; then return 0; fi
     command -v curl > /dev/null || fail 65 "curl is missing" "Install curl, or get $url yourself and say --from DIR"
     mkdir -p "$(dirname "$file")"
@@ -53,8 +53,9 @@ fetch() {
         fail 65 "no $url (curl $code)" "The same command resumes a download; or get the file yourself and say --from DIR"
     }
     if [ -n "$want" ] && ! sha256sum --check --status <<< "$want  $file.part"; then
+        got=$(sha256sum "$file.part" | cut -d ' ' -f 1)
         rm -f "$file.part"
-        fail 65 "$url: its SHA-256 is not $want" "It was removed: try again, unless the source has changed"
+        fail 65 "$url: SHA-256 $got, not $want" "It was removed: try again, unless the source has changed"
     fi
     mv "$file.part" "$file"
 }
