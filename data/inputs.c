@@ -44,10 +44,23 @@ static int format_of_file(const char *path) {
     return format_of_text(text, bytes < 0 ? 0 : (size_t)bytes, true);
 }
 
-void input_decide(Input *input, const char *text, size_t bytes, bool ended) {
+// Refuses a pipe if an option must first know all of its text.
+static int check_pipe(const Input *input, const TokenizeOptions *o, Error *e) {
+    if (!input->pipe || input->format != FORMAT_TEXT) return 0;
+    if (o->invalid == INVALID_SKIP)
+        return FAIL(e, ERR_USAGE, "write it to a file first, or give --format jsonl",
+                    "--invalid skip: whether %s is UTF-8 is unknown until its end", input_name(input));
+    if (o->val_fraction > 0 && !*o->separator)
+        return FAIL(e, ERR_USAGE, "write it to a file first, or give --separator or --format jsonl",
+                    "--val-fraction: the length of %s is unknown", input_name(input));
+    return 0;
+}
+
+int input_decide(Input *input, const TokenizeOptions *o, const char *text, size_t bytes, bool ended, Error *e) {
     input->format = format_of_text(text, bytes, ended);
     if (input->format == FORMAT_JSONL) input->notes = 1 << NOTE_JSONL;
     else if (input->format == FORMAT_TEXT && path_matches(input->path, "*.json")) input->notes = 1 << NOTE_JSON;
+    return check_pipe(input, o, e);
 }
 
 // ---- The list of inputs ---------------------------------------------------------------------------------------------
@@ -61,7 +74,7 @@ static int inputs_push(Inputs *in, const char *path, const struct stat *st, Erro
     *input = (Input){.path = copy, .number = (uint64_t)in->count++, .pipe = !st || !S_ISREG(st->st_mode)};
     input->format = in->o->format ? in->o->format : format_of_name(path);
     if (!input->pipe) input->bytes = (uint64_t)st->st_size;
-    return 0;
+    return check_pipe(input, in->o, e);
 }
 
 // Adds a file, or a directory's files. inside: `path` was found in a directory. Such a file is skipped unless
@@ -90,6 +103,8 @@ static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
     if (inside && !S_ISREG(st.st_mode)) return 0;
     bool json = inside && path_matches(path, "*.json") && format_of_file(path) == FORMAT_JSONL;
     if (inside && !json && format_of_name(path) == FORMAT_AUTO) return in->passed_over++, 0;
+    if (access(path, R_OK) != 0)
+        return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", path, strerror(errno));
     return inputs_push(in, path, &st, e);
 }
 

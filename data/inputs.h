@@ -44,11 +44,11 @@ typedef struct {
 
 // Gathers the inputs of a command line: files, "-", directories, and what --files-from names. Searches directories to
 // any depth, without hidden names, for .txt, .md, .jsonl, .ndjson and .jl files, and for .json files that hold JSON
-// Lines. ERR_INPUT if a path is missing or a directory cannot be read.
+// Lines. ERR_INPUT if a path cannot be read. ERR_USAGE if an option must first know all of a text, and it is a pipe's.
 int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count, Error *e);
 void inputs_free(Inputs *in);
 
-// Decides the format by the input's first bytes, if they suffice. ended: the input has no more bytes.
-void input_decide(Input *input, const char *text, size_t bytes, bool ended);
+// Decides the format by the input's first bytes, if they suffice; then ERR_USAGE as above. ended: it has no more bytes.
+int input_decide(Input *input, const TokenizeOptions *o, const char *text, size_t bytes, bool ended, Error *e);
 
 const char *input_name(const Input *input); // for messages

@@ -122,7 +122,7 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
             return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(input), strerror(errno));
         r->have += (size_t)got;
         r->ended = got == 0;
-        if (input->format == FORMAT_AUTO) input_decide(input, r->buffer, r->have, r->ended);
+        if (input->format == FORMAT_AUTO) TRY(input_decide(input, r->o, r->buffer, r->have, r->ended, e));
     }
     return 0;
 }
@@ -145,7 +145,7 @@ static int check_text_kind(const Input *input, const char *text, size_t bytes, E
 
 // Opens the input at its beginning, and decides its format. With --invalid skip, checks the whole file first, since
 // tokens cannot be removed once they are written. Leaves out a text file that is not all UTF-8, and a file of another
-// kind (gzip, ...). Refuses a pipe if an option must first know all of its text.
+// kind (gzip, ...).
 static int reader_open(Reader *r, Error *e) {
     Input *input = reader_input(r);
     char next[3]; // at most three continuation bytes precede the next character
@@ -155,12 +155,6 @@ static int reader_open(Reader *r, Error *e) {
     TRY(reader_fill(r, BLOCK_BYTES, e));
     const bool plain = input->format == FORMAT_TEXT, skip = r->o->invalid == INVALID_SKIP;
     const bool tail = plain && r->o->val_fraction > 0 && !*r->o->separator;
-    if (input->pipe && plain && skip)
-        return FAIL(e, ERR_USAGE, "write it to a file first, or give --format jsonl",
-                    "--invalid skip: whether %s is UTF-8 is unknown until its end", input_name(input));
-    if (input->pipe && tail)
-        return FAIL(e, ERR_USAGE, "write it to a file first, or give --separator or --format jsonl",
-                    "--val-fraction: the length of %s is unknown", input_name(input));
     const bool other = r->o->invalid != INVALID_BYTES && check_text_kind(input, r->buffer, r->have, e);
     if (other && (input->pipe || !skip)) return e->code;
     char *text = MAP_FAILED; // stays so for an empty file; if mapping fails, reading reports the cause

@@ -311,7 +311,7 @@ def test_all_faults_at_once():
 
 def test_bad_input_is_not_waited_for():
     """A fault is reported at once, without reading a pipe or a long file to the end."""
-    def refuse_open(text, names, *args, files=("-",)):
+    def refuse_open(text, names, *args, files=("-",), code=65):
         p = subprocess.Popen([TOKENIZE[0], *map(str, args), *files], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         timer = threading.Timer(60, p.kill)
         timer.start()
@@ -320,12 +320,14 @@ def test_bad_input_is_not_waited_for():
             p.stdin.flush()
         error = p.stderr.read().decode()  # stderr ends while the input stays open
         timer.cancel()
-        check(p.wait() == 65 and all(name in error for name in names), f"{args} {files}: {p.returncode} {error}")
+        check(p.wait() == code and all(name in error for name in names), f"{args} {files}: {p.returncode} {error}")
         with contextlib.suppress(BrokenPipeError):
             p.stdin.close()
 
     refuse_open(b"abc\xffdef\n" * 400000, ["standard input line 1: byte 0xff at offset 3 "], *BYTES)
     refuse_open(b"not json\n" + b'{"text": "good"}\n' * 200000, ["standard input line 1: is not a JSON object"], *BYTES, "--format", "jsonl")
+    for text, form in ((b"", "text"), (b"text\n", "auto")):
+        refuse_open(text, ["length of standard input is unknown"], *BYTES, "--format", form, "--val-fraction", 0.1, code=64)
     write("bad.txt", b"\xff\n")
     write("next.txt", b"a\nb\xfe\n")
     with open("long.txt", "wb") as f:
@@ -532,7 +534,7 @@ def test_bad_input():
     if os.geteuid() != 0:
         write("secret.txt", "text")
         os.chmod("secret.txt", 0)
-        refuse("secret.txt: cannot open", *BYTES, "secret.txt")
+        refuse("secret.txt: cannot open", *BYTES, "--format", "jsonl", "a.txt", "secret.txt")  # at once
     refuse("a.txt: exists and is not a directory", "--tokenizer", "bytes", "--out", "a.txt/out", "a.txt", code=74)
     refuse("absent.txt", "--tokenizer", "bytes", "--out", "new/out", "absent.txt")
     check(not os.path.exists("new"), "a directory for nothing")
