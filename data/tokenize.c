@@ -259,7 +259,8 @@ static int tokenize(int argc, char **argv, Error *e) {
     progress_begin(&run.progress, "tokenizing", known ? (int64_t)size_min(bytes, (size_t)o->max_bytes) : 0);
 #pragma omp parallel num_threads((int)o->threads + 1)
     run_thread(&run);
-    progress_break(&run.progress);
+    if (run.error.code || run.faults || signals_requested()) progress_break(&run.progress);
+    else progress_end(&run.progress);
     code = run_verdict(&run, e);
     print_input_notes(&run, code);
     TRY_GOTO(code);
@@ -278,6 +279,7 @@ int main(int argc, char **argv) {
     process_begin();
     int code = tokenize(argc, argv, &e);
     if (!code) code = process_end(&e);
+    if (code && strstr(e.hint, "--micro-batch")) error_hint(&e, "free some memory, or use fewer --threads");
     if (code) error_print(&e);
     return code;
 }

@@ -86,14 +86,16 @@ static void draw(Progress *p, const char *step, const char *work, const char *nu
 
 // Draws the work: "step 4: 37%, 0:28 left". A terminal shows it between the last step's label and that step's numbers.
 static void draw_work(Progress *p, double now) {
-    char what[40], share[16] = "", time[32], work[120];
-    double part = fraction_done(p);
+    char what[40], share[48] = "", time[32], work[160];
+    double part = fraction_done(p), megabytes = (double)p->now.done / 1e6;
     double left = part >= 0.02 ? (now - p->now.begun) * (1 - part) / part : NAN; // NaN below 2%
     bool ended = p->now.total && p->now.done >= p->now.total, known = !ended && isfinite(left);
     if (p->now.what) snprintf(what, sizeof what, "%s", p->now.what);
     else snprintf(what, sizeof what, "step %lld:", (long long)p->step + 1);
     if (part >= 0) // rounded down: 100% only at the end
         snprintf(share, sizeof share, " %.0f%%", ended ? 100 : fmin(99, floor(100 * part)));
+    else if (p->now.done)
+        snprintf(share, sizeof share, " %.1f MB, %.1f MB/s,", megabytes, megabytes / (now - p->now.begun));
     format_duration(time, known ? left : now - p->now.begun);
     const char *how = known ? "," : ended ? ", took" : "";
     snprintf(work, sizeof work, "  %s%s%s %s%s", what, share, how, time, known ? " left" : "");
@@ -126,7 +128,7 @@ void progress_next(Progress *p, int64_t done) {
 
 void progress_end(Progress *p) {
     if (!enter(p)) return;
-    p->now.done = p->now.total;
+    if (p->now.total) p->now.done = p->now.total;
     if (p->now.shown && !p->now.quiet && p->now.what) draw_work(p, clock_seconds());
     if (!p->horizon) end_drawn_line(p);
     if (!p->now.what) p->step++, p->tokens += p->batch_tokens;

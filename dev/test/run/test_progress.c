@@ -146,7 +146,7 @@ static void test_step(void) {
     }
 }
 
-// Without a run (--eval-only) the line of work ends at 100% and stays. Work of unknown length shows the elapsed time.
+// Without a run (--eval-only) the line of work ends at 100% and stays. Work of unknown length shows bytes and time.
 static void test_work(void) {
     begin(true, 80);
     double now = clock_seconds();
@@ -154,6 +154,9 @@ static void test_work(void) {
     progress_begin(&p, "reading the data", 0);
     progress_tick(&p, now + 65);
     CHECK(strcmp(written(f), "\r\033[Kreading the data 1:05") == 0, "no length");
+    progress_next(&p, 130000000);
+    progress_tick(&p, now + 66);
+    CHECK(strcmp(written(f), "\r\033[Kreading the data 130.0 MB, 2.0 MB/s, 1:06") == 0, "bytes");
     progress_end(&p);
     progress_begin(&p, "validation", 200);
     progress_next(&p, 50);
