@@ -100,7 +100,7 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     if (!mkdtemp(b->out)) return FAIL(e, ERR_WRITE, "name another directory", "%s: cannot create", b->out);
     TRY(archive_open(archive, b->out, e));
     strcpy(archive->id, "a benchmark");
-    TRY(metrics_open(&r->output.metrics, archive->dir, b->out, e));
+    TRY(metrics_open(&r->output.metrics, archive->dir, b->out, &(bool){0}, e));
     TRY(metrics_begin(r->output.metrics, 0, 0, false, e));
     TRY(model_create(&s->model, &shape, e));
     EngineConfig config = {.model = &s->model, .micro_batch = b->micro_batch, .seq_len = b->seq_len};
