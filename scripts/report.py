@@ -190,9 +190,10 @@ def page(runs, target, plots, plan=None):
     comparison = compare(runs, target)
     if len(runs) > 1:
         target = comparison[1]
-    figure("Loss", "Bold: training, smoothed; faint: single steps; circles: validation; dashed: the loss of the comparison "
-           "below. Time is training alone, from each step's tok_per_s, without validation and checkpoints. The fall "
-           "from the random start may lie above the plot.", plots.draw_loss(runs, target))
+    figure("Loss", "Bold: training, smoothed; faint: single steps; circles: validation"
+           f"{'' if target is None else '; dashed: the loss to compare at'}. Time is training alone, from each step's "
+           "tok_per_s, without validation and checkpoints. The fall from the random start may lie above the plot.",
+           plots.draw_loss(runs, target))
     if len(runs) > 1:
         sections.append(savings_section(runs, *comparison))
     if any(plots.gns_source(run) for run in runs):

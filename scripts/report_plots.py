@@ -89,7 +89,7 @@ def draw_loss(runs, target=None):
         for i, run in enumerate(runs):
             x, raw, soft = thin(run.column(name), run.column("loss"), smooth_column(run, "loss"))
             at, losses = (np.array(column(run.val_rows, field)) for field in (name, "val_loss"))
-            shown += finite([*soft[len(soft) // 20:], *losses])
+            shown += finite([*soft[x >= 0.05 * x[-1]], *losses]) if name == "tokens" else []
             axes.plot(x / scale, raw, color=f"C{i}", alpha=0.13, lw=0.6)
             axes.plot(x / scale, soft, color=f"C{i}", lw=1.7)
             axes.plot(at / scale, losses, "o-", color=f"C{i}", ms=3.2, lw=0.8, markerfacecolor="white",
@@ -174,7 +174,7 @@ def draw_layers(runs):
         rows = sampled(run)
         tokens, whole = column(rows, "tokens"), above_0(column(rows, "gns_total"))
         n = max(len(row.get("gns_layer", [])) for row in rows)
-        layers = [(f"layer {l + 1}" if l in (0, n - 1) else None, shade(0.08 + 0.92 * l / max(1, n - 1)),
+        layers = [(f"layer {l}" if l in (0, n - 1) else None, shade(0.08 + 0.92 * l / max(1, n - 1)),
                    above_0((row.get("gns_layer", []) + [None] * n)[l] for row in rows)) for l in range(n)]
         names = sorted({name.removeprefix("gns_type_") for row in rows for name in row if name.startswith("gns_type_")})
         types = [({"ln": "LayerNorm", "mlp": "MLP"}.get(name, name), f"C{i}", above_0(column(rows, f"gns_type_{name}")))
@@ -202,13 +202,15 @@ def draw_rates(runs):
             x, raw, soft = thin(tokens, values, smooth_column(run, name) if noisy else values)
             if noisy:
                 axes.plot(x, raw, color=f"C{i}", alpha=0.16, lw=0.6)
-            axes.plot(x, soft, color=f"C{i}", lw=1.5, drawstyle="steps-post" if name == "batch" else "default")
+            axes.plot(x, soft, color=f"C{i}", lw=1.5, drawstyle="steps-post" if name == "batch" else "default",
+                      marker="o" if name == "hellaswag_norm" else "", ms=3.2)
             softened += finite(soft[x >= 0.02 * x[-1]])
         if name == "grad_norm" and softened and min(softened) > 0:
             plain_log(axes.yaxis)
             axes.set_ylim(0.5 * min(softened), 2 * max(softened))
         else:
-            axes.set_ylim(0.2 if name == "hellaswag_norm" else 0, 1.3 * max(softened) if noisy and softened else None)
+            axes.set_ylim(0.2 if name == "hellaswag_norm" and all(x > 0.2 for x in softened) else 0,
+                          1.3 * max(softened) if noisy and softened else None)
             axes.yaxis.set_major_formatter(EngFormatter(sep="") if name == "tok_per_s" else StrMethodFormatter("{x:g}"))
         token_axis(axes, title=title)
     run_key(figure, runs)

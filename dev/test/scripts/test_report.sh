@@ -92,6 +92,8 @@ printf '%s\n' "device      A <b>: 989 TFLOP/s bf16, 4800 GB/s, 141 GiB (data she
 returns 0 env PYTHONPATH=scripts "$python" -B - "$work" <<'END'
 import sys, report, report_plots, run_log
 work = sys.argv[1]
+tests = report_plots.draw_rates([run_log.Run(work + "/b8")]).axes[-1]
+assert "HellaSwag" in tests.get_title("left") and tests.lines[0].get_marker() == "o", tests.lines[0]  # one measurement
 sys.argv[1:] = [work + "/b128", "--plan", work + "/plan.txt", "-o", work + "/plan.html"]
 report.main()
 plan, run = report.read_plan(work + "/plan.txt"), run_log.Run(work + "/b128")
