@@ -93,7 +93,7 @@ def fit(args):
 
 def newest_checkpoint(path):
     """Returns a run's newest whole checkpoint."""
-    names = [name for name in glob.glob("step_*", root_dir=path)
+    names = [name for name in (os.listdir(path) if os.path.isdir(path) else [])
              if re.fullmatch(CHECKPOINT, name) and os.path.exists(os.path.join(path, name, "MANIFEST.json"))]
     if not names:
         raise Fault(EXIT_INPUT, f"{path}: no checkpoint (step_NNNNNNNN) in it; name a run, or its step_NNNNNNNN")
