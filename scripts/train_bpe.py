@@ -68,8 +68,8 @@ def main():
     vocab = trained.get_vocab(with_added_tokens=False)
     vocab[EOT] = len(vocab)
     config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "bos_token": EOT, "eos_token": EOT, "unk_token": EOT}
-    pairs = json.loads(trained.to_str())["model"]["merges"]
-    merges = "#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in pairs)
+    pairs = json.loads(trained.to_str())["model"]["merges"]  # each ["left", "right"]; before tokenizers 0.20 "left right"
+    merges = "".join(f"{pair if isinstance(pair, str) else ' '.join(pair)}\n" for pair in ["#version: 0.2", *pairs])
     for name, content in (("merges.txt", merges), ("vocab.json", json.dumps(vocab, ensure_ascii=False)),
                           ("tokenizer_config.json", json.dumps(config, ensure_ascii=False))):
         write_whole(os.path.join(args.out, name), content)
