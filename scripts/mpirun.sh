@@ -102,8 +102,12 @@ else
     readers+=" $!"
 fi
 # Block these signals in mpirun, which unblocks them for its ranks.
-blocked=$((1 << 0 | 1 << 1 | 1 << 14)) # the mask of these signals in /proc/PID/status
-env --block-signal=HUP,INT,TERM "${apart[@]}" mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&- &
+block=(env) blocked=0
+if env --block-signal=HUP,INT,TERM true 2> /dev/null; then # coreutils 8.31 or later
+    block+=("--block-signal=HUP,INT,TERM")
+    blocked=$((1 << 0 | 1 << 1 | 1 << 14)) # the mask of these signals in /proc/PID/status
+fi
+"${block[@]}" "${apart[@]}" mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&- &
 job=$!
 exec {out}>&- {err}>&-
 forward_requests

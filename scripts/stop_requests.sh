@@ -6,8 +6,9 @@
 usr1_bit=$((1 << ($(kill -l USR1) - 1)))
 
 # Starts a command in a session of its own, which the terminal's Ctrl-C does not reach. The command gets USR1 when this
-# script ends, also by KILL.
+# script ends, also by KILL (not with util-linux before 2.33).
 apart=(setsid setpriv --pdeathsig USR1)
+"${apart[@]:1}" true 2> /dev/null || apart=(setsid)
 
 # These functions forward stop requests as SIGUSR1 to the processes that the script's function `ranks` prints, at once or when
 # the process `job` has started. A second request sends a second signal. Requests within 3 s after the first was forwarded belong to
