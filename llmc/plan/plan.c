@@ -89,37 +89,11 @@ double plan_kernel_seconds(const PlanDevice *d, const Work *w) {
     return fmax(fmax(seconds, bytes / copied), s->launch);
 }
 
-static void add_workload(PlanWork *sum, const Plan *p, const Workload *load, double times) {
-    for (int i = 0; i < load->count; i++) {
-        const Work *w = &load->work[i];
-        double seconds = times * w->count * plan_kernel_seconds(&p->device, w);
-        sum->family[w->family].flops += times * w->count * w->flops;
-        sum->family[w->family].bytes += times * w->count * (w->read + w->written);
-        sum->family[w->family].seconds += seconds;
-        sum->pass[w->pass] += seconds;
-    }
-}
-
 const Model *plan_model(const Plan *p, Model *local) {
     const int K = p->sharing.tensor;
     *local = (Model){0};
     const bool cut = K > 1 && model_create_local(local, &p->shape.model->config, 0, K, &(Error){0}) == 0;
     return cut ? local : p->shape.model;
-}
-
-// Adds `times` micro-steps. A fraction `exact` of them measures exact norms.
-static void add_micro_steps(PlanWork *sum, const Plan *p, const EngineConfig *shape, int rows, double exact,
-                            double times) {
-    const bool fused = plan_fuses_exact(&p->device, &p->shape.model->config);
-    for (int measures = 0; measures < 2 && rows > 0; measures++) {
-        ExactNorms norms = !measures ? EXACT_NONE : fused ? EXACT_FUSED : EXACT_BATCHED;
-        Workload load = {.value = p->device.value,
-                         .head_bytes = p->device.head_bytes,
-                         .exact = norms,
-                         .stores_exponentials = p->device.fuses_exact};
-        load = workload_micro_step(shape, rows, load);
-        add_workload(sum, p, &load, times * (measures ? exact : 1 - exact));
-    }
 }
 
 // ---- Between ranks --------------------------------------------------------------------------------------------------
@@ -154,32 +128,6 @@ double plan_all_to_all_seconds(const PlanDevice *d, int ranks, double bytes) {
     double seconds = machine > 1 ? sent * piece / d->spec.link : 0;
     if (ranks > machine) seconds = fmax(seconds, (ranks - machine) * piece / d->spec.network);
     return seconds / d->efficiency.link + (ranks > machine ? d->efficiency.network_hop : d->efficiency.hop);
-}
-
-// Austin et al. 2025, "How to scale your model", parts 5 and 12. Transfers overlap with arithmetic and with each other,
-// at the full rates: C FLOP/s, and W B/s along each of m axes. FSDP takes m_F axes and K_F ranks, tensor parallelism
-// m_T and K_T; m = m_F + m_T, K = K_F K_T. With I = v C / (2 W) for values of v bytes, the forward pass of an MLP
-// (d to D to d channels) on B tokens takes
-//
-//     products   4 B d D / (K C)          seconds
-//     FSDP       2 v d D / (K_T m_F W)    gathers two matrices divided by K_T. K_T = 1: compute-bound if B / K > I / m
-//     tensors    2 v B d / (K_F m_T W)    gathers, then scatters activations. K_F = 1: compute-bound if K_T < D m / I
-//
-// The best split makes both transfers equally long: K_F = sqrt(B K m_F / (D m_T)). They take less time than the
-// products if B / K > I^2 / (D m_F m_T). Behind a switch both share one link: half an axis each. Only FSDP crosses
-// machines, and dividing tensors within a machine does not change the bytes that its network carries. Data parallelism
-// sums gradients in the backward pass: twice FSDP's bytes for twice the FLOPs.
-PlanBounds plan_bounds(const PlanDevice *d, int ranks, double tokens, double D) {
-    const int machine = d->spec.devices_a_machine, inside = machine > 1 && ranks > machine ? machine : ranks;
-    const double m = fmax(1, d->spec.axes), m_T = m > 1 ? floor(m / 2) : 0.5, m_F = m - m_T;
-    const double flops = d->value / 2 * d->peak, I = flops / (plan_link_bandwidth(d, inside) / m);
-    const double network = inside < ranks ? flops / (d->spec.network * machine) : 0;
-    return (PlanBounds){
-        .fsdp = flops / plan_link_bandwidth(d, ranks),
-        .tensor_ranks = machine > 1 ? fmin(machine, D * m / I) : D * m / I,
-        .both = fmax(I * I / (D * m_F * m_T), network),
-        .fsdp_ranks = fmin(ranks, fmax((double)ranks / inside, sqrt(tokens * ranks * m_F / (D * m_T)))),
-    };
 }
 
 // Returns how many ranks share bucket 0 (--shard).
@@ -300,14 +248,13 @@ PlanStep plan_step(const Plan *p, int64_t rows) {
     if (o->run.gns_calibrates) exact = tokens / (tokens + sampled);
     else if (o->run.gns_exact_interval > 0) exact = 1.0 / (double)o->run.gns_exact_interval;
     PlanStep s = {.micro_steps = whole + (left > 0)};
-    add_micro_steps(&s.first, p, &shape, whole ? p->shape.micro_batch : left, exact, 1);
-    add_micro_steps(&s.last, p, &shape, left ? left : p->shape.micro_batch, exact, 1);
-    add_micro_steps(&s.all, p, &shape, p->shape.micro_batch, exact, (double)whole);
-    add_micro_steps(&s.all, p, &shape, left, exact, 1);
+    plan_add_micro_steps(&s.first, &p->device, &shape, whole ? p->shape.micro_batch : left, exact, 1);
+    plan_add_micro_steps(&s.last, &p->device, &shape, left ? left : p->shape.micro_batch, exact, 1);
+    plan_add_micro_steps(&s.all, &p->device, &shape, p->shape.micro_batch, exact, (double)whole);
+    plan_add_micro_steps(&s.all, &p->device, &shape, left, exact, 1);
     double all = (double)shape.model->flat_count, embeddings = (double)model_bucket(shape.model, 0).end;
     double owned = p->sharing.zero != ZERO_0 ? ((all - embeddings) * K + embeddings) / shared_by(p) : all;
-    Workload update = workload_update(shape.model, p->shape.optimizer, owned, p->device.value);
-    add_workload(&s.all, p, &update, 1);
+    plan_add_update(&s.all, &p->device, shape.model, p->shape.optimizer, owned);
     s.exposed = exposed_seconds(p, shape.model, &s);
     const double n = tensor_exchanges(&shape, true);
     if (n > 0 && plan_link_bandwidth(&p->device, K) > 0) // nothing hides exchanges, since products wait for them

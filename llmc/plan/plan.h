@@ -19,7 +19,43 @@
 #include "ranks/parallel.h"
 #include "text/shards.h"
 #include "plan/devices.h"
-#include "plan/workload.h"
+
+typedef enum {
+    FAMILY_BLOCK_MATMUL,
+    FAMILY_HEAD_MATMUL,
+    FAMILY_ATTENTION,
+    FAMILY_LAYERNORM,
+    FAMILY_GELU,
+    FAMILY_BIAS,
+    FAMILY_CROSSENTROPY,
+    FAMILY_EMBEDDING,
+    FAMILY_DROPOUT,
+    FAMILY_EXACT_NORMS,
+    FAMILY_OPTIMIZER,
+    FAMILIES
+} WorkFamily;
+extern const char *const work_family_names[FAMILIES];
+
+// All kinds but WORK_STREAM are bound by arithmetic. WORK_MASKS: dropout's random masks. WORK_FP8: products of e4m3.
+typedef enum {
+    WORK_MATMUL,
+    WORK_ATTENTION_FORWARD,
+    WORK_ATTENTION_BACKWARD,
+    WORK_MASKS,
+    WORK_FP8,
+    WORK_STREAM
+} WorkKind;
+
+typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_UPDATE, PASSES } WorkPass;
+
+// One kernel. Its pass launches it `count` times, and the backward pass `again` times, to recompute its results.
+typedef struct {
+    WorkFamily family;
+    WorkKind kind;
+    WorkPass pass;
+    double flops, read, written; // per launch; read, written: bytes
+    double count, again;
+} Work;
 
 // The fractions of a machine's figures that a program reaches.
 typedef struct {
@@ -77,6 +113,13 @@ typedef struct {
     double pass[PASSES]; // s
 } PlanWork;
 
+// Adds `times` micro-steps of `rows` rows: forward, loss and backward. A fraction `exact` of them measures exact norms.
+void plan_add_micro_steps(PlanWork *sum, const PlanDevice *device, const EngineConfig *shape, int rows, double exact,
+                          double times);
+
+// Adds the work that a step does once: clears all gradients, computes their norms, and updates `owned` parameters.
+void plan_add_update(PlanWork *sum, const PlanDevice *device, const Model *model, Optimizer optimizer, double owned);
+
 // A step of `rows` rows over all ranks, as seen by the rank with the most rows.
 typedef struct {
     PlanWork all;         // micro-steps and update
@@ -97,16 +140,6 @@ double plan_tensor_bytes(const Plan *plan);                      // bytes of act
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s per rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 double plan_all_to_all_seconds(const PlanDevice *device, int ranks, double bytes); // bytes: of all ranks together
-
-// Where a step of `tokens` tokens turns from compute-bound to bandwidth-bound, ignoring latencies. hidden: channels
-// within the MLP.
-typedef struct {
-    double fsdp;         // fewest tokens per rank with which data parallelism and FSDP are compute-bound
-    double tensor_ranks; // most ranks on which tensor parallelism is compute-bound, whatever the tokens
-    double both;         // as `fsdp`, for FSDP with tensor parallelism; no gain if larger than `fsdp`
-    double fsdp_ranks;   // the best split: ranks of FSDP; the tensors are divided among ranks / fsdp_ranks
-} PlanBounds;
-PlanBounds plan_bounds(const PlanDevice *device, int ranks, double tokens, double hidden);
 
 // Returns the plan with another --zero, number of ranks and --tensor (1 if that does not divide the ranks).
 Plan plan_with(const Plan *plan, ZeroStage zero, int ranks, int tensor);

@@ -187,31 +187,52 @@ static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, int 
 }
 
 // Prints the numbers of tokens and ranks with which a step is compute-bound, then what collectives cost.
+//
+// Austin et al. 2025, "How to scale your model", parts 5 and 12. Transfers overlap with arithmetic and with each other,
+// at the full rates: C FLOP/s, and W B/s along each of m axes. FSDP takes m_F axes and K_F ranks, tensor parallelism
+// m_T and K_T; m = m_F + m_T, K = K_F K_T. With I = v C / (2 W) for values of v bytes, the forward pass of an MLP
+// (d to D to d channels) on B tokens takes
+//
+//     products   4 B d D / (K C)          seconds
+//     FSDP       2 v d D / (K_T m_F W)    gathers two matrices divided by K_T. K_T = 1: compute-bound if B / K > I / m
+//     tensors    2 v B d / (K_F m_T W)    gathers, then scatters activations. K_F = 1: compute-bound if K_T < D m / I
+//
+// The best split makes both transfers equally long: K_F = sqrt(B K m_F / (D m_T)). They take less time than the
+// products if B / K > I^2 / (D m_F m_T). Behind a switch both share one link: half an axis each. Only FSDP crosses
+// machines, and dividing tensors within a machine does not change the bytes that its network carries. Data parallelism
+// sums gradients in the backward pass: twice FSDP's bytes for twice the FLOPs.
 static void print_links(FILE *f, const Plan *p) {
     const ModelConfig *c = &p->shape.model->config;
-    double tokens = (double)(p->rows * p->shape.seq_len);
-    PlanBounds b = plan_bounds(&p->device, p->ranks, tokens, 4.0 * c->channels);
+    const PlanDevice *d = &p->device;
+    const int machine = d->spec.devices_a_machine, inside = machine > 1 && p->ranks > machine ? machine : p->ranks;
+    const double tokens = (double)(p->rows * p->shape.seq_len), K = p->ranks, D = 4.0 * c->channels;
+    const double m = fmax(1, d->spec.axes), m_T = m > 1 ? floor(m / 2) : 0.5, m_F = m - m_T;
+    const double flops = d->value / 2 * d->peak, I = flops / (plan_link_bandwidth(d, inside) / m);
+    const double network = inside < p->ranks ? flops / (d->spec.network * machine) : 0;
+    const double fsdp = flops / plan_link_bandwidth(d, p->ranks), both = fmax(I * I / (D * m_F * m_T), network);
+    const double tensor_ranks = machine > 1 ? fmin(machine, D * m / I) : D * m / I;
+    const double fsdp_ranks = fmin(K, fmax(K / inside, sqrt(tokens * K * m_F / (D * m_T)))); // of the best split
     fprintf(f, "\ncompute-bound by bytes alone (Austin et al. 2025, How to scale your model), here %s tokens a rank\n",
             grouped(tokens / p->ranks).s);
     fprintf(f, "  data parallel and FSDP: from %s tokens a rank; tensor parallel: up to %.3g ranks%s\n",
-            grouped(b.fsdp).s, b.tensor_ranks, b.tensor_ranks < 2 ? ", so never" : "");
-    if (b.both < b.fsdp)
+            grouped(fsdp).s, tensor_ranks, tensor_ranks < 2 ? ", so never" : "");
+    if (both < fsdp)
         fprintf(f, "  FSDP and tensor parallel: from %s tokens a rank; best here over %s and %.3g ranks\n",
-                grouped(b.both).s, grouped(b.fsdp_ranks).s, p->ranks / b.fsdp_ranks);
+                grouped(both).s, grouped(fsdp_ranks).s, K / fsdp_ranks);
     else fprintf(f, "  FSDP and tensor parallel: from no fewer tokens than FSDP alone\n");
     // A token costs 6 N + 6 L C T FLOPs (N: weights of the products, 12 L C^2 + V C). Attention's term, 6 L C T, is the
     // larger one from T = N / (L C) = 12 C + V / L on.
     fprintf(f, "  attention has more FLOPs than the products from T %s\n",
             grouped(model_flops_per_token(p->shape.model, 0) / (6.0 * c->layers * c->channels)).s);
 
-    const double K = p->ranks, bytes = p->device.value * (double)range_length(model_bucket(p->shape.model, 1));
-    const double ring = plan_ring_seconds(&p->device, p->ranks, bytes), sent = 1e-6 * bytes * (K - 1) / K;
+    const double bytes = d->value * (double)range_length(model_bucket(p->shape.model, 1));
+    const double ring = plan_ring_seconds(d, p->ranks, bytes), sent = 1e-6 * bytes * (K - 1) / K;
     fprintf(f, "%-37s %10s %14s %10s %10s\n", "collectives, of a block's weights", "all-gather", "reduce-scatter",
             "all-reduce", "all-to-all");
     fprintf(f, "  MB that a rank sends, of %-10.4g %10.4g %14.4g %10.4g %10.4g\n", 1e-6 * bytes, sent, sent, 2 * sent,
             sent / K);
     fprintf(f, "  ms%33s %10.4g %14.4g %10.4g %10.4g\n", "", 1e3 * ring, 1e3 * ring, 2e3 * ring,
-            1e3 * plan_all_to_all_seconds(&p->device, p->ranks, bytes));
+            1e3 * plan_all_to_all_seconds(d, p->ranks, bytes));
 }
 
 // Returns the largest --tensor to consider.

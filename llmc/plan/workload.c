@@ -1,8 +1,9 @@
-#include "plan/workload.h"
+// Counts the work of training, kernel by kernel: floating-point operations, and the fewest bytes that must be read and
+// written.
+#include "plan/plan.h"
 
 #include "math/muon.h"
 
-#include <assert.h>
 #include <math.h>
 
 const char *const work_family_names[FAMILIES] = {
@@ -25,17 +26,35 @@ enum {
 
 static const double fp32 = sizeof(float); // bytes of a gradient, a moment, a master weight
 
-static void add(Workload *w, Work work) {
-    if (work.count <= 0) return;
-    assert(w->count < WORK_MAX);
-    w->work[w->count++] = work;
+// The sum to which kernels are added, `times` times each. batched: fraction of steps with batched exact norms.
+typedef struct {
+    PlanWork *work;
+    const PlanDevice *device;
+    double times, batched;
+} Sum;
+
+static void add(const Sum *sum, Work w) {
+    const double count = sum->times * w.count, again = sum->times * w.again, launches = count + again;
+    if (launches <= 0) return;
+    const double seconds = plan_kernel_seconds(sum->device, &w);
+    sum->work->family[w.family].flops += launches * w.flops;
+    sum->work->family[w.family].bytes += launches * (w.read + w.written);
+    sum->work->family[w.family].seconds += launches * seconds;
+    sum->work->pass[w.pass] += count * seconds;
+    sum->work->pass[PASS_BACKWARD] += again * seconds;
+}
+
+static Work repeat(Work work, double again) {
+    work.again = again;
+    return work;
 }
 
 // Returns the work of a product, (rows, in) times (in, out), of values of `value` bytes: 2 * rows * in * out FLOPs. The
 // operands are read once, and the result is written once. For the backward product dx = dy W^T swap in and out.
 static Work gemm_of(WorkFamily family, WorkPass pass, double value, double rows, double in, double out, double count) {
-    return (Work){family, WORK_MATMUL, pass, 2 * rows * in * out, value * (rows * in + in * out), value * rows * out,
-                  count};
+    return (Work){
+        family,        WORK_MATMUL, pass, 2 * rows * in * out, value * (rows * in + in * out), value * rows * out,
+        .count = count};
 }
 
 // Returns the work of one linear layer in all blocks. In fp8 a GPU reads e4m3.
@@ -48,93 +67,94 @@ static Work linear(const EngineConfig *shape, WorkPass pass, double value, doubl
 // Returns the work of a kernel that streams over n values. Per value: flops FLOPs, read and written bytes.
 static Work stream(WorkFamily family, WorkPass pass, double n, double flops, double read, double written,
                    double count) {
-    return (Work){family, WORK_STREAM, pass, flops * n, read * n, written * n, count};
+    return (Work){family, WORK_STREAM, pass, flops * n, read * n, written * n, .count = count};
 }
 
-// Adds the work of dW (in, out) += x^T dy over `examples` examples of T tokens. It reads and writes the sum. Batched
-// exact norms write every example's gradient, then read it for its norm and for the sum. In blocks fp8-dw reads e4m3.
-static void add_gradient(Workload *w, Dtype dtype, WorkFamily family, double examples, double T, double in, double out,
-                         double count) {
-    const bool e4m3 = dtype == DTYPE_FP8_DW && family == FAMILY_BLOCK_MATMUL && w->value < fp32;
-    const double rows = examples * T, gradient = fp32 * in * out, value = e4m3 ? 1 : w->value;
-    const bool batched = w->exact == EXACT_BATCHED;
-    add(w, (Work){family, e4m3 ? WORK_FP8 : WORK_MATMUL, PASS_BACKWARD, .flops = 2 * rows * in * out,
-                  .read = value * rows * (in + out) + (batched ? 0 : gradient),
-                  .written = (batched ? examples : 1) * gradient, .count = count});
-    if (batched)
-        add(w, (Work){FAMILY_EXACT_NORMS, WORK_STREAM, PASS_BACKWARD, .flops = 3 * examples * in * out,
-                      .read = (examples + 1) * gradient, .written = gradient, .count = count});
+// Adds the work of dW (in, out) += x^T dy over `examples` examples. It reads and writes the sum. Batched exact norms
+// write every example's gradient, then read it for its norm and for the sum. In blocks fp8-dw reads e4m3.
+static void add_gradient(const Sum *sum, const EngineConfig *shape, WorkFamily family, double examples, double in,
+                         double out, double count) {
+    const bool e4m3 = shape->dtype == DTYPE_FP8_DW && family == FAMILY_BLOCK_MATMUL && sum->device->value < fp32;
+    const double rows = examples * shape->seq_len, gradient = fp32 * in * out, batched = count * sum->batched;
+    const double factors = (e4m3 ? 1 : sum->device->value) * rows * (in + out); // bytes
+    Work w = {family,
+              e4m3 ? WORK_FP8 : WORK_MATMUL,
+              PASS_BACKWARD,
+              .flops = 2 * rows * in * out,
+              .read = factors + gradient,
+              .written = gradient,
+              .count = count - batched};
+    add(sum, w);
+    w.read = factors, w.written = examples * gradient, w.count = batched;
+    add(sum, w);
+    add(sum, (Work){FAMILY_EXACT_NORMS, WORK_STREAM, PASS_BACKWARD, .flops = 3 * examples * in * out,
+                    .read = (examples + 1) * gradient, .written = gradient, .count = batched});
 }
 
-typedef struct {
-    Work work;
-    double again; // how many times the backward pass recomputes the kernel
-} Kernel;
-
-Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
+void plan_add_micro_steps(PlanWork *work, const PlanDevice *device, const EngineConfig *shape, int rows, double exact,
+                          double times) {
     const Model *model = shape->model;
+    const bool fused = plan_fuses_exact(device, &model->config);
+    const Sum sum = {work, device, times, fused ? 0 : exact};
+    if (rows == 0) return;
     // B: this rank's own rows (TensorRanks). n: their values. N: tokens of all rows. a, f: values of attention and MLP.
     const double B = (double)own_rows(shape, rows).count, T = shape->seq_len, N = rows * T, C = model->config.channels;
     const double A = (double)model->attention_width, F = (double)model->mlp_width, a = N * A, f = N * F;
-    const double n = B * T * C, L = model->config.layers, v = w.value;
+    const double n = B * T * C, L = model->config.layers, v = device->value;
     // Blocks whose forward pass, or GELU, runs again: not the last block, whose activations are still in memory.
     const double again = shape->recompute == RECOMPUTE_BLOCK ? L - 1 : 0;
     const double gelu_again = shape->recompute != RECOMPUTE_NONE ? L - 1 : 0;
     // Attention is causal, so a token sees half of its row on average (Dao et al. 2022, arXiv 2205.14135, section 4).
     const double scores = N * (T + 1) / 2 * model->heads, product = a * (T + 1); // FLOPs of one product
     // The head computes a chunk of examples at a time, and keeps the logits of one chunk.
-    const double V = model->vocab_padded, chunks = ceil(B / fmax(1, fmin(B, floor(w.head_bytes / (v * T * V)))));
+    const double V = model->vocab_padded, chunks = ceil(B / fmax(1, fmin(B, floor(device->head_bytes / (v * T * V)))));
     const double R = B * T / chunks; // tokens of a chunk
-    // Per token the loss reads and writes V logits; with stores_exponentials it reads 3 C values and writes C.
-    const double read = v * R * (w.stores_exponentials ? 3 * C : V), written = v * R * (w.stores_exponentials ? C : V);
+    // Per token the loss reads and writes V logits. If the head stores exp(logits), the loss reads 3 C values and
+    // writes C, which saves 3.5% of a step. Hopper's head stores them in bf16. The plan assumes this for fp16 and label
+    // smoothing, too, though train_gpt2.cu stores logits there.
+    const double read = v * R * (device->fuses_exact ? 3 * C : V), written = v * R * (device->fuses_exact ? C : V);
     const double drops = shape->dropout.below > 0, branches = drops * (2 * L + 1), copied = drops * v * n;
     const WorkPass forward = PASS_FORWARD, backward = PASS_BACKWARD;
-    const Kernel kernels[] = {
-        {stream(FAMILY_EMBEDDING, forward, n, 1, 2 * v, v, 1), 0},
+    const Work kernels[] = {
+        stream(FAMILY_EMBEDDING, forward, n, 1, 2 * v, v, 1),
         // Reads x and the output of the preceding branch; writes their sum and the sum's LayerNorm.
-        {stream(FAMILY_LAYERNORM, forward, n, LAYERNORM_FLOPS, 2 * v, 2 * v, 2 * L + 1), 2 * again},
-        {linear(shape, forward, v, N, C, 3 * A), again},                                                // qkv
-        {{FAMILY_ATTENTION, WORK_ATTENTION_FORWARD, forward, 2 * product, v * 3 * a, v * a, L}, again}, // q k^T, p v
-        {linear(shape, forward, v, N, A, C), again},                                                    // proj
-        {linear(shape, forward, v, N, C, F), again},                                                    // fc
-        {stream(FAMILY_GELU, forward, f, GELU_FLOPS, v, v, L), gelu_again},
-        {linear(shape, forward, v, N, F, C), 0}, // fcproj
-        {{FAMILY_DROPOUT, WORK_MASKS, forward, DROPOUT_FLOPS * n, copied, copied, branches}, drops * again},
-        {{FAMILY_DROPOUT, WORK_MASKS, forward, DROPOUT_FLOPS * scores, 0, 0, drops * L}, drops * again},
-        {gemm_of(FAMILY_HEAD_MATMUL, forward, v, R, C, V, chunks), 0},
-        {{FAMILY_CROSSENTROPY, WORK_STREAM, forward, LOSS_FLOPS * R * V, read, written, chunks}, 0},
-        {gemm_of(FAMILY_HEAD_MATMUL, backward, v, R, V, C, chunks), 0},
+        repeat(stream(FAMILY_LAYERNORM, forward, n, LAYERNORM_FLOPS, 2 * v, 2 * v, 2 * L + 1), 2 * again),
+        repeat(linear(shape, forward, v, N, C, 3 * A), again),                                        // qkv
+        {FAMILY_ATTENTION, WORK_ATTENTION_FORWARD, forward, 2 * product, v * 3 * a, v * a, L, again}, // q k^T, p v
+        repeat(linear(shape, forward, v, N, A, C), again),                                            // proj
+        repeat(linear(shape, forward, v, N, C, F), again),                                            // fc
+        repeat(stream(FAMILY_GELU, forward, f, GELU_FLOPS, v, v, L), gelu_again),
+        linear(shape, forward, v, N, F, C), // fcproj
+        {FAMILY_DROPOUT, WORK_MASKS, forward, DROPOUT_FLOPS * n, copied, copied, branches, drops * again},
+        {FAMILY_DROPOUT, WORK_MASKS, forward, DROPOUT_FLOPS * scores, 0, 0, drops * L, drops * again},
+        gemm_of(FAMILY_HEAD_MATMUL, forward, v, R, C, V, chunks),
+        {FAMILY_CROSSENTROPY, WORK_STREAM, forward, LOSS_FLOPS * R * V, read, written, .count = chunks},
+        gemm_of(FAMILY_HEAD_MATMUL, backward, v, R, V, C, chunks),
         // Five products, where the forward has two: q k^T, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B).
-        {{FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, backward, 5 * product, v * 5 * a, v * 3 * a, L}, 0},
+        {FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, backward, 5 * product, v * 5 * a, v * 3 * a, .count = L},
         // Reads GELU's input; the CUDA engine reads GELU's slope instead, which the forward pass writes.
-        {stream(FAMILY_GELU, backward, f, GELU_BACKWARD_FLOPS, v, 0, L), 0},
-        {stream(FAMILY_BIAS, backward, 3 * a, 1, v, 0, L), 0}, // qkv
-        {stream(FAMILY_BIAS, backward, f, 1, v, 0, L), 0},     // fc; LayerNorms sum dbias of proj and fcproj
-        {stream(FAMILY_LAYERNORM, backward, n, LAYERNORM_BACKWARD_FLOPS, 3 * v, v, 2 * L + 1), 0},
-        {{FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * n, copied, copied, branches}, 0},
-        {{FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * scores, 0, 0, drops * L}, 0},
-        {stream(FAMILY_EMBEDDING, backward, n, 2, 2 * v, fp32, 1), 0}, // repeated tokens write less
-        // EXACT_FUSED copies rows of the head's gradient of wte, to multiply them by the embedding's gradient.
-        {stream(FAMILY_EXACT_NORMS, backward, n, 2, fp32, fp32, w.exact == EXACT_FUSED), 0},
+        stream(FAMILY_GELU, backward, f, GELU_BACKWARD_FLOPS, v, 0, L),
+        stream(FAMILY_BIAS, backward, 3 * a, 1, v, 0, L), // qkv
+        stream(FAMILY_BIAS, backward, f, 1, v, 0, L),     // fc; LayerNorms sum dbias of proj and fcproj
+        stream(FAMILY_LAYERNORM, backward, n, LAYERNORM_BACKWARD_FLOPS, 3 * v, v, 2 * L + 1),
+        {FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * n, copied, copied, .count = branches},
+        {FAMILY_DROPOUT, WORK_MASKS, backward, DROPOUT_FLOPS * scores, 0, 0, .count = drops * L},
+        stream(FAMILY_EMBEDDING, backward, n, 2, 2 * v, fp32, 1), // repeated tokens write less
+        // Fused exact norms copy rows of the head's gradient of wte, to multiply them by the embedding's gradient.
+        stream(FAMILY_EXACT_NORMS, backward, n, 2, fp32, fp32, fused * exact),
     };
-    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
-        Work recomputed = kernels[i].work;
-        recomputed.pass = PASS_BACKWARD, recomputed.count = kernels[i].again;
-        add(&w, kernels[i].work);
-        add(&w, recomputed);
-    }
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) add(&sum, kernels[i]);
     const double matrices[][2] = {{C, 3 * A}, {A, C}, {C, F}, {F, C}}; // (in, out) of qkv, proj, fc, fcproj
     for (int i = 0; i < 4; i++) {
-        add(&w, linear(shape, backward, v, N, matrices[i][1], matrices[i][0]));
-        add_gradient(&w, shape->dtype, FAMILY_BLOCK_MATMUL, rows, T, matrices[i][0], matrices[i][1], L);
+        add(&sum, linear(shape, backward, v, N, matrices[i][1], matrices[i][0]));
+        add_gradient(&sum, shape, FAMILY_BLOCK_MATMUL, rows, matrices[i][0], matrices[i][1], L);
     }
-    add_gradient(&w, shape->dtype, FAMILY_HEAD_MATMUL, B / chunks, T, V, C, chunks);
-    return w;
+    add_gradient(&sum, shape, FAMILY_HEAD_MATMUL, B / chunks, V, C, chunks);
 }
 
 // Adds Muon's products for `share` of the blocks' matrices. Each of MUON_STEPS steps (math/muon.h) multiplies twice by
 // the (side, longer) matrix, and squares a (side, side) matrix. Returns the elements of the matrices.
-static double add_muon(Workload *w, const Model *model, double share, double rounded) {
+static double add_muon(const Sum *sum, const Model *model, double share, double rounded) {
     double elements = 0;
     for (int i = 0; i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
@@ -144,25 +164,24 @@ static double add_muon(Workload *w, const Model *model, double share, double rou
         if (t->layer > 0) continue; // block 0 counts for all blocks
         double rows = (double)t->rows, columns = (double)t->columns / matrices, side = fmin(rows, columns);
         double x = rows * columns, small = side * side;
-        add(w, (Work){FAMILY_OPTIMIZER, WORK_MATMUL, PASS_UPDATE, .flops = 4 * side * x + 2 * side * small,
-                      .read = fp32 * (3 * x + 4 * small), .written = fp32 * (x + 3 * small),
-                      .count = MUON_STEPS * matrices * model->config.layers * share});
+        add(sum, (Work){FAMILY_OPTIMIZER, WORK_MATMUL, PASS_UPDATE, .flops = 4 * side * x + 2 * side * small,
+                        .read = fp32 * (3 * x + 4 * small), .written = fp32 * (x + 3 * small),
+                        .count = MUON_STEPS * matrices * model->config.layers * share});
     }
-    add(w, stream(FAMILY_OPTIMIZER, PASS_UPDATE, elements, MUON_FLOPS, 5 * fp32, 3 * fp32 + rounded, 1));
+    add(sum, stream(FAMILY_OPTIMIZER, PASS_UPDATE, elements, MUON_FLOPS, 5 * fp32, 3 * fp32 + rounded, 1));
     return elements;
 }
 
-Workload workload_update(const Model *model, Optimizer optimizer, double owned, double value) {
-    Workload w = {0};
+void plan_add_update(PlanWork *work, const PlanDevice *device, const Model *model, Optimizer optimizer, double owned) {
+    const Sum sum = {work, device, .times = 1};
     const WorkFamily family = FAMILY_OPTIMIZER;
     const WorkPass pass = PASS_UPDATE;
-    const double all = (double)model->flat_count, rounded = value < fp32 ? value : 0;
-    add(&w, stream(family, pass, all, 0, 0, fp32, 1)); // clears the gradients
-    add(&w, stream(family, pass, all, 2, fp32, 0, 1)); // norms of the gradients
-    if (optimizer == OPTIMIZER_MUON) owned -= add_muon(&w, model, owned / all, rounded);
+    const double all = (double)model->flat_count, rounded = device->value < fp32 ? device->value : 0;
+    add(&sum, stream(family, pass, all, 0, 0, fp32, 1)); // clears the gradients
+    add(&sum, stream(family, pass, all, 2, fp32, 0, 1)); // norms of the gradients
+    if (optimizer == OPTIMIZER_MUON) owned -= add_muon(&sum, model, owned / all, rounded);
     if (optimizer == OPTIMIZER_LAMB) // the direction's norm, before the step
-        add(&w, stream(family, pass, owned, ADAMW_FLOPS + 4, 4 * fp32, 0, 1));
+        add(&sum, stream(family, pass, owned, ADAMW_FLOPS + 4, 4 * fp32, 0, 1));
     // reads weight, two moments and gradient; writes weight, moments and the rounded copy (Loshchilov and Hutter 2019)
-    add(&w, stream(family, pass, owned, ADAMW_FLOPS, 4 * fp32, 3 * fp32 + rounded, 1));
-    return w;
+    add(&sum, stream(family, pass, owned, ADAMW_FLOPS, 4 * fp32, 3 * fp32 + rounded, 1));
 }

@@ -76,75 +76,77 @@ static Plan plan_of(const char *preset, const char *device, int micro_batch) {
     return make_plan(model_of(preset, 50257, 1024), device, micro_batch, 1024);
 }
 
-static double sum_work(const Workload *w, WorkFamily family, bool flops) {
-    double sum = 0;
-    for (int i = 0; i < w->count; i++)
-        if (w->work[i].family == family)
-            sum += w->work[i].count * (flops ? w->work[i].flops : w->work[i].read + w->work[i].written);
-    return sum;
+// Returns the work of a micro-step of the plan's rows.
+static PlanWork micro_step(const Plan *p, double exact) {
+    PlanWork w = {0};
+    plan_add_micro_steps(&w, &p->device, &p->shape, p->shape.micro_batch, exact, 1);
+    return w;
 }
 
-// Returns the work of a micro-step of the plan's rows, in bf16.
-static Workload micro_step(const Plan *p, ExactNorms exact) {
-    Workload w = {.value = 2, .head_bytes = p->device.head_bytes, .exact = exact};
-    return workload_micro_step(&p->shape, p->shape.micro_batch, w);
+static PlanWork update_of(const Plan *p, Optimizer optimizer, double owned) {
+    PlanWork w = {0};
+    plan_add_update(&w, &p->device, p->shape.model, optimizer, owned);
+    return w;
 }
 
 // Products cost 6 FLOPs per token and weight: 2 forward, 4 backward. Causal attention costs 7 C (T + 1) per token and
 // layer; the formula counts 6 C T, without the q k^T that the backward pass recomputes.
 static void test_work_is_the_formula(void) {
     Plan p = plan_of("d12", "H200", 64);
-    Workload w = micro_step(&p, EXACT_NONE);
+    p.device.fuses_exact = false;
+    PlanWork w = micro_step(&p, 0);
     double N = 64 * 1024, C = 768, L = 12, T = 1024;
-    CHECK_CLOSE(sum_work(&w, FAMILY_BLOCK_MATMUL, true), 6 * N * L * 12 * C * C, 1e-12, 0);
-    CHECK_CLOSE(sum_work(&w, FAMILY_HEAD_MATMUL, true), 6 * N * C * 50304, 1e-12, 0);
-    CHECK_CLOSE(sum_work(&w, FAMILY_ATTENTION, true), N * L * 7 * C * (T + 1), 1e-12, 0);
-    double all = sum_work(&w, FAMILY_BLOCK_MATMUL, true) + sum_work(&w, FAMILY_HEAD_MATMUL, true);
+    CHECK_CLOSE(w.family[FAMILY_BLOCK_MATMUL].flops, 6 * N * L * 12 * C * C, 1e-12, 0);
+    CHECK_CLOSE(w.family[FAMILY_HEAD_MATMUL].flops, 6 * N * C * 50304, 1e-12, 0);
+    CHECK_CLOSE(w.family[FAMILY_ATTENTION].flops, N * L * 7 * C * (T + 1), 1e-12, 0);
+    double all = w.family[FAMILY_BLOCK_MATMUL].flops + w.family[FAMILY_HEAD_MATMUL].flops;
     CHECK_CLOSE(all + N * L * 6 * C * T, N * model_flops_per_token(p.shape.model, 1024), 2e-3, 0);
     // 25 LayerNorms in bf16: forward reads two values and writes two; backward reads three and writes one.
-    CHECK_CLOSE(sum_work(&w, FAMILY_LAYERNORM, false), 25 * N * C * 2 * 8, 1e-12, 0);
+    CHECK_CLOSE(w.family[FAMILY_LAYERNORM].bytes, 25 * N * C * 2 * 8, 1e-12, 0);
     // Logits are read and written in place.
-    CHECK_CLOSE(sum_work(&w, FAMILY_CROSSENTROPY, false), N * 50304 * 4, 1e-12, 0);
+    CHECK_CLOSE(w.family[FAMILY_CROSSENTROPY].bytes, N * 50304 * 4, 1e-12, 0);
     // With stored exponentials: lnf is read twice and written; a row of wte is read.
-    Workload exponentials = {.value = 2, .head_bytes = p.device.head_bytes, .stores_exponentials = true};
-    exponentials = workload_micro_step(&p.shape, 64, exponentials);
-    CHECK_CLOSE(sum_work(&exponentials, FAMILY_CROSSENTROPY, false), N * C * 4 * 2, 1e-12, 0);
-    CHECK(sum_work(&exponentials, FAMILY_HEAD_MATMUL, false) == sum_work(&w, FAMILY_HEAD_MATMUL, false), "products");
-    double flat = (double)p.shape.model->flat_count;
-    Workload update = workload_update(p.shape.model, OPTIMIZER_ADAMW, flat, 2);
-    CHECK_CLOSE(sum_work(&update, FAMILY_OPTIMIZER, false), 38 * flat, 1e-12, 0);
-    Workload lamb = workload_update(p.shape.model, OPTIMIZER_LAMB, flat, 2); // reads weight, moments and gradient twice
-    CHECK_CLOSE(sum_work(&lamb, FAMILY_OPTIMIZER, false), 54 * flat, 1e-12, 0);
+    p.device.fuses_exact = true;
+    PlanWork exponentials = micro_step(&p, 0);
+    CHECK_CLOSE(exponentials.family[FAMILY_CROSSENTROPY].bytes, N * C * 4 * 2, 1e-12, 0);
+    CHECK(exponentials.family[FAMILY_HEAD_MATMUL].bytes == w.family[FAMILY_HEAD_MATMUL].bytes, "products");
+    double flat = (double)p.shape.model->flat_count, quarter = L * 12 * C * C / 4;
+    CHECK_CLOSE(update_of(&p, OPTIMIZER_ADAMW, flat).family[FAMILY_OPTIMIZER].bytes, 38 * flat, 1e-12, 0);
+    // LAMB reads weight, moments and gradient twice.
+    CHECK_CLOSE(update_of(&p, OPTIMIZER_LAMB, flat).family[FAMILY_OPTIMIZER].bytes, 54 * flat, 1e-12, 0);
     // FLOPs in each of five steps: 6 C^3 for each C x C matrix (q, k, v, proj), 18 C^3 for each 4C x C (fc, fcproj).
-    Workload muon = workload_update(p.shape.model, OPTIMIZER_MUON, flat / 4, 2);
-    double products = 0;
-    for (int i = 0; i < muon.count; i++)
-        if (muon.work[i].kind == WORK_MATMUL) products += muon.work[i].count * muon.work[i].flops;
-    CHECK_CLOSE(products, L / 4 * 5 * (4 * 6 + 2 * 18) * C * C * C, 1e-12, 0);
+    // Beside the products: 2 per gradient for norms, 9 per element of a matrix, 14 per other element.
+    double muon = update_of(&p, OPTIMIZER_MUON, flat / 4).family[FAMILY_OPTIMIZER].flops;
+    CHECK_CLOSE(muon - (2 * flat + 9 * quarter + 14 * (flat / 4 - quarter)), L / 4 * 5 * (4 * 6 + 2 * 18) * C * C * C,
+                1e-9, 0);
 }
 
 static void test_recomputing_and_exact_norms_cost(void) {
     Plan p = plan_of("d12", "H200", 64);
-    Workload none = micro_step(&p, EXACT_NONE);
-    Workload exact = micro_step(&p, EXACT_BATCHED);
+    p.device.fuses_exact = false;
+    PlanWork none = micro_step(&p, 0), exact = micro_step(&p, 1);
     p.shape.recompute = RECOMPUTE_GELU;
-    Workload gelu = micro_step(&p, EXACT_NONE);
+    PlanWork gelu = micro_step(&p, 0);
     p.shape.recompute = RECOMPUTE_BLOCK;
-    Workload block = micro_step(&p, EXACT_NONE);
+    PlanWork block = micro_step(&p, 0);
+    p.shape.recompute = RECOMPUTE_NONE;
+    const PlanWork often = micro_step(&p, 0.25); // a quarter of the micro-steps measures exact norms
+    CHECK_CLOSE(often.pass[PASS_BACKWARD], 0.75 * none.pass[PASS_BACKWARD] + 0.25 * exact.pass[PASS_BACKWARD], 1e-12,
+                0);
     double N = 64 * 1024, C = 768;
-    CHECK_CLOSE(sum_work(&gelu, FAMILY_GELU, false) - sum_work(&none, FAMILY_GELU, false), 11 * N * 4 * C * 4, 1e-9, 0);
-    CHECK_CLOSE(sum_work(&block, FAMILY_BLOCK_MATMUL, true) - sum_work(&none, FAMILY_BLOCK_MATMUL, true),
+    CHECK_CLOSE(gelu.family[FAMILY_GELU].bytes - none.family[FAMILY_GELU].bytes, 11 * N * 4 * C * 4, 1e-9, 0);
+    CHECK_CLOSE(block.family[FAMILY_BLOCK_MATMUL].flops - none.family[FAMILY_BLOCK_MATMUL].flops,
                 11 * 2 * N * 8 * C * C, 1e-9, 0); // qkv, proj and fc of eleven blocks
     // Exact norms read every example's gradient of every matrix, in fp32, and read and write the sum once; in the head,
     // once for each of 4 chunks of 16 examples.
     double blocks = 12 * 12 * C * C, head = 50304 * C;
-    CHECK_CLOSE(sum_work(&exact, FAMILY_EXACT_NORMS, false), 4 * (blocks * (64 + 2) + head * (64 + 4 * 2)), 1e-9, 0);
+    CHECK_CLOSE(exact.family[FAMILY_EXACT_NORMS].bytes, 4 * (blocks * (64 + 2) + head * (64 + 4 * 2)), 1e-9, 0);
     // Norms fused into the products read and write only rows of the head's dwte.
-    p.shape.recompute = RECOMPUTE_NONE;
-    Workload fused = micro_step(&p, EXACT_FUSED);
-    CHECK_CLOSE(sum_work(&fused, FAMILY_EXACT_NORMS, false), 2 * 4 * N * C, 1e-9, 0);
+    p.device.fuses_exact = true;
+    PlanWork fused = micro_step(&p, 1);
+    CHECK_CLOSE(fused.family[FAMILY_EXACT_NORMS].bytes, 2 * 4 * N * C, 1e-9, 0);
     for (WorkFamily f = FAMILY_BLOCK_MATMUL; f <= FAMILY_HEAD_MATMUL; f++)
-        CHECK(sum_work(&fused, f, false) == sum_work(&none, f, false), "family %d", f);
+        CHECK(fused.family[f].bytes == none.family[f].bytes, "family %d", f);
 }
 
 // Tests which devices, precisions and widths fuse exact norms, and what the norms cost in a step.
