@@ -22,7 +22,6 @@
 #pragma once
 
 #include "base/common.h"
-#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -32,7 +31,6 @@ GNS_HD static inline double gns_s(double B, double n, double q) { return (n - q)
 // Running averages of one group. Checkpoints store it field by field, as doubles. A step enters the sums with weight
 // 1 - d, d = 2^(-tokens / half_life). Each later step multiplies the sums by its d. Estimates divide by `weight`.
 typedef struct {
-    double half_life;         // tokens
     bool diff_sq;             // a difference's weight is the square of its step's weight (see GnsCalibration)
     double steps;             // updates so far
     double weight, weight_sq; // sum of the weights, sum of their squares
@@ -54,15 +52,9 @@ typedef struct {
     bool significant; // g2 >= 3 g2_se
 } GnsEstimate;
 
-static inline void gns_init(GnsTracker *t, double half_life_tokens) {
-    assert(half_life_tokens > 0);
-    memset(t, 0, sizeof *t);
-    t->half_life = half_life_tokens;
-}
-
-// Adds one step's G2 and S.
-static inline void gns_add(GnsTracker *t, double g2, double s, double tokens_of_step) {
-    double decay = exp2(-tokens_of_step / t->half_life), fresh = 1.0 - decay;
+// Adds one step's G2 and S. half_life: tokens.
+static inline void gns_add(GnsTracker *t, double g2, double s, double tokens_of_step, double half_life) {
+    double decay = exp2(-tokens_of_step / half_life), fresh = 1.0 - decay;
     t->weight = decay * t->weight + fresh;
     t->weight_sq = decay * decay * t->weight_sq + fresh * fresh;
     t->g2 = decay * t->g2 + fresh * g2;
@@ -81,8 +73,8 @@ static inline void gns_add(GnsTracker *t, double g2, double s, double tokens_of_
 }
 
 // Adds one step's norms. No-op for B = 1, which gives no estimate.
-static inline void gns_update(GnsTracker *t, double B, double n, double q, double tokens_of_step) {
-    if (B >= 2) gns_add(t, gns_g2(B, n, q), gns_s(B, n, q), tokens_of_step);
+static inline void gns_update(GnsTracker *t, double B, double n, double q, double tokens_of_step, double half_life) {
+    if (B >= 2) gns_add(t, gns_g2(B, n, q), gns_s(B, n, q), tokens_of_step, half_life);
 }
 
 // The bound lies GNS_LOWER_SES + GNS_FEW_SES / m standard errors below the estimate; m: effective number of steps.
@@ -167,44 +159,39 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 
 typedef struct {
     GnsTracker total, ln;
-    double half_life;   // tokens: the half-life late in a run
     double cross[2][2]; // weighted sums of products of differences: (G2, S) of total by (G2, S) of ln
     double ratio;       // latest ratio with a small enough error; 1 before the first
     double var, sum_w2; // the ratio's GnsFactor
 } GnsCalibration;
 
-static inline void gns_calibration_init(GnsCalibration *c, double half_life_tokens) {
+static inline void gns_calibration_init(GnsCalibration *c) {
     memset(c, 0, sizeof *c);
-    c->half_life = GNS_CALIBRATION_HALF_LIVES * half_life_tokens;
-    gns_init(&c->total, c->half_life);
-    gns_init(&c->ln, c->half_life);
     c->total.diff_sq = c->ln.diff_sq = true;
     c->ratio = 1; // too low rather than too high: in known runs the ratio settles above 1
 }
 
-// The half-life after `done` tokens.
-static inline double gns_calibration_half_life(const GnsCalibration *c, double done) {
-    return fmin(c->half_life, GNS_CALIBRATION_SHARE * done);
+// The calibration's half-life after `done` tokens. half_life: Noise.ln's.
+static inline double gns_calibration_half_life(double half_life, double done) {
+    return fmin(GNS_CALIBRATION_HALF_LIVES * half_life, GNS_CALIBRATION_SHARE * done);
 }
 
 static inline bool gns_calibration_significant(const GnsTracker *t, GnsEstimate e) {
     return e.s > 0 && e.g2 > 0 && e.g2 >= (GNS_CALIBRATION_SES + GNS_FEW_SES * gns_sum_w2(t)) * e.g2_se;
 }
 
-// Adds a sampled step. tokens: tokens since the last sampled step; done: tokens since the run began. While either scale
-// is insignificant, the ratio does not change.
+// Adds a sampled step. tokens: tokens since the last sampled step; half_life: see gns_calibration_half_life. While
+// either scale is insignificant, the ratio does not change.
 static inline void gns_calibration_update(GnsCalibration *c, double B, double n_total, double q_total, double n_ln,
-                                          double q_ln, double tokens, double done) {
+                                          double q_ln, double tokens, double half_life) {
     if (B < 2) return;
-    double a[2], b[2], half_life = gns_calibration_half_life(c, done), decay = exp2(-tokens / half_life);
+    double a[2], b[2], decay = exp2(-tokens / half_life);
     double keep = decay * decay, fresh = (1 - decay) * (1 - decay);
     a[0] = gns_g2(B, n_total, q_total) - c->total.last_g2, a[1] = gns_s(B, n_total, q_total) - c->total.last_s;
     b[0] = gns_g2(B, n_ln, q_ln) - c->ln.last_g2, b[1] = gns_s(B, n_ln, q_ln) - c->ln.last_s;
     for (int i = 0; i < 2 && c->total.steps > 0; i++)
         for (int j = 0; j < 2; j++) c->cross[i][j] = keep * c->cross[i][j] + fresh * a[i] * b[j];
-    c->total.half_life = c->ln.half_life = half_life;
-    gns_update(&c->total, B, n_total, q_total, tokens);
-    gns_update(&c->ln, B, n_ln, q_ln, tokens);
+    gns_update(&c->total, B, n_total, q_total, tokens, half_life);
+    gns_update(&c->ln, B, n_ln, q_ln, tokens, half_life);
     GnsEstimate total = gns_estimate(&c->total), ln = gns_estimate(&c->ln);
     if (!gns_calibration_significant(&c->total, total) || !gns_calibration_significant(&c->ln, ln)) return;
     c->ratio = total.scale / ln.scale;

@@ -9,20 +9,9 @@ int noise_create(Noise *noise, const Model *model, double half_life, double rati
     const size_t trackers = (size_t)(noise->layers + noise->source_trackers);
     TRY(memory_alloc_zero((void **)&noise->layer, sizeof(GnsTracker) * trackers, "noise trackers", e));
     noise->source = noise->layer + noise->layers;
-    gns_calibration_init(&noise->calibration, half_life);
-    noise_set_half_life(noise, half_life);
-    noise->fixed_ratio = ratio;
+    gns_calibration_init(&noise->calibration);
+    noise->half_life = half_life, noise->fixed_ratio = ratio;
     return 0;
-}
-
-void noise_set_half_life(Noise *noise, double half_life) {
-    // Sampled steps are few, so their averages have the calibration's longer half-life.
-    double sampled = GNS_CALIBRATION_HALF_LIVES * half_life;
-    noise->ln.half_life = noise->total.half_life = half_life;
-    noise->calibration.half_life = noise->ranks.half_life = sampled; // `ranks` gets every NOISE_RANKS_EVERY-th step
-    for (int i = 0; i < GROUP_COUNT; i++) noise->type[i].half_life = sampled;
-    for (int l = 0; l < noise->layers; l++) noise->layer[l].half_life = sampled;
-    for (int i = 0; i < noise->source_trackers; i++) noise->source[i].half_life = half_life;
 }
 
 void noise_destroy(Noise *noise) {
@@ -41,7 +30,7 @@ static void norms_add(Norms *norms, const StepResult *result, int tensor, double
 }
 
 bool noise_sample_due(const Noise *noise, double done) {
-    return noise->tokens_since_sample >= gns_calibration_half_life(&noise->calibration, done) / GNS_CALIBRATION_SAMPLES;
+    return noise->tokens_since_sample >= gns_calibration_half_life(noise->half_life, done) / GNS_CALIBRATION_SAMPLES;
 }
 
 void noise_observe(Noise *noise, const Model *model, const StepResult *result, int64_t batch, double step_tokens,
@@ -52,11 +41,11 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
     noise->tokens_since_ranks += step_tokens;
     Norms type[GROUP_COUNT] = {{0, 0}}, total = {0, 0};
     for (int i = 0; i < model->tensor_count; i++) norms_add(&type[model->tensors[i].group], result, i, B);
-    gns_update(&noise->ln, B, type[GROUP_LN].n, type[GROUP_LN].q, step_tokens);
+    gns_update(&noise->ln, B, type[GROUP_LN].n, type[GROUP_LN].q, step_tokens, noise->half_life);
     if (mode != GNS_EXACT) return;
-    double tokens = noise->tokens_since_sample;
+    const double tokens = noise->tokens_since_sample, half_life = GNS_CALIBRATION_HALF_LIVES * noise->half_life;
     for (int i = 0; i < GROUP_COUNT; i++) {
-        gns_update(&noise->type[i], B, type[i].n, type[i].q, tokens);
+        gns_update(&noise->type[i], B, type[i].n, type[i].q, tokens, half_life);
         total.n += type[i].n;
         total.q += type[i].q;
     }
@@ -64,10 +53,12 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
         Norms layer = {0, 0};
         for (int i = 0; i < model->tensor_count; i++)
             if (model->tensors[i].layer == l) norms_add(&layer, result, i, B);
-        gns_update(&noise->layer[l], B, layer.n, layer.q, tokens);
+        gns_update(&noise->layer[l], B, layer.n, layer.q, tokens, half_life);
     }
-    if (noise->follows_total || noise->total.steps > 0) gns_update(&noise->total, B, total.n, total.q, tokens);
-    gns_calibration_update(&noise->calibration, B, total.n, total.q, type[GROUP_LN].n, type[GROUP_LN].q, tokens, done);
+    if (noise->follows_total || noise->total.steps > 0)
+        gns_update(&noise->total, B, total.n, total.q, tokens, noise->half_life);
+    gns_calibration_update(&noise->calibration, B, total.n, total.q, type[GROUP_LN].n, type[GROUP_LN].q, tokens,
+                           gns_calibration_half_life(noise->half_life, done));
     noise->tokens_since_sample = 0;
 }
 
@@ -79,26 +70,27 @@ void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq,
     if (rows_sq >= B * B) return;
     double g2 = (batch_sq - rank_sq) / (B * B - rows_sq);
     double s = (rank_sq - g2 * rows_sq) / B;
-    gns_update(&noise->ranks, B, g2 + s, g2 + s / B, tokens);
+    gns_update(&noise->ranks, B, g2 + s, g2 + s / B, tokens, GNS_CALIBRATION_HALF_LIVES * noise->half_life);
 }
 
 void noise_observe_sources(Noise *noise, double B, double pairs, const double *share, const double *sq, double *gram,
                            double step_tokens) {
     const int n = noise->sources;
+    const double half_life = noise->half_life;
     GnsTracker *of_pair = noise->source + 2 * n;
     double all = 0;
     for (int s = 0; s < n; s++) all += sq[s];
     for (int t = 0; t < n; t++) {
-        gns_add(&noise->source[t], all / B, sq[t] / B, step_tokens);
+        gns_add(&noise->source[t], all / B, sq[t] / B, step_tokens, half_life);
         if (pairs == 0) continue;
         gram[t * n + t] -= sq[t];
         for (int s = 0; s <= t; s++) gram[s * n + t] /= share[s] * share[t] * pairs;
         const double g2 = gram[t * n + t];
-        gns_add(&noise->source[n + t], g2, sq[t] / (share[t] * B) - g2, step_tokens);
+        gns_add(&noise->source[n + t], g2, sq[t] / (share[t] * B) - g2, step_tokens, half_life);
         for (int s = 0; s < t; s++, of_pair += 3) {
-            gns_add(&of_pair[0], gram[s * n + s], gram[s * n + t], step_tokens);
-            gns_add(&of_pair[1], g2, gram[s * n + t], step_tokens);
-            gns_add(&of_pair[2], gram[s * n + s], g2, step_tokens);
+            gns_add(&of_pair[0], gram[s * n + s], gram[s * n + t], step_tokens, half_life);
+            gns_add(&of_pair[1], g2, gram[s * n + t], step_tokens, half_life);
+            gns_add(&of_pair[2], gram[s * n + s], g2, step_tokens, half_life);
         }
     }
 }

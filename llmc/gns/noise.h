@@ -12,7 +12,7 @@ typedef struct StepResult StepResult; // engine.h
 
 typedef struct Noise {
     GnsTracker ln;                // every step: the LayerNorms
-    GnsTracker total;             // the whole model, with the half-life of `ln`; no updates before follows_total is set
+    GnsTracker total;             // the whole model, every step; no updates before follows_total is set
     GnsCalibration calibration;   // sampled steps: the whole model and the LayerNorms
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
     GnsTracker *layer;            // (L), sampled steps
@@ -20,6 +20,9 @@ typedef struct Noise {
     GnsTracker *source;           // (source_trackers) every step, LayerNorms: see noise_observe_sources
     int layers, sources;          // sources: number of sources of a weighted --train; 0 if fewer than 2
     int source_trackers;
+    // In tokens, of `ln`, `total` and `source`. Sampled steps are few, and `ranks` gets every NOISE_RANKS_EVERY-th step,
+    // so the half-lives of the other averages are GNS_CALIBRATION_HALF_LIVES times as long.
+    double half_life;
     double tokens_since_sample, tokens_since_ranks; // since the last exact step; since the last update of `ranks`
     double fixed_ratio;                             // --gns-ratio; 0: measured
     bool follows_total;                             // a ramp follows `total`: every step is exact
@@ -27,7 +30,6 @@ typedef struct Noise {
 
 // half_life: tokens. ratio: total / ln (--gns-ratio); 0: measure it.
 int noise_create(Noise *noise, const Model *model, double half_life, double ratio, int sources, Error *e);
-void noise_set_half_life(Noise *noise, double half_life); // takes effect in the next step
 void noise_destroy(Noise *noise);
 
 // True if the next step must measure every tensor, for the ratio c. done: tokens before the next step.

@@ -437,7 +437,7 @@ int run_set_horizon(Run *r, int64_t tokens, Error *e) {
     TRY(options_resolve_gns(o, (GnsMode)o->gns, e)); // sets the half-life
     p->ramp.config.schedule.train_tokens = p->ramp.config.train_tokens = (double)tokens;
     p->ramp.config.half_life_tokens = o->run.gns_half_life_tokens;
-    noise_set_half_life(&p->noise, o->run.gns_half_life_tokens);
+    p->noise.half_life = o->run.gns_half_life_tokens;
     return 0;
 }
 

@@ -48,11 +48,10 @@ static Norms source_norms(Source *s, int B) {
 
 // Returns averages after `steps` steps of B examples. half_life: steps.
 static GnsTracker tracked(Source *source, int B, double half_life, double steps) {
-    GnsTracker t;
-    gns_init(&t, half_life);
+    GnsTracker t = {0};
     for (int step = 0; step < steps; step++) {
         Norms r = source_norms(source, B);
-        gns_update(&t, B, r.n, r.q, 1);
+        gns_update(&t, B, r.n, r.q, 1, half_life);
     }
     return t;
 }
@@ -90,9 +89,7 @@ static void check_tracker(bool diff_sq) {
     const double half_life = 700;
     double g2[STEPS], s[STEPS], tokens[STEPS];
     Source source = source_make(1, 10, 102);
-    GnsTracker t;
-    gns_init(&t, half_life);
-    t.diff_sq = diff_sq;
+    GnsTracker t = {.diff_sq = diff_sq};
     CHECK(isnan(gns_estimate(&t).lower) && isnan(gns_estimate(&t).scale), "an estimate from nothing");
     for (int last = 0; last < STEPS; last++) {
         int B = 2 + last % 5;
@@ -100,9 +97,9 @@ static void check_tracker(bool diff_sq) {
         g2[last] = (B * r.q - r.n) / (B - 1);
         s[last] = (r.n - r.q) / (1 - 1.0 / B);
         tokens[last] = 64 * B;
-        gns_update(&t, B, r.n, r.q, tokens[last]);
+        gns_update(&t, B, r.n, r.q, tokens[last], half_life);
         GnsTracker before = t;
-        gns_update(&t, 1, 123, 456, 64);
+        gns_update(&t, 1, 123, 456, 64, half_life);
         CHECK(memcmp(&t, &before, sizeof t) == 0, "one example changed the averages");
 
         double w[STEPS], v[STEPS], total = 0, mean_g = 0, mean_s = 0, sum_w2 = 0, since = 0;
@@ -192,26 +189,24 @@ static void test_lower_covers(void) {
 
 // ---- calibration ----------------------------------------------------------------------------------------------------
 
-static const double LATE = 1e9; // tokens done: enough for the half-life's full length
-
 // Draws and adds a step of both sources.
-static void calibration_observe(GnsCalibration *c, Source *total, Source *ln, int B, double done) {
+static void calibration_observe(GnsCalibration *c, Source *total, Source *ln, int B, double half_life) {
     Norms a = source_norms(total, B), b = source_norms(ln, B);
-    gns_calibration_update(c, B, a.n, a.q, b.n, b.q, 1, done);
+    gns_calibration_update(c, B, a.n, a.q, b.n, b.q, 1, half_life);
 }
 
 // total has 2.5 times the scale of ln. The ratio is 1 until both scales are significant, then 2.5, also after noise
 // hides the scales again.
 static void test_calibration(void) {
     GnsCalibration c;
-    gns_calibration_init(&c, 20);
-    CHECK(c.ratio == 1 && c.var == 0 && c.half_life == 100, "start");
+    gns_calibration_init(&c);
+    CHECK(c.ratio == 1 && c.var == 0, "start");
     Source total = source_make(1, 10, 500), ln = source_make(0.1, 0.4, 501);
-    for (int i = 0; i < 400; i++) calibration_observe(&c, &total, &ln, 16, LATE);
+    for (int i = 0; i < 400; i++) calibration_observe(&c, &total, &ln, 16, 100);
     CHECK_CLOSE(c.ratio, 2.5, 0.1, 0);
     total = source_make(1e-5, 10, 502), ln = source_make(1e-6, 0.4, 503); // G vanishes in noise
     for (int i = 0; i < 3000; i++) {
-        calibration_observe(&c, &total, &ln, 16, LATE);
+        calibration_observe(&c, &total, &ln, 16, 100);
         GnsEstimate t = gns_estimate(&c.total), l = gns_estimate(&c.ln);
         if (t.g2 > 6 * t.g2_se && l.g2 > 6 * l.g2_se) CHECK_CLOSE(c.ratio, t.scale / l.scale, 1e-12, 0);
     }
@@ -236,11 +231,11 @@ static void test_calibration_error(void) {
         double mean = 0, square = 0, claimed = 0;
         for (uint64_t run = 0; run < RUNS; run++) {
             GnsCalibration c;
-            gns_calibration_init(&c, 20 / GNS_CALIBRATION_HALF_LIVES);
+            gns_calibration_init(&c);
             for (uint64_t i = 0; i < STEPS; i++) {
                 double g2[2], s[2]; // converted to n and q below
                 draw_pair(common[k], 520 + run, i, g2, s);
-                gns_calibration_update(&c, B, g2[0] + s[0], g2[0] + s[0] / B, g2[1] + s[1], g2[1] + s[1] / B, 1, LATE);
+                gns_calibration_update(&c, B, g2[0] + s[0], g2[0] + s[0] / B, g2[1] + s[1], g2[1] + s[1] / B, 1, 20);
             }
             CHECK(c.sum_w2 > 0 && c.sum_w2 < 0.03, "1 / m is %g", c.sum_w2);
             mean += log(c.ratio) / RUNS, square += pow(log(c.ratio), 2) / RUNS, claimed += c.var / RUNS;
@@ -270,8 +265,7 @@ static void test_scaled_lower(void) {
 // A half-life holds as many samples with 8 rows per step as with 256. Early in a run samples are closer together.
 static void test_samples_are_spaced_in_tokens(void) {
     const double half_life = 4e5, row = 512;
-    Noise noise = {0};
-    gns_calibration_init(&noise.calibration, half_life);
+    Noise noise = {.half_life = half_life};
     CHECK(noise_sample_due(&noise, 0), "the first step is no sample");
     for (double rows = 8; rows <= 256; rows *= 2)
         for (int early = 0; early < 2; early++) {
@@ -301,9 +295,9 @@ static void test_calibration_is_wary(void) {
             Source total = source_make(1, 80, stream), ln = source_make(0.01, 0.32, stream + 1);
             GnsCalibration c;
             bool off = false;
-            gns_calibration_init(&c, half_lives[h] / GNS_CALIBRATION_HALF_LIVES);
+            gns_calibration_init(&c);
             for (int i = 0; i < 8 * half_lives[h]; i++) {
-                calibration_observe(&c, &total, &ln, B, LATE);
+                calibration_observe(&c, &total, &ln, B, half_lives[h]);
                 off |= c.ratio != 1 && fabs(log(c.ratio / 2.5)) > log(1.5);
             }
             wrong += off;
@@ -417,11 +411,10 @@ static void test_ranks_unbiased(void) {
         {2, {0, 9}, 1, 2},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        Noise noise = {0};
+        Noise noise = {.half_life = 7};
         double B = 0, squares = 0;
         for (int r = 0; r < cases[i].ranks; r++)
             B += (double)cases[i].rows[r], squares += (double)(cases[i].rows[r] * cases[i].rows[r]);
-        gns_init(&noise.ranks, 7);
         noise.tokens_since_ranks = 1;
         noise_observe_ranks(&noise, B, squares, squares * cases[i].g2 + B * cases[i].trace,
                             B * B * cases[i].g2 + B * cases[i].trace);

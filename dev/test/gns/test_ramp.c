@@ -66,13 +66,12 @@ static void test_target(void) {
     RampConfig c = config_make(RAMP_GNS);
     c.kappa = 4;
     Ramp r = ramp_make(&c);
-    GnsTracker t;
-    gns_init(&t, 20);
+    GnsTracker t = {0};
     RampTarget none = ramp_target(&r, &t, (GnsFactor){2.5, 0.01, 0.2});
     CHECK(isnan(none.target) && isnan(none.aim) && isnan(none.lower), "a target from nothing");
     for (uint64_t i = 0; i < 50; i++) {
         double g2 = 1 + 0.5 * rng_normal(4, 0, i), s = 3 + 0.2 * rng_normal(4, 1, i);
-        gns_update(&t, 8, g2 + s, g2 + s / 8, 1);
+        gns_update(&t, 8, g2 + s, g2 + s / 8, 1, 20);
     }
     RampTarget seen = ramp_target(&r, &t, (GnsFactor){2.5, 0.01, 0.2});
     CHECK_CLOSE(seen.target, 10 * gns_estimate(&t).scale, 1e-12, 0);
@@ -93,10 +92,9 @@ static RampTarget target_at(double x, double kappa, double waste, double rows, d
     RampConfig c = config_make(RAMP_GNS);
     c.step_rows = x, c.kappa = kappa, c.waste = waste;
     Ramp r = ramp_make(&c);
-    GnsTracker t;
-    gns_init(&t, 20);
+    GnsTracker t = {0};
     r.rows = rows;
-    for (int i = 0; i < 50; i++) gns_update(&t, 8, g2 + 100, g2 + 100.0 / 8, 1);
+    for (int i = 0; i < 50; i++) gns_update(&t, 8, g2 + 100, g2 + 100.0 / 8, 1, 20);
     return ramp_target(&r, &t, (GnsFactor){1, 0, 0});
 }
 

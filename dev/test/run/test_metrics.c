@@ -29,7 +29,7 @@ static void check_estimate(const char *name, const GnsTracker *t) {
 static int trackers;
 static void learn(GnsTracker *t) {
     trackers++;
-    for (int i = 0; i < 50; i++) gns_update(t, 8, 10 + trackers + i % 3, 4 + i % 2, 100);
+    for (int i = 0; i < 50; i++) gns_update(t, 8, 10 + trackers + i % 3, 4 + i % 2, 100, 1e4);
 }
 
 static void make_noise(double fixed_ratio) {
@@ -115,8 +115,8 @@ static void test_names(void) {
 // Unknown numbers are null. If G2 is far below 0, no finite scale explains it: the bound is infinite.
 static void test_unknown_and_infinite(void) {
     make_noise(0);
-    gns_init(&noise.ln, 1e4);
-    for (int i = 0; i < 50; i++) gns_update(&noise.ln, 8, 10 + 0.01 * (i % 2), 0.5, 100);
+    noise.ln = (GnsTracker){0};
+    for (int i = 0; i < 50; i++) gns_update(&noise.ln, 8, 10 + 0.01 * (i % 2), 0.5, 100, 1e4);
     CHECK(gns_estimate(&noise.ln).lower == INFINITY, "a bound of %g", gns_estimate(&noise.ln).lower);
     log_step(&(StepMetrics){.step = 1, .tokens = 2, .nll = NAN, .mfu = NAN, .mode = GNS_LN});
     check_number("gns_ln_lower", 1e308);
