@@ -23,51 +23,40 @@ set -u
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 trap_stop_requests
-trap '[ $asked -gt 0 ] || on_stop_request' USR2 # return_mpirun_signal sends USR2
+trap '[ $asked -gt 0 ] || on_stop_request' USR2 # kill_hung_mpirun sends USR2
 arguments=()
 for word; do [[ $word == @(-|--)@(continuous|enable-recovery) ]] || arguments+=("$word"); done
 set -- "${arguments[@]}"
 export GNS_MPIRUN=$$ # marks the ranks
 timeout=10 # seconds
 
-# Prints mpirun's child processes, without zombies. (Not every kernel has /proc/PID/task/PID/children.)
-children() {
-    grep -lsE "^PPid:[[:space:]]+$job\$" /proc/[0-9]*/status | xargs -r grep -LsE '^State:[[:space:]]+Z' | cut -d / -f 3
-}
-
 # Prints the ranks on this machine, also after mpirun has ended.
 ranks() {
     grep -lszxF "GNS_MPIRUN=$$" /proc/[0-9]*/environ | xargs -r grep -lsz '^OMPI_COMM_WORLD_RANK=' | cut -d / -f 3
 }
 
-# Sends USR2 to this script if a signal is pending for mpirun. USR2 is a request to stop unless one came before.
-return_mpirun_signal() {
-    local pending
-    pending=$(sed -n 's/^ShdPnd:[[:space:]]*//p' "/proc/$job/status" 2> /dev/null)
-    ((16#${pending:-0} & blocked)) && kill -USR2 $$ 2> /dev/null && blocked=0
-}
-
 # Kills mpirun if it still runs $timeout s after its ranks have ended. Writes a line with the job's name when the ranks
 # have started. (A line, not a signal: bash 5.2 may lose a request to stop that arrives with another trapped signal.)
 kill_hung_mpirun() {
-    local alone=0 looks=0 seconds=0 messages
+    local found pending started='' looks=0 alone=0 messages
     exec {messages}>&2 2> /dev/null # hides complaints about closed pipes, by commands that outlive this function
     trap '' HUP INT QUIT TERM      # the terminal, `timeout` and services send these to every process
-    until [ -n "$(ranks)" ]; do
-        kill -0 "$job" || return
-        kill -0 $$ || { ask_to_stop; return; } # this script was killed: ask the ranks to stop
-        return_mpirun_signal
-        looks=$((looks + 1))
-        if [ $looks -lt 100 ]; then sleep 0.1; else sleep 1; fi > /dev/null {messages}>&-
-    done
-    sed -zn 's/^PMIX_NAMESPACE=//p' "/proc/$(ranks | head -n 1)/environ" | tr -d '\0'
-    echo # the ranks have started
     while [ $alone -lt $timeout ]; do
-        [ $((seconds++)) -gt 1 ] || kill -0 $$ || { ask_to_stop; return; }
-        sleep 1 > /dev/null {messages}>&-
         kill -0 "$job" || return # mpirun has ended
-        return_mpirun_signal
-        if [ -n "$(children)" ]; then alone=0; else alone=$((alone + 1)); fi
+        found=$(ranks)
+        if [ -n "$found" ] && [ -z "$started" ]; then
+            sed -zn 's/^PMIX_NAMESPACE=//p' "/proc/${found%%$'\n'*}/environ" | tr -d '\0'
+            echo # the ranks have started
+            started=1 looks=0
+        fi
+        # If this script was killed: ask the ranks to stop. Once they run, mpirun forwards USR1 (see `apart`).
+        [ -n "$started" ] && [ $looks -gt 1 ] || kill -0 $$ || { ask_to_stop; return; }
+        # A signal that is pending for mpirun is a request to stop, unless one came before.
+        pending=$(sed -n 's/^ShdPnd:[[:space:]]*//p' "/proc/$job/status")
+        ((16#${pending:-0} & blocked)) && kill -USR2 $$ && blocked=0
+        looks=$((looks + 1))
+        if [ -n "$started" ] && [ -z "$found" ]; then alone=$((alone + 1)); else alone=0; fi
+        if [ -z "$started" ] && [ $looks -lt 100 ]; then sleep 0.1; else sleep 1; fi > /dev/null {messages}>&-
     done
     echo "mpirun has not ended $timeout s after its ranks: it is killed" >&"$messages"
     kill -KILL "$job"
