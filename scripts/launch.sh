@@ -58,14 +58,14 @@ train_until_done() {
         before=`newest_checkpoint "$OUT"`
         "${apart[@]}" "${command[@]}" &
         job=$!
-        forward_requests
+        [ -z "$asked" ] || ask_to_stop
         wait_for_job
         code_of_ranks $?
         code=$? job=''
         case $code in
         0 | 64 | 65 | 69 | 71 | 74 | 76) return $code ;; # done, or a restart does not help
         esac
-        [ $asked = 0 ] || return $code
+        [ -z "$asked" ] || return $code
         [ $code != 75 ] || [ -z "${RUN:-}${GNS_END:-}" ] || return $code # the time of the batch system or of --max-hours is over
         newest=`newest_checkpoint "$OUT"`
         [ -n "$newest" ] && [ "$newest" != "$before" ] || return $code

@@ -23,7 +23,7 @@ set -u
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 trap_stop_requests
-trap '[ $asked -gt 0 ] || on_stop_request' USR2 # kill_hung_mpirun sends USR2
+trap '[ -n "$asked" ] || on_stop_request' USR2 # kill_hung_mpirun sends USR2
 arguments=()
 for word; do [[ $word == @(-|--)@(continuous|enable-recovery) ]] || arguments+=("$word"); done
 set -- "${arguments[@]}"
@@ -99,7 +99,7 @@ fi
 "${block[@]}" "${apart[@]}" mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&- &
 job=$!
 exec {out}>&- {err}>&-
-forward_requests
+[ -z "$asked" ] || ask_to_stop
 exec {news}< <(kill_hung_mpirun)
 guard=$!
 wait_for_job
@@ -119,7 +119,7 @@ for ((i = 0; i < 50; i++)); do # await the last lines, 1 s at most: a process th
     sleep 0.02
 done
 # Exit with 75 if a request to stop ended mpirun: its signal came before mpirun blocked that signal.
-[[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ $asked = 0 ] ||
+[[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ -z "$asked" ] ||
     fail 75 "asked to stop before the ranks began" "Start the same command again"
 # Fail if mpirun could not start the ranks. Its code is then 132, 255, or 1 (bad arguments; a rank may end with 1, too).
 # Other codes above 128 come from a rank that a signal ended, perhaps before the guard looked for ranks.

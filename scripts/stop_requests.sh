@@ -10,27 +10,20 @@ usr1_bit=$((1 << ($(kill -l USR1) - 1)))
 apart=(setsid setpriv --pdeathsig USR1)
 "${apart[@]:1}" true 2> /dev/null || apart=(setsid)
 
-# These functions forward stop requests as SIGUSR1 to the processes that the script's function `ranks` prints, at once or when
-# the process `job` has started. A second request sends a second signal. Requests within 3 s after the first was forwarded belong to
-# it, since `timeout` sends two (llmc/base/signals.h). So do all HUPs of a closing terminal.
-job='' asked=0 sent=0 first=0
+# These functions forward stop requests as SIGUSR1 to the processes that the script's function `ranks` prints. A script that has
+# started the process `job` calls ask_to_stop if a request came before. A second request sends a second signal. Requests within 3 s
+# after one was forwarded belong to it, since `timeout` sends two (llmc/base/signals.h). So do all HUPs of a closing terminal.
+job='' asked='' last=0 # asked: a request came
 trap_stop_requests() {
     trap '' PIPE # closed output does not end the script
-    trap '[ $asked -gt 0 ] || on_stop_request' HUP
+    trap '[ -n "$asked" ] || on_stop_request' HUP
     trap on_stop_request INT TERM USR1 # USR1 last: a script that catches USR1 catches all three
 }
 on_stop_request() {
-    [ $asked = 0 ] || [ $((SECONDS - first)) -gt 2 ] || return 0
-    asked=$((asked + 1))
-    [ $asked -gt 1 ] || first=$((SECONDS + 60)) # ignores other requests until ask_to_stop has found the ranks
-    forward_requests
-    [ $asked -gt 1 ] || first=$SECONDS
-}
-forward_requests() {
-    while [ -n "$job" ] && [ $sent -lt $asked ]; do
-        sent=$((sent + 1))
-        ask_to_stop
-    done
+    [ -z "$asked" ] || [ $((SECONDS - last)) -gt 2 ] || return 0
+    asked=1 last=$((SECONDS + 60)) # ignores other requests until ask_to_stop has found the ranks
+    [ -z "$job" ] || ask_to_stop
+    last=$SECONDS
 }
 
 # Waits for the job and returns its exit code.
