@@ -40,11 +40,15 @@ recipe_options() {
     fi
 }
 
-# fetch URL FILE [SHA256]: downloads URL. FILE exists only once it is complete and checked.
+# fetch URL FILE [SHA256|hub]: downloads URL. FILE exists only once it is complete and checked.
 fetch() {
     local url=$1 file=$2 want=${3:-} got
     if [ -f "$file" ]; then return 0; fi
     command -v curl > /dev/null || fail 65 "curl is missing" "Install curl, or get $url yourself and say --from DIR"
+    if [ "$want" = hub ]; then # Hugging Face gives a large file's SHA-256 as its ETag, before the redirection
+        want=$(curl -sS --max-time 60 -I "$url" 2> /dev/null | tr -d '\r"' |
+            awk 'tolower($1) == "x-linked-etag:" && $2 ~ /^[0-9a-f]+$/ && length($2) == 64 { print $2 }') || true
+    fi
     mkdir -p "$(dirname "$file")"
     echo "fetching $url"
     curl -fL --retry 5 --retry-delay 2 --connect-timeout 20 -C - -o "$file.part" --progress-bar "$url" || {
@@ -58,24 +62,14 @@ fetch() {
         fail 65 "$url: SHA-256 $got, not $want" "It was removed: try again, unless the source has changed"
     fi
     mv "$file.part" "$file"
+    [ -n "$want" ] || echo "$file: its source states no SHA-256, it was not checked"
 }
 
 # input URL [SHA256|hub]: sets INPUT to the path of URL's file: in the directory of --from, or downloaded.
 input() {
-    local name=${1##*/} sum=${2:-}
-    INPUT=$DOWNLOAD/$name
-    if [ -n "$FROM" ]; then
-        INPUT=$FROM/$name
-        [ -f "$INPUT" ] || fail 65 "$INPUT: no such file" "Get it from $1"
-        return 0
-    fi
-    [ ! -f "$INPUT" ] || return 0
-    if [ "$sum" = hub ]; then # Hugging Face gives a large file's SHA-256 as its ETag, before the redirection
-        sum=$(curl -sS --max-time 60 -I "$1" 2> /dev/null | tr -d '\r"' |
-            awk 'tolower($1) == "x-linked-etag:" && $2 ~ /^[0-9a-f]+$/ && length($2) == 64 { print $2 }') || true
-    fi
-    fetch "$1" "$INPUT" "$sum"
-    [ -n "$sum" ] || echo "$INPUT: its source states no SHA-256, it was not checked"
+    INPUT=${FROM:-$DOWNLOAD}/${1##*/}
+    [ -z "$FROM" ] || [ -f "$INPUT" ] || fail 65 "$INPUT: no such file" "Get it from $1"
+    fetch "$1" "$INPUT" "${2:-}"
 }
 
 need_tokenize() {
