@@ -31,20 +31,9 @@ CHECKPOINT = "step_([0-9]{8}|[1-9][0-9]{8,})"  # archive_step_of in llmc/checkpo
 
 # ---- fit ------------------------------------------------------------------------------------------------------------
 
-def fit_minima(batch, steps):
-    """Returns (S_min, E_min), the covariance of their logarithms (NaN for two runs) and the residuals of log S."""
-    import numpy as np
-    from scipy.optimize import least_squares
-
-    # With E = B S, eq. 2.11 is S = S_min + E_min / B. Fit log S, so that relative errors of all runs have equal weight.
-    start = np.log([steps.min() / 2, (batch * steps).min() / 2])
-    fit = least_squares(lambda x: np.log(steps) - np.log(np.exp(x[0]) + np.exp(x[1]) / batch), start, xtol=1e-14, ftol=1e-14)
-    variance = (fit.fun @ fit.fun) / (len(steps) - 2) if len(steps) > 2 else math.nan
-    return np.exp(fit.x), np.linalg.pinv(fit.jac.T @ fit.jac) * variance, fit.fun
-
-
 def fit(args):
     import numpy as np
+    from scipy.optimize import least_squares
 
     runs = [Run(path) for path in args.runs]
     kind, target, found = compare(runs, args.target)
@@ -61,7 +50,13 @@ def fit(args):
     steps = np.array([at["step"] for at in found], dtype=float)
     if len(set(batch)) < 2:
         raise Fault(EXIT_INPUT, "fit needs runs at two batch sizes or more")
-    (s_min, e_min), cov, residuals = fit_minima(batch, steps)
+
+    # With E = B S, eq. 2.11 is S = S_min + E_min / B. Fit log S, so that relative errors of all runs have equal weight.
+    start = np.log([steps.min() / 2, (batch * steps).min() / 2])
+    solved = least_squares(lambda x: np.log(steps) - np.log(np.exp(x[0]) + np.exp(x[1]) / batch), start, xtol=1e-14, ftol=1e-14)
+    (s_min, e_min), residuals = np.exp(solved.x), solved.fun
+    of_residuals = (residuals @ residuals) / (len(steps) - 2) if len(steps) > 2 else math.nan
+    cov = np.linalg.pinv(solved.jac.T @ solved.jac) * of_residuals  # of the logarithms of S_min and E_min
 
     print(f"To a {kind} loss of {target:.6g}{'' if args.target else ', the lowest that all runs reach'}:")
     print(f"{'batch':>8} {'steps S':>10} {'examples E':>12} {'S of the fit':>13} {'residual':>9}  run")
@@ -158,16 +153,14 @@ class Branch:
             with open(log, encoding="utf-8", errors="replace") as file:
                 last = [*file, "it said nothing\n"][-2:][0].strip()
             raise Fault(code if code > 0 else 70, f"{program[0]} ended with {code}: {last} (see {log})")
-        write_whole(self.done, f"{math.inf if code else self.last_loss()}\n")
+        loss = math.inf  # diverged
+        if code == 0:
+            run = Run(self.out)
+            last = run.column("loss")[-(self.steps // POINTS):]  # their examples are the same in every branch
+            loss = column(run.val_rows, "val_loss")[-1] if run.val_rows else sum(last) / len(last)
+        write_whole(self.done, f"{loss}\n")
         for checkpoint in glob.glob(os.path.join(glob.escape(self.out), "step_*")):
             shutil.rmtree(checkpoint)
-
-    def last_loss(self):
-        run = Run(self.out)
-        if run.val_rows:
-            return column(run.val_rows, "val_loss")[-1]
-        last = run.column("loss")[-(self.steps // POINTS):]  # their examples are the same in every branch
-        return sum(last) / len(last)
 
 
 def critical_batch(batches, losses, tolerance):

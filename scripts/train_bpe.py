@@ -32,8 +32,17 @@ def texts(prefix):
     yield rest.decode(errors="replace")
 
 
-def learn(args, words):
-    """Learns a vocabulary of the inputs. words: data/tokenize's options and inputs."""
+def main():
+    parser = Parser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--vocab-size", type=int, required=True, metavar="N")
+    parser.add_argument("--out", required=True, metavar="DIR")
+    parser.add_argument("--force", action="store_true", help="replace the vocabulary in DIR")
+    args, words = parser.parse_known_args()  # words: data/tokenize's options and inputs
+    if not BYTES < args.vocab_size <= TOKENS_MAX:
+        raise Fault(EXIT_USAGE, f"--vocab-size {args.vocab_size}: not a whole number from {BYTES + 1} to {TOKENS_MAX}")
+    if not args.force and os.path.exists(os.path.join(args.out, "vocab.json")):
+        raise Fault(EXIT_USAGE, f"{args.out}: has a vocabulary. Choose another --out, or --force to replace it")
+
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     trained = Tokenizer(models.BPE())
@@ -51,20 +60,7 @@ def learn(args, words):
         if code:
             sys.exit(code)  # data/tokenize has printed the error
         trained.train_from_iterator(texts(prefix), trainer)
-    return trained
 
-
-def main():
-    parser = Parser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--vocab-size", type=int, required=True, metavar="N")
-    parser.add_argument("--out", required=True, metavar="DIR")
-    parser.add_argument("--force", action="store_true", help="replace the vocabulary in DIR")
-    args, words = parser.parse_known_args()
-    if not BYTES < args.vocab_size <= TOKENS_MAX:
-        raise Fault(EXIT_USAGE, f"--vocab-size {args.vocab_size}: not a whole number from {BYTES + 1} to {TOKENS_MAX}")
-    if not args.force and os.path.exists(os.path.join(args.out, "vocab.json")):
-        raise Fault(EXIT_USAGE, f"{args.out}: has a vocabulary. Choose another --out, or --force to replace it")
-    trained = learn(args, words)
     vocab = trained.get_vocab(with_added_tokens=False)
     vocab[EOT] = len(vocab)
     config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "bos_token": EOT, "eos_token": EOT, "unk_token": EOT}
