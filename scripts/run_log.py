@@ -191,17 +191,7 @@ class Run:
         self.info = parse(self.info_path, read_bytes(self.info_path), RUN)
         self.parts = self.info.get("parts", [])
         known = {} if known is None else known
-        self.lines = self.read_metrics(known)
-        self.samples, self.outliers = ([line for _, line in read_lines(other, shape, known)] if os.path.exists(other) else []
-                                       for other, shape in zip(others, (SAMPLE, OUTLIER)))
-        self.rows = [line for line in self.lines if "loss" in line]
-        self.val_rows = [line for line in self.lines if "val_loss" in line]
-        self.test_rows = [line for line in self.lines if "hellaswag" in line]
-        if not self.rows and not live:
-            raise Fault(EXIT_INPUT, f"{self.metrics_path}: no step in it; let the run make some")
-
-    def read_metrics(self, known):
-        lines, before, now, rate = [], 0, 0.0, math.nan
+        self.lines, before, now, rate = [], 0, 0.0, math.nan
         for where, line in read_lines(self.metrics_path, ROW, known):
             if line["tokens"] < before:
                 raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
@@ -210,8 +200,14 @@ class Run:
                 now += (line["tokens"] - before) / rate
                 before = line["tokens"]
             line["seconds"] = now
-            lines.append(line)
-        return lines
+            self.lines.append(line)
+        self.samples, self.outliers = ([line for _, line in read_lines(other, shape, known)] if os.path.exists(other) else []
+                                       for other, shape in zip(others, (SAMPLE, OUTLIER)))
+        self.rows = [line for line in self.lines if "loss" in line]
+        self.val_rows = [line for line in self.lines if "val_loss" in line]
+        self.test_rows = [line for line in self.lines if "hellaswag" in line]
+        if not self.rows and not live:
+            raise Fault(EXIT_INPUT, f"{self.metrics_path}: no step in it; let the run make some")
 
     def column(self, name):
         """Returns a field of every step. The field loss is without label smoothing, as in validation."""
