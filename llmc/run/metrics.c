@@ -29,7 +29,6 @@ static const char *const log_names[LOGS] = {"metrics.jsonl", "samples.jsonl", "m
 struct Metrics {
     int dir; // the directory of the files (files.h)
     int fd;  // metrics.jsonl
-    int64_t bytes;
     Log log[LOGS];
 };
 
@@ -119,15 +118,13 @@ int metrics_open(Metrics **out, int dir, const char *directory, bool *here, Erro
         TRY_GOTO(FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out",
                       "%s/metrics.jsonl: another run is writing to it%s", directory, who));
     }
-    m->bytes = lseek(m->fd, 0, SEEK_END);
-    TRY_GOTO(m->bytes < 0 ? cannot_write(m->log[STEPS].path, e) : 0);
     *out = m;
 done:
     if (code) metrics_close(m, &(Error){0});
     return code;
 }
 
-int64_t metrics_bytes(const Metrics *m) { return m->bytes; }
+int64_t metrics_bytes(const Metrics *m) { return lseek(m->fd, 0, SEEK_END) + (int64_t)log_waits(&m->log[STEPS]); }
 
 int metrics_sync(const Metrics *m, Error *e) { return descriptor_sync(m->fd, m->log[STEPS].path, e); }
 
@@ -146,17 +143,17 @@ int metrics_close(Metrics *m, Error *e) {
 
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
-// Sets *keep to the number of bytes of a log to keep: the whole lines of steps up to `step`, or up to byte `end` if one
-// of these lines ends there. Copies the other bytes to `rest`, unless rest is NULL. Stops at a line that does not begin
-// with '{': a full disk or power cut may leave a hole of zeros, which getline would read as one very long line.
-static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_t *keep, FILE *rest, Error *e) {
+// Sets *keep to the number of bytes of a log to keep: the whole lines of steps up to `step`. Copies the other bytes to
+// `rest`, unless rest is NULL. Stops at a line that does not begin with '{': a full disk or power cut may leave a hole
+// of zeros, which getline would read as one very long line.
+static int bytes_until(int fd, const char *path, int64_t step, off_t *keep, FILE *rest, Error *e) {
     char *line = NULL;
     size_t room = 0;
     long long at;
     FILE *f = fdopen(dup(fd), "r");
     *keep = 0;
     if (f) rewind(f);
-    for (int c; f && *keep != end && (c = getc(f)) == '{';) {
+    for (int c; f && (c = getc(f)) == '{';) {
         ungetc(c, f);
         ssize_t n = getline(&line, &room, f);
         if (n <= 0 || line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
@@ -171,19 +168,17 @@ static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_
     return FAIL_UNREADABLE(e, "make it readable, and start again", "%s: cannot read: %s", path, strerror(error));
 }
 
-int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e) {
+int metrics_begin(Metrics *m, int64_t step, bool keeps, Error *e) {
     const char *samples = m->log[SAMPLES].path;
     off_t keep;
     int fd;
     if (keeps && metrics_flush(m, e) && metrics_waiting(m) > log_waits(&m->log[UNDONE])) return e->code;
-    // Cut by steps, not only by bytes: the checkpoint may come from another directory, or somebody may edit the log.
-    TRY(bytes_until(m->fd, m->log[STEPS].path, step, bytes, &keep, keeps ? m->log[UNDONE].lines.f : NULL, e));
+    TRY(bytes_until(m->fd, m->log[STEPS].path, step, &keep, keeps ? m->log[UNDONE].lines.f : NULL, e));
     if (keeps) fflush(m->log[UNDONE].lines.f), metrics_flush(m, &(Error){0}); // on failure the lines wait
-    if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->log[STEPS].path, e);
-    m->bytes = keep;
+    if (ftruncate(m->fd, keep) != 0) return cannot_write(m->log[STEPS].path, e);
     if (!file_exists_in(m->dir, samples)) return 0;
     TRY(file_open_output(m->dir, samples, O_RDWR, &fd, e)); // if samples cannot be written, the run ends now
-    int code = bytes_until(fd, samples, step, INT64_MAX, &keep, NULL, e);
+    int code = bytes_until(fd, samples, step, &keep, NULL, e);
     if (!code && step > 0 && ftruncate(fd, keep) != 0) code = cannot_write(samples, e); // a new run keeps older samples
     close(fd);
     return code;
@@ -213,11 +208,9 @@ static FILE *begin_line(Log *log, int64_t step, int64_t tokens) {
 
 // Ends a line. Writes the waiting lines, then this line.
 static int log_end_line(Metrics *m, Log *log, Error *e) {
-    size_t before = log->lines.bytes;
     fputs("}\n", log->lines.f);
     if (fflush(log->lines.f) != 0)
         return FAIL(e, ERR_MEMORY, "free some memory", "out of memory: a line of %s", log->path);
-    if (log == &m->log[STEPS]) m->bytes += (int64_t)(log->lines.bytes - before);
     metrics_flush(m, &(Error){0}); // on failure the line waits
     return 0;
 }

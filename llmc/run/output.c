@@ -182,7 +182,7 @@ static int setup_directory(Run *r, Error *e) {
     // Before logs and checkpoints change: fails if the old run.json is unreadable, and chooses archive->id.
     TRY(write_run_json(r, e));
     TRY(archive_set_aside_after(archive, r->position.at.step, back ? "rolled_back" : "damaged", stderr, e));
-    return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, back, e);
+    return metrics_begin(r->output.metrics, r->position.at.step, back, e);
 }
 
 bool saves_in_background(const Setup *setup, const Position *position) {
