@@ -20,7 +20,7 @@ static const char *const other_run = "give the run's own value, or another --out
 // "noise.ln.g2", or in a list "train_data[0].name". After an error the walk does nothing more.
 typedef struct {
     bool writing;
-    const char *file;
+    char file[PATH_MAX];
     const char *build; // the build that wrote the file
     cJSON *root;
     int code;
@@ -337,49 +337,40 @@ static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
     return code ? code : ended;
 }
 
-// Keeps the run's GNS mode, on any machine, unless --gns is given: another mode would change the run's batches.
-static int keep_gns(StateIO *io, Options *o, Error *e) {
-    const char *was = cJSON_GetStringValue(get(io, "options.gns"));
-    const OptionTable t = options_table(o);
-    if (o->given[OPTION_gns] || !was) return 0;
-    if (row_set(&t, OPTION_gns, "gns", was, 0, e)) return malformed(io, "options.gns", "a known mode");
-    return options_resolve_gns(o, (GnsMode)o->gns, e);
-}
-
-// Keeps the measured cost of a step unless --ramp-step-rows is given. Fails if the run began with another --ramp, and
-// so measured no cost.
-static int keep_step_rows(const StateIO *io, Run *r, Error *e) {
+// Keeps the batch, the mode of --gns, the length and a step's cost, unless options of the command line set them. Another
+// value would change the run.
+static int keep_values(StateIO *io, Run *r, Error *e) {
     Options *o = &r->setup.options;
-    const double was = number(io, "options.ramp_step_rows");
-    if (o->ramp_step_rows == 0 && was > 0) r->position.ramp.config.step_rows = o->ramp_step_rows = was;
+    const double rows = number(io, "options.micro_batch"), step_rows = number(io, "options.ramp_step_rows");
+    const double named = number(io, "options.batch_tokens") + number(io, "options.batch_min");
+    const double hours = number(io, "options.train_hours");
+    const char *gns = cJSON_GetStringValue(get(io, "options.gns"));
+    const OptionTable t = options_table(o);
+    int64_t *horizon = &r->position.at.horizon; // not 0: --train-hours has decided the length
+    if (named == 0 && !o->batch_tokens && !o->batch_min && rows != (double)o->micro_batch) {
+        FAIL(e, ERR_USAGE, NULL, "%s: --micro-batch was %.0f and is %lld; without --batch-tokens it is the run's batch",
+             io->file, rows, (long long)o->micro_batch);
+        return error_hint(e, "add --batch-tokens %.0f to keep the batch", rows * (double)o->seq_len);
+    }
+    if (!o->given[OPTION_gns] && gns) {
+        if (row_set(&t, OPTION_gns, "gns", gns, 0, e)) return malformed(io, "options.gns", "a known mode");
+        TRY(options_resolve_gns(o, (GnsMode)o->gns, e));
+    }
+    if (!o->train_hours) *horizon = 0;
+    if (*horizon % o->seq_len || *horizon > HORIZON_UNDECIDED)
+        return malformed(io, "horizon", "a length in whole rows");
+    if (*horizon && hours != o->train_hours) {
+        FAIL(e, ERR_USAGE, NULL, "--train-hours %g: this run has %g, and its length is decided", o->train_hours, hours);
+        return error_hint(e, "use --train-tokens; its length is %" PRId64, *horizon);
+    }
+    if (*horizon) TRY(run_set_horizon(r, *horizon, e));
+    if (o->ramp_step_rows == 0 && step_rows > 0) r->position.ramp.config.step_rows = o->ramp_step_rows = step_rows;
     const bool complete = r->position.at.tokens >= o->run.horizon_tokens;
     if (o->run.ramp_mode != RAMP_GNS || o->ramp_step_rows > 0 || complete) return 0;
     return FAIL(e, ERR_USAGE,
                 "add --ramp-step-rows X, from a similar run's run.json; 1e9 with --ramp-waste 1 --ramp-kappa 0.65 is "
                 "what older builds did",
                 "%s: --ramp gns measures what a step costs before a run's first step, and this run has not", io->file);
-}
-
-// Refuses a new --micro-batch if --batch-tokens (with a ramp, --batch-min) is not given: the run's batch would change.
-static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) {
-    const double rows = number(io, "options.micro_batch");
-    const double named = number(io, "options.batch_tokens") + number(io, "options.batch_min");
-    if (named != 0 || now->batch_tokens || now->batch_min || rows == (double)now->micro_batch) return 0;
-    FAIL(e, ERR_USAGE, NULL, "%s: --micro-batch was %.0f and is %lld; without --batch-tokens it is the run's batch",
-         io->file, rows, (long long)now->micro_batch);
-    return error_hint(e, "add --batch-tokens %.0f to keep the batch", rows * (double)now->seq_len);
-}
-
-// Keeps the run's length if --train-hours has decided it.
-static int keep_hours(StateIO *io, Run *r, Error *e) {
-    const double was = number(io, "options.train_hours");
-    const int64_t horizon = r->position.at.horizon, T = r->setup.shape.seq_len;
-    const Options *o = &r->setup.options;
-    if (!o->train_hours || !horizon) return r->position.at.horizon = 0;
-    if (horizon % T || horizon > HORIZON_UNDECIDED) return malformed(io, "horizon", "a length in whole rows");
-    if (was == o->train_hours) return run_set_horizon(r, horizon, e);
-    FAIL(e, ERR_USAGE, NULL, "--train-hours %g: this run has %g, and its length is decided", o->train_hours, was);
-    return error_hint(e, "use --train-tokens; its length is %" PRId64, horizon);
 }
 
 // ---- The file -------------------------------------------------------------------------------------------------------
@@ -405,45 +396,40 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     return io.code || *text ? io.code : out_of_memory(e);
 }
 
-// Opens DIRECTORY/state.json. After success the caller deletes io->root (cJSON_Delete). path: PATH_MAX bytes.
-static int state_open(StateIO *io, char *path, const char *directory, Error *e) {
+// Opens DIRECTORY/state.json. After success the caller deletes io->root (cJSON_Delete).
+static int state_open(StateIO *io, const char *directory, Error *e) {
     int64_t format = STATE_FORMAT;
-    TRY(checkpoint_training_path(path, PATH_MAX, directory, STATE_NAME, e));
-    *io = (StateIO){.file = path, .e = e};
-    TRY(json_read(&io->root, path, STATE_MAX_BYTES, damaged, e));
+    *io = (StateIO){.e = e};
+    TRY(checkpoint_training_path(io->file, sizeof io->file, directory, STATE_NAME, e));
+    TRY(json_read(&io->root, io->file, STATE_MAX_BYTES, damaged, e));
     io->build = *text_at(io, "build") ? text_at(io, "build") : "an unknown build";
-    if (!cJSON_IsObject(io->root)) io->code = FAIL(e, ERR_INPUT, damaged, "%s: no JSON object", path);
+    if (!cJSON_IsObject(io->root)) io->code = FAIL(e, ERR_INPUT, damaged, "%s: no JSON object", io->file);
     else count(io, "format", &format);
     if (!io->code && format != STATE_FORMAT)
         io->code = FAIL(e, ERR_INPUT, damaged, "%s: format %" PRId64 ", only %d is known; it was written by %.200s",
-                        path, format, STATE_FORMAT, io->build);
+                        io->file, format, STATE_FORMAT, io->build);
     if (io->code) cJSON_Delete(io->root);
     return io->code;
 }
 
 int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
-    char path[PATH_MAX];
     StateIO io;
     *changes = (Text){0};
-    TRY(state_open(&io, path, directory, e));
+    TRY(state_open(&io, directory, e));
     io_identity(&io, &r->setup, &r->data);
     io_position(&io, &r->setup, &r->position);
     if (!r->position.back.why.code) r->position.begun -= r->position.at.seconds; // a rollback keeps its clock
     int code = io.code;
-    if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
-    if (!code) code = keep_gns(&io, &r->setup.options, e);
-    if (!code) code = keep_hours(&io, r, e);
-    if (!code) code = keep_step_rows(&io, r, e);
+    if (!code) code = keep_values(&io, r, e);
     if (!code) code = list_changes(&io, r, changes, e);
     cJSON_Delete(io.root);
     return code;
 }
 
 int run_state_summary(RunSummary *summary, const char *directory, Error *e) {
-    char path[PATH_MAX];
     StateIO io;
     *summary = (RunSummary){0}; // fields that the file lacks stay 0
-    TRY(state_open(&io, path, directory, e));
+    TRY(state_open(&io, directory, e));
     io_point(&io, &summary->at);
     snprintf(summary->build, sizeof summary->build, "%s", io.build);
     snprintf(summary->start, sizeof summary->start, "%s", text_at(&io, "model.start"));
