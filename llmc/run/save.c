@@ -281,13 +281,6 @@ static int gather_pieces(Saver *s, Error *e) {
 
 // ---- Reports --------------------------------------------------------------------------------------------------------
 
-// ends: true if the failure ends the run.
-static void report_failure(const Run *r, int64_t step, const Error *why, bool ends) {
-    if (is_rank0(&r->setup))
-        fprintf(stderr, "warning: step %lld was not saved: %s. %she newest checkpoint is %s\n", (long long)step,
-                why->what, ends ? "T" : "Training continues; t", r->saving.saved[0] ? r->saving.saved : "none yet");
-}
-
 // Adds to the error's hint that the same command resumes the run. what: "" or "SOMETHING: ".
 static void hint_to_resume(const Run *r, Error *e, const char *what) {
     char remedy[sizeof e->hint];
@@ -307,7 +300,9 @@ static void report(Run *r) {
     text_free(&s->notes);
     if (s->error.code) {
         if (s->step == best->step) *best = r->saving.best_before;
-        if (!s->waits) report_failure(r, s->step, &s->error, false);
+        if (!s->waits)
+            fprintf(stderr, "warning: step %lld was not saved: %s. Training continues; the newest checkpoint is %s\n",
+                    (long long)s->step, s->error.what, r->saving.saved[0] ? r->saving.saved : "none yet");
         return;
     }
     r->saving.longest_save = fmax(r->saving.longest_save, s->seconds);
@@ -322,26 +317,22 @@ static void report(Run *r) {
 
 int collect_save(Run *r, Error *e) {
     Saver *s = r->saving.saver;
+    const bool warned = r->saving.log_waits;
+    Error why;
     if (s->phase == WRITING && r->saving.writing == 0) {
         worker_join(&s->worker);
         TRY(gather_pieces(s, e));
         s->phase = is_rank0(&r->setup) ? FINISHING : IDLE;
-        if (s->phase == FINISHING) start_thread(s, finish);
-        return 0; // `report` needs s->paused, which `save` sets later
+        if (s->phase == FINISHING) start_thread(s, finish); // `report` needs s->paused, which `save` sets later
+    } else if (s->phase == FINISHING && atomic_load(&s->ended)) {
+        worker_join(&s->worker);
+        report(r);
     }
-    if (s->phase != FINISHING || !atomic_load(&s->ended)) return 0;
-    worker_join(&s->worker);
-    report(r);
-    return 0;
-}
-
-void write_waiting_log(Run *r) {
-    const bool warned = r->saving.log_waits;
-    Error why;
     r->saving.log_waits = metrics_waiting(r->output.metrics) && metrics_flush(r->output.metrics, &why);
-    if (!r->saving.log_waits || warned) return;
+    if (!r->saving.log_waits || warned) return 0;
     progress_break(&r->output.progress);
     fprintf(stderr, "warning: %s: the log waits in memory\n", why.what);
+    return 0;
 }
 
 // On all ranks: waits until no rank writes; with `whole`, until no save runs.
@@ -417,7 +408,6 @@ int save_and_wait(Run *r, Error *e) {
 // errors too, and restores it after the save. If they could not agree, it stays false, which ends the job.
 void save_at_error(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
-    const Saver *s = r->saving.saver;
     const bool settled = comm->settled;
     const int speaker = comm->speaker;
     char what[ARCHIVE_PATH + 100];
@@ -425,14 +415,12 @@ void save_at_error(Run *r, Error *e) {
     comm->settled = false;
     int code = parallel_send_weights(&r->setup.parallel, &failed);
     if (!code) code = compare_ranks(r, &failed);
-    if (!code) code = save(r, true, &failed);
+    if (!code) code = save_and_wait(r, &failed);
     if (!code || comm->settled) comm->settled = settled, comm->speaker = speaker;
-    if (code || s->error.code > 0) {
-        report_failure(r, r->position.at.step, code ? &failed : &s->error, true);
-        return;
-    }
-    snprintf(what, sizeof what, "step %lld is saved in %s/step_%08lld: ", (long long)s->step, r->setup.options.out,
-             (long long)s->step);
+    if (code && is_rank0(&r->setup)) fprintf(stderr, "warning: no save after the error: %s\n", failed.what);
+    if (code) return;
+    snprintf(what, sizeof what, "step %lld is saved in %s/step_%08lld: ", (long long)r->position.at.step,
+             r->setup.options.out, (long long)r->position.at.step);
     hint_to_resume(r, e, what);
 }
 

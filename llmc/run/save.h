@@ -63,16 +63,13 @@ void await_copy(Run *r); // call before every update
 double saver_writes(const Saver *saver); // 1 if this rank writes, else 0
 
 // Call once per step, with the sum of saver_writes over all ranks in r->saving.writing. Advances a running save, and
-// reports an ended one.
+// reports an ended one. Then tries to write the lines of the log that wait because the disk was full.
 int collect_save(Run *r, Error *e);
 
 // Call when training ended on an error, while a save may still run. If all ranks know the error, they wait for the
 // save. If only this rank knows it, other ranks wait for this rank in a collective. This rank then waits for the save
 // at most half the deadline, and reports its error before the other ranks' watchdogs do.
 void end_save(Run *r);
-
-// Call after collect_save. Tries to write the lines of the log that wait because the disk was full.
-void write_waiting_log(Run *r);
 
 // ---- For the loop and the saves -------------------------------------------------------------------------------------
 

@@ -119,6 +119,8 @@ static int setup_shape(Setup *setup, Error *e) {
     };
     TRY(check_shape(setup, from_file, e));
     TRY(setup_tokenizer(setup, from_file, e));
+    const bool words = !setup->tokenizer || setup->tokenizer->merge_count > 0;
+    if (!o->sample_tokens) o->sample_tokens = words ? 100 : 400; // some lines of text
     if (!o->document_mask) return 0;
     int separator = setup->tokenizer ? setup->tokenizer->eot : checkpoint_end_of_text(config.vocab, -1);
     if (separator < 0)
@@ -138,12 +140,8 @@ void setup_threads(Setup *setup) {
 }
 
 int setup_model(Run *r, Error *e) {
-    Options *o = &r->setup.options;
     TRY(setup_source(r, e));
-    TRY(comm_agree(r->setup.comm, setup_shape(&r->setup, e), e));
-    bool words = !r->setup.tokenizer || r->setup.tokenizer->merge_count > 0;
-    if (!o->sample_tokens) o->sample_tokens = words ? 100 : 400; // some lines of text
-    return 0;
+    return comm_agree(r->setup.comm, setup_shape(&r->setup, e), e);
 }
 
 // ---- The engine -----------------------------------------------------------------------------------------------------

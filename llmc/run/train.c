@@ -211,7 +211,6 @@ static int train_loop(Run *r, Error *e) {
         progress_step(&r->output.progress, &m, &r->position.noise, last || at->step == 1);
         if (samples && !last) TRY(sample(r, e));
         TRY(collect_save(r, e));
-        write_waiting_log(r);
         if ((saves || r->saving.is_best) && !last) TRY(save_in_background(r, e));
     }
     return finish_run(r, e);
