@@ -23,7 +23,6 @@
 
 #include "base/common.h"
 #include <math.h>
-#include <string.h>
 
 GNS_HD static inline double gns_g2(double B, double n, double q) { return (B * q - n) / (B - 1); }
 GNS_HD static inline double gns_s(double B, double n, double q) { return (n - q) * B / (B - 1); }
@@ -31,7 +30,6 @@ GNS_HD static inline double gns_s(double B, double n, double q) { return (n - q)
 // Running averages of one group. Checkpoints store it field by field, as doubles. A step enters the sums with weight
 // 1 - d, d = 2^(-tokens / half_life). Each later step multiplies the sums by its d. Estimates divide by `weight`.
 typedef struct {
-    bool diff_sq;             // a difference's weight is the square of its step's weight (see GnsCalibration)
     double steps;             // updates so far
     double weight, weight_sq; // sum of the weights, sum of their squares
     double g2, s;             // weighted sums of G2 and S
@@ -52,14 +50,15 @@ typedef struct {
     bool significant; // g2 >= 3 g2_se
 } GnsEstimate;
 
-// Adds one step's G2 and S. half_life: tokens.
-static inline void gns_add(GnsTracker *t, double g2, double s, double tokens_of_step, double half_life) {
+// Adds one step's G2 and S. half_life: tokens. diff_sq: a difference's weight is the square of its step's weight (see
+// GnsCalibration).
+static inline void gns_add(GnsTracker *t, double g2, double s, double tokens_of_step, double half_life, bool diff_sq) {
     double decay = exp2(-tokens_of_step / half_life), fresh = 1.0 - decay;
     t->weight = decay * t->weight + fresh;
     t->weight_sq = decay * decay * t->weight_sq + fresh * fresh;
     t->g2 = decay * t->g2 + fresh * g2;
     t->s = decay * t->s + fresh * s;
-    if (t->diff_sq) decay *= decay, fresh *= fresh;
+    if (diff_sq) decay *= decay, fresh *= fresh;
     if (t->steps > 0) {
         double dg = g2 - t->last_g2, ds = s - t->last_s;
         t->diff_weight = decay * t->diff_weight + fresh;
@@ -74,7 +73,7 @@ static inline void gns_add(GnsTracker *t, double g2, double s, double tokens_of_
 
 // Adds one step's norms. No-op for B = 1, which gives no estimate.
 static inline void gns_update(GnsTracker *t, double B, double n, double q, double tokens_of_step, double half_life) {
-    if (B >= 2) gns_add(t, gns_g2(B, n, q), gns_s(B, n, q), tokens_of_step, half_life);
+    if (B >= 2) gns_add(t, gns_g2(B, n, q), gns_s(B, n, q), tokens_of_step, half_life, false);
 }
 
 // The bound lies GNS_LOWER_SES + GNS_FEW_SES / m standard errors below the estimate; m: effective number of steps.
@@ -160,15 +159,9 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 typedef struct {
     GnsTracker total, ln;
     double cross[2][2]; // weighted sums of products of differences: (G2, S) of total by (G2, S) of ln
-    double ratio;       // latest ratio with a small enough error; 1 before the first
+    double ratio;       // latest ratio with a small enough error; until then 1, which known runs end above
     double var, sum_w2; // the ratio's GnsFactor
 } GnsCalibration;
-
-static inline void gns_calibration_init(GnsCalibration *c) {
-    memset(c, 0, sizeof *c);
-    c->total.diff_sq = c->ln.diff_sq = true;
-    c->ratio = 1; // too low rather than too high: in known runs the ratio settles above 1
-}
 
 // The calibration's half-life after `done` tokens. half_life: Noise.ln's.
 static inline double gns_calibration_half_life(double half_life, double done) {
@@ -184,14 +177,15 @@ static inline bool gns_calibration_significant(const GnsTracker *t, GnsEstimate 
 static inline void gns_calibration_update(GnsCalibration *c, double B, double n_total, double q_total, double n_ln,
                                           double q_ln, double tokens, double half_life) {
     if (B < 2) return;
-    double a[2], b[2], decay = exp2(-tokens / half_life);
-    double keep = decay * decay, fresh = (1 - decay) * (1 - decay);
-    a[0] = gns_g2(B, n_total, q_total) - c->total.last_g2, a[1] = gns_s(B, n_total, q_total) - c->total.last_s;
-    b[0] = gns_g2(B, n_ln, q_ln) - c->ln.last_g2, b[1] = gns_s(B, n_ln, q_ln) - c->ln.last_s;
+    const double decay = exp2(-tokens / half_life), keep = decay * decay, fresh = (1 - decay) * (1 - decay);
+    const double total_g2 = gns_g2(B, n_total, q_total), total_s = gns_s(B, n_total, q_total);
+    const double ln_g2 = gns_g2(B, n_ln, q_ln), ln_s = gns_s(B, n_ln, q_ln);
+    const double a[] = {total_g2 - c->total.last_g2, total_s - c->total.last_s};
+    const double b[] = {ln_g2 - c->ln.last_g2, ln_s - c->ln.last_s};
     for (int i = 0; i < 2 && c->total.steps > 0; i++)
         for (int j = 0; j < 2; j++) c->cross[i][j] = keep * c->cross[i][j] + fresh * a[i] * b[j];
-    gns_update(&c->total, B, n_total, q_total, tokens, half_life);
-    gns_update(&c->ln, B, n_ln, q_ln, tokens, half_life);
+    gns_add(&c->total, total_g2, total_s, tokens, half_life, true);
+    gns_add(&c->ln, ln_g2, ln_s, tokens, half_life, true);
     GnsEstimate total = gns_estimate(&c->total), ln = gns_estimate(&c->ln);
     if (!gns_calibration_significant(&c->total, total) || !gns_calibration_significant(&c->ln, ln)) return;
     c->ratio = total.scale / ln.scale;

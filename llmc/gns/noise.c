@@ -2,6 +2,8 @@
 
 #include "model/engine.h"
 
+#include <string.h>
+
 int noise_create(Noise *noise, const Model *model, double half_life, double ratio, int sources, Error *e) {
     memset(noise, 0, sizeof *noise);
     noise->layers = model->config.layers, noise->sources = sources;
@@ -9,7 +11,7 @@ int noise_create(Noise *noise, const Model *model, double half_life, double rati
     const size_t trackers = (size_t)(noise->layers + noise->source_trackers);
     TRY(memory_alloc_zero((void **)&noise->layer, sizeof(GnsTracker) * trackers, "noise trackers", e));
     noise->source = noise->layer + noise->layers;
-    gns_calibration_init(&noise->calibration);
+    noise->calibration.ratio = 1; // too low rather than too high
     noise->half_life = half_life, noise->fixed_ratio = ratio;
     return 0;
 }
@@ -81,16 +83,16 @@ void noise_observe_sources(Noise *noise, double B, double pairs, const double *s
     double all = 0;
     for (int s = 0; s < n; s++) all += sq[s];
     for (int t = 0; t < n; t++) {
-        gns_add(&noise->source[t], all / B, sq[t] / B, step_tokens, half_life);
+        gns_add(&noise->source[t], all / B, sq[t] / B, step_tokens, half_life, false);
         if (pairs == 0) continue;
         gram[t * n + t] -= sq[t];
         for (int s = 0; s <= t; s++) gram[s * n + t] /= share[s] * share[t] * pairs;
         const double g2 = gram[t * n + t];
-        gns_add(&noise->source[n + t], g2, sq[t] / (share[t] * B) - g2, step_tokens, half_life);
+        gns_add(&noise->source[n + t], g2, sq[t] / (share[t] * B) - g2, step_tokens, half_life, false);
         for (int s = 0; s < t; s++, of_pair += 3) {
-            gns_add(&of_pair[0], gram[s * n + s], gram[s * n + t], step_tokens, half_life);
-            gns_add(&of_pair[1], g2, gram[s * n + t], step_tokens, half_life);
-            gns_add(&of_pair[2], gram[s * n + s], g2, step_tokens, half_life);
+            gns_add(&of_pair[0], gram[s * n + s], gram[s * n + t], step_tokens, half_life, false);
+            gns_add(&of_pair[1], g2, gram[s * n + t], step_tokens, half_life, false);
+            gns_add(&of_pair[2], gram[s * n + s], g2, step_tokens, half_life, false);
         }
     }
 }

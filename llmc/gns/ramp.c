@@ -78,21 +78,22 @@ static int ramp_replay_read(Ramp *r, const char *path, Error *e) {
         else if (is_step) {
             const int64_t rows = (int64_t)batch->valuedouble;
             tokens += batch->valuedouble * (double)c->seq_len;
-            if (expected == 1 || (rows < c->batch_min && tokens < c->train_tokens)) c->batch_min = rows;
+            if (expected == 1 || (rows < c->batch_min && tokens < c->schedule.train_tokens)) c->batch_min = rows;
             if (expected == 1 || rows > c->batch_max) c->batch_max = rows;
             r->replay[r->replay_steps++] = rows;
         }
         cJSON_Delete(object);
     }
     memory_free(text);
-    if (code || tokens >= c->train_tokens) return code;
+    if (code || tokens >= c->schedule.train_tokens) return code;
     return FAIL(e, ERR_INPUT, "shorten --train-tokens or replay a longer run",
-                "%s ends at line %zu after %.0f tokens, this run takes %.0f", path, lines, tokens, c->train_tokens);
+                "%s ends at line %zu after %.0f tokens, this run takes %.0f", path, lines, tokens,
+                c->schedule.train_tokens);
 }
 
 int ramp_create(Ramp *r, const RampConfig *config, const char *argument, Error *e) {
     *r = (Ramp){.config = *config, .argument = argument};
-    assert(config->batch_ref > 0 && config->seq_len > 0 && config->train_tokens > 0);
+    assert(config->batch_ref > 0 && config->seq_len > 0 && config->schedule.train_tokens > 0);
     if (config->mode == RAMP_GNS) r->rows = (double)config->batch_min;
     int code = config->mode == RAMP_REPLAY ? ramp_replay_read(r, argument, e) : 0;
     if (code) ramp_destroy(r);
@@ -115,7 +116,7 @@ int64_t ramp_batch(const Ramp *r, int64_t step, double tokens) {
     const RampConfig *c = &r->config;
     double rows = (double)c->batch_min, from, next;
     switch (c->mode) {
-    case RAMP_LINEAR: rows += (double)(c->batch_max - c->batch_min) * tokens / c->train_tokens; break;
+    case RAMP_LINEAR: rows += (double)(c->batch_max - c->batch_min) * tokens / c->schedule.train_tokens; break;
     case RAMP_SEESAW:
         if (tokens >= c->schedule.warmup_tokens) rows = rows * c->schedule.lr / schedule_lr(&c->schedule, tokens);
         break;
@@ -130,7 +131,7 @@ int64_t ramp_batch(const Ramp *r, int64_t step, double tokens) {
 }
 
 int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens) {
-    int64_t left = ((int64_t)r->config.train_tokens - tokens) / r->config.seq_len;
+    int64_t left = ((int64_t)r->config.schedule.train_tokens - tokens) / r->config.seq_len;
     if (left <= 0) return 0;
     int64_t batch = ramp_batch(r, step, (double)tokens);
     return batch < left ? batch : left;
@@ -139,7 +140,7 @@ int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens) {
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
     const RampConfig *c = &r->config;
     if (c->mode == RAMP_GNS) r->rows = ramp_limit(c, r->rows);
-    if (c->mode != RAMP_REPLAY || (double)tokens >= c->train_tokens) return 0; // a complete run needs no check
+    if (c->mode != RAMP_REPLAY || (double)tokens >= c->schedule.train_tokens) return 0; // a complete run needs no check
     int64_t known = step < r->replay_steps ? step : r->replay_steps, rows = 0;
     for (int64_t i = 0; i < known; i++) rows += r->replay[i];
     double replayed = (double)rows * (double)c->seq_len;
@@ -181,10 +182,10 @@ double ramp_step_rows(const int64_t *rows, const double *seconds, int count) {
     return strtod(digits, NULL);
 }
 
-void ramp_observe(Ramp *r, double step_tokens, double aim) {
+void ramp_observe(Ramp *r, double step_tokens, double half_life, double aim) {
     const RampConfig *c = &r->config;
     if (c->mode != RAMP_GNS || isnan(aim)) return;
-    double factor = exp2(step_tokens / c->half_life_tokens), rows = r->rows;
+    double factor = exp2(step_tokens / half_life), rows = r->rows;
     r->rows = ramp_limit(c, fmin(fmax(aim, rows / factor), rows * factor));
 }
 

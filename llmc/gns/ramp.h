@@ -49,9 +49,7 @@ typedef struct {
     double waste;                 // largest batch, in critical batches: the share of extra tokens that the run accepts
     double step_rows;             // x: a step's fixed cost, in rows; 0: not known yet
     double lr_power;              // p of lr x (B / batch_ref)^p at the schedule's peak
-    double half_life_tokens;      // half-life of the noise scale's average
-    double train_tokens;          // the horizon
-    Schedule schedule;
+    Schedule schedule;            // its train_tokens is the horizon
 } RampConfig;
 
 // The target of gns mode, in rows. NaN: unknown; infinite: the noise hides the gradient.
@@ -101,8 +99,9 @@ RampTarget ramp_target(const Ramp *r, const GnsTracker *tracker, GnsFactor c);
 #define RAMP_MOST_STEP_ROWS  1e9
 double ramp_step_rows(const int64_t *rows, const double *seconds, int count);
 
-// Moves the batch towards `aim` after a step of step_tokens tokens. No-op if aim is NaN, or outside gns mode.
-void ramp_observe(Ramp *r, double step_tokens, double aim);
+// Moves the batch towards `aim` after a step of step_tokens tokens. half_life: of the noise scale's average, in tokens.
+// No-op if aim is NaN, or outside gns mode.
+void ramp_observe(Ramp *r, double step_tokens, double half_life, double aim);
 
 // Returns schedule_lr x (batch / batch_ref)^p, in every mode. p falls linearly with schedule_lr, from lr_power at its
 // peak to RAMP_LR_POWER_END at 0. In fixed mode batch is batch_ref, except in a last step that the horizon cuts short.

@@ -273,7 +273,7 @@ PlanRun plan_run(const Plan *p, double target) {
     while ((batch = ramp_next(&r, run.steps, tokens)) > 0) {
         if (batch != before) seconds = p->device.peak > 0 ? plan_step(p, batch).seconds : 0;
         if (run.steps == PLAN_STEPS_MAX) {
-            int64_t left = ((int64_t)r.config.train_tokens - tokens) / (batch * T);
+            int64_t left = ((int64_t)r.config.schedule.train_tokens - tokens) / (batch * T);
             run.steps += left;
             run.seconds += (double)left * seconds;
             run.cut = true;
@@ -285,13 +285,13 @@ PlanRun plan_run(const Plan *p, double target) {
         run.steps++;
         run.seconds += seconds;
         tokens += batch * T;
-        ramp_observe(&r, (double)(batch * T), target);
+        ramp_observe(&r, (double)(batch * T), p->options->run.gns_half_life_tokens, target);
     }
     return run;
 }
 
 int64_t plan_checkpoints(const Ramp *ramp, const Options *o) {
-    const Plan untimed = {.ramp = ramp};
+    const Plan untimed = {.options = o, .ramp = ramp};
     int64_t every = o->checkpoint_every, best = best_every(o);
     if (every == 0 && best == 0) return 1;
     int64_t steps = plan_run(&untimed, 0).steps - 1; // the last step always writes a checkpoint

@@ -47,14 +47,14 @@ static void print_training(FILE *f, const Plan *p) {
     // model_flops_per_token: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1, with causal attention
     fprintf(f, "FLOPs       %.4g a token (" MODEL_FLOPS_FORMULA ")", flops);
     if (p->ramp)
-        fprintf(f, ", %.3g for %s tokens", flops * p->ramp->config.train_tokens,
-                grouped(p->ramp->config.train_tokens).s);
+        fprintf(f, ", %.3g for %s tokens", flops * p->ramp->config.schedule.train_tokens,
+                grouped(p->ramp->config.schedule.train_tokens).s);
     fprintf(f, "\n");
     if (!p->train) return;
     const DatasetInfo *data = &p->train->info;
     fprintf(f, "data        %s tokens", grouped((double)data->windows * p->shape.seq_len).s);
     if (p->ramp)
-        fprintf(f, ": %.2f epochs%s", p->ramp->config.train_tokens / (data->epoch * p->shape.seq_len),
+        fprintf(f, ": %.2f epochs%s", p->ramp->config.schedule.train_tokens / (data->epoch * p->shape.seq_len),
                 data->weighted ? " of the source that is repeated most" : "");
     fprintf(f, "\n");
 }
@@ -349,7 +349,7 @@ static void print_suggestions(FILE *f, const Plan *p) {
     const ModelConfig *c = &p->shape.model->config;
     const bool wants_batch = !o->given[OPTION_batch_tokens] && !o->steps, wants_rate = !o->given[OPTION_lr];
     const double N = 12.0 * c->layers * c->channels * c->channels, T = p->shape.seq_len;
-    double D = p->ramp ? p->ramp->config.train_tokens : 20.0 * (double)p->shape.model->parameters;
+    double D = p->ramp ? p->ramp->config.schedule.train_tokens : 20.0 * (double)p->shape.model->parameters;
     if (o->train_hours && p->device.peak > 0)
         D = 3600 * o->train_hours * (double)p->rows * T / plan_step(p, p->rows).seconds;
     const double rows = wants_batch ? fmax(round(0.58 * pow(D, 0.571) / T), 1) : (double)o->run.batch_ref_rows;

@@ -414,8 +414,6 @@ int setup_schedule(Run *r, Error *e) {
         .waste = o->ramp_waste,
         .step_rows = o->ramp_step_rows,
         .lr_power = o->ramp_lr_power,
-        .half_life_tokens = o->run.gns_half_life_tokens,
-        .train_tokens = (double)o->run.horizon_tokens,
         .schedule = {.kind = o->lr_schedule,
                      .lr = o->lr,
                      .warmup_tokens = (double)o->warmup_tokens,
@@ -433,8 +431,7 @@ int run_set_horizon(Run *r, int64_t tokens, Error *e) {
     Position *p = &r->position;
     p->at.horizon = o->run.horizon_tokens = tokens;
     TRY(options_resolve_gns(o, (GnsMode)o->gns, e)); // sets the half-life
-    p->ramp.config.schedule.train_tokens = p->ramp.config.train_tokens = (double)tokens;
-    p->ramp.config.half_life_tokens = o->run.gns_half_life_tokens;
+    p->ramp.config.schedule.train_tokens = (double)tokens;
     p->noise.half_life = o->run.gns_half_life_tokens;
     return 0;
 }

@@ -102,7 +102,7 @@ static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode,
     GnsFactor c;
     const GnsTracker *signal = noise_signal(&position->noise, &c);
     *target = ramp_target(&position->ramp, signal, c);
-    ramp_observe(&position->ramp, step_tokens, target->aim);
+    ramp_observe(&position->ramp, step_tokens, position->noise.half_life, target->aim);
     if (measured_ranks)
         noise_observe_ranks(&position->noise, (double)B, sums->rows_sq, sums->rank_sq, position->grad_sq);
     const int sources = position->noise.sources;

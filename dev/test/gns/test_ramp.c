@@ -17,8 +17,6 @@ static RampConfig config_make(RampMode mode) {
                         .waste = 1,
                         .step_rows = 1e9, // the target is the critical batch
                         .lr_power = 0.5,
-                        .half_life_tokens = 1000,
-                        .train_tokens = 1e6,
                         .schedule = {SCHEDULE_COSINE, 0.01, 1e5, 1e6, 0.05, 0}};
 }
 
@@ -46,17 +44,17 @@ static void test_follows(void) {
     Ramp r = ramp_make(&c);
     CHECK(ramp_batch(&r, 0, 0) == 2, "starts at %lld rows", (long long)ramp_batch(&r, 0, 0));
     for (size_t i = 0; i < sizeof script / sizeof *script; i++) {
-        ramp_observe(&r, script[i].tokens, script[i].aim);
+        ramp_observe(&r, script[i].tokens, 1000, script[i].aim);
         CHECK_CLOSE(r.rows, script[i].rows, 1e-12, 0);
         CHECK(ramp_batch(&r, 9, 9) == llround(script[i].rows), "%zu: %lld rows", i, (long long)ramp_batch(&r, 9, 9));
     }
     r.rows = 2;
     int steps = 0;
-    for (; ramp_batch(&r, 9, 9) == 2; steps++) ramp_observe(&r, 10, 16); // +0.7% each
+    for (; ramp_batch(&r, 9, 9) == 2; steps++) ramp_observe(&r, 10, 1000, 16); // +0.7% each
     CHECK(steps == (int)ceil(100 * log2(1.25)), "2.5 rows after %d steps", steps);
     c.mode = RAMP_FIXED;
     Ramp fixed = ramp_make(&c);
-    for (int i = 0; i < 100; i++) ramp_observe(&fixed, 800, 1e9);
+    for (int i = 0; i < 100; i++) ramp_observe(&fixed, 800, 1000, 1e9);
     CHECK(ramp_batch(&fixed, 100, 80000) == 8 && fixed.rows == 0, "a fixed batch listened");
 }
 
@@ -278,7 +276,7 @@ static void replay_make(Ramp *r, double train_tokens, const int64_t *rows, int s
     char text[1024];
     int length = 0;
     RampConfig c = config_make(RAMP_REPLAY);
-    c.train_tokens = train_tokens;
+    c.schedule.train_tokens = train_tokens;
     for (int i = 0; i < steps; i++)
         length += snprintf(text + length, sizeof text - (size_t)length, "{\"step\": %d, \"batch\": %lld}\n", i + 1,
                            (long long)rows[i]);
@@ -355,7 +353,7 @@ static void test_replay_bad_files(void) {
         {"{\"step\":1,\"batch\":1e300}\n", "line 1: not the rows of step 1"},
     };
     RampConfig c = config_make(RAMP_REPLAY);
-    c.train_tokens = 500; // 5 rows, one more than in GOOD
+    c.schedule.train_tokens = 500; // 5 rows, one more than in GOOD
     Ramp r;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_text(file, cases[i].text);

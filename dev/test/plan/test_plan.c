@@ -537,17 +537,11 @@ static void test_steps_are_cut(void) {
 
 static PlanRun run_of(RampMode mode, int64_t low, int64_t high, double tokens, double half_life, double target) {
     Ramp ramp;
-    RampConfig c = {.mode = mode,
-                    .batch_min = low,
-                    .batch_max = high,
-                    .batch_ref = low,
-                    .seq_len = 10,
-                    .kappa = 1,
-                    .waste = 1,
-                    .half_life_tokens = half_life,
-                    .train_tokens = tokens};
+    RampConfig c = {
+        .mode = mode, .batch_min = low, .batch_max = high, .batch_ref = low, .seq_len = 10, .kappa = 1, .waste = 1};
     c.schedule = (Schedule){.kind = SCHEDULE_LINEAR, .lr = 1, .train_tokens = tokens, .final_frac = 0.1};
     Plan p = make_plan(model_of("d2", 256, 10), "H200", 4, 10);
+    options.run.gns_half_life_tokens = half_life;
     CHECK_OK(ramp_create(&ramp, &c, NULL, &e), &e);
     const double before = ramp.rows;
     p.ramp = &ramp;
@@ -572,12 +566,12 @@ static void test_runs(void) {
 static void test_seconds_of_a_run(void) {
     Ramp ramp;
     Plan p = plan_of("d12", "H200", 4);
-    RampConfig c = {.mode = RAMP_FIXED, .batch_ref = 3, .seq_len = 1024, .train_tokens = 1024 * 100};
+    RampConfig c = {.mode = RAMP_FIXED, .batch_ref = 3, .seq_len = 1024, .schedule = {.train_tokens = 1024 * 100}};
     CHECK_OK(ramp_create(&ramp, &c, NULL, &e), &e);
     p.ramp = &ramp;
     PlanRun run = plan_run(&p, 0);
     CHECK_CLOSE(run.seconds, 33 * plan_step(&p, 3).seconds + plan_step(&p, 1).seconds, 1e-9, 0);
-    ramp.config.train_tokens = 3072.0 * (2.0 * PLAN_STEPS_MAX); // twice PLAN_STEPS_MAX
+    ramp.config.schedule.train_tokens = 3072.0 * (2.0 * PLAN_STEPS_MAX); // twice PLAN_STEPS_MAX
     run = plan_run(&p, 0);
     CHECK(run.cut && run.steps == 2 * (int64_t)PLAN_STEPS_MAX, "%lld steps", (long long)run.steps);
     CHECK_CLOSE(run.seconds, 2.0 * PLAN_STEPS_MAX * plan_step(&p, 3).seconds, 1e-6, 0);
@@ -605,7 +599,7 @@ static void test_checkpoints_at_a_time(void) {
         {50, 0, 0, 4, 5},         // at steps 0, 50 and 100, and an abandoned one
     };
     Ramp ramp;
-    RampConfig c = {.mode = RAMP_FIXED, .batch_ref = 3, .seq_len = 8, .train_tokens = 8 * 3 * 100};
+    RampConfig c = {.mode = RAMP_FIXED, .batch_ref = 3, .seq_len = 8, .schedule = {.train_tokens = 8 * 3 * 100}};
     CHECK_OK(ramp_create(&ramp, &c, NULL, &e), &e);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Options o = {.val = "x", .checkpoint_every = cases[i].every, .keep = cases[i].keep};
