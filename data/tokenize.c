@@ -54,8 +54,7 @@ static const OptionRow rows[] = {
 enum { OPTIONS = sizeof rows / sizeof *rows };
 
 static void settings_print_help(const TokenizeOptions *o) {
-    OptionTable t = {.rows = rows, .count = OPTIONS};
-    if (o->help_about) return row_print_help(stdout, &rows[row_find(&t, o->help_about)]);
+    if (o->help_about) return row_print_help(stdout, o->help_about);
     printf("Turns text into token shards.\n\n  data/tokenize --tokenizer bytes|DIR --out PREFIX [options] INPUT...\n\n"
            "INPUT is a text file, JSON Lines, a directory (its .txt, .md, .jsonl, .ndjson, .jl and .json files) or - for\n"
            "standard input. Every document begins with the vocabulary's end token, <|endoftext|>; bytes have no such\n"

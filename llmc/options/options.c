@@ -27,12 +27,12 @@ void options_defaults(Options *o) {
 }
 
 void option_note(Options *o, const char *format, ...) {
-    char text[1200], line[1210];
+    char line[1210] = "note: ";
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
+    vsnprintf(line + strlen(line), sizeof line - 1 - strlen(line), format, arguments);
     va_end(arguments);
-    snprintf(line, sizeof line, "note: %s\n", text);
+    strcat(line, "\n");
     if (strlen(o->notes) + strlen(line) < sizeof o->notes && !strstr(o->notes, line)) strcat(o->notes, line);
 }
 
@@ -119,7 +119,7 @@ static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Erro
     if (id == OPTION_fresh && strcmp(value, "0") == 0) value = "true";  // and -y 0: start over
     snprintf(said, sizeof said, "%s (%s)", flag, row_flag(row).s);
     TRY(row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e));
-    t->given[id] |= OPTION_GIVEN_ALIAS | (row->alias_unit ? OPTION_IN_ALIAS_UNIT : 0);
+    t->given[id] |= OPTION_GIVEN_ALIAS;
     return 0;
 }
 
@@ -140,8 +140,7 @@ int options_parse(Options *o, int argc, char **argv, Error *e) {
 // ---- Text -----------------------------------------------------------------------------------------------------------
 
 void options_print_help(FILE *f, const Options *o, const char *program) {
-    OptionTable t = options_table((Options *)o); // row_print_help only reads *o
-    if (o->help_about) return row_print_help(f, &option_rows[row_find(&t, o->help_about)]);
+    if (o->help_about) return row_print_help(f, o->help_about);
     fprintf(f, "Trains GPT-2, measures its gradient noise scale and can grow the batch with it.\n\n");
     fprintf(f, "usage: %s --train FILES [--val FILES] (--train-tokens N | --steps N | --epochs X) [options]\n",
             path_name(program));

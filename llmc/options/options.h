@@ -42,7 +42,7 @@ typedef struct {
     } run;
 
     uint8_t given[OPTION_COUNT]; // where each option was given: OPTION_GIVEN_* bits; 0: nowhere
-    const char *help_about;      // the option that --help NAME asks for; NULL: all
+    const OptionRow *help_about; // the option that --help NAME asks for; NULL: all
     char notes[2048];            // lines for stderr about options without effect
 } Options;
 
@@ -51,7 +51,7 @@ typedef struct {
 int options_parse(Options *o, int argc, char **argv, Error *e);
 
 // Sets o->run and checks the options against each other, without reading files. Notes options without effect in
-// o->notes. Do not call it after --help or --version.
+// o->notes. Call it once, and not after --help or --version.
 int options_resolve(Options *o, Error *e);
 
 #define HORIZON_UNDECIDED ((int64_t)1e15) // tokens: a --train-hours run's horizon before its length is decided

@@ -113,12 +113,11 @@ static int resolve_aliases(Options *o, Error *e) {
                            [ALIAS_MICRO_BATCHES] = o->micro_batch * o->seq_len,
                            [ALIAS_VALIDATIONS] = o->val_every};
     for (int id = 0; id < OPTION_COUNT; id++) {
-        if (!(o->given[id] & OPTION_IN_ALIAS_UNIT)) continue;
         const OptionRow *row = &option_rows[id];
+        if (!(o->given[id] & OPTION_GIVEN_ALIAS) || row->alias_unit == ALIAS_AS_IS) continue;
         int64_t *count = option_field(o, (OptionId)id);
         if (__builtin_mul_overflow(*count, one[row->alias_unit], count) || !option_range_contains(row, (double)*count))
             return FAIL(e, ERR_USAGE, "use a smaller number", "%s means too many %s", row->alias, row->unit);
-        o->given[id] &= (uint8_t)~OPTION_IN_ALIAS_UNIT;
     }
     return 0;
 }

@@ -9,21 +9,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-Flag row_flag(const OptionRow *row) {
+// Returns "--micro-batch" for "micro_batch" and for "micro-batch=4".
+static Flag flag_of(const char *name) {
     Flag flag;
-    snprintf(flag.s, sizeof flag.s, "--%s", row->field);
+    snprintf(flag.s, sizeof flag.s, "--%.*s", (int)strcspn(name, "="), name);
     for (char *c = flag.s; *c; c++)
         if (*c == '_') *c = '-';
     return flag;
 }
 
+Flag row_flag(const OptionRow *row) { return flag_of(row->field); }
+
 int row_find(const OptionTable *t, const char *name) {
+    const Flag flag = flag_of(name);
     int id = 0;
-    for (; id < t->count; id++) {
-        const char *field = t->rows[id].field, *n = name;
-        while (*field && (*n == *field || (*n == '-' && *field == '_'))) n++, field++;
-        if (!*field && (!*n || *n == '=')) break;
-    }
+    while (id < t->count && strcmp(row_flag(&t->rows[id]).s, flag.s) != 0) id++;
     return id;
 }
 
@@ -219,9 +219,7 @@ static bool is_near(const char *a, const char *b, int edits) {
 int rows_unknown(const OptionTable *t, const char *said, const char *name, const char *dashes, Error *e) {
     char names[120], wanted[FLAG_BYTES + 2];
     FAIL(e, ERR_USAGE, "--help lists the options", "unknown option " SAID, said);
-    snprintf(wanted, sizeof wanted, " %.*s ", FLAG_BYTES - 1, name);
-    for (char *c = wanted; *c; c++)
-        if (*c == '_') *c = '-';
+    snprintf(wanted, sizeof wanted, " %s ", flag_of(name).s + 2);
     for (const ForeignName *f = t->foreign; f && f->names; f++) {
         snprintf(names, sizeof names, " %s ", f->names);
         if (!strstr(names, wanted)) continue;
@@ -394,8 +392,10 @@ int rows_read_command_line(OptionTable *t, int argc, char **argv, Error *e) {
         for (int id = 0; id < t->count; id++) {
             if (t->rows[id].kind != ROW_ENDS || !t->given[id]) continue; // an option's name may follow --help
             if (strcmp(t->rows[id].field, "help") != 0 || i + 1 >= argc || argv[i + 1][0] == '-') return 0;
-            t->about = argv[i + 1];
-            return row_find(t, t->about) < t->count ? 0 : rows_unknown(t, t->about, t->about, "--", e);
+            const int about = row_find(t, argv[i + 1]);
+            if (about == t->count) return rows_unknown(t, argv[i + 1], argv[i + 1], "--", e);
+            t->about = &t->rows[about];
+            return 0;
         }
     }
     return 0;

@@ -59,7 +59,7 @@ struct OptionTable {
     const ForeignName *foreign; // ends with a row of NULLs; may be NULL
     void *values;               // the struct that holds the rows' fields
     uint8_t *given;             // OPTION_GIVEN_* bits of each row
-    const char *about;          // the option that --help NAME asks for, without dashes; NULL: all
+    const OptionRow *about;     // the option that --help NAME asks for; NULL: all
     void *context;              // for the functions below
 
     // Reads a word that is not --name; moves *i to the last word read.
@@ -70,9 +70,8 @@ struct OptionTable {
 enum {
     OPTION_GIVEN_CONFIG = 1,
     OPTION_GIVEN_COMMAND_LINE = 2,
-    OPTION_GIVEN_ALIAS = 4,     // on the command line, as llm.c's flag
-    OPTION_IN_ALIAS_UNIT = 8,   // options_resolve must convert the value from llm.c's unit
-    OPTION_GIVEN_THIS_FILE = 16 // in the --config file that is being read
+    OPTION_GIVEN_ALIAS = 4,    // on the command line, as llm.c's flag, in its unit
+    OPTION_GIVEN_THIS_FILE = 8 // in the --config file that is being read
 };
 
 enum { OPTION_TEXT = 4096 }; // bytes of the longest TEXT value, with its NUL

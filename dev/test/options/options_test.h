@@ -21,7 +21,7 @@ static inline void split(CommandLine *c, const char *words) {
 }
 
 static inline int parse(Options *o, const char *words, Error *e) {
-    static CommandLine c; // o->help_about points into it
+    CommandLine c;
     split(&c, words);
     memset(o, 0xff, sizeof *o); // options_parse must set every field
     return options_parse(o, c.argc, c.argv, e);
