@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const ramp_mode_names[RAMP_MODES] = {"fixed", "linear", "seesaw", "steps", "replay", "gns"};
+static const char *const mode_names[RAMP_MODES] = {"fixed", "linear", "seesaw", "steps", "replay", "gns"};
 
 #define RAMP_AIM_SES      1.0                 // standard errors from the target to the aim
 #define RAMP_REPLAY_BYTES ((size_t)1 << 30)   // larger than any metrics file
@@ -19,7 +19,7 @@ int ramp_parse(const char *text, RampMode *mode, const char **argument, Error *e
     *argument = text[length] ? text + length + 1 : NULL;
     for (int m = 0; m < RAMP_MODES; m++) {
         const bool has_argument = *argument && **argument, wants_one = m == RAMP_REPLAY || m == RAMP_STEPS;
-        if (strlen(ramp_mode_names[m]) != length || strncmp(text, ramp_mode_names[m], length) != 0) continue;
+        if (strlen(mode_names[m]) != length || strncmp(text, mode_names[m], length) != 0) continue;
         if (has_argument != wants_one || (*argument && !wants_one)) break;
         *mode = (RampMode)m;
         return 0;

@@ -32,8 +32,6 @@
 
 typedef enum { RAMP_FIXED, RAMP_LINEAR, RAMP_SEESAW, RAMP_STEPS, RAMP_REPLAY, RAMP_GNS, RAMP_MODES } RampMode;
 
-extern const char *const ramp_mode_names[RAMP_MODES];
-
 // Measured (dev/docs/gns-study.md). The rate grows with batch^power, and the power falls with the schedule. A high
 // power at the peak makes more progress in fewer steps; the noise that it adds disappears as the rate decays. The
 // square root at the end leaves as little noise as a constant batch.

@@ -24,8 +24,6 @@ typedef enum {
     SCHEDULE_KINDS
 } ScheduleKind;
 
-static const char *const schedule_names[SCHEDULE_KINDS] = {"constant", "linear", "cosine", "inverse-sqrt", "wsd"};
-
 typedef struct {
     ScheduleKind kind;
     double lr; // the peak

@@ -34,7 +34,6 @@ typedef enum {
     FAMILY_OPTIMIZER,
     FAMILIES
 } WorkFamily;
-extern const char *const work_family_names[FAMILIES];
 
 // All kinds but WORK_STREAM are bound by arithmetic. WORK_MASKS: dropout's random masks. WORK_FP8: products of e4m3.
 typedef enum {

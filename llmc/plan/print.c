@@ -119,6 +119,11 @@ static void print_memory(FILE *f, const Plan *p) {
 
 // ---- A step: the roofline of its kernels ----------------------------------------------------------------------------
 
+static const char *const family_names[FAMILIES] = {
+    "matmul, blocks", "matmul, head", "attention",   "LayerNorm, residual",     "GELU", "bias gradients", "loss",
+    "embedding",      "dropout",      "exact norms", "update, norms, clearing",
+};
+
 static void print_step(FILE *f, const Plan *p) {
     int64_t T = p->shape.seq_len;
     PlanStep step = plan_step(p, p->rows);
@@ -139,7 +144,7 @@ static void print_step(FILE *f, const Plan *p) {
     for (int i = 0; i < FAMILIES; i++) {
         double work = step.all.family[i].flops, bytes = step.all.family[i].bytes, s = step.all.family[i].seconds;
         if (!(bytes > 0)) continue;
-        fprintf(f, "  %-24s %9.4g %9.3g %11.1f  %-8s %9.4g %5.1f%%\n", work_family_names[i], work / (tera ? 1e12 : 1e9),
+        fprintf(f, "  %-24s %9.4g %9.3g %11.1f  %-8s %9.4g %5.1f%%\n", family_names[i], work / (tera ? 1e12 : 1e9),
                 1e-9 * bytes, work / bytes, work / bytes < plan_critical_intensity(&p->device) ? "memory" : "compute",
                 unit * s, 100 * s / step.seconds);
     }

@@ -6,11 +6,6 @@
 
 #include <math.h>
 
-const char *const work_family_names[FAMILIES] = {
-    "matmul, blocks", "matmul, head", "attention",   "LayerNorm, residual",     "GELU", "bias gradients", "loss",
-    "embedding",      "dropout",      "exact norms", "update, norms, clearing",
-};
-
 // FLOPs per value of streaming kernels, counted from their formulas; an exp, tanh or root counts as one. On any machine
 // these kernels are far from compute-bound, so small errors do not matter.
 enum {

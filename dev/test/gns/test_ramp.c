@@ -219,10 +219,12 @@ static void test_lr(void) {
 static void test_parse(void) {
     RampMode mode;
     const char *path;
+    static const char *const names[RAMP_MODES] = {
+        [RAMP_FIXED] = "fixed", [RAMP_LINEAR] = "linear", [RAMP_SEESAW] = "seesaw", [RAMP_GNS] = "gns"};
     for (int m = 0; m < RAMP_MODES; m++) {
         if (m == RAMP_REPLAY || m == RAMP_STEPS) continue;
-        CHECK_OK(ramp_parse(ramp_mode_names[m], &mode, &path, &e), &e);
-        CHECK((int)mode == m && !path, "%s", ramp_mode_names[m]);
+        CHECK_OK(ramp_parse(names[m], &mode, &path, &e), &e);
+        CHECK((int)mode == m && !path, "%s", names[m]);
     }
     CHECK_OK(ramp_parse("replay:a:b/c.jsonl", &mode, &path, &e), &e);
     CHECK(mode == RAMP_REPLAY && path && strcmp(path, "a:b/c.jsonl") == 0, "path");

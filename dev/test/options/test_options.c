@@ -69,11 +69,6 @@ static void test_choices_match_enums(void) {
         for (const char *c = option_rows[i].names; *c; c++) names += *c == '|';
         CHECK(told[i] == names, "%s has %d choices, %d of them known", option_rows[i].field, names, told[i]);
     }
-    for (int kind = 0; kind < SCHEDULE_KINDS; kind++) {
-        const char *words = path_of("--lr-schedule %s", schedule_names[kind]);
-        CHECK_OK(parse(&o, words, &e), &e);
-        CHECK(o.lr_schedule == kind, "%s: %d", schedule_names[kind], o.lr_schedule);
-    }
     for (int i = 0; i < 6; i++) { // llm.c's scripts give numbers
         const char *words = i < 3 ? path_of("-r %d", i) : path_of("--recompute %s", recompute_names[i % 3]);
         CHECK_OK(parse(&o, words, &e), &e);
