@@ -113,12 +113,6 @@ int archive_count(const Archive *archive, int *count, Error *e) {
     return code;
 }
 
-bool archive_has(const Archive *archive, int64_t step) {
-    char path[ARCHIVE_PATH];
-    step_path(archive, step, FINAL, path);
-    return !file_missing(archive->dir, path);
-}
-
 // ---- Partials -------------------------------------------------------------------------------------------------------
 
 // All files that this build or an older one writes to a checkpoint. The manifest, which lists files, is removed last.

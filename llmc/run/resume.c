@@ -199,6 +199,7 @@ int setup_resume(Run *r, Error *e) {
     const Newest *newest = &r->saving.own.newest;
     const Rollback *back = &r->position.back;
     RunPoint *at = &r->position.at;
+    char best[ARCHIVE_PATH];
     Text changes;
     TRY(share_newest(r, find_own(r, e), &r->saving.own.newest, e));
     r->saving.saved_step = newest->found ? newest->step : -1;
@@ -217,7 +218,8 @@ int setup_resume(Run *r, Error *e) {
                (long long)at->tokens, changes.text);
     text_free(&changes);
     TRY(comm_agree(r->setup.comm, code, e));
-    if (is_rank0(&r->setup) && !archive_has(&r->saving.archive, at->best.step))
+    archive_step_path(r->saving.archive.path, at->best.step, best);
+    if (is_rank0(&r->setup) && file_missing(r->saving.archive.dir, best))
         at->best = (BestPoint){.loss = INFINITY}; // the best checkpoint was removed
     return comm_broadcast(r->setup.comm, &at->best, sizeof at->best, e);
 }
