@@ -173,13 +173,11 @@ int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e)
     return 0;
 }
 
-int comm_exchange(Comm *comm, const float *sent, float *received, int *counts, Error *e) {
-    int *receive = counts + comm->ranks;
-    int *to = receive + comm->ranks, *from = to + comm->ranks; // index of each rank's first value: sent, received
-    to[0] = from[0] = 0;
-    for (int r = 1; r < comm->ranks; r++) to[r] = to[r - 1] + counts[r - 1], from[r] = from[r - 1] + receive[r - 1];
+int comm_swap(Comm *comm, const float *sent, size_t n, int to, float *received, size_t m, int from, Error *e) {
     watchdog_begin(comm->watchdog, "exchange of values");
-    MPI_TRY(MPI_Alltoallv(sent, counts, to, MPI_FLOAT, received, receive, from, MPI_FLOAT, MPI_COMM_WORLD), e);
+    MPI_TRY(MPI_Sendrecv(sent, (int)n, MPI_FLOAT, n ? to : MPI_PROC_NULL, 0, received, (int)m, MPI_FLOAT,
+                         m ? from : MPI_PROC_NULL, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE),
+            e);
     return 0;
 }
 

@@ -49,10 +49,8 @@ int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e); // copies ra
 // Copies `mine` of every rank to `all` (ranks, bytes).
 int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e);
 
-// Sends values to every rank. counts (4, ranks): row 0, the number of values in `sent` for each rank, in rank order;
-// row 1, the number in `received` from each rank; rows 2 and 3 are scratch. Allocates nothing: a rank whose allocation
-// failed would leave other ranks waiting.
-int comm_exchange(Comm *comm, const float *sent, float *received, int *counts, Error *e);
+// Sends n values to rank `to`, and receives m values from rank `from`. No message is sent for 0 values.
+int comm_swap(Comm *comm, const float *sent, size_t n, int to, float *received, size_t m, int from, Error *e);
 
 // Reduces values over the ranks: the first `sums` values become sums, the next `maxima` values become maxima (NaN if
 // any is). least: the smallest values[0] of any rank, and the lowest rank that has this value; may be NULL.

@@ -24,95 +24,60 @@ void whole_destroy(Whole *w) {
     *w = (Whole){0};
 }
 
-// One bucket of one array.
-typedef struct {
-    const Whole *whole;
-    Engine *engine;
-    StateKind kind;
-    int bucket, first, end; // tensors [first, end) of the whole model are in the bucket
-    float *part;            // this rank's part of the bucket
-    float *values[2];       // (room) values sent; values received. Reused: fresh memory costs a fault per page
-    size_t room[2];
-} Exchange;
-
 // Returns the elements of tensor k that rank `owner` owns and that lie in `holder`'s part, as a range of the local flat
 // array of `owner`.
-static Range common(const Exchange *x, int owner, int holder, int k) {
-    const Whole *w = x->whole;
+static Range common(const Whole *w, int owner, int holder, int k) {
     const int K = w->parallel->config.tensor, shared = w->parallel->division.ranks;
     const Division as_owner = {.rank = owner % shared, .ranks = shared, .tensor = K};
     const Model *local = &w->local[owner % K];
-    const Range there = range_overlap(tensor_range(&w->model->tensors[k]), part_of(w, x->bucket, holder));
+    const Range whole = tensor_range(&w->model->tensors[k]);
+    const Range there = range_overlap(whole, part_of(w, model_bucket_at(w->model, whole.begin), holder));
     if (!range_length(there)) return (Range){0, 0};
     const Range bucket = model_bucket(local, model_bucket_at(local, local->tensors[k].offset));
     return range_overlap(model_local_range(local, w->model, k, there),
                          division_part(&as_owner, bucket, division_rank(&as_owner, bucket)));
 }
 
-// Copies a range of a local tensor to its places in the part.
-static void copy_held(const Exchange *x, const Tensor *t, size_t whole_offset, Range range, const float *values) {
-    const size_t begin = x->whole->part[x->bucket].begin;
+// Copies a range of a local tensor to its places in a part of the whole model that begins at element `begin`.
+static void copy_held(const Tensor *t, size_t whole_offset, Range range, const float *values, float *part,
+                      size_t begin) {
     for (size_t at = range.begin, n; at < range.end; at += n, values += n) {
         n = size_min(tensor_run(t, at - t->offset), range.end - at);
-        memcpy(x->part + (whole_offset + tensor_whole_index(t, at - t->offset) - begin), values, n * sizeof *values);
+        memcpy(part + (whole_offset + tensor_whole_index(t, at - t->offset) - begin), values, n * sizeof *values);
     }
 }
 
-// Visits the values that this rank sends to each rank or, if `receives`, gets from each. values NULL: adds the number
-// of values to count (ranks). Otherwise copies values: from the engine to `values` or, if `receives`, from `values` to
-// the part.
-static int pass(const Exchange *x, bool receives, int *count, float *values, Error *e) {
-    const Whole *w = x->whole;
-    const int own = w->parallel->comm->rank, K = w->parallel->config.tensor;
-    const int shared = w->parallel->division.ranks, first = own / shared * shared; // first rank of this replica
-    for (int r = first; r < first + shared; r++)
-        for (int k = x->first; k < x->end; k++) {
-            const int owner = receives ? r : own;
-            const Range range = common(x, owner, receives ? own : r, k);
-            if (!values) count[r] += (int)range_length(range);
-            if (!values || !range_length(range)) continue;
-            if (receives) copy_held(x, &w->local[owner % K].tensors[k], w->model->tensors[k].offset, range, values);
-            else TRY(engine_store(x->engine, x->kind, range, values, e));
-            values += range_length(range);
-        }
-    return 0;
-}
-
-static void free_values(Exchange *x, int i) {
-    if (i == 0 && x->values[i]) engine_unpin(x->engine, x->values[i]);
-    memory_free(x->values[i]);
-    x->values[i] = NULL;
-}
-
-static int exchange_bucket(Exchange *x, Error *e) {
-    Comm *comm = x->whole->parallel->comm;
-    const size_t ranks = (size_t)comm->ranks;
-    int counts[4 * ranks], code = 0; // counts: see comm_exchange
-    memset(counts, 0, sizeof counts);
-    for (int i = 0; i < 2 && !code; i++) {
-        size_t all = 0;
-        pass(x, i, counts + (size_t)i * ranks, NULL, e);
-        for (size_t r = 0; r < ranks; r++) all += (size_t)counts[(size_t)i * ranks + r];
-        if (x->values[i] && all <= x->room[i]) continue;
-        free_values(x, i);
-        code = memory_alloc((void **)&x->values[i], all * sizeof(float), "values of a checkpoint", e);
-        if (i == 0 && !code) engine_pin(x->engine, x->values[i], all * sizeof(float));
-        x->room[i] = all;
-    }
-    if (!code) code = pass(x, false, NULL, x->values[0], e);
-    TRY(comm_agree(comm, code, e)); // a rank that misses an exchange would leave other ranks waiting
-    TRY(comm_exchange(comm, x->values[0], x->values[1], counts, e));
-    return pass(x, true, NULL, x->values[1], e);
-}
-
+// For each tensor the ranks of a replica exchange what `common` returns, in turns: in turn s each rank sends to the rank
+// s further on, and receives from the rank s before. After an error of engine_store a rank goes on with the turns, since
+// other ranks wait for it.
 int whole_exchange(const Whole *w, Engine *engine, StateKind kind, float *parts, Error *e) {
-    Exchange x = {.whole = w, .engine = engine, .kind = kind, .part = parts};
-    int code = 0;
-    for (; x.bucket < w->parallel->buckets && !code; x.part += range_length(w->part[x.bucket++])) {
-        const size_t end = model_bucket(w->model, x.bucket).end;
-        for (x.first = x.end; x.end < w->model->tensor_count && w->model->tensors[x.end].offset < end;) x.end++;
-        code = exchange_bucket(&x, e);
+    const Parallel *p = w->parallel;
+    const int own = p->comm->rank, shared = p->division.ranks, first = own / shared * shared; // first of this replica
+    size_t owned = 0, part = 0; // lengths of the longest owned range and of the longest part
+    float *sent;                // (owned), then `received` (part)
+    for (int i = 0; i < p->buckets; i++) {
+        owned = size_max(owned, range_length(p->owned[i]));
+        part = size_max(part, range_length(w->part[i]));
     }
-    for (int i = 0; i < 2; i++) free_values(&x, i);
+    int code = memory_alloc((void **)&sent, (owned + part) * sizeof(float), "values of a checkpoint", e), failed = 0;
+    TRY(comm_agree(p->comm, code, e));
+    engine_pin(engine, sent, owned * sizeof(float));
+    float *received = sent + owned;
+    for (int k = 0, bucket = 0; k < w->model->tensor_count; k++) {
+        const size_t offset = w->model->tensors[k].offset;
+        if (offset >= model_bucket(w->model, bucket).end) parts += range_length(w->part[bucket++]);
+        for (int s = 0; s < shared; s++) {
+            const int to = first + (own - first + s) % shared, from = first + (own - first + shared - s) % shared;
+            const Range out = common(w, own, to, k), in = common(w, from, own, k);
+            if (range_length(out) && !failed) failed = engine_store(engine, kind, out, sent, e);
+            TRY_GOTO(comm_swap(p->comm, sent, range_length(out), to, received, range_length(in), from, e));
+            copy_held(&w->local[from % p->config.tensor].tensors[k], offset, in, received, parts,
+                      w->part[bucket].begin);
+        }
+    }
+    code = comm_agree(p->comm, failed, e);
+done:
+    engine_unpin(engine, sent);
+    memory_free(sent);
     return code;
 }
