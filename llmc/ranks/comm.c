@@ -159,8 +159,6 @@ int comm_finish(Comm *comm, const Error *e) {
 }
 
 int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e) {
-    *e = comm->beat_failed;
-    if (e->code) return e->code;
     watchdog_begin(comm->watchdog, "broadcast");
     if (comm->ranks > 1) MPI_TRY(MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD), e);
     return 0;
@@ -240,9 +238,9 @@ void comm_beat(void *context) {
     double now = clock_seconds();
     int word = COMM_WAIT;
     comm_progress(comm);
-    if (comm->rank > 0 || comm->beat_failed.code || now - comm->beat_at < seconds_between) return;
+    if (comm->rank > 0 || now - comm->beat_at < seconds_between) return;
     comm->beat_at = now;
-    comm_broadcast(comm, &word, sizeof word, &comm->beat_failed);
+    comm_broadcast(comm, &word, sizeof word, &(Error){0}); // if MPI fails, the next broadcast fails too
 }
 
 void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step) { watchdog_phase(comm->watchdog, phase, step); }

@@ -16,7 +16,6 @@ typedef struct {
     int cores;                   // cores that this rank may run on: mpirun and srun may bind ranks to cores
     int cores_here;              // cores that the launcher on this machine may run on
     double beat_at;              // when rank 0 last called comm_beat, in seconds of the clock
-    Error beat_failed;           // failure of comm_beat, returned by the next broadcast; code 0: none
     bool settled;                // all ranks know the error that they return; `speaker` prints it
     int speaker;
     Watchdog *watchdog; // NULL: one process
@@ -64,8 +63,8 @@ static inline int comm_sum(Comm *comm, double *values, int count, Error *e) {
 }
 
 // Rank 0 may work alone for any time while other ranks wait in comm_wait_first. After each piece of work rank 0 calls
-// comm_beat, which restarts the other ranks' deadline at most twice a second; at the end it calls comm_wait_first. The
-// next comm_broadcast returns a failure of comm_beat. When rank 0 sends COMM_PASS, the other ranks call idle_pass.
+// comm_beat, which restarts the other ranks' deadline at most twice a second; at the end it calls comm_wait_first. When
+// rank 0 sends COMM_PASS, the other ranks call idle_pass.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
 enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's messages to other ranks
