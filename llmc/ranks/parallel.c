@@ -312,16 +312,16 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
     return 0;
 }
 
-// Sends one message with seconds waited, losses, stop, |s_r|^2, the examples' squared norms by tensor, `more`, and the
+// Sends one message with seconds waited, losses, stop, |s_r|^2, `more`, the examples' squared norms by tensor, and the
 // values to maximise (amax).
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     CommLeast least = {0};
     StepResult *result = sums->result;
     if (p->transport) p->waited += p->api->waited(p->transport);
     double waited = p->waited, stop = sums->stop;
-    double *const single[] = {&waited, &result->loss_sum, &result->nll_sum, &stop, &sums->rows_sq, &sums->rank_sq};
-    const int singles = sizeof single / sizeof *single, tensors = p->model->tensor_count;
-    const int more = singles + tensors, count = more + sums->more_count;
+    double *const single[] = {&waited,        &result->loss_sum, &result->nll_sum, &stop,
+                              &sums->rows_sq, &sums->rank_sq,    &sums->more};
+    const int singles = sizeof single / sizeof *single, tensors = p->model->tensor_count, count = singles + tensors;
     int sites = result->amax ? p->model->config.layers * FP8_SITES : 0;
     double *values;
     TRY(memory_alloc((void **)&values, sizeof(double) * (size_t)(count + sites), "the step's sums", e));
@@ -330,12 +330,10 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     for (int i = 0; i < tensors; i++) sums->rank_sq += result->rank_sq[i];
     for (int i = 0; i < singles; i++) values[i] = *single[i];
     memcpy(values + singles, result->example_sq, sizeof(double) * (size_t)tensors);
-    for (int i = 0; i < sums->more_count; i++) values[more + i] = sums->more[i];
     for (int i = 0; i < sites; i++) values[count + i] = result->amax[i];
     int code = comm_reduce(p->comm, values, count, sites, &least, e);
     for (int i = 0; i < singles; i++) *single[i] = values[i];
     memcpy(result->example_sq, values + singles, sizeof(double) * (size_t)tensors);
-    for (int i = 0; i < sums->more_count; i++) sums->more[i] = values[more + i];
     for (int i = 0; i < sites; i++) result->amax[i] = (float)values[count + i];
     sums->stop = stop > 0;
     sums->slowest = least.rank;

@@ -125,8 +125,7 @@ typedef struct {
     int slowest;        // the rank that waited least for transfers
     double lost;        // mean over ranks: seconds waited, less the seconds that `slowest` waited
     bool stop;          // in: this rank was asked to stop; out: any rank was
-    double *more;       // (more_count) the caller's values; summed over ranks
-    int more_count;
+    double more;        // the caller's value; summed over ranks
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 

@@ -140,8 +140,7 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     Setup *setup = &r->setup;
     Position *position = &r->position;
     *sums = (StepSums){.result = &position->result, .stop = position->stop || comm_asked_to_stop(setup->comm)};
-    r->saving.writing = saver_writes(r->saving.saver);
-    sums->more = &r->saving.writing, sums->more_count = 1;
+    sums->more = saver_writes(r->saving.saver);
     const Parallel *p = &setup->parallel;
     const RankRows mine = rows_of_rank(B, p->group, p->groups);
     if (setup->shape.step_rows) position->result.row = position->rows + mine.first;
@@ -153,6 +152,7 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     double *gram = position->result.source_gram;
     gram[position->noise.sources * position->noise.sources] = (double)(p->own * (p->own - 1)); // pairs
     if (setup->shape.step_rows) TRY(comm_sum(setup->comm, gram, (int)((double *)(position->rows + B) - gram), e));
+    r->saving.writing = sums->more;
     position->stop = sums->stop;
     position->grad_sq = 0;
     for (int i = 0; i < setup->model.tensor_count; i++) position->grad_sq += position->result.grad_sq[i];
