@@ -111,7 +111,7 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     s->comm = &b->comm;
     s->options.keep = 1;
     strcpy(s->options.model, name);
-    TRY(parallel_create(&s->parallel, s->comm, &s->model, &alone, e));
+    TRY(parallel_create(&s->parallel, s->comm, &alone, &config, e));
     TRY(engine_create(&GNS_ENGINE, &s->engine, &config, e));
     TRY(parallel_start(&s->parallel, s->engine, WIRE_FP32, e));
     TRY(saver_create(&r->saving.saver, r, e));

@@ -67,9 +67,9 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     EngineConfig shape = plan->shape;
     Parallel parallel;
     Comm comm = {.ranks = plan->ranks, .local_ranks = 1}; // no rank is started
-    shape.micro_batch = micro_batch, shape.model = model, shape.tensor.ranks = 1;
+    shape.micro_batch = micro_batch, shape.model = model;
     shape.owned = NULL, shape.owned_count = 0, shape.shard_grads = shape.shard_weights = false;
-    if (parallel_create(&parallel, &comm, model, &plan->sharing, &(Error){0}) == 0) parallel_shard(&parallel, &shape);
+    parallel_create(&parallel, &comm, &plan->sharing, &shape, &(Error){0});
     // If this machine lacks memory for parallel_create, `shape` stays unsharded, and the plan is for whole arrays.
     if (plan->estimate_memory) estimate_engine(plan, shape, memory);
     else plan->engine->plan_memory(&shape, memory);

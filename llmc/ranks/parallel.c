@@ -11,36 +11,6 @@ int64_t parallel_micro_steps(const Parallel *p, int64_t rows) {
     return (most + p->config.micro_batch - 1) / p->config.micro_batch;
 }
 
-int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e) {
-    size_t buckets = (size_t)model_bucket_count(model);
-    const int K = config->tensor > 1 ? config->tensor : 1, shared = config->shared ? config->shared : comm->ranks;
-    *p = (Parallel){.comm = comm, .model = model, .config = *config, .api = config->transport};
-    p->config.tensor = K;
-    p->group = comm->rank / K, p->groups = comm->ranks / K;
-    if (comm->ranks == 1) return 0;
-    p->division = (Division){comm->rank % shared, shared, K, config->optimizer == OPTIMIZER_MUON ? model : NULL};
-    TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
-    TRY(memory_alloc_zero((void **)&p->work, sizeof(int64_t) * buckets, "buckets", e));
-    p->buckets = (int)buckets;
-    for (int i = 0; i < p->buckets; i++) {
-        const Range bucket = model_bucket(model, i);
-        p->owned[i] = division_part(&p->division, bucket, division_rank(&p->division, bucket));
-    }
-    bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
-    p->shard_grads = config->zero >= ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
-    p->shard_weights = config->zero == ZERO_3;
-    p->kept = p->shard_weights ? 1 : p->buckets;
-    p->sent = p->arrived = config->zero == ZERO_0 ? p->kept : 0; // with --zero 0 parallel_start gathers all weights
-    return 0;
-}
-
-void parallel_destroy(Parallel *p) {
-    if (p->transport) p->api->destroy(p->transport);
-    memory_free(p->work);
-    memory_free(p->owned);
-    *p = (Parallel){0};
-}
-
 // TensorRanks.gather_rows
 static int gather_rows(void *context, void *values, int rows, size_t width, Dtype type, Error *e) {
     Parallel *p = context;
@@ -53,15 +23,42 @@ static int reduce_rows(void *context, void *own, const void *partial, int rows, 
     return p->api->reduce_rows(p->transport, own, partial, rows, width, type, e);
 }
 
-void parallel_shard(Parallel *p, EngineConfig *config) {
-    const int K = p->config.tensor;
-    if (K > 1) config->tensor = (TensorRanks){p->comm->rank % K, K, gather_rows, reduce_rows, p};
-    p->exchanges = tensor_exchanges(config, true);
-    if (p->config.zero == ZERO_0 || !p->buckets) return;
-    config->owned = p->owned;
-    config->owned_count = p->buckets;
-    config->shard_grads = p->shard_grads;
-    config->shard_weights = p->shard_weights;
+int parallel_create(Parallel *p, Comm *comm, const ParallelConfig *config, EngineConfig *shape, Error *e) {
+    const Model *model = shape->model;
+    size_t buckets = (size_t)model_bucket_count(model);
+    const int K = config->tensor > 1 ? config->tensor : 1, shared = config->shared ? config->shared : comm->ranks;
+    *p = (Parallel){.comm = comm, .model = model, .config = *config, .api = config->transport};
+    p->config.tensor = K;
+    p->group = comm->rank / K, p->groups = comm->ranks / K;
+    shape->tensor = (TensorRanks){comm->rank % K, K, gather_rows, reduce_rows, p};
+    p->exchanges = tensor_exchanges(shape, true);
+    if (comm->ranks == 1) return 0;
+    p->division = (Division){comm->rank % shared, shared, K, config->optimizer == OPTIMIZER_MUON ? model : NULL};
+    TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
+    TRY(memory_alloc_zero((void **)&p->work, 2 * sizeof(int64_t) * buckets, "buckets", e));
+    p->gathered = p->work + buckets;
+    p->buckets = (int)buckets;
+    for (int i = 0; i < p->buckets; i++) {
+        const Range bucket = model_bucket(model, i);
+        p->owned[i] = division_part(&p->division, bucket, division_rank(&p->division, bucket));
+    }
+    bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
+    p->shard_grads = config->zero >= ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
+    p->shard_weights = config->zero == ZERO_3;
+    p->kept = config->zero == ZERO_0 ? 0 : p->shard_weights ? 1 : p->buckets; // 0: only parallel_start gathers weights
+    if (config->zero == ZERO_0) return 0;
+    shape->owned = p->owned;
+    shape->owned_count = p->buckets;
+    shape->shard_grads = p->shard_grads;
+    shape->shard_weights = p->shard_weights;
+    return 0;
+}
+
+void parallel_destroy(Parallel *p) {
+    if (p->transport) p->api->destroy(p->transport);
+    memory_free(p->work);
+    memory_free(p->owned);
+    *p = (Parallel){0};
 }
 
 // ---- Weights --------------------------------------------------------------------------------------------------------
@@ -77,28 +74,26 @@ static int gather(Parallel *p, EngineBuffer array, int i, int64_t *work, Error *
     return p->api->all_gather(p->transport, own, values, bytes, bucket, work, e);
 }
 
-// Starts to gather the weights of buckets [0, end), if not yet started. These weights stay in memory between passes.
-static int send_until(Parallel *p, int end, Error *e) {
-    for (; p->sent < end; p->sent++) TRY(gather(p, BUFFER_WEIGHT, p->sent, &p->work[p->sent], e));
+// Starts to gather the weights of bucket i, if not yet started. A block in a slot replaces the slot's other blocks.
+static int send_bucket(Parallel *p, int i, Error *e) {
+    if (p->gathered[i]) return 0;
+    for (int k = p->kept; i >= p->kept && k < p->buckets; k++)
+        if (k % SHARD_SLOTS == i % SHARD_SLOTS) p->gathered[k] = 0;
+    return gather(p, BUFFER_WEIGHT, i, &p->gathered[i], e);
+}
+
+int parallel_send_weights(Parallel *p, Error *e) {
+    for (int i = 0; i < p->kept; i++) TRY(send_bucket(p, i, e));
     return 0;
 }
-
-// Starts to gather block i; no-op if its slot holds the block.
-static int send_block(Parallel *p, int i, Error *e) {
-    int s = i % SHARD_SLOTS;
-    if (p->slot[s].bucket == i) return 0;
-    p->slot[s].bucket = i;
-    return gather(p, BUFFER_WEIGHT, i, &p->slot[s].work, e);
-}
-
-int parallel_send_weights(Parallel *p, Error *e) { return send_until(p, p->kept, e); }
 
 // WeightsWatch.soon
 static int send_weights(void *context, Range range, Error *e) {
     Parallel *p = context;
     if (range.begin == range.end) return 0;
     int last = model_bucket_at(p->model, range.end - 1);
-    return last < p->kept ? send_until(p, last + 1, e) : send_block(p, last, e);
+    for (int i = last < p->kept ? 0 : last; i <= last; i++) TRY(send_bucket(p, i, e));
+    return 0;
 }
 
 // WeightsWatch.await
@@ -108,21 +103,17 @@ static int await_weights(void *context, Range range, Error *e) {
     int last = model_bucket_at(p->model, range.end - 1);
     if (last < p->arrived) return 0;
     TRY(send_weights(p, range, e));
-    if (last >= p->kept) {
-        // Count this wait, which every rank makes for every block. Without it a rank hung in compute would show as many
-        // collectives as the ranks that wait for it.
-        watchdog_begin(p->comm->watchdog, TRANSPORT_WORK);
-        return p->api->wait_for(p->transport, p->slot[last % SHARD_SLOTS].work, e);
-    }
-    TRY(p->api->wait_for(p->transport, p->work[last], e));
-    p->arrived = last + 1;
-    return 0;
+    // Count the wait for a block, which every rank makes for every block. Without it a rank hung in compute would show
+    // as many collectives as the ranks that wait for it.
+    if (last >= p->kept) watchdog_begin(p->comm->watchdog, TRANSPORT_WORK);
+    else p->arrived = last + 1;
+    return p->api->wait_for(p->transport, p->gathered[last], e);
 }
 
 // Awaits bucket i as a pass does (train_gpt2.c), and starts to gather `after`, the bucket that the pass reads next.
 static int await_bucket(Parallel *p, int i, int after, Error *e) {
     TRY(await_weights(p, model_bucket(p->model, i), e));
-    return after > 0 && after < p->buckets ? send_block(p, after, e) : 0;
+    return after > 0 && after < p->buckets ? send_bucket(p, after, e) : 0;
 }
 
 // Comm.idle_pass: computes rank 0's logits too, since rank 0's transfers need all ranks (parallel.h, invariant 4).
@@ -303,8 +294,8 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
         return 0;
     }
     // Update the owned parts, and start to gather buckets 0 and 1 meanwhile: the next forward pass reads them first.
-    p->sent = p->arrived = 0;
-    for (int s = 0; s < SHARD_SLOTS; s++) p->slot[s].bucket = 0;
+    p->arrived = 0;
+    memset(p->gathered, 0, (size_t)p->buckets * sizeof *p->gathered);
     for (int i = 0; i < p->buckets; i++) {
         TRY(engine_update(p->engine, p->owned[i], update, e));
         if (i < 2) TRY(send_weights(p, model_bucket(p->model, i), e));

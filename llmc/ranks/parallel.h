@@ -71,22 +71,16 @@ typedef struct {
     int64_t own, own_sq;  // number of own rows in this step; this rank's term of StepSums.rows_sq
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
     int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
-    int64_t *work;        // (buckets) number of each bucket's transfer
+    int64_t *work;        // (buckets) number of the transfer of each bucket's gradients
+    int64_t *gathered;    // (buckets) number of the transfer of new weights, if memory holds or receives them; else 0
     int kept;             // buckets [0, kept): whole weights stay in memory between passes
-    int sent;             // buckets [0, sent), sent <= kept: the transfer of new weights has started
-    int arrived;          // buckets [0, arrived), arrived <= sent: wait_for was called for the transfer
-    struct {
-        int bucket;   // 0: none
-        int64_t work; // number of the transfer that gathers the bucket
-    } slot[SHARD_SLOTS];
+    int arrived;          // buckets [0, arrived), arrived <= kept: wait_for was called for the transfer of new weights
 } Parallel;
 
-// Creates buckets and parts for rank comm->rank of comm->ranks, without communication.
-int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e);
+// Creates buckets and parts of shape->model for rank comm->rank of comm->ranks, without communication. Sets in *shape
+// what this rank's engine keeps.
+int parallel_create(Parallel *p, Comm *comm, const ParallelConfig *config, EngineConfig *shape, Error *e);
 void parallel_destroy(Parallel *p);
-
-// Sets in *config what this rank's engine keeps.
-void parallel_shard(Parallel *p, EngineConfig *config);
 
 // Call when each rank has loaded what it owns. With ZeRO-0 the ranks gather whole arrays before the call returns. With
 // ZeRO-1 to 3 the next forward pass gathers the weights, as after an update.

@@ -206,8 +206,7 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
         TRY(model_create_local(&setup->local, &setup->model.config, comm->rank % K, K, e));
         setup->shape.model = &setup->local;
     }
-    TRY(parallel_create(&setup->parallel, comm, setup->shape.model, &config, e));
-    parallel_shard(&setup->parallel, &setup->shape);
+    TRY(parallel_create(&setup->parallel, comm, &config, &setup->shape, e));
     if (o->outliers || position->noise.sources)
         setup->shape.step_rows = (int)rows_of_rank(config.batch_max, 0, comm->ranks / K).count;
     setup->shape.sources = position->noise.sources;

@@ -105,7 +105,7 @@ static void test_text(void) {
     s->comm = &(Comm){.ranks = 1};
     CHECK_OK(model_create(&s->model, &config, &e), &e);
     s->shape = (EngineConfig){.model = &s->model, .micro_batch = 1, .seq_len = T, .threads = 1, .inference = true};
-    CHECK_OK(parallel_create(&s->parallel, s->comm, &s->model, &(ParallelConfig){.tensor = 1}, &e), &e);
+    CHECK_OK(parallel_create(&s->parallel, s->comm, &(ParallelConfig){.tensor = 1}, &s->shape, &e), &e);
     CHECK_OK(engine_create(&cpu_engine, &s->engine, &s->shape, &e), &e);
     CHECK_OK(tokenizer_create_bytes(&s->tokenizer, &e), &e);
     float *params = malloc(s->model.flat_count * sizeof *params), logits[V];
