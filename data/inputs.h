@@ -16,7 +16,6 @@ typedef struct { // an option that is not given holds its default, or 0 or "" if
     double val_fraction;
     int64_t val_every_file, max_bytes, shard_tokens, threads;
     bool force, help, version;
-    const OptionRow *help_about; // the option about which --help NAME asks; NULL: all options
 } TokenizeOptions;
 enum { FORMAT_AUTO, FORMAT_TEXT, FORMAT_JSONL };
 enum { INVALID_ERROR, INVALID_BYTES, INVALID_SKIP };

@@ -53,8 +53,8 @@ static const OptionRow rows[] = {
 #undef OPTION
 enum { OPTIONS = sizeof rows / sizeof *rows };
 
-static void settings_print_help(const TokenizeOptions *o) {
-    if (o->help_about) return row_print_help(stdout, o->help_about);
+static void settings_print_help(const OptionRow *about) { // about: the option that --help NAME asks for; NULL: all
+    if (about) return row_print_help(stdout, about);
     printf("Turns text into token shards.\n\n  data/tokenize --tokenizer bytes|DIR --out PREFIX [options] INPUT...\n\n"
            "INPUT is a text file, JSON Lines, a directory (its .txt, .md, .jsonl, .ndjson, .jl and .json files) or - for\n"
            "standard input. Every document begins with the vocabulary's end token, <|endoftext|>; bytes have no such\n"
@@ -77,7 +77,8 @@ static int read_input(const OptionTable *t, int argc, char **argv, int *i, Error
     return 0;
 }
 
-// Sets *o. Moves the inputs to the front of argv, and sets *inputs to their count. ERR_USAGE for a mistake.
+// Sets *o, or prints what --help or --version asks for. Moves the inputs to the front of argv, and sets *inputs to their
+// count. ERR_USAGE for a mistake.
 static int settings_parse(int argc, char **argv, TokenizeOptions *o, int *inputs, Error *e) {
     uint8_t given[OPTIONS];
     OptionTable t = {.rows = rows, .count = OPTIONS, .values = o, .given = given, .context = inputs};
@@ -88,8 +89,8 @@ static int settings_parse(int argc, char **argv, TokenizeOptions *o, int *inputs
     size_t cores = size_min((size_t)omp_get_num_procs(), (size_t)thread_quota(""));
     o->threads = (int64_t)size_min(cores, THREADS_MAX);
     TRY(rows_read_command_line(&t, argc, argv, e));
-    o->help_about = t.about;
-    if (o->help || o->version) return 0;
+    if (o->help) return settings_print_help(t.about), 0;
+    if (o->version) return printf("%s\n", version_text()), 0;
     if (!*o->tokenizer || !*o->out)
         return FAIL(e, ERR_USAGE, "say --tokenizer bytes, or name a directory, and --out data/NAME", "%s missing",
                     *o->out ? "--tokenizer is" : *o->tokenizer ? "--out is" : "--tokenizer and --out are");
@@ -181,7 +182,7 @@ static int run_verdict(const Pipeline *run, Error *e) {
     return FAIL(e, first->code, first->hint, "%d faults; the first is %s", run->faults, first->what);
 }
 
-static void print_input_notes(const Pipeline *run, int code) {
+static void print_input_notes(const Pipeline *run) {
     static const char *const notes[NOTES] = {
         [NOTE_JSONL] = "by the first line, read as JSON Lines; --format text or jsonl decides",
         [NOTE_JSON] = "by the first line, read as text, braces and all; --format text or jsonl decides",
@@ -195,12 +196,6 @@ static void print_input_notes(const Pipeline *run, int code) {
         if (files == 1) fprintf(stderr, "note: %s: %s\n", first, notes[k]);
         if (files > 1) fprintf(stderr, "note: %d files, the first is %s: %s\n", files, first, notes[k]);
     }
-    if (code) return;
-    if (*run->options.separator && !run->reader.separated)
-        fprintf(stderr, "note: --separator %s is nowhere in the text\n", run->options.separator);
-    if (run->writer.eot < 0 && !run->tokenizer->is_bytes)
-        fprintf(stderr, "note: %s declares no eos_token and has no <|endoftext|>: %s separates documents\n",
-                run->options.tokenizer, run->writer.newline < 0 ? "nothing" : "a newline");
 }
 
 static int run_finish(Pipeline *run, Error *e) {
@@ -208,6 +203,11 @@ static int run_finish(Pipeline *run, Error *e) {
     const struct SplitState *splits = run->writer.split;
     const Inputs *in = &run->inputs;
     uint64_t files = 0, lines = run->writer.left_out;
+    if (*o->separator && !run->reader.separated)
+        fprintf(stderr, "note: --separator %s is nowhere in the text\n", o->separator);
+    if (run->writer.eot < 0 && !run->tokenizer->is_bytes)
+        fprintf(stderr, "note: %s declares no eos_token and has no <|endoftext|>: %s separates documents\n",
+                o->tokenizer, run->writer.newline < 0 ? "nothing" : "a newline");
     if (splits[TRAIN].tokens + splits[VAL].tokens == 0)
         return FAIL(e, ERR_INPUT, "is this the right input?", "%s: no text in it", input_name(&in->all[0]));
     bool both = o->val_fraction > 0 || o->val_every_file;
@@ -238,8 +238,7 @@ static int tokenize(int argc, char **argv, Error *e) {
     bool known = true;
     int inputs, code;
     TRY(settings_parse(argc, argv, o, &inputs, e));
-    if (o->help) return settings_print_help(o), 0;
-    if (o->version) return printf("%s\n", version_text()), 0;
+    if (o->help || o->version) return 0;
     TRY_GOTO(tokenizer_load(&run.tokenizer, o->tokenizer, e));
     run.reader = (Reader){.o = o, .inputs = &run.inputs, .tokenizer = run.tokenizer, .line = 1, .fd = -1};
     TRY_GOTO(memory_alloc((void **)&run.reader.buffer, LINE_BYTES_MAX, "reading the input", e));
@@ -261,7 +260,7 @@ static int tokenize(int argc, char **argv, Error *e) {
     if (run.error.code || run.faults || signals_requested()) progress_break(&run.progress);
     else progress_end(&run.progress);
     code = run_verdict(&run, e);
-    print_input_notes(&run, code);
+    print_input_notes(&run);
     TRY_GOTO(code);
     TRY_GOTO(run_finish(&run, e));
 done:
