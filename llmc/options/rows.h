@@ -117,7 +117,7 @@ int rows_read_config(const OptionTable *t, char *text, size_t bytes, const char 
 
 // For t->read_word. Sets *value to the next word and moves *i to it. ERR_USAGE if there is no next word. For an option
 // of ROW_WORDS, joins the words up to the next option with blanks, in `joined`; a blank in a word becomes "\\ "
-// (text/sources.h). row: NULL if the program ignores the value.
+// (text/shards.h). row: NULL if the program ignores the value.
 int rows_next_value(const OptionTable *t, const OptionRow *row, int argc, char **argv, int *i,
                     char joined[OPTION_TEXT + 2], const char **value, Error *e);
 

@@ -55,7 +55,7 @@ static void print_training(FILE *f, const Plan *p) {
     fprintf(f, "data        %s tokens", grouped((double)data->windows * p->shape.seq_len).s);
     if (p->ramp)
         fprintf(f, ": %.2f epochs%s", p->ramp->config.schedule.train_tokens / (data->epoch * p->shape.seq_len),
-                data->weighted ? " of the source that is repeated most" : "");
+                data->weights > 0 ? " of the source that is repeated most" : "");
     fprintf(f, "\n");
 }
 

@@ -22,14 +22,14 @@ static void put_data_json(FILE *f, const char *name, const Dataset *data) {
     DatasetInfo info = data->info;
     fprintf(f, "  \"%s\": {\"shards\": %d, \"tokens\": %llu, \"windows\": %llu", name, info.shards,
             (unsigned long long)info.tokens, (unsigned long long)info.windows);
-    for (int s = 0; info.weighted && s < info.sources; s++) {
-        DatasetSource source = data->sources.source[s];
+    for (int s = 0; info.weights > 0 && s < info.sources; s++) {
+        DatasetSource source = data->source[s];
         fprintf(f, "%s{\"files\": ", s ? ", " : ", \"sources\": [");
         text_write_json(f, source.files);
         fprintf(f, ", \"share\": %.17g, \"shards\": %d, \"tokens\": %llu, \"windows\": %llu}", source.share,
                 source.shards, (unsigned long long)source.tokens, (unsigned long long)source.windows);
     }
-    fputs(info.weighted ? "]},\n" : "},\n", f);
+    fputs(info.weights > 0 ? "]},\n" : "},\n", f);
 }
 
 static void put_text_field(FILE *f, const char *name, const char *text) {

@@ -50,7 +50,7 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
     if (!(row = cJSON_CreateObject())) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for a row");
     cJSON_AddStringToObject(row, "kind", row_kinds[kind]);
     cJSON_AddNumberToObject(row, "step", (double)r->position.at.step);
-    cJSON_AddStringToObject(row, "source", data->sources.source[dataset_example_source(data, example)].files);
+    cJSON_AddStringToObject(row, "source", data->source[dataset_example_source(data, example)].files);
     cJSON_AddStringToObject(row, "shard", place.shard->path);
     cJSON_AddNumberToObject(row, "document", place.document < 0 ? NAN : (double)place.document); // NaN becomes null
     cJSON_AddNumberToObject(row, "offset", (double)place.offset);

@@ -331,14 +331,14 @@ int setup_data(Run *r, Error *e) {
         TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
         if (o->shift_windows) data->train->shifts = true;
         DatasetInfo info = data->train->info;
-        if (o->epochs && info.weighted)
+        if (o->epochs && info.weights > 0)
             return FAIL(e, ERR_USAGE, "use --train-tokens or --steps",
                         "--epochs %g: the sources of a --train with weights have epochs of their own", o->epochs);
         TRY(options_resolve_epochs(o, (int64_t)info.windows, e));
     }
     if (o->val[0]) {
         TRY(dataset_open(&data->val, o->val, T, V, (uint64_t)o->seed, e));
-        if (data->val->info.weighted)
+        if (data->val->info.weights > 0)
             return FAIL(e, ERR_USAGE, "leave them out: validation reads all files alike", "--val %s: it has weights",
                         o->val);
     }

@@ -241,7 +241,7 @@ static void io_identity(StateIO *io, const Setup *s, const RunData *data) {
     const ModelConfig *model = &s->model.config;
     const char *start = s->source[0] ? s->model_name : "scratch"; // only the name: the files may be moved
     const DatasetInfo info = data->train->info;
-    const int weights = info.weighted ? info.sources : 0;
+    const int weights = info.weights > 0 ? info.sources : 0;
     keep(io, "model.start", "--model", cJSON_CreateString(start));
     keep(io, "model.layers", "--model, --layers", cJSON_CreateNumber(model->layers));
     keep(io, "model.heads", "--model, --heads", cJSON_CreateNumber(model->heads));
@@ -266,7 +266,7 @@ static void io_identity(StateIO *io, const Setup *s, const RunData *data) {
                    s->options.out);
     keep_length(io, "train_mixture", weights, "weights");
     for (int i = 0; i < weights; i++) { // a source's fraction of the rows, and its number of shards
-        const DatasetSource source = data->train->sources.source[i];
+        const DatasetSource source = data->train->source[i];
         keep(io, AT("train_mixture[%d].share", i), "--train", cJSON_CreateString(AT("%.17g", source.share)));
         keep(io, AT("train_mixture[%d].shards", i), "--train", cJSON_CreateNumber(source.shards));
     }

@@ -107,7 +107,7 @@ static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode,
         noise_observe_ranks(&position->noise, (double)B, sums->rows_sq, sums->rank_sq, position->grad_sq);
     const int sources = position->noise.sources;
     double share[sources + 1], sq[sources + 1], *gram = position->result.source_gram;
-    for (int s = 0; s < sources; s++) share[s] = r->data.train->sources.source[s].share, sq[s] = 0;
+    for (int s = 0; s < sources; s++) share[s] = r->data.train->source[s].share, sq[s] = 0;
     for (int64_t b = 0; b < B && sources; b++)
         sq[dataset_example_source(r->data.train, (uint64_t)(position->at.examples + b))] += position->rows[b].sq;
     noise_observe_sources(&position->noise, (double)B, gram[sources * sources], share, sq, gram, step_tokens);

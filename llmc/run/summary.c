@@ -6,10 +6,10 @@ static void print_data(const Setup *setup, const RunData *data) {
     double examples = (double)setup->options.run.horizon_tokens / setup->shape.seq_len;
     printf("data    %llu tokens, %llu windows of T", (unsigned long long)info.tokens, (unsigned long long)info.windows);
     bool decided = setup->options.run.horizon_tokens < HORIZON_UNDECIDED / 2;
-    if (!info.weighted && decided) printf("; the run is %.3g epochs", examples / (double)info.windows);
+    if (info.weights == 0 && decided) printf("; the run is %.3g epochs", examples / (double)info.windows);
     printf("\n");
-    for (int s = 0; info.weighted && s < info.sources; s++) {
-        DatasetSource source = data->train->sources.source[s];
+    for (int s = 0; info.weights > 0 && s < info.sources; s++) {
+        DatasetSource source = data->train->source[s];
         printf("        %5.2f%% of the rows from %s: %llu tokens, %.3g epochs\n", 100 * source.share, source.files,
                (unsigned long long)source.tokens, source.share * examples / (double)source.windows);
     }

@@ -4,8 +4,11 @@
 #include "math/permutation.h"
 
 #include <assert.h>
+#include <limits.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and read as they are");
@@ -17,6 +20,93 @@ enum {
 };
 
 #define HINT_TOKENIZE "make shards with data/tokenize (or llm.c's scripts)"
+#define BLANKS        " \t\n"
+
+// ---- The files of a value -------------------------------------------------------------------------------------------
+
+// Cuts the next word off a value in place. Returns NULL if no word is left.
+static char *next_word(char **rest) {
+    char *word = *rest + strspn(*rest, BLANKS), *from = word, *to = word;
+    if (!*word) return NULL;
+    for (; *from && !strchr(BLANKS, *from); from++) {
+        if (from[0] == '\\' && from[1] == ' ') from++;
+        *to++ = *from;
+    }
+    *rest = from + (*from != 0);
+    *to = 0;
+    return word;
+}
+
+// Adds the files that match a pattern. The name of an existing file is no pattern, even with '*' or '['.
+static int add_matches(DatasetSource *s, const char *pattern, Error *e) {
+    struct stat st;
+    char literal[2 * PATH_MAX], *to = literal; // a pattern that matches only this name
+    bool exists = stat(pattern, &st) == 0;
+    for (const char *c = pattern; exists && *c; *to++ = *c++)
+        if (strchr("*?[\\", *c)) *to++ = '\\';
+    *to = 0;
+    int failure = glob(exists ? literal : pattern, s->found.gl_pathv ? GLOB_APPEND : 0, NULL, &s->found);
+    if (failure == GLOB_NOMATCH)
+        return FAIL(e, ERR_INPUT, "check the path; " HINT_TOKENIZE, "%s: no such file", pattern);
+    if (failure)
+        return FAIL(e, failure == GLOB_NOSPACE ? ERR_MEMORY : ERR_INPUT, "check its permissions", "%s: cannot list",
+                    pattern);
+    return 0;
+}
+
+static int compare_paths(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+// Adds the files of a word: WORD or WORD:WEIGHT.
+static int add_word(Dataset *data, char *word, Error *e) {
+    char *colon = file_exists(word) ? NULL : strrchr(word, ':'), *end;
+    double weight = colon ? strtod(colon + 1, &end) : 0;
+    bool weighted = colon && end > colon + 1 && !*end; // false: a colon is part of the name
+    if (weighted && !(weight > 0 && weight < 1e300))   // the sum must not overflow
+        return FAIL(e, ERR_USAGE, "give a number above 0, or leave that source out",
+                    "%s: the weight of a source is not above 0, or too large", word);
+    if (weighted) *colon = 0;
+    if (data->info.sources && weighted != (data->info.weights > 0))
+        return FAIL(e, ERR_USAGE, "give each a weight, as in 'a*.bin:0.7 b*.bin:0.3', or none",
+                    "%s: it has %s weight, and the sources before it have %s", word, weighted ? "a" : "no",
+                    weighted ? "none" : "one");
+    DatasetSource *s = weighted ? &data->source[data->info.sources++] : data->source;
+    if (!weighted) data->info.sources = 1;
+    s->files = weighted ? word : data->value;
+    s->weight = weighted ? weight : 0;
+    data->info.weights += s->weight;
+    return add_matches(s, word, e);
+}
+
+// Finds the sources that a value names.
+static int sources_find(Dataset *data, const char *value, Error *e) {
+    size_t bytes = strlen(value) + 1;
+    TRY(memory_alloc((void **)&data->value, 2 * bytes, "the names of shards", e));
+    TRY(memory_alloc_zero((void **)&data->source, (bytes / 2 + 1) * sizeof *data->source, "sources", e));
+    char *rest = data->value + bytes, *word;
+    memcpy(data->value, value, bytes);
+    memcpy(rest, value, bytes);
+    data->source->files = data->value;
+    data->info.sources = 1;
+    int code = add_matches(data->source, value, e); // first try the value as one word
+    if (code && (word = next_word(&rest))) {
+        data->info.sources = 0;
+        for (code = 0; word && !code; word = next_word(&rest)) code = add_word(data, word, e);
+    }
+    if (code == ERR_INPUT && strpbrk(value, BLANKS))
+        error_hint(e, "check the path; a blank in a name is written '\\ '");
+    for (int i = 0; i < data->info.sources && !code; i++) { // sort the paths; move duplicates to the end
+        DatasetSource *s = &data->source[i];
+        char **path = s->found.gl_pathv;
+        qsort(path, s->found.gl_pathc, sizeof *path, compare_paths);
+        for (size_t k = 0; k < s->found.gl_pathc; k++) {
+            char *found = path[k];
+            if (s->shards && strcmp(path[s->shards - 1], found) == 0) continue;
+            path[k] = path[s->shards];
+            path[s->shards++] = found;
+        }
+    }
+    return code;
+}
 
 // ---- A shard --------------------------------------------------------------------------------------------------------
 
@@ -94,9 +184,9 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
 static int source_open(Dataset *data, DatasetSource *source, Shard *shard, Error *e) {
     uint64_t tokens = data->info.tokens;
     source->first_window = data->info.windows;
-    source->share = source->weight > 0 ? source->weight / data->sources.weights : 1;
+    source->share = source->weight > 0 ? source->weight / data->info.weights : 1;
     for (int i = 0; i < source->shards; i++, shard++) {
-        shard->path = source->path[i];
+        shard->path = source->found.gl_pathv[i];
         TRY(shard_open(data, shard, e));
     }
     source->windows = data->info.windows - source->first_window;
@@ -111,31 +201,30 @@ static int source_open(Dataset *data, DatasetSource *source, Shard *shard, Error
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e) {
     assert(seq_len > 0 && vocab_size > 0);
     Dataset *data;
-    Sources found;
+    int code;
+    size_t shards = 0, first = 0;
     double sum = 0;
     *out = NULL;
-    TRY(sources_find(&found, files, e));
-    size_t sources = (size_t)found.count, shards = 0, first = 0;
-    for (size_t s = 0; s < sources; s++) shards += (size_t)found.source[s].shards;
+    TRY(memory_alloc_zero((void **)&data, sizeof *data, "data set", e));
+    *data = (Dataset){.info.epoch = INFINITY, .seq_len = seq_len, .vocab_size = vocab_size, .seed = seed};
+    TRY_GOTO(sources_find(data, files, e));
+    const size_t sources = (size_t)data->info.sources;
+    for (size_t s = 0; s < sources; s++) shards += (size_t)data->source[s].shards;
     size_t bytes = shards * sizeof(Shard) + sources * sizeof(double) + (sources + 1) * sizeof(uint64_t);
-    int code = memory_alloc_zero((void **)&data, sizeof *data + bytes, "data set", e);
-    if (code) return sources_free(&found), code;
-    *data = (Dataset){.sources = found, .seq_len = seq_len, .vocab_size = vocab_size, .seed = seed};
-    data->info = (DatasetInfo){.shards = (int)shards, .sources = found.count, .epoch = INFINITY};
-    data->info.weighted = found.weights > 0;
-    data->shards = (Shard *)(data + 1);
+    TRY_GOTO(memory_alloc_zero((void **)&data->shards, bytes, "data set", e));
+    data->info.shards = (int)shards;
     data->share_end = (double *)(data->shards + shards);
     data->counts = (uint64_t *)(data->share_end + sources);
     for (size_t i = 0; i < shards; i++) data->shards[i].fd = -1;
-    for (size_t s = 0; s < sources && !code; s++) {
-        DatasetSource *source = &found.source[s];
-        code = source_open(data, source, &data->shards[first], e);
-        first += (size_t)source->shards;
-        sum += source->weight;
-        data->share_end[s] = s + 1 < sources ? sum / found.weights : 1;
+    for (size_t s = 0; s < sources; s++) {
+        TRY_GOTO(source_open(data, &data->source[s], &data->shards[first], e));
+        first += (size_t)data->source[s].shards;
+        sum += data->source[s].weight;
+        data->share_end[s] = s + 1 < sources ? sum / data->info.weights : 1;
     }
+    *out = data;
+done:
     if (code) dataset_close(data);
-    else *out = data;
     return code;
 }
 
@@ -143,7 +232,10 @@ void dataset_close(Dataset *data) {
     if (!data) return;
     for (int i = 0; i < data->info.shards; i++)
         if (data->shards[i].fd >= 0) close(data->shards[i].fd);
-    sources_free(&data->sources);
+    for (int i = 0; i < data->info.sources; i++) globfree(&data->source[i].found);
+    memory_free(data->shards);
+    memory_free(data->source);
+    memory_free(data->value);
     memory_free(data->excluded);
     memory_free(data);
 }
@@ -170,7 +262,7 @@ int dataset_example_source(const void *dataset, uint64_t example) {
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift) {
     const int most = 64; // search this many later epochs for a window that is not excluded; then accept an excluded one
     int s = dataset_example_source(data, example);
-    const DatasetSource *source = &data->sources.source[s];
+    const DatasetSource *source = &data->source[s];
     uint64_t n = data->info.sources > 1 ? number_in_source(data, example, s) : example, N = source->windows, window;
     for (int i = 0;; i++, n += N) {
         uint64_t key = permutation_key(data->seed + (uint64_t)s, n / N);

@@ -15,10 +15,20 @@
 // (math/mixture.h). So one counter is a run's position in its data, and the sequence does not depend on batch size,
 // micro-batch, ranks or restarts. With `shifts` the windows of an epoch begin permutation_shift(T, key) tokens later;
 // the last window of a shard moves only as far as the shard allows.
+//
+// The value of --train or --val names the files:
+//
+//     WORD                              one source
+//     WORD WORD ...                     one source: the union of the words' files
+//     WORD:WEIGHT WORD:WEIGHT ...       one source per word, mixed by weight (math/mixture.h)
+//
+// A word is a file or a pattern such as "dir/x_train_*.bin". In a word "\ " stands for a blank. If the whole value
+// names or matches files, it is one word, blanks included. An existing file's name is no pattern and has no WEIGHT.
 #pragma once
 
 #include "base/files.h"
-#include "text/sources.h"
+
+#include <glob.h>
 
 enum { SHARD_HEADER_INTS = 256, SHARD_HEADER_BYTES = 4 * SHARD_HEADER_INTS, SHARD_MAGIC = 20240520, SHARD_VERSION = 1 };
 
@@ -31,30 +41,41 @@ typedef struct {
 } Shard;
 
 typedef struct {
+    const char *files; // as given, without the weight
+    double weight;     // as given; 0: none
+    glob_t found;      // gl_pathv holds the paths (shards), sorted by bytes, then duplicates
+    int shards;
+    double share; // p, the source's share of the examples
+    uint64_t tokens, windows, first_window;
+} DatasetSource;
+
+typedef struct {
     int shards;
     uint64_t tokens;  // sum of n_i
     int largest;      // largest token that dataset_open has checked
     uint64_t windows; // N
     int skipped;      // shards too short to hold a window of this T
     int sources;      // 1 if no source has a weight
-    bool weighted;
-    double epoch; // mean number of examples until some source has been read once
+    double weights;   // sum of the sources' weights; 0: none has one
+    double epoch;     // mean number of examples until some source has been read once
 } DatasetInfo;
 
 typedef struct { // one thread at a time may read examples
     DatasetInfo info;
-    Sources sources;
-    Shard *shards;     // (info.shards) in reading order
-    double *share_end; // (sources) p_0 + ... + p_s, where p_s is the share of source s
-    uint64_t *counts;  // (sources + 1) examples of each source in the run's first counts[sources] (math/mixture.h)
+    DatasetSource *source; // (info.sources)
+    char *value;           // owns the words
+    Shard *shards;         // (info.shards) in reading order
+    double *share_end;     // (sources) p_0 + ... + p_s, where p_s is the share of source s
+    uint64_t *counts;      // (sources + 1) examples of each source in the run's first counts[sources] (math/mixture.h)
     int seq_len, vocab_size;
     uint64_t seed;
     bool shifts;    // shift windows by epoch; the caller may set it before the first dataset_rows
     bool *excluded; // (windows) true: dataset_window_at skips the window; NULL: none
 } Dataset;
 
-// Opens the shards that `files` names (text/sources.h). Checks every header against its file's size, and every file
-// below 64 MB for tokens outside vocab_size. If the first file is larger, checks its first million tokens.
+// Opens the shards that `files` names. ERR_INPUT if a word matches no file; ERR_USAGE if a weight is not above 0, or if
+// only some words have one. Checks every header against its file's size, and every file below 64 MB for tokens outside
+// vocab_size. If the first file is larger, checks its first million tokens.
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e);
 void dataset_close(Dataset *data); // NULL is fine
 

@@ -162,8 +162,8 @@ static void test_words(void) {
 
     Dataset *data;
     CHECK_OK(dataset_open(&data, "v*:0.5 u_000.bin:1.5", 9, 1000, 1, &e), &e);
-    DatasetSource second = data->sources.source[1];
-    CHECK(data->sources.source[0].share == 0.25 && second.share == 0.75 && data->sources.source[0].shards == 2,
+    DatasetSource second = data->source[1];
+    CHECK(data->source[0].share == 0.25 && second.share == 0.75 && data->source[0].shards == 2,
           "shares");
     CHECK(second.windows == 11 && second.first_window == 33 && second.tokens == 100, "%llu",
           (unsigned long long)second.windows);
