@@ -19,8 +19,7 @@
 #include "cpu/attention.h"     // attention_forward, attention_backward
 #include "cpu/calibrate.h"     // calibrate_flops, calibrate_copy
 #include "cpu/engine_cpu.h"    // Engine, Block, weight, grad, example_sq
-#include "cpu/layers.h"        // embedding_*, layernorm_*, gelu_*, cross_entropy
-#include "cpu/masks.h"         // dropout_apply
+#include "cpu/layers.h"        // embedding_*, layernorm_*, gelu_*, cross_entropy, dropout_apply
 #include "cpu/matmul_kernel.h" // matmul_nn, matmul_nt, matmul_tn; the kernels' names
 
 #include <assert.h>

@@ -1,5 +1,5 @@
 #include "cpu/attention.h"
-#include "cpu/masks.h"
+#include "cpu/layers.h"
 #include "cpu/tile.h"
 #include "cpu/value.h"
 #include "math/loss.h"

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "math/adamw.h"
+#include "math/dropout.h"
 #include "model/modes.h"
 
 #include <stddef.h>
@@ -58,6 +59,14 @@ void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type
 void cross_entropy(float *nll /* (N) */, float *loss /* (N) */, void *logits /* (N, stride) */,
                    const uint16_t *target /* (N) */, int N, int V, int stride, float smoothing, float gradient,
                    Dtype type);
+
+// `to` (B, T, C) = x times dropout's factors, element by element; `to` may be x. d: the dropout of the first example.
+void dropout_apply(void *to, const void *x, Dropout d, DropoutPlace place, int B, int T, int C, Dtype type);
+
+enum { DROPOUT_SPAN = 128 }; // columns
+
+// factor (DROPOUT_SPAN) = the factors of columns [first, first + DROPOUT_SPAN). first: a multiple of DROPOUT_SPAN.
+void dropout_factors(float *factor, Dropout d, DropoutPlace place, size_t head, size_t row, size_t first);
 
 // Updates n parameters by AdamW (math/adamw.h). rounded: receives the parameters in bf16; may be NULL.
 void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2, size_t n,

@@ -6,7 +6,7 @@
 
 #include "math/gelu.h"
 
-#ifdef __AVX2__
+#ifdef __SSE2__
 #    include <immintrin.h>
 #endif
 #include <stddef.h>

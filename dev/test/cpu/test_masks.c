@@ -1,7 +1,7 @@
 // Masks of dropout and of documents. Spans of dropout's masks equal math/dropout.h. With both masks, the loss and the
 // sums by source do not depend on micro-batches. A packed row has its documents' losses. dev/oracle checks the masks'
 // bits, gradients, and evaluations without dropout; test_types checks that threads and recomputation change no bit.
-#include "cpu/masks.h"
+#include "cpu/layers.h"
 #include "world.h"
 
 // ---- Masks ----------------------------------------------------------------------------------------------------------
