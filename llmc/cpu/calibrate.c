@@ -16,7 +16,7 @@ static double multiply(const MatmulKernel *kernel, size_t steps) {
     __asm__ volatile("" : "+r"(steps)); // keeps the compiler from moving the work past a clock reading
     if (kernel->type == DTYPE_BF16) {
         static const uint16_t panels[2][BF16_AMX_ROWS * 2 * PAIRS] __attribute__((aligned(64))); // zeros
-        MatmulTiles tiles = {.last.rows = 0};
+        MatmulTiles tiles = {.last_rows = 0};
         size_t tile = kernel->rows * kernel->columns * PAIRS, products = steps * CHAINS * VEC / tile;
         for (size_t i = 0; i < products; i++) kernel->multiply(&tiles, panels[0], panels[1], PAIRS, kernel->rows);
         return 4.0 * (double)(products * tile);

@@ -56,7 +56,7 @@ static void compute_columns(const MatmulProduct *p, BPanel now, size_t first, si
     const MatmulBlock *block = now.block;
     char b[MATMUL_PANEL_BYTES] __attribute__((aligned(CACHE_LINE)));
     MatmulTiles tiles;
-    tiles.ahead = ahead_of(p, next), tiles.last.rows = 0;
+    tiles.product = p, tiles.block = block, tiles.j = now.j, tiles.ahead = ahead_of(p, next), tiles.last_rows = 0;
     size_t lines = tiles.ahead.lines, all = end - first;
     size_t c_size = p->c_float ? sizeof(float) : value_bytes(kernel->type);
     kernel->pack_b(b, p, block, now.j, panel_columns(p, now));
@@ -68,7 +68,7 @@ static void compute_columns(const MatmulProduct *p, BPanel now, size_t first, si
             __builtin_prefetch(c, 1);
             __builtin_prefetch(c + (kernel->columns - 1) * c_size, 1);
         }
-        kernel->tile(&tiles, p, block, block->panels + panel * block->panel_bytes, b, i, now.j);
+        kernel->tile(&tiles, block->panels + panel * block->panel_bytes, b, i);
     }
     if (kernel->finish) kernel->finish(&tiles);
 }

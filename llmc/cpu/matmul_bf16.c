@@ -99,18 +99,17 @@ VECTOR_INLINE void write_row(float *sum, float *partial, bool add, uint16_t *c, 
         for (size_t j = 0; j < count; j++) c[j] = f32_to_bf16(sum[j]);
 }
 
-// Adds rows [first, end) of a tile to the partial sums. An fp32 C holds the partial sums. For a bf16 C they are in
+// Adds rows [first, end) of the last tile to the partial sums. An fp32 C holds the partial sums. For a bf16 C they are in
 // block->partial, and C is written after the last block of k.
-static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t end) {
-    if (first == end) return;
-    const MatmulProduct *p = tile->product;
-    const MatmulBlock *block = tile->block;
-    size_t i = tile->i, j = tile->j, count = size_min(COLUMNS, block->n + block->columns - j);
+static void write_rows(MatmulTiles *tiles, size_t first, size_t end) {
+    const MatmulProduct *p = tiles->product;
+    const MatmulBlock *block = tiles->block;
+    size_t i = tiles->last_i, j = tiles->j, count = size_min(COLUMNS, block->n + block->columns - j);
     bool last = block->k + block->depth >= p->K, add = block->k > 0 || (p->accumulate && p->c_float);
     const uint16_t *bias = p->bias ? (const uint16_t *)p->bias + j : NULL;
     for (size_t r = first; r < end; r++) {
         size_t at = (i + r) * p->N + j;
-        float *sum = sums + r * COLUMNS, *partial = block->partial + (i + r) * block->columns + (j - block->n);
+        float *sum = tiles->sums + r * COLUMNS, *partial = block->partial + (i + r) * block->columns + (j - block->n);
         uint16_t *c = last && !p->c_float ? (uint16_t *)p->c + at : NULL;
         if (p->c_float) partial = (float *)p->c + at;
         if (p->stream && count == COLUMNS)
@@ -120,10 +119,10 @@ static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t
     }
 }
 
-// Divides tiles->last into `of` equal parts, and writes part `at`, counted from 0.
+// Divides the last tile into `of` equal parts, and writes part `at`, counted from 0.
 static void write_last_tile(MatmulTiles *tiles, size_t at, size_t of) {
-    size_t rows = tiles->last.rows;
-    if (rows) write_rows(&tiles->last, tiles->sums, rows * at / of, rows * (at + 1) / of);
+    size_t first = tiles->last_rows * at / of, end = tiles->last_rows * (at + 1) / of;
+    if (first < end) write_rows(tiles, first, end);
 }
 
 #    ifdef BF16_X86
@@ -290,12 +289,12 @@ static void neon_multiply(MatmulTiles *tiles, const uint16_t *a, const uint16_t 
 
 static void bf16_finish(MatmulTiles *tiles) { write_last_tile(tiles, 0, 1); }
 
-static void bf16_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
-                      const void *b, size_t i, size_t j) {
-    const MatmulTile tile = {p, block, i, j, size_min(p->kernel->rows, p->M - i)};
-    p->kernel->multiply(tiles, a, b, block->padded / 2, tile.rows);
+static void bf16_tile(MatmulTiles *tiles, const void *a, const void *b, size_t i) {
+    const MatmulProduct *p = tiles->product;
+    size_t rows = size_min(p->kernel->rows, p->M - i);
+    p->kernel->multiply(tiles, a, b, tiles->block->padded / 2, rows);
     prefetch_ahead(&tiles->ahead, tiles->ahead.lines); // the lines that `multiply` did not prefetch
-    tiles->last = tile;
+    tiles->last_i = i, tiles->last_rows = rows;
 }
 
 #    define KERNEL(called, rows_, pack, compute, available_)                                                           \

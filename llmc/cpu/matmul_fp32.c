@@ -51,10 +51,12 @@ VECTOR_INLINE Tile block_product(const int rows, size_t depth, const float *a, s
     return t;
 }
 
-// Computes the tile of C at (i, j) from rows of A, packed or not, and a panel of B. At an edge of C writes the tile to
+// Computes the tile of C at row i from rows of A, packed or not, and a panel of B. At an edge of C writes the tile to
 // `whole` first.
-static void fp32_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
-                      const void *b, size_t i, size_t j) {
+static void fp32_tile(MatmulTiles *tiles, const void *a, const void *b, size_t i) {
+    const MatmulProduct *p = tiles->product;
+    const MatmulBlock *block = tiles->block;
+    const size_t j = tiles->j;
     size_t rows = size_min(TILE_ROWS, p->M - i), columns = size_min(TILE_COLUMNS, block->n + block->columns - j);
     bool add = p->accumulate || block->k > 0, edge = rows % TILE_ROW_STEP || columns < TILE_COLUMNS;
     const float *bias = p->bias && block->k == 0 ? (const float *)p->bias + j : NULL;

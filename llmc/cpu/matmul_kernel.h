@@ -50,36 +50,31 @@ typedef struct {
 
 enum { BF16_STEP = 32, BF16_COLUMNS = 32, BF16_ROWS = 12, BF16_AMX_ROWS = 32 };
 
-// A tile that is computed, but not written yet.
+// A thread's state while it computes the tiles of one panel of B, one after the other.
 typedef struct {
     const MatmulProduct *product;
     const MatmulBlock *block;
-    size_t i, j, rows; // rows 0: no tile
-} MatmulTile;
-
-// A thread's state while it computes the tiles of one panel of B, one after the other.
-typedef struct {
-    Ahead ahead;     // what to prefetch during the present tile
-    MatmulTile last; // bf16: the last tile, written while the next one is computed
-    float sums[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(CACHE_LINE))); // values of `last`
+    size_t j;                 // the panel's first column
+    Ahead ahead;              // what to prefetch during the present tile
+    size_t last_i, last_rows; // bf16: the last tile, written while the next one is computed; last_rows 0: no tile
+    float sums[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(CACHE_LINE))); // the last tile's values
 } MatmulTiles;
 
 enum { MATMUL_PANEL_BYTES = 48 << 10 }; // largest panel of A or B
+
+// Packs rows or columns [first, first + count) of an operand, for the block's k.
+typedef void MatmulPack(void *panel, const MatmulProduct *, const MatmulBlock *, size_t first, size_t count);
 
 struct MatmulKernel {
     const char *name;
     Dtype type;
     size_t rows, columns;           // size of a tile of C
     size_t block_depth, depth_unit; // longest block of k; depth_unit divides all lengths but the last
-    void (*pack_a)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t i,
-                   size_t count); // packs rows [i, i + count) of A
-    void (*pack_b)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t j,
-                   size_t count); // packs columns [j, j + count) of B
-    void (*tile)(MatmulTiles *, const MatmulProduct *, const MatmulBlock *, const void *a, const void *b, size_t i,
-                 size_t j);        // computes C's tile at (i, j)
+    MatmulPack *pack_a, *pack_b;    // pack rows of A, columns of B
+    void (*tile)(MatmulTiles *, const void *a, const void *b, size_t i); // computes C's tile at row i
     void (*finish)(MatmulTiles *); // writes the last tile; NULL: `tile` writes every tile itself
-    // bf16: computes tiles->sums (rows, 32) = A B from packed panels, over pairs of k in ascending order. Writes
-    // tiles->last before it overwrites that tile's sums. A has `count` rows; later rows of the sums are arbitrary.
+    // bf16: computes tiles->sums (rows, 32) = A B from packed panels, over pairs of k in ascending order. Writes the
+    // last tile before it overwrites that tile's sums. A has `count` rows; later rows of the sums are arbitrary.
     // pairs: a multiple of BF16_STEP / 2, not 0.
     //   a: (pairs, 12, 2); for AMX (pairs / 16, 32 rows, 32)      b: (pairs, 32, 2)
     void (*multiply)(MatmulTiles *tiles, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count);
