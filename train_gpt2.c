@@ -390,13 +390,11 @@ static void embeddings_backward(Engine *engine, const Batch *batch) {
     drop(batch, engine->dx, engine->dx, DROPOUT_EMBEDDING, 0);
     embedding_backward(grad(engine, WTE, 0), grad_begun(engine, WPE, 0), engine->dx, batch->tokens, batch->stride,
                        position, batch->B, T, C, batch->type);
-    for (size_t b = 0; b < batch->B && batch->mode == GNS_EXACT; b++) {
-        EmbeddingNorms n = embedding_example_norms(
-            at(engine, engine->dx, b * T * C), engine->head_at_token + b * T * C, batch->tokens + b * batch->stride,
-            position ? position + b * T : NULL, T, C, engine->dwide /* free now */, batch->type);
-        *example_sq(engine, WTE, 0) += n.embedding_sq + 2 * n.cross;
-        *example_sq(engine, WPE, 0) += n.position_sq;
-    }
+    for (size_t b = 0; b < batch->B && batch->mode == GNS_EXACT; b++)
+        embedding_example_norms(example_sq(engine, WTE, 0), example_sq(engine, WPE, 0),
+                                at(engine, engine->dx, b * T * C), engine->head_at_token + b * T * C,
+                                batch->tokens + b * batch->stride, position ? position + b * T : NULL, T, C,
+                                engine->dwide /* free now */, batch->type);
 }
 
 static int backward(Engine *engine, const Batch *batch, Error *e) {
@@ -540,10 +538,9 @@ static int cpu_create(Engine **out, const EngineConfig *config, Error *e) {
     assert(config->seq_len <= config->model->config.context && config->micro_batch > 0);
     TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
     Engine *engine = *out;
-    engine_configure(engine, config);
     engine->loss_scale = 1;
     omp_set_num_threads(engine_thread_count(config));
-    int code = engine_memory_take(engine, e);
+    int code = engine_memory_take(engine, config, e);
     if (!code && engine->fp8) memset(engine->exponents, FP8_UNSET, fp8_sites(engine));
     if (!code) return 0;
     cpu_destroy(engine);

@@ -115,10 +115,8 @@ static inline size_t fp8_sites(const Engine *engine) { return (size_t)engine->co
 int engine_thread_count(const EngineConfig *config); // config->threads, or OpenMP's default
 
 // Sets engine->config, fp8 and fp8_dweight. engine->config has DTYPE_FP32 for fp8, since values are stored in fp32.
-void engine_configure(Engine *engine, const EngineConfig *config);
-
 // Allocates engine->memory and points the engine's arrays into it. Clears all but the kernels' scratch.
-int engine_memory_take(Engine *engine, Error *e);
+int engine_memory_take(Engine *engine, const EngineConfig *config, Error *e);
 
 // Returns the tokens of a chunk of the head: as many as ENGINE_HEAD_BYTES of fp32 logits hold, but at least 64 or all.
 enum { ENGINE_HEAD_BYTES = 64 << 20 };

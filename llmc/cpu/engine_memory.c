@@ -13,13 +13,6 @@ int engine_thread_count(const EngineConfig *config) {
     return config->threads > 0 ? config->threads : omp_get_max_threads();
 }
 
-void engine_configure(Engine *engine, const EngineConfig *config) {
-    engine->config = *config;
-    engine->fp8 = dtype_is_fp8(config->dtype) && !config->inference;
-    engine->fp8_dweight = config->dtype == DTYPE_FP8_DW && !config->inference;
-    if (dtype_is_fp8(config->dtype)) engine->config.dtype = DTYPE_FP32;
-}
-
 // Returns how many tokens of a full micro-step this rank owns (engine.h, "own rows").
 static size_t own_tokens(const EngineConfig *c) {
     return (size_t)own_rows(c, c->micro_batch).count * (size_t)c->seq_len;
@@ -160,22 +153,25 @@ static MemoryPlan layout(Engine *engine, char *base) {
     return region.plan;
 }
 
-void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
-    Engine sketch = {0};
-    engine_configure(&sketch, config);
-    *plan = layout(&sketch, NULL);
+// Plans the memory of an engine without arrays, and sets its config.
+static MemoryPlan plan_engine(Engine *engine, const EngineConfig *config) {
+    engine->config = *config;
+    engine->fp8 = dtype_is_fp8(config->dtype) && !config->inference;
+    engine->fp8_dweight = config->dtype == DTYPE_FP8_DW && !config->inference;
+    if (dtype_is_fp8(config->dtype)) engine->config.dtype = DTYPE_FP32;
+    return layout(engine, NULL);
 }
 
-int engine_memory_take(Engine *engine, Error *e) {
-    const MemoryPlan plan = layout(engine, NULL);
+void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan) { *plan = plan_engine(&(Engine){0}, config); }
+
+int engine_memory_take(Engine *engine, const EngineConfig *config, Error *e) {
+    const MemoryPlan plan = plan_engine(engine, config);
     TRY(memory_alloc((void **)&engine->memory, plan.total, "the engine's memory", e));
-#ifdef MADV_HUGEPAGE
     // Ask for huge pages before the memory is touched, since every pass over small pages waits for TLB misses. On a
     // system without huge pages this changes nothing.
     size_t page = (size_t)sysconf(_SC_PAGESIZE),
            skip = round_up((uintptr_t)engine->memory, page) - (uintptr_t)engine->memory;
     if (plan.total > skip) madvise(engine->memory + skip, (plan.total - skip) / page * page, MADV_HUGEPAGE);
-#endif
     // Clear all parts but the last, the workspaces, since each thread must be the first to touch its workspace.
     memset(engine->memory, 0, plan.total - plan.item[plan.count - 1].bytes);
     layout(engine, engine->memory);

@@ -73,17 +73,18 @@ static double gathered_squares(const void *dx, const uint16_t *key, int T, int C
     return squares;
 }
 
-EmbeddingNorms embedding_example_norms(const void *dx, const float *head_rows, const uint16_t *tokens,
-                                       const uint16_t *position, int T, int C, float *scratch, Dtype type) {
-    EmbeddingNorms norms = {gathered_squares(dx, tokens, T, C, scratch, type),
-                            gathered_squares(dx, position, T, C, scratch, type), 0};
+void embedding_example_norms(double *wte_sq, double *wpe_sq, const void *dx, const float *head_rows,
+                             const uint16_t *tokens, const uint16_t *position, int T, int C, float *scratch,
+                             Dtype type) {
+    double cross = 0;
     for (int t = 0; t < T; t++) {
-        double cross = 0;
+        double sum = 0;
         for (int c = 0; c < C; c++)
-            cross += (double)value_get(dx, (size_t)t * C + c, type) * head_rows[(size_t)t * C + c];
-        norms.cross += cross;
+            sum += (double)value_get(dx, (size_t)t * C + c, type) * head_rows[(size_t)t * C + c];
+        cross += sum;
     }
-    return norms;
+    *wte_sq += gathered_squares(dx, tokens, T, C, scratch, type) + 2 * cross;
+    *wpe_sq += gathered_squares(dx, position, T, C, scratch, type);
 }
 
 // ---- LayerNorm ------------------------------------------------------------------------------------------------------
@@ -210,26 +211,20 @@ void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq,
 
 // ---- GELU -----------------------------------------------------------------------------------------------------------
 
-VECTOR_INLINE void gelu_forward_of(void *y, const void *x, size_t n, const Dtype type) {
-    size_t whole = n / VEC * VEC;
+void gelu_forward(void *y, const void *x, size_t n, Dtype type) {
+    const size_t whole = n / VEC * VEC;
 #pragma omp parallel for schedule(static) if (n > PARALLEL_FLOATS)
-    for (size_t i = 0; i < whole; i += VEC) value_store(y, i, vec_gelu(value_load(x, i, type)), type);
+    for (size_t i = 0; i < whole; i += VEC) BY_TYPE(type, value_store(y, i, vec_gelu(value_load(x, i, TYPE)), TYPE));
     for (size_t i = whole; i < n; i++) value_set(y, i, vec_gelu(vec_set(value_get(x, i, type)))[0], type);
 }
 
-void gelu_forward(void *y, const void *x, size_t n, Dtype type) { BY_TYPE(type, gelu_forward_of(y, x, n, TYPE)); }
-
-VECTOR_INLINE void gelu_backward_of(void *dx, const void *dy, const void *x, size_t n, const Dtype type) {
-    size_t whole = n / VEC * VEC;
+void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type) {
+    const size_t whole = n / VEC * VEC;
 #pragma omp parallel for schedule(static) if (n > PARALLEL_FLOATS)
     for (size_t i = 0; i < whole; i += VEC)
-        value_store(dx, i, value_load(dy, i, type) * vec_gelu_derivative(value_load(x, i, type)), type);
+        BY_TYPE(type, value_store(dx, i, value_load(dy, i, TYPE) * vec_gelu_derivative(value_load(x, i, TYPE)), TYPE));
     for (size_t i = whole; i < n; i++)
         value_set(dx, i, value_get(dy, i, type) * vec_gelu_derivative(vec_set(value_get(x, i, type)))[0], type);
-}
-
-void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type) {
-    BY_TYPE(type, gelu_backward_of(dx, dy, x, n, TYPE));
 }
 
 // ---- Cross-entropy --------------------------------------------------------------------------------------------------

@@ -22,17 +22,14 @@ void embedding_backward(float *dwte /* (V, C) */, float *dwpe /* (P, C) */, cons
                         const uint16_t *tokens, size_t stride, const uint16_t *position, int B, int T, int C,
                         Dtype type);
 
-// Norms of one example's embedding gradients. wte serves twice, so an example has two gradients of it: U from the
-// output layer, E from the embedding. E[v] is the sum of dx[t] over the t with token v. head_rows[t] = U[tokens[t]].
-//   embedding_sq  |E|^2
-//   position_sq   |the gradient of wpe|^2
-//   cross         <E, U> = sum over t of dx[t] . head_rows[t]
-typedef struct {
-    double embedding_sq, position_sq, cross;
-} EmbeddingNorms;
-EmbeddingNorms embedding_example_norms(const void *dx /* (T, C) */, const float *head_rows /* (T, C) */,
-                                       const uint16_t *tokens /* (T) */, const uint16_t *position /* (T) or NULL */,
-                                       int T, int C, float *scratch /* (C) */, Dtype type);
+// Adds squared norms of one example's embedding gradients. wte serves twice, so an example has two gradients of it: U
+// from the output layer, E from the embedding. E[v] is the sum of dx[t] over the t with token v. head_rows[t] =
+// U[tokens[t]]. Adds |E|^2 + 2 <E, U> to *wte_sq, where <E, U> is the sum over t of dx[t] . head_rows[t]. Adds |the
+// gradient of wpe|^2 to *wpe_sq.
+void embedding_example_norms(double *wte_sq, double *wpe_sq, const void *dx /* (T, C) */,
+                             const float *head_rows /* (T, C) */, const uint16_t *tokens /* (T) */,
+                             const uint16_t *position /* (T) or NULL */, int T, int C, float *scratch /* (C) */,
+                             Dtype type);
 
 // y = LayerNorm of N rows of C values (math/layernorm.h). Writes mean and rstd (N) for the backward pass. First adds
 // residual (N, C), unless NULL, to x in place.
