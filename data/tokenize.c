@@ -123,14 +123,6 @@ typedef struct {
     Progress progress;
 } Pipeline;
 
-// Adds the faults of a block. If a fault ends the input, leaves out the input's later blocks.
-static void add_faults(Pipeline *run, const TextBlock *b) {
-    if (!b->fault_count || b->input->left_out) return;
-    b->input->left_out = b->ends;
-    for (int i = 0; i < b->fault_count; i++, run->faults++)
-        if (run->faults < FAULTS_MAX) run->fault[run->faults] = b->faults[i];
-}
-
 // Runs on every thread: reads blocks, encodes them, counts their faults, and writes them. After an input is refused, it
 // only looks for more faults, and skips pipes and the rest of a refused text file. It stops at a signal and at an
 // error.
@@ -153,7 +145,9 @@ static void run_thread(Pipeline *run) {
         while (run->written != number) pthread_cond_wait(&run->next, &run->turn);
         more = more && !code && !run->error.code && !signals_requested();
         if (more) {
-            add_faults(run, &b);
+            for (int i = 0; i < b.fault_count && !b.input->left_out; i++, run->faults++)
+                if (run->faults < FAULTS_MAX) run->fault[run->faults] = b.faults[i];
+            b.input->left_out |= b.ends; // later blocks of this input add no faults
             b.input->notes |= b.notes;
             if (!atomic_load(&run->reader.refused)) code = writer_block(&run->writer, &b, &e);
         }
