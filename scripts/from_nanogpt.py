@@ -48,28 +48,24 @@ class PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it holds {module}.{name}, not only numbers and characters")
 
 
-def read_characters(path, vocab):
-    """Returns the characters of tokens 0, 1, ... from nanoGPT's meta.pkl."""
+def character_tokenizer(path, vocab):
+    """Returns the files of a tokenizer with the characters in nanoGPT's meta.pkl, as {name: text}, in GPT2Tokenizer's form
+    (llmc/text/tokenizer.h, "chars")."""
     try:
         with open(path, "rb") as file:
             itos = PlainUnpickler(file).load()["itos"]
         characters = [itos[token] for token in range(len(itos))]
         if len({c for c in characters if isinstance(c, str) and len(c) == 1}) != vocab or len(characters) != vocab:
             raise ValueError(f"itos is not {vocab} characters, one per token of the model: another data set's?")
-        return characters
     except Exception as error:  # a damaged pickle raises almost anything
         raise Fault(EXIT_INPUT, f"{path}: no meta.pkl of the model's data ({type(error).__name__}: {error})") from None
-
-
-def tokenizer_files(characters):
-    """Returns the tokenizer's files as {name: text}, in GPT2Tokenizer's form (llmc/text/tokenizer.h, "chars")."""
     ascii_name = [chr(0x100 + b) if b <= 0x20 else chr(0x121) if b == 0x7F else chr(b) for b in range(0x80)]
-    vocab = {ascii_name[ord(c)]: token for token, c in enumerate(characters) if c.isascii()}
+    tokens = {ascii_name[ord(c)]: token for token, c in enumerate(characters) if c.isascii()}
     added = {str(token): {"content": c, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
                           "special": False} for token, c in enumerate(characters) if not c.isascii()}
     config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "bos_token": None, "eos_token": None,
               "unk_token": None, "added_tokens_decoder": added}
-    return {"vocab.json": json.dumps(vocab) + "\n", "merges.txt": "#version: 0.2\n",
+    return {"vocab.json": json.dumps(tokens) + "\n", "merges.txt": "#version: 0.2\n",
             "tokenizer_config.json": json.dumps(config) + "\n"}
 
 
@@ -110,7 +106,7 @@ def main():
               "n_head": args["n_head"], "n_embd": args["n_embd"], "n_positions": args["block_size"],
               "vocab_size": vocab, "activation_function": "gelu_new", "tie_word_embeddings": True,
               "bos_token_id": eot, "eos_token_id": eot}
-    files = tokenizer_files(read_characters(meta, vocab)) if meta else {}
+    files = character_tokenizer(meta, vocab) if meta else {}
     files["config.json"] = json.dumps(config, indent=2) + "\n"  # the last: without it the directory is no model
     from safetensors import SafetensorError
     from safetensors.numpy import save_file

@@ -101,7 +101,7 @@ for content, says in (({"itos": {0: "a", 1: "b"}}, "(ValueError: itos is not 3 c
     with open(sys.argv[1], "wb") as file:
         pickle.dump(content, file)
     try:
-        raise SystemExit(f"taken: {from_nanogpt.read_characters(sys.argv[1], 3)}")
+        raise SystemExit(f"taken: {from_nanogpt.character_tokenizer(sys.argv[1], 3)}")
     except from_nanogpt.Fault as fault:
         assert fault.code == 65 and str(fault).startswith(sys.argv[1]) and says in str(fault), fault
 END
