@@ -50,17 +50,14 @@ static int acquire_lock(Writer *w, Error *e) {
     char path[PATH_MAX];
     struct stat held, named;
     snprintf(path, sizeof path, "%s.lock", w->o->out);
-    for (;; close(w->lock)) {
-        TRY(file_open_output(IN_PATH, path, O_WRONLY | O_CREAT, &w->lock, e));
-        if (flock(w->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-            close(w->lock);
-            w->lock = -1;
-            return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out",
-                        "%s: another data/tokenize is writing there", w->o->out);
-        }
-        if (fstat(w->lock, &held) == 0 && stat(path, &named) == 0 && held.st_ino == named.st_ino) return 0;
-        // The last run unlinked the lock file after our open: open again. On NFS st_nlink stays 1.
-    }
+    TRY(file_open_output(IN_PATH, path, O_WRONLY | O_CREAT, &w->lock, e));
+    bool locked = flock(w->lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    // If another run has unlinked the file since, the lock guards nothing. On NFS st_nlink stays 1: compare inodes.
+    if (locked && fstat(w->lock, &held) == 0 && stat(path, &named) == 0 && held.st_ino == named.st_ino) return 0;
+    close(w->lock);
+    w->lock = -1;
+    return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out",
+                "%s: another data/tokenize is writing there", w->o->out);
 }
 
 // Refuses an input whose path begins like a shard of this prefix: PREFIX_train_ or PREFIX_val_.
