@@ -125,11 +125,10 @@ class Branch:
         self.batch, self.factor = batch, batch / origin.batch
         self.lr = origin.lr * math.sqrt(self.factor)
         self.steps = tokens // (batch * origin.seq_len)
-        self.horizon = origin.tokens + tokens
         self.out = os.path.join(out, f"batch_{batch}-{tokens}")
         self.done = os.path.join(self.out, "loss")
         # Options that differ from the run's. The trainer prints a note for options without effect.
-        self.options = {"out": os.path.abspath(self.out), "batch_tokens": batch * origin.seq_len, "train_tokens": self.horizon,
+        self.options = {"out": os.path.abspath(self.out), "batch_tokens": batch * origin.seq_len, "train_tokens": origin.tokens + tokens,
                         "lr": self.lr, "lr_schedule": "constant", "warmup_tokens": 0, "ramp": "fixed", "gns": "ln",
                         "sample_every": 0, "hellaswag_every": 0, "checkpoint_every": 0}
         if origin.options.get("val"):
@@ -177,27 +176,6 @@ def critical_batch(batches, losses, tolerance):
     return low, high, low * (high / low) ** part
 
 
-def print_result(origin, branches, tolerance, kind):
-    low, high, crossing = critical_batch([b.batch for b in branches], [b.loss for b in branches], tolerance)
-    print(f"\n{'batch':>8} {'k':>6} {'lr':>10} {'steps':>7} {kind + ' loss':>12} {'above the first':>16}")
-    for b in branches:
-        print(f"{b.batch:8d} {b.factor:6g} {b.lr:10.3g} {b.steps:7d} {b.loss:12.4f} {b.loss - branches[0].loss:+16.4f}")
-    print(f"\nAfter {branches[0].horizon - origin.tokens:,} tokens from step {origin.step}; an infinite loss has diverged; harm: more "
-          f"than {tolerance:g} above the smallest batch.")
-    if high is None:
-        print(f"No batch tried does harm: the critical batch here is {low} rows or more. Try larger --factors.")
-    elif low == branches[0].batch and crossing <= low:
-        print(f"Already {high} rows do harm: the critical batch here is below that. Try smaller --factors, or more --tokens.")
-    else:
-        print(f"The critical batch here lies between {low} and {high} rows; the loss crosses the tolerance at {crossing:.3g}.")
-    if origin.noise_scale > 0:
-        print(f"The run's noise scale there: {origin.noise_scale:.3g} rows.")
-    k = low / origin.batch
-    print(f"Recommendation: from here on --batch-tokens {low * origin.seq_len} ({low} rows) with --lr times {math.sqrt(k):.3g} "
-          f"takes 1/{k:.3g} of the steps and costs no data." if k > 1 else
-          f"Recommendation: stay at {origin.batch} rows; a larger batch would cost data.")
-
-
 def probe(args):
     origin = Origin(args.origin)
     out = args.out or os.path.join(origin.run.path, f"probe_{origin.step:08d}")
@@ -226,7 +204,26 @@ def probe(args):
         branch.loss = float(read_bytes(branch.done))
     if not math.isfinite(branches[0].loss):
         raise Fault(EXIT_INPUT, f"{branches[0].out}: the smallest batch has diverged, so there is nothing to compare")
-    print_result(origin, branches, args.tolerance, "val" if origin.options.get("val") else "train")
+
+    kind = "val" if origin.options.get("val") else "train"
+    low, high, crossing = critical_batch([b.batch for b in branches], [b.loss for b in branches], args.tolerance)
+    print(f"\n{'batch':>8} {'k':>6} {'lr':>10} {'steps':>7} {kind + ' loss':>12} {'above the first':>16}")
+    for b in branches:
+        print(f"{b.batch:8d} {b.factor:6g} {b.lr:10.3g} {b.steps:7d} {b.loss:12.4f} {b.loss - branches[0].loss:+16.4f}")
+    print(f"\nAfter {tokens:,} tokens from step {origin.step}; an infinite loss has diverged; harm: more "
+          f"than {args.tolerance:g} above the smallest batch.")
+    if high is None:
+        print(f"No batch tried does harm: the critical batch here is {low} rows or more. Try larger --factors.")
+    elif low == branches[0].batch and crossing <= low:
+        print(f"Already {high} rows do harm: the critical batch here is below that. Try smaller --factors, or more --tokens.")
+    else:
+        print(f"The critical batch here lies between {low} and {high} rows; the loss crosses the tolerance at {crossing:.3g}.")
+    if origin.noise_scale > 0:
+        print(f"The run's noise scale there: {origin.noise_scale:.3g} rows.")
+    k = low / origin.batch
+    print(f"Recommendation: from here on --batch-tokens {low * origin.seq_len} ({low} rows) with --lr times {math.sqrt(k):.3g} "
+          f"takes 1/{k:.3g} of the steps and costs no data." if k > 1 else
+          f"Recommendation: stay at {origin.batch} rows; a larger batch would cost data.")
 
 
 def factors(text):
