@@ -92,7 +92,7 @@ int __wrap_run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
 static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     const ParallelConfig alone = {.zero = ZERO_0};
     Run *r = &b->run;
-    Setup *s = &r->setup;
+    Run *s = r;
     Archive *archive = &r->saving.archive;
     ModelConfig shape = {.vocab = 50257, .context = 1024};
     if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, MODEL_PRESET_HELP, "no model is called %s", name);
@@ -100,8 +100,8 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     if (!mkdtemp(b->out)) return FAIL(e, ERR_WRITE, "name another directory", "%s: cannot create", b->out);
     TRY(archive_open(archive, b->out, e));
     strcpy(archive->id, "a benchmark");
-    TRY(metrics_open(&r->output.metrics, archive->dir, b->out, &(bool){0}, e));
-    TRY(metrics_begin(r->output.metrics, 0, false, e));
+    TRY(metrics_open(&r->metrics, archive->dir, b->out, &(bool){0}, e));
+    TRY(metrics_begin(r->metrics, 0, false, e));
     TRY(model_create(&s->model, &shape, e));
     EngineConfig config = {.model = &s->model, .micro_batch = b->micro_batch, .seq_len = b->seq_len};
     TRY(memory_alloc_zero((void **)&b->tokens, sizeof *b->tokens * (size_t)(b->micro_batch * (b->seq_len + 1)),
@@ -121,13 +121,13 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
 static void destroy(Bench *b) {
     Run *r = &b->run;
     saver_destroy(r->saving.saver);
-    parallel_destroy(&r->setup.parallel);
-    engine_destroy(r->setup.engine);
-    model_destroy(&r->setup.model);
+    parallel_destroy(&r->parallel);
+    engine_destroy(r->engine);
+    model_destroy(&r->model);
     memory_free(b->tokens);
     memory_free(r->position.result.grad_sq);
     memory_free(r->position.result.example_sq);
-    metrics_close(r->output.metrics, &(Error){0});
+    metrics_close(r->metrics, &(Error){0});
     archive_close(&r->saving.archive);
     remove_tree(b->out);
 }
@@ -142,14 +142,14 @@ static int bench_step(Bench *b, double *seconds, Error *e) {
                            .grad_clip = 1,
                            .step = ++b->run.position.at.step,
                            .batch = b->micro_batch};
-    Parallel *parallel = &b->run.setup.parallel;
+    Parallel *parallel = &b->run.parallel;
     double start = clock_seconds();
     TRY(parallel_begin_step(parallel, false, e));
     TRY(parallel_micro_step(parallel, b->tokens, b->micro_batch, GNS_OFF, true, e));
     TRY(parallel_norms(parallel, e));
     await_copy(&b->run);
     TRY(parallel_update(parallel, &update, e));
-    TRY(engine_result(b->run.setup.engine, &b->run.position.result, e));
+    TRY(engine_result(b->run.engine, &b->run.position.result, e));
     *seconds = clock_seconds() - start;
     return 0;
 }
@@ -157,7 +157,7 @@ static int bench_step(Bench *b, double *seconds, Error *e) {
 // ---- The contestants: each stores its seconds -----------------------------------------------------------------------
 
 static uint64_t bytes_of_save(const Bench *b) {
-    const Model *model = &b->run.setup.model;
+    const Model *model = &b->run.model;
     return (model->parameters + 2 * model->flat_count) * sizeof(float);
 }
 
@@ -246,7 +246,7 @@ static int bench(Bench *b, int rounds, Error *e) {
                                                                 measure_plain, measure_save_beside_step};
     const int count = sizeof contestants / sizeof *contestants;
     char line[256];
-    engine_describe(b->run.setup.engine, line, sizeof line);
+    engine_describe(b->run.engine, line, sizeof line);
     printf("%s: %.2f GB a checkpoint, in %s\n", line, 1e-9 * (double)bytes_of_save(b), b->out);
     // Warm up: the first saves wait for fresh memory for the copy and the page cache.
     for (int i = 0; i < count; i++) TRY(contestants[i](b, 0, e));

@@ -42,16 +42,16 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
     const cJSON *part;
     const time_t now = time(NULL);
     FileDigest program;
-    engine_describe(r->setup.engine, engine, sizeof engine);
-    const ModelConfig *c = &r->setup.model.config;
+    engine_describe(r->engine, engine, sizeof engine);
+    const ModelConfig *c = &r->model.config;
     fprintf(f, "{\n  \"id\": \"%s\",\n  \"program\": \"%s\",\n  \"engine\": \"%s\",\n", r->saving.archive.id,
             version_text(), engine);
     fprintf(f,
             "  \"model\": {\"layers\": %d, \"heads\": %d, \"channels\": %d, \"vocab\": %d, \"context\": %d, "
             "\"parameters\": %zu, \"flops_per_token\": %.17g, \"flops_formula\": \"" MODEL_FLOPS_FORMULA "\"},\n",
-            c->layers, c->heads, c->channels, c->vocab, c->context, r->setup.model.parameters,
-            model_flops_per_token(&r->setup.model, r->setup.shape.seq_len));
-    double peak = r->setup.peak_flops;
+            c->layers, c->heads, c->channels, c->vocab, c->context, r->model.parameters,
+            model_flops_per_token(&r->model, r->shape.seq_len));
+    double peak = r->peak_flops;
     if (peak > 0) fprintf(f, "  \"peak_flops\": %.17g,\n", peak); // peak of one rank's device
     else fprintf(f, "  \"peak_flops\": null,\n");
     put_data_json(f, "train_data", r->data.train);
@@ -66,19 +66,19 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
     gethostname(host, sizeof host - 1);
     if (!getcwd(directory, sizeof directory)) strcpy(directory, "unknown");
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
-    fprintf(f, "    {\"first_step\": %lld, \"ranks\": %d", (long long)r->saving.first_step, r->setup.comm->ranks);
+    fprintf(f, "    {\"first_step\": %lld, \"ranks\": %d", (long long)r->saving.first_step, r->comm->ranks);
     put_text_field(f, "started", date);
     put_text_field(f, "host", host);
     if (file_digest("/proc/self/exe", &program, &(Error){0}) == 0) put_text_field(f, "program_xxh3_128", program.hash);
     put_text_field(f, "directory", directory);
     fputs(", \"options\": ", f);
-    options_write_json(f, &r->setup.options, r->saving.first_step > 1 ? r->saving.changed : r->setup.options.given);
-    for (int i = 0; i < r->setup.argc; i++) {
+    options_write_json(f, &r->options, r->saving.first_step > 1 ? r->saving.changed : r->options.given);
+    for (int i = 0; i < r->argc; i++) {
         fputs(i ? ", " : ", \"command\": [", f);
-        text_write_json(f, r->setup.argv[i]);
+        text_write_json(f, r->argv[i]);
     }
     fprintf(f, "]}\n  ],\n  \"tuning\": \"%s\",\n  \"options\": ", r->position.at.tuning); // needs no escapes
-    options_write_json(f, &r->setup.options, NULL);
+    options_write_json(f, &r->options, NULL);
     fprintf(f, "\n}\n");
 }
 
@@ -125,10 +125,10 @@ static int move_old_run(const char *out, Error *e) {
     return directory_create(place, e);
 }
 
-static bool saves_before_the_end(const Setup *setup, const Position *position) {
-    const Options *o = &setup->options;
+static bool saves_before_the_end(const Run *r) {
+    const Options *o = &r->options;
     if (o->run.horizon_tokens == 0) return false; // --dry-run without a run's length
-    int64_t steps = (o->run.horizon_tokens - 1) / (position->ramp.config.batch_min * o->seq_len);
+    int64_t steps = (o->run.horizon_tokens - 1) / (r->position.ramp.config.batch_min * o->seq_len);
     return o->on_spike || (o->checkpoint_every > 0 && steps >= o->checkpoint_every) ||
            (best_every(o) > 0 && steps >= best_every(o));
 }
@@ -137,80 +137,77 @@ static bool saves_before_the_end(const Setup *setup, const Position *position) {
 // it saves only at its end. A resumed run with one checkpoint, or with --keep 0, needs room for one more. With two or
 // more it needs none, as a save may first remove an old one. A rollback needs no more room than the run before it.
 int setup_room(const Run *r, Error *e) {
-    const Options *o = &r->setup.options;
-    const uint64_t one = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);
+    const uint64_t one = saver_checkpoint_bytes(&r->model, r->tokenizer);
     char disk[ARCHIVE_PATH];
     uint64_t left;
     int present = 0; // number of this run's checkpoints; a new run has 0, as it moves an earlier run aside
-    if (!is_rank0(&r->setup) || r->position.back.why.code) return 0;
-    if (r->output.metrics)
-        TRY(archive_tidy(&r->saving.archive, false, stderr, e)); // removes a killed save; the lock is held
+    if (!is_rank0(r) || r->position.back.why.code) return 0;
+    if (r->metrics) TRY(archive_tidy(&r->saving.archive, false, stderr, e)); // removes a killed save; the lock is held
     if (r->saving.saved[0]) TRY(archive_count(&r->saving.archive, &present, e));
-    const int needed = present ? present == 1 || o->keep == 0 : saves_before_the_end(&r->setup, &r->position) ? 2 : 1;
-    path_existing(o->out, disk, sizeof disk);
+    const int needed = present ? present == 1 || r->options.keep == 0 : saves_before_the_end(r) ? 2 : 1;
+    path_existing(r->options.out, disk, sizeof disk);
     TRY(disk_free(IN_PATH, disk, &left, e));
     if (left >= (uint64_t)needed * one) return 0;
     return FAIL(e, ERR_WRITE, "free some space, or choose another --out",
                 "--out %s: a save needs room for %d checkpoint%s of %llu bytes, and the disk has %llu bytes left",
-                o->out, needed, needed > 1 ? "s, the old one and the new," : "", (unsigned long long)one,
+                r->options.out, needed, needed > 1 ? "s, the old one and the new," : "", (unsigned long long)one,
                 (unsigned long long)left);
 }
 
 // Locks the run directory, moves an earlier run aside, and cuts logs and checkpoints back to this run's step.
 static int setup_directory(Run *r, Error *e) {
-    const char *out = r->setup.options.out;
+    const char *out = r->options.out;
     Archive *archive = &r->saving.archive;
     int checkpoints;
     TRY(directory_create(out, e));
     if (!archive_is_open(archive)) TRY(archive_open(archive, out, e));
-    if (!r->output.metrics) TRY(metrics_open(&r->output.metrics, archive->dir, out, &(bool){0}, e));
+    if (!r->metrics) TRY(metrics_open(&r->metrics, archive->dir, out, &(bool){0}, e));
     TRY(archive_count(archive, &checkpoints, e));
     // Move an earlier run aside. A run that stopped before its first step left neither checkpoints nor lines.
-    if (!r->saving.saved[0] && (checkpoints > 0 || metrics_bytes(r->output.metrics) > 0)) {
-        metrics_close(r->output.metrics, e);
-        r->output.metrics = NULL;
+    if (!r->saving.saved[0] && (checkpoints > 0 || metrics_bytes(r->metrics) > 0)) {
+        metrics_close(r->metrics, e);
+        r->metrics = NULL;
         archive_close(archive);
         TRY(move_old_run(out, e));
         return setup_directory(r, e);
     }
     const bool back = r->position.back.why.code;
-    if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)
+    if (metrics_bytes(r->metrics) < r->position.at.metrics_bytes)
         fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
                 out);
     TRY(run_lock_sign(archive->dir, out, e));
-    TRY(archive_tidy(archive, back && r->setup.options.keep > 0, stderr, e));
+    TRY(archive_tidy(archive, back && r->options.keep > 0, stderr, e));
     // Before logs and checkpoints change: fails if the old run.json is unreadable, and chooses archive->id.
     TRY(write_run_json(r, e));
     TRY(archive_set_aside_after(archive, r->position.at.step, back ? "rolled_back" : "damaged", stderr, e));
-    return metrics_begin(r->output.metrics, r->position.at.step, back, e);
+    return metrics_begin(r->metrics, r->position.at.step, back, e);
 }
 
-bool saves_in_background(const Setup *setup, const Position *position) {
-    return setup->options.tensor > 1 || saves_before_the_end(setup, position); // --tensor: all saves need a copy
+bool saves_in_background(const Run *r) {
+    return r->options.tensor > 1 || saves_before_the_end(r); // --tensor: all saves need a copy
 }
 
 int setup_output(Run *r, Error *e) {
-    Comm *comm = r->setup.comm;
     Archive *archive = &r->saving.archive;
     char *text;
     size_t bytes;
     r->saving.first_step = r->position.at.step + 1;
-    TRY(comm_agree(comm, is_rank0(&r->setup) ? setup_directory(r, e) : 0, e));
+    TRY(comm_agree(r->comm, is_rank0(r) ? setup_directory(r, e) : 0, e));
     // If all ranks write, each must see the run.json that rank 0 has just written: all write to one directory.
-    if (!parallel_stores_alone(&r->setup.parallel)) {
-        const bool seen = (archive_is_open(archive) || archive_open(archive, r->setup.options.out, e) == 0) &&
+    if (!parallel_stores_alone(&r->parallel)) {
+        const bool seen = (archive_is_open(archive) || archive_open(archive, r->options.out, e) == 0) &&
                           file_read(archive->dir, "run.json", RUN_JSON_MAX_BYTES, &text, &bytes, e) == 0;
         const uint64_t hash = seen ? hash_bytes(HASH_START, text, bytes) : 0;
         if (seen) memory_free(text);
-        TRY(comm_agree(comm, seen || e->code != ERR_MEMORY ? 0 : ERR_MEMORY, e));
-        TRY(comm_same(comm, hash, 1, ERR_USAGE, "another directory (--out)",
-                      r->setup.options.tensor > 1
+        TRY(comm_agree(r->comm, seen || e->code != ERR_MEMORY ? 0 : ERR_MEMORY, e));
+        TRY(comm_same(r->comm, hash, 1, ERR_USAGE, "another directory (--out)",
+                      r->options.tensor > 1
                           ? "give a directory that all machines share"
                           : "give a directory that all machines share, or --zero 0, where rank 0 writes alone",
                       e));
     }
     TRY(saver_create(&r->saving.saver, r, e));
-    if (!is_rank0(&r->setup)) return 0;
-    progress_run(&r->output.progress, r->position.at.step, r->position.at.tokens, r->setup.options.run.horizon_tokens);
+    if (!is_rank0(r)) return 0;
+    progress_run(&r->progress, r->position.at.step, r->position.at.tokens, r->options.run.horizon_tokens);
     return 0;
 }

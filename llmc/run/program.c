@@ -13,9 +13,9 @@
 
 // Trains; after each rollback, trains again from the checkpoint that train.c chooses.
 static int train(Run *r, Error *e) {
-    const Options *o = &r->setup.options, resolved = *o; // training changes some options: --gns, --train-hours
+    const Options *o = &r->options, resolved = *o; // training changes some options: --gns, --train-hours
     Position *p = &r->position;
-    Comm *comm = r->setup.comm;
+    Comm *comm = r->comm;
     const long long K = o->tensor, groups = comm->ranks / K;
     *p = (Position){.at = {.val_loss = NAN, .best.loss = INFINITY}, .begun = p->begun, .back = p->back};
     memset(p->at.exponents, FP8_UNSET, sizeof p->at.exponents);
@@ -32,7 +32,7 @@ static int train(Run *r, Error *e) {
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
     if (r->saving.saved[0] && (p->at.tokens >= o->run.horizon_tokens || ends_early(r))) {
-        if (!is_rank0(&r->setup)) return 0;
+        if (!is_rank0(r)) return 0;
         printf("this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is "
                "in %s. %s resumes, --fresh starts over\n",
                (long long)p->at.step, (long long)p->at.tokens, (long long)o->run.horizon_tokens, r->saving.saved,
@@ -41,7 +41,7 @@ static int train(Run *r, Error *e) {
     }
     TRY(comm_agree(comm, setup_room(r, e), e));
     if (o->shard) TRY(comm_same_machines(comm, e));
-    TRY(setup_device(&r->setup, e));
+    TRY(setup_device(r, e));
     TRY(setup_gns(r, e));
     code = setup_buffers(r, e);
     if (!code) code = setup_engine(r, e);
@@ -51,52 +51,52 @@ static int train(Run *r, Error *e) {
     const int64_t made = p->back.made;
     code = train_run(r, e);
     if (p->back.made == made || !(comm->settled || comm->ranks == 1)) return code;
-    progress_break(&r->output.progress);
+    progress_break(&r->progress);
     run_end_training(r);
     comm->settled = false;
     comm_phase(comm, PHASE_SETUP, 0);
-    r->setup.options = resolved;
+    r->options = resolved;
     return train(r, e);
 }
 
 static int run_program(Run *r, Error *e) {
-    const Options *o = &r->setup.options;
+    const Options *o = &r->options;
     Error usage; // reported after comm_create, which needs an option (--deadline)
-    int code = options_parse(&r->setup.options, r->setup.argc, r->setup.argv, &usage);
+    int code = options_parse(&r->options, r->argc, r->argv, &usage);
     const bool evaluates = o->eval_only && !(o->help || o->version || o->print_options || o->dry_run || *o->check);
     if (options_train(o)) signals_install(); // a stop may be requested while the ranks still connect
-    TRY(comm_create(r->setup.comm, o->deadline, e));
+    TRY(comm_create(r->comm, o->deadline, e));
     if (options_train(o)) open_mpi_survive();
     if (code) *e = usage;
-    else if (options_train(o) || evaluates) code = comm_check_launch(r->setup.comm, e);
+    else if (options_train(o) || evaluates) code = comm_check_launch(r->comm, e);
     if (!code && !(o->help || o->version)) {
-        code = options_resolve(&r->setup.options, e);
-        if (!code && r->setup.comm->ranks > 1 && (*o->check || (o->sample_only && !o->dry_run)))
+        code = options_resolve(&r->options, e);
+        if (!code && r->comm->ranks > 1 && (*o->check || (o->sample_only && !o->dry_run)))
             code = FAIL(e, ERR_USAGE, "start it without mpirun", "%s is for one process, not %d",
-                        *o->check ? "--check" : "--sample-only", r->setup.comm->ranks);
-        if (!code && is_rank0(&r->setup) && !o->print_options) fputs(o->notes, stderr);
+                        *o->check ? "--check" : "--sample-only", r->comm->ranks);
+        if (!code && is_rank0(r) && !o->print_options) fputs(o->notes, stderr);
     }
-    TRY(comm_agree(r->setup.comm, code, e));
+    TRY(comm_agree(r->comm, code, e));
     const uint64_t hash = hash_bytes(HASH_START, o, offsetof(Options, run)); // `run` follows the table's options
-    TRY(comm_same(r->setup.comm, hash, 1, ERR_USAGE, "other options",
+    TRY(comm_same(r->comm, hash, 1, ERR_USAGE, "other options",
                   "start all ranks with one command line, and the same --config file", e));
-    TRY(comm_same_build(r->setup.comm, e));
-    if (is_rank0(&r->setup) && o->help) options_print_help(stdout, o, r->setup.argv[0]);
-    else if (is_rank0(&r->setup) && o->version) printf("%s\n", version_text());
-    else if (is_rank0(&r->setup) && o->print_options) TRY(options_print(stdout, o, e));
+    TRY(comm_same_build(r->comm, e));
+    if (is_rank0(r) && o->help) options_print_help(stdout, o, r->argv[0]);
+    else if (is_rank0(r) && o->version) printf("%s\n", version_text());
+    else if (is_rank0(r) && o->print_options) TRY(options_print(stdout, o, e));
     if (o->help || o->version || o->print_options) return 0;
     // Training shows progress on standard output. With several ranks it is plain lines, as mpirun's pseudo-terminal is
     // often logged. Other work shows it on standard error, as a program may read the result from standard output.
-    if (is_rank0(&r->setup) && !(o->dry_run || *o->check)) {
-        progress_create(&r->output.progress, options_train(o) ? stdout : stderr, r->setup.comm->ranks > 1);
-        code = ticker_start(&r->output.progress.ticker, "the progress", e);
+    if (is_rank0(r) && !(o->dry_run || *o->check)) {
+        progress_create(&r->progress, options_train(o) ? stdout : stderr, r->comm->ranks > 1);
+        code = ticker_start(&r->progress.ticker, "the progress", e);
     }
-    TRY(comm_agree(r->setup.comm, code, e));
-    setup_threads(&r->setup);
+    TRY(comm_agree(r->comm, code, e));
+    setup_threads(r);
     if (!*o->check) TRY(setup_model(r, e));
     if (options_train(o)) return train(r, e);
     if (evaluates) return evaluate_model(r, e);
-    if (!is_rank0(&r->setup)) return 0;
+    if (!is_rank0(r)) return 0;
     if (*o->check) return inspect(o->check, e);
     if (o->dry_run) return run_dry(r, e);
     TRY(setup_engine(r, e));
@@ -131,17 +131,17 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
     bool written_to = fstat(STDOUT_FILENO, &st) == 0 && (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
     bool may_close = !written_to || isatty(STDOUT_FILENO) || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode);
     Comm comm = {.ranks = 1, .local_ranks = 1};
-    Run r = {.setup = {.argc = argc, .argv = argv, .engine_api = engine, .transport_api = transport, .comm = &comm}};
-    r.position.begun = r.setup.started = clock_seconds();
+    Run r = {.argc = argc, .argv = argv, .engine_api = engine, .transport_api = transport, .comm = &comm};
+    r.position.begun = r.started = clock_seconds();
     int code = e.code = run_program(&r, &e);
-    if (code) progress_break(&r.output.progress);
+    if (code) progress_break(&r.progress);
     // An error that only this rank knows ends the job at once. run_destroy would wait for a running save; other ranks
     // would report a lost connection first.
     if (code && comm.ranks > 1 && !comm.settled) return comm_finish(&comm, &e);
     int closed = run_destroy(&r, &closing);
     if (closed && code) fprintf(stderr, "warning: %s: its last lines are lost\n", closing.what);
     else if (closed) code = (e = closing).code;
-    const bool unread_is_fine = options_train(&r.setup.options) && may_close;
+    const bool unread_is_fine = options_train(&r.options) && may_close;
     if (!code && process_end(&closing) && !unread_is_fine) code = (e = closing).code;
     e.code = code;
     return comm_finish(&comm, &e);

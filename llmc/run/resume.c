@@ -27,15 +27,14 @@
 // the lowest rank's error. Any other error, such as a different manifest on some rank, fails all ranks.
 static int verify_share(void *run, Error *e) {
     Run *r = run;
-    const Setup *s = &r->setup;
-    Comm *comm = s->comm;
+    Comm *comm = r->comm;
     const Pulse pulse = {comm_progress, comm};
     const char *directory = r->saving.candidate.directory;
     char path[ARCHIVE_PATH], other[ARCHIVE_PATH + 24];
     FileDigest manifest = {0}; // digest of MANIFEST.json, which holds other files' hashes; zeros without a manifest
     Error lowest = {0};
     TRY(comm_broadcast(comm, &r->saving.candidate, sizeof r->saving.candidate, e));
-    const bool shared = r->saving.candidate.own && s->options.zero != ZERO_0;
+    const bool shared = r->saving.candidate.own && r->options.zero != ZERO_0;
     const Share share = shared ? (Share){comm->rank, comm->ranks} : (Share){comm->local_rank, comm->local_ranks};
     snprintf(other, sizeof other, "another checkpoint (%s)", directory);
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
@@ -46,8 +45,8 @@ static int verify_share(void *run, Error *e) {
     if (code) return e->unreadable = true, code; // not damage: every rank ends
     checkpoint_verify_model(directory, true, share, &pulse, &lowest);
     TRY(comm_lowest_error(comm, &lowest, e));
-    if (is_rank0(s) && lowest.code) *e = lowest;
-    return is_rank0(s) ? lowest.code : 0;
+    if (is_rank0(r) && lowest.code) *e = lowest;
+    return is_rank0(r) ? lowest.code : 0;
 }
 
 // On rank 0: the `verify` of archive_newest. The other ranks wait in share_newest, and verify with rank 0.
@@ -55,11 +54,11 @@ static int ask_all_to_verify(void *run, const char *directory, Error *e) {
     Run *r = run;
     int word = COMM_PASS;
     strcpy(r->saving.candidate.directory, directory);
-    TRY(comm_broadcast(r->setup.comm, &word, sizeof word, e));
-    progress_begin(&r->output.progress, "reading the checkpoint", 0);
+    TRY(comm_broadcast(r->comm, &word, sizeof word, e));
+    progress_begin(&r->progress, "reading the checkpoint", 0);
     const int code = verify_share(r, e);
-    progress_end(&r->output.progress);
-    progress_break(&r->output.progress); // before the notes of archive_newest
+    progress_end(&r->progress);
+    progress_break(&r->progress); // before the notes of archive_newest
     return code;
 }
 
@@ -71,7 +70,7 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
 
 // On all ranks: the others verify candidates until rank 0's search ends. Then rank 0 sends them `code` and *newest.
 static int share_newest(Run *r, int code, Newest *newest, Error *e) {
-    Comm *comm = r->setup.comm;
+    Comm *comm = r->comm;
     Error waiting = {0};
     comm->idle_pass = verify_share, comm->idle_context = r;
     int failed = comm->settled ? 0 : comm_wait_first(comm, &waiting);
@@ -82,19 +81,19 @@ static int share_newest(Run *r, int code, Newest *newest, Error *e) {
 
 // Opens and locks an existing run (1). Waits for the lock: it may outlive a killed process by seconds, and on NFS a
 // crashed machine by 90 s (metrics.h).
-static int lock_run(const Setup *setup, const Archive *archive, Metrics **metrics, Error *e) {
+static int lock_run(const Run *r, const Archive *archive, Metrics **metrics, Error *e) {
     const struct timespec moment = {0, 20000000};
     const double begin = clock_seconds();
     bool said = false, here;
     int code;
     for (; (code = metrics_open(metrics, archive->dir, archive->path, &here, e)) == ERR_USAGE; said = true) {
-        if (comm_asked_to_stop(setup->comm))
+        if (comm_asked_to_stop(r->comm))
             return FAIL(e, ERR_STOPPED, "start the same command again", "%s while %s was locked", signals_requested(),
                         archive->path);
-        const double timeout = fmin(here ? 5 : 120, setup->options.deadline);
+        const double timeout = fmin(here ? 5 : 120, r->options.deadline);
         if (clock_seconds() - begin >= timeout) break;
         if (!said) fprintf(stderr, "note: %s. Waiting up to %.0f s for it to end\n", e->what, timeout);
-        comm_beat(setup->comm);
+        comm_beat(r->comm);
         nanosleep(&moment, NULL);
     }
     return code;
@@ -104,13 +103,12 @@ static int lock_run(const Setup *setup, const Archive *archive, Metrics **metric
 // rollback finds none.
 static int find_own(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
-    if (!is_rank0(&r->setup)) return 0;
-    if (!r->saving.own.searched && directory_exists(r->setup.options.out)) {
+    if (!is_rank0(r)) return 0;
+    if (!r->saving.own.searched && directory_exists(r->options.out)) {
         const bool back = r->position.back.why.code; // if true, archive and log are open already
-        TRY(back ? archive_check_name(archive, e) : archive_open(archive, r->setup.options.out, e));
-        if (!back && file_exists_in(archive->dir, "metrics.jsonl"))
-            TRY(lock_run(&r->setup, archive, &r->output.metrics, e));
-        if (!r->setup.options.fresh || back) TRY(find_newest(r, archive, &r->saving.own.newest, e));
+        TRY(back ? archive_check_name(archive, e) : archive_open(archive, r->options.out, e));
+        if (!back && file_exists_in(archive->dir, "metrics.jsonl")) TRY(lock_run(r, archive, &r->metrics, e));
+        if (!r->options.fresh || back) TRY(find_newest(r, archive, &r->saving.own.newest, e));
     }
     r->saving.own.searched = true;
     if (!r->position.back.why.code || r->saving.own.newest.found) return 0;
@@ -137,7 +135,7 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
     snprintf(run, sizeof run, "%s", model);
     which = directory_exists(run) ? NULL : strrchr(run, ':');
     if (which) *which++ = 0;
-    bool best = which && strcmp(which, "best") == 0, trains = options_train(&r->setup.options);
+    bool best = which && strcmp(which, "best") == 0, trains = options_train(&r->options);
     int64_t step = which && *which && !best ? strtoll(which, &end, 10) : -1;
     if ((which && !best && (step < 0 || *end)) || (step < 0 && !directory_exists(run))) return 0;
     if (step >= 0) TRY(find_step(run, step, newest, e));
@@ -162,13 +160,13 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
 
 // On rank 0: finds the checkpoint to read if --model names neither a preset nor a model's files.
 static int find_source(Run *r, Newest *newest, Error *e) {
-    Options *o = &r->setup.options;
+    Options *o = &r->options;
     const Newest *own = &r->saving.own.newest;
     RunSummary summary;
     if (checkpoint_is_model(o->model)) return 0;
     if (options_train(o)) TRY(find_own(r, e));
     if (own->found) TRY(run_state_summary(&summary, own->directory, e));
-    if (own->found && strcmp(summary.start, r->setup.model_name) == 0 && summary.model[0]) {
+    if (own->found && strcmp(summary.start, r->model_name) == 0 && summary.model[0]) {
         *newest = *own; // the run began from this --model, and no longer needs its files
         snprintf(o->model, sizeof o->model, "%s", summary.model);
         return 0;
@@ -181,15 +179,15 @@ static int find_source(Run *r, Newest *newest, Error *e) {
 // A run directory as --model means its newest checkpoint. Once --out holds a checkpoint, the same --model resumes from
 // --out, even if the named run has written newer checkpoints.
 int setup_source(Run *r, Error *e) {
-    Options *o = &r->setup.options;
+    Options *o = &r->options;
     ModelConfig ignored;
     Newest newest = {0};
-    snprintf(r->setup.model_name, sizeof r->setup.model_name, "%s", path_name(o->model));
+    snprintf(r->model_name, sizeof r->model_name, "%s", path_name(o->model));
     if (model_preset(&ignored, o->model)) return 0;
-    TRY(share_newest(r, is_rank0(&r->setup) ? find_source(r, &newest, e) : 0, &newest, e));
-    TRY(comm_broadcast(r->setup.comm, o->model, sizeof o->model, e));
+    TRY(share_newest(r, is_rank0(r) ? find_source(r, &newest, e) : 0, &newest, e));
+    TRY(comm_broadcast(r->comm, o->model, sizeof o->model, e));
     const char *source = newest.found ? newest.directory : checkpoint_is_model(o->model) ? o->model : "";
-    snprintf(r->setup.source, sizeof r->setup.source, "%s", source);
+    snprintf(r->source, sizeof r->source, "%s", source);
     return 0;
 }
 
@@ -209,17 +207,17 @@ int setup_resume(Run *r, Error *e) {
     if (!code) code = ramp_settle(&r->position.ramp, at->step, at->tokens, e);
     for (int i = 0; i < back->made && !code; i++)
         code = dataset_exclude(r->data.train, (uint64_t)back->first[i], (uint64_t)back->rows[i], e);
-    if (!code && is_rank0(&r->setup) && back->why.code)
+    if (!code && is_rank0(r) && back->why.code)
         fprintf(stderr, "%s: back to %s, without examples %lld to %lld\n", back->why.what, r->saving.saved,
                 (long long)back->first[back->made - 1],
                 (long long)(back->first[back->made - 1] + back->rows[back->made - 1] - 1));
-    if (!code && is_rank0(&r->setup))
+    if (!code && is_rank0(r))
         printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saving.saved, (long long)at->step,
                (long long)at->tokens, changes.text);
     text_free(&changes);
-    TRY(comm_agree(r->setup.comm, code, e));
+    TRY(comm_agree(r->comm, code, e));
     archive_step_path(r->saving.archive.path, at->best.step, best);
-    if (is_rank0(&r->setup) && file_missing(r->saving.archive.dir, best))
+    if (is_rank0(r) && file_missing(r->saving.archive.dir, best))
         at->best = (BestPoint){.loss = INFINITY}; // the best checkpoint was removed
-    return comm_broadcast(r->setup.comm, &at->best, sizeof at->best, e);
+    return comm_broadcast(r->comm, &at->best, sizeof at->best, e);
 }

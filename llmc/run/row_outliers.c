@@ -11,7 +11,7 @@
 int row_outliers_create(Run *r, Error *e) {
     RowOutliers *o = &r->position.outliers;
     const uint64_t all = r->data.train->info.windows, windows = all < 1024 ? all : 1024;
-    const int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
+    const int T = r->shape.seq_len, V = r->model.config.vocab;
     const size_t rows = (size_t)r->position.ramp.config.batch_max;
     TRY(memory_alloc_zero((void **)&o->surprise, ((size_t)V + 3 * rows) * sizeof *o->surprise, "outliers", e));
     o->rarity = o->surprise + V;
@@ -37,10 +37,10 @@ static double median(double *x, int64_t n) {
 // Adds row b of the step to a list if its score x is among the N largest. If scores are equal, the earlier row stays.
 static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error *e) {
     RowOutliers *o = &r->position.outliers;
-    const int most = (int)r->setup.options.outliers;
+    const int most = (int)r->options.outliers;
     const Dataset *data = r->data.train;
-    const Tokenizer *tokenizer = r->setup.tokenizer;
-    const int end = checkpoint_end_of_text(r->setup.model.config.vocab, tokenizer ? tokenizer->eot : -1);
+    const Tokenizer *tokenizer = r->tokenizer;
+    const int end = checkpoint_end_of_text(r->model.config.vocab, tokenizer ? tokenizer->eot : -1);
     const uint64_t example = (uint64_t)(r->position.at.examples - B + b);
     cJSON *list = o->list[kind], *next = list->child, *row;
     ExamplePlace place;

@@ -1,4 +1,4 @@
-// run: the state of a run, in five structs. A function is handed the one or two that it needs, or the whole run.
+// run: the state of a run, and the functions that it is handed to. A rollback resets RunData, Position and Saving.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -18,27 +18,6 @@
 
 #include <math.h>
 #include <string.h>
-
-// Set by command line, build and machine. Training changes only engine, parallel, comm and the options it measures.
-typedef struct {
-    int argc; // the command line
-    char **argv;
-    Options options;
-    const EngineApi *engine_api;
-    const TransportApi *transport_api; // NULL: a build for one process
-    Comm *comm;
-    Model model;
-    Model local;               // with --tensor: this rank's local model, to which shape.model points
-    char model_name[256];      // the last part of --model as given
-    char source[ARCHIVE_PATH]; // where the model is read from; "": a preset
-    EngineConfig shape;
-    Parallel parallel;
-    Whole whole; // with --tensor; else {0}
-    Engine *engine;
-    double peak_flops;    // FLOP/s of one rank's device; 0: unknown
-    Tokenizer *tokenizer; // NULL: none is known for this vocabulary
-    double started;       // when the program began, in seconds of the clock
-} Setup;
 
 typedef struct {
     Dataset *train, *val; // val may be NULL
@@ -95,41 +74,54 @@ typedef struct {
     } candidate;  // the checkpoint that all ranks verify (resume.c)
 } Saving;
 
-// What rank 0 shows and writes step by step.
-typedef struct {
-    Metrics *metrics;  // NULL on other ranks
-    Progress progress; // {0} on other ranks
-} Output;
-
 typedef struct Run {
-    Setup setup;
+    // Set by command line, build and machine. Training changes only engine, parallel, comm and the options it measures.
+    int argc; // the command line
+    char **argv;
+    Options options;
+    const EngineApi *engine_api;
+    const TransportApi *transport_api; // NULL: a build for one process
+    Comm *comm;
+    Model model;
+    Model local;               // with --tensor: this rank's local model, to which shape.model points
+    char model_name[256];      // the last part of --model as given
+    char source[ARCHIVE_PATH]; // where the model is read from; "": a preset
+    EngineConfig shape;
+    Parallel parallel;
+    Whole whole; // with --tensor; else {0}
+    Engine *engine;
+    double peak_flops;    // FLOP/s of one rank's device; 0: unknown
+    Tokenizer *tokenizer; // NULL: none is known for this vocabulary
+    double started;       // when the program began, in seconds of the clock
+
     RunData data;
     Position position;
     Saving saving;
-    Output output;
+    Metrics *metrics;  // NULL on ranks other than 0
+    Progress progress; // {0} on ranks other than 0
 } Run;
 
 // True if --patience ends the run (same on all ranks).
 static inline bool out_of_patience(const Run *r) {
-    return r->setup.options.patience > 0 && r->position.at.best.stale >= r->setup.options.patience;
+    return r->options.patience > 0 && r->position.at.best.stale >= r->options.patience;
 }
 
 // reached_loss: --stop-at-loss ends the run. ends_early: --stop-at-loss or --patience ends it. Same on all ranks.
-static inline bool reached_loss(const Run *r) { return r->position.at.val_loss <= r->setup.options.stop_at_loss; }
+static inline bool reached_loss(const Run *r) { return r->position.at.val_loss <= r->options.stop_at_loss; }
 static inline bool ends_early(const Run *r) { return reached_loss(r) || out_of_patience(r); }
 
 // Seconds of training and set-up, the parts before a resume included.
 static inline double run_seconds(const Run *r) { return clock_seconds() - r->position.begun; }
 
-static inline bool is_rank0(const Setup *setup) { return setup->comm->rank == 0; }
+static inline bool is_rank0(const Run *r) { return r->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up (setup.c, resume.c, output.c), in this order: each function uses results of earlier ones. A run that does not
 // train skips some functions. run_destroy undoes set-up, however far it went. run_end_training frees what training
 // made, so that training can begin again; the run directory stays open and locked. (all): all ranks must call it.
 
-int setup_source(Run *r, Error *e);   // (all) finds the files of --model: setup.source
-void setup_threads(Setup *setup);     // starts OpenMP's threads
+int setup_source(Run *r, Error *e);   // (all) finds the files of --model: r->source
+void setup_threads(Run *r);           // starts OpenMP's threads
 int setup_model(Run *r, Error *e);    // (all) setup_source, then shape, model and tokenizer
 int setup_data(Run *r, Error *e);     // opens training data, validation data, HellaSwag; sets the horizon of --epochs
 int setup_schedule(Run *r, Error *e); // sets learning rate, ramp and noise scale of a new run
@@ -145,18 +137,18 @@ int setup_same_data(const Run *r, Error *e);
 // (all) Reads the run's newest checkpoint, if there is one, into r->position (resume.c).
 int setup_resume(Run *r, Error *e);
 
-int setup_rows(const Setup *setup, const RunData *data, Error *e); // allocates buffers of an evaluation
-int setup_buffers(Run *r, Error *e);                               // setup_rows, then loader and buffers of training
+int setup_rows(Run *r, Error *e);    // allocates buffers of an evaluation
+int setup_buffers(Run *r, Error *e); // setup_rows, then loader and buffers of training
 
-// Sets setup->parallel and setup->shape for rank comm->rank of comm->ranks at the ramp's largest batch.
-int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e);
+// Sets r->parallel and r->shape for rank comm->rank of comm->ranks at the ramp's largest batch.
+int setup_shards(Run *r, Comm *comm, Error *e);
 
-int setup_room(const Run *r, Error *e);         // ERR_WRITE if the disk has no room for a save
-int setup_device(const Setup *setup, Error *e); // (all) chooses this rank's device
-int setup_gns(Run *r, Error *e);                // (all) sets the mode of --gns, unless given
-int setup_engine(Run *r, Error *e);             // setup_shards, then creates the engine and loads its weights
-int setup_tuning(Run *r, Error *e);             // (all) sets algorithms of matrix products: r->position.at.tuning
-int setup_output(Run *r, Error *e);             // on rank 0: makes the run directory; nothing is written before
+int setup_room(const Run *r, Error *e);   // ERR_WRITE if the disk has no room for a save
+int setup_device(const Run *r, Error *e); // (all) chooses this rank's device
+int setup_gns(Run *r, Error *e);          // (all) sets the mode of --gns, unless given
+int setup_engine(Run *r, Error *e);       // setup_shards, then creates the engine and loads its weights
+int setup_tuning(Run *r, Error *e);       // (all) sets algorithms of matrix products: r->position.at.tuning
+int setup_output(Run *r, Error *e);       // on rank 0: makes the run directory; nothing is written before
 void run_end_training(Run *r);
 int run_destroy(Run *r, Error *e); // ends threads, then frees. Fails if the log's last lines are lost
 
@@ -167,7 +159,7 @@ enum { RUN_JSON_MAX_BYTES = 1 << 26 };
 int write_run_json(Run *r, Error *e);
 
 // True if saves need a copy of the state: saves before the run's end, and with --tensor every save.
-bool saves_in_background(const Setup *setup, const Position *position);
+bool saves_in_background(const Run *r);
 
 // --dry-run (dry_run.c): plans the run and prints the plan.
 int run_dry(Run *r, Error *e);

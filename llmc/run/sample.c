@@ -76,11 +76,9 @@ static void print_text(const char *text, size_t bytes, FILE *out, FILE *copy) {
 }
 
 int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *copy, Error *e) {
-    Setup *setup = &r->setup;
-    const Options *o = &setup->options;
-    const Tokenizer *tokenizer = setup->tokenizer;
-    const int V = setup->model.config.vocab, eot = tokenizer->eot;
-    const size_t context = (size_t)setup->shape.seq_len, most = strlen(prompt) + 1 + (size_t)o->sample_tokens;
+    const Tokenizer *tokenizer = r->tokenizer;
+    const int V = r->model.config.vocab, eot = tokenizer->eot;
+    const size_t context = (size_t)r->shape.seq_len, most = strlen(prompt) + 1 + (size_t)r->options.sample_tokens;
     double *scratch;
     size_t count = 0;
     int code = 0;
@@ -95,23 +93,23 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
         tokens[0] = (uint16_t)(eot < 0 ? 0 : eot);
         count = 1;
     }
-    for (int64_t i = 0; i < o->sample_tokens; i++) {
-        const double u = rng_uniform((uint64_t)o->seed, SAMPLE_STREAM + stream, (uint64_t)i);
+    for (int64_t i = 0; i < r->options.sample_tokens; i++) {
+        const double u = rng_uniform((uint64_t)r->options.seed, SAMPLE_STREAM + stream, (uint64_t)i);
         const size_t from = count > context ? count - context : 0;
-        TRY_GOTO(parallel_ask_pass(&setup->parallel, tokens + from, (int)(count - from), e));
-        TRY_GOTO(engine_logits(setup->engine, tokens + from, (int)(count - from), logits, e));
+        TRY_GOTO(parallel_ask_pass(&r->parallel, tokens + from, (int)(count - from), e));
+        TRY_GOTO(engine_logits(r->engine, tokens + from, (int)(count - from), logits, e));
         for (int v = 0; v < V && !code; v++)
             if (!isfinite(logits[v]))
                 code = FAIL(e, ERR_NONFINITE, "check the model with --check",
                             "the logits after token %zu are not finite", count);
         if (code) break;
-        const int token = sample_token(logits, scratch, V, o, u);
+        const int token = sample_token(logits, scratch, V, &r->options, u);
         size_t bytes;
         const char *text = tokenizer_decode(tokenizer, token, &bytes);
         if (token == eot) text = "\n---\n", bytes = strlen(text); // another document begins
         tokens[count++] = (uint16_t)token;
         print_text(text, bytes, out, copy);
-        comm_beat(setup->comm);
+        comm_beat(r->comm);
     }
 done:
     fputc('\n', out);
@@ -122,7 +120,7 @@ done:
 // ---- The samples of a run -------------------------------------------------------------------------------------------
 
 static int print_sample(Run *r, const char *prompt, int64_t number, Error *e) {
-    const Options *o = &r->setup.options;
+    const Options *o = &r->options;
     const RunPoint *at = &r->position.at;
     const uint64_t beyond_any_step = (uint64_t)1 << 40,
                    stream = (uint64_t)at->step + (uint64_t)number * beyond_any_step;
@@ -132,19 +130,17 @@ static int print_sample(Run *r, const char *prompt, int64_t number, Error *e) {
     TRY(text_begin(&copy, e));
     int code = sample_text(r, prompt, stream, stdout, copy.f, e);
     if (!code) code = text_end(&copy, e);
-    if (!code && r->output.metrics)
-        code = metrics_sample(r->output.metrics, at->step, at->tokens, o->prompt, copy.text, e);
+    if (!code && r->metrics) code = metrics_sample(r->metrics, at->step, at->tokens, o->prompt, copy.text, e);
     text_free(&copy);
     return code;
 }
 
 int print_samples(Run *r, Error *e) {
-    const Options *o = &r->setup.options;
+    const Options *o = &r->options;
     int code = 0;
-    if (r->output.metrics)
-        printf("\nsample%s after step %lld:\n", o->samples > 1 ? "s" : "", (long long)r->position.at.step);
+    if (r->metrics) printf("\nsample%s after step %lld:\n", o->samples > 1 ? "s" : "", (long long)r->position.at.step);
     for (int64_t i = 0; i < o->samples && !code; i++) code = print_sample(r, o->prompt, i, e);
-    if (r->output.metrics) printf("\n");
+    if (r->metrics) printf("\n");
     return code;
 }
 
@@ -165,7 +161,7 @@ int print_answers(Run *r, Error *e) {
         if (line[n - 1] == '\n') line[--n] = 0;
         if (strlen(line) < (size_t)n)
             code = FAIL(e, ERR_INPUT, "give it lines of text", "standard input: a line has a zero byte");
-        for (int64_t i = 0; i < r->setup.options.samples && !code; i++) {
+        for (int64_t i = 0; i < r->options.samples && !code; i++) {
             code = print_sample(r, line, number++, e);
             if (code != ERR_INPUT) continue;
             error_print(e); // the tokenizer cannot encode this prompt

@@ -50,19 +50,19 @@ struct Saver {
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
 int compare_ranks(Run *r, Error *e) {
-    if (!parallel_compare(&r->setup.parallel, e)) return 0;
+    if (!parallel_compare(&r->parallel, e)) return 0;
     return error_prefix(e, "step %lld", (long long)r->position.at.step);
 }
 
 double save_seconds(const Run *r) {
     const double disk = 1e8; // bytes per second, a guess
-    double bytes = (double)saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);
+    double bytes = (double)saver_checkpoint_bytes(&r->model, r->tokenizer);
     return r->saving.longest_save > 0 ? r->saving.longest_save : bytes / disk;
 }
 
 const char *stop_cause(const Run *r) {
     if (r->saving.out_of_time) return "the end of --max-hours";
-    return comm_asked_to_stop(r->setup.comm) ? signals_requested() : "a signal to another rank";
+    return comm_asked_to_stop(r->comm) ? signals_requested() : "a signal to another rank";
 }
 
 // ---- Before the first save ------------------------------------------------------------------------------------------
@@ -79,26 +79,25 @@ static void *touch_copy(void *saver) {
     Saver *s = saver;
     size_t bytes = ARRAYS * s->stride * sizeof(float);
     memset(s->copy, 0, bytes);
-    engine_pin(s->run->setup.engine, s->copy, bytes);
+    engine_pin(s->run->engine, s->copy, bytes);
     return NULL;
 }
 
 int saver_create(Saver **out, const Run *r, Error *e) {
-    const Setup *setup = &r->setup;
-    const Parallel *p = &setup->parallel;
-    const bool alone = parallel_stores_alone(p), is_first = is_rank0(setup);      // with --zero 0 rank 0 writes alone
-    const bool writes = alone ? is_first : setup->comm->rank < p->division.ranks; // --shard machine: one replica writes
+    const Parallel *p = &r->parallel;
+    const bool alone = parallel_stores_alone(p), is_first = is_rank0(r);      // with --zero 0 rank 0 writes alone
+    const bool writes = alone ? is_first : r->comm->rank < p->division.ranks; // --shard machine: one replica writes
     const size_t page = 64 << 10; // bytes of the largest page of any machine
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     Saver *s = *out;
     s->run = r;
     s->pulse = (Pulse){count_piece, s};
-    s->all = (Range){0, setup->model.flat_count};
-    s->owned = alone ? &s->all : setup->whole.part ? setup->whole.part : p->owned;
-    s->owned_count = alone ? is_first : writes || setup->whole.part ? p->buckets : 0;
+    s->all = (Range){0, r->model.flat_count};
+    s->owned = alone ? &s->all : r->whole.part ? r->whole.part : p->owned;
+    s->owned_count = alone ? is_first : writes || r->whole.part ? p->buckets : 0;
     for (int i = 0; i < s->owned_count; i++) s->elements += range_length(s->owned[i]);
     s->stride = round_up(s->elements, page / sizeof(float));
-    TRY(layout_create(&s->layout, &setup->model, e));
+    TRY(layout_create(&s->layout, &r->model, e));
     if (writes) TRY(layout_pieces(&s->layout, s->owned, s->owned_count, is_first, &s->piece, &s->pieces, e));
     return 0;
 }
@@ -108,10 +107,10 @@ int saver_prepare(Saver *s, Error *e) {
     if (s->elements)
         missing = memory_alloc((void **)&s->copy, ARRAYS * s->stride * sizeof(float), "a copy", &(Error){0}) != 0;
     if (s->copy) worker_start(&s->worker, touch_copy, s, "a copy", &(Error){0}); // on failure the save touches the copy
-    TRY(comm_sum(s->run->setup.comm, &missing, 1, e));
+    TRY(comm_sum(s->run->comm, &missing, 1, e));
     s->copies = missing == 0;
-    if (s->copies || !s->run->setup.whole.part) return 0;
-    comm_settle(s->run->setup.comm);
+    if (s->copies || !s->run->whole.part) return 0;
+    comm_settle(s->run->comm);
     return FAIL(e, ERR_MEMORY, "use more ranks, or a machine with more memory",
                 "a rank has no memory for its copy of a checkpoint, which --tensor needs");
 }
@@ -119,7 +118,7 @@ int saver_prepare(Saver *s, Error *e) {
 void saver_destroy(Saver *s) {
     if (!s) return;
     worker_join(&s->worker);
-    if (s->copy) engine_unpin(s->run->setup.engine, s->copy);
+    if (s->copy) engine_unpin(s->run->engine, s->copy);
     memory_free(s->copy);
     memory_free(s->piece);
     manifest_free(&s->manifest);
@@ -135,26 +134,25 @@ void saver_destroy(Saver *s) {
 static int begin_save(Run *r, Error *e) {
     Saver *s = r->saving.saver;
     RunPoint *at = &r->position.at;
-    const Archive *archive = &r->saving.archive;
-    const Options *o = &r->setup.options;
-    const Pulse pulse = {comm_beat, r->setup.comm};
+    const Options *o = &r->options;
+    const Pulse pulse = {comm_beat, r->comm};
     r->saving.best_before = at->best;
     if (r->saving.is_best) at->best = (BestPoint){.step = at->step, .loss = at->val_loss};
-    at->metrics_bytes = metrics_bytes(r->output.metrics);
+    at->metrics_bytes = metrics_bytes(r->metrics);
     free(s->state);
     TRY(run_state_write(r, &s->state, &s->state_bytes, e));
     TRY(text_begin(&s->notes, e));
-    const uint64_t bytes = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer) + s->state_bytes +
-                           metrics_waiting(r->output.metrics);
+    const uint64_t bytes =
+        saver_checkpoint_bytes(&r->model, r->tokenizer) + s->state_bytes + metrics_waiting(r->metrics);
     const int64_t back = at->step + 1 - 2 * o->spike_steps;
     s->spare = (Spare){.keep = o->keep, .back = !o->on_spike ? INT64_MAX : back > 0 ? back : 0};
     Spare room = s->spare;
     if (o->keep_best) room.best = r->saving.best_before.step, s->spare.best = at->best.step;
     if (s->waits) room.back = INT64_MAX; // the last save may remove the checkpoint that a rollback needs
-    TRY(archive_make_room(archive, bytes, room, r->saving.saved_step, s->notes.f, &pulse, e));
+    TRY(archive_make_room(&r->saving.archive, bytes, room, r->saving.saved_step, s->notes.f, &pulse, e));
     manifest_free(&s->manifest);
     s->manifest.pulse = &s->pulse;
-    TRY(archive_begin(archive, at->step, &s->manifest, s->notes.f, e));
+    TRY(archive_begin(&r->saving.archive, at->step, &s->manifest, s->notes.f, e));
     Error unwritten;
     if (o->outliers && row_outliers_write(r, &unwritten)) fprintf(s->notes.f, "warning: %s\n", unwritten.what);
     int code = 0;
@@ -162,7 +160,7 @@ static int begin_save(Run *r, Error *e) {
         code = manifest_open(&s->manifest, layout_names[f], true, s->layout.bytes[f], &fd, e);
         if (!code) close(fd);
     }
-    if (code) archive_abandon(archive, at->step, s->manifest.dir, s->notes.f, &(Error){0});
+    if (code) archive_abandon(&r->saving.archive, at->step, s->manifest.dir, s->notes.f, &(Error){0});
     return code;
 }
 
@@ -170,7 +168,7 @@ static int begin_save(Run *r, Error *e) {
 
 static int read_state(void *saver, StateKind kind, Range range, float *values, Error *e) {
     Saver *s = saver;
-    if (!s->copy) return engine_store(s->run->setup.engine, kind, range, values, e);
+    if (!s->copy) return engine_store(s->run->engine, kind, range, values, e);
     const float *from = s->copy;
     const Range *owned = s->owned;
     for (int k = 0; kinds[k] != kind; k++) from += s->stride;
@@ -186,9 +184,9 @@ static void *write_share(void *saver) {
     float *to = s->copy;
     Manifest partial = {.dir = -1};
     int code = 0, fd[LAYOUT_FILES] = {-1, -1};
-    for (int k = 0; k < ARRAYS && s->copy && !s->run->setup.whole.part && !code; k++, to = s->copy + k * s->stride)
+    for (int k = 0; k < ARRAYS && s->copy && !s->run->whole.part && !code; k++, to = s->copy + k * s->stride)
         for (int i = 0; i < s->owned_count && !code; to += range_length(s->owned[i++]))
-            code = engine_store(s->run->setup.engine, kinds[k], s->owned[i], to, e);
+            code = engine_store(s->run->engine, kinds[k], s->owned[i], to, e);
     atomic_store(&s->copying, false);
     if (!code && s->pieces) code = archive_join(&s->run->saving.archive, s->step, &partial, e);
     for (int f = 0; f < LAYOUT_FILES && s->pieces && !code; f++)
@@ -224,17 +222,16 @@ double saver_writes(const Saver *s) { return s->phase == WRITING && !atomic_load
 // Writes the small files and the manifest, names the checkpoint and reads it back (6). On failure removes it.
 static void *finish(void *saver) {
     Saver *s = saver;
-    const Setup *setup = &s->run->setup;
-    const Archive *archive = &s->run->saving.archive;
-    const ModelConfig *config = &setup->model.config;
-    const int eot = checkpoint_end_of_text(config->vocab, setup->tokenizer ? setup->tokenizer->eot : -1);
+    const Run *r = s->run;
+    const Archive *archive = &r->saving.archive;
+    const int eot = checkpoint_end_of_text(r->model.config.vocab, r->tokenizer ? r->tokenizer->eot : -1);
     Error *e = &s->error, kept;
     Manifest verified;
     int code = e->code; // a rank may have failed to write
     if (!code) code = manifest_save(&s->manifest, TRAINING STATE_NAME, s->state, s->state_bytes, e);
-    if (!code) code = checkpoint_save_config(&s->manifest, config, eot, setup->options.dropout, e);
-    if (!code && setup->tokenizer) code = tokenizer_save(setup->tokenizer, config->context, &s->manifest, e);
-    if (!code) code = metrics_sync(s->run->output.metrics, e);
+    if (!code) code = checkpoint_save_config(&s->manifest, &r->model.config, eot, r->options.dropout, e);
+    if (!code && r->tokenizer) code = tokenizer_save(r->tokenizer, r->model.config.context, &s->manifest, e);
+    if (!code) code = metrics_sync(s->run->metrics, e);
     if (!code) code = archive_commit(archive, s->step, &s->manifest, e);
     if (code) archive_abandon(archive, s->step, s->manifest.dir, s->notes.f, &kept);
     else if (archive_verify(archive, s->step, VERIFY_DISK, &s->pulse, &verified, e) == ERR_INPUT) {
@@ -260,7 +257,7 @@ static int compare_places(const void *a, const void *b) {
 // Adds the pieces of all ranks to rank 0's manifest, in the order of the files and their bytes. If a rank failed, sets
 // s->error instead.
 static int gather_pieces(Saver *s, Error *e) {
-    Comm *comm = s->run->setup.comm;
+    Comm *comm = s->run->comm;
     double most = s->pieces; // most pieces of any rank
     LayoutPiece *all;        // (ranks + 1, most), padded with pieces of 0 bytes; the last row is this rank's
     int pieces = 0;
@@ -286,20 +283,19 @@ static void hint_to_resume(const Run *r, Error *e, const char *what) {
     char remedy[sizeof e->hint];
     snprintf(remedy, sizeof remedy, "%s", e->hint);
     error_hint(e, "%s%s%sthe same command%s resumes there", remedy, *remedy ? "; " : "", what,
-               r->setup.options.fresh ? " without --fresh" : "");
+               r->options.fresh ? " without --fresh" : "");
 }
 
 // On rank 0: reports a save that has ended. If the run waited for the save, the caller reports a failure. After a
 // failure the best checkpoint is again the previous one.
 static void report(Run *r) {
     Saver *s = r->saving.saver;
-    BestPoint *best = &r->position.at.best;
     s->phase = IDLE;
-    progress_break(&r->output.progress);
+    progress_break(&r->progress);
     if (s->notes.f && text_end(&s->notes, &(Error){0}) == 0) fputs(s->notes.text, stderr);
     text_free(&s->notes);
     if (s->error.code) {
-        if (s->step == best->step) *best = r->saving.best_before;
+        if (s->step == r->position.at.best.step) r->position.at.best = r->saving.best_before;
         if (!s->waits)
             fprintf(stderr, "warning: step %lld was not saved: %s. Training continues; the newest checkpoint is %s\n",
                     (long long)s->step, s->error.what, r->saving.saved[0] ? r->saving.saved : "none yet");
@@ -322,15 +318,15 @@ int collect_save(Run *r, Error *e) {
     if (s->phase == WRITING && r->saving.writing == 0) {
         worker_join(&s->worker);
         TRY(gather_pieces(s, e));
-        s->phase = is_rank0(&r->setup) ? FINISHING : IDLE;
+        s->phase = is_rank0(r) ? FINISHING : IDLE;
         if (s->phase == FINISHING) start_thread(s, finish); // `report` needs s->paused, which `save` sets later
     } else if (s->phase == FINISHING && atomic_load(&s->ended)) {
         worker_join(&s->worker);
         report(r);
     }
-    r->saving.log_waits = metrics_waiting(r->output.metrics) && metrics_flush(r->output.metrics, &why);
+    r->saving.log_waits = metrics_waiting(r->metrics) && metrics_flush(r->metrics, &why);
     if (!r->saving.log_waits || warned) return 0;
-    progress_break(&r->output.progress);
+    progress_break(&r->progress);
     fprintf(stderr, "warning: %s: the log waits in memory\n", why.what);
     return 0;
 }
@@ -346,43 +342,42 @@ static int await_save(Run *r, bool whole, Error *e) {
             continue;
         }
         done = now;
-        if (s->phase == FINISHING) comm_beat(r->setup.comm);
-        else TRY(comm_sum(r->setup.comm, &r->saving.writing, 1, e));
+        if (s->phase == FINISHING) comm_beat(r->comm);
+        else TRY(comm_sum(r->comm, &r->saving.writing, 1, e));
         TRY(collect_save(r, e));
     }
-    return whole ? comm_wait_first(r->setup.comm, e) : 0;
+    return whole ? comm_wait_first(r->comm, e) : 0;
 }
 
 // On all ranks: waits for the previous save, then starts a save; with `waits`, also waits for the end of the new save.
 // Returns 0 also if the new save fails: then s->error.code is its code on all ranks, and rank 0 has the whole error. If
 // the step is saved already, nothing is saved and s->error.code is -1.
 static int save(Run *r, bool waits, Error *e) {
-    Comm *comm = r->setup.comm;
     Saver *s = r->saving.saver;
-    comm_phase(comm, PHASE_CHECKPOINT, r->position.at.step);
-    progress_begin(&r->output.progress, "saving", 0);
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->position.at.step);
+    progress_begin(&r->progress, "saving", 0);
     TRY(await_save(r, true, e));
     s->step = r->position.at.step;
     s->waits = waits;
     s->error = (Error){0};
     s->started = clock_seconds();
-    if (is_rank0(&r->setup) && r->saving.saved_step == s->step) s->error.code = -1;
-    else if (is_rank0(&r->setup) && begin_save(r, &s->error)) report(r);
-    TRY(comm_wait_first(comm, e));
-    TRY(comm_broadcast(comm, &s->error.code, sizeof s->error.code, e));
+    if (is_rank0(r) && r->saving.saved_step == s->step) s->error.code = -1;
+    else if (is_rank0(r) && begin_save(r, &s->error)) report(r);
+    TRY(comm_wait_first(r->comm, e));
+    TRY(comm_broadcast(r->comm, &s->error.code, sizeof s->error.code, e));
     if (s->error.code == 0) {
-        for (size_t k = 0; k < ARRAYS && r->setup.whole.part; k++)
-            TRY(whole_exchange(&r->setup.whole, r->setup.engine, kinds[k], s->copy + k * s->stride, e));
+        for (size_t k = 0; k < ARRAYS && r->whole.part; k++)
+            TRY(whole_exchange(&r->whole, r->engine, kinds[k], s->copy + k * s->stride, e));
         worker_join(&s->worker); // ends touch_copy
-        atomic_store(&s->copying, s->copy && !r->setup.whole.part);
+        atomic_store(&s->copying, s->copy && !r->whole.part);
         s->phase = WRITING;
         start_thread(s, write_share);
         r->saving.writing = 1;
         if (waits || !s->copies) TRY(await_save(r, waits, e));
-        if (waits) TRY(comm_broadcast(comm, &s->error.code, sizeof s->error.code, e));
+        if (waits) TRY(comm_broadcast(r->comm, &s->error.code, sizeof s->error.code, e));
         s->paused = clock_seconds() - s->started;
     }
-    progress_end(&r->output.progress);
+    progress_end(&r->progress);
     return 0;
 }
 
@@ -394,45 +389,44 @@ int save_and_wait(Run *r, Error *e) {
     int code = 0;
     r->saving.last = true;
     TRY(save(r, true, e));
-    if (is_rank0(&r->setup) && r->saving.saver->error.code > 0) {
+    if (is_rank0(r) && r->saving.saver->error.code > 0) {
         *e = r->saving.saver->error;
         if (*newest) hint_to_resume(r, e, "");
         code = error_prefix(e, "step %lld is not saved, and the newest checkpoint is %s",
                             (long long)r->position.at.step, *newest ? newest : "none yet");
-    } else if (is_rank0(&r->setup) && archive_check_name(&r->saving.archive, e))
+    } else if (is_rank0(r) && archive_check_name(&r->saving.archive, e))
         code = error_prefix(e, "step %lld is saved in this run's directory", (long long)r->position.at.step);
-    return comm_agree(r->setup.comm, code, e);
+    return comm_agree(r->comm, code, e);
 }
 
 // `settled` is true if the ranks have agreed on training's error. Clears it, since the ranks must agree on the save's
 // errors too, and restores it after the save. If they could not agree, it stays false, which ends the job.
 void save_at_error(Run *r, Error *e) {
-    Comm *comm = r->setup.comm;
+    Comm *comm = r->comm;
     const bool settled = comm->settled;
     const int speaker = comm->speaker;
     char what[ARCHIVE_PATH + 100];
     Error failed = {0};
     comm->settled = false;
-    int code = parallel_send_weights(&r->setup.parallel, &failed);
+    int code = parallel_send_weights(&r->parallel, &failed);
     if (!code) code = compare_ranks(r, &failed);
     if (!code) code = save_and_wait(r, &failed);
     if (!code || comm->settled) comm->settled = settled, comm->speaker = speaker;
-    if (code && is_rank0(&r->setup)) fprintf(stderr, "warning: no save after the error: %s\n", failed.what);
+    if (code && is_rank0(r)) fprintf(stderr, "warning: no save after the error: %s\n", failed.what);
     if (code) return;
     snprintf(what, sizeof what, "step %lld is saved in %s/step_%08lld: ", (long long)r->position.at.step,
-             r->setup.options.out, (long long)r->position.at.step);
+             r->options.out, (long long)r->position.at.step);
     hint_to_resume(r, e, what);
 }
 
 void end_save(Run *r) {
-    Setup *setup = &r->setup;
     Error ignored;
-    bool all_know = setup->comm->settled || setup->comm->ranks == 1;
-    comm_phase(setup->comm, PHASE_CHECKPOINT, r->position.at.step);
-    int failed = all_know ? parallel_drain(&setup->parallel, &ignored) : 0;
+    bool all_know = r->comm->settled || r->comm->ranks == 1;
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->position.at.step);
+    int failed = all_know ? parallel_drain(&r->parallel, &ignored) : 0;
     if (all_know && !failed) failed = await_save(r, true, &ignored);
-    for (double end = clock_seconds() + 0.5 * setup->options.deadline;
+    for (double end = clock_seconds() + 0.5 * r->options.deadline;
          r->saving.saver->phase == FINISHING && clock_seconds() < end; nanosleep(&poll_interval, NULL))
         collect_save(r, &ignored);
-    if (failed) setup->comm->settled = false; // ends the job
+    if (failed) r->comm->settled = false; // ends the job
 }

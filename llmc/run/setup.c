@@ -12,12 +12,12 @@
 
 // ---- The model ------------------------------------------------------------------------------------------------------
 
-static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
-    const Options *o = &setup->options;
+static int shape_from_files(const Run *r, ModelConfig *config, Error *e) {
+    const Options *o = &r->options;
     if (o->given[OPTION_layers] || o->given[OPTION_heads] || o->given[OPTION_channels])
         return FAIL(e, ERR_USAGE, "leave them out",
                     "--layers, --heads and --channels: --model %s has a shape of its own", o->model);
-    TRY(checkpoint_read_config(setup->source, config, e));
+    TRY(checkpoint_read_config(r->source, config, e));
     if (o->given[OPTION_vocab_size] && o->vocab_size != config->vocab)
         return FAIL(e, ERR_USAGE, "leave it out", "--vocab-size %lld: --model %s has %d", (long long)o->vocab_size,
                     o->model, config->vocab);
@@ -50,19 +50,19 @@ static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, Model
 }
 
 // Loads the model's own tokenizer unless --tokenizer is loaded. ERR_USAGE if there is none and samples need one.
-static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
-    const Options *o = &setup->options;
+static int setup_tokenizer(Run *r, bool model_from_file, Error *e) {
+    const Options *o = &r->options;
     const char *given = o->tokenizer, *path = given;
-    int vocab = setup->model.config.vocab;
-    if (!*path && model_from_file && tokenizer_exists(setup->source)) path = setup->source;
+    int vocab = r->model.config.vocab;
+    if (!*path && model_from_file && tokenizer_exists(r->source)) path = r->source;
     if (!*path && vocab == 256) path = "bytes";
     if (!*path && (o->eval_only || !(o->sample_only || o->sample_every || *o->prompt))) return 0;
     if (!*path)
         return FAIL(e, ERR_USAGE, "give --tokenizer the directory of its files (data/gpt2), or use --vocab-size 256",
                     "samples (--sample-only, --sample-every, --prompt) need a tokenizer for the vocabulary of %d",
                     vocab);
-    if (!setup->tokenizer) TRY(tokenizer_load(&setup->tokenizer, path, e));
-    int tokens = setup->tokenizer->vocab_size;
+    if (!r->tokenizer) TRY(tokenizer_load(&r->tokenizer, path, e));
+    int tokens = r->tokenizer->vocab_size;
     bool other = model_from_file && *given && vocab > 2 * tokens; // larger than padding can explain
     if (tokens <= vocab && !other) return 0;
     FAIL(e, ERR_INPUT, NULL, "the tokenizer %s has %d tokens, the model's vocabulary %d", path, tokens, vocab);
@@ -72,26 +72,25 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
 
 // Fails if the engine, or the GPU of --device, cannot compute the shape or type that the options ask for. ERR_INPUT if
 // a shape that was read from files is the cause; otherwise ERR_USAGE.
-static int check_shape(const Setup *setup, bool from_file, Error *e) {
-    const ModelConfig *m = &setup->model.config;
+static int check_shape(const Run *r, bool from_file, Error *e) {
     Error why, ignored;
-    bool plan_gpu = setup->options.dry_run && setup->options.device[0];
-    int code = plan_gpu ? fp8_check(setup->shape.dtype, m->channels, setup->shape.seq_len, &why) : 0;
-    if (!code && plan_gpu) code = attention_check(m->channels / m->heads, &why);
-    if (!code && setup->engine_api->check) code = setup->engine_api->check(&setup->shape, &why);
+    bool plan_gpu = r->options.dry_run && r->options.device[0];
+    int code = plan_gpu ? fp8_check(r->shape.dtype, r->model.config.channels, r->shape.seq_len, &why) : 0;
+    if (!code && plan_gpu) code = attention_check(r->model.config.channels / r->model.config.heads, &why);
+    if (!code && r->engine_api->check) code = r->engine_api->check(&r->shape, &why);
     if (!code) return 0;
-    if (from_file && !fp8_check(setup->shape.dtype, m->channels, setup->shape.seq_len, &ignored))
+    if (from_file && !fp8_check(r->shape.dtype, r->model.config.channels, r->shape.seq_len, &ignored))
         return FAIL(e, ERR_INPUT, "use another model, or the CPU trainer, train_gpt2", "--model %s: %s",
-                    setup->options.model, why.what);
+                    r->options.model, why.what);
     *e = why;
     return code;
 }
 
-static int setup_shape(Setup *setup, Error *e) {
-    Options *o = &setup->options;
+static int setup_shape(Run *r, Error *e) {
+    Options *o = &r->options;
     ModelConfig config = {0};
-    const EngineApi *engine = setup->engine_api;
-    const bool from_file = setup->source[0], plan_gpu = o->dry_run && *o->device; // plan_gpu: that GPU may not be here
+    const EngineApi *engine = r->engine_api;
+    const bool from_file = r->source[0], plan_gpu = o->dry_run && *o->device; // plan_gpu: that GPU may not be here
     if (!o->given[OPTION_dtype]) o->dtype = engine->dtype;
     if (!plan_gpu || dtype_is_fp8((Dtype)o->dtype)) TRY(engine->check_dtype((Dtype)o->dtype, e));
     if (o->loss_scale != 0 && !engine->needs_loss_scale && o->dtype != DTYPE_FP16)
@@ -102,14 +101,14 @@ static int setup_shape(Setup *setup, Error *e) {
     if (o->tune && !engine->tune && !plan_gpu)
         return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --dry-run --device",
                     "--tune is for GPUs: on the CPU a matrix product has one algorithm");
-    if (*o->tokenizer) TRY(tokenizer_load(&setup->tokenizer, o->tokenizer, e));
-    TRY(from_file ? shape_from_files(setup, &config, e) : shape_from_preset(o, setup->tokenizer, &config, e));
-    TRY(model_create(&setup->model, &config, e));
-    setup->shape = (EngineConfig){
-        .model = &setup->model,
+    if (*o->tokenizer) TRY(tokenizer_load(&r->tokenizer, o->tokenizer, e));
+    TRY(from_file ? shape_from_files(r, &config, e) : shape_from_preset(o, r->tokenizer, &config, e));
+    TRY(model_create(&r->model, &config, e));
+    r->shape = (EngineConfig){
+        .model = &r->model,
         .micro_batch = o->sample_only ? 1 : (int)o->micro_batch,
         .seq_len = (int)(o->seq_len < config.context ? o->seq_len : config.context),
-        .threads = setup->shape.threads,
+        .threads = r->shape.threads,
         .dtype = o->dtype,
         .recompute = o->recompute,
         .optimizer = o->optimizer,
@@ -117,31 +116,31 @@ static int setup_shape(Setup *setup, Error *e) {
         .inference = o->sample_only || o->eval_only,
         .dropout = dropout_of(o->dropout, (uint64_t)o->seed),
     };
-    TRY(check_shape(setup, from_file, e));
-    TRY(setup_tokenizer(setup, from_file, e));
-    const bool words = !setup->tokenizer || setup->tokenizer->merge_count > 0;
+    TRY(check_shape(r, from_file, e));
+    TRY(setup_tokenizer(r, from_file, e));
+    const bool words = !r->tokenizer || r->tokenizer->merge_count > 0;
     if (!o->sample_tokens) o->sample_tokens = words ? 100 : 400; // some lines of text
     if (!o->document_mask) return 0;
-    int separator = setup->tokenizer ? setup->tokenizer->eot : checkpoint_end_of_text(config.vocab, -1);
+    int separator = r->tokenizer ? r->tokenizer->eot : checkpoint_end_of_text(config.vocab, -1);
     if (separator < 0)
         return FAIL(e, ERR_USAGE, "leave it out, or use a tokenizer with one (data/gpt2)",
                     "--document-mask: the vocabulary of %d tokens has no <|endoftext|> between documents",
                     config.vocab);
-    setup->shape.document_mask = true;
-    setup->shape.separator = (uint16_t)separator;
+    r->shape.document_mask = true;
+    r->shape.separator = (uint16_t)separator;
     return 0;
 }
 
-void setup_threads(Setup *setup) {
-    const int asked = (int)setup->options.threads, threads = asked ? asked : comm_threads(setup->comm);
+void setup_threads(Run *r) {
+    const int asked = (int)r->options.threads, threads = asked ? asked : comm_threads(r->comm);
     if (threads > 0) omp_set_num_threads(threads);
-    setup->shape.threads = threads;
+    r->shape.threads = threads;
     thread_start_team(omp_get_max_threads());
 }
 
 int setup_model(Run *r, Error *e) {
     TRY(setup_source(r, e));
-    return comm_agree(r->setup.comm, setup_shape(&r->setup, e), e);
+    return comm_agree(r->comm, setup_shape(r, e), e);
 }
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
@@ -149,50 +148,48 @@ int setup_model(Run *r, Error *e) {
 // Loads values. Fails on a value that is not finite, and names its tensor, which later errors could not.
 static int load(void *run, StateKind kind, Range range, const float *values, Error *e) {
     Run *r = run;
-    Progress *p = &r->output.progress;
     const size_t n = range_length(range);
     size_t at = range.begin;
     int bad = 0;
 #pragma omp parallel for simd schedule(static) reduction(| : bad)
     for (size_t i = 0; i < n; i++) bad |= !isfinite(values[i]);
-    progress_next(p, p->now.done + (int64_t)n);
-    if (!bad) return engine_load(r->setup.engine, kind, range, values, e);
-    const Tensor *t = r->setup.shape.model->tensors;
+    progress_next(&r->progress, r->progress.now.done + (int64_t)n);
+    if (!bad) return engine_load(r->engine, kind, range, values, e);
+    const Tensor *t = r->shape.model->tensors;
     while (isfinite(values[at - range.begin])) at++;
     while (at < t->offset || at >= t->offset + t->count) t++;
     return FAIL(e, ERR_INPUT, "use another checkpoint", "%s: %s%s is not finite",
-                r->saving.saved[0] ? r->saving.saved : r->setup.source, kind == STATE_PARAM ? "" : "a moment of ",
-                t->name);
+                r->saving.saved[0] ? r->saving.saved : r->source, kind == STATE_PARAM ? "" : "a moment of ", t->name);
 }
 
 // A tensor of the whole model whose values are drawn.
 typedef struct {
-    const Setup *setup;
+    const Run *run;
     const Tensor *tensor;
 } Drawn;
 
 static int draw_weights(void *drawn, size_t first, size_t n, float *out, Error *e) {
     const Drawn *d = drawn;
-    if (d->setup->options.zero_projections && d->tensor->init == INIT_RESIDUAL) memset(out, 0, n * sizeof *out);
-    else model_init_values(&d->setup->model, d->tensor, (uint64_t)d->setup->options.seed, first, n, out);
+    if (d->run->options.zero_projections && d->tensor->init == INIT_RESIDUAL) memset(out, 0, n * sizeof *out);
+    else model_init_values(&d->run->model, d->tensor, (uint64_t)d->run->options.seed, first, n, out);
     return 0;
 }
 
-int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
-    const Options *o = &setup->options;
-    const bool infers = setup->shape.inference;
+int setup_shards(Run *r, Comm *comm, Error *e) {
+    const Options *o = &r->options;
+    const bool infers = r->shape.inference;
     const int K = infers ? 1 : (int)o->tensor;
     const bool exact = o->run.gns_exact_interval > 0 || o->run.gns_calibrates; // some steps are exact
-    setup->shape.gns = exact ? GNS_EXACT : (GnsMode)o->gns;
+    r->shape.gns = exact ? GNS_EXACT : (GnsMode)o->gns;
     ParallelConfig config = {
         .shared = o->shard && !infers ? comm->local_ranks : 0,
         .tensor = K,
         .zero = infers ? ZERO_0 : o->zero, // inference computes with all weights
         .reduce = o->reduce,
         .optimizer = o->optimizer,
-        .micro_batch = setup->shape.micro_batch,
-        .batch_max = position->ramp.replay ? position->ramp.config.batch_max : o->run.batch_max_rows,
-        .transport = setup->transport_api,
+        .micro_batch = r->shape.micro_batch,
+        .batch_max = r->position.ramp.replay ? r->position.ramp.config.batch_max : o->run.batch_max_rows,
+        .transport = r->transport_api,
     };
     if (K > 1) { // make this rank's local model
         const int ranks = o->shard ? comm->local_ranks : comm->ranks;
@@ -203,130 +200,126 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
             return error_hint(e, "use %s %d, or a --tensor that divides them", o->dry_run ? "--ranks" : "mpirun -np",
                               (ranks / K + 1) * K);
         }
-        TRY(model_create_local(&setup->local, &setup->model.config, comm->rank % K, K, e));
-        setup->shape.model = &setup->local;
+        TRY(model_create_local(&r->local, &r->model.config, comm->rank % K, K, e));
+        r->shape.model = &r->local;
     }
-    TRY(parallel_create(&setup->parallel, comm, &config, &setup->shape, e));
-    if (o->outliers || position->noise.sources)
-        setup->shape.step_rows = (int)rows_of_rank(config.batch_max, 0, comm->ranks / K).count;
-    setup->shape.sources = position->noise.sources;
+    TRY(parallel_create(&r->parallel, comm, &config, &r->shape, e));
+    if (o->outliers || r->position.noise.sources)
+        r->shape.step_rows = (int)rows_of_rank(config.batch_max, 0, comm->ranks / K).count;
+    r->shape.sources = r->position.noise.sources;
     if (comm->ranks > 1 && !infers) // evaluation does not use NCCL
-        setup->shape.leave =
-            TRANSPORT_NCCL_BYTES + transport_buffer_bytes(o->comm_dtype, model_bucket_largest(setup->shape.model));
+        r->shape.leave =
+            TRANSPORT_NCCL_BYTES + transport_buffer_bytes(o->comm_dtype, model_bucket_largest(r->shape.model));
     return 0;
 }
 
-int setup_device(const Setup *setup, Error *e) {
-    return setup->comm->ranks > 1 && setup->transport_api->device ? setup->transport_api->device(setup->comm, e) : 0;
+int setup_device(const Run *r, Error *e) {
+    return r->comm->ranks > 1 && r->transport_api->device ? r->transport_api->device(r->comm, e) : 0;
 }
 
 // Sets the default of --gns: exact if every rank's device fuses exact norms, else ln. A resumed run keeps its mode
 // (state.c).
 int setup_gns(Run *r, Error *e) {
-    Setup *s = &r->setup;
     EngineDevice device;
-    if (!s->options.given[OPTION_gns] && !r->saving.saved[0]) {
-        s->engine_api->device(&s->shape, false, &device);
+    if (!r->options.given[OPTION_gns] && !r->saving.saved[0]) {
+        r->engine_api->device(&r->shape, false, &device);
         double lacking = device.exact_is_fused ? 0 : 1; // number of ranks whose device does not fuse exact norms
-        TRY(comm_sum(s->comm, &lacking, 1, e));
-        TRY(options_resolve_gns(&s->options, lacking == 0 ? GNS_EXACT : GNS_LN, e));
+        TRY(comm_sum(r->comm, &lacking, 1, e));
+        TRY(options_resolve_gns(&r->options, lacking == 0 ? GNS_EXACT : GNS_LN, e));
     }
-    r->position.noise.follows_total = ramp_follows_total(&s->options);
+    r->position.noise.follows_total = ramp_follows_total(&r->options);
     return 0;
 }
 
 // --with-optimizer: checks that a run's checkpoint has this optimizer's moments, and reads how many updates made them.
-static int check_moments(const Setup *s, RunPoint *at, Error *e) {
+static int check_moments(const Run *r, RunPoint *at, Error *e) {
     RunSummary then;
-    if (!s->source[0])
+    if (!r->source[0])
         return FAIL(e, ERR_USAGE, "name a run, or a checkpoint of one", "--with-optimizer: --model %s has no moments",
-                    s->options.model);
-    if (run_state_summary(&then, s->source, e))
+                    r->options.model);
+    if (run_state_summary(&then, r->source, e))
         return error_hint(e, "--with-optimizer needs a run, or a checkpoint of one");
-    if (strcasecmp(then.optimizer, optimizer_names[s->options.optimizer]) != 0)
+    if (strcasecmp(then.optimizer, optimizer_names[r->options.optimizer]) != 0)
         return FAIL(e, ERR_USAGE, "use that, or leave --with-optimizer out", "%s: its moments are of --optimizer %s",
-                    s->source, then.optimizer);
+                    r->source, then.optimizer);
     at->moment_steps = then.at.moment_steps + then.at.step - then.at.loss_scale.overflows;
     return 0;
 }
 
 // Loads what this rank owns of a checkpoint's arrays, or draws the weights. parallel_start gathers what others own.
 static int load_state(Run *r, Error *e) {
-    Setup *s = &r->setup;
-    Receiver to = {.model = s->shape.model, .wanted = s->parallel.owned, .load = load, .context = r};
+    Receiver to = {.model = r->shape.model, .wanted = r->parallel.owned, .load = load, .context = r};
     const size_t bytes = RECEIVER_VALUES * sizeof *to.buffer;
-    const bool resumes = r->saving.saved[0], moments = resumes || s->options.with_optimizer;
-    const char *from = resumes ? r->saving.saved : s->source;
-    const Share share = {s->comm->local_rank, s->comm->local_ranks}; // each machine may have files of its own
-    const Pulse pulse = {comm_progress, s->comm};
-    const int ranks = s->shape.inference || s->comm->ranks == 1 ? 1 : s->parallel.division.ranks;
-    progress_begin(&r->output.progress, *from ? "loading the model" : "drawing the weights",
-                   (moments ? 3 : 1) * (int64_t)(s->model.parameters / (size_t)ranks));
+    const bool resumes = r->saving.saved[0], moments = resumes || r->options.with_optimizer;
+    const char *from = resumes ? r->saving.saved : r->source;
+    const Share share = {r->comm->local_rank, r->comm->local_ranks}; // each machine may have files of its own
+    const Pulse pulse = {comm_progress, r->comm};
+    const int ranks = r->shape.inference || r->comm->ranks == 1 ? 1 : r->parallel.division.ranks;
+    progress_begin(&r->progress, *from ? "loading the model" : "drawing the weights",
+                   (moments ? 3 : 1) * (int64_t)(r->model.parameters / (size_t)ranks));
     if (*from && !resumes) TRY(checkpoint_verify_model(from, moments, share, &pulse, e));
-    if (moments && !resumes) TRY(check_moments(s, &r->position.at, e));
-    if (!s->shape.inference) to.count = s->parallel.buckets;
+    if (moments && !resumes) TRY(check_moments(r, &r->position.at, e));
+    if (!r->shape.inference) to.count = r->parallel.buckets;
     TRY(memory_alloc((void **)&to.buffer, bytes, "a file buffer", e));
-    engine_pin(s->engine, to.buffer, bytes);
+    engine_pin(r->engine, to.buffer, bytes);
     int code = *from ? checkpoint_load_model(from, &to, e) : 0;
-    for (int i = 0; !*from && i < s->model.tensor_count && !code; i++)
-        code = checkpoint_load_tensor(&to, STATE_PARAM, i, draw_weights, &(Drawn){s, &s->model.tensors[i]}, e);
+    for (int i = 0; !*from && i < r->model.tensor_count && !code; i++)
+        code = checkpoint_load_tensor(&to, STATE_PARAM, i, draw_weights, &(Drawn){r, &r->model.tensors[i]}, e);
     if (moments && !code) code = checkpoint_load_moment(from, STATE_MOMENT1, &to, e);
     if (moments && !code) code = checkpoint_load_moment(from, STATE_MOMENT2, &to, e);
-    engine_unpin(s->engine, to.buffer);
+    engine_unpin(r->engine, to.buffer);
     memory_free(to.buffer);
-    if (code || !*from || resumes || !is_rank0(s)) return code;
-    progress_break(&r->output.progress);
-    return checkpoint_note_unknown(from, &s->model, stderr, e);
+    if (code || !*from || resumes || !is_rank0(r)) return code;
+    progress_break(&r->progress);
+    return checkpoint_note_unknown(from, &r->model, stderr, e);
 }
 
 int setup_engine(Run *r, Error *e) {
-    Setup *s = &r->setup;
     EngineDevice device;
-    TRY(setup_shards(s, &r->position, s->comm, e));
-    s->shape.source = dataset_example_source, s->shape.source_data = r->data.train;
-    TRY(engine_create(s->engine_api, &s->engine, &s->shape, e));
-    if (s->shape.model == &s->local) TRY(whole_create(&s->whole, &s->parallel, &s->model, e));
-    s->engine_api->device(&s->shape, false, &device);
-    s->peak_flops = device_peak_flops(&device);
+    TRY(setup_shards(r, r->comm, e));
+    r->shape.source = dataset_example_source, r->shape.source_data = r->data.train;
+    TRY(engine_create(r->engine_api, &r->engine, &r->shape, e));
+    if (r->shape.model == &r->local) TRY(whole_create(&r->whole, &r->parallel, &r->model, e));
+    r->engine_api->device(&r->shape, false, &device);
+    r->peak_flops = device_peak_flops(&device);
     TRY(load_state(r, e));
-    progress_end(&r->output.progress);
+    progress_end(&r->progress);
     return 0;
 }
 
 // On rank 0: restores the checkpoint's algorithms, and with them the run's bits; --tune then chooses those of the other
 // products. All ranks then use rank 0's algorithms; if these do not fit some rank, no rank uses any of them.
 int setup_tuning(Run *r, Error *e) {
-    Setup *s = &r->setup;
     char *tuning = r->position.at.tuning;
     Error misfit = {0};
     int code = 0;
-    if (is_rank0(s)) {
-        if (engine_set_tuning(s->engine, tuning, &misfit))
+    if (is_rank0(r)) {
+        if (engine_set_tuning(r->engine, tuning, &misfit))
             fprintf(stderr, "note: %s: %s. The last bits may differ from here on\n", r->saving.saved, misfit.what);
-        progress_begin(&r->output.progress, "timing matrix products", 0);
-        if (s->options.tune) code = engine_tune(s->engine, e);
-        progress_end(&r->output.progress);
-        strcpy(tuning, engine_tuning(s->engine));
+        progress_begin(&r->progress, "timing matrix products", 0);
+        if (r->options.tune) code = engine_tune(r->engine, e);
+        progress_end(&r->progress);
+        strcpy(tuning, engine_tuning(r->engine));
     }
-    TRY(comm_agree(s->comm, code, e));
-    TRY(comm_broadcast(s->comm, tuning, sizeof r->position.at.tuning, e));
-    double misfits = !is_rank0(s) && engine_set_tuning(s->engine, tuning, &misfit) ? 1 : 0;
-    TRY(comm_sum(s->comm, &misfits, 1, e));
+    TRY(comm_agree(r->comm, code, e));
+    TRY(comm_broadcast(r->comm, tuning, sizeof r->position.at.tuning, e));
+    double misfits = !is_rank0(r) && engine_set_tuning(r->engine, tuning, &misfit) ? 1 : 0;
+    TRY(comm_sum(r->comm, &misfits, 1, e));
     if (misfits == 0) return 0;
-    if (is_rank0(s))
+    if (is_rank0(r))
         fprintf(stderr, "note: the ranks have different GPUs or libraries: matrix products are not tuned\n");
     tuning[0] = 0;
-    return engine_set_tuning(s->engine, "", e);
+    return engine_set_tuning(r->engine, "", e);
 }
 
 // ---- Data and schedule ----------------------------------------------------------------------------------------------
 
 int setup_data(Run *r, Error *e) {
-    Options *o = &r->setup.options;
+    Options *o = &r->options;
     RunData *data = &r->data;
-    int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
+    int T = r->shape.seq_len, V = r->model.config.vocab;
     bool hellaswag = o->eval_only ? o->given[OPTION_hellaswag] : o->hellaswag_every > 0;
-    progress_begin(&r->output.progress, "reading the data", 0);
+    progress_begin(&r->progress, "reading the data", 0);
     if (!o->eval_only) {
         TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
         if (o->shift_windows) data->train->shifts = true;
@@ -345,7 +338,7 @@ int setup_data(Run *r, Error *e) {
     // A model of words should not train on bytes or on the characters of a small alphabet. Only warn if an option names
     // a model or vocabulary.
     const Dataset *seen = data->train ? data->train : data->val;
-    const bool words = V > 1000 || (r->setup.tokenizer && r->setup.tokenizer->merge_count > 0);
+    const bool words = V > 1000 || (r->tokenizer && r->tokenizer->merge_count > 0);
     if (seen && words && seen->info.largest < BYTE_VALUES) {
         const uint8_t *given = o->given;
         FAIL(e, ERR_INPUT,
@@ -354,10 +347,10 @@ int setup_data(Run *r, Error *e) {
         if (!(given[OPTION_model] || given[OPTION_layers] || given[OPTION_channels] || given[OPTION_vocab_size] ||
               given[OPTION_tokenizer]))
             return e->code;
-        if (is_rank0(&r->setup)) fprintf(stderr, "warning: %s. %s\n", e->what, e->hint);
+        if (is_rank0(r)) fprintf(stderr, "warning: %s. %s\n", e->what, e->hint);
     }
-    if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->setup.tokenizer, T, e));
-    progress_end(&r->output.progress);
+    if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->tokenizer, T, e));
+    progress_end(&r->progress);
     return 0;
 }
 
@@ -373,19 +366,18 @@ static uint64_t hash_shards(const Dataset *data) { // data may be NULL
 
 // Compares hashes of contents, not paths, as machines may hold copies of the files.
 int setup_same_data(const Run *r, Error *e) {
-    const Setup *s = &r->setup;
     const Ramp *ramp = &r->position.ramp;
     const uint64_t replay = hash_bytes(HASH_START, ramp->replay, sizeof *ramp->replay * (size_t)ramp->replay_steps);
     uint64_t model = HASH_START;
     FileDigest weights = {0}, questions = {0};
     int code = 0;
-    if (s->comm->ranks == 1) return 0;
-    if (s->source[0]) code = checkpoint_digest_model(s->source, &weights, e);
+    if (r->comm->ranks == 1) return 0;
+    if (r->source[0]) code = checkpoint_digest_model(r->source, &weights, e);
     model = hash_bytes(model, weights.hash, sizeof weights.hash);
-    model = hash_bytes(model, &s->model.config, sizeof s->model.config); // the vocabulary may come from the tokenizer
-    model = hash_bytes(model, &s->shape.separator, sizeof s->shape.separator);
-    if (!code && r->data.hellaswag) code = file_digest(s->options.hellaswag, &questions, e);
-    TRY(comm_agree(s->comm, code, e));
+    model = hash_bytes(model, &r->model.config, sizeof r->model.config); // the vocabulary may come from the tokenizer
+    model = hash_bytes(model, &r->shape.separator, sizeof r->shape.separator);
+    if (!code && r->data.hellaswag) code = file_digest(r->options.hellaswag, &questions, e);
+    TRY(comm_agree(r->comm, code, e));
     const struct {
         uint64_t hash;
         const char *other;
@@ -395,13 +387,12 @@ int setup_same_data(const Run *r, Error *e) {
                 {hash_bytes(HASH_START, questions.hash, sizeof questions.hash), "other questions (--hellaswag)"},
                 {replay, "another run to replay (--ramp)"}};
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
-        TRY(comm_same(s->comm, same[i].hash, 1, ERR_INPUT, same[i].other, SAME_FILES_HINT, e));
+        TRY(comm_same(r->comm, same[i].hash, 1, ERR_INPUT, same[i].other, SAME_FILES_HINT, e));
     return 0;
 }
 
 int setup_schedule(Run *r, Error *e) {
-    const Options *o = &r->setup.options;
-    Position *position = &r->position;
+    const Options *o = &r->options;
     const DatasetInfo data = r->data.train ? r->data.train->info : (DatasetInfo){0};
     RampConfig ramp = {
         .mode = o->run.ramp_mode,
@@ -420,13 +411,13 @@ int setup_schedule(Run *r, Error *e) {
                      .final_frac = o->final_lr_frac,
                      .hold_frac = o->lr_hold_frac},
     };
-    TRY(ramp_create(&position->ramp, &ramp, o->run.ramp_argument, e));
-    return noise_create(&position->noise, &r->setup.model, o->run.gns_half_life_tokens, o->gns_ratio,
+    TRY(ramp_create(&r->position.ramp, &ramp, o->run.ramp_argument, e));
+    return noise_create(&r->position.noise, &r->model, o->run.gns_half_life_tokens, o->gns_ratio,
                         data.sources > 1 && o->gns != GNS_OFF ? data.sources : 0, e);
 }
 
 int run_set_horizon(Run *r, int64_t tokens, Error *e) {
-    Options *o = &r->setup.options;
+    Options *o = &r->options;
     Position *p = &r->position;
     p->at.horizon = o->run.horizon_tokens = tokens;
     TRY(options_resolve_gns(o, (GnsMode)o->gns, e)); // sets the half-life
@@ -435,38 +426,38 @@ int run_set_horizon(Run *r, int64_t tokens, Error *e) {
     return 0;
 }
 
-int setup_rows(const Setup *setup, const RunData *data, Error *e) {
-    size_t rows = (size_t)setup->shape.micro_batch, T = (size_t)setup->shape.seq_len;
-    TRY(memory_alloc_zero((void **)&data->rows, rows * (T + 1) * sizeof(uint16_t), "token rows", e));
-    return memory_alloc((void **)&data->losses, rows * T * sizeof(float), "losses", e);
+int setup_rows(Run *r, Error *e) {
+    size_t rows = (size_t)r->shape.micro_batch, T = (size_t)r->shape.seq_len;
+    TRY(memory_alloc_zero((void **)&r->data.rows, rows * (T + 1) * sizeof(uint16_t), "token rows", e));
+    return memory_alloc((void **)&r->data.losses, rows * T * sizeof(float), "losses", e);
 }
 
 int setup_buffers(Run *r, Error *e) {
-    size_t n = (size_t)r->setup.model.tensor_count;
-    TRY(setup_rows(&r->setup, &r->data, e));
-    TRY(loader_create(&r->data.loader, r->data.train, r->setup.shape.micro_batch, r->setup.shape.seq_len, e));
+    size_t n = (size_t)r->model.tensor_count;
+    TRY(setup_rows(r, e));
+    TRY(loader_create(&r->data.loader, r->data.train, r->shape.micro_batch, r->shape.seq_len, e));
     Position *p = &r->position;
     StepResult *result = &p->result;
     const size_t rows = (size_t)p->ramp.config.batch_max, gram = (size_t)(p->noise.sources * p->noise.sources) + 1;
-    const size_t sites = (size_t)r->setup.model.config.layers * FP8_SITES;
+    const size_t sites = (size_t)r->model.config.layers * FP8_SITES;
     const size_t bytes = (3 * n + gram) * sizeof(double) + rows * sizeof *p->rows + sites * sizeof *result->amax;
     TRY(memory_alloc((void **)&result->grad_sq, bytes, "norms", e));
     result->rank_sq = result->grad_sq + n;
     result->example_sq = result->rank_sq + n;
     result->source_gram = result->example_sq + n;
     p->rows = (RowResult *)(result->source_gram + gram);
-    if (dtype_is_fp8(r->setup.shape.dtype)) result->amax = (float *)(p->rows + rows);
-    return r->setup.options.outliers ? row_outliers_create(r, e) : 0;
+    if (dtype_is_fp8(r->shape.dtype)) result->amax = (float *)(p->rows + rows);
+    return r->options.outliers ? row_outliers_create(r, e) : 0;
 }
 
 void run_end_training(Run *r) {
     saver_destroy(r->saving.saver);
     loader_destroy(r->data.loader);
-    whole_destroy(&r->setup.whole);
-    parallel_destroy(&r->setup.parallel);
-    engine_destroy(r->setup.engine);
-    model_destroy(&r->setup.local);
-    r->setup.shape.model = &r->setup.model;
+    whole_destroy(&r->whole);
+    parallel_destroy(&r->parallel);
+    engine_destroy(r->engine);
+    model_destroy(&r->local);
+    r->shape.model = &r->model;
     memory_free(r->position.result.grad_sq);
     memory_free(r->position.outliers.surprise);
     for (int k = 0; k < ROW_KINDS; k++) cJSON_Delete(r->position.outliers.list[k]);
@@ -477,17 +468,17 @@ void run_end_training(Run *r) {
     memory_free(r->data.hellaswag);
     dataset_close(r->data.val);
     dataset_close(r->data.train);
-    r->setup.engine = NULL;
+    r->engine = NULL;
     r->data = (RunData){0};
     r->saving = (Saving){.archive = r->saving.archive};
 }
 
 int run_destroy(Run *r, Error *e) {
-    progress_destroy(&r->output.progress);
+    progress_destroy(&r->progress);
     run_end_training(r);
-    const int code = metrics_close(r->output.metrics, e);
+    const int code = metrics_close(r->metrics, e);
     archive_close(&r->saving.archive);
-    memory_free(r->setup.tokenizer);
-    model_destroy(&r->setup.model);
+    memory_free(r->tokenizer);
+    model_destroy(&r->model);
     return code;
 }

@@ -186,10 +186,10 @@ static void io_point(StateIO *io, RunPoint *at) {
 }
 
 // --dtype fp8 and fp8-dw: the exponents. Exponents stay unset if the run last had another --dtype.
-static void io_exponents(StateIO *io, const Setup *s, int8_t *k) {
+static void io_exponents(StateIO *io, const Run *r, int8_t *k) {
     const char *path = "fp8_exponents";
-    const int n = s->model.config.layers * FP8_SITES;
-    if (!dtype_is_fp8(s->shape.dtype)) return;
+    const int n = r->model.config.layers * FP8_SITES;
+    if (!dtype_is_fp8(r->shape.dtype)) return;
     if (io->writing) put(io, path, cJSON_CreateArray());
     else memset(k, FP8_UNSET, (size_t)n);
     if (!get(io, path)) return;
@@ -202,19 +202,19 @@ static void io_exponents(StateIO *io, const Setup *s, int8_t *k) {
     }
 }
 
-static void io_position(StateIO *io, const Setup *s, Position *p) {
+static void io_position(StateIO *io, const Run *r, Position *p) {
     io_point(io, &p->at);
     real(io, "ramp.rows", &p->ramp.rows);
     if (!(p->ramp.rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
     io_noise(io, &p->noise);
-    io_exponents(io, s, p->at.exponents);
-    for (int k = 0; k < ROW_KINDS && s->options.outliers; k++) {
+    io_exponents(io, r, p->at.exponents);
+    for (int k = 0; k < ROW_KINDS && r->options.outliers; k++) {
         const char *spread = AT("outliers.spread.%s", row_kinds[k]), *rows = AT("outliers.rows.%s", row_kinds[k]);
         if (io->writing || get(io, spread)) io_window(io, spread, &p->outliers.spread[k]);
         if (io->writing) put(io, rows, cJSON_Duplicate(p->outliers.list[k], true));
         else p->outliers.list[k] = cJSON_Duplicate(get(io, rows), true);
     }
-    if (s->options.on_spike && (io->writing || get(io, "spikes.z"))) io_window(io, "spikes.z", &p->at.spikes);
+    if (r->options.on_spike && (io->writing || get(io, "spikes.z"))) io_window(io, "spikes.z", &p->at.spikes);
     for (int i = 0; i < p->at.spikes.count && i < OUTLIERS_WINDOW; i++)
         count_to(io, AT("spikes.first.ring[%d]", i), &p->at.first[i], p->at.examples);
     // During a rollback p->back holds the rollbacks that the checkpoint lists, and later ones.
@@ -237,9 +237,9 @@ static void keep_length(StateIO *io, const char *name, int now, const char *what
                         io->file, name, was, what, now);
 }
 
-static void io_identity(StateIO *io, const Setup *s, const RunData *data) {
-    const ModelConfig *model = &s->model.config;
-    const char *start = s->source[0] ? s->model_name : "scratch"; // only the name: the files may be moved
+static void io_identity(StateIO *io, const Run *r, const RunData *data) {
+    const ModelConfig *model = &r->model.config;
+    const char *start = r->source[0] ? r->model_name : "scratch"; // only the name: the files may be moved
     const DatasetInfo info = data->train->info;
     const int weights = info.weights > 0 ? info.sources : 0;
     keep(io, "model.start", "--model", cJSON_CreateString(start));
@@ -248,9 +248,9 @@ static void io_identity(StateIO *io, const Setup *s, const RunData *data) {
     keep(io, "model.channels", "--model, --channels", cJSON_CreateNumber(model->channels));
     keep(io, "model.vocab", "--model, --vocab-size", cJSON_CreateNumber(model->vocab));
     keep(io, "model.context", "--model, --seq-len", cJSON_CreateNumber(model->context));
-    keep(io, "seq_len", "--seq-len", cJSON_CreateNumber(s->shape.seq_len));
+    keep(io, "seq_len", "--seq-len", cJSON_CreateNumber(r->shape.seq_len));
     keep(io, "seed", "--seed",
-         cJSON_CreateString(AT("%" PRId64, s->options.seed))); // a string: a JSON number holds 53 bits
+         cJSON_CreateString(AT("%" PRId64, r->options.seed))); // a string: a JSON number holds 53 bits
     if (io->code) return;
     if (!io->writing && !cJSON_IsArray(get(io, "train_data"))) malformed(io, "train_data", "a list");
     keep_length(io, "train_data", info.shards, "shards");
@@ -263,7 +263,7 @@ static void io_identity(StateIO *io, const Setup *s, const RunData *data) {
     }
     if (io->code && strcmp(io->e->hint, other_run) == 0)
         error_hint(io->e, "give the run's own; to go on with other data: --model %s --with-optimizer --out NEW",
-                   s->options.out);
+                   r->options.out);
     keep_length(io, "train_mixture", weights, "weights");
     for (int i = 0; i < weights; i++) { // a source's fraction of the rows, and its number of shards
         const DatasetSource source = data->train->source[i];
@@ -314,17 +314,15 @@ static int compare_options(const StateIO *io, const Options *o, uint8_t *changed
 }
 
 static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
-    const Position *p = &r->position;
-    const double ranks = number(io, "ranks"), tokens = (double)p->at.tokens;
+    const double ranks = number(io, "ranks"), tokens = (double)r->position.at.tokens;
     TRY(text_begin(changes, e));
     const char *version = version_text();            // only the same build promises the same bits
     const int length = (int)strcspn(io->build, ","); // io->build is "BUILD, ENGINE"
     if ((size_t)length != strlen(version) || strncmp(io->build, version, (size_t)length) != 0)
         fprintf(changes->f, "build: %.*s then, %s now\n", length, io->build, version);
-    if (ranks > 0 && ranks != r->setup.comm->ranks)
-        fprintf(changes->f, "ranks: %.0f then, %d now\n", ranks, r->setup.comm->ranks);
-    int code = compare_options(io, &r->setup.options, r->saving.changed, changes->f, e);
-    const Schedule *now = &p->ramp.config.schedule;
+    if (ranks > 0 && ranks != r->comm->ranks) fprintf(changes->f, "ranks: %.0f then, %d now\n", ranks, r->comm->ranks);
+    int code = compare_options(io, &r->options, r->saving.changed, changes->f, e);
+    const Schedule *now = &r->position.ramp.config.schedule;
     Schedule then = *now;
     then.train_tokens = number(io, "options.resolved.horizon_tokens");
     const double lr_then = schedule_lr(&then, tokens), lr_now = schedule_lr(now, tokens);
@@ -340,7 +338,7 @@ static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
 // Keeps the batch, the mode of --gns, the length and a step's cost, unless options of the command line set them. Another
 // value would change the run.
 static int keep_values(StateIO *io, Run *r, Error *e) {
-    Options *o = &r->setup.options;
+    Options *o = &r->options;
     const double rows = number(io, "options.micro_batch"), step_rows = number(io, "options.ramp_step_rows");
     const double named = number(io, "options.batch_tokens") + number(io, "options.batch_min");
     const double hours = number(io, "options.train_hours");
@@ -383,12 +381,12 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     cJSON *options;
     position.at.seconds = run_seconds(r);
     count(&io, "format", &format);
-    io_position(&io, &r->setup, &position);
-    io_identity(&io, &r->setup, &r->data);
-    engine_describe(r->setup.engine, engine, sizeof engine);
+    io_position(&io, r, &position);
+    io_identity(&io, r, &r->data);
+    engine_describe(r->engine, engine, sizeof engine);
     put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
-    put(&io, "ranks", cJSON_CreateNumber(r->setup.comm->ranks));
-    if (!io.code) io.code = options_item(&r->setup.options, true, &options, e);
+    put(&io, "ranks", cJSON_CreateNumber(r->comm->ranks));
+    if (!io.code) io.code = options_item(&r->options, true, &options, e);
     if (!io.code) put(&io, "options", options);
     *text = io.code ? NULL : cJSON_Print(io.root);
     cJSON_Delete(io.root);
@@ -416,8 +414,8 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     StateIO io;
     *changes = (Text){0};
     TRY(state_open(&io, directory, e));
-    io_identity(&io, &r->setup, &r->data);
-    io_position(&io, &r->setup, &r->position);
+    io_identity(&io, r, &r->data);
+    io_position(&io, r, &r->position);
     if (!r->position.back.why.code) r->position.begun -= r->position.at.seconds; // a rollback keeps its clock
     int code = io.code;
     if (!code) code = keep_values(&io, r, e);

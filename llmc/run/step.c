@@ -4,19 +4,19 @@
 #include "math/adamw.h"
 
 // Returns GNS_EXACT in the first step and every gns_exact_interval-th after it. A calibrating ramp picks its own steps.
-static GnsMode step_mode(const Setup *setup, const Position *position) {
-    const int64_t every = setup->options.run.gns_exact_interval;
-    if (setup->options.gns == GNS_OFF) return GNS_OFF;
-    if (setup->options.run.gns_calibrates)
-        return noise_sample_due(&position->noise, (double)position->at.tokens) ? GNS_EXACT : GNS_LN;
-    return every > 0 && position->at.step % every == 0 ? GNS_EXACT : GNS_LN;
+static GnsMode step_mode(const Run *r) {
+    const int64_t every = r->options.run.gns_exact_interval;
+    if (r->options.gns == GNS_OFF) return GNS_OFF;
+    if (r->options.run.gns_calibrates)
+        return noise_sample_due(&r->position.noise, (double)r->position.at.tokens) ? GNS_EXACT : GNS_LN;
+    return every > 0 && r->position.at.step % every == 0 ? GNS_EXACT : GNS_LN;
 }
 
 // True if this step also measures the norms of the ranks' own gradients. For this a rank reads its gradients again,
 // 0.5% of the time of a step with one micro-step. The norms only cross-check others, so few steps measure them.
-static bool measures_ranks(const Setup *setup, const Position *position, GnsMode mode) {
-    if (setup->parallel.config.tensor > 1) return false; // ranks of a group hold different tensors
-    return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
+static bool measures_ranks(const Run *r, GnsMode mode) {
+    if (r->parallel.config.tensor > 1) return false; // ranks of a group hold different tensors
+    return mode == GNS_EXACT || (mode == GNS_LN && r->position.at.step % NOISE_RANKS_EVERY == 0);
 }
 
 // Computes the gradients of B rows over all ranks, and their norms. Each rank computes its rows while the loader reads
@@ -24,47 +24,44 @@ static bool measures_ranks(const Setup *setup, const Position *position, GnsMode
 // without rows passes n = 0. So does a rank that cannot read its rows; with --tensor such a rank computes placeholder
 // rows, since its group waits for them. After the last micro-step all ranks then fail. what: see progress_begin.
 static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
-    Setup *setup = &r->setup;
-    const RunData *data = &r->data;
     const Position *position = &r->position;
-    const Parallel *p = &setup->parallel;
-    const int ranks = setup->comm->ranks, groups = p->groups, T = setup->shape.seq_len;
-    RankRows mine = rows_of_rank(B, p->group, groups);
-    int64_t first = position->at.examples + mine.first, most = setup->shape.micro_batch, done = 0;
-    int64_t micro_steps = parallel_micro_steps(p, B);
+    const int ranks = r->comm->ranks, groups = r->parallel.groups, T = r->shape.seq_len;
+    RankRows mine = rows_of_rank(B, r->parallel.group, groups);
+    int64_t first = position->at.examples + mine.first, most = r->shape.micro_batch, done = 0;
+    int64_t micro_steps = parallel_micro_steps(&r->parallel, B);
     Error unread = {0};
-    progress_begin(&r->output.progress, what, B * T);
-    if (position->at.loss_scale.scale > 0) engine_scale_loss(setup->engine, position->at.loss_scale.scale);
-    if (dtype_is_fp8(setup->shape.dtype)) engine_exponents(setup->engine, position->at.exponents);
-    TRY(parallel_begin_step(&setup->parallel, measures_ranks(setup, position, mode), e));
-    engine_examples(setup->engine, (uint64_t)first);
+    progress_begin(&r->progress, what, B * T);
+    if (position->at.loss_scale.scale > 0) engine_scale_loss(r->engine, position->at.loss_scale.scale);
+    if (dtype_is_fp8(r->shape.dtype)) engine_exponents(r->engine, position->at.exponents);
+    TRY(parallel_begin_step(&r->parallel, measures_ranks(r, mode), e));
+    engine_examples(r->engine, (uint64_t)first);
     for (int64_t i = 0; i < micro_steps; i++) {
         const uint16_t *rows = NULL;
         int64_t n = mine.count - done < most ? mine.count - done : most;
         bool last = done + n == mine.count;
         int64_t next = last ? first + B : first + done + n, left = last ? mine.count : mine.count - done - n;
-        if (n > 0 && !unread.code && !loader_rows(data->loader, (uint64_t)(first + done), (int)n, &rows, &unread))
-            loader_expect(data->loader, (uint64_t)next, (int)(left < most ? left : most));
+        if (n > 0 && !unread.code && !loader_rows(r->data.loader, (uint64_t)(first + done), (int)n, &rows, &unread))
+            loader_expect(r->data.loader, (uint64_t)next, (int)(left < most ? left : most));
         if (unread.code && ranks == 1) break;
-        if (unread.code) rows = n > 0 && p->config.tensor > 1 ? data->rows : NULL;
-        progress_next(&r->output.progress, done * groups * T);
-        TRY(parallel_micro_step(&setup->parallel, rows, rows ? (int)n : 0, mode, i == micro_steps - 1, e));
-        for (int64_t b = 0; rows && setup->options.outliers && b < n; b++) { // rarity: mean surprise of a row's tokens
+        if (unread.code) rows = n > 0 && r->parallel.config.tensor > 1 ? r->data.rows : NULL;
+        progress_next(&r->progress, done * groups * T);
+        TRY(parallel_micro_step(&r->parallel, rows, rows ? (int)n : 0, mode, i == micro_steps - 1, e));
+        for (int64_t b = 0; rows && r->options.outliers && b < n; b++) { // rarity: mean surprise of a row's tokens
             double sum = 0;
             for (int t = 0; t < T; t++) sum += position->outliers.surprise[rows[b * (T + 1) + t]];
             position->outliers.rarity[done + b] = sum / T;
         }
-        comm_progress(setup->comm);
+        comm_progress(r->comm);
         done += n;
     }
-    if (ranks > 1 || !unread.code) TRY(parallel_norms(&setup->parallel, e));
+    if (ranks > 1 || !unread.code) TRY(parallel_norms(&r->parallel, e));
     if (unread.code) *e = unread;
-    return comm_agree(setup->comm, unread.code, e);
+    return comm_agree(r->comm, unread.code, e);
 }
 
 static int fail_nonfinite(Run *r, int64_t B, Error *e) {
     const RunPoint *at = &r->position.at;
-    comm_settle(r->setup.comm); // all ranks have the same sums
+    comm_settle(r->comm); // all ranks have the same sums
     return FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
                 "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite; the update was not made",
                 (long long)at->step + 1, (long long)at->examples, (long long)(at->examples + B - 1),
@@ -72,9 +69,9 @@ static int fail_nonfinite(Run *r, int64_t B, Error *e) {
 }
 
 static UpdateConfig update_config(const Run *r, int64_t B) {
-    const Options *o = &r->setup.options;
+    const Options *o = &r->options;
     const Position *position = &r->position;
-    const double after = (double)(position->at.tokens + B * r->setup.shape.seq_len);
+    const double after = (double)(position->at.tokens + B * r->shape.seq_len);
     const double lr = ramp_lr(&position->ramp, schedule_lr(&position->ramp.config.schedule, after), B);
     return (UpdateConfig){
         .lr = lr * o->adamw_lr_factor,
@@ -94,10 +91,9 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
 // Updates the noise scales, and with them the ramp.
 static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode, bool measured_ranks,
                           RampTarget *target) {
-    const Setup *setup = &r->setup;
     Position *position = &r->position;
-    double step_tokens = (double)(B * setup->shape.seq_len), done = (double)position->at.tokens + step_tokens;
-    noise_observe(&position->noise, &setup->model, &position->result, B, step_tokens, done, mode);
+    double step_tokens = (double)(B * r->shape.seq_len), done = (double)position->at.tokens + step_tokens;
+    noise_observe(&position->noise, &r->model, &position->result, B, step_tokens, done, mode);
     if (mode == GNS_OFF) return;
     GnsFactor c;
     const GnsTracker *signal = noise_signal(&position->noise, &c);
@@ -113,7 +109,7 @@ static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode,
     noise_observe_sources(&position->noise, (double)B, gram[sources * sources], share, sq, gram, step_tokens);
 }
 
-static int amax_count(const Run *r) { return r->position.result.amax ? r->setup.model.config.layers * FP8_SITES : 0; }
+static int amax_count(const Run *r) { return r->position.result.amax ? r->model.config.layers * FP8_SITES : 0; }
 
 // Returns the first site of fp8 that saturated; -1 if none did, or if no exponent suits some amax.
 static int saturated_site(const Run *r) {
@@ -137,25 +133,24 @@ static void next_exponents(Run *r, bool begin) {
 // overflow: the scaled gradient of fp16 overflowed, or factors of fp8 saturated, so the gradient's norm is not finite,
 // but the loss is. A smaller scale may then help. The engine skips the update of such a gradient.
 static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
-    Setup *setup = &r->setup;
     Position *position = &r->position;
-    *sums = (StepSums){.result = &position->result, .stop = position->stop || comm_asked_to_stop(setup->comm)};
+    *sums = (StepSums){.result = &position->result, .stop = position->stop || comm_asked_to_stop(r->comm)};
     sums->more = saver_writes(r->saving.saver);
-    const Parallel *p = &setup->parallel;
+    const Parallel *p = &r->parallel;
     const RankRows mine = rows_of_rank(B, p->group, p->groups);
-    if (setup->shape.step_rows) position->result.row = position->rows + mine.first;
-    if (setup->shape.step_rows) memset(position->rows, 0, (size_t)B * sizeof *position->rows);
-    TRY(engine_result(setup->engine, &position->result, e));
-    for (int64_t b = 0; b < mine.count && setup->options.outliers; b++) // each of a group's ranks adds 1 / tensor
+    if (r->shape.step_rows) position->result.row = position->rows + mine.first;
+    if (r->shape.step_rows) memset(position->rows, 0, (size_t)B * sizeof *position->rows);
+    TRY(engine_result(r->engine, &position->result, e));
+    for (int64_t b = 0; b < mine.count && r->options.outliers; b++) // each of a group's ranks adds 1 / tensor
         position->result.row[b].rarity = position->outliers.rarity[b] / p->config.tensor;
-    TRY(parallel_sums(&setup->parallel, sums, e));
+    TRY(parallel_sums(&r->parallel, sums, e));
     double *gram = position->result.source_gram;
     gram[position->noise.sources * position->noise.sources] = (double)(p->own * (p->own - 1)); // pairs
-    if (setup->shape.step_rows) TRY(comm_sum(setup->comm, gram, (int)((double *)(position->rows + B) - gram), e));
+    if (r->shape.step_rows) TRY(comm_sum(r->comm, gram, (int)((double *)(position->rows + B) - gram), e));
     r->saving.writing = sums->more;
     position->stop = sums->stop;
     position->grad_sq = 0;
-    for (int i = 0; i < setup->model.tensor_count; i++) position->grad_sq += position->result.grad_sq[i];
+    for (int i = 0; i < r->model.tensor_count; i++) position->grad_sq += position->result.grad_sq[i];
     position->grad_norm = sqrt(position->grad_sq) / (double)B;
     const bool scales = position->at.loss_scale.scale > 0 || saturated_site(r) >= 0;
     const bool finite = isfinite(position->result.loss_sum), finite_norm = isfinite(position->grad_norm);
@@ -166,7 +161,7 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
 // ---- Outliers -------------------------------------------------------------------------------------------------------
 
 static bool is_outlier(Run *r, int64_t B) {
-    const Options *o = &r->setup.options;
+    const Options *o = &r->options;
     RunPoint *at = &r->position.at;
     const double most = o->on_spike ? o->spike_z : INFINITY;
     double loss = r->position.result.loss_sum / (double)B, norm = r->position.grad_norm;
@@ -175,8 +170,8 @@ static bool is_outlier(Run *r, int64_t B) {
     bool loss_out = o->skip_loss_z > 0 && loss_z > o->skip_loss_z,
          norm_out = o->skip_grad_z > 0 && norm_z > o->skip_grad_z;
     if (!loss_out && !norm_out) return false;
-    if (!is_rank0(&r->setup)) return true;
-    progress_break(&r->output.progress);
+    if (!is_rank0(r)) return true;
+    progress_break(&r->progress);
     fprintf(stderr, "step %lld: %s is an outlier (loss %.4g, z %.3g; gradient norm %.4g, z %.3g): update skipped\n",
             (long long)at->step + 1, loss_out ? "the loss" : "the gradient norm", loss, loss_z, norm, norm_z);
     return true;
@@ -186,11 +181,10 @@ static bool is_outlier(Run *r, int64_t B) {
 // statistics, and so for the device.
 static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, StepSums *sums,
                                  Error *e) {
-    const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
     // cut: the horizon or a replayed file shortened this step, so its mean gradient is noisier than a whole step's.
-    const bool cut = B < at->batch && at->tokens + (B + 1) * r->setup.shape.seq_len > o->run.horizon_tokens;
-    const bool skips = o->skip_loss_z > 0 || o->skip_grad_z > 0;
+    const bool cut = B < at->batch && at->tokens + (B + 1) * r->shape.seq_len > r->options.run.horizon_tokens;
+    const bool skips = r->options.skip_loss_z > 0 || r->options.skip_grad_z > 0;
     *skipped = false;
     if (skips && !cut) {
         TRY(step_result(r, B, sums, e));
@@ -198,10 +192,10 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
     }
     if (!*skipped) {
         await_copy(r);
-        TRY(parallel_update(&r->setup.parallel, update, e));
+        TRY(parallel_update(&r->parallel, update, e));
     }
     TRY(step_result(r, B, sums, e));
-    if (o->on_spike && !skips && !cut && !r->position.overflowed) is_outlier(r, B);
+    if (r->options.on_spike && !skips && !cut && !r->position.overflowed) is_outlier(r, B);
     return 0;
 }
 
@@ -217,11 +211,11 @@ static int adapt_scales(Run *r, int64_t B, bool *skipped, bool *repeat, Error *e
     const int site = overflowed && scale == 0 ? saturated_site(r) : 0, k = at->exponents[site];
     *repeat = overflowed && scale == 0;
     *skipped = *skipped || overflowed;
-    next_exponents(r, at->tokens >= r->setup.options.warmup_tokens); // fp8 in the warm-up costs loss for the whole run
-    if (*repeat) at->loss_scale.overflows++, at->moment_steps++;     // cancel out in AdamW's step
+    next_exponents(r, at->tokens >= r->options.warmup_tokens);   // fp8 in the warm-up costs loss for the whole run
+    if (*repeat) at->loss_scale.overflows++, at->moment_steps++; // cancel out in AdamW's step
     if (scale != 0 && !loss_scale_step(&at->loss_scale, overflowed)) return fail_nonfinite(r, B, e);
-    if (!overflowed || !is_rank0(&r->setup)) return 0;
-    progress_break(&r->output.progress);
+    if (!overflowed || !is_rank0(r)) return 0;
+    progress_break(&r->progress);
     if (*repeat)
         fprintf(stderr, "step %lld: fp8 overflows at exponent %d of block %d's %s: computed again with %d\n",
                 (long long)at->step + 1, k, site / FP8_SITES, fp8_site_names[site % FP8_SITES], at->exponents[site]);
@@ -241,68 +235,67 @@ static bool out_of_time(Run *r) {
     if (s->step_began > 0) s->longest_step = fmax(s->longest_step, now - s->step_began);
     s->step_began = now;
     // 2 saves, as one may be running
-    s->out_of_time = is_rank0(&r->setup) && now + 2 * s->longest_step + 2 * save_seconds(r) + ending >= s->limit;
+    s->out_of_time = is_rank0(r) && now + 2 * s->longest_step + 2 * save_seconds(r) + ending >= s->limit;
     return s->out_of_time;
 }
 
 int train_step(Run *r, StepMetrics *metrics, Error *e) {
-    Setup *setup = &r->setup;
     Position *position = &r->position;
     RunPoint *at = &position->at;
     StepSums sums;
     bool skipped, repeat;
     RampTarget target = {NAN, NAN, NAN, NAN, NAN};
     position->stop = out_of_time(r);
-    comm_phase(setup->comm, PHASE_STEP, at->step + 1);
+    comm_phase(r->comm, PHASE_STEP, at->step + 1);
     int64_t B = ramp_next(&position->ramp, at->step, at->tokens);
-    TRY(comm_broadcast(setup->comm, &B, sizeof B, e)); // rank 0's choice
+    TRY(comm_broadcast(r->comm, &B, sizeof B, e)); // rank 0's choice
     *metrics = (StepMetrics){.step = at->step + 1, .examples = at->examples + B, .batch = B};
     at->spikes.value[at->spikes.count % OUTLIERS_WINDOW] = NAN; // rollback_check increments the count
     at->first[at->spikes.count % OUTLIERS_WINDOW] = at->examples;
-    const int64_t tokens = B * setup->shape.seq_len;
+    const int64_t tokens = B * r->shape.seq_len;
     const UpdateConfig update = update_config(r, B);
-    const GnsMode mode = step_mode(setup, position);
-    const bool measured_ranks = measures_ranks(setup, position, mode);
+    const GnsMode mode = step_mode(r);
+    const bool measured_ranks = measures_ranks(r, mode);
     const double start = clock_seconds(), loss_scale = at->loss_scale.scale;
     do {
         TRY(run_rows(r, B, mode, NULL, e));
         TRY(update_unless_outlier(r, B, &update, &skipped, &sums, e));
         TRY(adapt_scales(r, B, &skipped, &repeat, e));
     } while (repeat);
-    progress_end(&r->output.progress);
+    progress_end(&r->progress);
     if (!skipped) observe_noise(r, B, &sums, mode, measured_ranks, &target);
     at->step++;
     at->batch = B;
     at->examples += B;
     at->tokens += tokens;
     const double seconds = clock_seconds() - start, tok_per_s = (double)tokens / seconds;
-    const double peak = setup->peak_flops * setup->comm->ranks;
+    const double peak = r->peak_flops * r->comm->ranks;
     const double norm = position->grad_norm;
-    if (setup->options.outliers && is_rank0(setup) && isfinite(norm)) TRY(row_outliers_observe(r, B, e));
+    if (r->options.outliers && is_rank0(r) && isfinite(norm)) TRY(row_outliers_observe(r, B, e));
     *metrics = (StepMetrics){
         .step = at->step,
         .tokens = at->tokens,
         .examples = at->examples,
         .batch = B,
         .loss = position->result.loss_sum / (double)B,
-        .nll = setup->shape.label_smoothing > 0 ? position->result.nll_sum / (double)B : NAN,
+        .nll = r->shape.label_smoothing > 0 ? position->result.nll_sum / (double)B : NAN,
         .lr = update.muon_lr,
         .grad_norm = norm,
         .tok_per_s = tok_per_s,
-        .slowest_rank = setup->comm->ranks > 1 ? sums.slowest : -1,
+        .slowest_rank = r->comm->ranks > 1 ? sums.slowest : -1,
         .wait_share = sums.lost / seconds,
-        .mfu = peak > 0 ? tok_per_s * model_flops_per_token(&setup->model, setup->shape.seq_len) / peak : NAN,
+        .mfu = peak > 0 ? tok_per_s * model_flops_per_token(&r->model, r->shape.seq_len) / peak : NAN,
         .mode = mode,
         .skipped = skipped,
         .loss_scale = loss_scale,
         .overflows = loss_scale > 0 || amax_count(r) ? at->loss_scale.overflows : 0, // fp16, fp8
-        .clipped = !skipped && adamw_clip(norm, setup->options.grad_clip) < 1,
+        .clipped = !skipped && adamw_clip(norm, r->options.grad_clip) < 1,
         .target = target,
-        .has_target = setup->options.run.ramp_mode == RAMP_GNS && !skipped,
-        .ranks_measured = measured_ranks && !skipped && setup->comm->ranks > 1,
+        .has_target = r->options.run.ramp_mode == RAMP_GNS && !skipped,
+        .ranks_measured = measured_ranks && !skipped && r->comm->ranks > 1,
     };
     position->clipped += metrics->clipped;
-    if (is_rank0(setup)) TRY(metrics_step(r->output.metrics, metrics, &position->noise, e));
+    if (is_rank0(r)) TRY(metrics_step(r->metrics, metrics, &position->noise, e));
     return 0;
 }
 
@@ -314,9 +307,7 @@ enum { COST_BATCHES = 3, COST_STEPS = 10, COST_RANGE = 16 };
 // does not count, since a GPU's update is timed with the next step. The steps change the moments but, with a learning
 // rate of 0, not the weights. ERR_STOPPED after a signal.
 static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
-    const Setup *setup = &r->setup;
-    Position *position = &r->position;
-    const GnsMode mode = setup->options.run.gns_exact_interval == 1 ? GNS_EXACT : GNS_LN;
+    const GnsMode mode = r->options.run.gns_exact_interval == 1 ? GNS_EXACT : GNS_LN;
     UpdateConfig update = update_config(r, B);
     StepSums sums;
     update.lr = update.muon_lr = 0;
@@ -325,14 +316,14 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     for (int i = 0; i < COST_STEPS; i++) {
         const double start = clock_seconds();
         TRY(run_rows(r, B, mode, "timing steps", e));
-        TRY(parallel_update(&r->setup.parallel, &update, e)); // no await_copy: no save has begun
+        TRY(parallel_update(&r->parallel, &update, e)); // no await_copy: no save has begun
         TRY(step_result(r, B, &sums, e));
-        if (!position->overflowed && i > 0) *seconds = fmin(*seconds, clock_seconds() - start);
-        loss_scale_step(&position->at.loss_scale, position->overflowed);
+        if (!r->position.overflowed && i > 0) *seconds = fmin(*seconds, clock_seconds() - start);
+        loss_scale_step(&r->position.at.loss_scale, r->position.overflowed);
         next_exponents(r, true);
-        if (!position->stop) continue;
-        TRY(parallel_drain(&r->setup.parallel, e));
-        comm_settle(setup->comm);
+        if (!r->position.stop) continue;
+        TRY(parallel_drain(&r->parallel, e));
+        comm_settle(r->comm);
         return FAIL(e, ERR_STOPPED, "run the same command again", "%s before the first step", stop_cause(r));
     }
     return 0;
@@ -340,8 +331,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
 
 // All ranks run the same steps, and use rank 0's seconds. The run then begins as if --ramp-step-rows were given.
 int measure_step_rows(Run *r, Error *e) {
-    Comm *comm = r->setup.comm;
-    const Model *model = r->setup.shape.model;
+    const Model *model = r->shape.model;
     RampConfig *ramp = &r->position.ramp.config;
     const LossScale scale = r->position.at.loss_scale;
     const int64_t low = ramp->batch_min, high = ramp->batch_max < COST_RANGE * low ? ramp->batch_max : COST_RANGE * low;
@@ -350,21 +340,20 @@ int measure_step_rows(Run *r, Error *e) {
     float *zeros;
     int code = 0;
     if (ramp->mode != RAMP_GNS || ramp->step_rows > 0) return 0;
-    comm_phase(comm, PHASE_STEP, 0);
+    comm_phase(r->comm, PHASE_STEP, 0);
     for (int i = 0; i < COST_BATCHES && low < high; i++) TRY(time_steps(r, rows[i], &seconds[i], e));
-    progress_end(&r->output.progress);
-    TRY(parallel_send_weights(&r->setup.parallel, e));
+    progress_end(&r->progress);
+    TRY(parallel_send_weights(&r->parallel, e));
     TRY(memory_alloc_zero((void **)&zeros, model_bucket_largest(model) * sizeof *zeros, "moments", e));
     for (int i = 0; i < 2 * model_bucket_count(model) && !code; i++)
-        code =
-            engine_load(r->setup.engine, i % 2 ? STATE_MOMENT1 : STATE_MOMENT2, model_bucket(model, i / 2), zeros, e);
+        code = engine_load(r->engine, i % 2 ? STATE_MOMENT1 : STATE_MOMENT2, model_bucket(model, i / 2), zeros, e);
     memory_free(zeros);
     if (code) return code;
     r->position.at.loss_scale = scale;
     memset(r->position.at.exponents, FP8_UNSET, sizeof r->position.at.exponents);
     if (low < high) x = ramp_step_rows(rows, seconds, COST_BATCHES);
-    TRY(comm_broadcast(comm, &x, sizeof x, e));
-    ramp->step_rows = r->setup.options.ramp_step_rows = x;
-    r->setup.options.given[OPTION_ramp_step_rows] = OPTION_GIVEN_CONFIG; // for a later --config RUN/run.json
-    return comm_agree(comm, is_rank0(&r->setup) ? write_run_json(r, e) : 0, e);
+    TRY(comm_broadcast(r->comm, &x, sizeof x, e));
+    ramp->step_rows = r->options.ramp_step_rows = x;
+    r->options.given[OPTION_ramp_step_rows] = OPTION_GIVEN_CONFIG; // for a later --config RUN/run.json
+    return comm_agree(r->comm, is_rank0(r) ? write_run_json(r, e) : 0, e);
 }

@@ -1,11 +1,12 @@
 // What a run prints about itself before the first step.
 #include "run/run.h"
 
-static void print_data(const Setup *setup, const RunData *data) {
+static void print_data(const Run *r) {
+    const RunData *data = &r->data;
     DatasetInfo info = data->train->info;
-    double examples = (double)setup->options.run.horizon_tokens / setup->shape.seq_len;
+    double examples = (double)r->options.run.horizon_tokens / r->shape.seq_len;
     printf("data    %llu tokens, %llu windows of T", (unsigned long long)info.tokens, (unsigned long long)info.windows);
-    bool decided = setup->options.run.horizon_tokens < HORIZON_UNDECIDED / 2;
+    bool decided = r->options.run.horizon_tokens < HORIZON_UNDECIDED / 2;
     if (info.weights == 0 && decided) printf("; the run is %.3g epochs", examples / (double)info.windows);
     printf("\n");
     for (int s = 0; info.weights > 0 && s < info.sources; s++) {
@@ -23,9 +24,10 @@ static void print_data(const Setup *setup, const RunData *data) {
                shared, val);
 }
 
-static void print_length(const Setup *setup, const Position *position) {
-    const Options *o = &setup->options;
-    int64_t T = setup->shape.seq_len, horizon = o->run.horizon_tokens;
+static void print_length(const Run *r) {
+    const Position *position = &r->position;
+    const Options *o = &r->options;
+    int64_t T = r->shape.seq_len, horizon = o->run.horizon_tokens;
     if (o->train_hours && !position->at.horizon) {
         printf("run     %g hours; the speed will tell how many tokens\n", o->train_hours);
         return;
@@ -46,54 +48,53 @@ static void print_length(const Setup *setup, const Position *position) {
 static void print_engine(const Run *r) {
     char engine[256];
     MemoryPlan plan;
-    double peak = r->setup.peak_flops;
+    double peak = r->peak_flops;
     int tuned = 0;
-    engine_describe(r->setup.engine, engine, sizeof engine);
-    r->setup.engine_api->plan_memory(&r->setup.shape, &plan);
+    engine_describe(r->engine, engine, sizeof engine);
+    r->engine_api->plan_memory(&r->shape, &plan);
     printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
     if (r->data.train && peak > 0)
         printf("MFU     share of %.4g TFLOP/s, %.4g FLOPs a token (" MODEL_FLOPS_FORMULA ")\n", 1e-12 * peak,
-               model_flops_per_token(&r->setup.model, r->setup.shape.seq_len));
+               model_flops_per_token(&r->model, r->shape.seq_len));
     for (const char *c = r->position.at.tuning; *c; c++) tuned += *c == '='; // "MACHINE: SHAPE=ALGORITHM ..."
     if (r->position.at.tuning[0]) printf("tuned   %d matrix products\n", tuned);
-    if (r->setup.comm->ranks > 1) printf("ranks   %d, each with such an engine", r->setup.comm->ranks);
-    if (r->setup.parallel.config.tensor > 1) printf(", %d for a model", r->setup.parallel.config.tensor);
-    const int ranks = r->setup.comm->ranks, shared = r->setup.parallel.config.shared;
+    if (r->comm->ranks > 1) printf("ranks   %d, each with such an engine", r->comm->ranks);
+    if (r->parallel.config.tensor > 1) printf(", %d for a model", r->parallel.config.tensor);
+    const int ranks = r->comm->ranks, shared = r->parallel.config.shared;
     if (shared && shared < ranks) printf(", %d replicas on %d ranks each", ranks / shared, shared);
     if (ranks > 1) printf("\n");
 }
 
 static void print_notes(const Run *r) {
-    const Setup *setup = &r->setup;
-    const Comm *c = setup->comm;
+    const Comm *c = r->comm;
     if (comm_is_bound(c)) // loading, saving, MPI and NCCL compete with the computation for these cores
         printf("note: rank 0 may run on %d of the %d cores here, and its share is %d: mpirun --bind-to none lifts "
                "that (srun: --cpu-bind=none)\n",
                c->cores, c->cores_here, c->cores_here / c->local_ranks);
-    if (r->data.train && r->position.at.step == 0 && !setup->options.warmup_tokens &&
-        setup->options.optimizer != OPTIMIZER_LAMB)
+    if (r->data.train && r->position.at.step == 0 && !r->options.warmup_tokens &&
+        r->options.optimizer != OPTIMIZER_LAMB)
         printf("note: no warm-up: AdamW's first steps have the full --lr, and moments of few batches; "
                "--warmup-tokens of 1%% of the run is usual\n");
-    if (r->data.train && !setup->tokenizer && setup->model.config.vocab > 256) // tokens are not bytes
+    if (r->data.train && !r->tokenizer && r->model.config.vocab > 256) // tokens are not bytes
         printf("note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
                "DIRECTORY\n");
 }
 
 void print_setup(const Run *r) {
-    const Options *o = &r->setup.options;
-    const ModelConfig *c = &r->setup.model.config;
-    const char *source = r->setup.source, *moments = o->with_optimizer ? " and moments" : "";
+    const Options *o = &r->options;
+    const ModelConfig *c = &r->model.config;
+    const char *source = r->source, *moments = o->with_optimizer ? " and moments" : "";
     const bool new_run = r->data.train && !r->saving.saved[0];
     printf("model   %.2fM parameters: %d layer%s, %d heads, %d channels, vocabulary %d, T %d",
-           1e-6 * (double)r->setup.model.parameters, c->layers, c->layers > 1 ? "s" : "", c->heads, c->channels,
-           c->vocab, r->setup.shape.seq_len);
+           1e-6 * (double)r->model.parameters, c->layers, c->layers > 1 ? "s" : "", c->heads, c->channels, c->vocab,
+           r->shape.seq_len);
     // A new run names the origin of its weights: a preset's name may look like a trained model's.
     if (new_run && *source) printf("; weights%s from %s", moments, source);
     else if (new_run) printf("; from scratch, seed %lld", (long long)o->seed);
     printf("\n");
     if (r->data.train) {
-        print_data(&r->setup, &r->data);
-        print_length(&r->setup, &r->position);
+        print_data(r);
+        print_length(r);
         if (o->optimizer == OPTIMIZER_LAMB) fputs("update  LAMB\n", stdout);
         if (o->optimizer == OPTIMIZER_MUON)
             fputs("update  Muon for the matrices of the blocks, AdamW for the rest\n", stdout);

@@ -24,7 +24,7 @@
 // code, *e: what train_step returned. If a spike lasts, returns ERR_NONFINITE with the reason, and plans a rollback
 // unless ROLLBACKS_MAX were made. Otherwise returns `code`.
 static int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
-    const Options *o = &r->setup.options;
+    const Options *o = &r->options;
     RunPoint *at = &r->position.at;
     Rollback *back = &r->position.back;
     const cJSON *row;
@@ -34,7 +34,7 @@ static int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
     for (int64_t i = now; i > now - steps; i--) spikes += at->spikes.value[i % OUTLIERS_WINDOW] > o->spike_z;
     if (!code && spikes < o->spike_steps) return 0;
     if (!code) {
-        comm_settle(r->setup.comm); // (1)
+        comm_settle(r->comm); // (1)
         FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1; or a higher --spike-z",
              "step %lld: %lld of the last %lld steps are spikes (loss %.4g, gradient norm %.4g, z %.3g)",
              (long long)m->step, (long long)spikes, (long long)steps, m->loss, m->grad_norm,
@@ -63,9 +63,9 @@ static int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
 // count.
 static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
     enum { WARM = 5, STEPS = 50 };
-    const Options *o = &r->setup.options;
+    const Options *o = &r->options;
     const double time = 3600 * o->train_hours, left = time - run_seconds(r) - save_seconds(r);
-    const int64_t T = r->setup.shape.seq_len;
+    const int64_t T = r->shape.seq_len;
     const double batch = (double)(m->batch * T);
     if (m->step < r->saving.first_step + WARM) return 0;
     r->saving.timed_tokens += batch;
@@ -83,57 +83,55 @@ static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
 }
 
 static int decide_length(Run *r, const StepMetrics *m, Error *e) {
-    int64_t tokens = is_rank0(&r->setup) ? tokens_for_hours(r, m) : 0;
-    TRY(comm_broadcast(r->setup.comm, &tokens, sizeof tokens, e));
+    int64_t tokens = is_rank0(r) ? tokens_for_hours(r, m) : 0;
+    TRY(comm_broadcast(r->comm, &tokens, sizeof tokens, e));
     if (!tokens) return 0;
     TRY(run_set_horizon(r, tokens, e));
-    if (!is_rank0(&r->setup)) return 0;
-    progress_break(&r->output.progress);
-    r->output.progress.ends = 0;
-    r->output.progress.horizon = tokens;
-    printf("length  %lld tokens fill --train-hours %g\n", (long long)tokens, r->setup.options.train_hours);
+    if (!is_rank0(r)) return 0;
+    progress_break(&r->progress);
+    r->progress.ends = 0;
+    r->progress.horizon = tokens;
+    printf("length  %lld tokens fill --train-hours %g\n", (long long)tokens, r->options.train_hours);
     return write_run_json(r, e);
 }
 
 // ---- Validation, samples --------------------------------------------------------------------------------------------
 
 static int validate(Run *r, Error *e) {
-    const RunPoint *at = &r->position.at;
     Evaluation v;
-    TRY(evaluate_loss(r, r->setup.options.val_tokens, &v, e));
+    TRY(evaluate_loss(r, r->options.val_tokens, &v, e));
     r->position.at.val_loss = v.loss;
     r->position.val_bytes = v.bytes / (double)v.tokens;
-    if (r->setup.options.keep_best) { // only rank 0 knows whether the best checkpoint was saved
-        TRY(comm_broadcast(r->setup.comm, &r->position.at.best, sizeof r->position.at.best, e));
+    if (r->options.keep_best) { // only rank 0 knows whether the best checkpoint was saved
+        TRY(comm_broadcast(r->comm, &r->position.at.best, sizeof r->position.at.best, e));
         r->saving.is_best = v.loss < r->position.at.best.loss;
-        if (!r->saving.is_best && r->setup.options.patience) r->position.at.best.stale++;
+        if (!r->saving.is_best && r->options.patience) r->position.at.best.stale++;
     }
-    if (!is_rank0(&r->setup)) return 0;
-    progress_break(&r->output.progress);
-    printf("step %5lld  val loss %.4f\n", (long long)at->step, v.loss);
-    return metrics_test(r->output.metrics, at->step, at->tokens, "val_loss", v.loss, NAN, e);
+    if (!is_rank0(r)) return 0;
+    progress_break(&r->progress);
+    printf("step %5lld  val loss %.4f\n", (long long)r->position.at.step, v.loss);
+    return metrics_test(r->metrics, r->position.at.step, r->position.at.tokens, "val_loss", v.loss, NAN, e);
 }
 
 static int test_hellaswag(Run *r, Error *e) {
-    const RunPoint *at = &r->position.at;
     HellaSwagScore score;
     TRY(evaluate_hellaswag(r, &score, e));
-    if (!is_rank0(&r->setup)) return 0;
+    if (!is_rank0(r)) return 0;
     const int n = score.questions;
     const double acc = (double)score.correct / n, norm = (double)score.correct_norm / n;
-    progress_break(&r->output.progress);
-    printf("step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n", (long long)at->step, score.correct, n,
-           acc, score.correct_norm, n, norm);
-    return metrics_test(r->output.metrics, at->step, at->tokens, "hellaswag", acc, norm, e);
+    progress_break(&r->progress);
+    printf("step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n", (long long)r->position.at.step,
+           score.correct, n, acc, score.correct_norm, n, norm);
+    return metrics_test(r->metrics, r->position.at.step, r->position.at.tokens, "hellaswag", acc, norm, e);
 }
 
 static int sample(Run *r, Error *e) {
-    comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
-    progress_begin(&r->output.progress, "the sample", 0);
-    progress_break(&r->output.progress); // silences the progress while print_samples prints
-    const int code = is_rank0(&r->setup) ? print_samples(r, e) : 0;
-    const int ended = comm_wait_first(r->setup.comm, code ? &(Error){0} : e); // other ranks join rank 0's passes
-    progress_end(&r->output.progress);
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->position.at.step);
+    progress_begin(&r->progress, "the sample", 0);
+    progress_break(&r->progress); // silences the progress while print_samples prints
+    const int code = is_rank0(r) ? print_samples(r, e) : 0;
+    const int ended = comm_wait_first(r->comm, code ? &(Error){0} : e); // other ranks join rank 0's passes
+    progress_end(&r->progress);
     return code ? code : ended;
 }
 
@@ -141,25 +139,25 @@ static int sample(Run *r, Error *e) {
 
 static int stop_and_save(Run *r, Error *e) {
     const char *cause = stop_cause(r);
-    progress_break(&r->output.progress);
+    progress_break(&r->progress);
     TRY(save_and_wait(r, e));
-    comm_settle(r->setup.comm);
-    const char *hint = r->setup.options.fresh ? "run the same command without --fresh to resume"
-                                              : "run the same command again to resume";
+    comm_settle(r->comm);
+    const char *hint =
+        r->options.fresh ? "run the same command without --fresh to resume" : "run the same command again to resume";
     return FAIL(e, ERR_STOPPED, hint, "%s after step %lld, saved in %s", cause, (long long)r->position.at.step,
                 r->saving.saved);
 }
 
 // Samples from the finished model, saves it, and prints the end. An error in sampling must not prevent the save.
 static int finish_run(Run *r, Error *e) {
-    const Options *o = &r->setup.options;
+    const Options *o = &r->options;
     const RunPoint *at = &r->position.at;
     Error sampling;
-    progress_break(&r->output.progress);
+    progress_break(&r->progress);
     const int code = o->sample_every > 0 ? sample(r, &sampling) : 0;
     TRY(save_and_wait(r, e));
     if (code) *e = sampling;
-    if (code || !is_rank0(&r->setup)) return code;
+    if (code || !is_rank0(r)) return code;
     if (reached_loss(r))
         printf("validation loss %.4f, at most --stop-at-loss %g, after %lld steps, %lld tokens, %.1f seconds\n",
                at->val_loss, o->stop_at_loss, (long long)at->step, (long long)at->tokens, run_seconds(r));
@@ -187,12 +185,12 @@ static int finish_run(Run *r, Error *e) {
 static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 static int train_loop(Run *r, Error *e) {
-    const Options *o = &r->setup.options;
+    const Options *o = &r->options;
     const RunPoint *at = &r->position.at;
     const int64_t compare_every = 100; // steps
     StepMetrics m;
     for (bool last = false; !last;) {
-        if (r->setup.comm->ranks == 1 && comm_asked_to_stop(r->setup.comm))
+        if (r->comm->ranks == 1 && comm_asked_to_stop(r->comm))
             r->position.stop = true; // with several ranks, train_step sets it on all
         if (r->position.stop) return stop_and_save(r, e);
         TRY(rollback_check(r, &m, train_step(r, &m, e), e));
@@ -202,13 +200,13 @@ static int train_loop(Run *r, Error *e) {
         const bool saves = is_due(at->step, o->checkpoint_every), samples = is_due(at->step, o->sample_every);
         const bool compares = saves || r->position.stop || is_due(at->step, compare_every);
         if (last || compares || validates || samples || is_due(at->step, o->hellaswag_every))
-            TRY(parallel_send_weights(&r->setup.parallel, e));
+            TRY(parallel_send_weights(&r->parallel, e));
         r->saving.is_best = false;
         if (validates) TRY(validate(r, e));
         last = last || ends_early(r);
         if (r->data.hellaswag && (last || is_due(at->step, o->hellaswag_every))) TRY(test_hellaswag(r, e));
         if (compares || last || r->saving.is_best) TRY(compare_ranks(r, e)); // before a save
-        progress_step(&r->output.progress, &m, &r->position.noise, last || at->step == 1);
+        progress_step(&r->progress, &m, &r->position.noise, last || at->step == 1);
         if (samples && !last) TRY(sample(r, e));
         TRY(collect_save(r, e));
         if ((saves || r->saving.is_best) && !last) TRY(save_in_background(r, e));
@@ -217,27 +215,27 @@ static int train_loop(Run *r, Error *e) {
 }
 
 int train_run(Run *r, Error *e) {
-    const Options *o = &r->setup.options;
+    const Options *o = &r->options;
     const char *end = getenv("GNS_END"); // end of a launcher's --max-hours, in seconds since 1970
     r->saving.limit = !o->max_hours ? INFINITY
                       : end         ? clock_seconds() + strtod(end, NULL) - (double)time(NULL)
-                                    : r->setup.started + 3600 * o->max_hours;
-    if (o->train_hours && !r->position.at.horizon) r->output.progress.ends = r->position.begun + 3600 * o->train_hours;
+                                    : r->started + 3600 * o->max_hours;
+    if (o->train_hours && !r->position.at.horizon) r->progress.ends = r->position.begun + 3600 * o->train_hours;
     double *scale = &r->position.at.loss_scale.scale; // 0: the run begins, or had another type than fp16
-    if (!r->setup.engine_api->needs_loss_scale) *scale = 0;
+    if (!r->engine_api->needs_loss_scale) *scale = 0;
     else if (*scale == 0) *scale = o->loss_scale > 0 ? o->loss_scale : LOSS_SCALE_START;
-    TRY(parallel_start(&r->setup.parallel, r->setup.engine, o->comm_dtype, e));
+    TRY(parallel_start(&r->parallel, r->engine, o->comm_dtype, e));
     TRY(measure_step_rows(r, e));
     // Only after measure_step_rows: touching the copy's memory slows steps down.
-    if (saves_in_background(&r->setup, &r->position)) TRY(saver_prepare(r->saving.saver, e));
+    if (saves_in_background(r)) TRY(saver_prepare(r->saving.saver, e));
     TRY(compare_ranks(r, e));
-    if (is_rank0(&r->setup)) print_setup(r);
+    if (is_rank0(r)) print_setup(r);
     if (o->on_spike && r->position.at.step == 0) TRY(save_in_background(r, e));
     int code = train_loop(r, e);
-    bool all_know = r->setup.comm->settled || r->setup.comm->ranks == 1;
+    bool all_know = r->comm->settled || r->comm->ranks == 1;
     bool of_files = code == ERR_INPUT || code == ERR_WRITE;
     if (of_files && all_know && !r->saving.last && r->position.at.step > 0) save_at_error(r, e);
-    if (!code) return parallel_drain(&r->setup.parallel, e);
+    if (!code) return parallel_drain(&r->parallel, e);
     end_save(r);
     return code;
 }

@@ -45,9 +45,9 @@ static int read_state(const char *directory, Error *e) {
     Text changes = {0};
     RunSummary summary;
     TRY(noise_create(&run.position.noise, &model, 60, 0, 0, e));
-    run.setup.model = model;
-    run.setup.shape.seq_len = 8;
-    run.setup.comm = &(Comm){.ranks = 1};
+    run.model = model;
+    run.shape.seq_len = 8;
+    run.comm = &(Comm){.ranks = 1};
     int code = run_state_summary(&summary, directory, e);
     if (!code) code = run_state_read(&run, directory, &changes, e);
     if (!code) {
@@ -453,8 +453,8 @@ static void test_files_are_made(void) {
     copy_tree("run/step_00000140", "step");
     CHECK_OK(model_create(&model, &config, &e), &e);
     CHECK_OK(dataset_open(&run.data.train, "train.bin", 8, 64, 1337, &e), &e);
-    options_defaults(&run.setup.options);
-    run.setup.options.on_spike = 1, run.setup.options.outliers = 2;
+    options_defaults(&run.options);
+    run.options.on_spike = 1, run.options.outliers = 2;
     CHECK_OK(verify("step", &e), &e);
     CHECK_OK(read_state("step", &e), &e);
     check_refuses("\"ring\"", "spikes.first.ring[0]");

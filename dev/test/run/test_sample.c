@@ -100,7 +100,7 @@ static void check_text(const char *prompt, const uint16_t *tokens) {
 static void test_text(void) {
     static const char *const prompts[] = {"", "a", "longer\tthan T\x7f\x01"};
     const ModelConfig config = {.layers = 1, .heads = 2, .channels = 16, .vocab = V, .context = T};
-    Setup *s = &run.setup;
+    Run *s = &run;
     Error e = {0};
     s->comm = &(Comm){.ranks = 1};
     CHECK_OK(model_create(&s->model, &config, &e), &e);
