@@ -30,6 +30,12 @@ set -- "${arguments[@]}"
 export GNS_MPIRUN=$$ # marks the ranks
 timeout=10 # seconds
 
+# Prints mpirun's child processes, without zombies. A rank that frees its memory at its end is one, though `ranks` no longer
+# finds it. (Not every kernel has /proc/PID/task/PID/children.)
+children() {
+    grep -lsE "^PPid:[[:space:]]+$job\$" /proc/[0-9]*/status | xargs -r grep -LsE '^State:[[:space:]]+Z' | cut -d / -f 3
+}
+
 # Prints the ranks on this machine, also after mpirun has ended.
 ranks() {
     grep -lszxF "GNS_MPIRUN=$$" /proc/[0-9]*/environ | xargs -r grep -lsz '^OMPI_COMM_WORLD_RANK=' | cut -d / -f 3
@@ -43,8 +49,8 @@ kill_hung_mpirun() {
     trap '' HUP INT QUIT TERM      # the terminal, `timeout` and services send these to every process
     while [ $alone -lt $timeout ]; do
         kill -0 "$job" || return # mpirun has ended
-        found=$(ranks)
-        if [ -n "$found" ] && [ -z "$started" ]; then
+        [ -n "$started" ] || found=$(ranks)
+        if [ -z "$started" ] && [ -n "$found" ]; then
             sed -zn 's/^PMIX_NAMESPACE=//p' "/proc/${found%%$'\n'*}/environ" | tr -d '\0'
             echo # the ranks have started
             started=1 looks=0
@@ -55,7 +61,7 @@ kill_hung_mpirun() {
         pending=$(sed -n 's/^ShdPnd:[[:space:]]*//p' "/proc/$job/status")
         ((16#${pending:-0} & blocked)) && kill -USR2 $$ && blocked=0
         looks=$((looks + 1))
-        if [ -n "$started" ] && [ -z "$found" ]; then alone=$((alone + 1)); else alone=0; fi
+        if [ -n "$started" ] && [ -z "$(children)" ]; then alone=$((alone + 1)); else alone=0; fi
         if [ -z "$started" ] && [ $looks -lt 100 ]; then sleep 0.1; else sleep 1; fi > /dev/null {messages}>&-
     done
     echo "mpirun has not ended $timeout s after its ranks: it is killed" >&"$messages"

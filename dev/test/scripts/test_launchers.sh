@@ -201,14 +201,20 @@ stand_in() { # NAME: makes an mpirun from standard input
     mkdir -p "$work/$1" && { echo '#!/usr/bin/env bash' && cat; } > "$work/$1/mpirun" && chmod +x "$work/$1/mpirun"
 }
 stand_in hangs <<< "OMPI_COMM_WORLD_RANK=0 sleep 2; mkfifo $work/hangs/never; read -r < $work/hangs/never"
-(
-    PATH="$work/hangs:$PATH" timeout 40 scripts/mpirun.sh -np 2 program > "$work/hangs/log" 2>&1
-    echo $? > "$work/hangs/code"
-) & # starts early: it takes 10 s
-mpirun_that_hangs() { # mpirun hangs after its rank ended
+# A rank without an environment: so looks one that frees its memory for some seconds at its end.
+stand_in frees <<< "OMPI_COMM_WORLD_RANK=0 sleep 2; env -i sleep 13; exit 0"
+for how in hangs frees; do
+    {
+        PATH="$work/$how:$PATH" timeout 40 scripts/mpirun.sh -np 2 program > "$work/$how/log" 2>&1
+        echo $? > "$work/$how/code"
+    } & # starts early: it takes 10 s or more
+done
+mpirun_that_hangs() { # after its rank ended; it is not killed before the rank has freed its memory
     until [ -s "$work/hangs/code" ]; do sleep 0.2; done
     [ "$(cat "$work/hangs/code")" = 78 ] && says "$work/hangs/log" 'it is killed' && tail -n 1 "$work/hangs/log" | grep -q '^error: a rank was lost' ||
         { cat "$work/hangs/code" "$work/hangs/log"; return 1; }
+    until [ -s "$work/frees/code" ]; do sleep 0.2; done
+    [ "$(cat "$work/frees/code")" = 0 ] && [ ! -s "$work/frees/log" ] || { cat "$work/frees/code" "$work/frees/log"; return 1; }
 }
 # An mpirun with a rank that exits with 75 at USR1, with 3 at a second USR1.
 stand_in asks <<'END'
