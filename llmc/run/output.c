@@ -95,7 +95,7 @@ int write_run_json(Run *r, Error *e) {
     if (text) json_parse_text(&old, text, bytes, path, NULL, e); // a damaged run.json counts as missing
     // Choose the id once: from run.json, else from the resumed checkpoint, else 128 random bits.
     const char *known = cJSON_GetStringValue(json_get(old, "id"));
-    if (!known || strlen(known) >= sizeof archive->id) known = r->saving.own.newest.run;
+    if (!known || strlen(known) >= sizeof archive->id) known = r->saving.own.run;
     if (!*archive->id) strcpy(archive->id, known);
     if (!*archive->id && getentropy(random, sizeof random) == 0)
         snprintf(archive->id, sizeof archive->id, "%016" PRIx64 "%016" PRIx64, random[0], random[1]);

@@ -81,12 +81,13 @@ static int share_newest(Run *r, int code, Newest *newest, Error *e) {
 
 // Opens and locks an existing run (1). Waits for the lock: it may outlive a killed process by seconds, and on NFS a
 // crashed machine by 90 s (metrics.h).
-static int lock_run(const Run *r, const Archive *archive, Metrics **metrics, Error *e) {
+static int lock_run(Run *r, Error *e) {
+    const Archive *archive = &r->saving.archive;
     const struct timespec moment = {0, 20000000};
     const double begin = clock_seconds();
     bool said = false, here;
     int code;
-    for (; (code = metrics_open(metrics, archive->dir, archive->path, &here, e)) == ERR_USAGE; said = true) {
+    for (; (code = metrics_open(&r->metrics, archive->dir, archive->path, &here, e)) == ERR_USAGE; said = true) {
         if (comm_asked_to_stop(r->comm))
             return FAIL(e, ERR_STOPPED, "start the same command again", "%s while %s was locked", signals_requested(),
                         archive->path);
@@ -99,19 +100,19 @@ static int lock_run(const Run *r, const Archive *archive, Metrics **metrics, Err
     return code;
 }
 
-// On rank 0: sets saving.own.newest, this run's own newest checkpoint. Later calls do not search again. Fails if a
+// On rank 0: sets saving.own, this run's own newest checkpoint. Later calls do not search again. Fails if a
 // rollback finds none.
 static int find_own(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
     if (!is_rank0(r)) return 0;
-    if (!r->saving.own.searched && directory_exists(r->options.out)) {
+    if (!r->saving.searched && directory_exists(r->options.out)) {
         const bool back = r->position.back.why.code; // if true, archive and log are open already
         TRY(back ? archive_check_name(archive, e) : archive_open(archive, r->options.out, e));
-        if (!back && file_exists_in(archive->dir, "metrics.jsonl")) TRY(lock_run(r, archive, &r->metrics, e));
-        if (!r->options.fresh || back) TRY(find_newest(r, archive, &r->saving.own.newest, e));
+        if (!back && file_exists_in(archive->dir, "metrics.jsonl")) TRY(lock_run(r, e));
+        if (!r->options.fresh || back) TRY(find_newest(r, archive, &r->saving.own, e));
     }
-    r->saving.own.searched = true;
-    if (!r->position.back.why.code || r->saving.own.newest.found) return 0;
+    r->saving.searched = true;
+    if (!r->position.back.why.code || r->saving.own.found) return 0;
     return *e = r->position.back.why, error_hint(e, "no checkpoint of this run is left to go back to");
 }
 
@@ -161,7 +162,7 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
 // On rank 0: finds the checkpoint to read if --model names neither a preset nor a model's files.
 static int find_source(Run *r, Newest *newest, Error *e) {
     Options *o = &r->options;
-    const Newest *own = &r->saving.own.newest;
+    const Newest *own = &r->saving.own;
     RunSummary summary;
     if (checkpoint_is_model(o->model)) return 0;
     if (options_train(o)) TRY(find_own(r, e));
@@ -194,12 +195,12 @@ int setup_source(Run *r, Error *e) {
 // ---- Resume ---------------------------------------------------------------------------------------------------------
 
 int setup_resume(Run *r, Error *e) {
-    const Newest *newest = &r->saving.own.newest;
+    const Newest *newest = &r->saving.own;
     const Rollback *back = &r->position.back;
     RunPoint *at = &r->position.at;
     char best[ARCHIVE_PATH];
     Text changes;
-    TRY(share_newest(r, find_own(r, e), &r->saving.own.newest, e));
+    TRY(share_newest(r, find_own(r, e), &r->saving.own, e));
     r->saving.saved_step = newest->found ? newest->step : -1;
     if (!newest->found) return 0;
     strcpy(r->saving.saved, newest->directory);

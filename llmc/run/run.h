@@ -64,10 +64,8 @@ typedef struct {
     bool is_best;                  // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;         // value of `best` before the running save
     uint8_t changed[OPTION_COUNT]; // in a resumed run: 1 for options that differ from the checkpoint's
-    struct {
-        bool searched; // rank 0 has searched
-        Newest newest;
-    } own; // this run's newest checkpoint when it started; all ranks have it after setup_resume
+    Newest own;                    // this run's newest checkpoint when it started; all ranks have it after setup_resume
+    bool searched;                 // rank 0 has searched for it
     struct {
         char directory[ARCHIVE_PATH];
         bool own; // a checkpoint of this run

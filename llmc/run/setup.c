@@ -232,7 +232,7 @@ int setup_gns(Run *r, Error *e) {
 }
 
 // --with-optimizer: checks that a run's checkpoint has this optimizer's moments, and reads how many updates made them.
-static int check_moments(const Run *r, RunPoint *at, Error *e) {
+static int check_moments(Run *r, Error *e) {
     RunSummary then;
     if (!r->source[0])
         return FAIL(e, ERR_USAGE, "name a run, or a checkpoint of one", "--with-optimizer: --model %s has no moments",
@@ -242,7 +242,7 @@ static int check_moments(const Run *r, RunPoint *at, Error *e) {
     if (strcasecmp(then.optimizer, optimizer_names[r->options.optimizer]) != 0)
         return FAIL(e, ERR_USAGE, "use that, or leave --with-optimizer out", "%s: its moments are of --optimizer %s",
                     r->source, then.optimizer);
-    at->moment_steps = then.at.moment_steps + then.at.step - then.at.loss_scale.overflows;
+    r->position.at.moment_steps = then.at.moment_steps + then.at.step - then.at.loss_scale.overflows;
     return 0;
 }
 
@@ -258,7 +258,7 @@ static int load_state(Run *r, Error *e) {
     progress_begin(&r->progress, *from ? "loading the model" : "drawing the weights",
                    (moments ? 3 : 1) * (int64_t)(r->model.parameters / (size_t)ranks));
     if (*from && !resumes) TRY(checkpoint_verify_model(from, moments, share, &pulse, e));
-    if (moments && !resumes) TRY(check_moments(r, &r->position.at, e));
+    if (moments && !resumes) TRY(check_moments(r, e));
     if (!r->shape.inference) to.count = r->parallel.buckets;
     TRY(memory_alloc((void **)&to.buffer, bytes, "a file buffer", e));
     engine_pin(r->engine, to.buffer, bytes);
