@@ -140,7 +140,7 @@ static int bench_step(Bench *b, double *seconds, Error *e) {
                            .eps = 1e-8,
                            .weight_decay = 0.1,
                            .grad_clip = 1,
-                           .step = ++b->run.position.at.step,
+                           .step = ++b->run.at.step,
                            .batch = b->micro_batch};
     Parallel *parallel = &b->run.parallel;
     double start = clock_seconds();
@@ -162,7 +162,7 @@ static uint64_t bytes_of_save(const Bench *b) {
 }
 
 static int measure_save(Bench *b, int round, Error *e) {
-    b->run.position.at.step++;
+    b->run.at.step++;
     memset(within, 0, sizeof within);
     double start = clock_seconds();
     TRY(save_and_wait(&b->run, e));
@@ -180,7 +180,7 @@ static int measure_save_beside_step(Bench *b, int round, Error *e) {
     double alone[ALONE], beside;
     for (int i = 0; i < ALONE; i++) TRY(bench_step(b, &alone[i], e));
     qsort(alone, ALONE, sizeof *alone, bench_by_value);
-    const int64_t step = b->run.position.at.step;
+    const int64_t step = b->run.at.step;
     double start = clock_seconds();
     TRY(save_in_background(&b->run, e));
     double pause = clock_seconds() - start;

@@ -77,7 +77,7 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
         fputs(i ? ", " : ", \"command\": [", f);
         text_write_json(f, r->argv[i]);
     }
-    fprintf(f, "]}\n  ],\n  \"tuning\": \"%s\",\n  \"options\": ", r->position.at.tuning); // needs no escapes
+    fprintf(f, "]}\n  ],\n  \"tuning\": \"%s\",\n  \"options\": ", r->at.tuning); // needs no escapes
     options_write_json(f, &r->options, NULL);
     fprintf(f, "\n}\n");
 }
@@ -172,15 +172,15 @@ static int setup_directory(Run *r, Error *e) {
         return setup_directory(r, e);
     }
     const bool back = r->position.back.why.code;
-    if (metrics_bytes(r->metrics) < r->position.at.metrics_bytes)
+    if (metrics_bytes(r->metrics) < r->at.metrics_bytes)
         fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
                 out);
     TRY(run_lock_sign(archive->dir, out, e));
     TRY(archive_tidy(archive, back && r->options.keep > 0, stderr, e));
     // Before logs and checkpoints change: fails if the old run.json is unreadable, and chooses archive->id.
     TRY(write_run_json(r, e));
-    TRY(archive_set_aside_after(archive, r->position.at.step, back ? "rolled_back" : "damaged", stderr, e));
-    return metrics_begin(r->metrics, r->position.at.step, back, e);
+    TRY(archive_set_aside_after(archive, r->at.step, back ? "rolled_back" : "damaged", stderr, e));
+    return metrics_begin(r->metrics, r->at.step, back, e);
 }
 
 bool saves_in_background(const Run *r) {
@@ -191,7 +191,7 @@ int setup_output(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
     char *text;
     size_t bytes;
-    r->saving.first_step = r->position.at.step + 1;
+    r->saving.first_step = r->at.step + 1;
     TRY(comm_agree(r->comm, is_rank0(r) ? setup_directory(r, e) : 0, e));
     // If all ranks write, each must see the run.json that rank 0 has just written: all write to one directory.
     if (!parallel_stores_alone(&r->parallel)) {
@@ -208,6 +208,6 @@ int setup_output(Run *r, Error *e) {
     }
     TRY(saver_create(&r->saving.saver, r, e));
     if (!is_rank0(r)) return 0;
-    progress_run(&r->progress, r->position.at.step, r->position.at.tokens, r->options.run.horizon_tokens);
+    progress_run(&r->progress, r->at.step, r->at.tokens, r->options.run.horizon_tokens);
     return 0;
 }

@@ -17,8 +17,9 @@ static int train(Run *r, Error *e) {
     Position *p = &r->position;
     Comm *comm = r->comm;
     const long long K = o->tensor, groups = comm->ranks / K;
-    *p = (Position){.at = {.val_loss = NAN, .best.loss = INFINITY}, .begun = p->begun, .back = p->back};
-    memset(p->at.exponents, FP8_UNSET, sizeof p->at.exponents);
+    r->at = (RunPoint){.val_loss = NAN, .best.loss = INFINITY};
+    memset(r->at.exponents, FP8_UNSET, sizeof r->at.exponents);
+    *p = (Position){.begun = p->begun, .back = p->back};
     // First make all checks that need no engine.
     int code = setup_data(r, e);
     if (!code) code = setup_schedule(r, e);
@@ -31,11 +32,11 @@ static int train(Run *r, Error *e) {
     TRY(comm_agree(comm, code, e));
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
-    if (r->saving.saved[0] && (p->at.tokens >= o->run.horizon_tokens || ends_early(r))) {
+    if (r->saving.saved[0] && (r->at.tokens >= o->run.horizon_tokens || ends_early(r))) {
         if (!is_rank0(r)) return 0;
         printf("this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is "
                "in %s. %s resumes, --fresh starts over\n",
-               (long long)p->at.step, (long long)p->at.tokens, (long long)o->run.horizon_tokens, r->saving.saved,
+               (long long)r->at.step, (long long)r->at.tokens, (long long)o->run.horizon_tokens, r->saving.saved,
                ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run");
         return archive_tidy(&r->saving.archive, false, stderr, e); // removes what a killed run left
     }

@@ -103,13 +103,12 @@ static int lock_run(Run *r, Error *e) {
 // On rank 0: sets saving.own, this run's own newest checkpoint. Later calls do not search again. Fails if a
 // rollback finds none.
 static int find_own(Run *r, Error *e) {
-    Archive *archive = &r->saving.archive;
     if (!is_rank0(r)) return 0;
     if (!r->saving.searched && directory_exists(r->options.out)) {
         const bool back = r->position.back.why.code; // if true, archive and log are open already
-        TRY(back ? archive_check_name(archive, e) : archive_open(archive, r->options.out, e));
-        if (!back && file_exists_in(archive->dir, "metrics.jsonl")) TRY(lock_run(r, e));
-        if (!r->options.fresh || back) TRY(find_newest(r, archive, &r->saving.own, e));
+        TRY(back ? archive_check_name(&r->saving.archive, e) : archive_open(&r->saving.archive, r->options.out, e));
+        if (!back && file_exists_in(r->saving.archive.dir, "metrics.jsonl")) TRY(lock_run(r, e));
+        if (!r->options.fresh || back) TRY(find_newest(r, &r->saving.archive, &r->saving.own, e));
     }
     r->saving.searched = true;
     if (!r->position.back.why.code || r->saving.own.found) return 0;
@@ -197,7 +196,7 @@ int setup_source(Run *r, Error *e) {
 int setup_resume(Run *r, Error *e) {
     const Newest *newest = &r->saving.own;
     const Rollback *back = &r->position.back;
-    RunPoint *at = &r->position.at;
+    RunPoint *at = &r->at;
     char best[ARCHIVE_PATH];
     Text changes;
     TRY(share_newest(r, find_own(r, e), &r->saving.own, e));

@@ -41,7 +41,7 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
     const Dataset *data = r->data.train;
     const Tokenizer *tokenizer = r->tokenizer;
     const int end = checkpoint_end_of_text(r->model.config.vocab, tokenizer ? tokenizer->eot : -1);
-    const uint64_t example = (uint64_t)(r->position.at.examples - B + b);
+    const uint64_t example = (uint64_t)(r->at.examples - B + b);
     cJSON *list = o->list[kind], *next = list->child, *row;
     ExamplePlace place;
     int at = 0;
@@ -49,7 +49,7 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
     TRY(dataset_place(data, example, end, &place, e));
     if (!(row = cJSON_CreateObject())) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for a row");
     cJSON_AddStringToObject(row, "kind", row_kinds[kind]);
-    cJSON_AddNumberToObject(row, "step", (double)r->position.at.step);
+    cJSON_AddNumberToObject(row, "step", (double)r->at.step);
     cJSON_AddStringToObject(row, "source", data->source[dataset_example_source(data, example)].files);
     cJSON_AddStringToObject(row, "shard", place.shard->path);
     cJSON_AddNumberToObject(row, "document", place.document < 0 ? NAN : (double)place.document); // NaN becomes null

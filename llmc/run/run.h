@@ -1,4 +1,4 @@
-// run: the state of a run, and the functions that it is handed to. A rollback resets RunData, Position and Saving.
+// run: the state of a run, and the functions that it is handed to. A rollback resets the fields from `data` to `saving`.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -27,9 +27,8 @@ typedef struct {
     float *losses;        // (micro_batch, T)
 } RunData;
 
-// Where the run stands, and what the next step depends on.
+// What the next step depends on, beside RunPoint.
 typedef struct {
-    RunPoint at; // saved in every checkpoint
     Ramp ramp;
     Noise noise;
     RowOutliers outliers; // --outliers
@@ -93,6 +92,7 @@ typedef struct Run {
     double started;       // when the program began, in seconds of the clock
 
     RunData data;
+    RunPoint at; // where the run stands; saved in every checkpoint
     Position position;
     Saving saving;
     Metrics *metrics;  // NULL on ranks other than 0
@@ -101,11 +101,11 @@ typedef struct Run {
 
 // True if --patience ends the run (same on all ranks).
 static inline bool out_of_patience(const Run *r) {
-    return r->options.patience > 0 && r->position.at.best.stale >= r->options.patience;
+    return r->options.patience > 0 && r->at.best.stale >= r->options.patience;
 }
 
 // reached_loss: --stop-at-loss ends the run. ends_early: --stop-at-loss or --patience ends it. Same on all ranks.
-static inline bool reached_loss(const Run *r) { return r->position.at.val_loss <= r->options.stop_at_loss; }
+static inline bool reached_loss(const Run *r) { return r->at.val_loss <= r->options.stop_at_loss; }
 static inline bool ends_early(const Run *r) { return reached_loss(r) || out_of_patience(r); }
 
 // Seconds of training and set-up, the parts before a resume included.
@@ -132,7 +132,7 @@ int setup_same_data(const Run *r, Error *e);
 #define SAME_FILES_HINT                                                                                                \
     "every machine must hold the same files: copy those of rank 0, or use a file system that all share"
 
-// (all) Reads the run's newest checkpoint, if there is one, into r->position (resume.c).
+// (all) Reads the run's newest checkpoint, if there is one, into r->at and r->position (resume.c).
 int setup_resume(Run *r, Error *e);
 
 int setup_rows(Run *r, Error *e);    // allocates buffers of an evaluation
@@ -145,7 +145,7 @@ int setup_room(const Run *r, Error *e);   // ERR_WRITE if the disk has no room f
 int setup_device(const Run *r, Error *e); // (all) chooses this rank's device
 int setup_gns(Run *r, Error *e);          // (all) sets the mode of --gns, unless given
 int setup_engine(Run *r, Error *e);       // setup_shards, then creates the engine and loads its weights
-int setup_tuning(Run *r, Error *e);       // (all) sets algorithms of matrix products: r->position.at.tuning
+int setup_tuning(Run *r, Error *e);       // (all) sets algorithms of matrix products: r->at.tuning
 int setup_output(Run *r, Error *e);       // on rank 0: makes the run directory; nothing is written before
 void run_end_training(Run *r);
 int run_destroy(Run *r, Error *e); // ends threads, then frees. Fails if the log's last lines are lost

@@ -121,25 +121,23 @@ done:
 
 static int print_sample(Run *r, const char *prompt, int64_t number, Error *e) {
     const Options *o = &r->options;
-    const RunPoint *at = &r->position.at;
     const uint64_t beyond_any_step = (uint64_t)1 << 40,
-                   stream = (uint64_t)at->step + (uint64_t)number * beyond_any_step;
+                   stream = (uint64_t)r->at.step + (uint64_t)number * beyond_any_step;
     Text copy;
     if (o->samples > 1)
         printf("--- sample %lld of %lld\n", (long long)(number % o->samples) + 1, (long long)o->samples);
     TRY(text_begin(&copy, e));
     int code = sample_text(r, prompt, stream, stdout, copy.f, e);
     if (!code) code = text_end(&copy, e);
-    if (!code && r->metrics) code = metrics_sample(r->metrics, at->step, at->tokens, o->prompt, copy.text, e);
+    if (!code && r->metrics) code = metrics_sample(r->metrics, r->at.step, r->at.tokens, o->prompt, copy.text, e);
     text_free(&copy);
     return code;
 }
 
 int print_samples(Run *r, Error *e) {
-    const Options *o = &r->options;
     int code = 0;
-    if (r->metrics) printf("\nsample%s after step %lld:\n", o->samples > 1 ? "s" : "", (long long)r->position.at.step);
-    for (int64_t i = 0; i < o->samples && !code; i++) code = print_sample(r, o->prompt, i, e);
+    if (r->metrics) printf("\nsample%s after step %lld:\n", r->options.samples > 1 ? "s" : "", (long long)r->at.step);
+    for (int64_t i = 0; i < r->options.samples && !code; i++) code = print_sample(r, r->options.prompt, i, e);
     if (r->metrics) printf("\n");
     return code;
 }

@@ -51,7 +51,7 @@ struct Saver {
 
 int compare_ranks(Run *r, Error *e) {
     if (!parallel_compare(&r->parallel, e)) return 0;
-    return error_prefix(e, "step %lld", (long long)r->position.at.step);
+    return error_prefix(e, "step %lld", (long long)r->at.step);
 }
 
 double save_seconds(const Run *r) {
@@ -133,7 +133,7 @@ void saver_destroy(Saver *s) {
 // Makes the text of state.json, makes room on the disk, and creates the files.
 static int begin_save(Run *r, Error *e) {
     Saver *s = r->saving.saver;
-    RunPoint *at = &r->position.at;
+    RunPoint *at = &r->at;
     const Options *o = &r->options;
     const Pulse pulse = {comm_beat, r->comm};
     r->saving.best_before = at->best;
@@ -295,7 +295,7 @@ static void report(Run *r) {
     if (s->notes.f && text_end(&s->notes, &(Error){0}) == 0) fputs(s->notes.text, stderr);
     text_free(&s->notes);
     if (s->error.code) {
-        if (s->step == r->position.at.best.step) r->position.at.best = r->saving.best_before;
+        if (s->step == r->at.best.step) r->at.best = r->saving.best_before;
         if (!s->waits)
             fprintf(stderr, "warning: step %lld was not saved: %s. Training continues; the newest checkpoint is %s\n",
                     (long long)s->step, s->error.what, r->saving.saved[0] ? r->saving.saved : "none yet");
@@ -354,10 +354,10 @@ static int await_save(Run *r, bool whole, Error *e) {
 // the step is saved already, nothing is saved and s->error.code is -1.
 static int save(Run *r, bool waits, Error *e) {
     Saver *s = r->saving.saver;
-    comm_phase(r->comm, PHASE_CHECKPOINT, r->position.at.step);
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
     progress_begin(&r->progress, "saving", 0);
     TRY(await_save(r, true, e));
-    s->step = r->position.at.step;
+    s->step = r->at.step;
     s->waits = waits;
     s->error = (Error){0};
     s->started = clock_seconds();
@@ -392,10 +392,10 @@ int save_and_wait(Run *r, Error *e) {
     if (is_rank0(r) && r->saving.saver->error.code > 0) {
         *e = r->saving.saver->error;
         if (*newest) hint_to_resume(r, e, "");
-        code = error_prefix(e, "step %lld is not saved, and the newest checkpoint is %s",
-                            (long long)r->position.at.step, *newest ? newest : "none yet");
+        code = error_prefix(e, "step %lld is not saved, and the newest checkpoint is %s", (long long)r->at.step,
+                            *newest ? newest : "none yet");
     } else if (is_rank0(r) && archive_check_name(&r->saving.archive, e))
-        code = error_prefix(e, "step %lld is saved in this run's directory", (long long)r->position.at.step);
+        code = error_prefix(e, "step %lld is saved in this run's directory", (long long)r->at.step);
     return comm_agree(r->comm, code, e);
 }
 
@@ -414,15 +414,15 @@ void save_at_error(Run *r, Error *e) {
     if (!code || comm->settled) comm->settled = settled, comm->speaker = speaker;
     if (code && is_rank0(r)) fprintf(stderr, "warning: no save after the error: %s\n", failed.what);
     if (code) return;
-    snprintf(what, sizeof what, "step %lld is saved in %s/step_%08lld: ", (long long)r->position.at.step,
-             r->options.out, (long long)r->position.at.step);
+    snprintf(what, sizeof what, "step %lld is saved in %s/step_%08lld: ", (long long)r->at.step, r->options.out,
+             (long long)r->at.step);
     hint_to_resume(r, e, what);
 }
 
 void end_save(Run *r) {
     Error ignored;
     bool all_know = r->comm->settled || r->comm->ranks == 1;
-    comm_phase(r->comm, PHASE_CHECKPOINT, r->position.at.step);
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
     int failed = all_know ? parallel_drain(&r->parallel, &ignored) : 0;
     if (all_know && !failed) failed = await_save(r, true, &ignored);
     for (double end = clock_seconds() + 0.5 * r->options.deadline;

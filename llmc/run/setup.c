@@ -242,7 +242,7 @@ static int check_moments(Run *r, Error *e) {
     if (strcasecmp(then.optimizer, optimizer_names[r->options.optimizer]) != 0)
         return FAIL(e, ERR_USAGE, "use that, or leave --with-optimizer out", "%s: its moments are of --optimizer %s",
                     r->source, then.optimizer);
-    r->position.at.moment_steps = then.at.moment_steps + then.at.step - then.at.loss_scale.overflows;
+    r->at.moment_steps = then.at.moment_steps + then.at.step - then.at.loss_scale.overflows;
     return 0;
 }
 
@@ -290,7 +290,7 @@ int setup_engine(Run *r, Error *e) {
 // On rank 0: restores the checkpoint's algorithms, and with them the run's bits; --tune then chooses those of the other
 // products. All ranks then use rank 0's algorithms; if these do not fit some rank, no rank uses any of them.
 int setup_tuning(Run *r, Error *e) {
-    char *tuning = r->position.at.tuning;
+    char *tuning = r->at.tuning;
     Error misfit = {0};
     int code = 0;
     if (is_rank0(r)) {
@@ -302,7 +302,7 @@ int setup_tuning(Run *r, Error *e) {
         strcpy(tuning, engine_tuning(r->engine));
     }
     TRY(comm_agree(r->comm, code, e));
-    TRY(comm_broadcast(r->comm, tuning, sizeof r->position.at.tuning, e));
+    TRY(comm_broadcast(r->comm, tuning, sizeof r->at.tuning, e));
     double misfits = !is_rank0(r) && engine_set_tuning(r->engine, tuning, &misfit) ? 1 : 0;
     TRY(comm_sum(r->comm, &misfits, 1, e));
     if (misfits == 0) return 0;
@@ -417,12 +417,10 @@ int setup_schedule(Run *r, Error *e) {
 }
 
 int run_set_horizon(Run *r, int64_t tokens, Error *e) {
-    Options *o = &r->options;
-    Position *p = &r->position;
-    p->at.horizon = o->run.horizon_tokens = tokens;
-    TRY(options_resolve_gns(o, (GnsMode)o->gns, e)); // sets the half-life
-    p->ramp.config.schedule.train_tokens = (double)tokens;
-    p->noise.half_life = o->run.gns_half_life_tokens;
+    r->at.horizon = r->options.run.horizon_tokens = tokens;
+    TRY(options_resolve_gns(&r->options, (GnsMode)r->options.gns, e)); // sets the half-life
+    r->position.ramp.config.schedule.train_tokens = (double)tokens;
+    r->position.noise.half_life = r->options.run.gns_half_life_tokens;
     return 0;
 }
 

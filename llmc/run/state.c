@@ -202,21 +202,21 @@ static void io_exponents(StateIO *io, const Run *r, int8_t *k) {
     }
 }
 
-static void io_position(StateIO *io, const Run *r, Position *p) {
-    io_point(io, &p->at);
+static void io_position(StateIO *io, const Run *r, RunPoint *at, Position *p) {
+    io_point(io, at);
     real(io, "ramp.rows", &p->ramp.rows);
     if (!(p->ramp.rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
     io_noise(io, &p->noise);
-    io_exponents(io, r, p->at.exponents);
+    io_exponents(io, r, at->exponents);
     for (int k = 0; k < ROW_KINDS && r->options.outliers; k++) {
         const char *spread = AT("outliers.spread.%s", row_kinds[k]), *rows = AT("outliers.rows.%s", row_kinds[k]);
         if (io->writing || get(io, spread)) io_window(io, spread, &p->outliers.spread[k]);
         if (io->writing) put(io, rows, cJSON_Duplicate(p->outliers.list[k], true));
         else p->outliers.list[k] = cJSON_Duplicate(get(io, rows), true);
     }
-    if (r->options.on_spike && (io->writing || get(io, "spikes.z"))) io_window(io, "spikes.z", &p->at.spikes);
-    for (int i = 0; i < p->at.spikes.count && i < OUTLIERS_WINDOW; i++)
-        count_to(io, AT("spikes.first.ring[%d]", i), &p->at.first[i], p->at.examples);
+    if (r->options.on_spike && (io->writing || get(io, "spikes.z"))) io_window(io, "spikes.z", &at->spikes);
+    for (int i = 0; i < at->spikes.count && i < OUTLIERS_WINDOW; i++)
+        count_to(io, AT("spikes.first.ring[%d]", i), &at->first[i], at->examples);
     // During a rollback p->back holds the rollbacks that the checkpoint lists, and later ones.
     const int64_t made = io->writing ? p->back.made : cJSON_GetArraySize(get(io, "spikes.skipped"));
     if (made > ROLLBACKS_MAX) malformed(io, "spikes.skipped", "a list that fits");
@@ -314,7 +314,7 @@ static int compare_options(const StateIO *io, const Options *o, uint8_t *changed
 }
 
 static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
-    const double ranks = number(io, "ranks"), tokens = (double)r->position.at.tokens;
+    const double ranks = number(io, "ranks"), tokens = (double)r->at.tokens;
     TRY(text_begin(changes, e));
     const char *version = version_text();            // only the same build promises the same bits
     const int length = (int)strcspn(io->build, ","); // io->build is "BUILD, ENGINE"
@@ -344,7 +344,7 @@ static int keep_values(StateIO *io, Run *r, Error *e) {
     const double hours = number(io, "options.train_hours");
     const char *gns = cJSON_GetStringValue(get(io, "options.gns"));
     const OptionTable t = options_table(o);
-    int64_t *horizon = &r->position.at.horizon; // not 0: --train-hours has decided the length
+    int64_t *horizon = &r->at.horizon; // not 0: --train-hours has decided the length
     if (named == 0 && !o->batch_tokens && !o->batch_min && rows != (double)o->micro_batch) {
         FAIL(e, ERR_USAGE, NULL, "%s: --micro-batch was %.0f and is %lld; without --batch-tokens it is the run's batch",
              io->file, rows, (long long)o->micro_batch);
@@ -363,7 +363,7 @@ static int keep_values(StateIO *io, Run *r, Error *e) {
     }
     if (*horizon) TRY(run_set_horizon(r, *horizon, e));
     if (o->ramp_step_rows == 0 && step_rows > 0) r->position.ramp.config.step_rows = o->ramp_step_rows = step_rows;
-    const bool complete = r->position.at.tokens >= o->run.horizon_tokens;
+    const bool complete = r->at.tokens >= o->run.horizon_tokens;
     if (o->run.ramp_mode != RAMP_GNS || o->ramp_step_rows > 0 || complete) return 0;
     return FAIL(e, ERR_USAGE,
                 "add --ramp-step-rows X, from a similar run's run.json; 1e9 with --ramp-waste 1 --ramp-kappa 0.65 is "
@@ -376,12 +376,13 @@ static int keep_values(StateIO *io, Run *r, Error *e) {
 int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     StateIO io = {.root = cJSON_CreateObject(), .writing = true, .e = e};
     int64_t format = STATE_FORMAT;
+    RunPoint at = r->at;
     Position position = r->position;
     char engine[256];
     cJSON *options;
-    position.at.seconds = run_seconds(r);
+    at.seconds = run_seconds(r);
     count(&io, "format", &format);
-    io_position(&io, r, &position);
+    io_position(&io, r, &at, &position);
     io_identity(&io, r, &r->data);
     engine_describe(r->engine, engine, sizeof engine);
     put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
@@ -415,8 +416,8 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     *changes = (Text){0};
     TRY(state_open(&io, directory, e));
     io_identity(&io, r, &r->data);
-    io_position(&io, r, &r->position);
-    if (!r->position.back.why.code) r->position.begun -= r->position.at.seconds; // a rollback keeps its clock
+    io_position(&io, r, &r->at, &r->position);
+    if (!r->position.back.why.code) r->position.begun -= r->at.seconds; // a rollback keeps its clock
     int code = io.code;
     if (!code) code = keep_values(&io, r, e);
     if (!code) code = list_changes(&io, r, changes, e);

@@ -8,15 +8,15 @@ static GnsMode step_mode(const Run *r) {
     const int64_t every = r->options.run.gns_exact_interval;
     if (r->options.gns == GNS_OFF) return GNS_OFF;
     if (r->options.run.gns_calibrates)
-        return noise_sample_due(&r->position.noise, (double)r->position.at.tokens) ? GNS_EXACT : GNS_LN;
-    return every > 0 && r->position.at.step % every == 0 ? GNS_EXACT : GNS_LN;
+        return noise_sample_due(&r->position.noise, (double)r->at.tokens) ? GNS_EXACT : GNS_LN;
+    return every > 0 && r->at.step % every == 0 ? GNS_EXACT : GNS_LN;
 }
 
 // True if this step also measures the norms of the ranks' own gradients. For this a rank reads its gradients again,
 // 0.5% of the time of a step with one micro-step. The norms only cross-check others, so few steps measure them.
 static bool measures_ranks(const Run *r, GnsMode mode) {
     if (r->parallel.config.tensor > 1) return false; // ranks of a group hold different tensors
-    return mode == GNS_EXACT || (mode == GNS_LN && r->position.at.step % NOISE_RANKS_EVERY == 0);
+    return mode == GNS_EXACT || (mode == GNS_LN && r->at.step % NOISE_RANKS_EVERY == 0);
 }
 
 // Computes the gradients of B rows over all ranks, and their norms. Each rank computes its rows while the loader reads
@@ -24,15 +24,14 @@ static bool measures_ranks(const Run *r, GnsMode mode) {
 // without rows passes n = 0. So does a rank that cannot read its rows; with --tensor such a rank computes placeholder
 // rows, since its group waits for them. After the last micro-step all ranks then fail. what: see progress_begin.
 static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
-    const Position *position = &r->position;
     const int ranks = r->comm->ranks, groups = r->parallel.groups, T = r->shape.seq_len;
     RankRows mine = rows_of_rank(B, r->parallel.group, groups);
-    int64_t first = position->at.examples + mine.first, most = r->shape.micro_batch, done = 0;
+    int64_t first = r->at.examples + mine.first, most = r->shape.micro_batch, done = 0;
     int64_t micro_steps = parallel_micro_steps(&r->parallel, B);
     Error unread = {0};
     progress_begin(&r->progress, what, B * T);
-    if (position->at.loss_scale.scale > 0) engine_scale_loss(r->engine, position->at.loss_scale.scale);
-    if (dtype_is_fp8(r->shape.dtype)) engine_exponents(r->engine, position->at.exponents);
+    if (r->at.loss_scale.scale > 0) engine_scale_loss(r->engine, r->at.loss_scale.scale);
+    if (dtype_is_fp8(r->shape.dtype)) engine_exponents(r->engine, r->at.exponents);
     TRY(parallel_begin_step(&r->parallel, measures_ranks(r, mode), e));
     engine_examples(r->engine, (uint64_t)first);
     for (int64_t i = 0; i < micro_steps; i++) {
@@ -48,8 +47,8 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
         TRY(parallel_micro_step(&r->parallel, rows, rows ? (int)n : 0, mode, i == micro_steps - 1, e));
         for (int64_t b = 0; rows && r->options.outliers && b < n; b++) { // rarity: mean surprise of a row's tokens
             double sum = 0;
-            for (int t = 0; t < T; t++) sum += position->outliers.surprise[rows[b * (T + 1) + t]];
-            position->outliers.rarity[done + b] = sum / T;
+            for (int t = 0; t < T; t++) sum += r->position.outliers.surprise[rows[b * (T + 1) + t]];
+            r->position.outliers.rarity[done + b] = sum / T;
         }
         comm_progress(r->comm);
         done += n;
@@ -60,19 +59,17 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
 }
 
 static int fail_nonfinite(Run *r, int64_t B, Error *e) {
-    const RunPoint *at = &r->position.at;
     comm_settle(r->comm); // all ranks have the same sums
     return FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
                 "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite; the update was not made",
-                (long long)at->step + 1, (long long)at->examples, (long long)(at->examples + B - 1),
+                (long long)r->at.step + 1, (long long)r->at.examples, (long long)(r->at.examples + B - 1),
                 r->position.result.loss_sum / (double)B, r->position.grad_norm);
 }
 
 static UpdateConfig update_config(const Run *r, int64_t B) {
     const Options *o = &r->options;
-    const Position *position = &r->position;
-    const double after = (double)(position->at.tokens + B * r->shape.seq_len);
-    const double lr = ramp_lr(&position->ramp, schedule_lr(&position->ramp.config.schedule, after), B);
+    const double after = (double)(r->at.tokens + B * r->shape.seq_len);
+    const double lr = ramp_lr(&r->position.ramp, schedule_lr(&r->position.ramp.config.schedule, after), B);
     return (UpdateConfig){
         .lr = lr * o->adamw_lr_factor,
         .muon_lr = lr,
@@ -83,7 +80,7 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
         .momentum = o->momentum,
         .grad_clip = o->grad_clip,
         // A skipped outlier counts as a step of AdamW; an overflow does not.
-        .step = position->at.moment_steps + position->at.step + 1 - position->at.loss_scale.overflows,
+        .step = r->at.moment_steps + r->at.step + 1 - r->at.loss_scale.overflows,
         .batch = B,
     };
 }
@@ -92,7 +89,7 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
 static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode, bool measured_ranks,
                           RampTarget *target) {
     Position *position = &r->position;
-    double step_tokens = (double)(B * r->shape.seq_len), done = (double)position->at.tokens + step_tokens;
+    double step_tokens = (double)(B * r->shape.seq_len), done = (double)r->at.tokens + step_tokens;
     noise_observe(&position->noise, &r->model, &position->result, B, step_tokens, done, mode);
     if (mode == GNS_OFF) return;
     GnsFactor c;
@@ -105,7 +102,7 @@ static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode,
     double share[sources + 1], sq[sources + 1], *gram = position->result.source_gram;
     for (int s = 0; s < sources; s++) share[s] = r->data.train->source[s].share, sq[s] = 0;
     for (int64_t b = 0; b < B && sources; b++)
-        sq[dataset_example_source(r->data.train, (uint64_t)(position->at.examples + b))] += position->rows[b].sq;
+        sq[dataset_example_source(r->data.train, (uint64_t)(r->at.examples + b))] += position->rows[b].sq;
     noise_observe_sources(&position->noise, (double)B, gram[sources * sources], share, sq, gram, step_tokens);
 }
 
@@ -117,14 +114,14 @@ static int saturated_site(const Run *r) {
     int first = -1;
     for (int i = amax_count(r) - 1; i >= 0; i--) {
         if (fp8_saturates(-FP8_EXPONENT_MAX, amax[i])) return -1;
-        if (fp8_saturates(r->position.at.exponents[i], amax[i])) first = i;
+        if (fp8_saturates(r->at.exponents[i], amax[i])) first = i;
     }
     return first;
 }
 
 // Adapts the exponents of fp8 to the step's largest values. begin: also sets exponents that are FP8_UNSET.
 static void next_exponents(Run *r, bool begin) {
-    int8_t *k = r->position.at.exponents;
+    int8_t *k = r->at.exponents;
     for (int i = 0; i < amax_count(r); i++)
         if (begin || k[i] != FP8_UNSET) k[i] = (int8_t)fp8_next(k[i], r->position.result.amax[i]);
 }
@@ -152,7 +149,7 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     position->grad_sq = 0;
     for (int i = 0; i < r->model.tensor_count; i++) position->grad_sq += position->result.grad_sq[i];
     position->grad_norm = sqrt(position->grad_sq) / (double)B;
-    const bool scales = position->at.loss_scale.scale > 0 || saturated_site(r) >= 0;
+    const bool scales = r->at.loss_scale.scale > 0 || saturated_site(r) >= 0;
     const bool finite = isfinite(position->result.loss_sum), finite_norm = isfinite(position->grad_norm);
     position->overflowed = scales && finite && !finite_norm;
     return finite && (finite_norm || scales) ? 0 : fail_nonfinite(r, B, e);
@@ -162,7 +159,7 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
 
 static bool is_outlier(Run *r, int64_t B) {
     const Options *o = &r->options;
-    RunPoint *at = &r->position.at;
+    RunPoint *at = &r->at;
     const double most = o->on_spike ? o->spike_z : INFINITY;
     double loss = r->position.result.loss_sum / (double)B, norm = r->position.grad_norm;
     double loss_z = outliers_z(&at->loss_window, loss, most), norm_z = outliers_z(&at->grad_window, norm, most);
@@ -181,9 +178,8 @@ static bool is_outlier(Run *r, int64_t B) {
 // statistics, and so for the device.
 static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, StepSums *sums,
                                  Error *e) {
-    const RunPoint *at = &r->position.at;
     // cut: the horizon or a replayed file shortened this step, so its mean gradient is noisier than a whole step's.
-    const bool cut = B < at->batch && at->tokens + (B + 1) * r->shape.seq_len > r->options.run.horizon_tokens;
+    const bool cut = B < r->at.batch && r->at.tokens + (B + 1) * r->shape.seq_len > r->options.run.horizon_tokens;
     const bool skips = r->options.skip_loss_z > 0 || r->options.skip_grad_z > 0;
     *skipped = false;
     if (skips && !cut) {
@@ -205,7 +201,7 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
 // during the warm-up cost 0.06 nats after 80 steps (mean of seven seeds), 0.07 after 2,000 (one run; d12, 64 rows).
 // ERR_NONFINITE on overflow at the smallest loss scale.
 static int adapt_scales(Run *r, int64_t B, bool *skipped, bool *repeat, Error *e) {
-    RunPoint *at = &r->position.at;
+    RunPoint *at = &r->at;
     const double scale = at->loss_scale.scale; // 0: not fp16
     const bool overflowed = r->position.overflowed;
     const int site = overflowed && scale == 0 ? saturated_site(r) : 0, k = at->exponents[site];
@@ -241,7 +237,7 @@ static bool out_of_time(Run *r) {
 
 int train_step(Run *r, StepMetrics *metrics, Error *e) {
     Position *position = &r->position;
-    RunPoint *at = &position->at;
+    RunPoint *at = &r->at;
     StepSums sums;
     bool skipped, repeat;
     RampTarget target = {NAN, NAN, NAN, NAN, NAN};
@@ -319,7 +315,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
         TRY(parallel_update(&r->parallel, &update, e)); // no await_copy: no save has begun
         TRY(step_result(r, B, &sums, e));
         if (!r->position.overflowed && i > 0) *seconds = fmin(*seconds, clock_seconds() - start);
-        loss_scale_step(&r->position.at.loss_scale, r->position.overflowed);
+        loss_scale_step(&r->at.loss_scale, r->position.overflowed);
         next_exponents(r, true);
         if (!r->position.stop) continue;
         TRY(parallel_drain(&r->parallel, e));
@@ -333,7 +329,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
 int measure_step_rows(Run *r, Error *e) {
     const Model *model = r->shape.model;
     RampConfig *ramp = &r->position.ramp.config;
-    const LossScale scale = r->position.at.loss_scale;
+    const LossScale scale = r->at.loss_scale;
     const int64_t low = ramp->batch_min, high = ramp->batch_max < COST_RANGE * low ? ramp->batch_max : COST_RANGE * low;
     const int64_t rows[COST_BATCHES] = {low, llround(sqrt((double)low * (double)high)), high};
     double seconds[COST_BATCHES], x = RAMP_LEAST_STEP_ROWS;
@@ -349,8 +345,8 @@ int measure_step_rows(Run *r, Error *e) {
         code = engine_load(r->engine, i % 2 ? STATE_MOMENT1 : STATE_MOMENT2, model_bucket(model, i / 2), zeros, e);
     memory_free(zeros);
     if (code) return code;
-    r->position.at.loss_scale = scale;
-    memset(r->position.at.exponents, FP8_UNSET, sizeof r->position.at.exponents);
+    r->at.loss_scale = scale;
+    memset(r->at.exponents, FP8_UNSET, sizeof r->at.exponents);
     if (low < high) x = ramp_step_rows(rows, seconds, COST_BATCHES);
     TRY(comm_broadcast(r->comm, &x, sizeof x, e));
     ramp->step_rows = r->options.ramp_step_rows = x;

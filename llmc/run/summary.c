@@ -28,7 +28,7 @@ static void print_length(const Run *r) {
     const Position *position = &r->position;
     const Options *o = &r->options;
     int64_t T = r->shape.seq_len, horizon = o->run.horizon_tokens;
-    if (o->train_hours && !position->at.horizon) {
+    if (o->train_hours && !r->at.horizon) {
         printf("run     %g hours; the speed will tell how many tokens\n", o->train_hours);
         return;
     }
@@ -39,10 +39,10 @@ static void print_length(const Run *r) {
             printf("        a step of B rows costs as much as %g + B rows\n", o->ramp_step_rows);
         return;
     }
-    int64_t B = o->run.batch_ref_rows, rows = (horizon - position->at.tokens) / T, steps = rows / B + (rows % B != 0);
+    int64_t B = o->run.batch_ref_rows, rows = (horizon - r->at.tokens) / T, steps = rows / B + (rows % B != 0);
     printf("run     %lld %sstep%s of %lld rows of %lld tokens, %lld tokens%s\n", (long long)steps,
-           position->at.step ? "more " : "", steps == 1 ? "" : "s", (long long)B, (long long)T, (long long)horizon,
-           position->at.step ? " in all" : "");
+           r->at.step ? "more " : "", steps == 1 ? "" : "s", (long long)B, (long long)T, (long long)horizon,
+           r->at.step ? " in all" : "");
 }
 
 static void print_engine(const Run *r) {
@@ -56,8 +56,8 @@ static void print_engine(const Run *r) {
     if (r->data.train && peak > 0)
         printf("MFU     share of %.4g TFLOP/s, %.4g FLOPs a token (" MODEL_FLOPS_FORMULA ")\n", 1e-12 * peak,
                model_flops_per_token(&r->model, r->shape.seq_len));
-    for (const char *c = r->position.at.tuning; *c; c++) tuned += *c == '='; // "MACHINE: SHAPE=ALGORITHM ..."
-    if (r->position.at.tuning[0]) printf("tuned   %d matrix products\n", tuned);
+    for (const char *c = r->at.tuning; *c; c++) tuned += *c == '='; // "MACHINE: SHAPE=ALGORITHM ..."
+    if (r->at.tuning[0]) printf("tuned   %d matrix products\n", tuned);
     if (r->comm->ranks > 1) printf("ranks   %d, each with such an engine", r->comm->ranks);
     if (r->parallel.config.tensor > 1) printf(", %d for a model", r->parallel.config.tensor);
     const int ranks = r->comm->ranks, shared = r->parallel.config.shared;
@@ -71,8 +71,7 @@ static void print_notes(const Run *r) {
         printf("note: rank 0 may run on %d of the %d cores here, and its share is %d: mpirun --bind-to none lifts "
                "that (srun: --cpu-bind=none)\n",
                c->cores, c->cores_here, c->cores_here / c->local_ranks);
-    if (r->data.train && r->position.at.step == 0 && !r->options.warmup_tokens &&
-        r->options.optimizer != OPTIMIZER_LAMB)
+    if (r->data.train && r->at.step == 0 && !r->options.warmup_tokens && r->options.optimizer != OPTIMIZER_LAMB)
         printf("note: no warm-up: AdamW's first steps have the full --lr, and moments of few batches; "
                "--warmup-tokens of 1%% of the run is usual\n");
     if (r->data.train && !r->tokenizer && r->model.config.vocab > 256) // tokens are not bytes

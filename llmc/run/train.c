@@ -25,23 +25,22 @@
 // unless ROLLBACKS_MAX were made. Otherwise returns `code`.
 static int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
     const Options *o = &r->options;
-    RunPoint *at = &r->position.at;
     Rollback *back = &r->position.back;
     const cJSON *row;
     int64_t spikes = 0;
     if (!o->on_spike || (code && code != ERR_NONFINITE)) return code;
-    const int64_t now = at->spikes.count++, window = 2 * o->spike_steps, steps = now < window ? now + 1 : window;
-    for (int64_t i = now; i > now - steps; i--) spikes += at->spikes.value[i % OUTLIERS_WINDOW] > o->spike_z;
+    const int64_t now = r->at.spikes.count++, window = 2 * o->spike_steps, steps = now < window ? now + 1 : window;
+    for (int64_t i = now; i > now - steps; i--) spikes += r->at.spikes.value[i % OUTLIERS_WINDOW] > o->spike_z;
     if (!code && spikes < o->spike_steps) return 0;
     if (!code) {
         comm_settle(r->comm); // (1)
         FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1; or a higher --spike-z",
              "step %lld: %lld of the last %lld steps are spikes (loss %.4g, gradient norm %.4g, z %.3g)",
              (long long)m->step, (long long)spikes, (long long)steps, m->loss, m->grad_norm,
-             at->spikes.value[now % OUTLIERS_WINDOW]);
+             r->at.spikes.value[now % OUTLIERS_WINDOW]);
     }
     if (back->made == ROLLBACKS_MAX) return error_prefix(e, "after %d rollbacks", ROLLBACKS_MAX);
-    back->first[back->made] = at->first[(now + 1 - steps) % OUTLIERS_WINDOW];
+    back->first[back->made] = r->at.first[(now + 1 - steps) % OUTLIERS_WINDOW];
     back->rows[back->made] = m->examples - back->first[back->made];
     back->made++;
     back->latest = m->step - steps;
@@ -100,17 +99,17 @@ static int decide_length(Run *r, const StepMetrics *m, Error *e) {
 static int validate(Run *r, Error *e) {
     Evaluation v;
     TRY(evaluate_loss(r, r->options.val_tokens, &v, e));
-    r->position.at.val_loss = v.loss;
+    r->at.val_loss = v.loss;
     r->position.val_bytes = v.bytes / (double)v.tokens;
     if (r->options.keep_best) { // only rank 0 knows whether the best checkpoint was saved
-        TRY(comm_broadcast(r->comm, &r->position.at.best, sizeof r->position.at.best, e));
-        r->saving.is_best = v.loss < r->position.at.best.loss;
-        if (!r->saving.is_best && r->options.patience) r->position.at.best.stale++;
+        TRY(comm_broadcast(r->comm, &r->at.best, sizeof r->at.best, e));
+        r->saving.is_best = v.loss < r->at.best.loss;
+        if (!r->saving.is_best && r->options.patience) r->at.best.stale++;
     }
     if (!is_rank0(r)) return 0;
     progress_break(&r->progress);
-    printf("step %5lld  val loss %.4f\n", (long long)r->position.at.step, v.loss);
-    return metrics_test(r->metrics, r->position.at.step, r->position.at.tokens, "val_loss", v.loss, NAN, e);
+    printf("step %5lld  val loss %.4f\n", (long long)r->at.step, v.loss);
+    return metrics_test(r->metrics, r->at.step, r->at.tokens, "val_loss", v.loss, NAN, e);
 }
 
 static int test_hellaswag(Run *r, Error *e) {
@@ -120,13 +119,13 @@ static int test_hellaswag(Run *r, Error *e) {
     const int n = score.questions;
     const double acc = (double)score.correct / n, norm = (double)score.correct_norm / n;
     progress_break(&r->progress);
-    printf("step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n", (long long)r->position.at.step,
-           score.correct, n, acc, score.correct_norm, n, norm);
-    return metrics_test(r->metrics, r->position.at.step, r->position.at.tokens, "hellaswag", acc, norm, e);
+    printf("step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n", (long long)r->at.step, score.correct, n,
+           acc, score.correct_norm, n, norm);
+    return metrics_test(r->metrics, r->at.step, r->at.tokens, "hellaswag", acc, norm, e);
 }
 
 static int sample(Run *r, Error *e) {
-    comm_phase(r->comm, PHASE_CHECKPOINT, r->position.at.step);
+    comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
     progress_begin(&r->progress, "the sample", 0);
     progress_break(&r->progress); // silences the progress while print_samples prints
     const int code = is_rank0(r) ? print_samples(r, e) : 0;
@@ -144,14 +143,13 @@ static int stop_and_save(Run *r, Error *e) {
     comm_settle(r->comm);
     const char *hint =
         r->options.fresh ? "run the same command without --fresh to resume" : "run the same command again to resume";
-    return FAIL(e, ERR_STOPPED, hint, "%s after step %lld, saved in %s", cause, (long long)r->position.at.step,
-                r->saving.saved);
+    return FAIL(e, ERR_STOPPED, hint, "%s after step %lld, saved in %s", cause, (long long)r->at.step, r->saving.saved);
 }
 
 // Samples from the finished model, saves it, and prints the end. An error in sampling must not prevent the save.
 static int finish_run(Run *r, Error *e) {
     const Options *o = &r->options;
-    const RunPoint *at = &r->position.at;
+    const RunPoint *at = &r->at;
     Error sampling;
     progress_break(&r->progress);
     const int code = o->sample_every > 0 ? sample(r, &sampling) : 0;
@@ -186,7 +184,7 @@ static bool is_due(int64_t step, int64_t every) { return every > 0 && step % eve
 
 static int train_loop(Run *r, Error *e) {
     const Options *o = &r->options;
-    const RunPoint *at = &r->position.at;
+    const RunPoint *at = &r->at;
     const int64_t compare_every = 100; // steps
     StepMetrics m;
     for (bool last = false; !last;) {
@@ -220,8 +218,8 @@ int train_run(Run *r, Error *e) {
     r->saving.limit = !o->max_hours ? INFINITY
                       : end         ? clock_seconds() + strtod(end, NULL) - (double)time(NULL)
                                     : r->started + 3600 * o->max_hours;
-    if (o->train_hours && !r->position.at.horizon) r->progress.ends = r->position.begun + 3600 * o->train_hours;
-    double *scale = &r->position.at.loss_scale.scale; // 0: the run begins, or had another type than fp16
+    if (o->train_hours && !r->at.horizon) r->progress.ends = r->position.begun + 3600 * o->train_hours;
+    double *scale = &r->at.loss_scale.scale; // 0: the run begins, or had another type than fp16
     if (!r->engine_api->needs_loss_scale) *scale = 0;
     else if (*scale == 0) *scale = o->loss_scale > 0 ? o->loss_scale : LOSS_SCALE_START;
     TRY(parallel_start(&r->parallel, r->engine, o->comm_dtype, e));
@@ -230,11 +228,11 @@ int train_run(Run *r, Error *e) {
     if (saves_in_background(r)) TRY(saver_prepare(r->saving.saver, e));
     TRY(compare_ranks(r, e));
     if (is_rank0(r)) print_setup(r);
-    if (o->on_spike && r->position.at.step == 0) TRY(save_in_background(r, e));
+    if (o->on_spike && r->at.step == 0) TRY(save_in_background(r, e));
     int code = train_loop(r, e);
     bool all_know = r->comm->settled || r->comm->ranks == 1;
     bool of_files = code == ERR_INPUT || code == ERR_WRITE;
-    if (of_files && all_know && !r->saving.last && r->position.at.step > 0) save_at_error(r, e);
+    if (of_files && all_know && !r->saving.last && r->at.step > 0) save_at_error(r, e);
     if (!code) return parallel_drain(&r->parallel, e);
     end_save(r);
     return code;

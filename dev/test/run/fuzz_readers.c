@@ -51,7 +51,7 @@ static int read_state(const char *directory, Error *e) {
     int code = run_state_summary(&summary, directory, e);
     if (!code) code = run_state_read(&run, directory, &changes, e);
     if (!code) {
-        outliers_z(&run.position.at.loss_window, 1, INFINITY);
+        outliers_z(&run.at.loss_window, 1, INFINITY);
         gns_estimate(&run.position.noise.ln);
     }
     text_free(&changes);
