@@ -56,8 +56,9 @@ def totals_table(runs):
         right = run.test_rows[-1].get("hellaswag_norm") if run.test_rows else None
         rows.append([run.label, f"{last['tokens']:,}", f"{last['step']:,}", show_time(last["seconds"]),
                      show(smooth_column(run, "loss")[-1]), show(vals[-1]), show(min(vals)),
+                     f"{100 * sum(bool(row.get('clipped')) for row in run.rows) / len(run.rows):.3g}%",
                      *(["-" if right is None else f"{100 * right:.1f}%"] if tested else [])])
-    head = ["run", "tokens", "steps", "time", "train loss", "val loss", "best val loss"]
+    head = ["run", "tokens", "steps", "time", "train loss", "val loss", "best val loss", "clipped steps"]
     return table(head + ["HellaSwag"] * tested, rows)
 
 

@@ -23,7 +23,7 @@ make_run() {
             if (B == 32) printf "\"loss_nll\": %.9f, ", loss
             printf "\"grad_norm\": 1, \"tok_per_s\": 640, \"mfu\": null, \"gns_ln\": %s, \"gns_ln_se\": %s, ", \
                 s == 3 ? "null" : n, s < 2 ? "null" : 1
-            printf "\"gns_ln_lower\": %s", (s > 50 && s < 60) ? "1e308" : 1
+            printf "\"clipped\": %s, \"gns_ln_lower\": %s", s % 16 ? "false" : "true", (s > 50 && s < 60) ? "1e308" : 1
             if (s % 8 == 1) printf ", \"gns_total\": 9, \"gns_ratio\": 1, \"gns_type_mlp\": 5, \"gns_layer\": [3, null]"
             print "}"
             if (s % 10 == 0) printf "{\"step\": %d, \"tokens\": %d, \"val_loss\": %.9f}\n", s, 64 * s * B, loss
@@ -77,8 +77,8 @@ shown = [int(n) for n in re.findall("<b>a&lt;b</b> and &lt;u&gt;([0-9]+)</pre>",
 assert shown == [50, 100, 200, 250, 350, 400, 500], shown  # eight of twelve, evenly: these seven and the last
 # Runs are compared at the highest of their lowest losses. b32 needs 200 steps, b8 500; b32 needs 1.6 times the tokens.
 cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr.*?</tr>", text)]
-assert next(c for c in cells if len(c) == 8 and c[0] == "b8")[7] == "31.2%" and ["options: out"] not in cells
-losses = next(c for c in cells if len(c) in (7, 8) and c[0] == "b32")[4:6] # training, validation
+assert next(c for c in cells if len(c) == 9 and c[0] == "b8")[7:] == ["6.25%", "31.2%"] and ["options: out"] not in cells
+losses = next(c for c in cells if len(c) in (8, 9) and c[0] == "b32")[4:6] # training, validation
 assert abs(float(losses[0]) - float(losses[1])) < 0.1, losses
 saved = next(c for c in cells if len(c) == 7 and c[0] == "b32" and "%" in c[2])
 assert saved[2] == "-60.0%" and saved[4] == "+60.0%" and saved[6] == "-60.0%", saved
@@ -160,7 +160,7 @@ check "both at 15" says "$work/pair.html" "+0.0%"
 check "target" says "$work/pair.html" "a validation loss of 2.0000"
 report 0 "$work/base" "$work/below" -o "$work/pair.html"
 check "nothing says when it passed the loss" grep -q "smoothed training loss" "$work/pair.html"
-check "saved" [ "$(grep -c '%</td>' "$work/pair.html")" = 0 ]
+check "saved" [ "$(grep -c '[-+][0-9.]*%</td>' "$work/pair.html")" = 0 ]
 PYTHONPATH='' report 0 "$work/below" "$work/"'a$b_{$/run' -o "$work/pair.html"
 check "its name" says "$work/pair.html" '<h1>below and a$b_{$'
 end pairs
