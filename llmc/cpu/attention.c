@@ -86,15 +86,6 @@ static Head head_at(const Attention *at, size_t T, size_t NH, size_t D, size_t i
     return head;
 }
 
-// to[at + i] = scale * from[from_at + i], i < n, between two types
-VECTOR_INLINE void scale_values(void *to, size_t at, const Dtype to_type, const void *from, size_t from_at,
-                                const Dtype from_type, size_t n, float scale) {
-    size_t whole = n / VEC * VEC;
-    for (size_t i = 0; i < whole; i += VEC)
-        value_store(to, at + i, scale * value_load(from, from_at + i, from_type), to_type);
-    for (size_t i = whole; i < n; i++) value_set(to, at + i, scale * value_get(from, from_at + i, from_type), to_type);
-}
-
 // `to` (Tp, Dp) = scale * `from` (T, D), padded with zeros
 static void copy_padded(const Head *head, float *to, const void *from, size_t from_row, float scale) {
     size_t D = head->D, Dp = head->Dp;
@@ -124,21 +115,12 @@ static void transpose_panels(const Head *head, float *to, const void *from, size
                         size_min(TILE_COLUMNS, head->T - t), head->D);
 }
 
-// Writes a tile of C = A B, or C += A B if `add`. A is (rows, K), k contiguous.
-static void write_tile(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, const float *b, size_t b_row,
-                       size_t K, bool add) {
+// Writes a tile of C = A B, or C += A B if `add`. Element (i, k) of A lies at a[i * a_row + k * a_k].
+static void write_tile(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, size_t a_k, const float *b,
+                       size_t b_row, size_t K, bool add) {
     TILE_DISPATCH(rows, {
-        Tile t = tile_product(ROWS, K, a, a_row, 1, b, b_row);
+        Tile t = tile_product(ROWS, K, a, a_row, a_k, b, b_row);
         tile_write(ROWS, c, c_row, &t, add);
-    });
-}
-
-// Adds a tile of A^T B to C. A is (K, rows).
-static void add_tile_transposed(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, const float *b,
-                                size_t b_row, size_t K) {
-    TILE_DISPATCH(rows, {
-        Tile t = tile_product(ROWS, K, a, 1, a_row, b, b_row);
-        tile_write(ROWS, c, c_row, &t, true);
     });
 }
 
@@ -184,7 +166,7 @@ static void forward_panel(const Head *head, void *out, float *lse, size_t i, siz
     size_t Dp = head->Dp, score_row = head->Tp + VEC, keys = size_min(head->Tp, round_up(i + rows, TILE_COLUMNS));
     size_t first = round_down(first_key(head, i), TILE_COLUMNS);
     for (size_t j = first; j < keys; j += TILE_COLUMNS)
-        write_tile(head->scores + j, score_row, rows, head->q + i * Dp, Dp, head->k_t + j * head->D, TILE_COLUMNS,
+        write_tile(head->scores + j, score_row, rows, head->q + i * Dp, Dp, 1, head->k_t + j * head->D, TILE_COLUMNS,
                    head->D, false);
     float sum[TILE_ROWS];
     size_t valid = size_min(rows, head->T - i);
@@ -195,7 +177,7 @@ static void forward_panel(const Head *head, void *out, float *lse, size_t i, siz
         if (r < valid && head->dropout.below) drop_row(head, scores, i + r, first, keys);
     }
     for (size_t d = 0; d < Dp; d += TILE_COLUMNS)
-        write_tile(head->rows + d, Dp, rows, head->scores + first, score_row, head->v + first * Dp + d, Dp,
+        write_tile(head->rows + d, Dp, rows, head->scores + first, score_row, 1, head->v + first * Dp + d, Dp,
                    i + rows - first, false);
     for (size_t r = 0; r < valid; r++)
         copy_rows_out(head, out, i + r, head->out_row, head->rows + r * Dp, 1, 1 / sum[r]);
@@ -253,8 +235,9 @@ static void backward_scores(const Head *head, size_t i, size_t rows, size_t r, s
     Seen seen = keys_seen(head, i, rows, j, keys);
     size_t begin = round_down(seen.begin, TILE_COLUMNS), end = size_min(keys, round_up(seen.end, TILE_COLUMNS));
     for (size_t c = begin; c < end; c += TILE_COLUMNS) {
-        write_tile(p + c, SCORE_ROW, rows, head->q + i * Dp, Dp, head->k_t + (j + c) * D, TILE_COLUMNS, D, false);
-        write_tile(ds + c, SCORE_ROW, rows, head->dout + i * Dp, Dp, head->v_t + (j + c) * D, TILE_COLUMNS, D, false);
+        write_tile(p + c, SCORE_ROW, rows, head->q + i * Dp, Dp, 1, head->k_t + (j + c) * D, TILE_COLUMNS, D, false);
+        write_tile(ds + c, SCORE_ROW, rows, head->dout + i * Dp, Dp, 1, head->v_t + (j + c) * D, TILE_COLUMNS, D,
+                   false);
     }
     for (size_t t = i; t < i + rows; t++, p += SCORE_ROW, ds += SCORE_ROW) {
         float factor[KEY_BLOCK + 2 * DROPOUT_SPAN];
@@ -278,8 +261,8 @@ static void backward_block(const Head *head, size_t i, size_t i_end, size_t j, s
         size_t offset = (first - i) * SCORE_ROW + c, K = last - first;
         for (size_t d = 0; d < Dp; d += TILE_COLUMNS) {
             float *dv = head->dv + (j + c) * Dp + d, *dk = head->dk + (j + c) * Dp + d;
-            add_tile_transposed(dv, Dp, rows, head->scores + offset, SCORE_ROW, head->dout + first * Dp + d, Dp, K);
-            add_tile_transposed(dk, Dp, rows, head->dscores + offset, SCORE_ROW, head->q + first * Dp + d, Dp, K);
+            write_tile(dv, Dp, rows, head->scores + offset, 1, SCORE_ROW, head->dout + first * Dp + d, Dp, K, true);
+            write_tile(dk, Dp, rows, head->dscores + offset, 1, SCORE_ROW, head->q + first * Dp + d, Dp, K, true);
         }
     }
     for (size_t row = i; row < i_end; row += TILE_ROWS) {
@@ -287,7 +270,7 @@ static void backward_block(const Head *head, size_t i, size_t i_end, size_t j, s
         Seen seen = keys_seen(head, row, rows, j, keys);
         for (size_t d = 0; d < Dp; d += TILE_COLUMNS)
             write_tile(head->rows + (row - i) * Dp + d, Dp, rows, head->dscores + (row - i) * SCORE_ROW + seen.begin,
-                       SCORE_ROW, head->k + (j + seen.begin) * Dp + d, Dp, seen.end - seen.begin, add);
+                       SCORE_ROW, 1, head->k + (j + seen.begin) * Dp + d, Dp, seen.end - seen.begin, add);
     }
 }
 

@@ -229,68 +229,56 @@ void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type
 
 // ---- Cross-entropy --------------------------------------------------------------------------------------------------
 
-VECTOR_INLINE float logits_max(const void *x, int n, const Dtype type) {
-    Vec v = vec_set(value_get(x, 0, type));
+static float row_max(const float *row, int n) {
+    Vec v = vec_set(row[0]);
     int c = 0;
-    for (; c + VEC <= n; c += VEC) v = vec_max(value_load(x, c, type), v);
+    for (; c + VEC <= n; c += VEC) v = vec_max(vec_load(row + c), v);
     float max = vec_largest(v);
-    for (; c < n; c++) max = value_get(x, c, type) > max ? value_get(x, c, type) : max;
+    for (; c < n; c++) max = row[c] > max ? row[c] : max;
     return max;
 }
 
-// Returns the sum of exp(row - max). Replaces an fp32 row by these exponentials. Does not change a bf16 row, which
-// would be rounded twice.
-VECTOR_INLINE float row_exp(void *row, float max, int n, const Dtype type) {
+// Replaces a row by exp(row - max). Returns the sum.
+static float row_exp(float *row, float max, int n) {
     Vec sum = {0};
     int c = 0;
     for (; c + VEC <= n; c += VEC) {
-        Vec y = vec_exp(value_load(row, c, type) - max);
-        if (type == DTYPE_FP32) value_store(row, c, y, type);
+        Vec y = vec_exp(vec_load(row + c) - max);
+        vec_store(row + c, y);
         sum += y;
     }
     float total = 0;
-    for (; c < n; c++) {
-        float y = expf(value_get(row, c, type) - max);
-        if (type == DTYPE_FP32) value_set(row, c, y, type);
-        total += y;
-    }
+    for (; c < n; c++) total += row[c] = expf(row[c] - max);
     for (int i = 0; i < VEC; i++) total += sum[i];
     return total;
 }
 
-// Call after row_exp. Sets each value to `scale` exp(logit - max) - `less`. (fp32 rows already hold the exponentials.)
-VECTOR_INLINE void row_scale(void *row, float max, float scale, float less, int n, const Dtype type) {
-    if (type == DTYPE_FP32) {
-        for (int v = 0; v < n; v++) value_set(row, v, value_get(row, v, type) * scale - less, type);
-        return;
-    }
-    int c = 0;
-    for (; c + VEC <= n; c += VEC) value_store(row, c, vec_exp(value_load(row, c, type) - max) * scale - less, type);
-    for (; c < n; c++) value_set(row, c, expf(value_get(row, c, type) - max) * scale - less, type);
-}
-
-VECTOR_INLINE void cross_entropy_row(float *nll, float *loss, void *row, int target, int V, int stride, float smoothing,
-                                     float gradient, const Dtype type) {
-    float max = logits_max(row, V, type), at_target = value_get(row, target, type);
-    float mean = loss ? row_sum(row, 0, false, V, type) / (float)V : 0;
-    float sum = row_exp(row, max, V, type);
+static void cross_entropy_row(float *nll, float *loss, float *row, int target, int V, float smoothing, float gradient,
+                              Dtype type) {
+    float max = row_max(row, V), at_target = row[target];
+    float mean = loss ? row_sum(row, 0, false, V, DTYPE_FP32) / (float)V : 0;
+    float sum = row_exp(row, max, V);
     *nll = loss_at(loss_logsumexp(max, sum), at_target);
     if (loss) *loss = loss_smoothed(*nll, at_target, mean, smoothing);
     if (gradient == 0) return;
     float scale = gradient / sum, less = loss ? loss_gradient_everywhere(gradient, smoothing, V) : 0;
-    float p = (type == DTYPE_FP32 ? value_get(row, target, type) : expf(at_target - max)) * scale;
-    row_scale(row, max, scale, less, V, type);
-    value_set(row, target, loss_gradient_at_target(p, gradient * (1 - smoothing)) - less, type);
-    memset(value_at(row, V, type), 0, value_bytes(type) * (size_t)(stride - V));
+    float p = (type == DTYPE_FP32 ? row[target] : expf(at_target - max)) * scale;
+    for (int v = 0; v < V; v++) row[v] = row[v] * scale - less;
+    row[target] = loss_gradient_at_target(p, gradient * (1 - smoothing)) - less;
 }
 
 void cross_entropy(float *nll, float *loss, void *logits, const uint16_t *target, int N, int V, int stride,
                    float smoothing, float gradient, Dtype type) {
+    const bool widens = type == DTYPE_BF16; // to fp32, so that only the result is rounded
 #pragma omp parallel for schedule(static) if ((size_t)N * V > PARALLEL_FLOATS)
     for (int i = 0; i < N; i++) {
-        void *row = value_at(logits, (size_t)i * stride, type);
-        float *smoothed = loss ? &loss[i] : NULL;
-        BY_TYPE(type, cross_entropy_row(&nll[i], smoothed, row, target[i], V, stride, smoothing, gradient, TYPE));
+        void *values = value_at(logits, (size_t)i * stride, type);
+        float wide[widens ? V : 1], *row = widens ? wide : values;
+        if (widens) scale_values(wide, 0, DTYPE_FP32, values, 0, DTYPE_BF16, V, 1);
+        cross_entropy_row(&nll[i], loss ? &loss[i] : NULL, row, target[i], V, smoothing, gradient, type);
+        if (gradient == 0) continue;
+        if (widens) scale_values(values, 0, DTYPE_BF16, wide, 0, DTYPE_FP32, V, 1);
+        memset(value_at(values, V, type), 0, value_bytes(type) * (size_t)(stride - V));
     }
 }
 
