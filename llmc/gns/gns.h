@@ -159,8 +159,7 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 typedef struct {
     GnsTracker total, ln;
     double cross[2][2]; // weighted sums of products of differences: (G2, S) of total by (G2, S) of ln
-    double ratio;       // latest ratio with a small enough error; until then 1, which known runs end above
-    double var, sum_w2; // the ratio's GnsFactor
+    GnsFactor ratio;    // the latest with a small enough error; until then 1, which known runs end above
 } GnsCalibration;
 
 // The calibration's half-life after `done` tokens. half_life: Noise.ln's.
@@ -188,8 +187,8 @@ static inline void gns_calibration_update(GnsCalibration *c, double B, double n_
     gns_add(&c->ln, ln_g2, ln_s, tokens, half_life, true);
     GnsEstimate total = gns_estimate(&c->total), ln = gns_estimate(&c->ln);
     if (!gns_calibration_significant(&c->total, total) || !gns_calibration_significant(&c->ln, ln)) return;
-    c->ratio = total.scale / ln.scale;
-    c->sum_w2 = gns_sum_w2(&c->total);
+    c->ratio.value = total.scale / ln.scale;
+    c->ratio.sum_w2 = gns_sum_w2(&c->total);
 
     // Relative variance of the ratio: the sum of the two scales' relative variances, less twice their covariance.
     const double da[2] = {-1 / total.g2, 1 / total.s}, db[2] = {-1 / ln.g2, 1 / ln.s};
@@ -197,5 +196,5 @@ static inline void gns_calibration_update(GnsCalibration *c, double B, double n_
     double of_total = total.scale_se / total.scale, of_ln = ln.scale_se / ln.scale;
     for (int i = 0; i < 2; i++)
         for (int j = 0; j < 2; j++) common += da[i] * db[j] * per_diff * c->cross[i][j];
-    c->var = fmax(of_total * of_total + of_ln * of_ln - 2 * common, 0);
+    c->ratio.var = fmax(of_total * of_total + of_ln * of_ln - 2 * common, 0);
 }

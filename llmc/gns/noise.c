@@ -11,7 +11,7 @@ int noise_create(Noise *noise, const Model *model, double half_life, double rati
     const size_t trackers = (size_t)(noise->layers + noise->source_trackers);
     TRY(memory_alloc_zero((void **)&noise->layer, sizeof(GnsTracker) * trackers, "noise trackers", e));
     noise->source = noise->layer + noise->layers;
-    noise->calibration.ratio = 1; // too low rather than too high
+    noise->calibration.ratio.value = 1; // too low rather than too high
     noise->half_life = half_life, noise->fixed_ratio = ratio;
     return 0;
 }
@@ -112,8 +112,7 @@ double noise_cosine(const Noise *noise, int s, int t, double *se) {
 }
 
 const GnsTracker *noise_signal(const Noise *noise, GnsFactor *c) {
-    const GnsCalibration *k = &noise->calibration;
-    *c = (GnsFactor){k->ratio, k->var, k->sum_w2};
+    *c = noise->calibration.ratio;
     if (noise->follows_total) *c = (GnsFactor){1, 0, 0};
     else if (noise->fixed_ratio > 0) *c = (GnsFactor){noise->fixed_ratio, 0, 0};
     return noise->follows_total ? &noise->total : &noise->ln;

@@ -18,11 +18,9 @@ int ramp_parse(const char *text, RampMode *mode, const char **argument, Error *e
     const size_t length = strcspn(text, ":");
     *argument = text[length] ? text + length + 1 : NULL;
     for (int m = 0; m < RAMP_MODES; m++) {
-        const bool has_argument = *argument && **argument, wants_one = m == RAMP_REPLAY || m == RAMP_STEPS;
-        if (strlen(mode_names[m]) != length || strncmp(text, mode_names[m], length) != 0) continue;
-        if (has_argument != wants_one || (*argument && !wants_one)) break;
-        *mode = (RampMode)m;
-        return 0;
+        const bool named = strlen(mode_names[m]) == length && strncmp(text, mode_names[m], length) == 0;
+        const bool wants_argument = m == RAMP_REPLAY || m == RAMP_STEPS;
+        if (named && (wants_argument ? *argument && **argument : !*argument)) return *mode = (RampMode)m, 0;
     }
     return FAIL(e, ERR_USAGE, "use fixed, linear, seesaw, gns, steps:LIST or replay:FILE", "--ramp %s: no such ramp",
                 text);

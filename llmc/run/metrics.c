@@ -270,7 +270,7 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
     if (s->ranks_measured) put_estimate(f, "gns_ranks", &noise->ranks);
     bool calibrated = s->mode == GNS_EXACT && !s->skipped;
     if (s->mode != GNS_OFF && noise->fixed_ratio > 0) put_number(f, "gns_ratio", noise->fixed_ratio);
-    else if (calibrated) put_number(f, "gns_ratio", noise->calibration.ratio);
+    else if (calibrated) put_number(f, "gns_ratio", noise->calibration.ratio.value);
     if (calibrated) put_estimate(f, "gns_total", noise->follows_total ? &noise->total : &noise->calibration.total);
     for (int i = 0; i < GROUP_COUNT && calibrated; i++)
         put_field(f, "gns_type_", group_names[i], gns_estimate(&noise->type[i]).scale);

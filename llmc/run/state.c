@@ -138,9 +138,9 @@ static void io_noise(StateIO *io, Noise *noise) {
     io_tracker(io, "noise.ranks", &noise->ranks);
     io_tracker(io, "noise.sampled_total", &c->total);
     io_tracker(io, "noise.sampled_ln", &c->ln);
-    real(io, "noise.ratio", &c->ratio);
-    real(io, "noise.ratio_var", &c->var);
-    real(io, "noise.ratio_few", &c->sum_w2);
+    real(io, "noise.ratio", &c->ratio.value);
+    real(io, "noise.ratio_var", &c->ratio.var);
+    real(io, "noise.ratio_few", &c->ratio.sum_w2);
     for (int i = 0; i < 4; i++) real(io, AT("noise.cross_%c%c", "gs"[i / 2], "gs"[i % 2]), &c->cross[i / 2][i % 2]);
     real(io, "noise.tokens_since_sample", &noise->tokens_since_sample);
     real(io, "noise.tokens_since_ranks", &noise->tokens_since_ranks);

@@ -198,18 +198,18 @@ static void calibration_observe(GnsCalibration *c, Source *total, Source *ln, in
 // total has 2.5 times the scale of ln. The ratio is 1 until both scales are significant, then 2.5, also after noise
 // hides the scales again.
 static void test_calibration(void) {
-    GnsCalibration c = {.ratio = 1};
+    GnsCalibration c = {.ratio = {.value = 1}};
     Source total = source_make(1, 10, 500), ln = source_make(0.1, 0.4, 501);
     for (int i = 0; i < 400; i++) calibration_observe(&c, &total, &ln, 16, 100);
-    CHECK_CLOSE(c.ratio, 2.5, 0.1, 0);
+    CHECK_CLOSE(c.ratio.value, 2.5, 0.1, 0);
     total = source_make(1e-5, 10, 502), ln = source_make(1e-6, 0.4, 503); // G vanishes in noise
     for (int i = 0; i < 3000; i++) {
         calibration_observe(&c, &total, &ln, 16, 100);
         GnsEstimate t = gns_estimate(&c.total), l = gns_estimate(&c.ln);
-        if (t.g2 > 6 * t.g2_se && l.g2 > 6 * l.g2_se) CHECK_CLOSE(c.ratio, t.scale / l.scale, 1e-12, 0);
+        if (t.g2 > 6 * t.g2_se && l.g2 > 6 * l.g2_se) CHECK_CLOSE(c.ratio.value, t.scale / l.scale, 1e-12, 0);
     }
     CHECK(!gns_estimate(&c.total).significant, "a significant G2 of nothing");
-    CHECK(c.ratio > 1 && c.ratio < 6, "ratio %g, was about 2.5 when last seen", c.ratio);
+    CHECK(c.ratio.value > 1 && c.ratio.value < 6, "ratio %g, was about 2.5 when last seen", c.ratio.value);
 }
 
 // Draws two estimates. common: weight of the noise that both share, from 0 to 1.
@@ -228,14 +228,15 @@ static void test_calibration_error(void) {
     for (int k = 0; k < 3; k++) {
         double mean = 0, square = 0, claimed = 0;
         for (uint64_t run = 0; run < RUNS; run++) {
-            GnsCalibration c = {.ratio = 1};
+            GnsCalibration c = {.ratio = {.value = 1}};
             for (uint64_t i = 0; i < STEPS; i++) {
                 double g2[2], s[2]; // converted to n and q below
                 draw_pair(common[k], 520 + run, i, g2, s);
                 gns_calibration_update(&c, B, g2[0] + s[0], g2[0] + s[0] / B, g2[1] + s[1], g2[1] + s[1] / B, 1, 20);
             }
-            CHECK(c.sum_w2 > 0 && c.sum_w2 < 0.03, "1 / m is %g", c.sum_w2);
-            mean += log(c.ratio) / RUNS, square += pow(log(c.ratio), 2) / RUNS, claimed += c.var / RUNS;
+            CHECK(c.ratio.sum_w2 > 0 && c.ratio.sum_w2 < 0.03, "1 / m is %g", c.ratio.sum_w2);
+            mean += log(c.ratio.value) / RUNS, square += pow(log(c.ratio.value), 2) / RUNS,
+                claimed += c.ratio.var / RUNS;
         }
         double spread = sqrt(fmax(0, square - mean * mean));
         CHECK_CLOSE(sqrt(claimed), spread, 0.2, 1e-6);
@@ -290,11 +291,11 @@ static void test_calibration_is_wary(void) {
         for (uint64_t run = 0; run < RUNS; run++) {
             uint64_t stream = 700 + 2 * (run + RUNS * (uint64_t)h);
             Source total = source_make(1, 80, stream), ln = source_make(0.01, 0.32, stream + 1);
-            GnsCalibration c = {.ratio = 1};
+            GnsCalibration c = {.ratio = {.value = 1}};
             bool off = false;
             for (int i = 0; i < 8 * half_lives[h]; i++) {
                 calibration_observe(&c, &total, &ln, B, half_lives[h]);
-                off |= c.ratio != 1 && fabs(log(c.ratio / 2.5)) > log(1.5);
+                off |= c.ratio.value != 1 && fabs(log(c.ratio.value / 2.5)) > log(1.5);
             }
             wrong += off;
         }
@@ -307,7 +308,7 @@ static void test_calibration_is_wary(void) {
 static void test_ratio(void) {
     for (int i = 0; i < 4; i++) {
         bool total = i & 1, given = i & 2, measured = i == 0;
-        Noise noise = {.calibration = {.ratio = 3, .var = 0.04, .sum_w2 = 0.1}, .follows_total = total};
+        Noise noise = {.calibration = {.ratio = {3, 0.04, 0.1}}, .follows_total = total};
         noise.fixed_ratio = given ? 0.5 : 0;
         GnsFactor c;
         const GnsTracker *tracker = noise_signal(&noise, &c);
@@ -469,7 +470,7 @@ static void test_groups(void) {
     Error e = {0};
     CHECK_OK(model_create(&model, &config, &e), &e);
     CHECK_OK(noise_create(&noise, &model, HALF_LIFE, 0, 0, &e), &e);
-    CHECK(noise.calibration.ratio == 1, "a ratio of 1 before it is measured");
+    CHECK(noise.calibration.ratio.value == 1, "a ratio of 1 before it is measured");
     for (int k = 0; k < AVERAGES; k++) want[k] = (Average){0, 0, k == LN || k == FOLLOWED ? HALF_LIFE : 5 * HALF_LIFE};
     for (int step = 0; step < STEPS; step++) {
         double B = 2 + rng_u32(700, 0, (uint64_t)step) % 30, tokens = 8 * B;

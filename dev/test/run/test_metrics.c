@@ -39,7 +39,7 @@ static void make_noise(double fixed_ratio) {
     learn(&noise.ln), learn(&noise.total), learn(&noise.ranks), learn(&noise.calibration.total);
     for (int i = 0; i < GROUP_COUNT; i++) learn(&noise.type[i]);
     for (int i = 0; i < 3; i++) learn(&noise.layer[i]);
-    noise.calibration.ratio = 1.75;
+    noise.calibration.ratio.value = 1.75;
 }
 
 static void read_log(void) {
