@@ -185,7 +185,7 @@ static int measure_save_beside_step(Bench *b, int round, Error *e) {
     TRY(save_in_background(&b->run, e));
     double pause = clock_seconds() - start;
     TRY(bench_step(b, &beside, e));
-    end_save(&b->run);
+    save_at_error(&b->run, 0, e);
     double all = clock_seconds() - start, longer = beside - alone[ALONE / 2];
     if (b->run.saving.saved_step != step) return FAIL(e, ERR_WRITE, "see the warning above", "a save failed");
     b->figure[PAUSE][round] = pause;

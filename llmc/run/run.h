@@ -1,4 +1,4 @@
-// run: the state of a run, and the functions that it is handed to. A rollback resets the fields from `data` to `saving`.
+// run: the state of a run, and its functions. A rollback resets the fields from `data` to `saving`.
 #pragma once
 
 #include "checkpoint/archive.h"

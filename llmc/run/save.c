@@ -399,34 +399,31 @@ int save_and_wait(Run *r, Error *e) {
     return comm_agree(r->comm, code, e);
 }
 
-// `settled` is true if the ranks have agreed on training's error. Clears it, since the ranks must agree on the save's
-// errors too, and restores it after the save. If they could not agree, it stays false, which ends the job.
-void save_at_error(Run *r, Error *e) {
-    Comm *comm = r->comm;
-    const bool settled = comm->settled;
-    const int speaker = comm->speaker;
+// The save: `settled` is true if the ranks have agreed on training's error. Clears it, since the ranks must agree on the
+// save's errors too, and restores it after the save. If they could not agree, it stays false, which ends the job.
+void save_at_error(Run *r, int code, Error *e) {
+    const bool settled = r->comm->settled, alone = r->comm->ranks == 1;
+    const bool of_files = code == ERR_INPUT || code == ERR_WRITE;
+    const int speaker = r->comm->speaker;
     char what[ARCHIVE_PATH + 100];
     Error failed = {0};
-    comm->settled = false;
-    int code = parallel_send_weights(&r->parallel, &failed);
-    if (!code) code = compare_ranks(r, &failed);
-    if (!code) code = save_and_wait(r, &failed);
-    if (!code || comm->settled) comm->settled = settled, comm->speaker = speaker;
-    if (code && is_rank0(r)) fprintf(stderr, "warning: no save after the error: %s\n", failed.what);
-    if (code) return;
-    snprintf(what, sizeof what, "step %lld is saved in %s/step_%08lld: ", (long long)r->at.step, r->options.out,
-             (long long)r->at.step);
-    hint_to_resume(r, e, what);
-}
-
-void end_save(Run *r) {
-    Error ignored;
-    bool all_know = r->comm->settled || r->comm->ranks == 1;
+    if (of_files && (settled || alone) && !r->saving.last && r->at.step > 0) {
+        r->comm->settled = false;
+        code = parallel_send_weights(&r->parallel, &failed);
+        if (!code) code = compare_ranks(r, &failed);
+        if (!code) code = save_and_wait(r, &failed);
+        if (!code || r->comm->settled) r->comm->settled = settled, r->comm->speaker = speaker;
+        snprintf(what, sizeof what, "step %lld is saved in %s/step_%08lld: ", (long long)r->at.step, r->options.out,
+                 (long long)r->at.step);
+        if (!code) hint_to_resume(r, e, what);
+        else if (is_rank0(r)) fprintf(stderr, "warning: no save after the error: %s\n", failed.what);
+    }
+    const bool all_know = r->comm->settled || alone;
     comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
-    int failed = all_know ? parallel_drain(&r->parallel, &ignored) : 0;
-    if (all_know && !failed) failed = await_save(r, true, &ignored);
+    code = all_know ? parallel_drain(&r->parallel, &failed) : 0;
+    if (all_know && !code) code = await_save(r, true, &failed);
     for (double end = clock_seconds() + 0.5 * r->options.deadline;
          r->saving.saver->phase == FINISHING && clock_seconds() < end; nanosleep(&poll_interval, NULL))
-        collect_save(r, &ignored);
-    if (failed) r->comm->settled = false; // ends the job
+        collect_save(r, &failed);
+    if (code) r->comm->settled = false; // ends the job
 }

@@ -56,7 +56,6 @@ void saver_destroy(Saver *saver); // waits for the thread; saver may be NULL
 
 int save_in_background(Run *r, Error *e);
 int save_and_wait(Run *r, Error *e);
-void save_at_error(Run *r, Error *e); // e: the error that ended training; its hint will name the checkpoint
 
 void await_copy(Run *r); // call before every update
 
@@ -66,10 +65,11 @@ double saver_writes(const Saver *saver); // 1 if this rank writes, else 0
 // reports an ended one. Then tries to write the lines of the log that wait because the disk was full.
 int collect_save(Run *r, Error *e);
 
-// Call when training ended on an error, while a save may still run. If all ranks know the error, they wait for the
-// save. If only this rank knows it, other ranks wait for this rank in a collective. This rank then waits for the save
-// at most half the deadline, and reports its error before the other ranks' watchdogs do.
-void end_save(Run *r);
+// Call when training ended on the error e, while a save may still run. If all ranks know the error, they wait for the
+// save; if it is a file's error, they save first, and e's hint names the checkpoint. If only this rank knows the error,
+// other ranks wait for this rank in a collective. This rank then waits for the save at most half the deadline, and
+// reports its error before the other ranks' watchdogs do. code: e's.
+void save_at_error(Run *r, int code, Error *e);
 
 // ---- For the loop and the saves -------------------------------------------------------------------------------------
 

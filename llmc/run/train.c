@@ -230,10 +230,7 @@ int train_run(Run *r, Error *e) {
     if (is_rank0(r)) print_setup(r);
     if (o->on_spike && r->at.step == 0) TRY(save_in_background(r, e));
     int code = train_loop(r, e);
-    bool all_know = r->comm->settled || r->comm->ranks == 1;
-    bool of_files = code == ERR_INPUT || code == ERR_WRITE;
-    if (of_files && all_know && !r->saving.last && r->at.step > 0) save_at_error(r, e);
     if (!code) return parallel_drain(&r->parallel, e);
-    end_save(r);
+    save_at_error(r, code, e);
     return code;
 }
