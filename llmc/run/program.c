@@ -15,8 +15,7 @@
 static int train(Run *r, Error *e) {
     const Options *o = &r->options, resolved = *o; // training changes some options: --gns, --train-hours
     Position *p = &r->position;
-    Comm *comm = r->comm;
-    const long long K = o->tensor, groups = comm->ranks / K;
+    const long long K = o->tensor, groups = r->comm->ranks / K;
     r->at = (RunPoint){.val_loss = NAN, .best.loss = INFINITY};
     memset(r->at.exponents, FP8_UNSET, sizeof r->at.exponents);
     *p = (Position){.begun = p->begun, .back = p->back};
@@ -29,7 +28,7 @@ static int train(Run *r, Error *e) {
         code = error_hint(e, "use mpirun -np %lld, or larger batches (--batch-tokens, --batch-min, --ramp)",
                           (long long)p->ramp.config.batch_min * K);
     }
-    TRY(comm_agree(comm, code, e));
+    TRY(comm_agree(r->comm, code, e));
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
     if (r->saving.saved[0] && (r->at.tokens >= o->run.horizon_tokens || ends_early(r))) {
@@ -40,22 +39,22 @@ static int train(Run *r, Error *e) {
                ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run");
         return archive_tidy(&r->saving.archive, false, stderr, e); // removes what a killed run left
     }
-    TRY(comm_agree(comm, setup_room(r, e), e));
-    if (o->shard) TRY(comm_same_machines(comm, e));
+    TRY(comm_agree(r->comm, setup_room(r, e), e));
+    if (o->shard) TRY(comm_same_machines(r->comm, e));
     TRY(setup_device(r, e));
     TRY(setup_gns(r, e));
     code = setup_buffers(r, e);
     if (!code) code = setup_engine(r, e);
-    TRY(comm_agree(comm, code, e));
+    TRY(comm_agree(r->comm, code, e));
     TRY(setup_tuning(r, e));
-    TRY(comm_agree(comm, setup_output(r, e), e));
+    TRY(comm_agree(r->comm, setup_output(r, e), e));
     const int64_t made = p->back.made;
     code = train_run(r, e);
-    if (p->back.made == made || !(comm->settled || comm->ranks == 1)) return code;
+    if (p->back.made == made || !(r->comm->settled || r->comm->ranks == 1)) return code;
     progress_break(&r->progress);
     run_end_training(r);
-    comm->settled = false;
-    comm_phase(comm, PHASE_SETUP, 0);
+    r->comm->settled = false;
+    comm_phase(r->comm, PHASE_SETUP, 0);
     r->options = resolved;
     return train(r, e);
 }

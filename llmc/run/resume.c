@@ -70,13 +70,12 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
 
 // On all ranks: the others verify candidates until rank 0's search ends. Then rank 0 sends them `code` and *newest.
 static int share_newest(Run *r, int code, Newest *newest, Error *e) {
-    Comm *comm = r->comm;
     Error waiting = {0};
-    comm->idle_pass = verify_share, comm->idle_context = r;
-    int failed = comm->settled ? 0 : comm_wait_first(comm, &waiting);
+    r->comm->idle_pass = verify_share, r->comm->idle_context = r;
+    int failed = r->comm->settled ? 0 : comm_wait_first(r->comm, &waiting);
     if (failed && !code) *e = waiting, code = failed;
-    TRY(comm_agree(comm, code, e));
-    return comm_broadcast(comm, newest, sizeof *newest, e);
+    TRY(comm_agree(r->comm, code, e));
+    return comm_broadcast(r->comm, newest, sizeof *newest, e);
 }
 
 // Opens and locks an existing run (1). Waits for the lock: it may outlive a killed process by seconds, and on NFS a
@@ -196,7 +195,6 @@ int setup_source(Run *r, Error *e) {
 int setup_resume(Run *r, Error *e) {
     const Newest *newest = &r->saving.own;
     const Rollback *back = &r->position.back;
-    RunPoint *at = &r->at;
     char best[ARCHIVE_PATH];
     Text changes;
     TRY(share_newest(r, find_own(r, e), &r->saving.own, e));
@@ -204,7 +202,7 @@ int setup_resume(Run *r, Error *e) {
     if (!newest->found) return 0;
     strcpy(r->saving.saved, newest->directory);
     int code = run_state_read(r, r->saving.saved, &changes, e);
-    if (!code) code = ramp_settle(&r->position.ramp, at->step, at->tokens, e);
+    if (!code) code = ramp_settle(&r->position.ramp, r->at.step, r->at.tokens, e);
     for (int i = 0; i < back->made && !code; i++)
         code = dataset_exclude(r->data.train, (uint64_t)back->first[i], (uint64_t)back->rows[i], e);
     if (!code && is_rank0(r) && back->why.code)
@@ -212,12 +210,12 @@ int setup_resume(Run *r, Error *e) {
                 (long long)back->first[back->made - 1],
                 (long long)(back->first[back->made - 1] + back->rows[back->made - 1] - 1));
     if (!code && is_rank0(r))
-        printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saving.saved, (long long)at->step,
-               (long long)at->tokens, changes.text);
+        printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saving.saved, (long long)r->at.step,
+               (long long)r->at.tokens, changes.text);
     text_free(&changes);
     TRY(comm_agree(r->comm, code, e));
-    archive_step_path(r->saving.archive.path, at->best.step, best);
+    archive_step_path(r->saving.archive.path, r->at.best.step, best);
     if (is_rank0(r) && file_missing(r->saving.archive.dir, best))
-        at->best = (BestPoint){.loss = INFINITY}; // the best checkpoint was removed
-    return comm_broadcast(r->comm, &at->best, sizeof at->best, e);
+        r->at.best = (BestPoint){.loss = INFINITY}; // the best checkpoint was removed
+    return comm_broadcast(r->comm, &r->at.best, sizeof r->at.best, e);
 }

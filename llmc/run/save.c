@@ -133,26 +133,25 @@ void saver_destroy(Saver *s) {
 // Makes the text of state.json, makes room on the disk, and creates the files.
 static int begin_save(Run *r, Error *e) {
     Saver *s = r->saving.saver;
-    RunPoint *at = &r->at;
     const Options *o = &r->options;
     const Pulse pulse = {comm_beat, r->comm};
-    r->saving.best_before = at->best;
-    if (r->saving.is_best) at->best = (BestPoint){.step = at->step, .loss = at->val_loss};
-    at->metrics_bytes = metrics_bytes(r->metrics);
+    r->saving.best_before = r->at.best;
+    if (r->saving.is_best) r->at.best = (BestPoint){.step = r->at.step, .loss = r->at.val_loss};
+    r->at.metrics_bytes = metrics_bytes(r->metrics);
     free(s->state);
     TRY(run_state_write(r, &s->state, &s->state_bytes, e));
     TRY(text_begin(&s->notes, e));
     const uint64_t bytes =
         saver_checkpoint_bytes(&r->model, r->tokenizer) + s->state_bytes + metrics_waiting(r->metrics);
-    const int64_t back = at->step + 1 - 2 * o->spike_steps;
+    const int64_t back = r->at.step + 1 - 2 * o->spike_steps;
     s->spare = (Spare){.keep = o->keep, .back = !o->on_spike ? INT64_MAX : back > 0 ? back : 0};
     Spare room = s->spare;
-    if (o->keep_best) room.best = r->saving.best_before.step, s->spare.best = at->best.step;
+    if (o->keep_best) room.best = r->saving.best_before.step, s->spare.best = r->at.best.step;
     if (s->waits) room.back = INT64_MAX; // the last save may remove the checkpoint that a rollback needs
     TRY(archive_make_room(&r->saving.archive, bytes, room, r->saving.saved_step, s->notes.f, &pulse, e));
     manifest_free(&s->manifest);
     s->manifest.pulse = &s->pulse;
-    TRY(archive_begin(&r->saving.archive, at->step, &s->manifest, s->notes.f, e));
+    TRY(archive_begin(&r->saving.archive, r->at.step, &s->manifest, s->notes.f, e));
     Error unwritten;
     if (o->outliers && row_outliers_write(r, &unwritten)) fprintf(s->notes.f, "warning: %s\n", unwritten.what);
     int code = 0;
@@ -160,7 +159,7 @@ static int begin_save(Run *r, Error *e) {
         code = manifest_open(&s->manifest, layout_names[f], true, s->layout.bytes[f], &fd, e);
         if (!code) close(fd);
     }
-    if (code) archive_abandon(&r->saving.archive, at->step, s->manifest.dir, s->notes.f, &(Error){0});
+    if (code) archive_abandon(&r->saving.archive, r->at.step, s->manifest.dir, s->notes.f, &(Error){0});
     return code;
 }
 

@@ -159,18 +159,17 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
 
 static bool is_outlier(Run *r, int64_t B) {
     const Options *o = &r->options;
-    RunPoint *at = &r->at;
     const double most = o->on_spike ? o->spike_z : INFINITY;
     double loss = r->position.result.loss_sum / (double)B, norm = r->position.grad_norm;
-    double loss_z = outliers_z(&at->loss_window, loss, most), norm_z = outliers_z(&at->grad_window, norm, most);
-    at->spikes.value[at->spikes.count % OUTLIERS_WINDOW] = fmax(loss_z, norm_z);
+    double loss_z = outliers_z(&r->at.loss_window, loss, most), norm_z = outliers_z(&r->at.grad_window, norm, most);
+    r->at.spikes.value[r->at.spikes.count % OUTLIERS_WINDOW] = fmax(loss_z, norm_z);
     bool loss_out = o->skip_loss_z > 0 && loss_z > o->skip_loss_z,
          norm_out = o->skip_grad_z > 0 && norm_z > o->skip_grad_z;
     if (!loss_out && !norm_out) return false;
     if (!is_rank0(r)) return true;
     progress_break(&r->progress);
     fprintf(stderr, "step %lld: %s is an outlier (loss %.4g, z %.3g; gradient norm %.4g, z %.3g): update skipped\n",
-            (long long)at->step + 1, loss_out ? "the loss" : "the gradient norm", loss, loss_z, norm, norm_z);
+            (long long)r->at.step + 1, loss_out ? "the loss" : "the gradient norm", loss, loss_z, norm, norm_z);
     return true;
 }
 
@@ -237,22 +236,21 @@ static bool out_of_time(Run *r) {
 
 int train_step(Run *r, StepMetrics *metrics, Error *e) {
     Position *position = &r->position;
-    RunPoint *at = &r->at;
     StepSums sums;
     bool skipped, repeat;
     RampTarget target = {NAN, NAN, NAN, NAN, NAN};
     position->stop = out_of_time(r);
-    comm_phase(r->comm, PHASE_STEP, at->step + 1);
-    int64_t B = ramp_next(&position->ramp, at->step, at->tokens);
+    comm_phase(r->comm, PHASE_STEP, r->at.step + 1);
+    int64_t B = ramp_next(&position->ramp, r->at.step, r->at.tokens);
     TRY(comm_broadcast(r->comm, &B, sizeof B, e)); // rank 0's choice
-    *metrics = (StepMetrics){.step = at->step + 1, .examples = at->examples + B, .batch = B};
-    at->spikes.value[at->spikes.count % OUTLIERS_WINDOW] = NAN; // rollback_check increments the count
-    at->first[at->spikes.count % OUTLIERS_WINDOW] = at->examples;
+    *metrics = (StepMetrics){.step = r->at.step + 1, .examples = r->at.examples + B, .batch = B};
+    r->at.spikes.value[r->at.spikes.count % OUTLIERS_WINDOW] = NAN; // rollback_check increments the count
+    r->at.first[r->at.spikes.count % OUTLIERS_WINDOW] = r->at.examples;
     const int64_t tokens = B * r->shape.seq_len;
     const UpdateConfig update = update_config(r, B);
     const GnsMode mode = step_mode(r);
     const bool measured_ranks = measures_ranks(r, mode);
-    const double start = clock_seconds(), loss_scale = at->loss_scale.scale;
+    const double start = clock_seconds(), loss_scale = r->at.loss_scale.scale;
     do {
         TRY(run_rows(r, B, mode, NULL, e));
         TRY(update_unless_outlier(r, B, &update, &skipped, &sums, e));
@@ -260,18 +258,18 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     } while (repeat);
     progress_end(&r->progress);
     if (!skipped) observe_noise(r, B, &sums, mode, measured_ranks, &target);
-    at->step++;
-    at->batch = B;
-    at->examples += B;
-    at->tokens += tokens;
+    r->at.step++;
+    r->at.batch = B;
+    r->at.examples += B;
+    r->at.tokens += tokens;
     const double seconds = clock_seconds() - start, tok_per_s = (double)tokens / seconds;
     const double peak = r->peak_flops * r->comm->ranks;
     const double norm = position->grad_norm;
     if (r->options.outliers && is_rank0(r) && isfinite(norm)) TRY(row_outliers_observe(r, B, e));
     *metrics = (StepMetrics){
-        .step = at->step,
-        .tokens = at->tokens,
-        .examples = at->examples,
+        .step = r->at.step,
+        .tokens = r->at.tokens,
+        .examples = r->at.examples,
         .batch = B,
         .loss = position->result.loss_sum / (double)B,
         .nll = r->shape.label_smoothing > 0 ? position->result.nll_sum / (double)B : NAN,
@@ -284,7 +282,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .mode = mode,
         .skipped = skipped,
         .loss_scale = loss_scale,
-        .overflows = loss_scale > 0 || amax_count(r) ? at->loss_scale.overflows : 0, // fp16, fp8
+        .overflows = loss_scale > 0 || amax_count(r) ? r->at.loss_scale.overflows : 0, // fp16, fp8
         .clipped = !skipped && adamw_clip(norm, r->options.grad_clip) < 1,
         .target = target,
         .has_target = r->options.run.ramp_mode == RAMP_GNS && !skipped,

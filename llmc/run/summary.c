@@ -66,11 +66,10 @@ static void print_engine(const Run *r) {
 }
 
 static void print_notes(const Run *r) {
-    const Comm *c = r->comm;
-    if (comm_is_bound(c)) // loading, saving, MPI and NCCL compete with the computation for these cores
+    if (comm_is_bound(r->comm)) // loading, saving, MPI and NCCL compete with the computation for these cores
         printf("note: rank 0 may run on %d of the %d cores here, and its share is %d: mpirun --bind-to none lifts "
                "that (srun: --cpu-bind=none)\n",
-               c->cores, c->cores_here, c->cores_here / c->local_ranks);
+               r->comm->cores, r->comm->cores_here, r->comm->cores_here / r->comm->local_ranks);
     if (r->data.train && r->at.step == 0 && !r->options.warmup_tokens && r->options.optimizer != OPTIMIZER_LAMB)
         printf("note: no warm-up: AdamW's first steps have the full --lr, and moments of few batches; "
                "--warmup-tokens of 1%% of the run is usual\n");

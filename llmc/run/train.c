@@ -141,15 +141,13 @@ static int stop_and_save(Run *r, Error *e) {
     progress_break(&r->progress);
     TRY(save_and_wait(r, e));
     comm_settle(r->comm);
-    const char *hint =
-        r->options.fresh ? "run the same command without --fresh to resume" : "run the same command again to resume";
-    return FAIL(e, ERR_STOPPED, hint, "%s after step %lld, saved in %s", cause, (long long)r->at.step, r->saving.saved);
+    FAIL(e, ERR_STOPPED, NULL, "%s after step %lld, saved in %s", cause, (long long)r->at.step, r->saving.saved);
+    return error_hint(e, "run the same command %s to resume", r->options.fresh ? "without --fresh" : "again");
 }
 
 // Samples from the finished model, saves it, and prints the end. An error in sampling must not prevent the save.
 static int finish_run(Run *r, Error *e) {
     const Options *o = &r->options;
-    const RunPoint *at = &r->at;
     Error sampling;
     progress_break(&r->progress);
     const int code = o->sample_every > 0 ? sample(r, &sampling) : 0;
@@ -158,22 +156,22 @@ static int finish_run(Run *r, Error *e) {
     if (code || !is_rank0(r)) return code;
     if (reached_loss(r))
         printf("validation loss %.4f, at most --stop-at-loss %g, after %lld steps, %lld tokens, %.1f seconds\n",
-               at->val_loss, o->stop_at_loss, (long long)at->step, (long long)at->tokens, run_seconds(r));
-    else if (out_of_patience(r) && at->tokens < o->run.horizon_tokens)
+               r->at.val_loss, o->stop_at_loss, (long long)r->at.step, (long long)r->at.tokens, run_seconds(r));
+    else if (out_of_patience(r) && r->at.tokens < o->run.horizon_tokens)
         printf("ended early, after step %lld: %lld validations without a new lowest loss (--patience %lld)\n",
-               (long long)at->step, (long long)at->best.stale, (long long)o->patience);
+               (long long)r->at.step, (long long)r->at.best.stale, (long long)o->patience);
     if (r->position.clipped)
         printf("gradients clipped (--grad-clip %g) in %.3g%% of the steps\n", o->grad_clip,
-               100 * (double)r->position.clipped / (double)(at->step - r->saving.first_step + 1));
-    if (isfinite(at->val_loss)) {
+               100 * (double)r->position.clipped / (double)(r->at.step - r->saving.first_step + 1));
+    if (isfinite(r->at.val_loss)) {
         char bits[40] = "";
         if (r->position.val_bytes > 0)
-            snprintf(bits, sizeof bits, " = %.4f bits per byte", at->val_loss / log(2.0) / r->position.val_bytes);
-        printf("validation loss %.4f nats per token%s\n", at->val_loss, bits);
+            snprintf(bits, sizeof bits, " = %.4f bits per byte", r->at.val_loss / log(2.0) / r->position.val_bytes);
+        printf("validation loss %.4f nats per token%s\n", r->at.val_loss, bits);
     }
-    if (o->keep_best && at->best.step && at->best.step != at->step)
-        printf("lowest validation loss %.4f after step %lld, in %s/step_%08lld\n", at->best.loss,
-               (long long)at->best.step, o->out, (long long)at->best.step);
+    if (o->keep_best && r->at.best.step && r->at.best.step != r->at.step)
+        printf("lowest validation loss %.4f after step %lld, in %s/step_%08lld\n", r->at.best.loss,
+               (long long)r->at.best.step, o->out, (long long)r->at.best.step);
     printf("model in %s, the run's numbers in %s/metrics.jsonl\n", r->saving.saved, o->out);
     return 0;
 }
@@ -184,7 +182,6 @@ static bool is_due(int64_t step, int64_t every) { return every > 0 && step % eve
 
 static int train_loop(Run *r, Error *e) {
     const Options *o = &r->options;
-    const RunPoint *at = &r->at;
     const int64_t compare_every = 100; // steps
     StepMetrics m;
     for (bool last = false; !last;) {
@@ -192,19 +189,19 @@ static int train_loop(Run *r, Error *e) {
             r->position.stop = true; // with several ranks, train_step sets it on all
         if (r->position.stop) return stop_and_save(r, e);
         TRY(rollback_check(r, &m, train_step(r, &m, e), e));
-        if (o->train_hours && !at->horizon) TRY(decide_length(r, &m, e));
-        last = at->tokens >= o->run.horizon_tokens; // if true, finish_run samples and saves
-        const bool validates = r->data.val && o->val_every > 0 && (last || is_due(at->step, o->val_every));
-        const bool saves = is_due(at->step, o->checkpoint_every), samples = is_due(at->step, o->sample_every);
-        const bool compares = saves || r->position.stop || is_due(at->step, compare_every);
-        if (last || compares || validates || samples || is_due(at->step, o->hellaswag_every))
+        if (o->train_hours && !r->at.horizon) TRY(decide_length(r, &m, e));
+        last = r->at.tokens >= o->run.horizon_tokens; // if true, finish_run samples and saves
+        const bool validates = r->data.val && o->val_every > 0 && (last || is_due(r->at.step, o->val_every));
+        const bool saves = is_due(r->at.step, o->checkpoint_every), samples = is_due(r->at.step, o->sample_every);
+        const bool compares = saves || r->position.stop || is_due(r->at.step, compare_every);
+        if (last || compares || validates || samples || is_due(r->at.step, o->hellaswag_every))
             TRY(parallel_send_weights(&r->parallel, e));
         r->saving.is_best = false;
         if (validates) TRY(validate(r, e));
         last = last || ends_early(r);
-        if (r->data.hellaswag && (last || is_due(at->step, o->hellaswag_every))) TRY(test_hellaswag(r, e));
+        if (r->data.hellaswag && (last || is_due(r->at.step, o->hellaswag_every))) TRY(test_hellaswag(r, e));
         if (compares || last || r->saving.is_best) TRY(compare_ranks(r, e)); // before a save
-        progress_step(&r->progress, &m, &r->position.noise, last || at->step == 1);
+        progress_step(&r->progress, &m, &r->position.noise, last || r->at.step == 1);
         if (samples && !last) TRY(sample(r, e));
         TRY(collect_save(r, e));
         if ((saves || r->saving.is_best) && !last) TRY(save_in_background(r, e));
