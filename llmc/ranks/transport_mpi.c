@@ -5,7 +5,7 @@
 #include <limits.h>
 #include <string.h>
 
-#include "base/float16.h"
+#include "cpu/value.h"
 #include "ranks/mpi_check.h"
 
 // A transfer in flight: a gathering, or one piece of a reduction. MPI uses the arrays until the transfer ends.
@@ -27,11 +27,11 @@ struct Transport {
     MPI_Comm peers;    // the ranks of equal t; without --tensor the same as `mpi`
     MPI_Comm replicas; // with --shard machine: the owners of this rank's parts, one per machine
     MPI_Comm group;    // with --tensor: the ranks of this rank's group
-    MPI_Datatype type; // type of gradients in transfer
-    MPI_Op op;         // sums gradients
+    MPI_Datatype type; // of the gradients in transfer
+    MPI_Op op;         // sums them
     void *partial;     // buffer of reduce_rows: (ranks of the group, own rows, width)
     size_t partial_bytes;
-    WireType wire;
+    Dtype wire;             // type of the values in transfer
     Pending *first, **end;  // transfers in flight, in the order of their starts; end: the list's last link
     int64_t started, ended; // how many transfers have started; how many have ended
     int64_t reduced[2];     // numbers of the last two pieces, the older first
@@ -40,9 +40,8 @@ struct Transport {
 
 // Adds in fp32 and rounds at every hop.
 static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
-    const uint16_t *x = in;
-    uint16_t *y = inout;
-    for (int i = 0; i < *count; i++) y[i] = f32_to_bf16(bf16_to_f32(x[i]) + bf16_to_f32(y[i]));
+    const Dtype bf16 = DTYPE_BF16;
+    for (int i = 0; i < *count; i++) value_set(inout, i, value_get(in, i, bf16) + value_get(inout, i, bf16), bf16);
 }
 
 static int mpi_create(Transport **out, Comm *comm, const Division *division, WireType wire, size_t largest,
@@ -55,7 +54,8 @@ static int mpi_create(Transport **out, Comm *comm, const Division *division, Wir
     }
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
-    *t = (Transport){.comm = comm, .division = *division, .wire = wire, .end = &t->first, .op = MPI_SUM};
+    *t = (Transport){.comm = comm, .division = *division, .end = &t->first, .op = MPI_SUM};
+    t->wire = wire == WIRE_BF16 ? DTYPE_BF16 : DTYPE_FP32;
     t->type = wire == WIRE_BF16 ? MPI_UINT16_T : MPI_FLOAT;
     MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank / shared, comm->rank, &t->mpi), e); // keeps the error handler
     MPI_TRY(MPI_Comm_split(MPI_COMM_WORLD, comm->rank % shared, comm->rank, &t->replicas), e);
@@ -107,8 +107,8 @@ static int mpi_wait_for(Transport *t, int64_t work, Error *e);
 // Exchanges the bucket in pieces; mpi_wait_for sums. MPI_Ireduce_scatter would allocate two buckets on some ranks.
 static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
     const int ranks = division_ranks(&t->division, bucket), rank = division_rank(&t->division, bucket);
-    const bool rounded = t->wire == WIRE_BF16;
-    const size_t element = rounded ? sizeof(uint16_t) : sizeof(float), each = TRANSPORT_MPI_PIECE / (size_t)ranks;
+    const bool rounded = t->wire == DTYPE_BF16;
+    const size_t element = value_bytes(t->wire), each = TRANSPORT_MPI_PIECE / (size_t)ranks;
     size_t longest = 1;
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK); // not per piece: ranks of other t may have more pieces
     *work = 0;
@@ -127,9 +127,7 @@ static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t
             TRY(memory_alloc(&p->sent, element * size_min(range_length(bucket), TRANSPORT_MPI_PIECE),
                              "gradients in bf16", e));
         for (int r = 0, place = 0; r < ranks && rounded; place += p->counts[r++]) {
-            const float *from = values + p->places[r];
-            uint16_t *to = (uint16_t *)p->sent + place;
-            for (int i = 0; i < p->counts[r]; i++) to[i] = f32_to_bf16(from[i]);
+            for (int i = 0; i < p->counts[r]; i++) value_set(p->sent, place + i, values[p->places[r] + i], DTYPE_BF16);
             p->places[r] = place;
         }
         TRY(memory_alloc(&p->received, element * p->count * (size_t)ranks, "gradients of other ranks", e));
@@ -189,10 +187,9 @@ static int mpi_gather_rows(Transport *t, void *values, int rows, size_t width, D
 }
 
 static int mpi_reduce_rows(Transport *t, void *own, const void *partial, int rows, size_t width, Dtype type, Error *e) {
-    const bool rounded = type == DTYPE_BF16;
     const size_t K = (size_t)t->division.tensor;
     const size_t n = (size_t)rows_of_rank(rows, t->comm->rank % (int)K, (int)K).count * width;
-    const size_t bytes = K * n * (rounded ? sizeof(uint16_t) : sizeof(float));
+    const size_t bytes = K * n * value_bytes(type);
     if (t->partial_bytes < bytes) {
         memory_free(t->partial);
         t->partial = NULL;
@@ -200,14 +197,11 @@ static int mpi_reduce_rows(Transport *t, void *own, const void *partial, int row
         t->partial_bytes = bytes;
     }
     TRY(exchange_rows(t, (void *)partial, t->partial ? t->partial : &(char){0}, rows, width, type, e));
-    const uint16_t *x16 = t->partial;
-    const float *x = t->partial;
 #pragma omp parallel for simd schedule(static) if (n > 1 << 13)
     for (size_t i = 0; i < n; i++) {
         float sum = 0;
-        for (size_t r = 0; r < K; r++) sum += rounded ? bf16_to_f32(x16[r * n + i]) : x[r * n + i];
-        if (rounded) ((uint16_t *)own)[i] = f32_to_bf16(sum);
-        else ((float *)own)[i] = sum;
+        for (size_t r = 0; r < K; r++) sum += value_get(t->partial, r * n + i, type);
+        value_set(own, i, sum, type);
     }
     return 0;
 }
@@ -233,7 +227,7 @@ static int mpi_wait_for(Transport *t, int64_t work, Error *e) {
         MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
         for (int step = 1; p->own && step < p->ranks; step *= 2) { // the tree ((0 + 1) + (2 + 3)) + ..., for any count
             char *values = p->received;
-            const size_t bytes = p->count * (t->wire == WIRE_BF16 ? sizeof(uint16_t) : sizeof(float));
+            const size_t bytes = p->count * value_bytes(t->wire);
             for (int r = 0; r + step < p->ranks; r += 2 * step)
                 MPI_TRY(MPI_Reduce_local(values + (size_t)(r + step) * bytes, values + (size_t)r * bytes, (int)p->count,
                                          t->type, t->op),
@@ -244,8 +238,7 @@ static int mpi_wait_for(Transport *t, int64_t work, Error *e) {
             MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, p->received, (int)p->count, t->type, t->op, t->replicas), e);
         }
         t->waited += clock_seconds() - begin;
-        for (size_t i = 0; p->own && i < p->count; i++)
-            p->own[i] = t->wire == WIRE_BF16 ? bf16_to_f32(((uint16_t *)p->received)[i]) : ((float *)p->received)[i];
+        for (size_t i = 0; p->own && i < p->count; i++) p->own[i] = value_get(p->received, i, t->wire);
         t->first = p->next;
         if (!t->first) t->end = &t->first;
         memory_free(p->sent);
