@@ -90,7 +90,7 @@ int __wrap_run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
 }
 
 static int setup(Bench *b, const char *directory, const char *name, Error *e) {
-    const ParallelConfig alone = {.zero = ZERO_0};
+    const ParallelConfig alone = {.zero = ZERO_0, .tensor = 1};
     Run *r = &b->run;
     Run *s = r;
     Archive *archive = &r->saving.archive;
@@ -103,7 +103,7 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     TRY(metrics_open(&r->metrics, archive->dir, b->out, &(bool){0}, e));
     TRY(metrics_begin(r->metrics, 0, false, e));
     TRY(model_create(&s->model, &shape, e));
-    EngineConfig config = {.model = &s->model, .micro_batch = b->micro_batch, .seq_len = b->seq_len};
+    s->shape = (EngineConfig){.model = &s->model, .micro_batch = b->micro_batch, .seq_len = b->seq_len};
     TRY(memory_alloc_zero((void **)&b->tokens, sizeof *b->tokens * (size_t)(b->micro_batch * (b->seq_len + 1)),
                           "tokens", e));
     TRY(bench_results(&r->position.result, &s->model, e));
@@ -111,8 +111,8 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     s->comm = &b->comm;
     s->options.keep = 1;
     strcpy(s->options.model, name);
-    TRY(parallel_create(&s->parallel, s->comm, &alone, &config, e));
-    TRY(engine_create(&GNS_ENGINE, &s->engine, &config, e));
+    TRY(parallel_create(&s->parallel, s->comm, &alone, &s->shape, e));
+    TRY(engine_create(&GNS_ENGINE, &s->engine, &s->shape, e));
     TRY(parallel_start(&s->parallel, s->engine, WIRE_FP32, e));
     TRY(saver_create(&r->saving.saver, r, e));
     return saver_prepare(r->saving.saver, e);

@@ -8,7 +8,7 @@
 
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows) {
     const int64_t most = rows_of_rank(rows, 0, p->groups).count; // most rows of any group
-    return (most + p->config.micro_batch - 1) / p->config.micro_batch;
+    return (most + p->shape->micro_batch - 1) / p->shape->micro_batch;
 }
 
 // TensorRanks.gather_rows
@@ -26,14 +26,12 @@ static int reduce_rows(void *context, void *own, const void *partial, int rows, 
 int parallel_create(Parallel *p, Comm *comm, const ParallelConfig *config, EngineConfig *shape, Error *e) {
     const Model *model = shape->model;
     size_t buckets = (size_t)model_bucket_count(model);
-    const int K = config->tensor > 1 ? config->tensor : 1, shared = config->shared ? config->shared : comm->ranks;
-    *p = (Parallel){.comm = comm, .model = model, .config = *config, .api = config->transport};
-    p->config.tensor = K;
+    const int K = config->tensor, shared = config->shared ? config->shared : comm->ranks;
+    *p = (Parallel){.comm = comm, .model = model, .config = *config, .shape = shape, .api = config->transport};
     p->group = comm->rank / K, p->groups = comm->ranks / K;
     shape->tensor = (TensorRanks){comm->rank % K, K, gather_rows, reduce_rows, p};
-    p->exchanges = tensor_exchanges(shape, true);
     if (comm->ranks == 1) return 0;
-    p->division = (Division){comm->rank % shared, shared, K, config->optimizer == OPTIMIZER_MUON ? model : NULL};
+    p->division = (Division){comm->rank % shared, shared, K, shape->optimizer == OPTIMIZER_MUON ? model : NULL};
     TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
     TRY(memory_alloc_zero((void **)&p->work, 2 * sizeof(int64_t) * buckets, "buckets", e));
     p->gathered = p->work + buckets;
@@ -42,15 +40,13 @@ int parallel_create(Parallel *p, Comm *comm, const ParallelConfig *config, Engin
         const Range bucket = model_bucket(model, i);
         p->owned[i] = division_part(&p->division, bucket, division_rank(&p->division, bucket));
     }
-    bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
-    p->shard_grads = config->zero >= ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
-    p->shard_weights = config->zero == ZERO_3;
-    p->kept = config->zero == ZERO_0 ? 0 : p->shard_weights ? 1 : p->buckets; // 0: only parallel_start gathers weights
     if (config->zero == ZERO_0) return 0;
+    const bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
+    p->kept = config->zero == ZERO_3 ? 1 : p->buckets;
     shape->owned = p->owned;
     shape->owned_count = p->buckets;
-    shape->shard_grads = p->shard_grads;
-    shape->shard_weights = p->shard_weights;
+    shape->shard_grads = config->zero >= ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
+    shape->shard_weights = config->zero == ZERO_3;
     return 0;
 }
 
@@ -69,7 +65,8 @@ static int gather(Parallel *p, EngineBuffer array, int i, int64_t *work, Error *
     size_t bytes = array == BUFFER_WEIGHT ? engine_weight_bytes(p->engine) : sizeof(float);
     void *values = engine_buffer(p->engine, array, bucket.begin);
     const void *own = (const char *)values + (part.begin - bucket.begin) * bytes;
-    if (p->shard_weights) // all ranks or none gather in place (MPI): an empty part's pointer must not be at its place
+    if (p->shape
+            ->shard_weights) // all ranks or none gather in place (MPI): an empty part's pointer must not be at its place
         own = range_length(part) ? engine_own_weights(p->engine, part) : (const char *)own + 1;
     return p->api->all_gather(p->transport, own, values, bytes, bucket, work, e);
 }
@@ -133,7 +130,7 @@ static int join_pass(void *parallel, Error *e) {
 
 int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e) {
     int word = COMM_PASS;
-    if (!p->shard_weights && p->config.tensor == 1) return 0;
+    if (!p->shape->shard_weights && p->config.tensor == 1) return 0;
     TRY(comm_broadcast(p->comm, &word, sizeof word, e));
     TRY(comm_broadcast(p->comm, &n, sizeof n, e));
     return comm_broadcast(p->comm, (void *)tokens, (size_t)n * sizeof *tokens, e); // does not write rank 0's tokens
@@ -176,7 +173,7 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
 
 // Collects the sums of buckets [i, uncollected), before other gradients overwrite their memory.
 static int collect_from(Parallel *p, int i, Error *e) {
-    while (p->shard_grads && p->uncollected > i) {
+    while (p->shape->shard_grads && p->uncollected > i) {
         int last = --p->uncollected;
         TRY(p->api->wait_for(p->transport, p->work[last], e));
         TRY(engine_collect(p->engine, p->owned[last], p->first, e));
@@ -223,19 +220,20 @@ int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
 // micro-steps, or 0.
 static int bucket_without_rows(Parallel *p, int i, Error *e) {
     Range bucket = model_bucket(p->model, i);
-    if (p->shard_grads || !p->has_gradients) TRY(engine_clear(p->engine, bucket, e));
+    if (p->shape->shard_grads || !p->has_gradients) TRY(engine_clear(p->engine, bucket, e));
     return bucket_final(p, bucket, e);
 }
 
 // Starts the transfers of the other ranks' forward and backward pass (invariant 4).
 static int micro_step_without_rows(Parallel *p, bool reduces, Error *e) {
     TRY(parallel_send_weights(p, e));
-    for (int i = 0; i < p->exchanges; i++) watchdog_begin(p->comm->watchdog, TRANSPORT_ROWS); // count only: invariant 7
-    for (int i = 0; i < p->buckets && p->shard_weights; i++) TRY(await_bucket(p, i, i + 1, e));
+    for (int i = tensor_exchanges(p->shape, true); i > 0; i--) // count only: invariant 7
+        watchdog_begin(p->comm->watchdog, TRANSPORT_ROWS);
+    for (int i = 0; i < p->buckets && p->shape->shard_weights; i++) TRY(await_bucket(p, i, i + 1, e));
     if (reduces) TRY(bucket_begins(p, model_bucket(p->model, 0), e));
     for (int i = p->buckets - 1; i > 0; i--) {
         if (reduces) TRY(bucket_begins(p, model_bucket(p->model, i), e));
-        if (p->shard_weights) TRY(await_bucket(p, i, i - 1, e));
+        if (p->shape->shard_weights) TRY(await_bucket(p, i, i - 1, e));
         if (reduces) TRY(bucket_without_rows(p, i, e));
     }
     return reduces ? bucket_without_rows(p, 0, e) : 0;
@@ -278,7 +276,7 @@ int parallel_drain(Parallel *p, Error *e) {
 
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
     const Range all = {0, p->model->flat_count};
-    bool lamb = p->config.optimizer == OPTIMIZER_LAMB; // needs norms of whole tensors
+    bool lamb = p->shape->optimizer == OPTIMIZER_LAMB; // needs norms of whole tensors
     if (!p->buckets && lamb) TRY(engine_trust(p->engine, all, update, e));
     if (!p->buckets) return engine_update(p->engine, all, update, e);
     if (lamb) {

@@ -43,10 +43,8 @@
 typedef struct {
     ZeroStage zero;
     ReduceCadence reduce;
-    Optimizer optimizer;
     int shared;        // ranks of a machine, among which buckets are cut (8); 0: all ranks
     int tensor;        // K ranks hold one model together (7); 1: each rank holds one
-    int micro_batch;   // most rows of a group's micro-step
     int64_t batch_max; // most rows of a step, over all ranks
     const TransportApi *transport;
 } ParallelConfig;
@@ -55,11 +53,10 @@ typedef struct {
     Comm *comm;
     const Model *model;
     ParallelConfig config;
+    const EngineConfig *shape;
     int group, groups; // this rank's group d; number of groups, ranks / K. Without --tensor each rank is a group
-    int exchanges;     // number of a group's exchanges in a micro-step
-    bool shard_grads, shard_weights;
-    int buckets;  // 0: one rank
-    Range *owned; // (buckets) this rank's parts, in ascending order
+    int buckets;       // 0: one rank
+    Range *owned;      // (buckets) this rank's parts, in ascending order
     Division division;
     Engine *engine; // set by parallel_start
     const TransportApi *api;
@@ -78,7 +75,7 @@ typedef struct {
 } Parallel;
 
 // Creates buckets and parts of shape->model for rank comm->rank of comm->ranks, without communication. Sets in *shape
-// what this rank's engine keeps.
+// what this rank's engine keeps. *shape must outlive *p.
 int parallel_create(Parallel *p, Comm *comm, const ParallelConfig *config, EngineConfig *shape, Error *e);
 void parallel_destroy(Parallel *p);
 

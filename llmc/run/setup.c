@@ -186,8 +186,6 @@ int setup_shards(Run *r, Comm *comm, Error *e) {
         .tensor = K,
         .zero = infers ? ZERO_0 : o->zero, // inference computes with all weights
         .reduce = o->reduce,
-        .optimizer = o->optimizer,
-        .micro_batch = r->shape.micro_batch,
         .batch_max = r->position.ramp.replay ? r->position.ramp.config.batch_max : o->run.batch_max_rows,
         .transport = r->transport_api,
     };

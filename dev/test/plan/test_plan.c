@@ -63,7 +63,7 @@ static Options options; // set by make_plan
 static Plan make_plan(const Model *model, const char *device, int micro_batch, int seq_len) {
     EngineDevice cpu = {.is_cpu = true, .value_bytes = 4, .head_bytes = 64 << 20, .flops = 1e11, .bandwidth = 1e10};
     Plan p = {.options = &options, .engine = &cpu_engine, .ranks = 1, .estimate_memory = true};
-    p.sharing = (ParallelConfig){.tensor = 1, .micro_batch = micro_batch, .batch_max = micro_batch};
+    p.sharing = (ParallelConfig){.tensor = 1, .batch_max = micro_batch};
     options_defaults(&options);
     snprintf(options.device, sizeof options.device, "%s", device);
     p.shape = (EngineConfig){.model = model, .micro_batch = micro_batch, .seq_len = seq_len, .gns = GNS_LN};
@@ -508,7 +508,7 @@ static void test_muon_ranks(void) {
     Plan p = plan_of("d12", "H200", 1);
     MemoryPlan memory;
     p.ranks = 8, p.shape.optimizer = OPTIMIZER_MUON;
-    p.sharing = (ParallelConfig){ZERO_1, .tensor = 1, .micro_batch = 1, .batch_max = 64, .optimizer = OPTIMIZER_MUON};
+    p.sharing = (ParallelConfig){ZERO_1, .tensor = 1, .batch_max = 64};
     plan_memory(&p, 1, &memory);
     const double block = 12.0 * 768 * 768 + 13 * 768, embeddings = (50304.0 + 1024) * 768;
     CHECK_CLOSE((double)memory.item[2].bytes, 8 * (2 * block + embeddings / 8), 1e-3, 0); // moments
