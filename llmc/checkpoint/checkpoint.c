@@ -10,8 +10,6 @@
 #include <limits.h>
 #include <string.h>
 
-enum { GPT2_VOCAB = 50257 }; // its last token is <|endoftext|>
-
 static const char *const fetch_again = "fetch the file again";
 
 #define MODEL_FILE  "model.safetensors"
@@ -86,8 +84,6 @@ int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e)
     cJSON_Delete(root);
     return code;
 }
-
-int checkpoint_end_of_text(int vocab, int eot) { return eot < 0 && vocab == GPT2_VOCAB ? GPT2_VOCAB - 1 : eot; }
 
 int checkpoint_save_config(Manifest *manifest, const ModelConfig *c, int eot, double dropout, Error *e) {
     char end[16] = "null", drop[32], text[1024];

@@ -22,7 +22,7 @@ int checkpoint_refuse_pickle(const char *path, Error *e);
 int checkpoint_read_config(const char *path, ModelConfig *config, Error *e);
 
 // Returns `eot`, the tokenizer's end of text. If it is -1 (none) and the vocabulary has GPT-2's size, returns GPT-2's.
-int checkpoint_end_of_text(int vocab, int eot);
+static inline int checkpoint_end_of_text(int vocab, int eot) { return eot < 0 && vocab == 50257 ? vocab - 1 : eot; }
 
 // Compares a share of a checkpoint's files with its manifest. Skips the optimizer's file unless `moments`. The message
 // of ERR_INPUT names the file that differs. A path without a manifest passes.

@@ -227,7 +227,7 @@ int comm_wait_first(Comm *comm, Error *e) {
     do {
         word = comm->rank == 0 ? COMM_DONE : COMM_WAIT;
         TRY(comm_broadcast(comm, &word, sizeof word, e));
-        if (word == COMM_PASS) TRY(comm->idle_pass(comm->idle_context, e));
+        if (word > 0) TRY(comm->idle_pass(comm->idle_context, word, e));
     } while (word != COMM_DONE);
     return 0;
 }
@@ -241,15 +241,6 @@ void comm_beat(void *context) {
     if (comm->rank > 0 || now - comm->beat_at < seconds_between) return;
     comm->beat_at = now;
     comm_broadcast(comm, &word, sizeof word, &(Error){0}); // if MPI fails, the next broadcast fails too
-}
-
-void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step) { watchdog_phase(comm->watchdog, phase, step); }
-
-void comm_progress(void *comm) { watchdog_progress(((Comm *)comm)->watchdog); }
-
-void comm_settle(Comm *comm) {
-    comm->settled = true;
-    comm->speaker = 0;
 }
 
 int comm_agree(Comm *comm, int code, Error *e) {

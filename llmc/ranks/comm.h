@@ -19,8 +19,8 @@ typedef struct {
     bool settled;                // all ranks know the error that they return; `speaker` prints it
     int speaker;
     Watchdog *watchdog; // NULL: one process
-    // Called for COMM_PASS in comm_wait_first. Set-up: verifies a checkpoint. Training: computes logits.
-    int (*idle_pass)(void *context, Error *e);
+    // Called in comm_wait_first. Set-up: verifies a checkpoint. Training: computes the logits of n tokens.
+    int (*idle_pass)(void *context, int n, Error *e);
     void *idle_context;
     int launcher; // process that started this rank: mpirun, or a daemon of Open MPI or Slurm. 0: no launcher
 } Comm;
@@ -40,8 +40,10 @@ bool comm_asked_to_stop(const Comm *comm);
 int comm_finish(Comm *comm, const Error *e);
 
 // comm_progress and every collective restart the phase's deadline.
-void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step);
-void comm_progress(void *comm);
+static inline void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step) {
+    watchdog_phase(comm->watchdog, phase, step);
+}
+static inline void comm_progress(void *comm) { watchdog_progress(((Comm *)comm)->watchdog); }
 
 int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e); // copies rank 0's data to all ranks
 
@@ -64,10 +66,10 @@ static inline int comm_sum(Comm *comm, double *values, int count, Error *e) {
 
 // Rank 0 may work alone for any time while other ranks wait in comm_wait_first. After each piece of work rank 0 calls
 // comm_beat, which restarts the other ranks' deadline at most twice a second; at the end it calls comm_wait_first. When
-// rank 0 sends COMM_PASS, the other ranks call idle_pass.
+// rank 0 broadcasts a number n > 0, the other ranks call idle_pass with n.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
-enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's messages to other ranks
+enum { COMM_DONE = 0, COMM_WAIT = -1 }; // rank 0's other messages
 
 // Returns 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank with an error prints it.
 int comm_agree(Comm *comm, int code, Error *e);
@@ -91,6 +93,6 @@ int comm_threads(const Comm *comm);
 bool comm_is_bound(const Comm *comm);
 
 // Settles an error that every rank finds by itself, with equal text (a loss that is not finite). Rank 0 prints it.
-void comm_settle(Comm *comm);
+static inline void comm_settle(Comm *comm) { comm->settled = true, comm->speaker = 0; }
 
 GNS_C_END

@@ -114,12 +114,10 @@ static int await_bucket(Parallel *p, int i, int after, Error *e) {
 }
 
 // Comm.idle_pass: computes rank 0's logits too, since rank 0's transfers need all ranks (parallel.h, invariant 4).
-static int join_pass(void *parallel, Error *e) {
+static int join_pass(void *parallel, int n, Error *e) {
     Parallel *p = parallel;
     const size_t V = (size_t)p->model->config.vocab;
     float *logits; // (V), then the tokens
-    int n;
-    TRY(comm_broadcast(p->comm, &n, sizeof n, e));
     TRY(memory_alloc((void **)&logits, V * sizeof *logits + (size_t)n * sizeof(uint16_t), "a sample's logits", e));
     uint16_t *tokens = (uint16_t *)(logits + V);
     int code = comm_broadcast(p->comm, tokens, (size_t)n * sizeof *tokens, e);
@@ -129,9 +127,7 @@ static int join_pass(void *parallel, Error *e) {
 }
 
 int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e) {
-    int word = COMM_PASS;
     if (!p->shape->shard_weights && p->config.tensor == 1) return 0;
-    TRY(comm_broadcast(p->comm, &word, sizeof word, e));
     TRY(comm_broadcast(p->comm, &n, sizeof n, e));
     return comm_broadcast(p->comm, (void *)tokens, (size_t)n * sizeof *tokens, e); // does not write rank 0's tokens
 }
@@ -344,8 +340,4 @@ int parallel_compare(Parallel *p, Error *e) {
     if (K == 1) return 0;
     TRY(engine_hash(p->engine, model_bucket(p->model, 0), &hash, e)); // all ranks hold bucket 0
     return comm_same(p->comm, hash, 1, ERR_RANK, "other weights", hint, e);
-}
-
-bool parallel_stores_alone(const Parallel *p) {
-    return !p->buckets || (p->config.zero == ZERO_0 && p->config.tensor == 1);
 }

@@ -125,4 +125,6 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 // whose weights differ from those of rank 0, or of the first rank with the same t.
 int parallel_compare(Parallel *p, Error *e);
 
-bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine holds all of a checkpoint
+static inline bool parallel_stores_alone(const Parallel *p) { // true if rank 0's engine holds all of a checkpoint
+    return !p->buckets || (p->config.zero == ZERO_0 && p->config.tensor == 1);
+}

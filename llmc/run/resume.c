@@ -25,7 +25,7 @@
 // On all ranks: verifies rank 0's candidate. Each rank reads a share. If --out must be the same directory on all
 // machines, all ranks divide the files; otherwise each machine's ranks divide them. Damage fails rank 0 only, with
 // the lowest rank's error. Any other error, such as a different manifest on some rank, fails all ranks.
-static int verify_share(void *run, Error *e) {
+static int verify_share(void *run, int n, Error *e) {
     Run *r = run;
     Comm *comm = r->comm;
     const Pulse pulse = {comm_progress, comm};
@@ -52,11 +52,11 @@ static int verify_share(void *run, Error *e) {
 // On rank 0: the `verify` of archive_newest. The other ranks wait in share_newest, and verify with rank 0.
 static int ask_all_to_verify(void *run, const char *directory, Error *e) {
     Run *r = run;
-    int word = COMM_PASS;
+    int n = 1; // any number above 0
     strcpy(r->saving.candidate.directory, directory);
-    TRY(comm_broadcast(r->comm, &word, sizeof word, e));
+    TRY(comm_broadcast(r->comm, &n, sizeof n, e));
     progress_begin(&r->progress, "reading the checkpoint", 0);
-    const int code = verify_share(r, e);
+    const int code = verify_share(r, n, e);
     progress_end(&r->progress);
     progress_break(&r->progress); // before the notes of archive_newest
     return code;
