@@ -239,18 +239,16 @@ int file_digest(const char *path, FileDigest *digest, Error *e) {
     char block[SAMPLE_BYTES];
     XXH3_state_t hash;
     TRY(file_open_input(IN_PATH, path, &fd, &bytes, e));
-    if (bytes <= SAMPLE_ABOVE_BYTES) code = file_digest_range(fd, path, 0, bytes, NULL, digest, e);
-    else {
-        const uint64_t blocks = (bytes + SAMPLE_BYTES - 1) / SAMPLE_BYTES;
-        XXH3_128bits_reset(&hash);
-        for (uint64_t i = 0; i < SAMPLE_BLOCKS && !code; i++) {
-            const uint64_t at = SAMPLE_BYTES * ((blocks - 1) * i / (SAMPLE_BLOCKS - 1));
-            const size_t n = size_min(bytes - at, SAMPLE_BYTES);
-            code = file_read_range(fd, path, at, block, n, e);
-            if (!code) XXH3_128bits_update(&hash, block, n);
-        }
-        *digest = digest_make(XXH3_128bits_digest(&hash), bytes);
+    const uint64_t blocks = (bytes + SAMPLE_BYTES - 1) / SAMPLE_BYTES;
+    const bool all = bytes <= SAMPLE_ABOVE_BYTES;
+    XXH3_128bits_reset(&hash);
+    for (uint64_t i = 0; i < (all ? blocks : SAMPLE_BLOCKS) && !code; i++) {
+        const uint64_t at = SAMPLE_BYTES * (all ? i : (blocks - 1) * i / (SAMPLE_BLOCKS - 1));
+        const size_t n = size_min(bytes - at, SAMPLE_BYTES);
+        code = file_read_range(fd, path, at, block, n, e);
+        if (!code) XXH3_128bits_update(&hash, block, n);
     }
+    *digest = digest_make(XXH3_128bits_digest(&hash), bytes);
     close(fd);
     return code;
 }
