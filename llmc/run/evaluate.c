@@ -17,7 +17,6 @@ static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int 
 // Evaluates this rank's share of `rows` rows, and adds up the results of all ranks. questions true: sum[i] is the loss
 // of ending i. questions false: sum[0] is the total loss, sum[1] the number of bytes of the text.
 static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double *sum, Error *e) {
-    const RunData *data = &r->data;
     const bool counts = r->comm->rank % r->parallel.config.tensor == 0; // only rank 0 of a tensor group counts bytes
     RankRows mine = rows_of_rank(rows, r->parallel.group, r->parallel.groups);
     int unread = 0; // error code if this rank cannot read its rows; then the evaluation fails on all ranks
@@ -26,21 +25,21 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
     for (int64_t done = 0, passes = parallel_micro_steps(&r->parallel, rows); passes > 0; passes--) {
         const int n = (int)(mine.count - done < r->shape.micro_batch ? mine.count - done : r->shape.micro_batch);
         const int64_t first = mine.first + done;
-        if (n > 0 && questions) hellaswag_rows(data->hellaswag, (int)first, n, data->rows);
+        if (n > 0 && questions) hellaswag_rows(r->data.hellaswag, (int)first, n, r->data.rows);
         for (int i = 0; i < n && !questions && !unread; i++) { // windows spread evenly over the validation set
-            const uint64_t window = (uint64_t)(first + i) * data->val->info.windows / (uint64_t)rows;
-            unread = dataset_window(data->val, window, 0, data->rows + i * (width + 1), e);
+            const uint64_t window = (uint64_t)(first + i) * r->data.val->info.windows / (uint64_t)rows;
+            unread = dataset_window(r->data.val, window, 0, r->data.rows + i * (width + 1), e);
         }
         if (unread && r->comm->ranks == 1) break;
         // A rank that has no rows or cannot read them computes rows of zeros, as other ranks wait for its transfers.
         const int computed = n > 0 ? n : 1;
-        if (unread || n == 0) memset(data->rows, 0, (size_t)computed * (size_t)(width + 1) * sizeof *data->rows);
+        if (unread || n == 0) memset(r->data.rows, 0, (size_t)computed * (size_t)(width + 1) * sizeof *r->data.rows);
         progress_next(&r->progress, done);
-        TRY(engine_eval(r->engine, data->rows, computed, width, data->losses, unread ? &ignored : e));
-        if (questions) hellaswag_sums(data->hellaswag, (int)first, n, data->losses, sum + first);
-        for (int64_t i = 0; !questions && i < (int64_t)n * width; i++) sum[0] += data->losses[i];
+        TRY(engine_eval(r->engine, r->data.rows, computed, width, r->data.losses, unread ? &ignored : e));
+        if (questions) hellaswag_sums(r->data.hellaswag, (int)first, n, r->data.losses, sum + first);
+        for (int64_t i = 0; !questions && i < (int64_t)n * width; i++) sum[0] += r->data.losses[i];
         for (int i = 0; !questions && r->tokenizer && counts && i < n; i++)
-            sum[1] += target_bytes(r->tokenizer, data->rows + i * (width + 1), width);
+            sum[1] += target_bytes(r->tokenizer, r->data.rows + i * (width + 1), width);
         comm_progress(r->comm);
         done += n;
     }

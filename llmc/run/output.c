@@ -157,17 +157,16 @@ int setup_room(const Run *r, Error *e) {
 // Locks the run directory, moves an earlier run aside, and cuts logs and checkpoints back to this run's step.
 static int setup_directory(Run *r, Error *e) {
     const char *out = r->options.out;
-    Archive *archive = &r->saving.archive;
     int checkpoints;
     TRY(directory_create(out, e));
-    if (!archive_is_open(archive)) TRY(archive_open(archive, out, e));
-    if (!r->metrics) TRY(metrics_open(&r->metrics, archive->dir, out, &(bool){0}, e));
-    TRY(archive_count(archive, &checkpoints, e));
+    if (!archive_is_open(&r->saving.archive)) TRY(archive_open(&r->saving.archive, out, e));
+    if (!r->metrics) TRY(metrics_open(&r->metrics, r->saving.archive.dir, out, &(bool){0}, e));
+    TRY(archive_count(&r->saving.archive, &checkpoints, e));
     // Move an earlier run aside. A run that stopped before its first step left neither checkpoints nor lines.
     if (!r->saving.saved[0] && (checkpoints > 0 || metrics_bytes(r->metrics) > 0)) {
         metrics_close(r->metrics, e);
         r->metrics = NULL;
-        archive_close(archive);
+        archive_close(&r->saving.archive);
         TRY(move_old_run(out, e));
         return setup_directory(r, e);
     }
@@ -175,11 +174,11 @@ static int setup_directory(Run *r, Error *e) {
     if (metrics_bytes(r->metrics) < r->at.metrics_bytes)
         fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
                 out);
-    TRY(run_lock_sign(archive->dir, out, e));
-    TRY(archive_tidy(archive, back && r->options.keep > 0, stderr, e));
+    TRY(run_lock_sign(r->saving.archive.dir, out, e));
+    TRY(archive_tidy(&r->saving.archive, back && r->options.keep > 0, stderr, e));
     // Before logs and checkpoints change: fails if the old run.json is unreadable, and chooses archive->id.
     TRY(write_run_json(r, e));
-    TRY(archive_set_aside_after(archive, r->at.step, back ? "rolled_back" : "damaged", stderr, e));
+    TRY(archive_set_aside_after(&r->saving.archive, r->at.step, back ? "rolled_back" : "damaged", stderr, e));
     return metrics_begin(r->metrics, r->at.step, back, e);
 }
 

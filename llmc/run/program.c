@@ -14,19 +14,18 @@
 // Trains; after each rollback, trains again from the checkpoint that train.c chooses.
 static int train(Run *r, Error *e) {
     const Options *o = &r->options, resolved = *o; // training changes some options: --gns, --train-hours
-    Position *p = &r->position;
     const long long K = o->tensor, groups = r->comm->ranks / K;
     r->at = (RunPoint){.val_loss = NAN, .best.loss = INFINITY};
     memset(r->at.exponents, FP8_UNSET, sizeof r->at.exponents);
-    *p = (Position){.begun = p->begun, .back = p->back};
+    r->position = (Position){.begun = r->position.begun, .back = r->position.back};
     // First make all checks that need no engine.
     int code = setup_data(r, e);
     if (!code) code = setup_schedule(r, e);
-    if (!code && p->ramp.config.batch_min < groups) {
-        FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows is too small for %lld %s", (long long)p->ramp.config.batch_min,
-             groups, K > 1 ? "groups of ranks (--tensor)" : "ranks");
+    if (!code && r->position.ramp.config.batch_min < groups) {
+        FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows is too small for %lld %s",
+             (long long)r->position.ramp.config.batch_min, groups, K > 1 ? "groups of ranks (--tensor)" : "ranks");
         code = error_hint(e, "use mpirun -np %lld, or larger batches (--batch-tokens, --batch-min, --ramp)",
-                          (long long)p->ramp.config.batch_min * K);
+                          (long long)r->position.ramp.config.batch_min * K);
     }
     TRY(comm_agree(r->comm, code, e));
     TRY(setup_same_data(r, e));
@@ -48,9 +47,9 @@ static int train(Run *r, Error *e) {
     TRY(comm_agree(r->comm, code, e));
     TRY(setup_tuning(r, e));
     TRY(comm_agree(r->comm, setup_output(r, e), e));
-    const int64_t made = p->back.made;
+    const int64_t made = r->position.back.made;
     code = train_run(r, e);
-    if (p->back.made == made || !(r->comm->settled || r->comm->ranks == 1)) return code;
+    if (r->position.back.made == made || !(r->comm->settled || r->comm->ranks == 1)) return code;
     progress_break(&r->progress);
     run_end_training(r);
     r->comm->settled = false;

@@ -159,19 +159,18 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
 
 // On rank 0: finds the checkpoint to read if --model names neither a preset nor a model's files.
 static int find_source(Run *r, Newest *newest, Error *e) {
-    Options *o = &r->options;
     const Newest *own = &r->saving.own;
     RunSummary summary;
-    if (checkpoint_is_model(o->model)) return 0;
-    if (options_train(o)) TRY(find_own(r, e));
+    if (checkpoint_is_model(r->options.model)) return 0;
+    if (options_train(&r->options)) TRY(find_own(r, e));
     if (own->found) TRY(run_state_summary(&summary, own->directory, e));
     if (own->found && strcmp(summary.start, r->model_name) == 0 && summary.model[0]) {
         *newest = *own; // the run began from this --model, and no longer needs its files
-        snprintf(o->model, sizeof o->model, "%s", summary.model);
+        snprintf(r->options.model, sizeof r->options.model, "%s", summary.model);
         return 0;
     }
-    TRY(find_named(r, o->model, newest, e));
-    if (newest->found) snprintf(o->model, sizeof o->model, "%s", newest->directory);
+    TRY(find_named(r, r->options.model, newest, e));
+    if (newest->found) snprintf(r->options.model, sizeof r->options.model, "%s", newest->directory);
     return 0;
 }
 

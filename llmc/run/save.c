@@ -133,7 +133,6 @@ void saver_destroy(Saver *s) {
 // Makes the text of state.json, makes room on the disk, and creates the files.
 static int begin_save(Run *r, Error *e) {
     Saver *s = r->saving.saver;
-    const Options *o = &r->options;
     const Pulse pulse = {comm_beat, r->comm};
     r->saving.best_before = r->at.best;
     if (r->saving.is_best) r->at.best = (BestPoint){.step = r->at.step, .loss = r->at.val_loss};
@@ -143,17 +142,17 @@ static int begin_save(Run *r, Error *e) {
     TRY(text_begin(&s->notes, e));
     const uint64_t bytes =
         saver_checkpoint_bytes(&r->model, r->tokenizer) + s->state_bytes + metrics_waiting(r->metrics);
-    const int64_t back = r->at.step + 1 - 2 * o->spike_steps;
-    s->spare = (Spare){.keep = o->keep, .back = !o->on_spike ? INT64_MAX : back > 0 ? back : 0};
+    const int64_t back = r->at.step + 1 - 2 * r->options.spike_steps;
+    s->spare = (Spare){.keep = r->options.keep, .back = !r->options.on_spike ? INT64_MAX : back > 0 ? back : 0};
     Spare room = s->spare;
-    if (o->keep_best) room.best = r->saving.best_before.step, s->spare.best = r->at.best.step;
+    if (r->options.keep_best) room.best = r->saving.best_before.step, s->spare.best = r->at.best.step;
     if (s->waits) room.back = INT64_MAX; // the last save may remove the checkpoint that a rollback needs
     TRY(archive_make_room(&r->saving.archive, bytes, room, r->saving.saved_step, s->notes.f, &pulse, e));
     manifest_free(&s->manifest);
     s->manifest.pulse = &s->pulse;
     TRY(archive_begin(&r->saving.archive, r->at.step, &s->manifest, s->notes.f, e));
     Error unwritten;
-    if (o->outliers && row_outliers_write(r, &unwritten)) fprintf(s->notes.f, "warning: %s\n", unwritten.what);
+    if (r->options.outliers && row_outliers_write(r, &unwritten)) fprintf(s->notes.f, "warning: %s\n", unwritten.what);
     int code = 0;
     for (int f = 0, fd; f < LAYOUT_FILES && !code; f++) {
         code = manifest_open(&s->manifest, layout_names[f], true, s->layout.bytes[f], &fd, e);
@@ -222,7 +221,6 @@ double saver_writes(const Saver *s) { return s->phase == WRITING && !atomic_load
 static void *finish(void *saver) {
     Saver *s = saver;
     const Run *r = s->run;
-    const Archive *archive = &r->saving.archive;
     const int eot = checkpoint_end_of_text(r->model.config.vocab, r->tokenizer ? r->tokenizer->eot : -1);
     Error *e = &s->error, kept;
     Manifest verified;
@@ -231,15 +229,15 @@ static void *finish(void *saver) {
     if (!code) code = checkpoint_save_config(&s->manifest, &r->model.config, eot, r->options.dropout, e);
     if (!code && r->tokenizer) code = tokenizer_save(r->tokenizer, r->model.config.context, &s->manifest, e);
     if (!code) code = metrics_sync(s->run->metrics, e);
-    if (!code) code = archive_commit(archive, s->step, &s->manifest, e);
-    if (code) archive_abandon(archive, s->step, s->manifest.dir, s->notes.f, &kept);
-    else if (archive_verify(archive, s->step, VERIFY_DISK, &s->pulse, &verified, e) == ERR_INPUT) {
-        if (!e->unreadable) archive_remove(archive, s->step, false, s->notes.f, &kept);
+    if (!code) code = archive_commit(&r->saving.archive, s->step, &s->manifest, e);
+    if (code) archive_abandon(&r->saving.archive, s->step, s->manifest.dir, s->notes.f, &kept);
+    else if (archive_verify(&r->saving.archive, s->step, VERIFY_DISK, &s->pulse, &verified, e) == ERR_INPUT) {
+        if (!e->unreadable) archive_remove(&r->saving.archive, s->step, false, s->notes.f, &kept);
         e->code = ERR_WRITE; // not ERR_INPUT: this program has just written the file
         error_hint(e, "the disk does not give back what was written: check it, or choose another --out");
     }
     s->seconds = clock_seconds() - s->started;
-    if (!e->code && archive_thin(archive, &s->spare, s->notes.f, &kept))
+    if (!e->code && archive_thin(&r->saving.archive, &s->spare, s->notes.f, &kept))
         fprintf(s->notes.f, "warning: %s: older checkpoints are kept\n", kept.what);
     atomic_store(&s->ended, true);
     return NULL;

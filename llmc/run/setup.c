@@ -314,28 +314,27 @@ int setup_tuning(Run *r, Error *e) {
 
 int setup_data(Run *r, Error *e) {
     Options *o = &r->options;
-    RunData *data = &r->data;
     int T = r->shape.seq_len, V = r->model.config.vocab;
     bool hellaswag = o->eval_only ? o->given[OPTION_hellaswag] : o->hellaswag_every > 0;
     progress_begin(&r->progress, "reading the data", 0);
     if (!o->eval_only) {
-        TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
-        if (o->shift_windows) data->train->shifts = true;
-        DatasetInfo info = data->train->info;
+        TRY(dataset_open(&r->data.train, o->train, T, V, (uint64_t)o->seed, e));
+        if (o->shift_windows) r->data.train->shifts = true;
+        DatasetInfo info = r->data.train->info;
         if (o->epochs && info.weights > 0)
             return FAIL(e, ERR_USAGE, "use --train-tokens or --steps",
                         "--epochs %g: the sources of a --train with weights have epochs of their own", o->epochs);
         TRY(options_resolve_epochs(o, (int64_t)info.windows, e));
     }
     if (o->val[0]) {
-        TRY(dataset_open(&data->val, o->val, T, V, (uint64_t)o->seed, e));
-        if (data->val->info.weights > 0)
+        TRY(dataset_open(&r->data.val, o->val, T, V, (uint64_t)o->seed, e));
+        if (r->data.val->info.weights > 0)
             return FAIL(e, ERR_USAGE, "leave them out: validation reads all files alike", "--val %s: it has weights",
                         o->val);
     }
     // A model of words should not train on bytes or on the characters of a small alphabet. Only warn if an option names
     // a model or vocabulary.
-    const Dataset *seen = data->train ? data->train : data->val;
+    const Dataset *seen = r->data.train ? r->data.train : r->data.val;
     const bool words = V > 1000 || (r->tokenizer && r->tokenizer->merge_count > 0);
     if (seen && words && seen->info.largest < BYTE_VALUES) {
         const uint8_t *given = o->given;
@@ -347,7 +346,7 @@ int setup_data(Run *r, Error *e) {
             return e->code;
         if (is_rank0(r)) fprintf(stderr, "warning: %s. %s\n", e->what, e->hint);
     }
-    if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->tokenizer, T, e));
+    if (hellaswag) TRY(hellaswag_open(&r->data.hellaswag, o->hellaswag, r->tokenizer, T, e));
     progress_end(&r->progress);
     return 0;
 }

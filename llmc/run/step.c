@@ -67,18 +67,17 @@ static int fail_nonfinite(Run *r, int64_t B, Error *e) {
 }
 
 static UpdateConfig update_config(const Run *r, int64_t B) {
-    const Options *o = &r->options;
     const double after = (double)(r->at.tokens + B * r->shape.seq_len);
     const double lr = ramp_lr(&r->position.ramp, schedule_lr(&r->position.ramp.config.schedule, after), B);
     return (UpdateConfig){
-        .lr = lr * o->adamw_lr_factor,
+        .lr = lr * r->options.adamw_lr_factor,
         .muon_lr = lr,
-        .beta1 = o->beta1,
-        .beta2 = o->beta2,
-        .eps = o->eps,
-        .weight_decay = o->weight_decay,
-        .momentum = o->momentum,
-        .grad_clip = o->grad_clip,
+        .beta1 = r->options.beta1,
+        .beta2 = r->options.beta2,
+        .eps = r->options.eps,
+        .weight_decay = r->options.weight_decay,
+        .momentum = r->options.momentum,
+        .grad_clip = r->options.grad_clip,
         // A skipped outlier counts as a step of AdamW; an overflow does not.
         .step = r->at.moment_steps + r->at.step + 1 - r->at.loss_scale.overflows,
         .batch = B,
@@ -88,22 +87,21 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
 // Updates the noise scales, and with them the ramp.
 static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode, bool measured_ranks,
                           RampTarget *target) {
-    Position *position = &r->position;
     double step_tokens = (double)(B * r->shape.seq_len), done = (double)r->at.tokens + step_tokens;
-    noise_observe(&position->noise, &r->model, &position->result, B, step_tokens, done, mode);
+    noise_observe(&r->position.noise, &r->model, &r->position.result, B, step_tokens, done, mode);
     if (mode == GNS_OFF) return;
     GnsFactor c;
-    const GnsTracker *signal = noise_signal(&position->noise, &c);
-    *target = ramp_target(&position->ramp, signal, c);
-    ramp_observe(&position->ramp, step_tokens, position->noise.half_life, target->aim);
+    const GnsTracker *signal = noise_signal(&r->position.noise, &c);
+    *target = ramp_target(&r->position.ramp, signal, c);
+    ramp_observe(&r->position.ramp, step_tokens, r->position.noise.half_life, target->aim);
     if (measured_ranks)
-        noise_observe_ranks(&position->noise, (double)B, sums->rows_sq, sums->rank_sq, position->grad_sq);
-    const int sources = position->noise.sources;
-    double share[sources + 1], sq[sources + 1], *gram = position->result.source_gram;
+        noise_observe_ranks(&r->position.noise, (double)B, sums->rows_sq, sums->rank_sq, r->position.grad_sq);
+    const int sources = r->position.noise.sources;
+    double share[sources + 1], sq[sources + 1], *gram = r->position.result.source_gram;
     for (int s = 0; s < sources; s++) share[s] = r->data.train->source[s].share, sq[s] = 0;
     for (int64_t b = 0; b < B && sources; b++)
-        sq[dataset_example_source(r->data.train, (uint64_t)(r->at.examples + b))] += position->rows[b].sq;
-    noise_observe_sources(&position->noise, (double)B, gram[sources * sources], share, sq, gram, step_tokens);
+        sq[dataset_example_source(r->data.train, (uint64_t)(r->at.examples + b))] += r->position.rows[b].sq;
+    noise_observe_sources(&r->position.noise, (double)B, gram[sources * sources], share, sq, gram, step_tokens);
 }
 
 static int amax_count(const Run *r) { return r->position.result.amax ? r->model.config.layers * FP8_SITES : 0; }
@@ -130,41 +128,39 @@ static void next_exponents(Run *r, bool begin) {
 // overflow: the scaled gradient of fp16 overflowed, or factors of fp8 saturated, so the gradient's norm is not finite,
 // but the loss is. A smaller scale may then help. The engine skips the update of such a gradient.
 static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
-    Position *position = &r->position;
-    *sums = (StepSums){.result = &position->result, .stop = position->stop || comm_asked_to_stop(r->comm)};
+    *sums = (StepSums){.result = &r->position.result, .stop = r->position.stop || comm_asked_to_stop(r->comm)};
     sums->more = saver_writes(r->saving.saver);
     const Parallel *p = &r->parallel;
     const RankRows mine = rows_of_rank(B, p->group, p->groups);
-    if (r->shape.step_rows) position->result.row = position->rows + mine.first;
-    if (r->shape.step_rows) memset(position->rows, 0, (size_t)B * sizeof *position->rows);
-    TRY(engine_result(r->engine, &position->result, e));
+    if (r->shape.step_rows) r->position.result.row = r->position.rows + mine.first;
+    if (r->shape.step_rows) memset(r->position.rows, 0, (size_t)B * sizeof *r->position.rows);
+    TRY(engine_result(r->engine, &r->position.result, e));
     for (int64_t b = 0; b < mine.count && r->options.outliers; b++) // each of a group's ranks adds 1 / tensor
-        position->result.row[b].rarity = position->outliers.rarity[b] / p->config.tensor;
+        r->position.result.row[b].rarity = r->position.outliers.rarity[b] / p->config.tensor;
     TRY(parallel_sums(&r->parallel, sums, e));
-    double *gram = position->result.source_gram;
-    gram[position->noise.sources * position->noise.sources] = (double)(p->own * (p->own - 1)); // pairs
-    if (r->shape.step_rows) TRY(comm_sum(r->comm, gram, (int)((double *)(position->rows + B) - gram), e));
+    double *gram = r->position.result.source_gram;
+    gram[r->position.noise.sources * r->position.noise.sources] = (double)(p->own * (p->own - 1)); // pairs
+    if (r->shape.step_rows) TRY(comm_sum(r->comm, gram, (int)((double *)(r->position.rows + B) - gram), e));
     r->saving.writing = sums->more;
-    position->stop = sums->stop;
-    position->grad_sq = 0;
-    for (int i = 0; i < r->model.tensor_count; i++) position->grad_sq += position->result.grad_sq[i];
-    position->grad_norm = sqrt(position->grad_sq) / (double)B;
+    r->position.stop = sums->stop;
+    r->position.grad_sq = 0;
+    for (int i = 0; i < r->model.tensor_count; i++) r->position.grad_sq += r->position.result.grad_sq[i];
+    r->position.grad_norm = sqrt(r->position.grad_sq) / (double)B;
     const bool scales = r->at.loss_scale.scale > 0 || saturated_site(r) >= 0;
-    const bool finite = isfinite(position->result.loss_sum), finite_norm = isfinite(position->grad_norm);
-    position->overflowed = scales && finite && !finite_norm;
+    const bool finite = isfinite(r->position.result.loss_sum), finite_norm = isfinite(r->position.grad_norm);
+    r->position.overflowed = scales && finite && !finite_norm;
     return finite && (finite_norm || scales) ? 0 : fail_nonfinite(r, B, e);
 }
 
 // ---- Outliers -------------------------------------------------------------------------------------------------------
 
 static bool is_outlier(Run *r, int64_t B) {
-    const Options *o = &r->options;
-    const double most = o->on_spike ? o->spike_z : INFINITY;
+    const double most = r->options.on_spike ? r->options.spike_z : INFINITY;
     double loss = r->position.result.loss_sum / (double)B, norm = r->position.grad_norm;
     double loss_z = outliers_z(&r->at.loss_window, loss, most), norm_z = outliers_z(&r->at.grad_window, norm, most);
     r->at.spikes.value[r->at.spikes.count % OUTLIERS_WINDOW] = fmax(loss_z, norm_z);
-    bool loss_out = o->skip_loss_z > 0 && loss_z > o->skip_loss_z,
-         norm_out = o->skip_grad_z > 0 && norm_z > o->skip_grad_z;
+    bool loss_out = r->options.skip_loss_z > 0 && loss_z > r->options.skip_loss_z,
+         norm_out = r->options.skip_grad_z > 0 && norm_z > r->options.skip_grad_z;
     if (!loss_out && !norm_out) return false;
     if (!is_rank0(r)) return true;
     progress_break(&r->progress);
@@ -235,13 +231,12 @@ static bool out_of_time(Run *r) {
 }
 
 int train_step(Run *r, StepMetrics *metrics, Error *e) {
-    Position *position = &r->position;
     StepSums sums;
     bool skipped, repeat;
     RampTarget target = {NAN, NAN, NAN, NAN, NAN};
-    position->stop = out_of_time(r);
+    r->position.stop = out_of_time(r);
     comm_phase(r->comm, PHASE_STEP, r->at.step + 1);
-    int64_t B = ramp_next(&position->ramp, r->at.step, r->at.tokens);
+    int64_t B = ramp_next(&r->position.ramp, r->at.step, r->at.tokens);
     TRY(comm_broadcast(r->comm, &B, sizeof B, e)); // rank 0's choice
     *metrics = (StepMetrics){.step = r->at.step + 1, .examples = r->at.examples + B, .batch = B};
     r->at.spikes.value[r->at.spikes.count % OUTLIERS_WINDOW] = NAN; // rollback_check increments the count
@@ -264,15 +259,15 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     r->at.tokens += tokens;
     const double seconds = clock_seconds() - start, tok_per_s = (double)tokens / seconds;
     const double peak = r->peak_flops * r->comm->ranks;
-    const double norm = position->grad_norm;
+    const double norm = r->position.grad_norm;
     if (r->options.outliers && is_rank0(r) && isfinite(norm)) TRY(row_outliers_observe(r, B, e));
     *metrics = (StepMetrics){
         .step = r->at.step,
         .tokens = r->at.tokens,
         .examples = r->at.examples,
         .batch = B,
-        .loss = position->result.loss_sum / (double)B,
-        .nll = r->shape.label_smoothing > 0 ? position->result.nll_sum / (double)B : NAN,
+        .loss = r->position.result.loss_sum / (double)B,
+        .nll = r->shape.label_smoothing > 0 ? r->position.result.nll_sum / (double)B : NAN,
         .lr = update.muon_lr,
         .grad_norm = norm,
         .tok_per_s = tok_per_s,
@@ -288,8 +283,8 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .has_target = r->options.run.ramp_mode == RAMP_GNS && !skipped,
         .ranks_measured = measured_ranks && !skipped && r->comm->ranks > 1,
     };
-    position->clipped += metrics->clipped;
-    if (is_rank0(r)) TRY(metrics_step(r->metrics, metrics, &position->noise, e));
+    r->position.clipped += metrics->clipped;
+    if (is_rank0(r)) TRY(metrics_step(r->metrics, metrics, &r->position.noise, e));
     return 0;
 }
 

@@ -2,23 +2,22 @@
 #include "run/run.h"
 
 static void print_data(const Run *r) {
-    const RunData *data = &r->data;
-    DatasetInfo info = data->train->info;
+    DatasetInfo info = r->data.train->info;
     double examples = (double)r->options.run.horizon_tokens / r->shape.seq_len;
     printf("data    %llu tokens, %llu windows of T", (unsigned long long)info.tokens, (unsigned long long)info.windows);
     bool decided = r->options.run.horizon_tokens < HORIZON_UNDECIDED / 2;
     if (info.weights == 0 && decided) printf("; the run is %.3g epochs", examples / (double)info.windows);
     printf("\n");
     for (int s = 0; info.weights > 0 && s < info.sources; s++) {
-        DatasetSource source = data->train->source[s];
+        DatasetSource source = r->data.train->source[s];
         printf("        %5.2f%% of the rows from %s: %llu tokens, %.3g epochs\n", 100 * source.share, source.files,
                (unsigned long long)source.tokens, source.share * examples / (double)source.windows);
     }
-    const int val = data->val ? data->val->info.shards : 0;
+    const int val = r->data.val ? r->data.val->info.shards : 0;
     int shared = 0; // number of shards of --val that are also in --train, whatever their names
     for (int i = 0, known = 0; i < val; i++, shared += known)
         for (int j = known = 0; j < info.shards && !known; j++)
-            known = digest_equal(&data->train->shards[j].digest, &data->val->shards[i].digest);
+            known = digest_equal(&r->data.train->shards[j].digest, &r->data.val->shards[i].digest);
     if (shared)
         printf("note: --val shares %d of its %d shards with --train: the model is trained on text of its validation\n",
                shared, val);
@@ -79,27 +78,26 @@ static void print_notes(const Run *r) {
 }
 
 void print_setup(const Run *r) {
-    const Options *o = &r->options;
     const ModelConfig *c = &r->model.config;
-    const char *source = r->source, *moments = o->with_optimizer ? " and moments" : "";
+    const char *source = r->source, *moments = r->options.with_optimizer ? " and moments" : "";
     const bool new_run = r->data.train && !r->saving.saved[0];
     printf("model   %.2fM parameters: %d layer%s, %d heads, %d channels, vocabulary %d, T %d",
            1e-6 * (double)r->model.parameters, c->layers, c->layers > 1 ? "s" : "", c->heads, c->channels, c->vocab,
            r->shape.seq_len);
     // A new run names the origin of its weights: a preset's name may look like a trained model's.
     if (new_run && *source) printf("; weights%s from %s", moments, source);
-    else if (new_run) printf("; from scratch, seed %lld", (long long)o->seed);
+    else if (new_run) printf("; from scratch, seed %lld", (long long)r->options.seed);
     printf("\n");
     if (r->data.train) {
         print_data(r);
         print_length(r);
-        if (o->optimizer == OPTIMIZER_LAMB) fputs("update  LAMB\n", stdout);
-        if (o->optimizer == OPTIMIZER_MUON)
+        if (r->options.optimizer == OPTIMIZER_LAMB) fputs("update  LAMB\n", stdout);
+        if (r->options.optimizer == OPTIMIZER_MUON)
             fputs("update  Muon for the matrices of the blocks, AdamW for the rest\n", stdout);
     }
     if (r->data.hellaswag) {
         HellaSwagInfo info = r->data.hellaswag->info;
-        printf("tests   %d questions of %s", info.questions, o->hellaswag);
+        printf("tests   %d questions of %s", info.questions, r->options.hellaswag);
         if (info.left_out) printf("; %d with an ending longer than T are left out", info.left_out);
         if (info.cut) printf("; the context cut to fit T before %d of %d endings", info.cut, info.rows);
         fputs("\n", stdout);
