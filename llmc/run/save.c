@@ -413,7 +413,7 @@ void save_at_error(Run *r, int code, Error *e) {
         snprintf(what, sizeof what, "step %lld is saved in %s/step_%08lld: ", (long long)r->at.step, r->options.out,
                  (long long)r->at.step);
         if (!code) hint_to_resume(r, e, what);
-        else if (is_rank0(r)) fprintf(stderr, "warning: no save after the error: %s\n", failed.what);
+        else if (is_rank0(r)) fprintf(stderr, "warning: the save after the error: %s\n", failed.what);
     }
     const bool all_know = r->comm->settled || alone;
     comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
