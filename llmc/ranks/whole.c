@@ -60,8 +60,8 @@ int whole_exchange(const Whole *w, Engine *engine, StateKind kind, float *parts,
         part = size_max(part, range_length(w->part[i]));
     }
     int code = memory_alloc((void **)&sent, (owned + part) * sizeof(float), "values of a checkpoint", e), failed = 0;
-    TRY(comm_agree(p->comm, code, e));
-    engine_pin(engine, sent, owned * sizeof(float));
+    if (!code) engine_pin(engine, sent, owned * sizeof(float));
+    TRY_GOTO(comm_agree(p->comm, code, e));
     float *received = sent + owned;
     for (int k = 0, bucket = 0; k < w->model->tensor_count; k++) {
         const size_t offset = w->model->tensors[k].offset;
@@ -77,7 +77,7 @@ int whole_exchange(const Whole *w, Engine *engine, StateKind kind, float *parts,
     }
     code = comm_agree(p->comm, failed, e);
 done:
-    engine_unpin(engine, sent);
+    if (sent) engine_unpin(engine, sent);
     memory_free(sent);
     return code;
 }
