@@ -92,7 +92,6 @@ int __wrap_run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
 static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     const ParallelConfig alone = {.zero = ZERO_0, .tensor = 1};
     Run *r = &b->run;
-    Run *s = r;
     Archive *archive = &r->saving.archive;
     ModelConfig shape = {.vocab = 50257, .context = 1024};
     if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, MODEL_PRESET_HELP, "no model is called %s", name);
@@ -102,18 +101,18 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     strcpy(archive->id, "a benchmark");
     TRY(metrics_open(&r->metrics, archive->dir, b->out, &(bool){0}, e));
     TRY(metrics_begin(r->metrics, 0, false, e));
-    TRY(model_create(&s->model, &shape, e));
-    s->shape = (EngineConfig){.model = &s->model, .micro_batch = b->micro_batch, .seq_len = b->seq_len};
+    TRY(model_create(&r->model, &shape, e));
+    r->shape = (EngineConfig){.model = &r->model, .micro_batch = b->micro_batch, .seq_len = b->seq_len};
     TRY(memory_alloc_zero((void **)&b->tokens, sizeof *b->tokens * (size_t)(b->micro_batch * (b->seq_len + 1)),
                           "tokens", e));
-    TRY(bench_results(&r->position.result, &s->model, e));
+    TRY(bench_results(&r->position.result, &r->model, e));
     b->comm = (Comm){.ranks = 1, .local_ranks = 1};
-    s->comm = &b->comm;
-    s->options.keep = 1;
-    strcpy(s->options.model, name);
-    TRY(parallel_create(&s->parallel, s->comm, &alone, &s->shape, e));
-    TRY(engine_create(&GNS_ENGINE, &s->engine, &s->shape, e));
-    TRY(parallel_start(&s->parallel, s->engine, WIRE_FP32, e));
+    r->comm = &b->comm;
+    r->options.keep = 1;
+    strcpy(r->options.model, name);
+    TRY(parallel_create(&r->parallel, r->comm, &alone, &r->shape, e));
+    TRY(engine_create(&GNS_ENGINE, &r->engine, &r->shape, e));
+    TRY(parallel_start(&r->parallel, r->engine, WIRE_FP32, e));
     TRY(saver_create(&r->saving.saver, r, e));
     return saver_prepare(r->saving.saver, e);
 }

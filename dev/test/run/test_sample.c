@@ -100,31 +100,30 @@ static void check_text(const char *prompt, const uint16_t *tokens) {
 static void test_text(void) {
     static const char *const prompts[] = {"", "a", "longer\tthan T\x7f\x01"};
     const ModelConfig config = {.layers = 1, .heads = 2, .channels = 16, .vocab = V, .context = T};
-    Run *s = &run;
     Error e = {0};
-    s->comm = &(Comm){.ranks = 1};
-    CHECK_OK(model_create(&s->model, &config, &e), &e);
-    s->shape = (EngineConfig){.model = &s->model, .micro_batch = 1, .seq_len = T, .threads = 1, .inference = true};
-    CHECK_OK(parallel_create(&s->parallel, s->comm, &(ParallelConfig){.tensor = 1}, &s->shape, &e), &e);
-    CHECK_OK(engine_create(&cpu_engine, &s->engine, &s->shape, &e), &e);
-    CHECK_OK(tokenizer_create_bytes(&s->tokenizer, &e), &e);
-    float *params = malloc(s->model.flat_count * sizeof *params), logits[V];
-    small_params(&s->model, seed, params);
-    CHECK_OK(engine_load(s->engine, STATE_PARAM, (Range){0, s->model.flat_count}, params, &e), &e);
+    run.comm = &(Comm){.ranks = 1};
+    CHECK_OK(model_create(&run.model, &config, &e), &e);
+    run.shape = (EngineConfig){.model = &run.model, .micro_batch = 1, .seq_len = T, .threads = 1, .inference = true};
+    CHECK_OK(parallel_create(&run.parallel, run.comm, &(ParallelConfig){.tensor = 1}, &run.shape, &e), &e);
+    CHECK_OK(engine_create(&cpu_engine, &run.engine, &run.shape, &e), &e);
+    CHECK_OK(tokenizer_create_bytes(&run.tokenizer, &e), &e);
+    float *params = malloc(run.model.flat_count * sizeof *params), logits[V];
+    small_params(&run.model, seed, params);
+    CHECK_OK(engine_load(run.engine, STATE_PARAM, (Range){0, run.model.flat_count}, params, &e), &e);
 
     uint16_t tokens[100];
     for (uint64_t i = 0; i < DRAWN; i++) tokens[i] = (uint16_t)(V * rng_uniform(seed, (1 << 20) + STREAM, i));
-    s->options.seed = (int64_t)seed, s->options.sample_tokens = DRAWN;
-    s->options.temperature = 1e30, s->options.top_p = 1;
+    run.options.seed = (int64_t)seed, run.options.sample_tokens = DRAWN;
+    run.options.temperature = 1e30, run.options.top_p = 1;
     check_text("", tokens);
-    s->options.temperature = 0;
+    run.options.temperature = 0;
     for (int p = 0; p < 3; p++) {
         const char *begin = *prompts[p] ? prompts[p] : "\n";
         size_t first = strlen(begin), n = 0;
         for (; n < first; n++) tokens[n] = (uint8_t)begin[n];
         for (; n < first + DRAWN; n++) {
             size_t context = n < T ? n : T;
-            CHECK_OK(engine_logits(s->engine, tokens + n - context, (int)context, logits, &e), &e);
+            CHECK_OK(engine_logits(run.engine, tokens + n - context, (int)context, logits, &e), &e);
             tokens[n] = 0;
             for (int v = 1; v < V; v++)
                 if (logits[v] > logits[tokens[n]]) tokens[n] = (uint16_t)v;
@@ -132,10 +131,10 @@ static void test_text(void) {
         check_text(prompts[p], tokens + first);
     }
     free(params);
-    memory_free(s->tokenizer);
-    engine_destroy(s->engine);
-    parallel_destroy(&s->parallel);
-    model_destroy(&s->model);
+    memory_free(run.tokenizer);
+    engine_destroy(run.engine);
+    parallel_destroy(&run.parallel);
+    model_destroy(&run.model);
 }
 
 int main(void) {
