@@ -53,10 +53,11 @@ def totals_table(runs):
     rows = []
     for run in runs:
         last, vals = run.rows[-1], finite(column(run.val_rows, "val_loss")) or [math.nan]
+        clipped = [bool(row["clipped"]) for row in run.rows if "clipped" in row]  # logs of older builds do not say
         right = run.test_rows[-1].get("hellaswag_norm") if run.test_rows else None
         rows.append([run.label, f"{last['tokens']:,}", f"{last['step']:,}", show_time(last["seconds"]),
                      show(smooth_column(run, "loss")[-1]), show(vals[-1]), show(min(vals)),
-                     f"{100 * sum(bool(row.get('clipped')) for row in run.rows) / len(run.rows):.3g}%",
+                     f"{100 * sum(clipped) / len(clipped):.3g}%" if clipped else "-",
                      *(["-" if right is None else f"{100 * right:.1f}%"] if tested else [])])
     head = ["run", "tokens", "steps", "time", "train loss", "val loss", "best val loss", "clipped steps"]
     return table(head + ["HellaSwag"] * tested, rows)
