@@ -57,8 +57,8 @@ train_until_done() {
     while :; do
         before=`newest_checkpoint "$OUT"`
         "${apart[@]}" "${command[@]}" &
-        job=$!
-        [ -z "$asked" ] || ask_to_stop
+        job=$! early=$asked # as in mpirun.sh
+        [ -z "$early" ] || ask_to_stop
         wait_for_job
         code_of_ranks $?
         code=$? job=''

@@ -103,9 +103,9 @@ if env --block-signal=HUP,INT,TERM true 2> /dev/null; then # coreutils 8.31 or l
     blocked=$((1 << 0 | 1 << 1 | 1 << 14)) # the mask of these signals in /proc/PID/status
 fi
 "${block[@]}" "${apart[@]}" mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&- &
-job=$!
+job=$! early=$asked # a trap runs before or after these two, so that a request is forwarded once
 exec {out}>&- {err}>&-
-[ -z "$asked" ] || ask_to_stop
+[ -z "$early" ] || ask_to_stop
 exec {news}< <(kill_hung_mpirun)
 guard=$!
 wait_for_job
