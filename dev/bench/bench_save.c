@@ -83,8 +83,8 @@ typedef struct {
 } Bench;
 
 // Replaces the text of state.json by an empty object.
-int __wrap_run_state_write(const Run *r, char **text, size_t *bytes, Error *e);
-int __wrap_run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
+int __wrap_run_state_write(Run *r, char **text, size_t *bytes, Error *e);
+int __wrap_run_state_write(Run *r, char **text, size_t *bytes, Error *e) {
     *text = strdup("{}\n");
     return *bytes = strlen(*text), 0;
 }
@@ -92,7 +92,7 @@ int __wrap_run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
 static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     const ParallelConfig alone = {.zero = ZERO_0, .tensor = 1};
     Run *r = &b->run;
-    Archive *archive = &r->saving.archive;
+    Archive *archive = &r->archive;
     ModelConfig shape = {.vocab = 50257, .context = 1024};
     if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, MODEL_PRESET_HELP, "no model is called %s", name);
     snprintf(b->out, sizeof b->out, "%s/bench_save_XXXXXX", directory);
@@ -127,7 +127,7 @@ static void destroy(Bench *b) {
     memory_free(r->position.result.grad_sq);
     memory_free(r->position.result.example_sq);
     metrics_close(r->metrics, &(Error){0});
-    archive_close(&r->saving.archive);
+    archive_close(&r->archive);
     remove_tree(b->out);
 }
 

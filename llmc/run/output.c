@@ -44,8 +44,8 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
     FileDigest program;
     engine_describe(r->engine, engine, sizeof engine);
     const ModelConfig *c = &r->model.config;
-    fprintf(f, "{\n  \"id\": \"%s\",\n  \"program\": \"%s\",\n  \"engine\": \"%s\",\n", r->saving.archive.id,
-            version_text(), engine);
+    fprintf(f, "{\n  \"id\": \"%s\",\n  \"program\": \"%s\",\n  \"engine\": \"%s\",\n", r->archive.id, version_text(),
+            engine);
     fprintf(f,
             "  \"model\": {\"layers\": %d, \"heads\": %d, \"channels\": %d, \"vocab\": %d, \"context\": %d, "
             "\"parameters\": %zu, \"flops_per_token\": %.17g, \"flops_formula\": \"" MODEL_FLOPS_FORMULA "\"},\n",
@@ -83,27 +83,26 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
 }
 
 int write_run_json(Run *r, Error *e) {
-    Archive *archive = &r->saving.archive;
     char path[ARCHIVE_PATH], *text = NULL;
     uint64_t random[2];
     size_t bytes;
     cJSON *old = NULL;
     Text new;
-    TRY(path_join(path, sizeof path, archive->path, "run.json", e));
-    if (r->saving.saved[0] && file_read(archive->dir, path, RUN_JSON_MAX_BYTES, &text, &bytes, e) && e->unreadable)
+    TRY(path_join(path, sizeof path, r->archive.path, "run.json", e));
+    if (r->saving.saved[0] && file_read(r->archive.dir, path, RUN_JSON_MAX_BYTES, &text, &bytes, e) && e->unreadable)
         return e->code;
     if (text) json_parse_text(&old, text, bytes, path, NULL, e); // a damaged run.json counts as missing
     // Choose the id once: from run.json, else from the resumed checkpoint, else 128 random bits.
     const char *known = cJSON_GetStringValue(json_get(old, "id"));
-    if (!known || strlen(known) >= sizeof archive->id) known = r->saving.own.run;
-    if (!*archive->id) strcpy(archive->id, known);
-    if (!*archive->id && getentropy(random, sizeof random) == 0)
-        snprintf(archive->id, sizeof archive->id, "%016" PRIx64 "%016" PRIx64, random[0], random[1]);
-    else if (!*archive->id) fprintf(stderr, "note: no random number for the run's id, so --keep removes nothing\n");
+    if (!known || strlen(known) >= sizeof r->archive.id) known = r->saving.own.run;
+    if (!*r->archive.id) strcpy(r->archive.id, known);
+    if (!*r->archive.id && getentropy(random, sizeof random) == 0)
+        snprintf(r->archive.id, sizeof r->archive.id, "%016" PRIx64 "%016" PRIx64, random[0], random[1]);
+    else if (!*r->archive.id) fprintf(stderr, "note: no random number for the run's id, so --keep removes nothing\n");
     int code = text_begin(&new, e);
     if (!code) put_run_json(new.f, r, old);
     if (!code) code = text_end(&new, e);
-    if (!code) code = file_replace(archive->dir, path, new.text, new.bytes, e);
+    if (!code) code = file_replace(r->archive.dir, path, new.text, new.bytes, e);
     text_free(&new);
     cJSON_Delete(old);
     return code;
@@ -141,9 +140,9 @@ int setup_room(const Run *r, Error *e) {
     char disk[ARCHIVE_PATH];
     uint64_t left;
     int present = 0; // number of this run's checkpoints; a new run has 0, as it moves an earlier run aside
-    if (!is_rank0(r) || r->position.back.why.code) return 0;
-    if (r->metrics) TRY(archive_tidy(&r->saving.archive, false, stderr, e)); // removes a killed save; the lock is held
-    if (r->saving.saved[0]) TRY(archive_count(&r->saving.archive, &present, e));
+    if (!is_rank0(r) || r->back.why.code) return 0;
+    if (r->metrics) TRY(archive_tidy(&r->archive, false, stderr, e)); // removes a killed save; the lock is held
+    if (r->saving.saved[0]) TRY(archive_count(&r->archive, &present, e));
     const int needed = present ? present == 1 || r->options.keep == 0 : saves_before_the_end(r) ? 2 : 1;
     path_existing(r->options.out, disk, sizeof disk);
     TRY(disk_free(IN_PATH, disk, &left, e));
@@ -159,26 +158,26 @@ static int setup_directory(Run *r, Error *e) {
     const char *out = r->options.out;
     int checkpoints;
     TRY(directory_create(out, e));
-    if (!archive_is_open(&r->saving.archive)) TRY(archive_open(&r->saving.archive, out, e));
-    if (!r->metrics) TRY(metrics_open(&r->metrics, r->saving.archive.dir, out, &(bool){0}, e));
-    TRY(archive_count(&r->saving.archive, &checkpoints, e));
+    if (!archive_is_open(&r->archive)) TRY(archive_open(&r->archive, out, e));
+    if (!r->metrics) TRY(metrics_open(&r->metrics, r->archive.dir, out, &(bool){0}, e));
+    TRY(archive_count(&r->archive, &checkpoints, e));
     // Move an earlier run aside. A run that stopped before its first step left neither checkpoints nor lines.
     if (!r->saving.saved[0] && (checkpoints > 0 || metrics_bytes(r->metrics) > 0)) {
         metrics_close(r->metrics, e);
         r->metrics = NULL;
-        archive_close(&r->saving.archive);
+        archive_close(&r->archive);
         TRY(move_old_run(out, e));
         return setup_directory(r, e);
     }
-    const bool back = r->position.back.why.code;
+    const bool back = r->back.why.code;
     if (metrics_bytes(r->metrics) < r->at.metrics_bytes)
         fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
                 out);
-    TRY(run_lock_sign(r->saving.archive.dir, out, e));
-    TRY(archive_tidy(&r->saving.archive, back && r->options.keep > 0, stderr, e));
+    TRY(run_lock_sign(r->archive.dir, out, e));
+    TRY(archive_tidy(&r->archive, back && r->options.keep > 0, stderr, e));
     // Before logs and checkpoints change: fails if the old run.json is unreadable, and chooses archive->id.
     TRY(write_run_json(r, e));
-    TRY(archive_set_aside_after(&r->saving.archive, r->at.step, back ? "rolled_back" : "damaged", stderr, e));
+    TRY(archive_set_aside_after(&r->archive, r->at.step, back ? "rolled_back" : "damaged", stderr, e));
     return metrics_begin(r->metrics, r->at.step, back, e);
 }
 
@@ -187,15 +186,14 @@ bool saves_in_background(const Run *r) {
 }
 
 int setup_output(Run *r, Error *e) {
-    Archive *archive = &r->saving.archive;
     char *text;
     size_t bytes;
     r->saving.first_step = r->at.step + 1;
     TRY(comm_agree(r->comm, is_rank0(r) ? setup_directory(r, e) : 0, e));
     // If all ranks write, each must see the run.json that rank 0 has just written: all write to one directory.
     if (!parallel_stores_alone(&r->parallel)) {
-        const bool seen = (archive_is_open(archive) || archive_open(archive, r->options.out, e) == 0) &&
-                          file_read(archive->dir, "run.json", RUN_JSON_MAX_BYTES, &text, &bytes, e) == 0;
+        const bool seen = (archive_is_open(&r->archive) || archive_open(&r->archive, r->options.out, e) == 0) &&
+                          file_read(r->archive.dir, "run.json", RUN_JSON_MAX_BYTES, &text, &bytes, e) == 0;
         const uint64_t hash = seen ? hash_bytes(HASH_START, text, bytes) : 0;
         if (seen) memory_free(text);
         TRY(comm_agree(r->comm, seen || e->code != ERR_MEMORY ? 0 : ERR_MEMORY, e));

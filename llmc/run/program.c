@@ -17,7 +17,7 @@ static int train(Run *r, Error *e) {
     const long long K = o->tensor, groups = r->comm->ranks / K;
     r->at = (RunPoint){.val_loss = NAN, .best.loss = INFINITY};
     memset(r->at.exponents, FP8_UNSET, sizeof r->at.exponents);
-    r->position = (Position){.begun = r->position.begun, .back = r->position.back};
+    r->position = (Position){0};
     // First make all checks that need no engine.
     int code = setup_data(r, e);
     if (!code) code = setup_schedule(r, e);
@@ -36,7 +36,7 @@ static int train(Run *r, Error *e) {
                "in %s. %s resumes, --fresh starts over\n",
                (long long)r->at.step, (long long)r->at.tokens, (long long)o->run.horizon_tokens, r->saving.saved,
                ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run");
-        return archive_tidy(&r->saving.archive, false, stderr, e); // removes what a killed run left
+        return archive_tidy(&r->archive, false, stderr, e); // removes what a killed run left
     }
     TRY(comm_agree(r->comm, setup_room(r, e), e));
     if (o->shard) TRY(comm_same_machines(r->comm, e));
@@ -47,9 +47,9 @@ static int train(Run *r, Error *e) {
     TRY(comm_agree(r->comm, code, e));
     TRY(setup_tuning(r, e));
     TRY(comm_agree(r->comm, setup_output(r, e), e));
-    const int64_t made = r->position.back.made;
+    const int64_t made = r->back.made;
     code = train_run(r, e);
-    if (r->position.back.made == made || !(r->comm->settled || r->comm->ranks == 1)) return code;
+    if (r->back.made == made || !(r->comm->settled || r->comm->ranks == 1)) return code;
     progress_break(&r->progress);
     run_end_training(r);
     r->comm->settled = false;
@@ -131,7 +131,7 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
     bool may_close = !written_to || isatty(STDOUT_FILENO) || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode);
     Comm comm = {.ranks = 1, .local_ranks = 1};
     Run r = {.argc = argc, .argv = argv, .engine_api = engine, .transport_api = transport, .comm = &comm};
-    r.position.begun = r.started = clock_seconds();
+    r.begun = r.started = clock_seconds();
     int code = e.code = run_program(&r, &e);
     if (code) progress_break(&r.progress);
     // An error that only this rank knows ends the job at once. run_destroy would wait for a running save; other ranks

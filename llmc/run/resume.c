@@ -63,8 +63,8 @@ static int ask_all_to_verify(void *run, const char *directory, Error *e) {
 }
 
 static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e) {
-    const int64_t latest = r->position.back.why.code ? r->position.back.latest : INT64_MAX;
-    r->saving.candidate.own = archive == &r->saving.archive;
+    const int64_t latest = r->back.why.code ? r->back.latest : INT64_MAX;
+    r->saving.candidate.own = archive == &r->archive;
     return archive_newest(archive, latest, stderr, ask_all_to_verify, r, newest, e);
 }
 
@@ -81,15 +81,14 @@ static int share_newest(Run *r, int code, Newest *newest, Error *e) {
 // Opens and locks an existing run (1). Waits for the lock: it may outlive a killed process by seconds, and on NFS a
 // crashed machine by 90 s (metrics.h).
 static int lock_run(Run *r, Error *e) {
-    const Archive *archive = &r->saving.archive;
     const struct timespec moment = {0, 20000000};
     const double begin = clock_seconds();
     bool said = false, here;
     int code;
-    for (; (code = metrics_open(&r->metrics, archive->dir, archive->path, &here, e)) == ERR_USAGE; said = true) {
+    for (; (code = metrics_open(&r->metrics, r->archive.dir, r->archive.path, &here, e)) == ERR_USAGE; said = true) {
         if (comm_asked_to_stop(r->comm))
             return FAIL(e, ERR_STOPPED, "start the same command again", "%s while %s was locked", signals_requested(),
-                        archive->path);
+                        r->archive.path);
         const double timeout = fmin(here ? 5 : 120, r->options.deadline);
         if (clock_seconds() - begin >= timeout) break;
         if (!said) fprintf(stderr, "note: %s. Waiting up to %.0f s for it to end\n", e->what, timeout);
@@ -104,14 +103,14 @@ static int lock_run(Run *r, Error *e) {
 static int find_own(Run *r, Error *e) {
     if (!is_rank0(r)) return 0;
     if (!r->saving.searched && directory_exists(r->options.out)) {
-        const bool back = r->position.back.why.code; // if true, archive and log are open already
-        TRY(back ? archive_check_name(&r->saving.archive, e) : archive_open(&r->saving.archive, r->options.out, e));
-        if (!back && file_exists_in(r->saving.archive.dir, "metrics.jsonl")) TRY(lock_run(r, e));
-        if (!r->options.fresh || back) TRY(find_newest(r, &r->saving.archive, &r->saving.own, e));
+        const bool back = r->back.why.code; // if true, archive and log are open already
+        TRY(back ? archive_check_name(&r->archive, e) : archive_open(&r->archive, r->options.out, e));
+        if (!back && file_exists_in(r->archive.dir, "metrics.jsonl")) TRY(lock_run(r, e));
+        if (!r->options.fresh || back) TRY(find_newest(r, &r->archive, &r->saving.own, e));
     }
     r->saving.searched = true;
-    if (!r->position.back.why.code || r->saving.own.found) return 0;
-    return *e = r->position.back.why, error_hint(e, "no checkpoint of this run is left to go back to");
+    if (!r->back.why.code || r->saving.own.found) return 0;
+    return *e = r->back.why, error_hint(e, "no checkpoint of this run is left to go back to");
 }
 
 // Finds a run's checkpoint by its step.
@@ -193,7 +192,7 @@ int setup_source(Run *r, Error *e) {
 
 int setup_resume(Run *r, Error *e) {
     const Newest *newest = &r->saving.own;
-    const Rollback *back = &r->position.back;
+    const Rollback *back = &r->back;
     char best[ARCHIVE_PATH];
     Text changes;
     TRY(share_newest(r, find_own(r, e), &r->saving.own, e));
@@ -213,8 +212,8 @@ int setup_resume(Run *r, Error *e) {
                (long long)r->at.tokens, changes.text);
     text_free(&changes);
     TRY(comm_agree(r->comm, code, e));
-    archive_step_path(r->saving.archive.path, r->at.best.step, best);
-    if (is_rank0(r) && file_missing(r->saving.archive.dir, best))
+    archive_step_path(r->archive.path, r->at.best.step, best);
+    if (is_rank0(r) && file_missing(r->archive.dir, best))
         r->at.best = (BestPoint){.loss = INFINITY}; // the best checkpoint was removed
     return comm_broadcast(r->comm, &r->at.best, sizeof r->at.best, e);
 }

@@ -100,7 +100,7 @@ int row_outliers_write(const Run *r, Error *e) {
             cJSON_free(line);
         }
     int code = text_end(&text, e);
-    if (!code) code = file_replace(r->saving.archive.dir, "outliers.jsonl", text.text, text.bytes, e);
+    if (!code) code = file_replace(r->archive.dir, "outliers.jsonl", text.text, text.bytes, e);
     text_free(&text);
     return code;
 }

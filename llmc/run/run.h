@@ -32,7 +32,6 @@ typedef struct {
     Ramp ramp;
     Noise noise;
     RowOutliers outliers; // --outliers
-    Rollback back;        // --on-spike. A rollback resets all fields of Position but `back` and `begun`
     StepResult result;    // statistics of this step; source_gram, `pairs` (noise.h) and `rows` are one array
     double grad_sq;       // |sum_b g_b|^2 of this step
     double grad_norm;     // norm of this step's mean gradient
@@ -41,13 +40,11 @@ typedef struct {
     bool stop;            // the run stops (same on all ranks); stop_cause (save.h) says why
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown
     int64_t clipped;      // number of steps since the start whose gradient was clipped
-    double begun;         // clock time of this start, less the seconds of earlier parts of the run
 } Position;
 
 typedef struct {
     Saver *saver;                  // NULL before training
     double writing;                // saver_writes summed over all ranks, at the latest step
-    Archive archive;               // the run directory; open on rank 0 and on ranks that write there
     char saved[ARCHIVE_PATH];      // the newest checkpoint; "" before the first save
     int64_t saved_step;            // step of `saved`; -1 before the first save
     int64_t first_step;            // first step after this start of the run
@@ -95,6 +92,9 @@ typedef struct Run {
     RunPoint at; // where the run stands; saved in every checkpoint
     Position position;
     Saving saving;
+    Rollback back;     // --on-spike
+    double begun;      // clock time of this start, less the seconds of earlier parts of the run
+    Archive archive;   // the run directory; open on rank 0 and on ranks that write there
     Metrics *metrics;  // NULL on ranks other than 0
     Progress progress; // {0} on ranks other than 0
 } Run;
@@ -109,7 +109,7 @@ static inline bool reached_loss(const Run *r) { return r->at.val_loss <= r->opti
 static inline bool ends_early(const Run *r) { return reached_loss(r) || out_of_patience(r); }
 
 // Seconds of training and set-up, the parts before a resume included.
-static inline double run_seconds(const Run *r) { return clock_seconds() - r->position.begun; }
+static inline double run_seconds(const Run *r) { return clock_seconds() - r->begun; }
 
 static inline bool is_rank0(const Run *r) { return r->comm->rank == 0; }
 

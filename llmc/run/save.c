@@ -147,10 +147,10 @@ static int begin_save(Run *r, Error *e) {
     Spare room = s->spare;
     if (r->options.keep_best) room.best = r->saving.best_before.step, s->spare.best = r->at.best.step;
     if (s->waits) room.back = INT64_MAX; // the last save may remove the checkpoint that a rollback needs
-    TRY(archive_make_room(&r->saving.archive, bytes, room, r->saving.saved_step, s->notes.f, &pulse, e));
+    TRY(archive_make_room(&r->archive, bytes, room, r->saving.saved_step, s->notes.f, &pulse, e));
     manifest_free(&s->manifest);
     s->manifest.pulse = &s->pulse;
-    TRY(archive_begin(&r->saving.archive, r->at.step, &s->manifest, s->notes.f, e));
+    TRY(archive_begin(&r->archive, r->at.step, &s->manifest, s->notes.f, e));
     Error unwritten;
     if (r->options.outliers && row_outliers_write(r, &unwritten)) fprintf(s->notes.f, "warning: %s\n", unwritten.what);
     int code = 0;
@@ -158,7 +158,7 @@ static int begin_save(Run *r, Error *e) {
         code = manifest_open(&s->manifest, layout_names[f], true, s->layout.bytes[f], &fd, e);
         if (!code) close(fd);
     }
-    if (code) archive_abandon(&r->saving.archive, r->at.step, s->manifest.dir, s->notes.f, &(Error){0});
+    if (code) archive_abandon(&r->archive, r->at.step, s->manifest.dir, s->notes.f, &(Error){0});
     return code;
 }
 
@@ -186,7 +186,7 @@ static void *write_share(void *saver) {
         for (int i = 0; i < s->owned_count && !code; to += range_length(s->owned[i++]))
             code = engine_store(s->run->engine, kinds[k], s->owned[i], to, e);
     atomic_store(&s->copying, false);
-    if (!code && s->pieces) code = archive_join(&s->run->saving.archive, s->step, &partial, e);
+    if (!code && s->pieces) code = archive_join(&s->run->archive, s->step, &partial, e);
     for (int f = 0; f < LAYOUT_FILES && s->pieces && !code; f++)
         code = manifest_open(&partial, layout_names[f], false, 0, &fd[f], e);
     if (partial.dir >= 0) close(partial.dir);
@@ -229,15 +229,15 @@ static void *finish(void *saver) {
     if (!code) code = checkpoint_save_config(&s->manifest, &r->model.config, eot, r->options.dropout, e);
     if (!code && r->tokenizer) code = tokenizer_save(r->tokenizer, r->model.config.context, &s->manifest, e);
     if (!code) code = metrics_sync(s->run->metrics, e);
-    if (!code) code = archive_commit(&r->saving.archive, s->step, &s->manifest, e);
-    if (code) archive_abandon(&r->saving.archive, s->step, s->manifest.dir, s->notes.f, &kept);
-    else if (archive_verify(&r->saving.archive, s->step, VERIFY_DISK, &s->pulse, &verified, e) == ERR_INPUT) {
-        if (!e->unreadable) archive_remove(&r->saving.archive, s->step, false, s->notes.f, &kept);
+    if (!code) code = archive_commit(&r->archive, s->step, &s->manifest, e);
+    if (code) archive_abandon(&r->archive, s->step, s->manifest.dir, s->notes.f, &kept);
+    else if (archive_verify(&r->archive, s->step, VERIFY_DISK, &s->pulse, &verified, e) == ERR_INPUT) {
+        if (!e->unreadable) archive_remove(&r->archive, s->step, false, s->notes.f, &kept);
         e->code = ERR_WRITE; // not ERR_INPUT: this program has just written the file
         error_hint(e, "the disk does not give back what was written: check it, or choose another --out");
     }
     s->seconds = clock_seconds() - s->started;
-    if (!e->code && archive_thin(&r->saving.archive, &s->spare, s->notes.f, &kept))
+    if (!e->code && archive_thin(&r->archive, &s->spare, s->notes.f, &kept))
         fprintf(s->notes.f, "warning: %s: older checkpoints are kept\n", kept.what);
     atomic_store(&s->ended, true);
     return NULL;
@@ -300,7 +300,7 @@ static void report(Run *r) {
     }
     r->saving.longest_save = fmax(r->saving.longest_save, s->seconds);
     r->saving.saved_step = s->step;
-    archive_step_path(r->saving.archive.path, s->step, r->saving.saved);
+    archive_step_path(r->archive.path, s->step, r->saving.saved);
     printf("saved   %s in %.2f s, training paused for %.3f s\n", r->saving.saved, s->seconds,
            s->waits ? s->seconds : s->paused);
     fflush(stdout);
@@ -391,7 +391,7 @@ int save_and_wait(Run *r, Error *e) {
         if (*newest) hint_to_resume(r, e, "");
         code = error_prefix(e, "step %lld is not saved, and the newest checkpoint is %s", (long long)r->at.step,
                             *newest ? newest : "none yet");
-    } else if (is_rank0(r) && archive_check_name(&r->saving.archive, e))
+    } else if (is_rank0(r) && archive_check_name(&r->archive, e))
         code = error_prefix(e, "step %lld is saved in this run's directory", (long long)r->at.step);
     return comm_agree(r->comm, code, e);
 }

@@ -465,14 +465,14 @@ void run_end_training(Run *r) {
     dataset_close(r->data.train);
     r->engine = NULL;
     r->data = (RunData){0};
-    r->saving = (Saving){.archive = r->saving.archive};
+    r->saving = (Saving){0};
 }
 
 int run_destroy(Run *r, Error *e) {
     progress_destroy(&r->progress);
     run_end_training(r);
     const int code = metrics_close(r->metrics, e);
-    archive_close(&r->saving.archive);
+    archive_close(&r->archive);
     memory_free(r->tokenizer);
     model_destroy(&r->model);
     return code;

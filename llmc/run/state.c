@@ -202,29 +202,31 @@ static void io_exponents(StateIO *io, const Run *r, int8_t *k) {
     }
 }
 
-static void io_position(StateIO *io, const Run *r, RunPoint *at, Position *p) {
+static void io_position(StateIO *io, Run *r) {
+    RunPoint *at = &r->at;
+    Rollback *back = &r->back;
     io_point(io, at);
-    real(io, "ramp.rows", &p->ramp.rows);
-    if (!(p->ramp.rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
-    io_noise(io, &p->noise);
+    real(io, "ramp.rows", &r->position.ramp.rows);
+    if (!(r->position.ramp.rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
+    io_noise(io, &r->position.noise);
     io_exponents(io, r, at->exponents);
     for (int k = 0; k < ROW_KINDS && r->options.outliers; k++) {
         const char *spread = AT("outliers.spread.%s", row_kinds[k]), *rows = AT("outliers.rows.%s", row_kinds[k]);
-        if (io->writing || get(io, spread)) io_window(io, spread, &p->outliers.spread[k]);
-        if (io->writing) put(io, rows, cJSON_Duplicate(p->outliers.list[k], true));
-        else p->outliers.list[k] = cJSON_Duplicate(get(io, rows), true);
+        if (io->writing || get(io, spread)) io_window(io, spread, &r->position.outliers.spread[k]);
+        if (io->writing) put(io, rows, cJSON_Duplicate(r->position.outliers.list[k], true));
+        else r->position.outliers.list[k] = cJSON_Duplicate(get(io, rows), true);
     }
     if (r->options.on_spike && (io->writing || get(io, "spikes.z"))) io_window(io, "spikes.z", &at->spikes);
     for (int i = 0; i < at->spikes.count && i < OUTLIERS_WINDOW; i++)
         count_to(io, AT("spikes.first.ring[%d]", i), &at->first[i], at->examples);
-    // During a rollback p->back holds the rollbacks that the checkpoint lists, and later ones.
-    const int64_t made = io->writing ? p->back.made : cJSON_GetArraySize(get(io, "spikes.skipped"));
+    // During a rollback r->back holds the rollbacks that the checkpoint lists, and later ones.
+    const int64_t made = io->writing ? back->made : cJSON_GetArraySize(get(io, "spikes.skipped"));
     if (made > ROLLBACKS_MAX) malformed(io, "spikes.skipped", "a list that fits");
     for (int i = 0; i < made && !io->code; i++) {
-        count(io, AT("spikes.skipped[%d].first", i), &p->back.first[i]);
-        count_to(io, AT("spikes.skipped[%d].rows", i), &p->back.rows[i], 1 << 30);
+        count(io, AT("spikes.skipped[%d].first", i), &back->first[i]);
+        count_to(io, AT("spikes.skipped[%d].rows", i), &back->rows[i], 1 << 30);
     }
-    if (made > p->back.made && !io->code) p->back.made = made;
+    if (made > back->made && !io->code) back->made = made;
 }
 
 // ---- What may not change --------------------------------------------------------------------------------------------
@@ -373,16 +375,14 @@ static int keep_values(StateIO *io, Run *r, Error *e) {
 
 // ---- The file -------------------------------------------------------------------------------------------------------
 
-int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
+int run_state_write(Run *r, char **text, size_t *bytes, Error *e) {
     StateIO io = {.root = cJSON_CreateObject(), .writing = true, .e = e};
     int64_t format = STATE_FORMAT;
-    RunPoint at = r->at;
-    Position position = r->position;
     char engine[256];
     cJSON *options;
-    at.seconds = run_seconds(r);
+    r->at.seconds = run_seconds(r);
     count(&io, "format", &format);
-    io_position(&io, r, &at, &position);
+    io_position(&io, r);
     io_identity(&io, r, &r->data);
     engine_describe(r->engine, engine, sizeof engine);
     put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
@@ -416,8 +416,8 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     *changes = (Text){0};
     TRY(state_open(&io, directory, e));
     io_identity(&io, r, &r->data);
-    io_position(&io, r, &r->at, &r->position);
-    if (!r->position.back.why.code) r->position.begun -= r->at.seconds; // a rollback keeps its clock
+    io_position(&io, r);
+    if (!r->back.why.code) r->begun -= r->at.seconds; // a rollback keeps its clock
     int code = io.code;
     if (!code) code = keep_values(&io, r, e);
     if (!code) code = list_changes(&io, r, changes, e);

@@ -85,8 +85,7 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
 }
 
 // Updates the noise scales, and with them the ramp.
-static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode, bool measured_ranks,
-                          RampTarget *target) {
+static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode, RampTarget *target) {
     double step_tokens = (double)(B * r->shape.seq_len), done = (double)r->at.tokens + step_tokens;
     noise_observe(&r->position.noise, &r->model, &r->position.result, B, step_tokens, done, mode);
     if (mode == GNS_OFF) return;
@@ -94,7 +93,7 @@ static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode,
     const GnsTracker *signal = noise_signal(&r->position.noise, &c);
     *target = ramp_target(&r->position.ramp, signal, c);
     ramp_observe(&r->position.ramp, step_tokens, r->position.noise.half_life, target->aim);
-    if (measured_ranks)
+    if (measures_ranks(r, mode))
         noise_observe_ranks(&r->position.noise, (double)B, sums->rows_sq, sums->rank_sq, r->position.grad_sq);
     const int sources = r->position.noise.sources;
     double share[sources + 1], sq[sources + 1], *gram = r->position.result.source_gram;
@@ -252,7 +251,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         TRY(adapt_scales(r, B, &skipped, &repeat, e));
     } while (repeat);
     progress_end(&r->progress);
-    if (!skipped) observe_noise(r, B, &sums, mode, measured_ranks, &target);
+    if (!skipped) observe_noise(r, B, &sums, mode, &target);
     r->at.step++;
     r->at.batch = B;
     r->at.examples += B;

@@ -25,7 +25,7 @@
 // unless ROLLBACKS_MAX were made. Otherwise returns `code`.
 static int rollback_check(Run *r, const StepMetrics *m, int code, Error *e) {
     const Options *o = &r->options;
-    Rollback *back = &r->position.back;
+    Rollback *back = &r->back;
     const cJSON *row;
     int64_t spikes = 0;
     if (!o->on_spike || (code && code != ERR_NONFINITE)) return code;
@@ -215,7 +215,7 @@ int train_run(Run *r, Error *e) {
     r->saving.limit = !o->max_hours ? INFINITY
                       : end         ? clock_seconds() + strtod(end, NULL) - (double)time(NULL)
                                     : r->started + 3600 * o->max_hours;
-    if (o->train_hours && !r->at.horizon) r->progress.ends = r->position.begun + 3600 * o->train_hours;
+    if (o->train_hours && !r->at.horizon) r->progress.ends = r->begun + 3600 * o->train_hours;
     double *scale = &r->at.loss_scale.scale; // 0: the run begins, or had another type than fp16
     if (!r->engine_api->needs_loss_scale) *scale = 0;
     else if (*scale == 0) *scale = o->loss_scale > 0 ? o->loss_scale : LOSS_SCALE_START;
