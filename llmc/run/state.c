@@ -337,8 +337,8 @@ static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
     return code ? code : ended;
 }
 
-// Keeps the batch, the mode of --gns, the length and a step's cost, unless options of the command line set them. Another
-// value would change the run.
+// Keeps the batch, the mode of --gns, the length and a step's cost, unless options of the command line set them. Other
+// values would change the run.
 static int keep_values(StateIO *io, Run *r, Error *e) {
     Options *o = &r->options;
     const double rows = number(io, "options.micro_batch"), step_rows = number(io, "options.ramp_step_rows");
