@@ -12,7 +12,7 @@ export GNS_BUILD=build/cpu-avx2-test
 # present build.
 tests=(dev/test/cpu/test_*.c)
 tests=("${tests[@]%.c}")
-objects=$(ls $build/llmc/*/*.o | sed "/run\/main_/d; s|^$build/llmc/cpu/|$GNS_BUILD/llmc/cpu/|" | xargs)
+objects=$(ls llmc/*/*.c | sed "s|^|$build/|; s|c\$|o|" | xargs ls 2> /dev/null | sed "/run\/main_/d; s|^$build/llmc/cpu/|$GNS_BUILD/llmc/cpu/|" | xargs)
 mkdir -p $GNS_BUILD/dev/test/cpu && cp $build/dev/test/cpu/*.o $GNS_BUILD/dev/test/cpu && rm $GNS_BUILD/dev/test/cpu/test_matmul.o
 begin
 returns 0 make --no-print-directory -s -j2 $(printf -- '-o %s ' $GNS_BUILD/dev/test/cpu/*.o) AVX2=1 BUILD=$GNS_BUILD OBJECTS="$objects" $GNS_BUILD/train_gpt2 "${tests[@]/#/$GNS_BUILD/}"
