@@ -396,7 +396,7 @@ int save_and_wait(Run *r, Error *e) {
     return comm_agree(r->comm, code, e);
 }
 
-// `settled` is true if the ranks have agreed on training's error. Clears it for a save, since the ranks must agree on the
+// `settled` is true if the ranks have agreed on training's error. Clears it for a save, as the ranks must agree on the
 // save's errors too, and restores it. If they could not agree, it stays false, which ends the job.
 void save_at_error(Run *r, int code, Error *e) {
     const bool settled = r->comm->settled, alone = r->comm->ranks == 1;
