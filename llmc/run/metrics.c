@@ -271,14 +271,16 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
     bool calibrated = s->mode == GNS_EXACT && !s->skipped;
     if (s->mode != GNS_OFF && noise->fixed_ratio > 0) put_number(f, "gns_ratio", noise->fixed_ratio);
     else if (calibrated) put_number(f, "gns_ratio", noise->calibration.ratio.value);
-    if (calibrated) put_estimate(f, "gns_total", noise->follows_total ? &noise->total : &noise->calibration.total);
-    for (int i = 0; i < GROUP_COUNT && calibrated; i++)
-        put_field(f, "gns_type_", group_names[i], gns_estimate(&noise->type[i]).scale);
-    for (int l = 0; l < noise->layers && calibrated; l++) {
-        fputs(l ? ", " : ", \"gns_layer\": [", f);
-        put_value(f, gns_estimate(&noise->layer[l]).scale);
+    if (calibrated) {
+        put_estimate(f, "gns_total", noise->follows_total ? &noise->total : &noise->calibration.total);
+        for (int i = 0; i < GROUP_COUNT; i++)
+            put_field(f, "gns_type_", group_names[i], gns_estimate(&noise->type[i]).scale);
+        for (int l = 0; l < noise->layers; l++) {
+            fputs(l ? ", " : ", \"gns_layer\": [", f);
+            put_value(f, gns_estimate(&noise->layer[l]).scale);
+        }
+        fputs("]", f);
     }
-    if (calibrated) fputs("]", f);
     return log_end_line(m, &m->log[STEPS], e);
 }
 
