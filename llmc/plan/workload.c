@@ -39,24 +39,13 @@ static void add(const Sum *sum, Work w) {
     sum->work->pass[PASS_BACKWARD] += again * seconds;
 }
 
-static Work repeat(Work work, double again) {
-    work.again = again;
-    return work;
-}
-
-// Returns the work of a product, (rows, in) times (in, out), of values of `value` bytes: 2 * rows * in * out FLOPs. The
-// operands are read once, and the result is written once. For the backward product dx = dy W^T swap in and out.
-static Work gemm_of(WorkFamily family, WorkPass pass, double value, double rows, double in, double out, double count) {
-    return (Work){
-        family,        WORK_MATMUL, pass, 2 * rows * in * out, value * (rows * in + in * out), value * rows * out,
-        .count = count};
-}
-
-// Returns the work of one linear layer in all blocks. In fp8 a GPU reads e4m3.
-static Work linear(const EngineConfig *shape, WorkPass pass, double value, double rows, double in, double out) {
-    Work work = gemm_of(FAMILY_BLOCK_MATMUL, pass, value, rows, in, out, shape->model->config.layers);
-    if (dtype_is_fp8(shape->dtype) && value < fp32) work.kind = WORK_FP8, work.read /= value;
-    return work;
+// Returns the work of a product, (rows, in) times (in, out): 2 * rows * in * out FLOPs. The operands, of `operand` bytes
+// per value (1: e4m3), are read once, and the result is written once.
+static Work matmul(WorkFamily family, WorkPass pass, double operand, double result, double rows, double in, double out,
+                   double count) {
+    const WorkKind kind = operand == 1 ? WORK_FP8 : WORK_MATMUL;
+    const double read = operand * (rows * in + in * out);
+    return (Work){family, kind, pass, 2 * rows * in * out, read, result * rows * out, .count = count};
 }
 
 // Returns the work of a kernel that streams over n values. Per value: flops FLOPs, read and written bytes.
@@ -65,25 +54,22 @@ static Work stream(WorkFamily family, WorkPass pass, double n, double flops, dou
     return (Work){family, WORK_STREAM, pass, flops * n, read * n, written * n, .count = count};
 }
 
-// Adds the work of dW (in, out) += x^T dy over `examples` examples. It reads and writes the sum. Batched exact norms
-// write every example's gradient, then read it for its norm and for the sum. In blocks fp8-dw reads e4m3.
-static void add_gradient(const Sum *sum, const EngineConfig *shape, WorkFamily family, double examples, double in,
-                         double out, double count) {
-    const bool e4m3 = shape->dtype == DTYPE_FP8_DW && family == FAMILY_BLOCK_MATMUL && sum->device->value < fp32;
-    const double rows = examples * shape->seq_len, gradient = fp32 * in * out, batched = count * sum->batched;
-    const double factors = (e4m3 ? 1 : sum->device->value) * rows * (in + out); // bytes
-    Work w = {family,
-              e4m3 ? WORK_FP8 : WORK_MATMUL,
-              PASS_BACKWARD,
-              .flops = 2 * rows * in * out,
-              .read = factors + gradient,
-              .written = gradient,
-              .count = count - batched};
-    add(sum, w);
-    w.read = factors, w.written = examples * gradient, w.count = batched;
-    add(sum, w);
-    add(sum, (Work){FAMILY_EXACT_NORMS, WORK_STREAM, PASS_BACKWARD, .flops = 3 * examples * in * out,
-                    .read = (examples + 1) * gradient, .written = gradient, .count = batched});
+// Adds the products of `count` linear layers, over `examples` examples each: y = x W with W (in, out), dx = dy W^T, and
+// dW += x^T dy, which reads and writes the sum. On a GPU the blocks' fp8 products read e4m3, dW's with fp8-dw.
+static void add_linear(const Sum *sum, const EngineConfig *shape, WorkFamily family, double examples, double in,
+                       double out, double count, double again) {
+    const double v = sum->device->value, rows = examples * shape->seq_len, batched = count * sum->batched;
+    const bool e4m3 = family == FAMILY_BLOCK_MATMUL && dtype_is_fp8(shape->dtype) && v < fp32;
+    const double operand = e4m3 ? 1 : v, factor = e4m3 && shape->dtype == DTYPE_FP8_DW ? 1 : v;
+    Work y = matmul(family, PASS_FORWARD, operand, v, rows, in, out, count);
+    Work dw = matmul(family, PASS_BACKWARD, factor, fp32, in, rows, out, count - batched);
+    y.again = again, dw.read += dw.written;
+    add(sum, y);
+    add(sum, matmul(family, PASS_BACKWARD, operand, v, rows, out, in, count));
+    add(sum, dw);
+    // Batched exact norms write every example's gradient, then read it for its norm and for the sum.
+    add(sum, matmul(family, PASS_BACKWARD, factor, examples * fp32, in, rows, out, batched));
+    add(sum, stream(FAMILY_EXACT_NORMS, PASS_BACKWARD, in * out, 3 * examples, (examples + 1) * fp32, fp32, batched));
 }
 
 void plan_add_micro_steps(PlanWork *work, const PlanDevice *device, const EngineConfig *shape, int rows, double exact,
@@ -113,18 +99,12 @@ void plan_add_micro_steps(PlanWork *work, const PlanDevice *device, const Engine
     const Work kernels[] = {
         stream(FAMILY_EMBEDDING, forward, n, 1, 2 * v, v, 1),
         // Reads x and the output of the preceding branch; writes their sum and the sum's LayerNorm.
-        repeat(stream(FAMILY_LAYERNORM, forward, n, LAYERNORM_FLOPS, 2 * v, 2 * v, 2 * L + 1), 2 * again),
-        repeat(linear(shape, forward, v, N, C, 3 * A), again),                                        // qkv
+        {FAMILY_LAYERNORM, WORK_STREAM, forward, LAYERNORM_FLOPS * n, 2 * v * n, 2 * v * n, 2 * L + 1, 2 * again},
         {FAMILY_ATTENTION, WORK_ATTENTION_FORWARD, forward, 2 * product, v * 3 * a, v * a, L, again}, // q k^T, p v
-        repeat(linear(shape, forward, v, N, A, C), again),                                            // proj
-        repeat(linear(shape, forward, v, N, C, F), again),                                            // fc
-        repeat(stream(FAMILY_GELU, forward, f, GELU_FLOPS, v, v, L), gelu_again),
-        linear(shape, forward, v, N, F, C), // fcproj
+        {FAMILY_GELU, WORK_STREAM, forward, GELU_FLOPS * f, v * f, v * f, L, gelu_again},
         {FAMILY_DROPOUT, WORK_MASKS, forward, DROPOUT_FLOPS * n, copied, copied, branches, drops * again},
         {FAMILY_DROPOUT, WORK_MASKS, forward, DROPOUT_FLOPS * scores, 0, 0, drops * L, drops * again},
-        gemm_of(FAMILY_HEAD_MATMUL, forward, v, R, C, V, chunks),
         {FAMILY_CROSSENTROPY, WORK_STREAM, forward, LOSS_FLOPS * R * V, read, written, .count = chunks},
-        gemm_of(FAMILY_HEAD_MATMUL, backward, v, R, V, C, chunks),
         // Five products, where the forward has two: q k^T, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B).
         {FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, backward, 5 * product, v * 5 * a, v * 3 * a, .count = L},
         // Reads GELU's input; the CUDA engine reads GELU's slope instead, which the forward pass writes.
@@ -139,12 +119,11 @@ void plan_add_micro_steps(PlanWork *work, const PlanDevice *device, const Engine
         stream(FAMILY_EXACT_NORMS, backward, n, 2, fp32, fp32, fused * exact),
     };
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) add(&sum, kernels[i]);
-    const double matrices[][2] = {{C, 3 * A}, {A, C}, {C, F}, {F, C}}; // (in, out) of qkv, proj, fc, fcproj
-    for (int i = 0; i < 4; i++) {
-        add(&sum, linear(shape, backward, v, N, matrices[i][1], matrices[i][0]));
-        add_gradient(&sum, shape, FAMILY_BLOCK_MATMUL, rows, matrices[i][0], matrices[i][1], L);
-    }
-    add_gradient(&sum, shape, FAMILY_HEAD_MATMUL, B / chunks, V, C, chunks);
+    add_linear(&sum, shape, FAMILY_BLOCK_MATMUL, rows, C, 3 * A, L, again); // qkv
+    add_linear(&sum, shape, FAMILY_BLOCK_MATMUL, rows, A, C, L, again);     // proj
+    add_linear(&sum, shape, FAMILY_BLOCK_MATMUL, rows, C, F, L, again);     // fc
+    add_linear(&sum, shape, FAMILY_BLOCK_MATMUL, rows, F, C, L, 0);         // fcproj
+    add_linear(&sum, shape, FAMILY_HEAD_MATMUL, B / chunks, C, V, chunks, 0);
 }
 
 // Adds Muon's products for `share` of the blocks' matrices. Each of MUON_STEPS steps (math/muon.h) multiplies twice by
