@@ -146,29 +146,19 @@ static double exchanged_bytes(const Plan *p, double rows) {
     return p->device.value * rows * p->shape.seq_len * p->shape.model->config.channels;
 }
 
-double plan_tensor_bytes(const Plan *p) {
-    EngineConfig shape = p->shape;
-    const int K = shape.tensor.ranks = p->sharing.tensor;
-    const double rows = (double)rows_of_rank(p->rows, 0, p->ranks / K).count;
-    return tensor_exchanges(&shape, true) * (K - 1.0) / K * exchanged_bytes(p, rows);
-}
-
-// Counts values as Rajbhandari et al. 2020 (arXiv 1910.02054), section 7, do. With ZeRO-0 to ZeRO-2 a rank sends two
-// values per parameter and step: it scatters gradients, and gathers gradients or weights. ZeRO-3 gathers weights in
-// both passes of each micro-step, except for blocks that are still in their slots.
-double plan_step_bytes(const Plan *p) {
-    Model local;
-    const Model *model = plan_model(p, &local);
-    const double groups = p->ranks / p->sharing.tensor, embeddings = (double)range_length(model_bucket(model, 0));
+// Returns the bytes that a rank sends in a step, without --tensor's exchanges. Counts values as Rajbhandari et al. 2020
+// (arXiv 1910.02054), section 7, do. With ZeRO-0 to ZeRO-2 a rank sends two values per parameter and step: it scatters
+// gradients, and gathers gradients or weights. ZeRO-3 gathers weights in both passes of each micro-step, except for
+// blocks that are still in their slots.
+static double sent_bytes(const Plan *p, const Model *model, double micro_steps) {
+    const double embeddings = (double)range_length(model_bucket(model, 0));
     const double shared = shared_by(p), peers = shared / p->sharing.tensor, machines = ceil(p->ranks / shared);
     const double blocks = (double)model->flat_count - embeddings;
-    double micro_steps = ceil((double)rows_of_rank(p->rows, 0, (int)groups).count / p->shape.micro_batch);
     double value = p->sharing.zero == ZERO_0 ? sizeof(float) : p->device.value, again = 1;
     double reduced = wire_bytes(p) * (p->sharing.reduce == REDUCE_MICRO_STEP ? micro_steps : 1);
     if (p->sharing.zero == ZERO_3) again += (2 * micro_steps - 1) * gathered_again(model);
-    model_destroy(&local);
     return (shared - 1) / shared * (reduced + value) * embeddings +
-           (peers - 1) / peers * (reduced + value * again) * blocks + plan_tensor_bytes(p) +
+           (peers - 1) / peers * (reduced + value * again) * blocks +
            2 * (machines - 1) / machines * reduced * (embeddings / shared + blocks / peers);
 }
 
@@ -257,6 +247,7 @@ PlanStep plan_step(const Plan *p, int64_t rows) {
     plan_add_update(&s.all, &p->device, shape.model, p->shape.optimizer, owned);
     s.exposed = exposed_seconds(p, shape.model, &s);
     const double n = tensor_exchanges(&shape, true);
+    s.bytes = sent_bytes(p, shape.model, (double)s.micro_steps) + n * (K - 1.0) / K * exchanged_bytes(p, (double)mine);
     if (n > 0 && plan_link_bandwidth(&p->device, K) > 0) // nothing hides exchanges, since products wait for them
         s.exposed += (double)whole * n * plan_ring_seconds(&p->device, K, exchanged_bytes(p, p->shape.micro_batch)) +
                      (left > 0) * n * plan_ring_seconds(&p->device, K, exchanged_bytes(p, left));
@@ -270,15 +261,8 @@ PlanRun plan_run(const Plan *p, double target) {
     int64_t T = r.config.seq_len, tokens = 0, batch, before = 0;
     double seconds = 0;
     PlanRun run = {0};
-    while ((batch = ramp_next(&r, run.steps, tokens)) > 0) {
+    while (run.steps < PLAN_STEPS_MAX && (batch = ramp_next(&r, run.steps, tokens)) > 0) {
         if (batch != before) seconds = p->device.peak > 0 ? plan_step(p, batch).seconds : 0;
-        if (run.steps == PLAN_STEPS_MAX) {
-            int64_t left = ((int64_t)r.config.schedule.train_tokens - tokens) / (batch * T);
-            run.steps += left;
-            run.seconds += (double)left * seconds;
-            run.cut = true;
-            return run;
-        }
         if (run.steps == 0) run.first_batch = batch;
         if (batch >= before) run.last_batch = batch; // the horizon may cut the last step short
         before = batch;
@@ -287,6 +271,10 @@ PlanRun plan_run(const Plan *p, double target) {
         tokens += batch * T;
         ramp_observe(&r, (double)(batch * T), p->options->run.gns_half_life_tokens, target);
     }
+    const int64_t left = ((int64_t)r.config.schedule.train_tokens - tokens) / (before * T);
+    run.steps += left;
+    run.seconds += (double)left * seconds;
+    run.cut = left > 0;
     return run;
 }
 

@@ -125,6 +125,7 @@ typedef struct {
     PlanWork first, last; // first and last micro-step, which hide transfers
     double exposed;       // s of communication that nothing hides, --tensor's included
     double seconds;
+    double bytes; // that the rank sends
     int64_t micro_steps;
 } PlanStep;
 PlanStep plan_step(const Plan *plan, int64_t rows);
@@ -134,8 +135,6 @@ static inline int plan_machine(const PlanDevice *d, int ranks) {
     return ranks < d->spec.devices_a_machine ? ranks : d->spec.devices_a_machine;
 }
 
-double plan_step_bytes(const Plan *plan);                        // bytes that a rank sends in a step
-double plan_tensor_bytes(const Plan *plan);                      // bytes of activations among them (--tensor)
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s per rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 double plan_all_to_all_seconds(const PlanDevice *device, int ranks, double bytes); // bytes: of all ranks together

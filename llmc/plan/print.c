@@ -185,8 +185,8 @@ static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, int 
     }
     PlanStep step = plan_step(&p, p.rows);
     double rate = tokens / step.seconds, hours = 1e9 / rate / 3600;
-    fprintf(f, " %7.4g %7.2f %8.2f %12s %6.1f%% %7.3f", 1e-9 * plan_step_bytes(&p), 1e3 * step.exposed,
-            1e3 * step.seconds, grouped(rate).s, 100 * rate / (ranks * rate_of_one), hours);
+    fprintf(f, " %7.4g %7.2f %8.2f %12s %6.1f%% %7.3f", 1e-9 * step.bytes, 1e3 * step.exposed, 1e3 * step.seconds,
+            grouped(rate).s, 100 * rate / (ranks * rate_of_one), hours);
     if (price > 0) fprintf(f, " %7.2f", hours * ranks * price);
     fprintf(f, "\n");
 }
