@@ -133,74 +133,63 @@ double plan_all_to_all_seconds(const PlanDevice *d, int ranks, double bytes) {
 // Returns how many ranks share bucket 0 (--shard).
 static int shared_by(const Plan *p) { return p->sharing.shared ? p->sharing.shared : p->ranks; }
 
-static double wire_bytes(const Plan *p) { return p->options->comm_dtype == WIRE_BF16 ? 2 : sizeof(float); }
-
-// Returns the fraction of the blocks that a pass of ZeRO-3 gathers. The slots still hold the other blocks.
-static double gathered_again(const Model *model) {
-    double L = model->config.layers;
-    return fmax(0, L - SHARD_SLOTS) / L;
-}
-
 // Returns the bytes of one exchange of rows (TensorRanks).
 static double exchanged_bytes(const Plan *p, double rows) {
     return p->device.value * rows * p->shape.seq_len * p->shape.model->config.channels;
 }
 
-// Returns the bytes that a rank sends in a step, without --tensor's exchanges. Counts values as Rajbhandari et al. 2020
-// (arXiv 1910.02054), section 7, do. With ZeRO-0 to ZeRO-2 a rank sends two values per parameter and step: it scatters
-// gradients, and gathers gradients or weights. ZeRO-3 gathers weights in both passes of each micro-step, except for
-// blocks that are still in their slots.
-static double sent_bytes(const Plan *p, const Model *model, double micro_steps) {
-    const double embeddings = (double)range_length(model_bucket(model, 0));
-    const double shared = shared_by(p), peers = shared / p->sharing.tensor, machines = ceil(p->ranks / shared);
-    const double blocks = (double)model->flat_count - embeddings;
-    double value = p->sharing.zero == ZERO_0 ? sizeof(float) : p->device.value, again = 1;
-    double reduced = wire_bytes(p) * (p->sharing.reduce == REDUCE_MICRO_STEP ? micro_steps : 1);
-    if (p->sharing.zero == ZERO_3) again += (2 * micro_steps - 1) * gathered_again(model);
-    return (shared - 1) / shared * (reduced + value) * embeddings +
-           (peers - 1) / peers * (reduced + value * again) * blocks +
-           2 * (machines - 1) / machines * reduced * (embeddings / shared + blocks / peers);
-}
-
-// Seconds to transfer all of the model's values between the ranks, bucket by bucket.
+// A transfer of all of the model's values between the ranks, bucket by bucket.
 typedef struct {
-    double blocks, embeddings;
+    double blocks, embeddings;            // seconds
+    double block_bytes, embeddings_bytes; // that a rank sends
 } Transfer;
 
 // replicas: includes sums of each part over the machines that hold a replica.
 static Transfer transfer(const Plan *p, const Model *model, double value_bytes, bool replicas) {
-    const int shared = shared_by(p), machines = replicas ? (p->ranks + shared - 1) / shared : 1;
+    const int shared = shared_by(p), K = p->sharing.tensor, machines = replicas ? (p->ranks + shared - 1) / shared : 1;
     PlanDevice peers = p->device; // counts only ranks of equal t (parallel.h): a machine has devices / K of them
     PlanDevice apart = p->device; // as if each rank had its own machine
-    peers.spec.devices_a_machine = (int)fmax(1, peers.spec.devices_a_machine / p->sharing.tensor);
+    peers.spec.devices_a_machine = (int)fmax(1, peers.spec.devices_a_machine / K);
     apart.spec.devices_a_machine = 1;
-    double L = model->config.layers, embeddings = (double)model_bucket(model, 0).end;
-    double block = ((double)model->flat_count - embeddings) / L;
-    const double part = value_bytes * p->sharing.tensor / shared, whole = value_bytes / shared;
-    return (Transfer){L * (plan_ring_seconds(&peers, shared / p->sharing.tensor, value_bytes * block) +
-                           2 * plan_ring_seconds(&apart, machines, part * block)),
-                      plan_ring_seconds(&p->device, shared, value_bytes * embeddings) +
-                          2 * plan_ring_seconds(&apart, machines, whole * embeddings)};
+    double L = model->config.layers, embeddings = value_bytes * (double)model_bucket(model, 0).end;
+    double blocks = value_bytes * (double)model->flat_count - embeddings;
+    const double part = blocks * K / shared, whole = embeddings / shared; // of one rank
+    const double sums = 2 * (machines - 1.0) / machines;
+    return (Transfer){
+        L * (plan_ring_seconds(&peers, shared / K, blocks / L) + 2 * plan_ring_seconds(&apart, machines, part / L)),
+        plan_ring_seconds(&p->device, shared, embeddings) + 2 * plan_ring_seconds(&apart, machines, whole),
+        blocks - part + sums * part, embeddings - whole + sums * whole};
 }
 
-// Returns the seconds of a step's transfers that no computation hides.
+// Sets the bytes and the exposed seconds of a step's transfers, without --tensor's exchanges.
+//
+// Counts values as Rajbhandari et al. 2020 (arXiv 1910.02054), section 7, do. With ZeRO-0 to ZeRO-2 a rank sends two
+// values per parameter and step: it scatters gradients, and gathers gradients or weights. ZeRO-3 gathers weights in
+// both passes of each micro-step, except for blocks that are still in their slots.
+//
 // Scattering gradients: the backward pass hides the blocks' transfers. The embeddings' gradients are complete last, so
 // only the next micro-step's forward pass can hide their transfer (--reduce micro-step).
 // Gathering: the update hides the blocks' gradients (ZeRO-0), or the next forward pass hides the blocks' weights.
 // Nothing hides the embeddings, which a forward pass needs first. With ZeRO-3 a pass hides its gathering of blocks.
-static double exposed_seconds(const Plan *p, const Model *model, const PlanStep *s) {
-    if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
-    bool zero = p->sharing.zero != ZERO_0, by_pass = p->sharing.zero == ZERO_3;
+static void add_transfers(const Plan *p, const Model *model, PlanStep *s) {
+    if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return;
+    bool zero = p->sharing.zero != ZERO_0, often = p->sharing.reduce == REDUCE_MICRO_STEP;
     const double *first = s->first.pass, *last = s->last.pass;
-    Transfer none = {0}, scatter = transfer(p, model, wire_bytes(p), true),
-             gather = transfer(p, model, zero ? p->device.value : sizeof(float), false);
-    Transfer early = p->sharing.reduce == REDUCE_MICRO_STEP ? scatter : none; // in each micro-step but the last
-    double again = by_pass ? gathered_again(p->shape.model) * gather.blocks : 0;
-    double exposed = fmax(0, again + scatter.blocks - last[PASS_BACKWARD]) + scatter.embeddings;
-    exposed += (double)(s->micro_steps - 1) * (fmax(0, again + early.blocks - first[PASS_BACKWARD]) +
-                                               fmax(0, again + early.embeddings - first[PASS_FORWARD]));
-    return exposed + gather.embeddings +
-           fmax(0, gather.blocks - (zero ? first[PASS_FORWARD] : s->all.pass[PASS_UPDATE]));
+    const Transfer scatter = transfer(p, model, p->options->comm_dtype == WIRE_BF16 ? 2 : sizeof(float), true);
+    const Transfer gather = transfer(p, model, zero ? p->device.value : sizeof(float), false);
+    const Transfer early = often ? scatter : (Transfer){0}; // in each of the `others`, the micro-steps but the last
+    const double others = (double)s->micro_steps - 1;
+    // The fraction of the blocks that a pass of ZeRO-3 gathers. The slots still hold the other blocks.
+    const double L = model->config.layers, again = p->sharing.zero == ZERO_3 ? fmax(0, L - SHARD_SLOTS) / L : 0;
+    const double gathered = again * gather.blocks;
+    s->exposed = fmax(0, gathered + scatter.blocks - last[PASS_BACKWARD]) + scatter.embeddings;
+    s->exposed += others * (fmax(0, gathered + early.blocks - first[PASS_BACKWARD]) +
+                            fmax(0, gathered + early.embeddings - first[PASS_FORWARD]));
+    s->exposed += gather.embeddings;
+    s->exposed += fmax(0, gather.blocks - (zero ? first[PASS_FORWARD] : s->all.pass[PASS_UPDATE]));
+    s->bytes = scatter.block_bytes + scatter.embeddings_bytes + gather.embeddings_bytes +
+               (1 + (2 * others + 1) * again) * gather.block_bytes;
+    s->bytes += others * (early.block_bytes + early.embeddings_bytes);
 }
 
 // ---- Other modes ----------------------------------------------------------------------------------------------------
@@ -245,9 +234,9 @@ PlanStep plan_step(const Plan *p, int64_t rows) {
     double all = (double)shape.model->flat_count, embeddings = (double)model_bucket(shape.model, 0).end;
     double owned = p->sharing.zero != ZERO_0 ? ((all - embeddings) * K + embeddings) / shared_by(p) : all;
     plan_add_update(&s.all, &p->device, shape.model, p->shape.optimizer, owned);
-    s.exposed = exposed_seconds(p, shape.model, &s);
+    add_transfers(p, shape.model, &s);
     const double n = tensor_exchanges(&shape, true);
-    s.bytes = sent_bytes(p, shape.model, (double)s.micro_steps) + n * (K - 1.0) / K * exchanged_bytes(p, (double)mine);
+    s.bytes += n * (K - 1.0) / K * exchanged_bytes(p, (double)mine);
     if (n > 0 && plan_link_bandwidth(&p->device, K) > 0) // nothing hides exchanges, since products wait for them
         s.exposed += (double)whole * n * plan_ring_seconds(&p->device, K, exchanged_bytes(p, p->shape.micro_batch)) +
                      (left > 0) * n * plan_ring_seconds(&p->device, K, exchanged_bytes(p, left));
