@@ -1,4 +1,3 @@
-#define _GNU_SOURCE // strcasestr
 #include "plan/devices.h"
 
 #include <ctype.h>
@@ -51,34 +50,31 @@ static const DeviceSpec rows[] = {
 // clang-format on
 enum { ROWS = sizeof rows / sizeof *rows };
 
-// True if `text` contains `name` as whole words: no A40 in "RTX A4000", no H200 in "GH200".
-static bool has_words(const char *text, const char *name) {
-    for (const char *at = text; (at = strcasestr(at, name)); at++)
-        if ((at == text || !isalnum((unsigned char)at[-1])) && !isalnum((unsigned char)at[strlen(name)])) return true;
-    return false;
-}
-
-// Copies letters and digits only, in lower case.
-static void squeeze(char *out, size_t bytes, const char *text) {
+// Copies letters and digits, in lower case. words: writes a blank before the text, for what stands between, and after.
+static void normalize(char out[100], const char *text, bool words) {
     size_t used = 0;
-    for (; *text && used + 1 < bytes; text++)
+    if (words) out[used++] = ' ';
+    for (; *text && used < 98; text++)
         if (isalnum((unsigned char)*text)) out[used++] = (char)tolower((unsigned char)*text);
+        else if (words && out[used - 1] != ' ') out[used++] = ' ';
+    if (words && out[used - 1] != ' ') out[used++] = ' ';
     out[used] = 0;
 }
 
 const DeviceSpec *device_spec_find(const char *text) {
-    static const char *const others[] = {"Ti", "SUPER", "D", "Laptop", "Max Q"}; // "RTX 4080 SUPER" is another card
-    const DeviceSpec *around = NULL;       // last row whose name contains the text
-    char part[100], name[100], words[100]; // words: the text with dashes as blanks
-    int count = 0;                         // rows whose name contains the text
-    squeeze(part, sizeof part, text);
-    snprintf(words, sizeof words, "%s", text);
-    for (char *dash = words; (dash = strchr(dash, '-'));) *dash = ' ';
+    static const char *const others[] = {" ti ", " super ", " d ", " laptop ",
+                                         " max q "}; // "RTX 4080 SUPER" is another
+    const DeviceSpec *around = NULL;                 // last row whose name contains the text
+    char part[100], words[100], name[100];
+    int count = 0; // rows whose name contains the text
+    normalize(part, text, false);
+    normalize(words, text, true);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (has_words(words, others[i])) return NULL;
-    for (int i = 0; i < ROWS && *part; i++) {
-        if (has_words(words, rows[i].name)) return &rows[i];
-        squeeze(name, sizeof name, rows[i].name);
+        if (strstr(words, others[i])) return NULL;
+    for (int i = 0; i < ROWS; i++) {
+        normalize(name, rows[i].name, true);
+        if (strstr(words, name)) return &rows[i]; // whole words: no A40 in "RTX A4000", no H200 in "GH200"
+        normalize(name, rows[i].name, false);
         if (strstr(name, part)) around = &rows[i], count++;
     }
     return count == 1 ? around : NULL;

@@ -18,8 +18,8 @@ typedef struct {
 } DeviceSpec;
 
 // Finds a device by the driver's name ("NVIDIA H200") or a user's text, ignoring case. Returns the first row whose name
-// stands in the text as whole words (dashes count as blanks). Otherwise returns the only row whose name contains the
-// text, ignoring blanks and dashes ("4090", "a100sxm4"). Otherwise returns NULL.
+// stands in the text as whole words of letters and digits. Otherwise returns the only row whose letters and digits
+// contain those of the text ("4090", "a100sxm4"). Otherwise returns NULL.
 const DeviceSpec *device_spec_find(const char *text);
 
 // Writes the names, for messages: "GB200, B200, ...".
