@@ -4,7 +4,10 @@
 #include "gns/noise.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 static const char redraw[] = "\r\033[K"; // clears the terminal's line
 
@@ -26,6 +29,18 @@ static void format_duration(char out[32], double seconds) {
     else if (s < 100 * 3600) snprintf(out, 32, "%ldh%02ld", s / 3600, s / 60 % 60);
     else snprintf(out, 32, "%ldd%02ldh", s / 86400, s / 3600 % 24);
 }
+
+int progress_columns(FILE *f) {
+    struct winsize size;
+    const char *set = getenv("COLUMNS");
+    int columns = ioctl(fileno(f), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+    if (columns == 0 && set) columns = atoi(set);
+    return columns < 10 || columns > 10000 ? 80 : columns;
+}
+
+// Returns the seconds until the next line of a log that is `elapsed` seconds old: a fiftieth of its age, but at least
+// 2 s and at most ten minutes. The log of a day of training has about 430 lines.
+static double log_interval(double elapsed) { return fmin(fmax(elapsed / 50, 2), 600); }
 
 // ---- Fraction done and remaining time -------------------------------------------------------------------------------
 
@@ -70,7 +85,7 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
 // Draws a line of fields, two blanks before each field. Cuts the line to the terminal's width, after a whole field.
 static void draw(Progress *p, const char *step, const char *work, const char *numbers, double now) {
     char line[600], eta[32];
-    const int columns = terminal_columns(p->out) - p->terminal; // a line that wraps cannot be redrawn
+    const int columns = progress_columns(p->out) - p->terminal; // a line that wraps cannot be redrawn
     const double left = progress_left(p, now);
     const bool known = p->horizon > 0 && isfinite(left);
     format_duration(eta, left);
@@ -158,7 +173,9 @@ void progress_tick(Progress *p, double now) {
 static void tick_now(void *progress) { progress_tick(progress, clock_seconds()); }
 
 void progress_create(Progress *p, FILE *out, bool plain) {
-    *p = (Progress){.out = out, .terminal = !plain && terminal_redraws(out)};
+    const char *kind = getenv("TERM");
+    const bool redraws = isatty(fileno(out)) == 1 && !(kind && strcmp(kind, "dumb") == 0);
+    *p = (Progress){.out = out, .terminal = !plain && redraws};
     p->started = clock_seconds();
     ticker_create(&p->ticker, tick_now, p);
 }

@@ -10,7 +10,6 @@
 // Only rank 0 shows progress. On other ranks Progress is {0}, and every function does nothing.
 #pragma once
 
-#include "base/terminal.h"
 #include "base/thread.h"
 #include "run/metrics.h"
 
@@ -50,7 +49,7 @@ void progress_begin(Progress *p, const char *what, int64_t total);
 void progress_next(Progress *p, int64_t done); // sets the units that are done
 void progress_end(Progress *p);                // ends the work
 
-// Adds a step and shows its line; in a log, at most one line per log_interval, unless `force`.
+// Adds a step and shows its line; in a log, at most one line per interval (log_interval), unless `force`.
 void progress_step(Progress *p, const StepMetrics *step, const Noise *noise, bool force);
 
 // Ends the updating line, before other output.
@@ -61,3 +60,6 @@ double progress_left(const Progress *p, double now);
 
 // Shows the work, and acknowledges a signal. The thread calls progress_tick ten times a second.
 void progress_tick(Progress *p, double now);
+
+// Returns the columns of f's terminal. If f is not a terminal: $COLUMNS, or 80.
+int progress_columns(FILE *f);

@@ -1,10 +1,14 @@
 // Progress: a step's line (numbers, width on a terminal), long work, the remaining time, the answer to a signal.
+#define _XOPEN_SOURCE 700 // posix_openpt
 #include "base/signals.h"
 #include "gns/noise.h"
 #include "run/progress.h"
 #include "../test.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 static const char redraw[] = "\r\033[K";
@@ -228,8 +232,33 @@ static void test_signal(void) {
     end();
 }
 
+static void test_terminal(void) {
+    struct winsize size = {.ws_row = 24, .ws_col = 40};
+    FILE *file = tmpfile();
+    int master = posix_openpt(O_RDWR | O_NOCTTY);
+    CHECK(file && master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0, "no pseudo-terminal");
+    FILE *terminal = fopen(ptsname(master), "w");
+    unsetenv("COLUMNS");
+    CHECK(terminal && progress_columns(terminal) == 80 && progress_columns(file) == 80, "unknown: 80");
+    setenv("COLUMNS", "57", 1);
+    CHECK(progress_columns(terminal) == 57 && progress_columns(file) == 57, "by the environment");
+    ioctl(fileno(terminal), TIOCSWINSZ, &size);
+    CHECK(progress_columns(terminal) == 40 && progress_columns(file) == 57, "the terminal knows better");
+    setenv("COLUMNS", "rubbish", 1);
+    CHECK(progress_columns(file) == 80, "%d", progress_columns(file));
+    for (int i = 0; i < 4; i++) { // a terminal redraws its line, unless it is dumb or lines must be plain
+        setenv("TERM", i == 1 ? "dumb" : "xterm", 1);
+        progress_create(&p, i == 3 ? file : terminal, i == 2);
+        CHECK(p.terminal == (i == 0), "case %d: %d", i, p.terminal);
+        progress_destroy(&p);
+    }
+    fclose(terminal);
+    fclose(file);
+    close(master);
+}
+
 int main(void) {
     RUN(test_line, test_gns, test_width_of_a_terminal, test_other_lines, test_step, test_work, test_log, test_left,
-        test_signal);
+        test_signal, test_terminal);
     return test_summary();
 }
