@@ -243,15 +243,12 @@ void dataset_close(Dataset *data) {
 // ---- Examples -------------------------------------------------------------------------------------------------------
 
 // Returns n(e), the number of examples before e that belong to this source (math/mixture.h). Calls come in nearly
-// ascending order, so `counts` covers only examples [0, *before), about RECENT too few; each call counts the others.
+// ascending order, so `counts` moves from the last call's example to this one.
 static uint64_t number_in_source(const Dataset *data, uint64_t example, int source) {
-    enum { RECENT = 2048 };
-    uint64_t *counts = data->counts, *before = &counts[data->info.sources];
-    if (example < *before) memset(counts, 0, ((size_t)data->info.sources + 1) * sizeof *counts);
-    for (; *before + RECENT <= example; ++*before) counts[mixture_source(data->share_end, data->seed, *before)]++;
-    uint64_t number = counts[source];
-    for (uint64_t e = *before; e < example; e++) number += mixture_source(data->share_end, data->seed, e) == source;
-    return number;
+    uint64_t *counts = data->counts, *at = &counts[data->info.sources];
+    for (; *at < example; ++*at) counts[mixture_source(data->share_end, data->seed, *at)]++;
+    for (; *at > example; --*at) counts[mixture_source(data->share_end, data->seed, *at - 1)]--;
+    return counts[source];
 }
 
 int dataset_example_source(const void *dataset, uint64_t example) {
