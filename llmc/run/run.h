@@ -6,7 +6,7 @@
 #include "ranks/comm.h"
 #include "model/engine.h"
 #include "text/hellaswag.h"
-#include "text/loader.h"
+#include "text/shards.h"
 #include "gns/noise.h"
 #include "options/options.h"
 #include "ranks/whole.h"
@@ -22,9 +22,10 @@
 typedef struct {
     Dataset *train, *val; // val may be NULL
     HellaSwag *hellaswag; // NULL: none
-    Loader *loader;       // reads rows of `train`
     uint16_t *rows;       // (micro_batch, T + 1): rows to evaluate; zeros if this rank cannot read its rows or has none
     float *losses;        // (micro_batch, T)
+    uint16_t *train_rows; // (micro_batch, T + 1): rows to train on; after `rows` in one array
+    int64_t first, count; // train_rows holds examples [first, first + count)
 } RunData;
 
 // What the next step depends on, beside RunPoint.
@@ -135,8 +136,8 @@ int setup_same_data(const Run *r, Error *e);
 // (all) Reads the run's newest checkpoint, if there is one, into r->at and r->position (resume.c).
 int setup_resume(Run *r, Error *e);
 
-int setup_rows(Run *r, Error *e);    // allocates buffers of an evaluation
-int setup_buffers(Run *r, Error *e); // setup_rows, then loader and buffers of training
+int setup_rows(Run *r, Error *e);    // allocates the buffers of RunData
+int setup_buffers(Run *r, Error *e); // setup_rows, then the other buffers of training
 
 // Sets r->parallel and r->shape for rank comm->rank of comm->ranks at the ramp's largest batch.
 int setup_shards(Run *r, Comm *comm, Error *e);

@@ -423,14 +423,14 @@ int run_set_horizon(Run *r, int64_t tokens, Error *e) {
 
 int setup_rows(Run *r, Error *e) {
     size_t rows = (size_t)r->shape.micro_batch, T = (size_t)r->shape.seq_len;
-    TRY(memory_alloc_zero((void **)&r->data.rows, rows * (T + 1) * sizeof(uint16_t), "token rows", e));
+    TRY(memory_alloc_zero((void **)&r->data.rows, 2 * rows * (T + 1) * sizeof(uint16_t), "token rows", e));
+    r->data.train_rows = r->data.rows + rows * (T + 1);
     return memory_alloc((void **)&r->data.losses, rows * T * sizeof(float), "losses", e);
 }
 
 int setup_buffers(Run *r, Error *e) {
     size_t n = (size_t)r->model.tensor_count;
     TRY(setup_rows(r, e));
-    TRY(loader_create(&r->data.loader, r->data.train, r->shape.micro_batch, r->shape.seq_len, e));
     Position *p = &r->position;
     StepResult *result = &p->result;
     const size_t rows = (size_t)p->ramp.config.batch_max, gram = (size_t)(p->noise.sources * p->noise.sources) + 1;
@@ -447,7 +447,6 @@ int setup_buffers(Run *r, Error *e) {
 
 void run_end_training(Run *r) {
     saver_destroy(r->saving.saver);
-    loader_destroy(r->data.loader);
     whole_destroy(&r->whole);
     parallel_destroy(&r->parallel);
     engine_destroy(r->engine);
