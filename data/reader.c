@@ -85,7 +85,7 @@ static void block_check_text(TextBlock *b, const TokenizeOptions *o) {
     }
 }
 
-int block_encode(TextBlock *b, Reader *r, Encoder *encoder, Error *e) {
+int block_encode(TextBlock *b, Reader *r, WordCache *cache, Error *e) {
     const TokenizeOptions *o = r->o;
     if (!b->ends && b->input->format == FORMAT_JSONL) block_parse_jsonl(b, o);
     else if (!b->ends) block_check_text(b, o);
@@ -93,7 +93,7 @@ int block_encode(TextBlock *b, Reader *r, Encoder *encoder, Error *e) {
     uint16_t *tokens = b->tokens;
     for (int i = 0; i < b->piece_count && !atomic_load(&r->refused); i++) {
         TextPiece *piece = &b->pieces[i];
-        TRY(encoder_run(encoder, b->text + piece->at, piece->bytes, tokens, &piece->tokens, e));
+        TRY(tokenizer_encode(r->tokenizer, cache, b->text + piece->at, piece->bytes, tokens, &piece->tokens, e));
         tokens += piece->tokens;
     }
     return 0;

@@ -58,4 +58,4 @@ typedef struct {
 int reader_next(Reader *r, TextBlock *b, bool *got, Error *e);
 
 // Looks for faults, finds the pieces of jsonl, and encodes the pieces unless an input is refused.
-int block_encode(TextBlock *b, Reader *r, Encoder *encoder, Error *e);
+int block_encode(TextBlock *b, Reader *r, WordCache *cache, Error *e);

@@ -128,7 +128,7 @@ typedef struct {
 // error.
 static void run_thread(Pipeline *run) {
     TextBlock b = {0};
-    Encoder *encoder = NULL;
+    WordCache *cache = NULL;
     Error e;
     for (bool more = true; more;) {
         uint64_t number;
@@ -139,8 +139,8 @@ static void run_thread(Pipeline *run) {
             code = reader_next(&run->reader, &b, &more, &e);
             progress_next(&run->progress, (int64_t)run->reader.taken);
         }
-        if (more && !code && !encoder) code = encoder_create(&encoder, run->tokenizer, &e);
-        if (more && !code) code = block_encode(&b, &run->reader, encoder, &e);
+        if (more && !code && !cache) code = word_cache_create(&cache, &e);
+        if (more && !code) code = block_encode(&b, &run->reader, cache, &e);
         pthread_mutex_lock(&run->turn);
         while (run->written != number) pthread_cond_wait(&run->next, &run->turn);
         more = more && !code && !run->error.code && !signals_requested();
@@ -159,7 +159,7 @@ static void run_thread(Pipeline *run) {
         pthread_cond_broadcast(&run->next);
         pthread_mutex_unlock(&run->turn);
     }
-    memory_free(encoder);
+    memory_free(cache);
     memory_free(b.pieces);
 }
 

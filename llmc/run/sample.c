@@ -87,9 +87,9 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
     float *logits = (float *)(scratch + V);
     uint16_t *tokens = (uint16_t *)(logits + V); // prompt and drawn text
     if (*prompt) {
-        TRY_GOTO(tokenizer_encode(tokenizer, prompt, strlen(prompt), tokens, &count, e));
+        TRY_GOTO(tokenizer_encode(tokenizer, NULL, prompt, strlen(prompt), tokens, &count, e));
         print_text(prompt, strlen(prompt), out, copy);
-    } else if (eot >= 0 || tokenizer_encode(tokenizer, "\n", 1, tokens, &count, e)) { // <|endoftext|>, or a newline
+    } else if (eot >= 0 || tokenizer_encode(tokenizer, NULL, "\n", 1, tokens, &count, e)) { // else a newline
         tokens[0] = (uint16_t)(eot < 0 ? 0 : eot);
         count = 1;
     }

@@ -57,10 +57,10 @@ static int json_question(HellaSwag *h, const Tokenizer *t, const cJSON *object, 
         return FAIL(e, ERR_INPUT, "the test part has no answers: use the validation part",
                     "\"label\" is not the number of an ending, 0 to %d", endings_count - 1);
     uint16_t *out = h->tokens + h->token_count;
-    TRY(tokenizer_encode(t, context->valuestring, strlen(context->valuestring), out, &count[0], e));
+    TRY(tokenizer_encode(t, NULL, context->valuestring, strlen(context->valuestring), out, &count[0], e));
     cJSON_ArrayForEach(ending, endings) {
         out += count[i++];
-        TRY(tokenizer_encode(t, text, (size_t)sprintf(text, " %s", ending->valuestring), out, &count[i], e));
+        TRY(tokenizer_encode(t, NULL, text, (size_t)sprintf(text, " %s", ending->valuestring), out, &count[i], e));
     }
     question_add(h, (int)right, endings_count, count);
     return 0;

@@ -166,7 +166,7 @@ static int merge_word(const Tokenizer *t, const uint8_t *word, size_t bytes, uin
     return 0;
 }
 
-// ---- The encoder: a direct-mapped cache of the tokens of words ------------------------------------------------------
+// ---- Encoding: a direct-mapped cache has the tokens of words --------------------------------------------------------
 
 enum { CACHE_BITS = 16, CACHE_WORD_BYTES = 32, CACHE_TOKENS = 15 };
 
@@ -178,24 +178,18 @@ typedef struct {
 } WordLine;
 _Static_assert(sizeof(WordLine) == 64, "one cache line");
 
-struct Encoder {
-    const Tokenizer *t;
-    size_t cached_bytes;           // length of the longest word that is cached; 0: no cache
-    _Alignas(64) WordLine cache[]; // (2^CACHE_BITS)
+struct WordCache {
+    _Alignas(64) WordLine line[1 << CACHE_BITS];
 };
 
-int encoder_create(Encoder **out, const Tokenizer *t, Error *e) {
-    size_t cache_bytes = t->is_bytes ? 0 : sizeof(WordLine) << CACHE_BITS;
-    TRY(memory_alloc_zero((void **)out, sizeof **out + cache_bytes, "encoder", e));
-    (*out)->t = t;
-    (*out)->cached_bytes = t->is_bytes ? 0 : CACHE_WORD_BYTES;
-    return 0;
+int word_cache_create(WordCache **out, Error *e) {
+    return memory_alloc_zero((void **)out, sizeof **out, "the cache of words", e);
 }
 
-static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
-    const Tokenizer *t = encoder->t;
-    if (bytes > encoder->cached_bytes) return merge_word(t, word, bytes, out, count, e);
-    WordLine *line = &encoder->cache[XXH3_64bits(word, bytes) >> (64 - CACHE_BITS)];
+static int encode_word(const Tokenizer *t, WordCache *cache, const uint8_t *word, size_t bytes, uint16_t *out,
+                       size_t *count, Error *e) {
+    if (!cache || bytes > CACHE_WORD_BYTES) return merge_word(t, word, bytes, out, count, e);
+    WordLine *line = &cache->line[XXH3_64bits(word, bytes) >> (64 - CACHE_BITS)];
     if (line->bytes == bytes && memcmp(line->word, word, bytes) == 0) {
         *count = line->count;
         out[0] = line->tokens[0]; // most words are one token
@@ -214,12 +208,12 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, uint
 // Encodes text in passes, as AddedVocabulary in Hugging Face's tokenizers does. A pass finds its added tokens from left
 // to right, the longest at each place. The next pass gets the text between them. After the last pass the remaining text
 // is split into words.
-static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, int pass, uint16_t **out, Error *e) {
-    const Tokenizer *t = encoder->t;
+static int encode_text(const Tokenizer *t, WordCache *cache, const uint8_t *s, const uint8_t *end, int pass,
+                       uint16_t **out, Error *e) {
     const uint8_t *text = s;
     for (size_t bytes, tokens; pass == ADDED_PASSES && s < end; s += bytes, *out += tokens) {
         bytes = (size_t)(tokenizer_word(t, s, end) - s);
-        TRY(encode_word(encoder, s, bytes, *out, &tokens, e));
+        TRY(encode_word(t, cache, s, bytes, *out, &tokens, e));
     }
     if (pass == ADDED_PASSES) return 0;
     while (s < end) {
@@ -227,27 +221,22 @@ static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, i
         int added = t->added_longest[pass][*s] ? added_here(t, pass, s, end, &length) : -1;
         if (added < 0) s++;
         else {
-            TRY(encode_text(encoder, text, s, pass + 1, out, e));
+            TRY(encode_text(t, cache, text, s, pass + 1, out, e));
             *(*out)++ = (uint16_t)added;
             text = s += length;
         }
     }
-    return encode_text(encoder, text, end, pass + 1, out, e);
+    return encode_text(t, cache, text, end, pass + 1, out, e);
 }
 
-int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e) {
+int tokenizer_encode(const Tokenizer *t, WordCache *cache, const char *text, size_t bytes, uint16_t *out, size_t *count,
+                     Error *e) {
     const uint8_t *s = (const uint8_t *)text;
     uint16_t *next = out;
-    for (size_t i = 0; encoder->t->is_bytes && i < bytes; i++) *next++ = s[i];
-    if (!encoder->t->is_bytes)
-        TRY(encode_text(encoder, s, s + bytes, encoder->t->added_count ? 0 : ADDED_PASSES, &next, e));
+    for (size_t i = 0; t->is_bytes && i < bytes; i++) *next++ = s[i];
+    if (!t->is_bytes) TRY(encode_text(t, cache, s, s + bytes, t->added_count ? 0 : ADDED_PASSES, &next, e));
     *count = (size_t)(next - out);
     return 0;
-}
-
-int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e) {
-    Encoder without_cache = {t, 0};
-    return encoder_run(&without_cache, text, bytes, out, count, e);
 }
 
 // ---- The tokenizer --------------------------------------------------------------------------------------------------

@@ -67,25 +67,25 @@ typedef struct {    // immutable: threads may share it
 int tokenizer_create_bytes(Tokenizer **out, Error *e);
 
 // Loads a tokenizer: `path` is a directory with its files, or the word "bytes". ERR_INPUT if tokenizer_exists is false.
-// Release tokenizers and encoders with memory_free.
+// Release tokenizers with memory_free.
 int tokenizer_load(Tokenizer **out, const char *path, Error *e);
 bool tokenizer_exists(const char *directory);
 
 // Returns the bytes of one token, without a NUL. A token outside the vocabulary (padding) has 0 bytes.
 const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes);
 
-// Encodes all of text. `out` needs room for `bytes` tokens: no token is shorter than a byte.
-int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e);
+// Caches the tokens of words, for bulk work with one tokenizer. Each thread needs its own. Release with memory_free.
+typedef struct WordCache WordCache;
+int word_cache_create(WordCache **out, Error *e);
+
+// Encodes all of text. `out` needs room for `bytes` tokens: no token is shorter than a byte. cache: NULL is fine.
+int tokenizer_encode(const Tokenizer *t, WordCache *cache, const char *text, size_t bytes, uint16_t *out, size_t *count,
+                     Error *e);
 
 // Writes vocab.json, merges.txt and tokenizer_config.json, synced to disk, for transformers' GPT2Tokenizer and for
 // tokenizer_load. The byte tokenizer becomes a BPE without merges. context: tokens that the model reads; 0: unknown.
 // The files lie in the manifest's directory; the manifest lists them.
 int tokenizer_save(const Tokenizer *t, int context, Manifest *manifest, Error *e);
-
-// An encoder caches the tokens of words, for bulk work. Each thread needs its own.
-typedef struct Encoder Encoder;
-int encoder_create(Encoder **out, const Tokenizer *t, Error *e);
-int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e);
 
 // Returns the last position in text[0..bytes) where a cut changes no tokens, whatever follows the text. Returns 0 if no
 // position is safe, or if t->added_spaced.

@@ -86,7 +86,7 @@ static int read_tokenizer(const char *directory, Error *e) {
     size_t count, bytes;
     Tokenizer *t;
     TRY(tokenizer_load(&t, directory, e));
-    int code = tokenizer_encode(t, text, sizeof text, tokens, &count, e);
+    int code = tokenizer_encode(t, NULL, text, sizeof text, tokens, &count, e);
     for (size_t i = 0; !code && i < count; i++) tokenizer_decode(t, tokens[i], &bytes);
     memory_free(t);
     return code;

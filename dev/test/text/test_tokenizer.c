@@ -128,14 +128,14 @@ static int merge_by_definition(const char *word, size_t bytes, const NamedMerge 
     return n;
 }
 
-static void check_word(const Tokenizer *t, Encoder *encoder, const char *word, size_t bytes, const NamedMerge *merges,
+static void check_word(const Tokenizer *t, WordCache *cache, const char *word, size_t bytes, const NamedMerge *merges,
                        int count) {
     static char want[4096][NAME];
     static uint16_t got[4096], cached[4096];
     size_t tokens, again;
     int n = merge_by_definition(word, bytes, merges, count, want);
-    CHECK_OK(tokenizer_encode(t, word, bytes, got, &tokens, &e), &e);
-    CHECK_OK(encoder_run(encoder, word, bytes, cached, &again, &e), &e);
+    CHECK_OK(tokenizer_encode(t, NULL, word, bytes, got, &tokens, &e), &e);
+    CHECK_OK(tokenizer_encode(t, cache, word, bytes, cached, &again, &e), &e);
     CHECK(tokens == again && memcmp(got, cached, 2 * tokens) == 0, "the cache changes '%.*s'", (int)bytes, word);
     bool same = (int)tokens == n;
     for (int i = 0; i < n && same; i++) {
@@ -152,8 +152,8 @@ static void test_merges(void) {
         int count = make_vocabulary(merges);
         write_vocabulary(merges, count);
         Tokenizer *t = load();
-        Encoder *encoder;
-        CHECK_OK(encoder_create(&encoder, t, &e), &e);
+        WordCache *cache;
+        CHECK_OK(word_cache_create(&cache, &e), &e);
         CHECK(t->vocab_size == 257 + count && t->eot == 256 + count, "%d", t->vocab_size);
         char word[4096];
         for (int i = 0; i < 3000; i++) { // short words, words of about 64 bytes, long words
@@ -162,18 +162,18 @@ static void test_merges(void) {
             if (i % 3 == 0) word[0] = ' ';
             if (i % 5 == 0 && bytes > 20) memcpy(word, "abcabbaccbacbcaabccb", 20); // a common beginning, for the cache
             if (bytes == 1) word[0] = 'a';
-            check_word(t, encoder, word, bytes, merges, count);
+            check_word(t, cache, word, bytes, merges, count);
         }
-        memory_free(encoder);
+        memory_free(cache);
         memory_free(t);
     }
 }
 
-static void check_round_trip(const Tokenizer *t, Encoder *encoder, const char *text, size_t bytes) {
+static void check_round_trip(const Tokenizer *t, WordCache *cache, const char *text, size_t bytes) {
     uint16_t *tokens = malloc(2 * bytes + 2);
     char *back = malloc(bytes + 1);
     size_t count, at = 0, length;
-    CHECK_OK(encoder_run(encoder, text, bytes, tokens, &count, &e), &e);
+    CHECK_OK(tokenizer_encode(t, cache, text, bytes, tokens, &count, &e), &e);
     for (size_t i = 0; i < count; i++) {
         const char *s = tokenizer_decode(t, tokens[i], &length);
         if (at + length <= bytes) memcpy(back + at, s, length);
@@ -184,8 +184,8 @@ static void check_round_trip(const Tokenizer *t, Encoder *encoder, const char *t
     uint16_t *parts = malloc(2 * bytes + 2);
     size_t cut = tokenizer_cut(t, text, bytes ? draw((uint32_t)bytes) + 1 : 0), first, second;
     CHECK(cut <= bytes, "cut %zu of %zu", cut, bytes);
-    CHECK_OK(encoder_run(encoder, text, cut, parts, &first, &e), &e);
-    CHECK_OK(encoder_run(encoder, text + cut, bytes - cut, parts + first, &second, &e), &e);
+    CHECK_OK(tokenizer_encode(t, cache, text, cut, parts, &first, &e), &e);
+    CHECK_OK(tokenizer_encode(t, cache, text + cut, bytes - cut, parts + first, &second, &e), &e);
     CHECK(first + second == count && memcmp(parts, tokens, 2 * count) == 0, "cut at %zu of %zu shows", cut, bytes);
     free(tokens);
     free(parts);
@@ -193,8 +193,8 @@ static void check_round_trip(const Tokenizer *t, Encoder *encoder, const char *t
 }
 
 static void check_round_trips(const Tokenizer *t, int texts) {
-    Encoder *encoder;
-    CHECK_OK(encoder_create(&encoder, t, &e), &e);
+    WordCache *cache;
+    CHECK_OK(word_cache_create(&cache, &e), &e);
     char *text = malloc(1 << 16);
     for (int i = 0; i < texts; i++) {
         size_t bytes = random_text(text, (int)draw(300));
@@ -203,11 +203,11 @@ static void check_round_trips(const Tokenizer *t, int texts) {
         char *exact = malloc(bytes + 1); // so that a sanitizer sees reads past the end
         memcpy(exact, text, bytes);
         exact = realloc(exact, bytes ? bytes : 1);
-        check_round_trip(t, encoder, exact, bytes);
+        check_round_trip(t, cache, exact, bytes);
         free(exact);
     }
     free(text);
-    memory_free(encoder);
+    memory_free(cache);
 }
 
 static void test_bytes(void) {
@@ -219,7 +219,7 @@ static void test_bytes(void) {
     CHECK_OK(tokenizer_load(&loaded, "bytes", &e), &e);
     CHECK(t->vocab_size == 256 && t->eot == -1 && loaded->is_bytes, "not bytes");
     for (int b = 0; b < 256; b++) all[b] = (char)b;
-    CHECK_OK(tokenizer_encode(t, all, 256, tokens, &count, &e), &e);
+    CHECK_OK(tokenizer_encode(t, NULL, all, 256, tokens, &count, &e), &e);
     CHECK(count == 256, "%zu tokens", count);
     for (int b = 0; b < 256; b++) CHECK(tokens[b] == b, "byte %d is token %d", b, tokens[b]);
     CHECK(tokenizer_decode(t, 256, &count) && count == 0, "a token outside the vocabulary has %zu bytes", count);
@@ -333,20 +333,20 @@ static void write_added(const char *file, int first, bool by_id) {
 static void check_added(const Tokenizer *t, int first) {
     static const char *const pieces[] = {"<|u|>", "x",  "b",        "<|", "<s>", " ",  "  ", "c",
                                          " a",    "ab", "\xC3\xA4", "\n", "\"",  "\\", "<"};
-    Encoder *encoder;
-    CHECK_OK(encoder_create(&encoder, t, &e), &e);
+    WordCache *cache;
+    CHECK_OK(word_cache_create(&cache, &e), &e);
     for (int i = 0; i < ADDED_COUNT; i++) {
         uint16_t got[64];
         size_t count;
-        CHECK_OK(encoder_run(encoder, ADDED[i].name, strlen(ADDED[i].name), got, &count, &e), &e);
+        CHECK_OK(tokenizer_encode(t, cache, ADDED[i].name, strlen(ADDED[i].name), got, &count, &e), &e);
         CHECK(count == 1 && got[0] == first + i, "'%s' is %zu tokens", ADDED[i].name, count);
     }
     for (int round = 0; round < 20000; round++) {
         char text[512] = "";
         for (uint32_t n = draw(24); n > 0; n--) strcat(text, pieces[draw(sizeof pieces / sizeof *pieces)]);
-        check_round_trip(t, encoder, text, strlen(text));
+        check_round_trip(t, cache, text, strlen(text));
     }
-    memory_free(encoder);
+    memory_free(cache);
 }
 
 static void test_added(void) {
@@ -504,17 +504,18 @@ static void check_characters(void) {
     size_t count, bytes, used = 0;
     if (!t) return;
     CHECK(t->vocab_size == 7 && t->merge_count == 0 && !t->is_bytes && t->eot < 0, "kind");
-    CHECK_OK(tokenizer_encode(t, text, strlen(text), tokens, &count, &e), &e);
+    CHECK_OK(tokenizer_encode(t, NULL, text, strlen(text), tokens, &count, &e), &e);
     CHECK(count == 9 && memcmp(tokens, want, sizeof want) == 0, "%zu tokens", count);
     for (size_t i = 0; i < count; i++, used += bytes) {
         const char *one = tokenizer_decode(t, tokens[i], &bytes);
         memcpy(back + used, one, bytes);
     }
     CHECK(used == strlen(text) && memcmp(back, text, used) == 0, "back: %.*s", (int)used, back);
-    CHECK_ERROR(tokenizer_encode(t, "ab ax", 5, tokens, &count, &e), &e, ERR_INPUT, "no token for 'x', byte 0x78");
-    CHECK_ERROR(tokenizer_encode(t, "a\xc3\xa8", 3, tokens, &count, &e), &e, ERR_INPUT,
+    CHECK_ERROR(tokenizer_encode(t, NULL, "ab ax", 5, tokens, &count, &e), &e, ERR_INPUT,
+                "no token for 'x', byte 0x78");
+    CHECK_ERROR(tokenizer_encode(t, NULL, "a\xc3\xa8", 3, tokens, &count, &e), &e, ERR_INPUT,
                 "no token for '\xc3\xa8', byte 0xc3");
-    CHECK_ERROR(tokenizer_encode(t, "a\xff", 2, tokens, &count, &e), &e, ERR_INPUT, "byte 0xff");
+    CHECK_ERROR(tokenizer_encode(t, NULL, "a\xff", 2, tokens, &count, &e), &e, ERR_INPUT, "byte 0xff");
     CHECK_OK(save(t), &e);
     memory_free(t);
     char vocab[200] = "";
