@@ -3,6 +3,7 @@
 #include "text/unicode_class.h"
 
 #include <assert.h>
+#include <ctype.h>
 #include <string.h>
 
 #define XXH_INLINE_ALL // xxHash as a header, nothing to link
@@ -19,8 +20,7 @@
 // Returns the class of the character at s < end, and sets its length.
 static inline CharClass char_class(const Tokenizer *t, const uint8_t *s, const uint8_t *end, size_t *length) {
     *length = 1;
-    CharClass class = t->byte_class[*s];
-    if (class != CLASS_MULTI) return class;
+    if (*s < 0x80) return (CharClass)t->classes[*s];
     size_t n = utf8_character(s, (size_t)(end - s));
     if (n == 0) return CLASS_OTHER;
     *length = n;
@@ -32,7 +32,7 @@ static inline CharClass char_class(const Tokenizer *t, const uint8_t *s, const u
 // Returns the end of the run of characters of `class` at s.
 static inline const uint8_t *scan_run(const Tokenizer *t, const uint8_t *s, const uint8_t *end, CharClass class) {
     for (size_t length; s < end; s += length) {
-        while (s < end && t->byte_class[*s] == class) s++;
+        while (s < end && *s < 0x80 && t->classes[*s] == class) s++;
         if (s == end || *s < 0x80 || char_class(t, s, end, &length) != class) break;
     }
     return s;
@@ -62,7 +62,7 @@ size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes) {
     // the pattern matches across the cut or looks back; only (?!\S) looks ahead, and it follows a space. Added tokens
     // cross the cut only if added_spaced.
     for (size_t i = t->added_spaced ? 0 : bytes; i-- > 1;) {
-        if (t->byte_class[s[i]] != CLASS_SPACE || t->byte_class[s[i - 1]] == CLASS_SPACE) continue;
+        if (!isspace(s[i]) || isspace(s[i - 1])) continue;
         size_t first = i - 1, length; // the beginning of the character before i
         while (first > 0 && i - first < 4 && (s[first] & 0xC0) == 0x80) first--;
         if (char_class(t, s + first, s + i, &length) != CLASS_SPACE || first + length != i) return i;
@@ -258,8 +258,6 @@ int tokenizer_new(Tokenizer **out, size_t text_bytes, Error *e) {
     classes_set(t, UNICODE_LETTERS, sizeof UNICODE_LETTERS / sizeof *UNICODE_LETTERS, CLASS_LETTER);
     classes_set(t, UNICODE_NUMBERS, sizeof UNICODE_NUMBERS / sizeof *UNICODE_NUMBERS, CLASS_NUMBER);
     classes_set(t, UNICODE_SPACES, sizeof UNICODE_SPACES / sizeof *UNICODE_SPACES, CLASS_SPACE);
-    memcpy(t->byte_class, t->classes, 0x80);
-    memset(t->byte_class + 0x80, CLASS_MULTI, 0x80);
     return 0;
 }
 

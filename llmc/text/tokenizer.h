@@ -34,13 +34,7 @@ enum {
 };
 enum { ADDED_PASSES = 2 };
 
-typedef enum {
-    CLASS_OTHER,
-    CLASS_LETTER,
-    CLASS_NUMBER,
-    CLASS_SPACE,
-    CLASS_MULTI // a byte of a multi-byte character
-} CharClass;
+typedef enum { CLASS_OTHER, CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE } CharClass;
 enum { UNICODE_CLASS_END = 0x31350 }; // this code point and all higher ones are CLASS_OTHER
 
 typedef struct {    // immutable: threads may share it
@@ -59,8 +53,7 @@ typedef struct {    // immutable: threads may share it
                                 // 0: empty (token 0 never merges with itself to token 0)
     Merge merges[MERGES_MAX];   // (merge_count) by rank; without merges every token is a byte or a character
     int merge_count;
-    uint8_t byte_class[BYTE_VALUES];    // CharClass of every byte ...
-    uint8_t classes[UNICODE_CLASS_END]; // ... and of every code point
+    uint8_t classes[UNICODE_CLASS_END]; // CharClass of every code point
     char text[];                        // the tokens' bytes, one token after another
 } Tokenizer;
 

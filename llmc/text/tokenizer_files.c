@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "text/tokenizer.h"
 
+#include <ctype.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -243,8 +244,7 @@ static int spell_tokens(VocabReader *r, Error *e) {
         if (!(t->flags[i] & TOKEN_ADDED)) continue;
         t->added_count++;
         for (size_t k = 1; k < length; k++)
-            t->added_spaced |=
-                t->byte_class[(uint8_t)name[k]] == CLASS_SPACE && t->byte_class[(uint8_t)name[k - 1]] != CLASS_SPACE;
+            t->added_spaced |= isspace((uint8_t)name[k]) && !isspace((uint8_t)name[k - 1]);
         uint32_t *longest = &t->added_longest[(t->flags[i] & TOKEN_NORMALIZED) != 0][(uint8_t)*name];
         *longest = (uint32_t)size_max(*longest, length);
     }
