@@ -9,7 +9,6 @@ FLAGS="sample files"
 USAGE="--sample 10BT|100BT|350BT    which sample (10BT)
   --files N                    only its first N files of about 2 GB; fewer is quicker (all)"
 . "$(dirname "$0")/recipe.sh"
-recipe_options "$@"
 [[ $FILES =~ ^([1-9][0-9]*)?$ ]] || fail 64 "--files $FILES: not a whole number from 1" "See --help"
 "$PYTHON" -c 'import pyarrow.parquet' 2> /dev/null || fail 65 "$PYTHON has no pyarrow, which reads parquet" \
     "Say PYTHON=/path/of/one/that/has/it in front of the command, or: python3 -m venv ${top}build/venv && ${top}build/venv/bin/pip install pyarrow"

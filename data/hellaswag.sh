@@ -3,7 +3,6 @@
 # It is an evaluation, not text to train on. See --help (--tokenizer does nothing here).
 NAME=hellaswag
 . "$(dirname "$0")/recipe.sh"
-recipe_options "$@"
 result=$OUT/hellaswag_val.jsonl
 [ -n "$FORCE" ] || [ ! -f "$result" ] || { echo "$result is there already (--force makes it again)" && exit 0; }
 input https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The recipes source this file. They set NAME, FLAGS (the names of their own flags) and USAGE.
+# The recipes set NAME, FLAGS (their own flags' names) and USAGE, then source this file, which reads the command line.
 #
 #   --tokenizer gpt2|bytes|DIR   gpt2 (default): OpenAI's vocabulary, fetched to data/gpt2
 #   --from DIR                   read the data from DIR; download and check nothing
@@ -14,31 +14,29 @@ TOKENIZE=${TOKENIZE:-${top}data/tokenize}
 PYTHON=${PYTHON:-$([ -x "${top}build/venv/bin/python" ] && echo "${top}build/venv/bin/python" || echo python3)}
 
 # Sets TOKENIZER, FROM, OUT, FORCE and the variables of FLAGS.
-recipe_options() {
-    TOKENIZER=gpt2 FROM='' OUT=${top}data/$NAME FORCE=''
-    while [ $# -gt 0 ]; do
-        case $1 in
-        --force) FORCE=--force && shift && continue ;;
-        --help)
-            sed -n 's/^#   \(--.*\)/  \1/p' "$root/data/recipe.sh"
-            [ -z "${USAGE:-}" ] || echo "  $USAGE"
-            exit
-            ;;
-        esac
-        [[ $1 == --* && " tokenizer from out ${FLAGS:-} " == *" ${1#--} "* ]] || fail 64 "$1: unknown" "See --help"
-        [ $# -gt 1 ] || fail 64 "$1 needs a value" "See --help"
-        local flag=${1#--}
-        printf -v "${flag^^}" %s "$2"
-        shift 2
-    done
-    DOWNLOAD=${DOWNLOADS:-${top}data/download}/$NAME
-    [ -z "$FROM" ] || [ -d "$FROM" ] || fail 65 "--from $FROM: no such directory" "Name the one that holds the files"
-    # The first training shard gets its name last (data/writer.h).
-    if [ -z "$FORCE" ] && [ -e "$OUT/${NAME}_train_000000.bin" ]; then
-        echo "$OUT has shards already (--force makes them again)"
-        exit 0
-    fi
-}
+TOKENIZER=gpt2 FROM='' OUT=${top}data/$NAME FORCE=''
+while [ $# -gt 0 ]; do
+    case $1 in
+    --force) FORCE=--force && shift && continue ;;
+    --help)
+        sed -n 's/^#   \(--.*\)/  \1/p' "$root/data/recipe.sh"
+        [ -z "${USAGE:-}" ] || echo "  $USAGE"
+        exit
+        ;;
+    esac
+    [[ $1 == --* && " tokenizer from out ${FLAGS:-} " == *" ${1#--} "* ]] || fail 64 "$1: unknown" "See --help"
+    [ $# -gt 1 ] || fail 64 "$1 needs a value" "See --help"
+    flag=${1#--}
+    printf -v "${flag^^}" %s "$2"
+    shift 2
+done
+DOWNLOAD=${DOWNLOADS:-${top}data/download}/$NAME
+[ -z "$FROM" ] || [ -d "$FROM" ] || fail 65 "--from $FROM: no such directory" "Name the one that holds the files"
+# The first training shard gets its name last (data/writer.h).
+if [ -z "$FORCE" ] && [ -e "$OUT/${NAME}_train_000000.bin" ]; then
+    echo "$OUT has shards already (--force makes them again)"
+    exit 0
+fi
 
 # fetch URL FILE [SHA256|hub]: downloads URL. FILE exists only once it is complete and checked.
 fetch() {

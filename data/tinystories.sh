@@ -3,7 +3,6 @@
 # validation file. See --help.
 NAME=tinystories
 . "$(dirname "$0")/recipe.sh"
-recipe_options "$@"
 base=https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main
 input $base/TinyStoriesV2-GPT4-valid.txt hub
 val=$INPUT

@@ -112,7 +112,7 @@ for recipe in shakespeare tinystories hellaswag; do
     check "$recipe does not say so" says "$work/log" "error: no https://"
 done
 fetch() { # uses a subshell, since the recipes' functions may exit
-    (NAME=test && PATH=$work/slow:$PATH && . data/recipe.sh && fetch https://example.org/file "$work/file" "$1") > "$work/log" 2>&1
+    (NAME=test && PATH=$work/slow:$PATH && . data/recipe.sh --force && fetch https://example.org/file "$work/file" "$1") > "$work/log" 2>&1
 }
 export SOURCE=$work/in/input.txt
 sum=$(sha256sum "$SOURCE" | cut -d ' ' -f 1)
