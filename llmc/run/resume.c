@@ -49,7 +49,7 @@ static int verify_share(void *run, int n, Error *e) {
     return is_rank0(r) ? lowest.code : 0;
 }
 
-// On rank 0: the `verify` of archive_newest. The other ranks wait in share_newest, and verify with rank 0.
+// On rank 0: the `verify` of archive_newest. The other ranks wait in end_search, and verify with rank 0.
 static int ask_all_to_verify(void *run, const char *directory, Error *e) {
     Run *r = run;
     int n = 1; // any number above 0
@@ -68,14 +68,13 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
     return archive_newest(archive, latest, stderr, ask_all_to_verify, r, newest, e);
 }
 
-// On all ranks: the others verify candidates until rank 0's search ends. Then rank 0 sends them `code` and *newest.
-static int share_newest(Run *r, int code, Newest *newest, Error *e) {
+// On all ranks: the others verify candidates until rank 0's search ends. `code`: the search's.
+static int end_search(Run *r, int code, Error *e) {
     Error waiting = {0};
     r->comm->idle_pass = verify_share, r->comm->idle_context = r;
     int failed = r->comm->settled ? 0 : comm_wait_first(r->comm, &waiting);
     if (failed && !code) *e = waiting, code = failed;
-    TRY(comm_agree(r->comm, code, e));
-    return comm_broadcast(r->comm, newest, sizeof *newest, e);
+    return comm_agree(r->comm, code, e);
 }
 
 // Opens and locks an existing run (1). Waits for the lock: it may outlive a killed process by seconds, and on NFS a
@@ -156,20 +155,23 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
     return 0;
 }
 
-// On rank 0: finds the checkpoint to read if --model names neither a preset nor a model's files.
-static int find_source(Run *r, Newest *newest, Error *e) {
+// On rank 0: sets r->source for a --model that is no preset. --model becomes the path of a checkpoint that it means.
+static int find_source(Run *r, Error *e) {
     const Newest *own = &r->saving.own;
+    Newest named = {0};
     RunSummary summary;
+    snprintf(r->source, sizeof r->source, "%s", r->options.model);
     if (checkpoint_is_model(r->options.model)) return 0;
     if (options_train(&r->options)) TRY(find_own(r, e));
     if (own->found) TRY(run_state_summary(&summary, own->directory, e));
     if (own->found && strcmp(summary.start, r->model_name) == 0 && summary.model[0]) {
-        *newest = *own; // the run began from this --model, and no longer needs its files
-        snprintf(r->options.model, sizeof r->options.model, "%s", summary.model);
+        strcpy(r->source, own->directory); // the run began from this --model, and no longer needs its files
+        strcpy(r->options.model, summary.model);
         return 0;
     }
-    TRY(find_named(r, r->options.model, newest, e));
-    if (newest->found) snprintf(r->options.model, sizeof r->options.model, "%s", newest->directory);
+    TRY(find_named(r, r->options.model, &named, e));
+    if (named.found) strcpy(r->options.model, named.directory);
+    strcpy(r->source, named.found ? named.directory : "");
     return 0;
 }
 
@@ -178,14 +180,11 @@ static int find_source(Run *r, Newest *newest, Error *e) {
 int setup_source(Run *r, Error *e) {
     Options *o = &r->options;
     ModelConfig ignored;
-    Newest newest = {0};
     snprintf(r->model_name, sizeof r->model_name, "%s", path_name(o->model));
     if (model_preset(&ignored, o->model)) return 0;
-    TRY(share_newest(r, is_rank0(r) ? find_source(r, &newest, e) : 0, &newest, e));
+    TRY(end_search(r, is_rank0(r) ? find_source(r, e) : 0, e));
     TRY(comm_broadcast(r->comm, o->model, sizeof o->model, e));
-    const char *source = newest.found ? newest.directory : checkpoint_is_model(o->model) ? o->model : "";
-    snprintf(r->source, sizeof r->source, "%s", source);
-    return 0;
+    return comm_broadcast(r->comm, r->source, sizeof r->source, e);
 }
 
 // ---- Resume ---------------------------------------------------------------------------------------------------------
@@ -194,23 +193,19 @@ int setup_resume(Run *r, Error *e) {
     const Newest *newest = &r->saving.own;
     const Rollback *back = &r->back;
     char best[ARCHIVE_PATH];
-    Text changes;
-    TRY(share_newest(r, find_own(r, e), &r->saving.own, e));
+    TRY(end_search(r, find_own(r, e), e));
+    TRY(comm_broadcast(r->comm, &r->saving.own, sizeof r->saving.own, e));
     r->saving.saved_step = newest->found ? newest->step : -1;
     if (!newest->found) return 0;
     strcpy(r->saving.saved, newest->directory);
-    int code = run_state_read(r, r->saving.saved, &changes, e);
-    if (!code) code = ramp_settle(&r->position.ramp, r->at.step, r->at.tokens, e);
-    for (int i = 0; i < back->made && !code; i++)
-        code = dataset_exclude(r->data.train, (uint64_t)back->first[i], (uint64_t)back->rows[i], e);
-    if (!code && is_rank0(r) && back->why.code)
+    if (is_rank0(r) && back->why.code)
         fprintf(stderr, "%s: back to %s, without examples %lld to %lld\n", back->why.what, r->saving.saved,
                 (long long)back->first[back->made - 1],
                 (long long)(back->first[back->made - 1] + back->rows[back->made - 1] - 1));
-    if (!code && is_rank0(r))
-        printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saving.saved, (long long)r->at.step,
-               (long long)r->at.tokens, changes.text);
-    text_free(&changes);
+    int code = run_state_read(r, r->saving.saved, is_rank0(r) ? stdout : NULL, e);
+    if (!code) code = ramp_settle(&r->position.ramp, r->at.step, r->at.tokens, e);
+    for (int i = 0; i < back->made && !code; i++)
+        code = dataset_exclude(r->data.train, (uint64_t)back->first[i], (uint64_t)back->rows[i], e);
     TRY(comm_agree(r->comm, code, e));
     archive_step_path(r->archive.path, r->at.best.step, best);
     if (is_rank0(r) && file_missing(r->archive.dir, best))

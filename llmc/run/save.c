@@ -275,12 +275,12 @@ static int gather_pieces(Saver *s, Error *e) {
 
 // ---- Reports --------------------------------------------------------------------------------------------------------
 
-// Adds to the error's hint that the same command resumes the run. what: "" or "SOMETHING: ".
-static void hint_to_resume(const Run *r, Error *e, const char *what) {
+// Adds to the error's hint that the same command resumes the run from a checkpoint.
+static void hint_to_resume(const Run *r, Error *e, const char *checkpoint) {
     char remedy[sizeof e->hint];
     snprintf(remedy, sizeof remedy, "%s", e->hint);
-    error_hint(e, "%s%s%sthe same command%s resumes there", remedy, *remedy ? "; " : "", what,
-               r->options.fresh ? " without --fresh" : "");
+    error_hint(e, "%s%sthe same command%s resumes from %s", remedy, *remedy ? "; " : "",
+               r->options.fresh ? " without --fresh" : "", checkpoint);
 }
 
 // On rank 0: reports a save that has ended. If the run waited for the save, the caller reports a failure. After a
@@ -388,7 +388,7 @@ int save_and_wait(Run *r, Error *e) {
     TRY(save(r, true, e));
     if (is_rank0(r) && r->saving.saver->error.code > 0) {
         *e = r->saving.saver->error;
-        if (*newest) hint_to_resume(r, e, "");
+        if (*newest) hint_to_resume(r, e, newest);
         code = error_prefix(e, "step %lld is not saved, and the newest checkpoint is %s", (long long)r->at.step,
                             *newest ? newest : "none yet");
     } else if (is_rank0(r) && archive_check_name(&r->archive, e))
@@ -402,7 +402,7 @@ void save_at_error(Run *r, int code, Error *e) {
     const bool settled = r->comm->settled, alone = r->comm->ranks == 1;
     const bool of_files = code == ERR_INPUT || code == ERR_WRITE;
     const int speaker = r->comm->speaker;
-    char what[ARCHIVE_PATH + 100];
+    char saved[ARCHIVE_PATH];
     Error failed = {0};
     if (of_files && (settled || alone) && !r->saving.last && r->at.step > 0) {
         r->comm->settled = false;
@@ -410,17 +410,13 @@ void save_at_error(Run *r, int code, Error *e) {
         if (!code) code = compare_ranks(r, &failed);
         if (!code) code = save_and_wait(r, &failed);
         if (!code || r->comm->settled) r->comm->settled = settled, r->comm->speaker = speaker;
-        snprintf(what, sizeof what, "step %lld is saved in %s/step_%08lld: ", (long long)r->at.step, r->options.out,
-                 (long long)r->at.step);
-        if (!code) hint_to_resume(r, e, what);
+        archive_step_path(r->options.out, r->at.step, saved);
+        if (!code) hint_to_resume(r, e, saved);
         else if (is_rank0(r)) fprintf(stderr, "warning: the save after the error: %s\n", failed.what);
     }
-    const bool all_know = r->comm->settled || alone;
+    if (!r->comm->settled && !alone) return;
     comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
-    code = all_know ? parallel_drain(&r->parallel, &failed) : 0;
-    if (all_know && !code) code = await_save(r, true, &failed);
-    for (double end = clock_seconds() + 0.5 * r->options.deadline;
-         r->saving.saver->phase == FINISHING && clock_seconds() < end; nanosleep(&poll_interval, NULL))
-        collect_save(r, &failed);
+    code = parallel_drain(&r->parallel, &failed);
+    if (!code) code = await_save(r, true, &failed);
     if (code) r->comm->settled = false; // ends the job
 }

@@ -66,9 +66,8 @@ double saver_writes(const Saver *saver); // 1 if this rank writes, else 0
 int collect_save(Run *r, Error *e);
 
 // Call when training ended on the error e, while a save may still run. If all ranks know the error, they wait for the
-// save; if it is a file's error, they save first, and e's hint names the checkpoint. If only this rank knows the error,
-// other ranks wait for this rank in a collective. This rank then waits for the save at most half the deadline, and
-// reports its error before the other ranks' watchdogs do. code: e's.
+// save; if it is a file's error, they save first, and e's hint names the checkpoint. An error that only this rank knows
+// ends the job at once, and with it a save; a checkpoint that has its name already stays. code: e's.
 void save_at_error(Run *r, int code, Error *e);
 
 // ---- For the loop and the saves -------------------------------------------------------------------------------------

@@ -276,25 +276,24 @@ static void io_identity(StateIO *io, const Run *r, const RunData *data) {
 
 // ---- What may change ------------------------------------------------------------------------------------------------
 
-// Returns the options as JSON in *out, which the caller deletes. raw: a single item that holds their text.
-static int options_item(const Options *o, bool raw, cJSON **out, Error *e) {
+// Returns the options as JSON; NULL: no memory.
+static cJSON *options_item(const Options *o) {
     Text text;
-    TRY(text_begin(&text, e));
+    cJSON *item = NULL;
+    if (text_begin(&text, &(Error){0})) return NULL;
     options_write_json(text.f, o, NULL);
-    TRY(text_end(&text, e));
-    *out = raw ? cJSON_CreateRaw(text.text) : cJSON_Parse(text.text);
+    if (!text_end(&text, &(Error){0})) item = cJSON_Parse(text.text);
     text_free(&text);
-    return *out ? 0 : out_of_memory(e);
+    return item;
 }
 
-// Lists the options that differ from the file's. An option that the file lacks is newer than the file; its old value
+// Prints the options that differ from the file's. An option that the file lacks is newer than the file; its old value
 // was the default. ERR_USAGE if an option that may not change (OptionRow.of_run) differs.
 static int compare_options(const StateIO *io, const Options *o, uint8_t *changed, FILE *f, Error *e) {
     Options by_default;
-    cJSON *now = NULL, *defaults = NULL;
     options_defaults(&by_default);
-    int code = options_item(o, false, &now, e);
-    if (!code) code = options_item(&by_default, false, &defaults, e);
+    cJSON *now = options_item(o), *defaults = options_item(&by_default);
+    int code = now && defaults ? 0 : out_of_memory(e);
     for (int id = 0; id < OPTION_COUNT && !code; id++) {
         const OptionRow *row = &option_rows[id];
         const cJSON *before = get(io, AT("options.%s", row->field)), *item = json_get(now, row->field);
@@ -315,26 +314,26 @@ static int compare_options(const StateIO *io, const Options *o, uint8_t *changed
     return code;
 }
 
-static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
+static int print_changes(const StateIO *io, Run *r, FILE *f, Error *e) {
     const double ranks = number(io, "ranks"), tokens = (double)r->at.tokens;
-    TRY(text_begin(changes, e));
+    fprintf(f, "resuming from %s: %lld steps, %lld tokens done\n", r->saving.saved, (long long)r->at.step,
+            (long long)r->at.tokens);
     const char *version = version_text();            // only the same build promises the same bits
     const int length = (int)strcspn(io->build, ","); // io->build is "BUILD, ENGINE"
     if ((size_t)length != strlen(version) || strncmp(io->build, version, (size_t)length) != 0)
-        fprintf(changes->f, "build: %.*s then, %s now\n", length, io->build, version);
-    if (ranks > 0 && ranks != r->comm->ranks) fprintf(changes->f, "ranks: %.0f then, %d now\n", ranks, r->comm->ranks);
-    int code = compare_options(io, &r->options, r->saving.changed, changes->f, e);
+        fprintf(f, "build: %.*s then, %s now\n", length, io->build, version);
+    if (ranks > 0 && ranks != r->comm->ranks) fprintf(f, "ranks: %.0f then, %d now\n", ranks, r->comm->ranks);
+    TRY(compare_options(io, &r->options, r->saving.changed, f, e));
     const Schedule *now = &r->position.ramp.config.schedule;
     Schedule then = *now;
     then.train_tokens = number(io, "options.resolved.horizon_tokens");
     const double lr_then = schedule_lr(&then, tokens), lr_now = schedule_lr(now, tokens);
     if (then.train_tokens < now->train_tokens && lr_now > 1.5 * lr_then)
-        fprintf(changes->f,
+        fprintf(f,
                 "the learning rate rises from %.3g to %.3g in one step, as the schedule now ends later: a smaller --lr "
                 "or --lr-schedule constant goes on without it; wsd is the schedule for runs that may become longer\n",
                 lr_then, lr_now);
-    const int ended = text_end(changes, code ? &(Error){0} : e);
-    return code ? code : ended;
+    return 0;
 }
 
 // Keeps the batch, the mode of --gns, the length and a step's cost, unless options of the command line set them. Other
@@ -379,7 +378,6 @@ int run_state_write(Run *r, char **text, size_t *bytes, Error *e) {
     StateIO io = {.root = cJSON_CreateObject(), .writing = true, .e = e};
     int64_t format = STATE_FORMAT;
     char engine[256];
-    cJSON *options;
     r->at.seconds = run_seconds(r);
     count(&io, "format", &format);
     io_position(&io, r);
@@ -387,8 +385,7 @@ int run_state_write(Run *r, char **text, size_t *bytes, Error *e) {
     engine_describe(r->engine, engine, sizeof engine);
     put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
     put(&io, "ranks", cJSON_CreateNumber(r->comm->ranks));
-    if (!io.code) io.code = options_item(&r->options, true, &options, e);
-    if (!io.code) put(&io, "options", options);
+    put(&io, "options", options_item(&r->options));
     *text = io.code ? NULL : cJSON_Print(io.root);
     cJSON_Delete(io.root);
     if (*text) *bytes = strlen(*text);
@@ -411,16 +408,15 @@ static int state_open(StateIO *io, const char *directory, Error *e) {
     return io->code;
 }
 
-int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
+int run_state_read(Run *r, const char *directory, FILE *changes, Error *e) {
     StateIO io;
-    *changes = (Text){0};
     TRY(state_open(&io, directory, e));
     io_identity(&io, r, &r->data);
     io_position(&io, r);
     if (!r->back.why.code) r->begun -= r->at.seconds; // a rollback keeps its clock
     int code = io.code;
     if (!code) code = keep_values(&io, r, e);
-    if (!code) code = list_changes(&io, r, changes, e);
+    if (!code && changes) code = print_changes(&io, r, changes, e);
     cJSON_Delete(io.root);
     return code;
 }

@@ -110,7 +110,7 @@ static inline void check_unreadable_data(int rank, const char *data, long readab
     long step = newest_step("part");
     CHECK(step > 0, "%ld steps", step);
     CHECK_RUN(code, ERR_INPUT, path_of("%s%s: read failed", who, data + 1), "Input/output error",
-              path_of("step %ld is saved in part/step_%08ld: the same command resumes", step, step));
+              path_of("the same command resumes from part/step_%08ld", step));
     no_faults();
     CHECK_RUN(trainer_run(COMMAND "--out part"), 0);
     check_same_files(path_of("whole/step_%08ld", newest_step("whole")), path_of("part/step_%08ld", newest_step("part")),
