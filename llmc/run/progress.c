@@ -42,20 +42,12 @@ int progress_columns(FILE *f) {
 // 2 s and at most ten minutes. The log of a day of training has about 430 lines.
 static double log_interval(double elapsed) { return fmin(fmax(elapsed / 50, 2), 600); }
 
-// ---- Fraction done and remaining time -------------------------------------------------------------------------------
-
-// Returns the fraction of the work that is done; NaN: unknown.
-static double fraction_done(const Progress *p) {
-    return p->now.total ? fmin(1, (double)p->now.done / (double)p->now.total) : NAN;
-}
-
 double progress_left(const Progress *p, double now) {
-    const double enough = 0.002; // fraction of the first step after which an ETA is shown
     if (p->ends > 0) return p->ends - now;
-    double begun = p->now.runs && !p->now.what ? fraction_done(p) * (double)p->batch_tokens : 0; // tokens of this step
+    double begun = p->now.runs && !p->now.what ? (double)p->now.done : 0; // tokens of this step
     double done = (double)(p->tokens - p->first_tokens) + begun, left = (double)(p->horizon - p->tokens) - begun;
     if (p->tokens >= p->horizon) return 0;
-    return done > 0 && done >= enough * (double)p->batch_tokens ? (now - p->started) / done * fmax(0, left) : NAN;
+    return done > 0 ? (now - p->started) / done * fmax(0, left) : NAN;
 }
 
 // ---- The line -------------------------------------------------------------------------------------------------------
@@ -102,7 +94,8 @@ static void draw(Progress *p, const char *step, const char *work, const char *nu
 // Draws the work: "step 4: 37%, 0:28 left". A terminal shows it between the last step's label and that step's numbers.
 static void draw_work(Progress *p, double now) {
     char what[40], share[48] = "", time[32], work[160];
-    double part = fraction_done(p), megabytes = (double)p->now.done / 1e6;
+    double part = p->now.total ? fmin(1, (double)p->now.done / (double)p->now.total) : NAN; // NaN: unknown
+    double megabytes = (double)p->now.done / 1e6;
     double left = part >= 0.02 ? (now - p->now.begun) * (1 - part) / part : NAN; // NaN below 2%
     bool ended = p->now.total && p->now.done >= p->now.total, known = !ended && isfinite(left);
     if (p->now.what) snprintf(what, sizeof what, "%s", p->now.what);
@@ -131,7 +124,6 @@ void progress_begin(Progress *p, const char *what, int64_t total) {
     p->now.what = what;
     p->now.begun = clock_seconds();
     p->now.total = total;
-    if (!what) p->batch_tokens = total;
     leave(p);
 }
 
@@ -146,7 +138,6 @@ void progress_end(Progress *p) {
     if (p->now.total) p->now.done = p->now.total;
     if (p->now.shown && !p->now.quiet && p->now.what) draw_work(p, clock_seconds());
     if (!p->horizon) end_drawn_line(p);
-    if (!p->now.what) p->step++, p->tokens += p->batch_tokens;
     p->now.runs = false;
     leave(p);
 }

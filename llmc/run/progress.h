@@ -24,7 +24,6 @@ typedef struct {
     int64_t horizon;       // tokens of the whole run; 0: no run
     int64_t step, tokens;  // totals of the run
     int64_t first_tokens;  // tokens done at `started`
-    int64_t batch_tokens;  // tokens of the last step
     struct {
         bool runs;           // false: nothing to show
         const char *what;    // the work's name; NULL: a step

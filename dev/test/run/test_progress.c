@@ -145,7 +145,6 @@ static void test_step(void) {
         progress_end(&p);
         progress_tick(&p, now + 400);
         CHECK(!*written(f), "work that has ended");
-        CHECK(p.tokens == 6980 + 80 && p.step == 299, "step %lld, %lld tokens", (long long)p.step, (long long)p.tokens);
         end();
     }
 }
