@@ -96,9 +96,8 @@ int write_run_json(Run *r, Error *e) {
     const char *known = cJSON_GetStringValue(json_get(old, "id"));
     if (!known || strlen(known) >= sizeof r->archive.id) known = r->saving.own.run;
     if (!*r->archive.id) strcpy(r->archive.id, known);
-    if (!*r->archive.id && getentropy(random, sizeof random) == 0)
+    if (!*r->archive.id && getentropy(random, sizeof random) == 0) // always, on Linux
         snprintf(r->archive.id, sizeof r->archive.id, "%016" PRIx64 "%016" PRIx64, random[0], random[1]);
-    else if (!*r->archive.id) fprintf(stderr, "note: no random number for the run's id, so --keep removes nothing\n");
     int code = text_begin(&new, e);
     if (!code) put_run_json(new.f, r, old);
     if (!code) code = text_end(&new, e);
@@ -186,22 +185,18 @@ bool saves_in_background(const Run *r) {
 }
 
 int setup_output(Run *r, Error *e) {
-    char *text;
-    size_t bytes;
+    char path[ARCHIVE_PATH];
+    FileDigest seen = {0};
     r->saving.first_step = r->at.step + 1;
     TRY(comm_agree(r->comm, is_rank0(r) ? setup_directory(r, e) : 0, e));
     // If all ranks write, each must see the run.json that rank 0 has just written: all write to one directory.
     if (!parallel_stores_alone(&r->parallel)) {
-        const bool seen = (archive_is_open(&r->archive) || archive_open(&r->archive, r->options.out, e) == 0) &&
-                          file_read(r->archive.dir, "run.json", RUN_JSON_MAX_BYTES, &text, &bytes, e) == 0;
-        const uint64_t hash = seen ? hash_bytes(HASH_START, text, bytes) : 0;
-        if (seen) memory_free(text);
-        TRY(comm_agree(r->comm, seen || e->code != ERR_MEMORY ? 0 : ERR_MEMORY, e));
-        TRY(comm_same(r->comm, hash, 1, ERR_USAGE, "another directory (--out)",
-                      r->options.tensor > 1
-                          ? "give a directory that all machines share"
-                          : "give a directory that all machines share, or --zero 0, where rank 0 writes alone",
-                      e));
+        if (!archive_is_open(&r->archive)) archive_open(&r->archive, r->options.out, &(Error){0});
+        TRY(path_join(path, sizeof path, r->options.out, "run.json", e));
+        file_digest(path, &seen, &(Error){0});
+        TRY(comm_same(
+            r->comm, hash_bytes(HASH_START, seen.hash, sizeof seen.hash), 1, ERR_USAGE, "another directory (--out)",
+            "give a directory that all machines share; without --tensor also --zero 0, where rank 0 writes alone", e));
     }
     TRY(saver_create(&r->saving.saver, r, e));
     if (!is_rank0(r)) return 0;

@@ -50,7 +50,7 @@ other_directory() { # each rank writes what it owns, so all must see one --out, 
     zero=1 on_both 0 --out "$work/run" && rm -r m?/run && cp -r run m0 && mv run m1 || return 1
     tokens=1024 zero=1 on_both 64 --out run && grep -q "$error" log || return 1
     shape=(--vocab-size 256 --layers 1 --heads 2 --channels 32)
-    make_machines && on_both 64 --out run --tensor 2 && grep -q "$error. give a directory that all machines share$" log || { cat log; return 1; }
+    make_machines && on_both 64 --out run --tensor 2 && grep -q "$error. give a directory that all machines share" log || { cat log; return 1; }
 }
 a_group_on_two_machines() { # trains, with a warning
     local shape=(--vocab-size 256 --layers 1 --heads 2 --channels 32)
