@@ -98,9 +98,9 @@ static void count_to(StateIO *io, const char *path, int64_t *x, int64_t most) {
 
 static void count(StateIO *io, const char *path, int64_t *x) { count_to(io, path, x, INT64_MAX); }
 
-// Writes a count unless it is 0; reads it if the file has it.
-static void count_unless_0(StateIO *io, const char *path, int64_t *x) {
-    if (io->writing ? *x > 0 : get(io, path) != NULL) count(io, path, x);
+// True if a field that may be missing is written, or is in the file.
+static bool has(const StateIO *io, const char *path, bool writes) {
+    return io->writing ? writes : get(io, path) != NULL;
 }
 
 // A field that may not change. Writing: adds `now`. Reading: fails unless the file has the same value; deletes `now`.
@@ -133,8 +133,7 @@ static void io_tracker(StateIO *io, const char *path, GnsTracker *t) {
 static void io_noise(StateIO *io, Noise *noise) {
     GnsCalibration *c = &noise->calibration;
     io_tracker(io, "noise.ln", &noise->ln);
-    if (io->writing ? noise->total.steps > 0 : get(io, "noise.total") != NULL)
-        io_tracker(io, "noise.total", &noise->total);
+    if (has(io, "noise.total", noise->total.steps > 0)) io_tracker(io, "noise.total", &noise->total);
     io_tracker(io, "noise.ranks", &noise->ranks);
     io_tracker(io, "noise.sampled_total", &c->total);
     io_tracker(io, "noise.sampled_ln", &c->ln);
@@ -146,7 +145,7 @@ static void io_noise(StateIO *io, Noise *noise) {
     real(io, "noise.tokens_since_ranks", &noise->tokens_since_ranks);
     for (int i = 0; i < GROUP_COUNT; i++) io_tracker(io, AT("noise.type.%s", group_names[i]), &noise->type[i]);
     for (int l = 0; l < noise->layers; l++) io_tracker(io, AT("noise.layer.%d", l), &noise->layer[l]);
-    for (int i = 0; i < noise->source_trackers && (io->writing || get(io, "noise.source")); i++)
+    for (int i = 0; i < noise->source_trackers && has(io, "noise.source", true); i++)
         io_tracker(io, AT("noise.source.%d", i), &noise->source[i]); // missing in an older state, or after --gns off
 }
 
@@ -163,17 +162,17 @@ static void io_point(StateIO *io, RunPoint *at) {
     count(io, "examples", &at->examples);
     count(io, "batch", &at->batch);
     count(io, "metrics_bytes", &at->metrics_bytes);
-    count_unless_0(io, "moment_steps", &at->moment_steps);
-    count_unless_0(io, "horizon", &at->horizon);
-    if (io->writing || get(io, "seconds")) real(io, "seconds", &at->seconds);
+    if (has(io, "moment_steps", at->moment_steps > 0)) count(io, "moment_steps", &at->moment_steps);
+    if (has(io, "horizon", at->horizon > 0)) count(io, "horizon", &at->horizon);
+    if (has(io, "seconds", true)) real(io, "seconds", &at->seconds);
     real(io, "val_loss", &at->val_loss);
     count(io, "best_step", &at->best.step);
     real(io, "best_loss", &at->best.loss);
-    count_unless_0(io, "best_stale", &at->best.stale);
+    if (has(io, "best_stale", at->best.stale > 0)) count(io, "best_stale", &at->best.stale);
     io_window(io, "loss_window", &at->loss_window);
     io_window(io, "grad_window", &at->grad_window);
     // written for fp16, and for fp8 after an overflow
-    if (io->writing ? s->scale != 0 || s->overflows != 0 : get(io, "loss_scale") != NULL) {
+    if (has(io, "loss_scale", s->scale != 0 || s->overflows != 0)) {
         real(io, "loss_scale", &s->scale);
         count(io, "loss_scale_steps", &s->clean);
         count(io, "loss_scale_overflows", &s->overflows);
@@ -192,8 +191,7 @@ static void io_exponents(StateIO *io, const Run *r, int8_t *k) {
     if (!dtype_is_fp8(r->shape.dtype)) return;
     if (io->writing) put(io, path, cJSON_CreateArray());
     else memset(k, FP8_UNSET, (size_t)n);
-    if (!get(io, path)) return;
-    if (!io->writing && cJSON_GetArraySize(get(io, path)) != n) malformed(io, path, AT("a list of %d exponents", n));
+    if (!has(io, path, true)) return;
     for (int i = 0; i < n && !io->code; i++) {
         double x = k[i];
         real(io, AT("%s[%d]", path, i), &x);
@@ -212,11 +210,11 @@ static void io_position(StateIO *io, Run *r) {
     io_exponents(io, r, at->exponents);
     for (int k = 0; k < ROW_KINDS && r->options.outliers; k++) {
         const char *spread = AT("outliers.spread.%s", row_kinds[k]), *rows = AT("outliers.rows.%s", row_kinds[k]);
-        if (io->writing || get(io, spread)) io_window(io, spread, &r->position.outliers.spread[k]);
+        if (has(io, spread, true)) io_window(io, spread, &r->position.outliers.spread[k]);
         if (io->writing) put(io, rows, cJSON_Duplicate(r->position.outliers.list[k], true));
         else r->position.outliers.list[k] = cJSON_Duplicate(get(io, rows), true);
     }
-    if (r->options.on_spike && (io->writing || get(io, "spikes.z"))) io_window(io, "spikes.z", &at->spikes);
+    if (r->options.on_spike && has(io, "spikes.z", true)) io_window(io, "spikes.z", &at->spikes);
     for (int i = 0; i < at->spikes.count && i < OUTLIERS_WINDOW; i++)
         count_to(io, AT("spikes.first.ring[%d]", i), &at->first[i], at->examples);
     // During a rollback r->back holds the rollbacks that the checkpoint lists, and later ones.
@@ -287,19 +285,27 @@ static cJSON *options_item(const Options *o) {
     return item;
 }
 
-// Prints the options that differ from the file's. An option that the file lacks is newer than the file; its old value
-// was the default. ERR_USAGE if an option that may not change (OptionRow.of_run) differs.
-static int compare_options(const StateIO *io, const Options *o, uint8_t *changed, FILE *f, Error *e) {
+// Prints what a resume changes. An option that the file lacks is newer than the file; its old value was the default.
+// ERR_USAGE if an option that may not change (OptionRow.of_run) differs.
+static int print_changes(const StateIO *io, Run *r, FILE *f, Error *e) {
+    const double ranks = number(io, "ranks"), tokens = (double)r->at.tokens;
+    const char *version = version_text();            // only the same build promises the same bits
+    const int length = (int)strcspn(io->build, ","); // io->build is "BUILD, ENGINE"
     Options by_default;
     options_defaults(&by_default);
-    cJSON *now = options_item(o), *defaults = options_item(&by_default);
-    int code = now && defaults ? 0 : out_of_memory(e);
+    cJSON *options = options_item(&r->options), *defaults = options_item(&by_default);
+    int code = options && defaults ? 0 : out_of_memory(e);
+    fprintf(f, "resuming from %s: %lld steps, %lld tokens done\n", r->saving.saved, (long long)r->at.step,
+            (long long)r->at.tokens);
+    if ((size_t)length != strlen(version) || strncmp(io->build, version, (size_t)length) != 0)
+        fprintf(f, "build: %.*s then, %s now\n", length, io->build, version);
+    if (ranks > 0 && ranks != r->comm->ranks) fprintf(f, "ranks: %.0f then, %d now\n", ranks, r->comm->ranks);
     for (int id = 0; id < OPTION_COUNT && !code; id++) {
         const OptionRow *row = &option_rows[id];
-        const cJSON *before = get(io, AT("options.%s", row->field)), *item = json_get(now, row->field);
+        const cJSON *before = get(io, AT("options.%s", row->field)), *item = json_get(options, row->field);
         if (!before) before = json_get(defaults, row->field);
-        changed[id] = item && !row->of_invocation && row->kind != ROW_FILE && !cJSON_Compare(before, item, true);
-        if (!changed[id]) continue;
+        if (!item || row->of_invocation || row->kind == ROW_FILE || cJSON_Compare(before, item, true)) continue;
+        r->saving.changed[id] = true;
         char *then_text = cJSON_PrintUnformatted(before), *now_text = cJSON_PrintUnformatted(item);
         const Flag flag = row_flag(row);
         if (row->of_run)
@@ -309,31 +315,18 @@ static int compare_options(const StateIO *io, const Options *o, uint8_t *changed
         cJSON_free(then_text);
         cJSON_free(now_text);
     }
-    cJSON_Delete(now);
+    cJSON_Delete(options);
     cJSON_Delete(defaults);
-    return code;
-}
-
-static int print_changes(const StateIO *io, Run *r, FILE *f, Error *e) {
-    const double ranks = number(io, "ranks"), tokens = (double)r->at.tokens;
-    fprintf(f, "resuming from %s: %lld steps, %lld tokens done\n", r->saving.saved, (long long)r->at.step,
-            (long long)r->at.tokens);
-    const char *version = version_text();            // only the same build promises the same bits
-    const int length = (int)strcspn(io->build, ","); // io->build is "BUILD, ENGINE"
-    if ((size_t)length != strlen(version) || strncmp(io->build, version, (size_t)length) != 0)
-        fprintf(f, "build: %.*s then, %s now\n", length, io->build, version);
-    if (ranks > 0 && ranks != r->comm->ranks) fprintf(f, "ranks: %.0f then, %d now\n", ranks, r->comm->ranks);
-    TRY(compare_options(io, &r->options, r->saving.changed, f, e));
     const Schedule *now = &r->position.ramp.config.schedule;
     Schedule then = *now;
     then.train_tokens = number(io, "options.resolved.horizon_tokens");
     const double lr_then = schedule_lr(&then, tokens), lr_now = schedule_lr(now, tokens);
-    if (then.train_tokens < now->train_tokens && lr_now > 1.5 * lr_then)
+    if (!code && then.train_tokens < now->train_tokens && lr_now > 1.5 * lr_then)
         fprintf(f,
                 "the learning rate rises from %.3g to %.3g in one step, as the schedule now ends later: a smaller --lr "
                 "or --lr-schedule constant goes on without it; wsd is the schedule for runs that may become longer\n",
                 lr_then, lr_now);
-    return 0;
+    return code;
 }
 
 // Keeps the batch, the mode of --gns, the length and a step's cost, unless options of the command line set them. Other
