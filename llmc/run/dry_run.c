@@ -3,17 +3,6 @@
 #include "plan/plan.h"
 #include "run/run.h"
 
-// Sets *device to the plan's device, and --gns, if not given, to its default on that device.
-static int plan_on_device(PlanDevice *device, Run *r, const EngineDevice *here, Error *e) {
-    TRY(plan_device(device, &r->options, here, e));
-    if (dtype_is_fp8(r->shape.dtype) && !device->measured && *device->name && !device->fuses_exact)
-        return FAIL(e, ERR_USAGE, "use --dtype bf16", "--dtype %s needs a Hopper GPU (H100, H200), not %s",
-                    dtype_names[r->shape.dtype], device->name);
-    r->shape.plan_fused = plan_fuses_exact(device, &r->model.config);
-    if (r->options.given[OPTION_gns]) return 0;
-    return options_resolve_gns(&r->options, r->shape.plan_fused ? GNS_EXACT : GNS_LN, e);
-}
-
 int run_dry(Run *r, Error *e) {
     const Options *o = &r->options;
     int ranks = o->ranks ? (int)o->ranks : r->comm->ranks;
@@ -25,7 +14,12 @@ int run_dry(Run *r, Error *e) {
     const Ramp *ramp = o->run.horizon_tokens > 0 ? &r->position.ramp : NULL;
     if (ramp) TRY(setup_schedule(r, e));
     r->engine_api->device(&r->shape, !o->device[0], &here);
-    TRY(plan_on_device(&device, r, &here, e));
+    TRY(plan_device(&device, o, &here, e));
+    if (dtype_is_fp8(r->shape.dtype) && !device.measured && *device.name && !device.fuses_exact)
+        return FAIL(e, ERR_USAGE, "use --dtype bf16", "--dtype %s needs a Hopper GPU (H100, H200), not %s",
+                    dtype_names[r->shape.dtype], device.name);
+    r->shape.plan_fused = plan_fuses_exact(&device, &r->model.config);
+    if (!o->given[OPTION_gns]) TRY(options_resolve_gns(&r->options, r->shape.plan_fused ? GNS_EXACT : GNS_LN, e));
     // Plan for rank 0 only, and start no ranks. Each other rank needs less than 1% more memory.
     Comm comm = {.ranks = ranks, .local_ranks = plan_machine(&device, ranks)};
     if (o->shard && ranks % comm.local_ranks)

@@ -3,7 +3,6 @@
 
 #include "base/files.h"
 #include "base/hash.h"
-#include "base/text.h"
 #include "checkpoint/checkpoint.h"
 #include "model/cuda_sizes.h"
 #include "plan/devices.h"
@@ -14,13 +13,11 @@
 
 static int shape_from_files(const Run *r, ModelConfig *config, Error *e) {
     const Options *o = &r->options;
-    if (o->given[OPTION_layers] || o->given[OPTION_heads] || o->given[OPTION_channels])
-        return FAIL(e, ERR_USAGE, "leave them out",
-                    "--layers, --heads and --channels: --model %s has a shape of its own", o->model);
     TRY(checkpoint_read_config(r->source, config, e));
-    if (o->given[OPTION_vocab_size] && o->vocab_size != config->vocab)
-        return FAIL(e, ERR_USAGE, "leave it out", "--vocab-size %lld: --model %s has %d", (long long)o->vocab_size,
-                    o->model, config->vocab);
+    const bool other_vocab = o->given[OPTION_vocab_size] && o->vocab_size != config->vocab;
+    if (o->given[OPTION_layers] || o->given[OPTION_heads] || o->given[OPTION_channels] || other_vocab)
+        return FAIL(e, ERR_USAGE, "leave out --layers, --heads, --channels and --vocab-size",
+                    "--model %s has a shape of its own, with a vocabulary of %d", o->model, config->vocab);
     bool shorten = !options_train(o) && !o->given[OPTION_seq_len]; // true: cut rows to the model's context
     if (o->seq_len > config->context && !shorten)
         return FAIL(e, ERR_USAGE, "use a smaller --seq-len", "--seq-len %lld: --model %s has a context of %d tokens",

@@ -64,19 +64,6 @@ static void print_engine(const Run *r) {
     if (ranks > 1) printf("\n");
 }
 
-static void print_notes(const Run *r) {
-    if (comm_is_bound(r->comm)) // loading, saving, MPI and NCCL compete with the computation for these cores
-        printf("note: rank 0 may run on %d of the %d cores here, and its share is %d: mpirun --bind-to none lifts "
-               "that (srun: --cpu-bind=none)\n",
-               r->comm->cores, r->comm->cores_here, r->comm->cores_here / r->comm->local_ranks);
-    if (r->data.train && r->at.step == 0 && !r->options.warmup_tokens && r->options.optimizer != OPTIMIZER_LAMB)
-        printf("note: no warm-up: AdamW's first steps have the full --lr, and moments of few batches; "
-               "--warmup-tokens of 1%% of the run is usual\n");
-    if (r->data.train && !r->tokenizer && r->model.config.vocab > 256) // tokens are not bytes
-        printf("note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
-               "DIRECTORY\n");
-}
-
 void print_setup(const Run *r) {
     const ModelConfig *c = &r->model.config;
     const char *source = r->source, *moments = r->options.with_optimizer ? " and moments" : "";
@@ -103,6 +90,15 @@ void print_setup(const Run *r) {
         fputs("\n", stdout);
     }
     print_engine(r);
-    print_notes(r);
+    if (comm_is_bound(r->comm)) // loading, saving, MPI and NCCL compete with the computation for these cores
+        printf("note: rank 0 may run on %d of the %d cores here, and its share is %d: mpirun --bind-to none lifts "
+               "that (srun: --cpu-bind=none)\n",
+               r->comm->cores, r->comm->cores_here, r->comm->cores_here / r->comm->local_ranks);
+    if (r->data.train && r->at.step == 0 && !r->options.warmup_tokens && r->options.optimizer != OPTIMIZER_LAMB)
+        printf("note: no warm-up: AdamW's first steps have the full --lr, and moments of few batches; "
+               "--warmup-tokens of 1%% of the run is usual\n");
+    if (r->data.train && !r->tokenizer && r->model.config.vocab > 256) // tokens are not bytes
+        printf("note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
+               "DIRECTORY\n");
     fflush(stdout);
 }
