@@ -227,7 +227,7 @@ int comm_wait_first(Comm *comm, Error *e) {
     do {
         word = comm->rank == 0 ? COMM_DONE : COMM_WAIT;
         TRY(comm_broadcast(comm, &word, sizeof word, e));
-        if (word > 0) TRY(comm->idle_pass(comm->idle_context, word, e));
+        if (word == COMM_HELP) TRY(comm->help(comm->help_context, e));
     } while (word != COMM_DONE);
     return 0;
 }

@@ -19,9 +19,8 @@ typedef struct {
     bool settled;                // all ranks know the error that they return; `speaker` prints it
     int speaker;
     Watchdog *watchdog; // NULL: one process
-    // Called in comm_wait_first. Set-up: verifies a checkpoint. Training: computes the logits of n tokens.
-    int (*idle_pass)(void *context, int n, Error *e);
-    void *idle_context;
+    int (*help)(void *context, Error *e); // called in comm_wait_first when rank 0 sends COMM_HELP
+    void *help_context;
     int launcher; // process that started this rank: mpirun, or a daemon of Open MPI or Slurm. 0: no launcher
 } Comm;
 
@@ -65,11 +64,10 @@ static inline int comm_sum(Comm *comm, double *values, int count, Error *e) {
 }
 
 // Rank 0 may work alone for any time while other ranks wait in comm_wait_first. After each piece of work rank 0 calls
-// comm_beat, which restarts the other ranks' deadline at most twice a second; at the end it calls comm_wait_first. When
-// rank 0 broadcasts a number n > 0, the other ranks call idle_pass with n.
+// comm_beat, which restarts the other ranks' deadline at most twice a second; at the end it calls comm_wait_first.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
-enum { COMM_DONE = 0, COMM_WAIT = -1 }; // rank 0's other messages
+enum { COMM_DONE, COMM_WAIT, COMM_HELP }; // rank 0's messages to the ranks in comm_wait_first
 
 // Returns 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank with an error prints it.
 int comm_agree(Comm *comm, int code, Error *e);

@@ -113,25 +113,6 @@ static int await_bucket(Parallel *p, int i, int after, Error *e) {
     return after > 0 && after < p->buckets ? send_bucket(p, after, e) : 0;
 }
 
-// Comm.idle_pass: computes rank 0's logits too, since rank 0's transfers need all ranks (parallel.h, invariant 4).
-static int join_pass(void *parallel, int n, Error *e) {
-    Parallel *p = parallel;
-    const size_t V = (size_t)p->model->config.vocab;
-    float *logits; // (V), then the tokens
-    TRY(memory_alloc((void **)&logits, V * sizeof *logits + (size_t)n * sizeof(uint16_t), "a sample's logits", e));
-    uint16_t *tokens = (uint16_t *)(logits + V);
-    int code = comm_broadcast(p->comm, tokens, (size_t)n * sizeof *tokens, e);
-    if (!code) code = engine_logits(p->engine, tokens, n, logits, e);
-    memory_free(logits);
-    return code;
-}
-
-int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e) {
-    if (!p->shape->shard_weights && p->config.tensor == 1) return 0;
-    TRY(comm_broadcast(p->comm, &n, sizeof n, e));
-    return comm_broadcast(p->comm, (void *)tokens, (size_t)n * sizeof *tokens, e); // does not write rank 0's tokens
-}
-
 // Warns if a group's ranks are on several machines.
 static int check_groups(const Parallel *p, Error *e) {
     const int ranks = p->comm->ranks, K = p->config.tensor;
@@ -150,7 +131,6 @@ static int check_groups(const Parallel *p, Error *e) {
 
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     p->engine = engine;
-    p->comm->idle_pass = join_pass, p->comm->idle_context = p;
     if (!p->buckets) return 0;
     if (p->config.tensor > 1) TRY(check_groups(p, e));
     TRY(p->api->create(&p->transport, p->comm, &p->division, wire, model_bucket_largest(p->model),

@@ -95,10 +95,6 @@ int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode
 int parallel_norms(Parallel *p, Error *e); // norms of the gradients' sum over all ranks
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 
-// Call on rank 0 before it computes the logits of `tokens` (n). If the transfers of this pass need the other ranks, the
-// other ranks compute the same logits, in comm_wait_first.
-int parallel_ask_pass(Parallel *p, const uint16_t *tokens, int n, Error *e);
-
 // Starts to gather all new weights now, not in the next forward pass. All ranks call this before any work outside the
 // steps, even if only one rank does that work.
 int parallel_send_weights(Parallel *p, Error *e);

@@ -25,7 +25,7 @@
 // On all ranks: verifies rank 0's candidate. Each rank reads a share. If --out must be the same directory on all
 // machines, all ranks divide the files; otherwise each machine's ranks divide them. Damage fails rank 0 only, with
 // the lowest rank's error. Any other error, such as a different manifest on some rank, fails all ranks.
-static int verify_share(void *run, int n, Error *e) {
+static int verify_share(void *run, Error *e) {
     Run *r = run;
     Comm *comm = r->comm;
     const Pulse pulse = {comm_progress, comm};
@@ -52,11 +52,11 @@ static int verify_share(void *run, int n, Error *e) {
 // On rank 0: the `verify` of archive_newest. The other ranks wait in end_search, and verify with rank 0.
 static int ask_all_to_verify(void *run, const char *directory, Error *e) {
     Run *r = run;
-    int n = 1; // any number above 0
+    int word = COMM_HELP;
     strcpy(r->saving.candidate.directory, directory);
-    TRY(comm_broadcast(r->comm, &n, sizeof n, e));
+    TRY(comm_broadcast(r->comm, &word, sizeof word, e));
     progress_begin(&r->progress, "reading the checkpoint", 0);
-    const int code = verify_share(r, n, e);
+    const int code = verify_share(r, e);
     progress_end(&r->progress);
     progress_break(&r->progress); // before the notes of archive_newest
     return code;
@@ -71,7 +71,7 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
 // On all ranks: the others verify candidates until rank 0's search ends. `code`: the search's.
 static int end_search(Run *r, int code, Error *e) {
     Error waiting = {0};
-    r->comm->idle_pass = verify_share, r->comm->idle_context = r;
+    r->comm->help = verify_share, r->comm->help_context = r;
     int failed = r->comm->settled ? 0 : comm_wait_first(r->comm, &waiting);
     if (failed && !code) *e = waiting, code = failed;
     return comm_agree(r->comm, code, e);

@@ -96,20 +96,19 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
     for (int64_t i = 0; i < r->options.sample_tokens; i++) {
         const double u = rng_uniform((uint64_t)r->options.seed, SAMPLE_STREAM + stream, (uint64_t)i);
         const size_t from = count > context ? count - context : 0;
-        TRY_GOTO(parallel_ask_pass(&r->parallel, tokens + from, (int)(count - from), e));
         TRY_GOTO(engine_logits(r->engine, tokens + from, (int)(count - from), logits, e));
         for (int v = 0; v < V && !code; v++)
             if (!isfinite(logits[v]))
                 code = FAIL(e, ERR_NONFINITE, "check the model with --check",
                             "the logits after token %zu are not finite", count);
         if (code) break;
-        const int token = sample_token(logits, scratch, V, &r->options, u);
+        int token = sample_token(logits, scratch, V, &r->options, u);
+        TRY_GOTO(comm_broadcast(r->comm, &token, sizeof token, e)); // rank 0 decides, should GPUs differ in a bit
         size_t bytes;
         const char *text = tokenizer_decode(tokenizer, token, &bytes);
         if (token == eot) text = "\n---\n", bytes = strlen(text); // another document begins
         tokens[count++] = (uint16_t)token;
         print_text(text, bytes, out, copy);
-        comm_beat(r->comm);
     }
 done:
     fputc('\n', out);
@@ -119,15 +118,16 @@ done:
 
 // ---- The samples of a run -------------------------------------------------------------------------------------------
 
+// On all ranks, as a pass may need all ranks' transfers. Rank 0 prints the sample.
 static int print_sample(Run *r, const char *prompt, int64_t number, Error *e) {
     const Options *o = &r->options;
     const uint64_t beyond_any_step = (uint64_t)1 << 40,
                    stream = (uint64_t)r->at.step + (uint64_t)number * beyond_any_step;
     Text copy;
-    if (o->samples > 1)
+    if (o->samples > 1 && is_rank0(r))
         printf("--- sample %lld of %lld\n", (long long)(number % o->samples) + 1, (long long)o->samples);
     TRY(text_begin(&copy, e));
-    int code = sample_text(r, prompt, stream, stdout, copy.f, e);
+    int code = sample_text(r, prompt, stream, is_rank0(r) ? stdout : copy.f, copy.f, e);
     if (!code) code = text_end(&copy, e);
     if (!code && r->metrics) code = metrics_sample(r->metrics, r->at.step, r->at.tokens, o->prompt, copy.text, e);
     text_free(&copy);
@@ -137,7 +137,8 @@ static int print_sample(Run *r, const char *prompt, int64_t number, Error *e) {
 int print_samples(Run *r, Error *e) {
     int code = 0;
     if (r->metrics) printf("\nsample%s after step %lld:\n", r->options.samples > 1 ? "s" : "", (long long)r->at.step);
-    for (int64_t i = 0; i < r->options.samples && !code; i++) code = print_sample(r, r->options.prompt, i, e);
+    for (int64_t i = 0; i < r->options.samples && !code; i++)
+        code = comm_agree(r->comm, print_sample(r, r->options.prompt, i, e), e);
     if (r->metrics) printf("\n");
     return code;
 }

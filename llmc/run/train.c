@@ -128,10 +128,9 @@ static int sample(Run *r, Error *e) {
     comm_phase(r->comm, PHASE_CHECKPOINT, r->at.step);
     progress_begin(&r->progress, "the sample", 0);
     progress_break(&r->progress); // silences the progress while print_samples prints
-    const int code = is_rank0(r) ? print_samples(r, e) : 0;
-    const int ended = comm_wait_first(r->comm, code ? &(Error){0} : e); // other ranks join rank 0's passes
+    const int code = print_samples(r, e);
     progress_end(&r->progress);
-    return code ? code : ended;
+    return code;
 }
 
 // ---- The end --------------------------------------------------------------------------------------------------------
@@ -151,7 +150,10 @@ static int finish_run(Run *r, Error *e) {
     Error sampling;
     progress_break(&r->progress);
     const int code = o->sample_every > 0 ? sample(r, &sampling) : 0;
+    const bool settled = r->comm->settled;
+    r->comm->settled = false; // the ranks must agree on the save's errors too
     TRY(save_and_wait(r, e));
+    r->comm->settled = settled;
     if (code) *e = sampling;
     if (code || !is_rank0(r)) return code;
     if (reached_loss(r))
