@@ -233,14 +233,10 @@ int comm_wait_first(Comm *comm, Error *e) {
 }
 
 void comm_beat(void *context) {
-    const double seconds_between = 0.5;
     Comm *comm = context;
-    double now = clock_seconds();
     int word = COMM_WAIT;
     comm_progress(comm);
-    if (comm->rank > 0 || now - comm->beat_at < seconds_between) return;
-    comm->beat_at = now;
-    comm_broadcast(comm, &word, sizeof word, &(Error){0}); // if MPI fails, the next broadcast fails too
+    if (comm->rank == 0) comm_broadcast(comm, &word, sizeof word, &(Error){0}); // after a failure the next one fails
 }
 
 int comm_agree(Comm *comm, int code, Error *e) {
@@ -276,16 +272,6 @@ int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what
     int failed = comm_gather(comm, &hash, all, sizeof hash, e);
     if (!failed && all[other] != hash) failed = FAIL(e, code, hint, "this rank has %s than rank %d", what, other);
     return comm_agree(comm, failed, e);
-}
-
-int comm_same_machines(Comm *comm, Error *e) {
-    int n = comm->local_ranks, code = 0;
-    TRY(comm_broadcast(comm, &n, sizeof n, e));
-    if (comm->local_ranks != n || comm->local_rank != comm->rank % n)
-        code = FAIL(e, ERR_USAGE, "start equally many ranks on every machine, in order (mpirun --map-by slot)",
-                    "--shard machine: rank %d is number %d of %d on %s, not number %d of %d", comm->rank,
-                    comm->local_rank + 1, comm->local_ranks, comm->host, comm->rank % n + 1, n);
-    return comm_agree(comm, code, e);
 }
 
 int comm_same_build(Comm *comm, Error *e) {

@@ -15,10 +15,9 @@ typedef struct {
     char host[COMM_HOST];        // this machine's name; "": all ranks are on it
     int cores;                   // cores that this rank may run on: mpirun and srun may bind ranks to cores
     int cores_here;              // cores that the launcher on this machine may run on
-    double beat_at;              // when rank 0 last called comm_beat, in seconds of the clock
     bool settled;                // all ranks know the error that they return; `speaker` prints it
     int speaker;
-    Watchdog *watchdog; // NULL: one process
+    Watchdog *watchdog;                   // NULL: one process
     int (*help)(void *context, Error *e); // called in comm_wait_first when rank 0 sends COMM_HELP
     void *help_context;
     int launcher; // process that started this rank: mpirun, or a daemon of Open MPI or Slurm. 0: no launcher
@@ -64,7 +63,7 @@ static inline int comm_sum(Comm *comm, double *values, int count, Error *e) {
 }
 
 // Rank 0 may work alone for any time while other ranks wait in comm_wait_first. After each piece of work rank 0 calls
-// comm_beat, which restarts the other ranks' deadline at most twice a second; at the end it calls comm_wait_first.
+// comm_beat, which restarts the other ranks' deadline; at the end it calls comm_wait_first.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
 enum { COMM_DONE, COMM_WAIT, COMM_HELP }; // rank 0's messages to the ranks in comm_wait_first
@@ -78,9 +77,6 @@ int comm_lowest_error(Comm *comm, Error *error, Error *e);
 // A class is the ranks of equal rank modulo `classes`. Compares each rank's hash (hash_bytes) with the hash of its
 // class's first rank. Returns 0 if none differs. Otherwise settles an error, which the lowest differing rank prints.
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e);
-
-// ERR_USAGE, settled, unless all machines have equally many ranks and each machine's ranks are consecutive.
-int comm_same_machines(Comm *comm, Error *e);
 
 int comm_same_build(Comm *comm, Error *e); // comm_same with a hash of the program's file
 

@@ -39,7 +39,12 @@ static int train(Run *r, Error *e) {
         return archive_tidy(&r->archive, false, stderr, e); // removes what a killed run left
     }
     TRY(comm_agree(r->comm, setup_room(r, e), e));
-    if (o->shard) TRY(comm_same_machines(r->comm, e));
+    // --shard machine: on every machine equally many ranks, in order
+    const int local = r->comm->local_rank, locals = r->comm->local_ranks;
+    const uint64_t place = local == r->comm->rank % locals ? (uint64_t)locals : 0;
+    if (o->shard)
+        TRY(comm_same(r->comm, place, 1, ERR_USAGE, "another number or order of ranks on its machine (--shard machine)",
+                      "start equally many ranks on every machine, in order (mpirun --map-by slot)", e));
     TRY(setup_device(r, e));
     TRY(setup_gns(r, e));
     code = setup_buffers(r, e);

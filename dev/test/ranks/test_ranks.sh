@@ -354,7 +354,7 @@ replicas_resume_on_any_mesh() { # also from and to --shard all; on the same mesh
         micro=20 layers=4 on 2 resumes 4 pz $short --zero 3 && same_run pw0 pz
 }
 replicas_are_refused() {
-    wanted=64 on 2 run 3 refused --steps 1 && grep -q '^error.*--shard machine: rank 2 is number 1 of 1 on node1, not number 1 of 2. start equally many' refused.log &&
+    wanted=64 on 2 run 3 refused --steps 1 && grep -q '^error (rank 2 on node1): this rank has another number or order of ranks on its machine (--shard machine) than rank 0. start equally many' refused.log &&
         wanted=64 on 3 cut 6 2 refused && grep -q '^error.*--tensor 2: there are 3 ranks a machine (--shard machine). use a --tensor that divides them' refused.log || { cat refused.log; return 1; }
 }
 a_group_ends_with_a_rank_that_cannot_read() { # RANK FILES: other ranks of the group exchange with RANK until RANK ends
