@@ -175,9 +175,6 @@ static bool is_known(const Model *model, const char *name) {
     return path_ends(name, ".attn.bias") || path_ends(name, ".attn.masked_bias") || path_ends(name, "_head.weight");
 }
 
-// Returns the byte of the file at which a tensor's data begins.
-static unsigned long long data_byte(const SafetensorsEntry *entry) { return entry->reader->data_offset + entry->begin; }
-
 static int check_tensor(const ModelFiles *files, const char *directory, const Tensor *t, Error *e) {
     const SafetensorsEntry *entry = find_tensor(files, t->name);
     if (!entry)
@@ -186,8 +183,8 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
     uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1, columns = entry->shape[entry->dimensions == 2];
     if (entry->dimensions == t->dimensions && rows == t->whole_rows && columns == t->whole_columns) return 0;
     return FAIL(e, ERR_INPUT, "does config.json belong to this file?",
-                "%s: tensor %s from byte %llu on has another shape than config.json says (%zu x %zu)",
-                entry->reader->path, t->name, data_byte(entry), t->whole_rows, t->whole_columns);
+                "%s: tensor %s has another shape than config.json says (%zu x %zu)", entry->reader->path, t->name,
+                t->whole_rows, t->whole_columns);
 }
 
 // ERR_INPUT if the files hold an output layer whose first values differ from wte's, since GPT-2 ties the two.
@@ -200,8 +197,7 @@ static int check_head(const ModelFiles *files, const Tensor *wte, Error *e) {
     for (int i = 0; i < 2 && alike; i++) TRY(safetensors_read(i ? tied : head, 0, n, values[i], e));
     if (alike && memcmp(values[0], values[1], n * sizeof(float)) == 0) return 0;
     return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here: it ties the two",
-                "%s: tensor lm_head.weight from byte %llu on is not %s", head->reader->path, data_byte(head),
-                wte->name);
+                "%s: tensor lm_head.weight is not %s", head->reader->path, wte->name);
 }
 
 // Elements [first, first + n) of a tensor, on the way to a receiver.
@@ -210,7 +206,7 @@ typedef struct {
     size_t first, n;
     float *out;
     TensorReader read;
-    void *context;
+    const void *context;
 } Chunk;
 
 static int read_chunk(void *chunk, int part, int parts, Error *e) {
@@ -223,7 +219,8 @@ static int read_chunk(void *chunk, int part, int parts, Error *e) {
     return 0;
 }
 
-int checkpoint_load_tensor(const Receiver *to, StateKind kind, int i, TensorReader read, void *context, Error *e) {
+int checkpoint_load_tensor(const Receiver *to, StateKind kind, int i, TensorReader read, const void *context,
+                           Error *e) {
     const Tensor *t = &to->model->tensors[i];
     for (int k = 0; k < to->count || k == 0; k++) {
         const Range part = to->count ? range_overlap(tensor_range(t), to->wanted[k]) : tensor_range(t);
@@ -235,17 +232,6 @@ int checkpoint_load_tensor(const Receiver *to, StateKind kind, int i, TensorRead
         }
     }
     return 0;
-}
-
-// Where a tensor of the whole model lies in the files: from element `base` of an entry on.
-typedef struct {
-    const SafetensorsEntry *entry;
-    size_t base;
-} Source;
-
-static int read_source(void *source, size_t first, size_t n, float *out, Error *e) {
-    const Source *s = source;
-    return safetensors_read(s->entry, s->base + first, n, out, e);
 }
 
 int checkpoint_digest_model(const char *path, FileDigest *digest, Error *e) {
@@ -300,10 +286,9 @@ int checkpoint_load_model(const char *path, const Receiver *to, Error *e) {
                     "%s: tensor %s is of a layer beyond the %d of config.json", beyond->reader->path, more,
                     model->config.layers);
     if (!code) code = check_head(&files, model_tensor(model, WTE, -1), e);
-    for (int i = 0; i < model->tensor_count && !code; i++) {
-        Source source = {find_tensor(&files, model->tensors[i].name), 0};
-        code = checkpoint_load_tensor(to, STATE_PARAM, i, read_source, &source, e);
-    }
+    for (int i = 0; i < model->tensor_count && !code; i++)
+        code = checkpoint_load_tensor(to, STATE_PARAM, i, safetensors_read, find_tensor(&files, model->tensors[i].name),
+                                      e);
     files_close(&files);
     return code;
 }
@@ -318,27 +303,23 @@ int checkpoint_training_path(char *out, size_t bytes, const char *directory, con
     return path_join(out, bytes, directory, of_folder, e);
 }
 
-int checkpoint_load_moment(const char *directory, StateKind moment, const Receiver *to, Error *e) {
+int checkpoint_load_moment(const char *directory, StateKind moment, const Model *whole, const Receiver *to, Error *e) {
     const char *const hint = "use another checkpoint";
     char path[PATH_MAX], name[40];
     SafetensorsReader reader;
-    Model whole;
     int code = 0;
     TRY(checkpoint_training_path(path, sizeof path, directory, OPTIMIZER_NAME, e));
     TRY(safetensors_open(&reader, path, e));
-    TRY_GOTO(model_create(&whole, &to->model->config, e));
-    layout_moment_name(name, sizeof name, moment, &whole);
+    layout_moment_name(name, sizeof name, moment, whole);
     const SafetensorsEntry *entry = find_tensor(&(ModelFiles){&reader, 1}, name);
-    if (!entry)
-        TRY_GOTO(FAIL(e, ERR_INPUT, hint, "%s: no tensor %s in bytes 0 to %llu", path, name,
-                      (unsigned long long)reader.data_offset));
-    if (entry->value_bytes != sizeof(float) || entry->count != whole.flat_count)
-        TRY_GOTO(FAIL(e, ERR_INPUT, hint, "%s: tensor %s from byte %llu on does not hold its range in F32", path, name,
-                      data_byte(entry)));
-    for (int i = 0; i < whole.tensor_count; i++)
-        TRY_GOTO(checkpoint_load_tensor(to, moment, i, read_source, &(Source){entry, whole.tensors[i].offset}, e));
-done:
-    model_destroy(&whole);
+    if (!entry) code = FAIL(e, ERR_INPUT, hint, "%s: no tensor %s", path, name);
+    else if (entry->value_bytes != sizeof(float) || entry->count != whole->flat_count)
+        code = FAIL(e, ERR_INPUT, hint, "%s: tensor %s does not hold its range in F32", path, name);
+    for (int i = 0; i < whole->tensor_count && !code; i++) {
+        SafetensorsEntry tensor = *entry; // from the tensor's first element on
+        tensor.begin += whole->tensors[i].offset * sizeof(float);
+        code = checkpoint_load_tensor(to, moment, i, safetensors_read, &tensor, e);
+    }
     safetensors_close(&reader);
     return code;
 }

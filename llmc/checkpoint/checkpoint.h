@@ -45,10 +45,10 @@ typedef struct {
 enum { RECEIVER_VALUES = 1 << 23 }; // maximum of values in a call of `load`
 
 // Reads elements [first, first + n) of a tensor of the whole model. Several threads call it at once.
-typedef int (*TensorReader)(void *context, size_t first, size_t n, float *out, Error *e);
+typedef int (*TensorReader)(const void *context, size_t first, size_t n, float *out, Error *e);
 
 // Reads the wanted values of tensor i with `read`, and hands them to `load`.
-int checkpoint_load_tensor(const Receiver *to, StateKind kind, int i, TensorReader read, void *context, Error *e);
+int checkpoint_load_tensor(const Receiver *to, StateKind kind, int i, TensorReader read, const void *context, Error *e);
 
 // Hands the wanted weights to `load`. Checks all shapes first. With llm.c's .bin hands over all weights, wanted or not.
 int checkpoint_load_model(const char *path, const Receiver *to, Error *e);
@@ -64,5 +64,5 @@ int checkpoint_save_config(Manifest *manifest, const ModelConfig *config, int eo
 // Writes the path of a file that only a resume needs: "DIRECTORY/training/NAME", or an older build's "DIRECTORY/NAME".
 int checkpoint_training_path(char *out, size_t bytes, const char *directory, const char *name, Error *e);
 
-// Hands the wanted values of a moment to `load`. Checks the tensor first.
-int checkpoint_load_moment(const char *directory, StateKind moment, const Receiver *to, Error *e);
+// Hands the wanted values of a moment of the model `whole` to `load`. Checks the tensor first.
+int checkpoint_load_moment(const char *directory, StateKind moment, const Model *whole, const Receiver *to, Error *e);

@@ -37,9 +37,6 @@ static int bin_header(Bin *bin, Error *e) {
     bin->config = (ModelConfig){
         .context = header[2], .vocab = header[3], .layers = header[4], .heads = header[5], .channels = header[6]};
     bin->vocab_padded = header[7];
-    for (int i = 2; i < 8; i++)
-        if (header[i] < 1 || header[i] > 1 << 20)
-            return FAIL(e, ERR_INPUT, hint, "%s: %d at byte %d is no size of a model", bin->path, header[i], 4 * i);
     if (bin->vocab_padded < bin->config.vocab)
         return FAIL(e, ERR_INPUT, hint, "%s: a vocabulary of %d at byte 12, padded to %d at byte 28", bin->path,
                     bin->config.vocab, bin->vocab_padded);

@@ -34,11 +34,11 @@ struct SafetensorsReader { // must not move: its entries point to it
     cJSON *header; // owns the names and the types
 };
 
-// Opens a file and checks its header and its size. The message of ERR_INPUT names the file, the tensor and the fault.
+// Opens a file and checks its header and its size. The message of ERR_INPUT names the file, and a malformed tensor.
 // After a failure safetensors_close is not needed.
 int safetensors_open(SafetensorsReader *reader, const char *path, Error *e);
 void safetensors_close(SafetensorsReader *reader);
 
-// Reads elements [first, first + n) of an F32, BF16 or F16 tensor as floats (exact). ERR_INPUT for another type.
-// Several threads may read from one reader.
-int safetensors_read(const SafetensorsEntry *entry, uint64_t first, size_t n, float *out, Error *e);
+// Reads elements [first, first + n) of a SafetensorsEntry of F32, BF16 or F16 as floats (exact). ERR_INPUT for another
+// type. Several threads may read from one reader.
+int safetensors_read(const void *entry, size_t first, size_t n, float *out, Error *e);

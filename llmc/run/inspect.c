@@ -23,7 +23,7 @@ static int inspect_model(const char *directory, Error *e) {
     const bool trained =
         directory_holds(directory, OPTIMIZER_NAME) || directory_holds(directory, TRAINING OPTIMIZER_NAME);
     for (StateKind kind = STATE_MOMENT1; !code && trained && kind <= STATE_MOMENT2; kind++)
-        code = checkpoint_load_moment(directory, kind, &to, e);
+        code = checkpoint_load_moment(directory, kind, &model, &to, e);
     memory_free(to.buffer);
     if (!code)
         printf("%s: GPT-2, %zu parameters: %d layer%s, %d heads, %d channels, vocabulary %d, context %d\n", directory,

@@ -165,7 +165,7 @@ typedef struct {
     const Tensor *tensor;
 } Drawn;
 
-static int draw_weights(void *drawn, size_t first, size_t n, float *out, Error *e) {
+static int draw_weights(const void *drawn, size_t first, size_t n, float *out, Error *e) {
     const Drawn *d = drawn;
     if (d->run->options.zero_projections && d->tensor->init == INIT_RESIDUAL) memset(out, 0, n * sizeof *out);
     else model_init_values(&d->run->model, d->tensor, (uint64_t)d->run->options.seed, first, n, out);
@@ -260,8 +260,8 @@ static int load_state(Run *r, Error *e) {
     int code = *from ? checkpoint_load_model(from, &to, e) : 0;
     for (int i = 0; !*from && i < r->model.tensor_count && !code; i++)
         code = checkpoint_load_tensor(&to, STATE_PARAM, i, draw_weights, &(Drawn){r, &r->model.tensors[i]}, e);
-    if (moments && !code) code = checkpoint_load_moment(from, STATE_MOMENT1, &to, e);
-    if (moments && !code) code = checkpoint_load_moment(from, STATE_MOMENT2, &to, e);
+    if (moments && !code) code = checkpoint_load_moment(from, STATE_MOMENT1, &r->model, &to, e);
+    if (moments && !code) code = checkpoint_load_moment(from, STATE_MOMENT2, &r->model, &to, e);
     engine_unpin(r->engine, to.buffer);
     memory_free(to.buffer);
     if (code || !*from || resumes || !is_rank0(r)) return code;

@@ -156,8 +156,8 @@ static void test_bad_headers(void) {
         {A("F32", "[1]", "[4,0]"), "a: its data_offsets", 4},
         {A("F32", "[1]", "[0,null]"), "a: its data_offsets", 4},
         {A("F32", "[2]", "[0,4]"), "a: its data_offsets, 0 to 4, are 4 bytes, but its shape and dtype make 8", 4},
-        {A("F32", "[2]", "[0,8]"), "a: it ends at byte 8 of the data, the file holds 7", 7},
-        {A("U8", "[9,1,1]", "[0,9]"), "a: it ends at byte 9 of the data, the file holds 7", 7},
+        {A("F32", "[2]", "[0,8]"), "the tensors end at byte 8 of the data, the file holds 7", 7},
+        {A("U8", "[9,1,1]", "[0,9]"), "the tensors end at byte 9 of the data, the file holds 7", 7},
         {A("F32", "[2]", "[0,8]"), "the tensors end at byte 8 of the data, the file holds 9", 9},
     };
     SafetensorsReader reader;

@@ -76,8 +76,8 @@ static const Receiver to = {.model = &model, .buffer = buffer, .load = ignore_va
 static int read_weights(const char *directory, Error *e) { return checkpoint_load_model(directory, &to, e); }
 
 static int read_optimizer(const char *directory, Error *e) {
-    TRY(checkpoint_load_moment(directory, STATE_MOMENT1, &to, e));
-    return checkpoint_load_moment(directory, STATE_MOMENT2, &to, e);
+    TRY(checkpoint_load_moment(directory, STATE_MOMENT1, &model, &to, e));
+    return checkpoint_load_moment(directory, STATE_MOMENT2, &model, &to, e);
 }
 
 static int read_tokenizer(const char *directory, Error *e) {
