@@ -47,11 +47,11 @@ struct Engine {
     uint16_t *position;       // (M, T)  a token's place in its document; NULL without document_mask
     uint16_t *seen;           // (T)     tokens of the last cpu_logits; qkv still holds the first seen_count of them
     int seen_count;
-    void *exchange;                          // (M, T, C)  partial sums, or gathered rows; NULL without --tensor
-    void *dx;                                // (B, T, C)  gradient of the residual stream
-    void *dy;                                // gradient of a branch (B, T, C), or of attention's output (M, T, A)
-    void *dwide;                             // (M, T, 3A or F) gradient of qkv or fc
-    float *ln_scratch;                       // (B, row blocks, 2, C)  dgamma, dbeta; finally row block 0 holds the sums
+    void *exchange;    // (M, T, C)  rows to gather or reduce, then room for all ranks' parts; NULL without --tensor
+    void *dx;          // (B, T, C)  gradient of the residual stream
+    void *dy;          // gradient of a branch (B, T, C), or of attention's output (M, T, A)
+    void *dwide;       // (M, T, 3A or F) gradient of qkv or fc
+    float *ln_scratch; // (B, row blocks, 2, C)  dgamma, dbeta; finally row block 0 holds the sums
     float *example_grad, *example_bias_grad; // one example's gradient of a matrix and of its bias (exact)
     float *head_at_token;                    // (B, T, C)  each example's head gradient at its own tokens (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2

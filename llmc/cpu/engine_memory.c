@@ -97,7 +97,7 @@ static void layout_activations(Engine *engine, Region *a) {
     int tensors = c->model->tensor_count, rows = (int)own_rows(c, c->micro_batch).count;
     Dtype type = c->dtype;
     layout_blocks(engine, a);
-    if (tensor_ranks(c) > 1) RESERVE_VALUES(engine->exchange, all * C);
+    if (tensor_ranks(c) > 1) RESERVE_VALUES(engine->exchange, (all + (size_t)tensor_ranks(c) * N) * C);
     RESERVE_VALUES(engine->x_final, N * C);
     RESERVE_VALUES(engine->lnf, N * C), RESERVE(engine->meanf, N), RESERVE(engine->rstdf, N);
     RESERVE_VALUES(engine->logits, engine_head_rows(c) * c->model->vocab_padded);

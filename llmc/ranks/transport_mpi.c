@@ -23,14 +23,12 @@ typedef struct Pending {
 struct Transport {
     Comm *comm;
     Division division;
-    MPI_Comm mpi;      // the division's ranks; separate from the control messages' communicator
-    MPI_Comm peers;    // the ranks of equal t; without --tensor the same as `mpi`
-    MPI_Comm replicas; // with --shard machine: the owners of this rank's parts, one per machine
-    MPI_Comm group;    // with --tensor: the ranks of this rank's group
-    MPI_Datatype type; // of the gradients in transfer
-    MPI_Op op;         // sums them
-    void *partial;     // buffer of reduce_rows: (ranks of the group, own rows, width)
-    size_t partial_bytes;
+    MPI_Comm mpi;           // the division's ranks; separate from the control messages' communicator
+    MPI_Comm peers;         // the ranks of equal t; without --tensor the same as `mpi`
+    MPI_Comm replicas;      // with --shard machine: the owners of this rank's parts, one per machine
+    MPI_Comm group;         // with --tensor: the ranks of this rank's group
+    MPI_Datatype type;      // of the gradients in transfer
+    MPI_Op op;              // sums them
     Dtype wire;             // type of the values in transfer
     Pending *first, **end;  // transfers in flight, in the order of their starts; end: the list's last link
     int64_t started, ended; // how many transfers have started; how many have ended
@@ -71,7 +69,6 @@ static int mpi_create(Transport **out, Comm *comm, const Division *division, Wir
 // MPI_Finalize frees the communicators. No transfer may be in flight (parallel_drain): it would write to freed memory.
 static void mpi_destroy(Transport *t) {
     if (t->op != MPI_SUM) MPI_Op_free(&t->op);
-    memory_free(t->partial);
     memory_free(t);
 }
 
@@ -189,18 +186,12 @@ static int mpi_gather_rows(Transport *t, void *values, int rows, size_t width, D
 static int mpi_reduce_rows(Transport *t, void *own, const void *partial, int rows, size_t width, Dtype type, Error *e) {
     const size_t K = (size_t)t->division.tensor;
     const size_t n = (size_t)rows_of_rank(rows, t->comm->rank % (int)K, (int)K).count * width;
-    const size_t bytes = K * n * value_bytes(type);
-    if (t->partial_bytes < bytes) {
-        memory_free(t->partial);
-        t->partial = NULL;
-        TRY(memory_alloc(&t->partial, bytes, "partial sums", e));
-        t->partial_bytes = bytes;
-    }
-    TRY(exchange_rows(t, (void *)partial, t->partial ? t->partial : &(char){0}, rows, width, type, e));
+    char *received = (char *)partial + (size_t)rows * width * value_bytes(type); // (K, own rows, width)
+    TRY(exchange_rows(t, (void *)partial, received, rows, width, type, e));
 #pragma omp parallel for simd schedule(static) if (n > 1 << 13)
     for (size_t i = 0; i < n; i++) {
         float sum = 0;
-        for (size_t r = 0; r < K; r++) sum += value_get(t->partial, r * n + i, type);
+        for (size_t r = 0; r < K; r++) sum += value_get(received, r * n + i, type);
         value_set(own, i, sum, type);
     }
     return 0;
