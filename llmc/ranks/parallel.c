@@ -113,26 +113,17 @@ static int await_bucket(Parallel *p, int i, int after, Error *e) {
     return after > 0 && after < p->buckets ? send_bucket(p, after, e) : 0;
 }
 
-// Warns if a group's ranks are on several machines.
-static int check_groups(const Parallel *p, Error *e) {
-    const int ranks = p->comm->ranks, K = p->config.tensor;
-    char host[ranks][COMM_HOST]; // no memory_alloc: a rank where it failed would leave other ranks waiting
-    int r = 0;
-    TRY(comm_gather(p->comm, p->comm->host, host, sizeof *host, e));
-    while (r < ranks && strcmp(host[r], host[r / K * K]) == 0) r++;
-    if (r < ranks && p->comm->rank == 0)
-        fprintf(
-            stderr,
-            "warning: --tensor %d: ranks %d (%s) and %d (%s) hold one model on two machines, so every block waits for "
-            "their network. use a --tensor that divides a machine's ranks, in order (mpirun --map-by slot)\n",
-            K, r / K * K, host[r / K * K], r, host[r]);
-    return 0;
-}
-
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     p->engine = engine;
     if (!p->buckets) return 0;
-    if (p->config.tensor > 1) TRY(check_groups(p, e));
+    // Each group is on one machine exactly if all ranks' numbers on their machines equal their ranks modulo K.
+    double apart = p->comm->local_rank % p->config.tensor != p->comm->rank % p->config.tensor;
+    TRY(comm_sum(p->comm, &apart, 1, e));
+    if (apart > 0 && p->comm->rank == 0)
+        fprintf(stderr,
+                "warning: --tensor %d: ranks on two machines hold one model, so every block waits for their network. "
+                "use a --tensor that divides a machine's ranks, in order (mpirun --map-by slot)\n",
+                p->config.tensor);
     TRY(p->api->create(&p->transport, p->comm, &p->division, wire, model_bucket_largest(p->model),
                        engine_stream(engine), e));
     if (p->config.zero > ZERO_0) {
