@@ -19,9 +19,7 @@
 # again. --max-hours counts from the launcher's start, and also ends the launcher. Ctrl-C, TERM, USR1, HUP or KILL to
 # the launcher stops the run: the run finishes its step, saves and exits. The same command resumes it.
 set -uo pipefail
-if [ "${BASH_SOURCE[0]}" = "$0" ]; then
-    NAME=$(basename "$0" .sh) NAME=${NAME#run_} NAME=${NAME//_/-}
-fi
+[ "${BASH_SOURCE[0]}" != "$0" ] || NAME=$(basename "$0" .sh | sed 's/^run_//; y/_/-/')
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}
@@ -39,19 +37,7 @@ default() { # NAME VALUE
 
 ranks() { echo "$job"; } # or mpirun.sh, which forwards SIGUSR1 to its ranks
 
-# Sets the array `command` to COMMAND without --fresh and -y, then appends llm.c's -y 1 (resume). -y 1 also overrides
-# `fresh` in a --config file.
-command_to_resume() { # COMMAND...
-    local word previous=
-    command=()
-    for word; do
-        [[ $word == @(--fresh|-y) || $previous == -y ]] || command+=("$word")
-        previous=$word
-    done
-    command+=(-y 1)
-}
-
-# Runs `command` until the run is done. A request to stop reaches the command as SIGUSR1.
+# Runs `command`, then `resume`, until the run is done. A request to stop reaches the command as SIGUSR1.
 train_until_done() {
     local code before newest
     while :; do
@@ -70,7 +56,7 @@ train_until_done() {
         newest=`newest_checkpoint "$OUT"`
         [ -n "$newest" ] && [ "$newest" != "$before" ] || return $code
         echo "exit code $code: starting again from $newest" >&2
-        command_to_resume "${command[@]}"
+        command=("${resume[@]}")
     done
 }
 
@@ -109,6 +95,9 @@ elif [ "${RANKS:-1}" -gt 1 ]; then
     # shellcheck disable=SC2046
     command=("$root/scripts/mpirun.sh" -np "$RANKS" $([[ $PROGRAM == *cu ]] || echo --oversubscribe) "${command[@]}")
 fi
-[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || command_to_resume "${command[@]}" # Slurm has queued this job again
+# The command of a restart: without --fresh, and with llm.c's -y 1 (resume), which also overrides `fresh` in a --config file.
+mapfile -t -d '' resume < <(printf '%s\0' "${command[@]}" | sed -z '/^--fresh$/d; /^-y$/ { N; d }')
+resume+=(-y 1)
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || command=("${resume[@]}") # Slurm has queued this job again
 trap_stop_requests
 train_until_done

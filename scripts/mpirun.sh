@@ -71,8 +71,7 @@ kill_hung_mpirun() {
 # Copies its input as long as a process reads the copy, then drops the rest.
 copy_output() {
     trap '' INT HUP TERM USR1
-    cat 2> /dev/null
-    exec cat > /dev/null
+    exec tee -p /dev/null 2> /dev/null
 }
 
 command -v mpirun > /dev/null || fail 64 "no mpirun here" "Install Open MPI (openmpi-bin libopenmpi-dev) and build again; one process needs none"

@@ -34,22 +34,17 @@ wait_for_job() {
 
 # Sends USR1 to the ranks; to the job if no rank catches it within 20 s (no rank on this machine, or another program).
 ask_to_stop() {
-    local end=$((SECONDS + 20)) rank sent_to=''
+    local end=$((SECONDS + 20)) rank caught sent_to=''
     while kill -0 "$job" 2> /dev/null; do
         for rank in `ranks`; do
-            catches_usr1 "$rank" && kill -USR1 "$rank" 2> /dev/null && sent_to=1
+            caught=`sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$rank/status" 2> /dev/null`
+            # SIGUSR1 kills a rank that has not yet installed its handler.
+            ((16#${caught:-0} & usr1_bit)) && kill -USR1 "$rank" 2> /dev/null && sent_to=1
         done
         [ -z "$sent_to" ] || return
         [ $SECONDS -lt $end ] || { kill -USR1 "$job" 2> /dev/null; return; }
         sleep 0.1
     done
-}
-
-# True if a process catches SIGUSR1. SIGUSR1 kills a process that has not yet installed its handler.
-catches_usr1() { # PID
-    local caught
-    caught=`sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status" 2> /dev/null`
-    ((16#${caught:-0} & usr1_bit))
 }
 
 # CODE comes from mpirun, srun or the shell: above 128 it is 128 plus the number of the signal that killed a rank.

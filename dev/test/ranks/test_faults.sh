@@ -10,7 +10,6 @@
 set -u
 rounds=${1:-0}
 . "$(dirname "$0")/../checks.sh" faults
-. scripts/stop_requests.sh # catches_usr1
 has_mpi || skip_suite "no Open MPI here, or a build without it"
 shopt -s extglob
 mpirun=$root/scripts/mpirun.sh
@@ -214,7 +213,8 @@ await_steps() { until grep -qs '"step"' stop/metrics.jsonl || ! kill -0 "$job" 2
 asked_to_stop() { # SIGNAL... start|step: scripts/mpirun.sh forwards signals to ranks, also while the ranks start
     run 3 75 '^stopped \(rank 0\): (SIGUSR1|a signal to another rank) after step' $forever --out stop &
     local job=$! script signal
-    until script=$(pgrep -P "$(pgrep -P $job timeout)") && catches_usr1 "$script" || ! kill -0 $job; do sleep 0.02; done
+    # Wait until mpirun.sh catches USR1, whose bit is 1 << 9.
+    until script=$(pgrep -P "$(pgrep -P $job timeout)") && grep -q '^SigCgt:.*[2367abef]..$' "/proc/$script/status" || ! kill -0 $job; do sleep 0.02; done
     [ "${*: -1}" = start ] || await_steps
     for signal in "${@:1:$#-1}"; do kill -"$signal" "$script" && sleep 0.1; done
     wait $job && one_error
