@@ -37,14 +37,13 @@ echo "== training: the batch (B, in rows of 64 bytes) grows as the gradient nois
 
 # Draw the training loss in characters: one bar for the mean of each twentieth of the run.
 sed -nE 's/.*"tokens": ([0-9]+),.* "loss": ([0-9.]+).*/\1 \2/p' run/metrics.jsonl | awk '
-    { x[NR] = $1; y[NR] = $2 }
+    { k = int(($1 - 1) / 115000); sum[k] += $2; count[k]++ }
     END {
         print "\ntraining loss (nats per token)"
-        for (i = 1; i <= NR; i++) { k = int((x[i] - 1) / x[NR] * 20); sum[k] += y[i]; count[k]++ }
-        for (k = 0; k < 20; k++) if (count[k]) {
+        for (k = 0; k in count; k++) {
             bar = sprintf("%*s", 10 * sum[k] / count[k], "")
             gsub(/ /, "*", bar)
-            printf "%5.2f million tokens %7.3f %s\n", x[NR] * (k + 1) / 20e6, sum[k] / count[k], bar
+            printf "%5.2f million tokens %7.3f %s\n", 0.115 * (k + 1), sum[k] / count[k], bar
         }
     }'
 
