@@ -118,48 +118,39 @@ class Origin:
         self.noise_scale = row.get("gns_total") or (row.get("gns_ln") or math.nan) * ratio
 
 
-class Branch:
-    """The branch with one batch size: its directory and its options. After training, a file there holds its loss."""
-
-    def __init__(self, origin, batch, tokens, out):
-        self.batch, self.factor = batch, batch / origin.batch
-        self.lr = origin.lr * math.sqrt(self.factor)
-        self.steps = tokens // (batch * origin.seq_len)
-        self.out = os.path.join(out, f"batch_{batch}-{tokens}")
-        self.done = os.path.join(self.out, "loss")
-        # Options that differ from the run's. The trainer prints a note for options without effect.
-        self.options = {"out": os.path.abspath(self.out), "batch_tokens": batch * origin.seq_len, "train_tokens": origin.tokens + tokens,
-                        "lr": self.lr, "lr_schedule": "constant", "warmup_tokens": 0, "ramp": "fixed", "gns": "ln",
-                        "sample_every": 0, "hellaswag_every": 0, "checkpoint_every": 0}
-        if origin.options.get("val"):
-            self.options["val_every"] = self.steps // POINTS
-
-    def train(self, origin, program, directory):
-        """Copies the checkpoint to the branch's directory, and trains there. Removes all checkpoints afterwards."""
-        place, log = os.path.join(self.out, os.path.basename(origin.checkpoint)), os.path.join(self.out, "log")
-        try:
-            shutil.rmtree(place, ignore_errors=True)
-            shutil.copytree(origin.checkpoint, place)
-            with open(log, "ab") as file:
-                words = [f"--{name.replace('_', '-')}={value}" for name, value in self.options.items()]
-                code = subprocess.run([*program, "--config", os.path.abspath(origin.run.info_path), *words],
-                                      cwd=directory, stdout=file, stderr=file, stdin=subprocess.DEVNULL).returncode
-        except FileNotFoundError as error:
-            raise Fault(EXIT_INPUT, f"{error.filename}: {error.strerror} (--program and --launch say what to run)") from None
-        except OSError as error:
-            raise Fault(EXIT_WRITE, f"{self.out}: cannot write: {error}") from None
-        if code not in (0, EXIT_NONFINITE):
-            with open(log, encoding="utf-8", errors="replace") as file:
-                last = [*file, "it said nothing\n"][-2:][0].strip()
-            raise Fault(code if code > 0 else 70, f"{program[0]} ended with {code}: {last} (see {log})")
-        loss = math.inf  # diverged
-        if code == 0:
-            run = Run(self.out)
-            last = run.column("loss")[-(self.steps // POINTS):]  # their examples are the same in every branch
-            loss = column(run.val_rows, "val_loss")[-1] if run.val_rows else sum(last) / len(last)
-        write_whole(self.done, f"{loss}\n")
-        for checkpoint in glob.glob(os.path.join(glob.escape(self.out), "step_*")):
-            shutil.rmtree(checkpoint)
+def train_branch(origin, out, batch, tokens, program, directory):
+    """Trains a branch with one batch size in the directory `out`, from a copy of the checkpoint. Writes the branch's last
+    loss to out/loss, infinity if the branch has diverged. Removes all checkpoints in `out`."""
+    log, copy = os.path.join(out, "log"), os.path.join(out, os.path.basename(origin.checkpoint))
+    interval = tokens // (batch * origin.seq_len * POINTS)  # steps between validations
+    # Options that differ from the run's. The trainer prints a note for options without effect.
+    options = {"out": os.path.abspath(out), "batch_tokens": batch * origin.seq_len, "train_tokens": origin.tokens + tokens,
+               "lr": origin.lr * math.sqrt(batch / origin.batch), "lr_schedule": "constant", "warmup_tokens": 0, "ramp": "fixed",
+               "gns": "ln", "val_every": interval if origin.options.get("val") else 0, "sample_every": 0, "hellaswag_every": 0,
+               "checkpoint_every": 0}
+    try:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(origin.checkpoint, copy)
+        with open(log, "ab") as file:
+            words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+            code = subprocess.run([*program, "--config", os.path.abspath(origin.run.info_path), *words],
+                                  cwd=directory, stdout=file, stderr=file, stdin=subprocess.DEVNULL).returncode
+    except FileNotFoundError as error:
+        raise Fault(EXIT_INPUT, f"{error.filename}: {error.strerror} (--program and --launch say what to run)") from None
+    except OSError as error:
+        raise Fault(EXIT_WRITE, f"{out}: cannot write: {error}") from None
+    if code not in (0, EXIT_NONFINITE):
+        with open(log, encoding="utf-8", errors="replace") as file:
+            last = [*file, "it said nothing\n"][-2:][0].strip()
+        raise Fault(code if code > 0 else 70, f"{program[0]} ended with {code}: {last} (see {log})")
+    loss = math.inf
+    if code == 0:
+        run = Run(out)
+        last = run.column("loss")[-interval:]  # their examples are the same in every branch
+        loss = column(run.val_rows, "val_loss")[-1] if run.val_rows else sum(last) / len(last)
+    write_whole(os.path.join(out, "loss"), f"{loss}\n")
+    for checkpoint in glob.glob(os.path.join(glob.escape(out), "step_*")):
+        shutil.rmtree(checkpoint)
 
 
 def critical_batch(batches, losses, tolerance):
@@ -192,29 +183,32 @@ def probe(args):
     part = (origin.run.parts or [{"command": ["./train_gpt2"]}])[-1]
     program = [*shlex.split(args.launch), os.path.abspath(args.program) if args.program else [*part["command"], "./train_gpt2"][0]]
     directory = part.get("directory", ".")
-    branches = [Branch(origin, batch, tokens, out) for batch in batches]
 
     print(f"from {origin.checkpoint}: {origin.tokens:,} tokens done, batch {origin.batch} rows, lr {origin.lr:.4g}")
-    print(f"{len(branches)} branches of {tokens:,} tokens each, in {out}")
-    for branch in branches:
-        done = os.path.exists(branch.done)
-        print(f"batch {branch.batch}: " + ("already trained" if done else f"{branch.steps} steps"), flush=True)
+    print(f"{len(batches)} branches of {tokens:,} tokens each, in {out}")
+    losses = []
+    for batch in batches:
+        place = os.path.join(out, f"batch_{batch}-{tokens}")
+        done = os.path.exists(os.path.join(place, "loss"))
+        print(f"batch {batch}: " + ("already trained" if done else f"{tokens // (batch * origin.seq_len)} steps"), flush=True)
         if not done:
-            branch.train(origin, program, directory if os.path.isdir(directory) else ".")
-        branch.loss = float(read_bytes(branch.done))
-    if not math.isfinite(branches[0].loss):
-        raise Fault(EXIT_INPUT, f"{branches[0].out}: the smallest batch has diverged, so there is nothing to compare")
+            train_branch(origin, place, batch, tokens, program, directory if os.path.isdir(directory) else ".")
+        losses.append(float(read_bytes(os.path.join(place, "loss"))))
+    if not math.isfinite(losses[0]):
+        raise Fault(EXIT_INPUT, f"{out}: the smallest batch has diverged, so there is nothing to compare")
 
     kind = "val" if origin.options.get("val") else "train"
-    low, high, crossing = critical_batch([b.batch for b in branches], [b.loss for b in branches], args.tolerance)
+    low, high, crossing = critical_batch(batches, losses, args.tolerance)
     print(f"\n{'batch':>8} {'k':>6} {'lr':>10} {'steps':>7} {kind + ' loss':>12} {'above the first':>16}")
-    for b in branches:
-        print(f"{b.batch:8d} {b.factor:6g} {b.lr:10.3g} {b.steps:7d} {b.loss:12.4f} {b.loss - branches[0].loss:+16.4f}")
+    for batch, loss in zip(batches, losses):
+        k = batch / origin.batch
+        print(f"{batch:8d} {k:6g} {origin.lr * math.sqrt(k):10.3g} {tokens // (batch * origin.seq_len):7d} {loss:12.4f} "
+              f"{loss - losses[0]:+16.4f}")
     print(f"\nAfter {tokens:,} tokens from step {origin.step}; an infinite loss has diverged; harm: more "
           f"than {args.tolerance:g} above the smallest batch.")
     if high is None:
         print(f"No batch tried does harm: the critical batch here is {low} rows or more. Try larger --factors.")
-    elif low == branches[0].batch and crossing <= low:
+    elif low == batches[0] and crossing <= low:
         print(f"Already {high} rows do harm: the critical batch here is below that. Try smaller --factors, or more --tokens.")
     else:
         print(f"The critical batch here lies between {low} and {high} rows; the loss crosses the tolerance at {crossing:.3g}.")
