@@ -223,43 +223,28 @@ def numbers_of(line):
     return {name: x for name, x in out.items() if x is not None and x == x and name != "step"}
 
 
-class Sink:
-    """A viewer's copy of a run. Subclasses define add(parts, lines, samples), which gets what is new in self.run;
-    begin(), which is called before the whole run is added, at first or again; and finish()."""
-
-    def __init__(self, path):
-        self.path, self.seen, self.known = path, None, {}
-
-    def look(self, live):
-        self.run = Run(self.path, live=live, known=self.known)  # a line that has not changed is the same object
-        there = self.run.parts, self.run.lines, self.run.samples
-        # Begin again if a resume has cut the logs back, or another run has begun.
-        if not self.seen or any(now[:len(before)] != before for now, before in zip(there, self.seen)):
-            self.begin()
-            self.seen = [], [], []
-        self.add(*(now[len(before):] for now, before in zip(there, self.seen)))
-        self.seen = there
-
-
 def add_follow_options(parser):
     parser.add_argument("--follow", action="store_true", help="wait for the run, and add what it writes until Ctrl-C")
     parser.add_argument("--every", type=finite_number, default=10, metavar="SECONDS",
                         help="seconds between two reads with --follow (default: %(default)s)")
 
 
-def follow(sinks, args):
-    """Shows each sink its run: once, or with --follow until Ctrl-C."""
-    try:
-        while True:
-            for sink in sinks:
-                if not args.follow or all(os.path.exists(f"{sink.path}/{name}") for name in ("run.json", "metrics.jsonl")):
-                    sink.look(args.follow)
-            if not args.follow:
-                break
-            time.sleep(max(args.every, 0.01))
-    finally:
-        for sink in filter(lambda sink: sink.seen, sinks):
-            sink.finish()
+def read_new(paths, args):
+    """Yields (run, begins, parts, lines, samples) for each run: what is new in it. Reads the runs once, or with --follow
+    until Ctrl-C. begins: all of the run is new, at first, or because a resume has cut the logs back or another run has begun."""
+    seen, known = {}, {path: {} for path in paths}
+    while True:
+        for path in paths:
+            if args.follow and not all(os.path.exists(f"{path}/{name}") for name in ("run.json", "metrics.jsonl")):
+                continue
+            run = Run(path, live=args.follow, known=known[path])  # a line that has not changed is the same object
+            there, before = (run.parts, run.lines, run.samples), seen.get(path)
+            begins = not before or any(now[:len(old)] != old for now, old in zip(there, before))
+            seen[path] = there
+            yield run, begins, *(now if begins else now[len(old):] for now, old in zip(there, before or there))
+        if not args.follow:
+            return
+        time.sleep(max(args.every, 0.01))
 
 
 # ---- Curves ---------------------------------------------------------------------------------------------------------

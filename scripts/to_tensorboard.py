@@ -15,7 +15,7 @@ import re
 import threading
 import time
 
-from run_log import EXIT_WRITE, Fault, Parser, Sink, add_follow_options, command_text, follow, numbers_of, run_main
+from run_log import EXIT_WRITE, Fault, Parser, add_follow_options, command_text, numbers_of, read_new, run_main
 
 SUFFIX = ".gns"  # ends the names of this script's event files
 
@@ -25,51 +25,51 @@ def verbatim(text):
     return "".join(f"    {line}\n" for line in text.removesuffix("\n").split("\n"))
 
 
-class EventFile(Sink):
-    writer = None
+def drop_old(path):
+    """Empties the event files of earlier calls, and removes those that have been empty for an hour."""
+    for old in glob.glob(os.path.join(glob.escape(path), f"events.out.tfevents.*{SUFFIX}")):
+        if os.path.getsize(old) > 0:
+            os.truncate(old, 0)  # a live TensorBoard stays at a removed file that it has not read to the end
+        elif time.time() - os.path.getmtime(old) > 3600:
+            os.remove(old)
 
-    def begin(self):
-        """Begins a new file in place of the last one. The new file's session start makes a live TensorBoard drop old points."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        if self.writer:
-            print(f"{self.path}: went back to an earlier step; writing all of it again", flush=True)
-            self.writer.close()
-        for old in glob.glob(os.path.join(glob.escape(self.path), f"events.out.tfevents.*{SUFFIX}")):
-            if os.path.getsize(old) > 0:
-                os.truncate(old, 0)  # a live TensorBoard stays at a removed file that it has not read to the end
-            elif time.time() - os.path.getmtime(old) > 3600:
-                os.remove(old)
-        self.start = 0  # the run's start, in seconds since 1970; 0: unknown
-        with contextlib.suppress(IndexError, KeyError, ValueError):
-            self.start = calendar.timegm(time.strptime(self.run.parts[0]["started"], "%Y-%m-%dT%H:%M:%SZ"))
-        self.writer = EventFileWriter(self.path, max_queue_size=1000, filename_suffix=SUFFIX)
-        self.writer.add_event(Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START)))
+def show(args):
+    """Writes the runs' event files. Returns {path: steps}."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.text.summary_v2 import text_pb
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    def add(self, parts, lines, samples):
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.text.summary_v2 import text_pb
-
-        seconds = {line["step"]: line["seconds"] for line in self.run.lines}
-        latest = max(seconds.values(), default=0)
-
-        def write(step, summary):
-            self.writer.add_event(Event(wall_time=self.start + seconds.get(step, latest), step=step, summary=summary))
-
-        for line in lines:
-            values = [Summary.Value(tag=re.sub("^(gns|ramp)_", r"\1/", name), simple_value=x)
-                      for name, x in numbers_of(line).items() if name not in ("tokens", "seconds") or "loss" in line]
-            write(line["step"], Summary(value=values))
-        for part in parts:
-            write(part.get("first_step", 1), text_pb("command", verbatim(command_text(part))))
-        for sample in samples:
-            write(sample["step"], text_pb("sample", verbatim(sample["text"])))
-        self.writer.flush()
-
-    def finish(self):
-        self.writer.close()
+    writers, steps = {}, {}
+    try:
+        for run, begins, parts, lines, samples in read_new(args.runs, args):
+            if begins:
+                if run.path in writers:
+                    print(f"{run.path}: went back to an earlier step; writing all of it again", flush=True)
+                    writers[run.path].close()
+                drop_old(run.path)
+                writers[run.path] = EventFileWriter(run.path, max_queue_size=1000, filename_suffix=SUFFIX)
+                # The start of a session makes a live TensorBoard drop old points.
+                writers[run.path].add_event(Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START)))
+            start = 0  # the run's start, in seconds since 1970; 0: unknown
+            with contextlib.suppress(IndexError, KeyError, ValueError):
+                start = calendar.timegm(time.strptime(run.parts[0]["started"], "%Y-%m-%dT%H:%M:%SZ"))
+            seconds = {line["step"]: line["seconds"] for line in run.lines}
+            latest = max(seconds.values(), default=0)
+            new = [(line["step"], Summary(value=[
+                Summary.Value(tag=re.sub("^(gns|ramp)_", r"\1/", name), simple_value=x) for name, x in numbers_of(line).items()
+                if name not in ("tokens", "seconds") or "loss" in line])) for line in lines]
+            new += [(part.get("first_step", 1), text_pb("command", verbatim(command_text(part)))) for part in parts]
+            new += [(sample["step"], text_pb("sample", verbatim(sample["text"]))) for sample in samples]
+            for step, summary in new:
+                writers[run.path].add_event(Event(wall_time=start + seconds.get(step, latest), step=step, summary=summary))
+            writers[run.path].flush()
+            steps[run.path] = len(run.rows)
+    finally:
+        for writer in writers.values():
+            writer.close()
+    return steps
 
 
 def main():
@@ -78,13 +78,12 @@ def main():
     add_follow_options(parser)
     args = parser.parse_args()
     threading.excepthook = lambda _: None  # quiet: an error of EventFileWriter's thread is raised here too
-    files = [EventFile(path) for path in args.runs]
     try:
-        follow(files, args)
+        steps = show(args)
     except OSError as error:
         raise Fault(EXIT_WRITE, f"{error.filename or args.runs[0]}: cannot write: {error.strerror}") from None
-    for file in files:
-        print(f"{file.path}: {len(file.run.rows)} steps; tensorboard --logdir {file.path} shows them")
+    for path, number in steps.items():
+        print(f"{path}: {number} steps; tensorboard --logdir {path} shows them")
 
 
 if __name__ == "__main__":

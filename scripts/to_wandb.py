@@ -11,7 +11,7 @@ values and gets only later steps.
 import math
 import os
 
-from run_log import EXIT_INPUT, Fault, Parser, Sink, add_follow_options, command_text, follow, numbers_of, run_main
+from run_log import EXIT_INPUT, Fault, Parser, add_follow_options, command_text, numbers_of, read_new, run_main
 
 SAMPLE_COLUMNS = ["step", "tokens", "prompt", "text"]
 
@@ -22,48 +22,40 @@ def config_of(run):
     return {**run.info.get("options", {}), "run": rest, "commands": [command_text(part, " && ") for part in run.parts]}
 
 
-class Upload(Sink):
-    """A run in W&B. W&B accepts more values for the last step that it has, none for earlier steps."""
+def upload(args):
+    """Sends the run. W&B accepts more values for the last step that it has, none for earlier steps."""
+    target, last = None, 0
+    try:
+        for run, begins, parts, lines, samples in read_new([args.run], args):
+            numbers = [{name: x for name, x in numbers_of(line).items() if math.isfinite(x)} for line in lines]
+            if args.dry_run:
+                print(f"{run.path}: {len(run.rows)} steps, {len(config_of(run))} options, {len(samples)} samples")
+                print("numbers: " + ", ".join(sorted({name for row in numbers for name in row})))
+                continue
+            if not target:
+                import wandb
 
-    def __init__(self, args):
-        super().__init__(args.run)
-        self.args, self.target, self.last = args, None, 0
-
-    def begin(self):
-        if self.target:
-            print(f"{self.path}: went back to an earlier step; W&B keeps its steps up to {self.last}", flush=True)
-        if self.target or self.args.dry_run:
-            return
-        import wandb
-
-        args = self.args
-        self.target = wandb.init(project=args.project, name=self.run.name, id=args.id, resume="allow" if args.id else None,
-                                 config=config_of(self.run), dir=os.environ.get("WANDB_DIR", self.path))
-        self.last, self.table = self.target.step, wandb.Table
-        self.target.define_metric("tokens")
-        for name in ("loss", "loss_nll", "val_loss"):
-            self.target.define_metric(name, step_metric="tokens", summary="min")
-
-    def add(self, parts, lines, samples):
-        numbers = [{name: x for name, x in numbers_of(line).items() if math.isfinite(x)} for line in lines]
-        if self.args.dry_run:
-            print(f"{self.path}: {len(self.run.rows)} steps, {len(config_of(self.run))} options, {len(samples)} samples")
-            print("numbers: " + ", ".join(sorted({name for row in numbers for name in row})))
-            return
-        if parts:
-            self.target.config.update(config_of(self.run), allow_val_change=True)
-        for line, row in zip(lines, numbers):
-            if line["step"] >= self.last:
-                self.target.log(row, step=line["step"])
-                self.last = line["step"]
-        if samples:  # send all samples, since a table cannot grow in W&B
-            rows = [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in self.run.samples]
-            self.target.log({"samples": self.table(columns=SAMPLE_COLUMNS, data=rows)}, step=self.last)
-
-    def finish(self):
-        if self.target:
-            self.target.finish()
-            print(f"uploaded to {self.target.url}" if self.target.url else "written; wandb sync uploads it")
+                target = wandb.init(project=args.project, name=run.name, id=args.id, resume="allow" if args.id else None,
+                                    config=config_of(run), dir=os.environ.get("WANDB_DIR", run.path))
+                last = target.step
+                target.define_metric("tokens")
+                for name in ("loss", "loss_nll", "val_loss"):
+                    target.define_metric(name, step_metric="tokens", summary="min")
+            elif begins:
+                print(f"{run.path}: went back to an earlier step; W&B keeps its steps up to {last}", flush=True)
+            if parts:
+                target.config.update(config_of(run), allow_val_change=True)
+            for line, row in zip(lines, numbers):
+                if line["step"] >= last:
+                    last = line["step"]
+                    target.log(row, step=last)
+            if samples:  # send all samples, since a table cannot grow in W&B
+                rows = [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in run.samples]
+                target.log({"samples": wandb.Table(columns=SAMPLE_COLUMNS, data=rows)}, step=last)
+    finally:
+        if target:
+            target.finish()
+            print(f"uploaded to {target.url}" if target.url else "written; wandb sync uploads it")
 
 
 def main():
@@ -75,7 +67,7 @@ def main():
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
     args = parser.parse_args()
     try:
-        follow([Upload(args)], args)
+        upload(args)
     except Exception as error:  # in some versions wandb's errors have no common base class
         if args.dry_run or isinstance(error, (Fault, ImportError)):
             raise
