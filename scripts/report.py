@@ -143,20 +143,12 @@ def flatten(info, prefix=""):
 
 
 def options_section(runs):
-    """Shows all of run.json except the commands: first the fields in which the runs differ, then the options."""
-    flat = [flatten({"options": {}} | {name: x for name, x in run.info.items() if name != "parts"}) for run in runs]
+    """Shows all of run.json except the commands: first the fields in which the runs differ, then program, model and data."""
+    flat = [flatten({name: x for name, x in run.info.items() if name != "parts"}) for run in runs]
     rows = [[name] + [fields.get(name, "") for fields in flat] for name in dict.fromkeys(itertools.chain(*flat))]
     rows.sort(key=lambda row: len(set(row[1:])) == 1)
     return ("<h2>Options</h2>\n<p class=note>A run's last part had these; the commands above show what a part changed. "
             "Those in which the runs differ come first.</p>\n" + table(["option"] + [run.label for run in runs], rows))
-
-
-def headline(run):
-    """Returns the model, the data and the machine in one line."""
-    forms = {"parameters": "{:,} parameters", "layers": "{} layers", "channels": "{} channels", "seq_len": "T = {}",
-             "tokens": "{:,} training tokens", "engine": "{}", "program": "{}"}
-    known = run.info | {name: x for part in ("options", "train_data", "model") for name, x in run.info.get(part, {}).items()}
-    return " &middot; ".join(html.escape(form.format(known[name])) for name, form in forms.items() if name in known)
 
 
 def read_plan(path):
@@ -180,9 +172,7 @@ def read_plan(path):
 def page(runs, target, plots, plan=None):
     names = [run.label for run in runs[:2]] + ([f"{len(runs) - 2} more"] if len(runs) > 2 else [])
     title = html.escape(("Run " if len(runs) == 1 else "") + " and ".join(names))
-    lines = {headline(run) for run in runs}
-    sections = [f"<h1>{title}</h1>\n"] + [f"<p class=note>{line}</p>\n" for line in lines if len(lines) == 1]
-    sections.append(totals_table(runs))
+    sections = [f"<h1>{title}</h1>\n", totals_table(runs)]
     numbers = itertools.count(1)
 
     def figure(name, note, drawn):

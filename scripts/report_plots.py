@@ -146,9 +146,7 @@ def sampled(run):
 def draw_gns(runs):
     """Draws a panel per run: the noise scale (thinned), its standard error and 95% lower bound, the whole model's scale,
     the batch."""
-    rows, columns = -(-len(runs) // 2), min(2, len(runs))
-    figure, panels = plt.subplots(rows, columns, squeeze=False, sharey=True,
-                                  figsize=(14 if columns > 1 else 11, 4.4 * rows + 0.4))
+    figure, panels = plt.subplots(len(runs), figsize=(14, 4.4 * len(runs) + 0.4), squeeze=False, sharey=True)
     curves = [thin(run.column("tokens"), above_0(run.column(name)), run.column(name + "_se"), above_0(run.column(name + "_lower")))
               for run in runs for name in [gns_source(run) or "none"]]
     limit_gns(panels[0, 0], [x for _, scale, _, _ in curves for x in scale], [x for run in runs for x in batches_of(run)[1]])
@@ -160,8 +158,6 @@ def draw_gns(runs):
         plain_log(axes.yaxis)
         of = {"gns_ln": "", "gns_ranks": ": from the ranks' gradients", None: ": no noise scale was measured (--gns off)"}
         token_axis(axes, title=run.label + of[gns_source(run)], ylabel="rows")
-    for axes in panels.flat[len(runs):]:
-        axes.set_visible(False)
     return figure
 
 
