@@ -73,7 +73,8 @@ static int inputs_push(Inputs *in, const char *path, const struct stat *st, Erro
     Input *input = &in->all[in->count];
     *input = (Input){.path = copy, .number = (uint64_t)in->count++, .pipe = !st || !S_ISREG(st->st_mode)};
     input->format = in->o->format ? in->o->format : format_of_name(path);
-    if (!input->pipe) input->bytes = (uint64_t)st->st_size;
+    if (input->pipe) in->pipes = true;
+    else in->bytes += input->bytes = (uint64_t)st->st_size;
     return check_pipe(input, in->o, e);
 }
 

@@ -38,6 +38,8 @@ typedef struct {
     const TokenizeOptions *o;
     Input *all;
     int count;
+    uint64_t bytes;  // of all inputs but pipes
+    bool pipes;      // some input is a pipe
     int passed_over; // files found in directories but left out, because of their names' endings
 } Inputs;
 

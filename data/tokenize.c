@@ -139,7 +139,7 @@ static void run_thread(Pipeline *run) {
             code = reader_next(&run->reader, &b, &more, &e);
             progress_next(&run->progress, (int64_t)run->reader.taken);
         }
-        if (more && !code && !cache) code = word_cache_create(&cache, &e);
+        if (more && !code && !cache && !run->tokenizer->is_bytes) code = word_cache_create(&cache, &e);
         if (more && !code) code = block_encode(&b, &run->reader, cache, &e);
         pthread_mutex_lock(&run->turn);
         while (run->written != number) pthread_cond_wait(&run->next, &run->turn);
@@ -228,8 +228,6 @@ static int run_finish(Pipeline *run, Error *e) {
 static int tokenize(int argc, char **argv, Error *e) {
     Pipeline run = {.writer.lock = -1, .turn = PTHREAD_MUTEX_INITIALIZER, .next = PTHREAD_COND_INITIALIZER};
     TokenizeOptions *o = &run.options;
-    size_t bytes = 0; // of all inputs
-    bool known = true;
     int inputs, code;
     TRY(settings_parse(argc, argv, o, &inputs, e));
     if (o->help || o->version) return 0;
@@ -244,11 +242,8 @@ static int tokenize(int argc, char **argv, Error *e) {
     run.progress.answered = true; // the thread must not announce a save: a signal ends this run without one
     TRY_GOTO(ticker_start(&run.progress.ticker, "the progress", e));
     TRY_GOTO(writer_open(&run.writer, o, run.tokenizer, &run.inputs, e));
-    for (const Input *input = run.inputs.all; input < run.inputs.all + run.inputs.count; input++) {
-        bytes += input->bytes;
-        known = known && !input->pipe;
-    }
-    progress_begin(&run.progress, "tokenizing", known ? (int64_t)size_min(bytes, (size_t)o->max_bytes) : 0);
+    const size_t bytes = run.inputs.pipes ? 0 : size_min(run.inputs.bytes, (size_t)o->max_bytes); // 0: unknown
+    progress_begin(&run.progress, "tokenizing", (int64_t)bytes);
 #pragma omp parallel num_threads((int)o->threads + 1)
     run_thread(&run);
     if (run.error.code || run.faults || signals_requested()) progress_break(&run.progress);

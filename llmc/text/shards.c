@@ -173,7 +173,6 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
     shard->first_window = data->info.windows;
     data->info.windows += windows;
     data->info.tokens += shard->tokens;
-    data->info.skipped += windows == 0;
     if (data->info.shards <= KEEP_OPEN_MAX) return 0;
     close(shard->fd);
     shard->fd = -1;

@@ -54,7 +54,6 @@ typedef struct {
     uint64_t tokens;  // sum of n_i
     int largest;      // largest token that dataset_open has checked
     uint64_t windows; // N
-    int skipped;      // shards too short to hold a window of this T
     int sources;      // 1 if no source has a weight
     double weights;   // sum of the sources' weights; 0: none has one
     double epoch;     // mean number of examples until some source has been read once
