@@ -28,7 +28,7 @@ typedef struct {
     char *path;           // "-" is standard input
     uint64_t number;      // index among all inputs
     int format;           // FORMAT_*; AUTO: the first line will decide
-    int notes;            // 1 << NOTE_*
+    atomic_int notes;     // bits 1 << NOTE_*
     bool pipe;            // standard input, a pipe or a device: its length is unknown
     atomic_bool left_out; // skip the file, or the rest of it, because it is not UTF-8
     uint64_t bytes;       // 0 for a pipe

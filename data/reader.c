@@ -53,7 +53,8 @@ static int document_split(const TokenizeOptions *o, const Input *input, uint64_t
 // ---- Encoding -------------------------------------------------------------------------------------------------------
 
 // Finds the text of every line. Skips a byte order mark before the first line.
-static void block_parse_jsonl(TextBlock *b, const TokenizeOptions *o) {
+static void block_parse_jsonl(TextBlock *b, Reader *r) {
+    const TokenizeOptions *o = r->o;
     uint64_t line = b->line;
     for (size_t at = b->offset ? 0 : utf8_mark(b->text, b->bytes), end; at < b->bytes; at = end + 1, line++) {
         char *newline = memchr(b->text + at, '\n', b->bytes - at);
@@ -64,7 +65,7 @@ static void block_parse_jsonl(TextBlock *b, const TokenizeOptions *o) {
         const char *why = jsonl_field(b->text + at, end - at, o->field, &piece.bytes);
         bool invalid = !why && o->invalid != INVALID_BYTES && utf8_invalid_at(b->text + at, piece.bytes) < piece.bytes;
         if (!why && !invalid) block_add_piece(b, piece);
-        else if (o->invalid == INVALID_SKIP) b->left_out++;
+        else if (o->invalid == INVALID_SKIP) atomic_fetch_add(&r->left_out, 1);
         else if (invalid) block_fault(b, line, HINT_INVALID, "its text is not valid UTF-8");
         else block_fault(b, line, HINT_JSONL, why);
     }
@@ -73,7 +74,7 @@ static void block_parse_jsonl(TextBlock *b, const TokenizeOptions *o) {
 static void block_check_text(TextBlock *b, const TokenizeOptions *o) {
     bool eot = !*o->separator && memmem(b->text, b->bytes, "<|endoftext|>", 13);
     bool mark = b->offset == 0 && utf8_mark(b->text, b->bytes);
-    b->notes = eot << NOTE_EOT | mark << NOTE_MARK;
+    atomic_fetch_or(&b->input->notes, eot << NOTE_EOT | mark << NOTE_MARK);
     for (int i = 0; i < b->piece_count && o->invalid == INVALID_ERROR && !b->ends; i++) {
         size_t at = b->pieces[i].at, bytes = b->pieces[i].bytes, bad = utf8_invalid_at(b->text + at, bytes);
         char why[80];
@@ -87,7 +88,7 @@ static void block_check_text(TextBlock *b, const TokenizeOptions *o) {
 
 int block_encode(TextBlock *b, Reader *r, WordCache *cache, Error *e) {
     const TokenizeOptions *o = r->o;
-    if (!b->ends && b->input->format == FORMAT_JSONL) block_parse_jsonl(b, o);
+    if (!b->ends && b->input->format == FORMAT_JSONL) block_parse_jsonl(b, r);
     else if (!b->ends) block_check_text(b, o);
     if (b->fault_count) atomic_store(&r->refused, true);
     uint16_t *tokens = b->tokens;
@@ -264,7 +265,7 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
         b->input = input;
         b->offset = r->offset;
         b->line = r->line;
-        b->piece_count = b->left_out = b->fault_count = b->notes = b->ends = 0;
+        b->piece_count = b->fault_count = b->ends = 0;
         for (size_t want = BLOCK_BYTES; bytes == 0 && !code && !reader_skips(r); want *= 2) {
             if (want <= LINE_BYTES_MAX) code = reader_fill(r, want, e);
             else

@@ -26,8 +26,6 @@ typedef struct {
     char *text;            // (capacity + 1)
     size_t bytes, capacity;
     int piece_count;
-    int left_out;             // skipped lines of jsonl (--invalid skip)
-    int notes;                // bits 1 << NOTE_*
     Error faults[FAULTS_MAX]; // why the input is refused
     int fault_count;          // may exceed FAULTS_MAX
     bool ends;                // a fault ends the input: later faults are not reported
@@ -40,6 +38,7 @@ typedef struct {
     const Tokenizer *tokenizer;
     Inputs *inputs;
     atomic_bool refused;             // an input is refused: stop writing, and do not wait for pipes
+    atomic_ulong left_out;           // skipped lines of jsonl (--invalid skip)
     int file;                        // the input that is being read
     int fd;                          // open file of this input, or -1
     uint64_t offset, line, document; // position of buffer[0] in the file

@@ -148,7 +148,6 @@ static void run_thread(Pipeline *run) {
             for (int i = 0; i < b.fault_count && !b.input->left_out; i++, run->faults++)
                 if (run->faults < FAULTS_MAX) run->fault[run->faults] = b.faults[i];
             b.input->left_out |= b.ends; // later blocks of this input add no faults
-            b.input->notes |= b.notes;
             if (!atomic_load(&run->reader.refused)) code = writer_block(&run->writer, &b, &e);
         }
         if (code && !run->error.code) {
@@ -196,7 +195,7 @@ static int run_finish(Pipeline *run, Error *e) {
     const TokenizeOptions *o = &run->options;
     const struct SplitState *splits = run->writer.split;
     const Inputs *in = &run->inputs;
-    uint64_t files = 0, lines = run->writer.left_out;
+    uint64_t files = 0, lines = run->reader.left_out;
     if (*o->separator && !run->reader.separated)
         fprintf(stderr, "note: --separator %s is nowhere in the text\n", o->separator);
     if (run->writer.eot < 0 && !run->tokenizer->is_bytes)

@@ -149,7 +149,6 @@ int writer_block(Writer *w, const TextBlock *b, Error *e) {
         TRY(writer_put(w, piece->split, tokens, piece->tokens, e));
         tokens += piece->tokens;
     }
-    w->left_out += (uint64_t)b->left_out;
     return 0;
 }
 

@@ -22,7 +22,6 @@ typedef struct {
         int last;        // last token written
         uint64_t tokens, documents;
     } split[SPLITS];
-    uint64_t left_out; // skipped lines of jsonl (--invalid skip)
 } Writer;
 
 // Acquires the prefix, creates its directory, and removes what an interrupted run left. ERR_USAGE if another run holds
