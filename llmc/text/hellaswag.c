@@ -23,30 +23,15 @@ typedef struct HellaSwagRow {
     bool last;  // the last ending of its question
 } Row;
 
-// Adds a question, whose tokens begin at h->tokens[token_count]: count[0] tokens of the context, then count[1 + i]
-// tokens of ending i. A row may have T + 1 tokens, since the model predicts the last token and does not read it.
-static void question_add(HellaSwag *h, int label, int endings, const size_t count[1 + ENDINGS_MAX]) {
-    const size_t context = h->token_count, T = (size_t)h->seq_len;
-    size_t at = context + count[0];
-    for (int i = 1; i <= endings; i++)
-        if (count[i] > T) return (void)h->info.left_out++;
-    for (int i = 1; i <= endings; at += count[i++]) {
-        size_t tokens = count[0] + count[i], excess = tokens > T + 1 ? tokens - (T + 1) : 0;
-        h->row[h->info.rows++] = (Row){context + excess, at, count[0] - excess, count[i], i - 1 == label, i == endings};
-        h->info.cut += excess > 0;
-        h->info.width = (int)size_max((size_t)h->info.width, tokens - excess - 1);
-    }
-    h->info.questions++;
-    h->token_count = at;
-}
-
-// Adds the question of one line of the file; `object` is the parsed line. text: scratch with room for the line.
-static int json_question(HellaSwag *h, const Tokenizer *t, const cJSON *object, char *text, Error *e) {
+// Adds the question of one line of the file; `object` is the parsed line. text: scratch with room for the line. A row
+// may have T + 1 tokens, since the model predicts the last token and does not read it.
+static int question_add(HellaSwag *h, const Tokenizer *t, const cJSON *object, char *text, Error *e) {
     const cJSON *context = json_get(object, "ctx"), *endings = json_get(object, "endings"), *ending;
     const cJSON *label = json_get(object, "label");
     const char *digits = cJSON_GetStringValue(label);
+    const size_t T = (size_t)h->seq_len, first = h->token_count;
     int endings_count = cJSON_GetArraySize(endings), strings = 0, i = 0;
-    size_t count[1 + ENDINGS_MAX];
+    size_t count[1 + ENDINGS_MAX]; // tokens of the context, then tokens of each ending
     cJSON_ArrayForEach(ending, endings) strings += cJSON_IsString(ending);
     if (!cJSON_IsString(context) || !*context->valuestring || strings < 2 || strings > ENDINGS_MAX ||
         strings < endings_count)
@@ -56,13 +41,24 @@ static int json_question(HellaSwag *h, const Tokenizer *t, const cJSON *object, 
     if (!(right >= 0 && right < endings_count))
         return FAIL(e, ERR_INPUT, "the test part has no answers: use the validation part",
                     "\"label\" is not the number of an ending, 0 to %d", endings_count - 1);
-    uint16_t *out = h->tokens + h->token_count;
+    uint16_t *out = h->tokens + first;
     TRY(tokenizer_encode(t, NULL, context->valuestring, strlen(context->valuestring), out, &count[0], e));
     cJSON_ArrayForEach(ending, endings) {
         out += count[i++];
         TRY(tokenizer_encode(t, NULL, text, (size_t)sprintf(text, " %s", ending->valuestring), out, &count[i], e));
     }
-    question_add(h, (int)right, endings_count, count);
+    for (i = 1; i <= endings_count; i++)
+        if (count[i] > T) return h->info.left_out++, 0;
+    size_t at = first + count[0];
+    for (i = 1; i <= endings_count; at += count[i++]) {
+        size_t tokens = count[0] + count[i], excess = tokens > T + 1 ? tokens - (T + 1) : 0;
+        h->row[h->info.rows++] =
+            (Row){first + excess, at, count[0] - excess, count[i], i - 1 == (int)right, i == endings_count};
+        h->info.cut += excess > 0;
+        h->info.width = (int)size_max((size_t)h->info.width, tokens - excess - 1);
+    }
+    h->info.questions++;
+    h->token_count = at;
     return 0;
 }
 
@@ -77,7 +73,7 @@ static int questions_read(HellaSwag *h, char *file, size_t bytes, const Tokenize
         *end = 0;
         if (line + strspn(line, " \t\r") == end) continue;
         cJSON *object = json_parse(line, (size_t)(end - line));
-        code = json_question(h, tokenizer, object, line, e);
+        code = question_add(h, tokenizer, object, line, e);
         cJSON_Delete(object);
         if (code) error_prefix(e, "line %d", number);
     }
