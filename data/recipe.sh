@@ -72,7 +72,6 @@ input() {
 
 need_tokenize() {
     if [ "$TOKENIZE" = "${top}data/tokenize" ] && [ ! -x "$TOKENIZE" ]; then make -s -C "$root" data/tokenize; fi
-    mkdir -p "$OUT"
     [ "$TOKENIZER" = gpt2 ] || return 0
     TOKENIZER=${GPT2:-${top}data/gpt2}
     local from=https://openaipublic.blob.core.windows.net/gpt-2/encodings/main

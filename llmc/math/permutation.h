@@ -1,5 +1,5 @@
-// permutation: the order of the data, as a keyed bijection on [0, n). Any point is computed in constant memory, so the
-// loader's whole state is one counter.
+// permutation: the order of the data, as a keyed bijection on [0, n). Any point is computed in constant memory, so a
+// run's position in its data is one counter.
 //
 // The bijection is a Feistel network on [0, 2^bits), with the least 2^bits >= n. Cycle walking repeats the network
 // until the result is below n, after fewer than two passes on average (Black and Rogaway, "Ciphers with Arbitrary
