@@ -40,32 +40,25 @@ static int cannot_write(const char *path, Error *e) {
 
 static size_t log_waits(const Log *log) { return log->lines.bytes - log->sent; }
 
-// Writes the lines that wait.
-static int log_send(Log *log, int fd, Error *e) {
-    while (log_waits(log) > 0) {
-        ssize_t n = write(fd, log->lines.text + log->sent, log_waits(log));
-        if (n < 0 && errno != EINTR) return cannot_write(log->path, e);
-        log->sent += n > 0 ? (size_t)n : 0;
-    }
-    rewind(log->lines.f);
-    fflush(log->lines.f); // sets lines.bytes to 0
-    log->sent = 0;
-    return 0;
-}
-
 size_t metrics_waiting(const Metrics *m) {
     return m ? log_waits(&m->log[STEPS]) + log_waits(&m->log[SAMPLES]) + log_waits(&m->log[UNDONE]) : 0;
 }
 
 int metrics_flush(Metrics *m, Error *e) {
-    int fd, code = log_send(&m->log[STEPS], m->fd, e);
-    for (int i = SAMPLES; i < LOGS && !code; i++) {
+    int code = 0;
+    for (int i = 0; i < LOGS && !code; i++) {
         Log *log = &m->log[i];
+        int fd = m->fd;
         if (log_waits(log) == 0) continue;
-        TRY(file_open_output(m->dir, log->path, O_RDWR | O_CREAT | O_APPEND, &fd, e));
-        code = log_send(log, fd, e);
-        if (!code) code = descriptor_sync(fd, log->path, e); // a save syncs only metrics.jsonl
-        close(fd);
+        if (i != STEPS) TRY(file_open_output(m->dir, log->path, O_RDWR | O_CREAT | O_APPEND, &fd, e));
+        while (!code && log_waits(log) > 0) {
+            ssize_t n = write(fd, log->lines.text + log->sent, log_waits(log));
+            if (n < 0 && errno != EINTR) code = cannot_write(log->path, e);
+            log->sent += n > 0 ? (size_t)n : 0;
+        }
+        if (!code) rewind(log->lines.f), fflush(log->lines.f), log->sent = 0; // sets lines.bytes to 0
+        if (!code && i != STEPS) code = descriptor_sync(fd, log->path, e);    // a save syncs only metrics.jsonl
+        if (i != STEPS) close(fd);
     }
     return code;
 }
