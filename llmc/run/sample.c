@@ -118,27 +118,30 @@ done:
 
 // ---- The samples of a run -------------------------------------------------------------------------------------------
 
-// On all ranks, as a pass may need all ranks' transfers. Rank 0 prints the sample.
-static int print_sample(Run *r, const char *prompt, int64_t number, Error *e) {
+// On all ranks, as a pass may need all ranks' transfers: draws the samples of a prompt. Rank 0 prints them. number: how
+// many samples were drawn before.
+static int sample_prompt(Run *r, const char *prompt, int64_t number, Error *e) {
     const Options *o = &r->options;
-    const uint64_t beyond_any_step = (uint64_t)1 << 40,
-                   stream = (uint64_t)r->at.step + (uint64_t)number * beyond_any_step;
-    Text copy;
-    if (o->samples > 1 && is_rank0(r))
-        printf("--- sample %lld of %lld\n", (long long)(number % o->samples) + 1, (long long)o->samples);
-    TRY(text_begin(&copy, e));
-    int code = sample_text(r, prompt, stream, is_rank0(r) ? stdout : copy.f, copy.f, e);
-    if (!code) code = text_end(&copy, e);
-    if (!code && r->metrics) code = metrics_sample(r->metrics, r->at.step, r->at.tokens, o->prompt, copy.text, e);
-    text_free(&copy);
+    const uint64_t beyond_any_step = (uint64_t)1 << 40;
+    int code = 0;
+    for (int64_t i = 0; i < o->samples && !code; i++) {
+        const uint64_t stream = (uint64_t)r->at.step + (uint64_t)(number + i) * beyond_any_step;
+        Text copy;
+        if (o->samples > 1 && is_rank0(r))
+            printf("--- sample %lld of %lld\n", (long long)i + 1, (long long)o->samples);
+        TRY(text_begin(&copy, e));
+        code = sample_text(r, prompt, stream, is_rank0(r) ? stdout : copy.f, copy.f, e);
+        if (!code) code = text_end(&copy, e);
+        if (!code && r->metrics) code = metrics_sample(r->metrics, r->at.step, r->at.tokens, prompt, copy.text, e);
+        text_free(&copy);
+        code = comm_agree(r->comm, code, e);
+    }
     return code;
 }
 
 int print_samples(Run *r, Error *e) {
-    int code = 0;
     if (r->metrics) printf("\nsample%s after step %lld:\n", r->options.samples > 1 ? "s" : "", (long long)r->at.step);
-    for (int64_t i = 0; i < r->options.samples && !code; i++)
-        code = comm_agree(r->comm, print_sample(r, r->options.prompt, i, e), e);
+    const int code = sample_prompt(r, r->options.prompt, 0, e);
     if (r->metrics) printf("\n");
     return code;
 }
@@ -149,7 +152,7 @@ int print_answers(Run *r, Error *e) {
     char *line = NULL;
     size_t room = 0;
     int code = 0;
-    for (int64_t number = 0; !code;) {
+    for (int64_t number = 0; !code; number += r->options.samples) {
         if (person) fputs("> ", stdout);
         fflush(stdout);
         ssize_t n = getline(&line, &room, stdin);
@@ -160,13 +163,9 @@ int print_answers(Run *r, Error *e) {
         if (line[n - 1] == '\n') line[--n] = 0;
         if (strlen(line) < (size_t)n)
             code = FAIL(e, ERR_INPUT, "give it lines of text", "standard input: a line has a zero byte");
-        for (int64_t i = 0; i < r->options.samples && !code; i++) {
-            code = print_sample(r, line, number++, e);
-            if (code != ERR_INPUT) continue;
-            error_print(e); // the tokenizer cannot encode this prompt
-            code = 0;
-            break;
-        }
+        if (code) break;
+        code = sample_prompt(r, line, number, e);
+        if (code == ERR_INPUT) error_print(e), code = 0; // the tokenizer cannot encode this prompt
     }
     if (person) fputc('\n', stdout);
     free(line);
