@@ -89,8 +89,8 @@ int write_run_json(Run *r, Error *e) {
     cJSON *old = NULL;
     Text new;
     TRY(path_join(path, sizeof path, r->archive.path, "run.json", e));
-    if (r->saving.saved[0] && file_read(r->archive.dir, path, RUN_JSON_MAX_BYTES, &text, &bytes, e) && e->unreadable)
-        return e->code;
+    const size_t most = 1 << 26;
+    if (r->saving.saved[0] && file_read(r->archive.dir, path, most, &text, &bytes, e) && e->unreadable) return e->code;
     if (text) json_parse_text(&old, text, bytes, path, NULL, e); // a damaged run.json counts as missing
     // Choose the id once: from run.json, else from the resumed checkpoint, else 128 random bits.
     const char *known = cJSON_GetStringValue(json_get(old, "id"));

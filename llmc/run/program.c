@@ -97,7 +97,8 @@ static int run_program(Run *r, Error *e) {
     }
     TRY(comm_agree(r->comm, code, e));
     setup_threads(r);
-    if (!*o->check) TRY(setup_model(r, e));
+    if (!*o->check) TRY(setup_source(r, e));
+    if (!*o->check) TRY(comm_agree(r->comm, setup_shape(r, e), e));
     if (options_train(o)) return train(r, e);
     if (evaluates) return evaluate_model(r, e);
     if (!is_rank0(r)) return 0;

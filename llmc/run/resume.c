@@ -97,18 +97,17 @@ static int lock_run(Run *r, Error *e) {
     return code;
 }
 
-// On rank 0: sets saving.own, this run's own newest checkpoint. Later calls do not search again. Fails if a
-// rollback finds none.
+// On rank 0: sets saving.own, this run's own newest checkpoint. Does not search again, except for a rollback. Fails if
+// a rollback finds none.
 static int find_own(Run *r, Error *e) {
+    const bool back = r->back.why.code; // if true, archive and log are open already
     if (!is_rank0(r)) return 0;
-    if (!r->saving.searched && directory_exists(r->options.out)) {
-        const bool back = r->back.why.code; // if true, archive and log are open already
+    if ((back || !archive_is_open(&r->archive)) && directory_exists(r->options.out)) {
         TRY(back ? archive_check_name(&r->archive, e) : archive_open(&r->archive, r->options.out, e));
         if (!back && file_exists_in(r->archive.dir, "metrics.jsonl")) TRY(lock_run(r, e));
         if (!r->options.fresh || back) TRY(find_newest(r, &r->archive, &r->saving.own, e));
     }
-    r->saving.searched = true;
-    if (!r->back.why.code || r->saving.own.found) return 0;
+    if (!back || r->saving.own.found) return 0;
     return *e = r->back.why, error_hint(e, "no checkpoint of this run is left to go back to");
 }
 

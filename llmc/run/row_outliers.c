@@ -1,8 +1,7 @@
-#include "run/row_outliers.h"
+#include "run/run.h"
 
 #include "base/files.h"
 #include "checkpoint/checkpoint.h"
-#include "run/run.h"
 
 #include <stdlib.h>
 

@@ -56,13 +56,11 @@ typedef struct {
     double timed_tokens;           // tokens of the timed steps (--train-hours)
     double timed_seconds;          // seconds of the timed steps
     bool out_of_time;              // --max-hours stops the run
-    bool last;                     // the run has tried its last save
     bool log_waits;                // a warning has told that lines of the log wait
     bool is_best;                  // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;         // value of `best` before the running save
     uint8_t changed[OPTION_COUNT]; // in a resumed run: 1 for options that differ from the checkpoint's
     Newest own;                    // this run's newest checkpoint when it started; all ranks have it after setup_resume
-    bool searched;                 // rank 0 has searched for it
     struct {
         char directory[ARCHIVE_PATH];
         bool own; // a checkpoint of this run
@@ -119,9 +117,9 @@ static inline bool is_rank0(const Run *r) { return r->comm->rank == 0; }
 // train skips some functions. run_destroy undoes set-up, however far it went. run_end_training frees what training
 // made, so that training can begin again; the run directory stays open and locked. (all): all ranks must call it.
 
-int setup_source(Run *r, Error *e);   // (all) finds the files of --model: r->source
 void setup_threads(Run *r);           // starts OpenMP's threads
-int setup_model(Run *r, Error *e);    // (all) setup_source, then shape, model and tokenizer
+int setup_source(Run *r, Error *e);   // (all) finds the files of --model: r->source
+int setup_shape(Run *r, Error *e);    // sets shape, model and tokenizer
 int setup_data(Run *r, Error *e);     // opens training data, validation data, HellaSwag; sets the horizon of --epochs
 int setup_schedule(Run *r, Error *e); // sets learning rate, ramp and noise scale of a new run
 
@@ -152,7 +150,6 @@ void run_end_training(Run *r);
 int run_destroy(Run *r, Error *e); // ends threads, then frees. Fails if the log's last lines are lost
 
 void print_setup(const Run *r); // prints what the run is (summary.c)
-enum { RUN_JSON_MAX_BYTES = 1 << 26 };
 
 // Writes run.json. The first call chooses the run's id (output.c).
 int write_run_json(Run *r, Error *e);

@@ -1,11 +1,9 @@
 // Numbers in comments refer to the list in save.h.
-#include "run/save.h"
+#include "run/run.h"
 
 #include "base/signals.h"
-#include "base/thread.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
-#include "run/run.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -36,7 +34,7 @@ struct Saver {
     atomic_long done;    // progress: pieces written or read back, files closed
     // Fields of the running save:
     Phase phase;
-    bool waits; // the run waits for this save
+    bool waits; // the run waits for this save, its last one
     int64_t step;
     Spare spare; // checkpoints to keep, set at the save's start
     char *state; // text of state.json
@@ -384,7 +382,6 @@ int save_in_background(Run *r, Error *e) { return save(r, false, e); }
 int save_and_wait(Run *r, Error *e) {
     const char *newest = r->saving.saved;
     int code = 0;
-    r->saving.last = true;
     TRY(save(r, true, e));
     if (is_rank0(r) && r->saving.saver->error.code > 0) {
         *e = r->saving.saver->error;
@@ -404,7 +401,7 @@ void save_at_error(Run *r, int code, Error *e) {
     const int speaker = r->comm->speaker;
     char saved[ARCHIVE_PATH];
     Error failed = {0};
-    if (of_files && (settled || alone) && !r->saving.last && r->at.step > 0) {
+    if (of_files && (settled || alone) && !r->saving.saver->waits && r->at.step > 0) {
         r->comm->settled = false;
         code = parallel_send_weights(&r->parallel, &failed);
         if (!code) code = compare_ranks(r, &failed);

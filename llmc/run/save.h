@@ -10,16 +10,7 @@
 // All ranks call these functions together, and compare_ranks before them; save_at_error calls compare_ranks itself. No
 // step is saved twice.
 //
-//     step_NNNNNNNN/  model.safetensors                                      (layout)
-//                     config.json, generation_config.json                    (checkpoint)
-//                     the tokenizer's files, where one is known              (tokenizer)
-//                     MANIFEST.json                                          (manifest)
-//       training/     optimizer.safetensors, state.json                      (layout, state): for a resume only
-//
-// A save, on all ranks:
-//
-//     idle --save--> writing --collect_save, when no rank writes--> idle (the other ranks)
-//                                                               `--> finishing (rank 0) --report--> idle
+// dev/docs/code.md lists a checkpoint's files, and draws the states of a save.
 //
 // What the main threads and the saves' threads promise each other:
 //   1. At most one save runs. All main threads start it together. They leave `writing` together, when the sum of

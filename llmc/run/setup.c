@@ -83,7 +83,7 @@ static int check_shape(const Run *r, bool from_file, Error *e) {
     return code;
 }
 
-static int setup_shape(Run *r, Error *e) {
+int setup_shape(Run *r, Error *e) {
     Options *o = &r->options;
     ModelConfig config = {0};
     const EngineApi *engine = r->engine_api;
@@ -133,11 +133,6 @@ void setup_threads(Run *r) {
     if (threads > 0) omp_set_num_threads(threads);
     r->shape.threads = threads;
     thread_start_team(omp_get_max_threads());
-}
-
-int setup_model(Run *r, Error *e) {
-    TRY(setup_source(r, e));
-    return comm_agree(r->comm, setup_shape(r, e), e);
 }
 
 // ---- The engine -----------------------------------------------------------------------------------------------------

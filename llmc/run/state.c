@@ -1,8 +1,7 @@
-#include "run/state.h"
+#include "run/run.h"
 
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
-#include "run/run.h"
 
 #include <inttypes.h>
 #include <limits.h>

@@ -166,10 +166,10 @@ static int finish_run(Run *r, Error *e) {
         printf("gradients clipped (--grad-clip %g) in %.3g%% of the steps\n", o->grad_clip,
                100 * (double)r->position.clipped / (double)(r->at.step - r->saving.first_step + 1));
     if (isfinite(r->at.val_loss)) {
-        char bits[40] = "";
+        printf("validation loss %.4f nats per token", r->at.val_loss);
         if (r->position.val_bytes > 0)
-            snprintf(bits, sizeof bits, " = %.4f bits per byte", r->at.val_loss / log(2.0) / r->position.val_bytes);
-        printf("validation loss %.4f nats per token%s\n", r->at.val_loss, bits);
+            printf(" = %.4f bits per byte", r->at.val_loss / log(2.0) / r->position.val_bytes);
+        printf("\n");
     }
     if (o->keep_best && r->at.best.step && r->at.best.step != r->at.step)
         printf("lowest validation loss %.4f after step %lld, in %s/step_%08lld\n", r->at.best.loss,
