@@ -127,10 +127,9 @@ static int sample_prompt(Run *r, const char *prompt, int64_t number, Error *e) {
     for (int64_t i = 0; i < o->samples && !code; i++) {
         const uint64_t stream = (uint64_t)r->at.step + (uint64_t)(number + i) * beyond_any_step;
         Text copy;
-        if (o->samples > 1 && is_rank0(r))
-            printf("--- sample %lld of %lld\n", (long long)i + 1, (long long)o->samples);
-        TRY(text_begin(&copy, e));
-        code = sample_text(r, prompt, stream, is_rank0(r) ? stdout : copy.f, copy.f, e);
+        if (o->samples > 1 && is_rank0(r)) printf("--- sample %lld of %lld\n", (long long)i + 1, (long long)o->samples);
+        code = text_begin(&copy, e);
+        if (!code) code = sample_text(r, prompt, stream, is_rank0(r) ? stdout : copy.f, copy.f, e);
         if (!code) code = text_end(&copy, e);
         if (!code && r->metrics) code = metrics_sample(r->metrics, r->at.step, r->at.tokens, prompt, copy.text, e);
         text_free(&copy);
