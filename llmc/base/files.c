@@ -59,16 +59,9 @@ enum {
 
 static unsigned char *block_align(const void *p) { return (unsigned char *)round_up((size_t)p, BLOCK_BYTES); }
 
-// Sets O_DIRECT. Some file systems accept the flag, but later writes or reads fail with EINVAL.
-void file_past_cache(int fd) {
-    int flags = fcntl(fd, F_GETFL);
-    if (flags >= 0 && !(flags & O_DIRECT)) fcntl(fd, F_SETFL, flags | O_DIRECT);
-}
-
-// Clears O_DIRECT. Returns false if the flag was not set or cannot be cleared.
-static bool direct_end(int fd) {
-    int flags = fcntl(fd, F_GETFL);
-    return flags >= 0 && (flags & O_DIRECT) && fcntl(fd, F_SETFL, flags & ~O_DIRECT) == 0;
+bool file_past_cache(int fd, bool past) {
+    const int flags = fcntl(fd, F_GETFL);
+    return flags >= 0 && !!(flags & O_DIRECT) != past && fcntl(fd, F_SETFL, flags ^ O_DIRECT) == 0;
 }
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
@@ -98,7 +91,7 @@ static int write_between(int fd, uint64_t offset, const char *data, size_t bytes
     for (size_t done = 0; done < bytes;) {
         ssize_t n = pwrite(fd, data + done, bytes - done, (off_t)(offset + done));
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0 && errno == EINVAL && direct_end(fd)) continue;
+        if (n < 0 && errno == EINVAL && file_past_cache(fd, false)) continue;
         if (n < 0) return FAIL(e, ERR_WRITE, make_room, "%s: write failed: %s", path, strerror(errno));
         done += (size_t)n;
     }
@@ -112,9 +105,9 @@ int file_write_range(int fd, const char *path, uint64_t offset, const void *data
     if (bytes < least || block_align(from + (first - offset)) != (unsigned char *)from + (first - offset))
         first = last = end;
     TRY(write_between(fd, offset, from, first - offset, path, e));
-    if (first < last) file_past_cache(fd);
+    if (first < last) file_past_cache(fd, true);
     TRY(write_between(fd, first, from + (first - offset), last - first, path, e));
-    if (first < last) direct_end(fd);
+    if (first < last) file_past_cache(fd, false);
     return write_between(fd, last, from + (last - offset), end - last, path, e);
 }
 
@@ -172,7 +165,7 @@ static int read_between(int fd, const char *path, uint64_t offset, void *out, si
     for (size_t have = 0; have < bytes;) {
         ssize_t n = pread(fd, (char *)out + have, room - have, (off_t)(offset + have));
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0 && errno == EINVAL && direct_end(fd)) continue;
+        if (n < 0 && errno == EINVAL && file_past_cache(fd, false)) continue;
         if (n <= 0) {
             FAIL(e, ERR_INPUT, "check the disk, and that nothing else writes to the file",
                  "%s: read failed at byte %llu: %s", path, (unsigned long long)(offset + have),

@@ -199,7 +199,7 @@ int manifest_verify(const Manifest *manifest, const char *but, Verify what, Erro
         else if ((uint64_t)st.st_size != file->bytes)
             code = FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, but written with %" PRIu64, path,
                         (long long)st.st_size, file->bytes);
-        if (!code && what == VERIFY_DISK && file->bytes >= MANIFEST_PIECE) file_past_cache(fd);
+        if (!code && what == VERIFY_DISK && file->bytes >= MANIFEST_PIECE) file_past_cache(fd, true);
         Verification v = {manifest, file, fd, path};
         if (!code && what == VERIFY_DISK) code = verify_pieces(&v, 0, 1, e);
         if (!code && what == VERIFY_BYTES) code = thread_divide(verify_pieces, &v, e);

@@ -47,12 +47,11 @@ static bool parse_real(const char *text, double *out) {
 
 // Returns the index of text among "first|second|third", or -1.
 static int choice_find(const char *names, const char *text) {
-    size_t length = strlen(text);
-    for (int index = 0;; index++) {
+    for (int index = 0;; index++, names++) {
         size_t width = strcspn(names, "|");
-        if (width == length && strncmp(names, text, length) == 0) return index;
-        if (!names[width]) return -1;
-        names += width + 1;
+        if (width == strlen(text) && strncmp(names, text, width) == 0) return index;
+        names += width;
+        if (!*names) return -1;
     }
 }
 

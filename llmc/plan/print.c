@@ -9,13 +9,10 @@ typedef struct {
 
 // "19,073"
 static Figure grouped(double x) {
-    Figure digits, out;
-    int n = snprintf(digits.s, sizeof digits.s, "%.0f", fmin(x, 1e18)), used = 0;
-    for (int i = 0; i < n; i++) {
-        if (i > 0 && (n - i) % 3 == 0) out.s[used++] = ',';
-        out.s[used++] = digits.s[i];
-    }
-    out.s[used] = 0;
+    Figure out;
+    x = rint(fmin(x, 1e18));
+    if (x < 1000) snprintf(out.s, sizeof out.s, "%.0f", x);
+    else snprintf(out.s, sizeof out.s, "%.60s,%03.0f", grouped(floor(x / 1000)).s, fmod(x, 1000));
     return out;
 }
 

@@ -119,7 +119,7 @@ static void check_range(const char *path, size_t from, size_t bytes, bool past_c
     FileDigest want = digest_of(data + from, bytes), read = {0};
     Error e = {0};
     CHECK_OK(file_open_input(IN_PATH, path, &fd, &all, &e), &e);
-    if (past_cache) file_past_cache(fd);
+    if (past_cache) file_past_cache(fd, true);
     CHECK_OK(file_digest_range(fd, path, from, bytes, &pulse, &read, &e), &e);
     CHECK(digest_equal(&read, &want), "bytes %zu to %zu: read as %s, want %s", from, from + bytes, read.hash,
           want.hash);
