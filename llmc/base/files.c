@@ -322,13 +322,9 @@ void names_free(Names *names) {
     free(names->entry);
 }
 
-static int is_name(const struct dirent *entry) {
-    return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
-}
-
 int directory_list(int dir, const char *path, Names *out, Error *e) {
     *out = (Names){0};
-    out->count = scandirat(dir, dir == IN_PATH ? path : ".", &out->entry, is_name, alphasort);
+    out->count = scandirat(dir, dir == IN_PATH ? path : ".", &out->entry, NULL, alphasort);
     if (out->count >= 0) return 0;
     return FAIL(e, ERR_INPUT, "check the path", "%s: cannot list: %s", path, strerror(errno));
 }

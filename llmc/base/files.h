@@ -90,7 +90,7 @@ int directory_create(const char *path, Error *e);
 // Renames an entry of the open directory `dir`, and syncs `dir`. ERR_WRITE if the new name exists.
 int path_rename(int dir, const char *from, const char *to, Error *e);
 
-// The entries of a directory, ascending by name, without . and .. (release: names_free).
+// The entries of a directory, . and .. included, ascending by name (release: names_free).
 typedef struct {
     struct dirent **entry;
     int count;

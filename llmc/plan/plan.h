@@ -179,4 +179,4 @@ int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
 // ERR_MEMORY if not even one row fits into the device's memory. If its size is unknown, everything fits.
 int plan_check_fits(const Plan *plan, Error *e);
 
-void plan_print(FILE *f, const Plan *plan); // a page for a person (print.c)
+void plan_print(const Plan *plan); // prints a page for a person (print.c)

@@ -35,83 +35,82 @@ static Figure duration(double seconds) {
 
 // ---- Model, device, memory ------------------------------------------------------------------------------------------
 
-static void print_training(FILE *f, const Plan *p) {
+static void print_training(const Plan *p) {
     const ModelConfig *c = &p->shape.model->config;
     double flops = model_flops_per_token(p->shape.model, p->shape.seq_len);
-    fprintf(f, "parameters  %s: %d layers, %d heads, %d channels, vocabulary %d, T %d\n",
-            grouped((double)p->shape.model->parameters).s, c->layers, c->heads, c->channels, c->vocab,
-            p->shape.seq_len);
+    printf("parameters  %s: %d layers, %d heads, %d channels, vocabulary %d, T %d\n",
+           grouped((double)p->shape.model->parameters).s, c->layers, c->heads, c->channels, c->vocab, p->shape.seq_len);
     // model_flops_per_token: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1, with causal attention
-    fprintf(f, "FLOPs       %.4g a token (" MODEL_FLOPS_FORMULA ")", flops);
+    printf("FLOPs       %.4g a token (" MODEL_FLOPS_FORMULA ")", flops);
     if (p->ramp)
-        fprintf(f, ", %.3g for %s tokens", flops * p->ramp->config.schedule.train_tokens,
-                grouped(p->ramp->config.schedule.train_tokens).s);
-    fprintf(f, "\n");
+        printf(", %.3g for %s tokens", flops * p->ramp->config.schedule.train_tokens,
+               grouped(p->ramp->config.schedule.train_tokens).s);
+    printf("\n");
     if (!p->train) return;
     const DatasetInfo *data = &p->train->info;
-    fprintf(f, "data        %s tokens", grouped((double)data->windows * p->shape.seq_len).s);
+    printf("data        %s tokens", grouped((double)data->windows * p->shape.seq_len).s);
     if (p->ramp)
-        fprintf(f, ": %.2f epochs%s", p->ramp->config.schedule.train_tokens / (data->epoch * p->shape.seq_len),
-                data->weights > 0 ? " of the source that is repeated most" : "");
-    fprintf(f, "\n");
+        printf(": %.2f epochs%s", p->ramp->config.schedule.train_tokens / (data->epoch * p->shape.seq_len),
+               data->weights > 0 ? " of the source that is repeated most" : "");
+    printf("\n");
 }
 
-static void print_device(FILE *f, const Plan *p) {
+static void print_device(const Plan *p) {
     const PlanDevice *d = &p->device;
     const Options *o = p->options;
     if (!(d->peak > 0)) {
         char names[400];
         device_spec_names(names, sizeof names);
-        if (*d->name) fprintf(f, "device      %s: not in the table of devices, so no times\n", d->name);
-        else fprintf(f, "device      none here, so no times\n");
-        fprintf(f, "            --device plans for %s\n", names);
+        if (*d->name) printf("device      %s: not in the table of devices, so no times\n", d->name);
+        else printf("device      none here, so no times\n");
+        printf("            --device plans for %s\n", names);
         return;
     }
     Dtype dtype = d->value >= 4 ? DTYPE_FP32 : p->shape.dtype == DTYPE_FP16 ? DTYPE_FP16 : DTYPE_BF16;
-    fprintf(f, "device      %s: %.3g TFLOP/s %s, %.4g GB/s, ", d->name, 1e-12 * d->peak, dtype_names[dtype],
-            1e-9 * d->spec.bandwidth);
-    if (d->spec.memory_bytes > 0) fprintf(f, "%.0f GiB ", d->spec.memory_bytes / (1 << 30));
-    else fprintf(f, "memory unknown ");
+    printf("device      %s: %.3g TFLOP/s %s, %.4g GB/s, ", d->name, 1e-12 * d->peak, dtype_names[dtype],
+           1e-9 * d->spec.bandwidth);
+    if (d->spec.memory_bytes > 0) printf("%.0f GiB ", d->spec.memory_bytes / (1 << 30));
+    else printf("memory unknown ");
     const bool own = o->device_flops > 0 || o->device_bandwidth > 0 || o->device_memory > 0;
     const char *source = own ? "figures as given" : d->measured ? "measured just now" : "data sheet";
     const char *kernels = d->fuses_exact ? "; Hopper's kernels" : d->measured ? "" : "; general kernels";
-    fprintf(f, "(%s%s); critical intensity %.3g FLOPs a byte\n", source, kernels, plan_critical_intensity(d));
+    printf("(%s%s); critical intensity %.3g FLOPs a byte\n", source, kernels, plan_critical_intensity(d));
 }
 
 enum { RANKS_MOST = 8960 };
 
-static void print_memory(FILE *f, const Plan *p) {
+static void print_memory(const Plan *p) {
     const double mib = 1 << 20;
     MemoryPlan memory;
     double copy = plan_memory(p, p->shape.micro_batch, &memory);
     const bool known = p->device.spec.memory_bytes > 0;
     const bool lacks = known && !p->shape.inference && !plan_fewest_ranks(p, ZERO_0, 1);
-    fprintf(f, "\nmemory of %s, --micro-batch %d\n", p->ranks > 1 ? "a rank" : "the device", p->shape.micro_batch);
+    printf("\nmemory of %s, --micro-batch %d\n", p->ranks > 1 ? "a rank" : "the device", p->shape.micro_batch);
     for (int i = 0; i < memory.count; i++)
-        fprintf(f, "  %-36s %10.1f MiB\n", memory.item[i].what, (double)memory.item[i].bytes / mib);
-    fprintf(f, "  %-36s %10.1f MiB", "memory in all", (double)memory.total / mib);
+        printf("  %-36s %10.1f MiB\n", memory.item[i].what, (double)memory.item[i].bytes / mib);
+    printf("  %-36s %10.1f MiB", "memory in all", (double)memory.total / mib);
     if (known) {
         int fits = plan_largest_micro_batch(p);
-        fprintf(f, " of %.0f; ", plan_usable_memory(&p->device) / mib);
+        printf(" of %.0f; ", plan_usable_memory(&p->device) / mib);
         if (fits)
-            fprintf(f, "%sthe largest --micro-batch that fits is %d",
-                    fits < p->shape.micro_batch ? "DOES NOT FIT: " : "", fits);
-        else fprintf(f, "NOT EVEN ONE ROW FITS");
+            printf("%sthe largest --micro-batch that fits is %d", fits < p->shape.micro_batch ? "DOES NOT FIT: " : "",
+                   fits);
+        else printf("NOT EVEN ONE ROW FITS");
     }
-    fprintf(f, "\n");
+    printf("\n");
     for (int zero = ZERO_0; zero <= ZERO_3 && lacks; zero++) {
         int fewest = plan_fewest_ranks(p, (ZeroStage)zero, RANKS_MOST);
-        fprintf(f, zero ? ", " : "  ranks from which it fits, at this micro-batch: ");
-        fprintf(f, fewest ? "%d" : "none", fewest);
-        fprintf(f, zero ? " with %d" : " with --zero %d", zero);
+        printf(zero ? ", " : "  ranks from which it fits, at this micro-batch: ");
+        printf(fewest ? "%d" : "none", fewest);
+        printf(zero ? " with %d" : " with --zero %d", zero);
     }
-    if (lacks) fprintf(f, "\n");
+    if (lacks) printf("\n");
     if (copy > 0 && !p->device.measured)
-        fprintf(f, "  (on the host: %s, a copy from which checkpoints are written)\n", binary(copy).s);
-    if (p->estimate_memory) fprintf(f, "  (estimated; train_gpt2cu --dry-run knows them to the byte, without a GPU)\n");
+        printf("  (on the host: %s, a copy from which checkpoints are written)\n", binary(copy).s);
+    if (p->estimate_memory) printf("  (estimated; train_gpt2cu --dry-run knows them to the byte, without a GPU)\n");
     if (!p->device.measured)
-        fprintf(f, "  (CUDA, libraries and NCCL as measured on H200s, driver 580%s)\n",
-                p->ranks > 1 ? "; NCCL with NCCL_NVLS_ENABLE=0, otherwise it may take more" : "");
+        printf("  (CUDA, libraries and NCCL as measured on H200s, driver 580%s)\n",
+               p->ranks > 1 ? "; NCCL with NCCL_NVLS_ENABLE=0, otherwise it may take more" : "");
 }
 
 // ---- A step: the roofline of its kernels ----------------------------------------------------------------------------
@@ -121,36 +120,36 @@ static const char *const family_names[FAMILIES] = {
     "embedding",      "dropout",      "exact norms", "update, norms, clearing",
 };
 
-static void print_step(FILE *f, const Plan *p) {
+static void print_step(const Plan *p) {
     int64_t T = p->shape.seq_len;
     PlanStep step = plan_step(p, p->rows);
     double tokens = (double)(p->rows * T), rate = tokens / step.seconds;
     double mfu = rate * model_flops_per_token(p->shape.model, (int)T) / (p->device.peak * p->ranks);
-    fprintf(f, "\nstep of %lld rows, %s tokens", (long long)p->rows, grouped(tokens).s);
-    if (p->ranks > 1) fprintf(f, ", on %d ranks", p->ranks);
-    fprintf(f, ": %lld micro-step%s\n", (long long)step.micro_steps, step.micro_steps == 1 ? "" : "s");
+    printf("\nstep of %lld rows, %s tokens", (long long)p->rows, grouped(tokens).s);
+    if (p->ranks > 1) printf(", on %d ranks", p->ranks);
+    printf(": %lld micro-step%s\n", (long long)step.micro_steps, step.micro_steps == 1 ? "" : "s");
     if (p->rows < p->ranks / p->sharing.tensor)
-        fprintf(f, "  FEWER ROWS THAN RANKS: such a run is refused; use --batch-tokens %lld or more\n",
-                (long long)(p->ranks / p->sharing.tensor * T));
+        printf("  FEWER ROWS THAN RANKS: such a run is refused; use --batch-tokens %lld or more\n",
+               (long long)(p->ranks / p->sharing.tensor * T));
     double flops = 0;
     for (int i = 0; i < FAMILIES; i++) flops += step.all.family[i].flops;
     bool tera = flops >= 1e13;
     double unit = step.seconds < 100 ? 1e3 : 1; // printed units per second
-    fprintf(f, "  %-24s %9s %9s %11s  %-8s %9s %6s\n", "kernels", tera ? "TFLOPs" : "GFLOPs", "GB", "FLOPs/byte",
-            "bound by", unit > 1 ? "ms" : "s", "share");
+    printf("  %-24s %9s %9s %11s  %-8s %9s %6s\n", "kernels", tera ? "TFLOPs" : "GFLOPs", "GB", "FLOPs/byte",
+           "bound by", unit > 1 ? "ms" : "s", "share");
     for (int i = 0; i < FAMILIES; i++) {
         double work = step.all.family[i].flops, bytes = step.all.family[i].bytes, s = step.all.family[i].seconds;
         if (!(bytes > 0)) continue;
-        fprintf(f, "  %-24s %9.4g %9.3g %11.1f  %-8s %9.4g %5.1f%%\n", family_names[i], work / (tera ? 1e12 : 1e9),
-                1e-9 * bytes, work / bytes, work / bytes < plan_critical_intensity(&p->device) ? "memory" : "compute",
-                unit * s, 100 * s / step.seconds);
+        printf("  %-24s %9.4g %9.3g %11.1f  %-8s %9.4g %5.1f%%\n", family_names[i], work / (tera ? 1e12 : 1e9),
+               1e-9 * bytes, work / bytes, work / bytes < plan_critical_intensity(&p->device) ? "memory" : "compute",
+               unit * s, 100 * s / step.seconds);
     }
     if (step.exposed > 0)
-        fprintf(f, "  %-24s %9s %9s %11s  %-8s %9.4g %5.1f%%\n", "waiting for other ranks", "", "", "", "link",
-                unit * step.exposed, 100 * step.exposed / step.seconds);
-    if (step.seconds < 10) fprintf(f, "  %.4g ms", 1e3 * step.seconds);
-    else fprintf(f, "  %s", duration(step.seconds).s);
-    fprintf(f, ", %s tok/s, MFU %.1f%%\n", grouped(rate).s, 100 * mfu);
+        printf("  %-24s %9s %9s %11s  %-8s %9.4g %5.1f%%\n", "waiting for other ranks", "", "", "", "link",
+               unit * step.exposed, 100 * step.exposed / step.seconds);
+    if (step.seconds < 10) printf("  %.4g ms", 1e3 * step.seconds);
+    else printf("  %s", duration(step.seconds).s);
+    printf(", %s tok/s, MFU %.1f%%\n", grouped(rate).s, 100 * mfu);
 }
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
@@ -164,7 +163,7 @@ static bool is_computing(const Plan *plan, int groups) {
     return is_linked(plan, p.ranks) && 2 * step.exposed <= step.seconds;
 }
 
-static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, int tensor, double rate_of_one) {
+static void print_row(const Plan *plan, int ranks, ZeroStage zero, int tensor, double rate_of_one) {
     const Plan p = plan_with(plan, zero, ranks, tensor);
     const bool own = ranks == plan->ranks && zero == plan->sharing.zero && tensor == plan->sharing.tensor;
     double tokens = (double)(p.rows * p.shape.seq_len), price = p.options->price;
@@ -173,19 +172,19 @@ static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, int 
     const bool few = p.rows < groups;
     MemoryPlan memory;
     plan_memory(&p, p.shape.micro_batch, &memory);
-    fprintf(f, "%c%6d %6d %6d %8.0f %7.2f %9s  %-12s", own ? '>' : ' ', ranks, zero, p.sharing.tensor,
-            ceil((double)ranks / p.device.spec.devices_a_machine), ldexp((double)memory.total, -30),
-            grouped(tokens / ranks).s, bound);
+    printf("%c%6d %6d %6d %8.0f %7.2f %9s  %-12s", own ? '>' : ' ', ranks, zero, p.sharing.tensor,
+           ceil((double)ranks / p.device.spec.devices_a_machine), ldexp((double)memory.total, -30),
+           grouped(tokens / ranks).s, bound);
     if (few || !is_linked(&p, ranks)) {
-        fprintf(f, few ? " fewer rows than ranks\n" : " no times without --link\n");
+        printf(few ? " fewer rows than ranks\n" : " no times without --link\n");
         return;
     }
     PlanStep step = plan_step(&p, p.rows);
     double rate = tokens / step.seconds, hours = 1e9 / rate / 3600;
-    fprintf(f, " %7.4g %7.2f %8.2f %12s %6.1f%% %7.3f", 1e-9 * step.bytes, 1e3 * step.exposed, 1e3 * step.seconds,
-            grouped(rate).s, 100 * rate / (ranks * rate_of_one), hours);
-    if (price > 0) fprintf(f, " %7.2f", hours * ranks * price);
-    fprintf(f, "\n");
+    printf(" %7.4g %7.2f %8.2f %12s %6.1f%% %7.3f", 1e-9 * step.bytes, 1e3 * step.exposed, 1e3 * step.seconds,
+           grouped(rate).s, 100 * rate / (ranks * rate_of_one), hours);
+    if (price > 0) printf(" %7.2f", hours * ranks * price);
+    printf("\n");
 }
 
 // Prints the numbers of tokens and ranks with which a step is compute-bound, then what collectives cost.
@@ -203,7 +202,7 @@ static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, int 
 // products if B / K > I^2 / (D m_F m_T). Behind a switch both share one link: m_F = m_T = 1/2. Only FSDP's transfers
 // cross machines, and dividing tensors within a machine does not change the bytes that its network carries. Data
 // parallelism sums gradients in the backward pass: twice FSDP's bytes for twice the FLOPs.
-static void print_links(FILE *f, const Plan *p) {
+static void print_links(const Plan *p) {
     const ModelConfig *c = &p->shape.model->config;
     const PlanDevice *d = &p->device;
     const int machine = d->spec.devices_a_machine, inside = machine > 1 && p->ranks > machine ? machine : p->ranks;
@@ -214,27 +213,27 @@ static void print_links(FILE *f, const Plan *p) {
     const double fsdp = flops / plan_link_bandwidth(d, p->ranks), both = fmax(I * I / (D * m_F * m_T), network);
     const double tensor_ranks = machine > 1 ? fmin(machine, D * m / I) : D * m / I;
     const double fsdp_ranks = fmin(K, fmax(K / inside, sqrt(tokens * K * m_F / (D * m_T)))); // of the best split
-    fprintf(f, "\ncompute-bound by bytes alone (Austin et al. 2025, How to scale your model), here %s tokens a rank\n",
-            grouped(tokens / p->ranks).s);
-    fprintf(f, "  data parallel and FSDP: from %s tokens a rank; tensor parallel: up to %.3g ranks%s\n",
-            grouped(fsdp).s, tensor_ranks, tensor_ranks < 2 ? ", so never" : "");
+    printf("\ncompute-bound by bytes alone (Austin et al. 2025, How to scale your model), here %s tokens a rank\n",
+           grouped(tokens / p->ranks).s);
+    printf("  data parallel and FSDP: from %s tokens a rank; tensor parallel: up to %.3g ranks%s\n", grouped(fsdp).s,
+           tensor_ranks, tensor_ranks < 2 ? ", so never" : "");
     if (both < fsdp)
-        fprintf(f, "  FSDP and tensor parallel: from %s tokens a rank; best here over %s and %.3g ranks\n",
-                grouped(both).s, grouped(fsdp_ranks).s, K / fsdp_ranks);
-    else fprintf(f, "  FSDP and tensor parallel: from no fewer tokens than FSDP alone\n");
+        printf("  FSDP and tensor parallel: from %s tokens a rank; best here over %s and %.3g ranks\n", grouped(both).s,
+               grouped(fsdp_ranks).s, K / fsdp_ranks);
+    else printf("  FSDP and tensor parallel: from no fewer tokens than FSDP alone\n");
     // A token costs 6 N + 6 L C T FLOPs (N: weights of the products, 12 L C^2 + V C). Attention's term, 6 L C T, is the
     // larger one from T = N / (L C) = 12 C + V / L on.
-    fprintf(f, "  attention has more FLOPs than the products from T %s\n",
-            grouped(model_flops_per_token(p->shape.model, 0) / (6.0 * c->layers * c->channels)).s);
+    printf("  attention has more FLOPs than the products from T %s\n",
+           grouped(model_flops_per_token(p->shape.model, 0) / (6.0 * c->layers * c->channels)).s);
 
     const double bytes = d->value * (double)range_length(model_bucket(p->shape.model, 1));
     const double ring = plan_ring_seconds(d, p->ranks, bytes), sent = 1e-6 * bytes * (K - 1) / K;
-    fprintf(f, "%-37s %10s %14s %10s %10s\n", "collectives, of a block's weights", "all-gather", "reduce-scatter",
-            "all-reduce", "all-to-all");
-    fprintf(f, "  MB that a rank sends, of %-10.4g %10.4g %14.4g %10.4g %10.4g\n", 1e-6 * bytes, sent, sent, 2 * sent,
-            sent / K);
-    fprintf(f, "  ms%33s %10.4g %14.4g %10.4g %10.4g\n", "", 1e3 * ring, 1e3 * ring, 2e3 * ring,
-            1e3 * plan_all_to_all_seconds(d, p->ranks, bytes));
+    printf("%-37s %10s %14s %10s %10s\n", "collectives, of a block's weights", "all-gather", "reduce-scatter",
+           "all-reduce", "all-to-all");
+    printf("  MB that a rank sends, of %-10.4g %10.4g %14.4g %10.4g %10.4g\n", 1e-6 * bytes, sent, sent, 2 * sent,
+           sent / K);
+    printf("  ms%33s %10.4g %14.4g %10.4g %10.4g\n", "", 1e3 * ring, 1e3 * ring, 2e3 * ring,
+           1e3 * plan_all_to_all_seconds(d, p->ranks, bytes));
 }
 
 // Returns the largest --tensor to consider.
@@ -258,7 +257,7 @@ static Figure mesh(const Plan *q, const Plan *p) {
 
 // Names the fastest --zero and --tensor that fit on the plan's ranks. Compares the fastest plans with and without
 // --tensor. If a plan does not fit, tries a smaller micro-batch, with --zero 2 and 3 also --reduce micro-step.
-static void print_advice(FILE *f, const Plan *p) {
+static void print_advice(const Plan *p) {
     const int given = p->shape.micro_batch;
     Plan best[2];                             // [0]: without --tensor; [1]: with --tensor
     double seconds[2] = {INFINITY, INFINITY}; // INFINITY: none fits
@@ -277,58 +276,56 @@ static void print_advice(FILE *f, const Plan *p) {
         }
     const int take = seconds[1] < seconds[0];
     const double times = seconds[!take] / seconds[take];
-    if (isinf(seconds[take])) fprintf(f, "  advice: nothing fits; use more ranks, or --recompute block\n");
+    if (isinf(seconds[take])) printf("  advice: nothing fits; use more ranks, or --recompute block\n");
     else if (isfinite(times))
-        fprintf(f, "  advice: %s; %s takes %.2f times as long\n", mesh(&best[take], p).s, mesh(&best[!take], p).s,
-                times);
-    else fprintf(f, "  advice: %s%s\n", mesh(&best[take], p).s, take ? "; nothing else fits" : "");
+        printf("  advice: %s; %s takes %.2f times as long\n", mesh(&best[take], p).s, mesh(&best[!take], p).s, times);
+    else printf("  advice: %s%s\n", mesh(&best[take], p).s, take ? "; nothing else fits" : "");
 }
 
 // Prints a row for each number of ranks, rows for other --zero and --tensor on the plan's ranks, then print_links.
-static void print_ranks(FILE *f, const Plan *p) {
+static void print_ranks(const Plan *p) {
     const PlanDevice *d = &p->device;
     bool price = p->options->price > 0;
     if (p->ranks == 1) return;
-    fprintf(f, "\nranks, at this batch: ");
+    printf("\nranks, at this batch: ");
     if (d->spec.devices_a_machine > 1) {
-        fprintf(f, "%.4g GB/s each way", 1e-9 * d->spec.link);
-        if (d->spec.axes) fprintf(f, " along %d axes", d->spec.axes);
-        fprintf(f, " among %d, ", d->spec.devices_a_machine);
+        printf("%.4g GB/s each way", 1e-9 * d->spec.link);
+        if (d->spec.axes) printf(" along %d axes", d->spec.axes);
+        printf(" among %d, ", d->spec.devices_a_machine);
     }
-    if (d->spec.network > 0) fprintf(f, "%.4g GB/s a device between machines\n", 1e-9 * d->spec.network);
-    else fprintf(f, "between machines unknown (--link)\n");
-    fprintf(f, "%37s %9s %22s %8s %8s %20s %7s%s\n", "GiB", "tokens", "GB sent", "exposed", "step", "", "hours a",
-            price ? "  cost a" : "");
-    fprintf(f, "%7s %6s %6s %8s %7s %9s  %-12s %7s %7s %8s %12s %7s %7s%s\n", "ranks", "--zero", "tensor", "machines",
-            "a rank", "a rank", "bound by", "a rank", "ms", "ms", "tok/s", "scaling", "B tok", price ? "   B tok" : "");
+    if (d->spec.network > 0) printf("%.4g GB/s a device between machines\n", 1e-9 * d->spec.network);
+    else printf("between machines unknown (--link)\n");
+    printf("%37s %9s %22s %8s %8s %20s %7s%s\n", "GiB", "tokens", "GB sent", "exposed", "step", "", "hours a",
+           price ? "  cost a" : "");
+    printf("%7s %6s %6s %8s %7s %9s  %-12s %7s %7s %8s %12s %7s %7s%s\n", "ranks", "--zero", "tensor", "machines",
+           "a rank", "a rank", "bound by", "a rank", "ms", "ms", "tok/s", "scaling", "B tok", price ? "   B tok" : "");
     const int K = p->sharing.tensor;
     const Plan one = plan_with(p, p->sharing.zero, 1, 1);
     double rate = (double)(p->rows * p->shape.seq_len) / plan_step(&one, p->rows).seconds;
     for (int n = 1; n <= 4 * p->ranks; n++) { // powers of two, one machine, and the plan's own number
         bool shown = n % K == 0 && ((n & (n - 1)) == 0 || n == d->spec.devices_a_machine);
-        if (n == p->ranks || (shown && n / K <= p->rows && is_linked(p, n)))
-            print_row(f, p, n, p->sharing.zero, K, rate);
+        if (n == p->ranks || (shown && n / K <= p->rows && is_linked(p, n))) print_row(p, n, p->sharing.zero, K, rate);
     }
     for (int zero = ZERO_0; zero <= ZERO_3; zero++)
-        if (zero != (int)p->sharing.zero) print_row(f, p, p->ranks, (ZeroStage)zero, K, rate);
+        if (zero != (int)p->sharing.zero) print_row(p, p->ranks, (ZeroStage)zero, K, rate);
     for (int k = 1; k <= tensor_most(p); k *= 2)
-        if (k != K && p->ranks % k == 0) print_row(f, p, p->ranks, p->sharing.zero, k, rate);
+        if (k != K && p->ranks % k == 0) print_row(p, p->ranks, p->sharing.zero, k, rate);
     if (!is_linked(p, p->ranks)) return;
-    if (p->rows * tensor_most(p) >= p->ranks) print_advice(f, p);
+    if (p->rows * tensor_most(p) >= p->ranks) print_advice(p);
     const int most = K * plan_most(p, 0, (int)fmin((double)p->rows, 1 << 20) + 1, is_computing);
-    if (most) fprintf(f, "  compute-bound up to %d ranks: at most half of a step's time is exposed\n", most);
-    else fprintf(f, "  interconnect-bound on any number of ranks: more than half of a step's time is exposed\n");
-    print_links(f, p);
+    if (most) printf("  compute-bound up to %d ranks: at most half of a step's time is exposed\n", most);
+    else printf("  interconnect-bound on any number of ranks: more than half of a step's time is exposed\n");
+    print_links(p);
 }
 
 // ---- The run --------------------------------------------------------------------------------------------------------
 
-static void print_run(FILE *f, const Plan *p, const char *what, double target) {
+static void print_run(const Plan *p, const char *what, double target) {
     const PlanRun run = plan_run(p, target);
-    fprintf(f, "%s%s%s step%s of %lld", what, run.cut ? "about " : "", grouped((double)run.steps).s,
-            run.steps == 1 ? "" : "s", (long long)run.first_batch);
-    if (run.first_batch != run.last_batch) fprintf(f, " to %lld", (long long)run.last_batch);
-    fprintf(f, " rows");
+    printf("%s%s%s step%s of %lld", what, run.cut ? "about " : "", grouped((double)run.steps).s,
+           run.steps == 1 ? "" : "s", (long long)run.first_batch);
+    if (run.first_batch != run.last_batch) printf(" to %lld", (long long)run.last_batch);
+    printf(" rows");
     if (p->device.peak > 0) {
         const Options *o = p->options;
         const int64_t every = o->val_every, validations = every > 0 && *o->val ? (run.steps + every - 1) / every : 0;
@@ -336,17 +333,17 @@ static void print_run(FILE *f, const Plan *p, const char *what, double target) {
         if (p->val) rows = (int64_t)fmin((double)rows, (double)p->val->info.windows);
         double validating = validations ? (double)validations * plan_step(p, rows).all.pass[PASS_FORWARD] : 0;
         double seconds = run.seconds + validating;
-        fprintf(f, ", %s", duration(seconds).s);
-        if (validating > 0) fprintf(f, " (%.2g%% of it validation)", 100 * validating / seconds);
-        if (o->price > 0) fprintf(f, ", cost %.2f", seconds / 3600 * p->ranks * o->price);
+        printf(", %s", duration(seconds).s);
+        if (validating > 0) printf(" (%.2g%% of it validation)", 100 * validating / seconds);
+        if (o->price > 0) printf(", cost %.2f", seconds / 3600 * p->ranks * o->price);
     }
-    fprintf(f, "\n");
+    printf("\n");
 }
 
 // Suggests values of the options that nobody gave, for AdamW: 20 tokens per parameter (Hoffmann et al. 2022, arXiv
 // 2203.15556); batch and lr by Step Law (Li et al. 2025, arXiv 2503.04715: B = 0.58 D^0.571 tokens, lr = 1.79 N^-0.713
 // D^0.307, N without embeddings); warm-up of 2 / (1 - beta2) steps (Ma and Yarats 2021, arXiv 1910.04209).
-static void print_suggestions(FILE *f, const Plan *p) {
+static void print_suggestions(const Plan *p) {
     const Options *o = p->options;
     const ModelConfig *c = &p->shape.model->config;
     const bool wants_batch = !o->given[OPTION_batch_tokens] && !o->steps, wants_rate = !o->given[OPTION_lr];
@@ -357,37 +354,37 @@ static void print_suggestions(FILE *f, const Plan *p) {
     const double rows = wants_batch ? fmax(round(0.58 * pow(D, 0.571) / T), 1) : (double)o->run.batch_ref_rows;
     if (o->optimizer != OPTIMIZER_ADAMW || !(wants_batch || wants_rate) || !model_preset(&(ModelConfig){0}, o->model))
         return;
-    fprintf(f, "suggested   for %s tokens:", grouped(round(D)).s);
-    if (wants_batch) fprintf(f, " --batch-tokens %.0f", rows * T);
-    if (wants_rate) fprintf(f, " --lr %.1e", 1.79 * pow(N, -0.713) * pow(D, 0.307));
+    printf("suggested   for %s tokens:", grouped(round(D)).s);
+    if (wants_batch) printf(" --batch-tokens %.0f", rows * T);
+    if (wants_rate) printf(" --lr %.1e", 1.79 * pow(N, -0.713) * pow(D, 0.307));
     if (!o->given[OPTION_warmup_tokens])
-        fprintf(f, " --warmup-tokens %.0f", fmin(ceil(2 / (1 - o->beta2)) * rows * T, 0.1 * D));
-    fprintf(f, "\n            (Step Law, arXiv 2503.04715: AdamW on web text; %stry half the rate, too)\n",
-            p->ramp || o->train_hours ? "" : "20 tokens per parameter; ");
+        printf(" --warmup-tokens %.0f", fmin(ceil(2 / (1 - o->beta2)) * rows * T, 0.1 * D));
+    printf("\n            (Step Law, arXiv 2503.04715: AdamW on web text; %stry half the rate, too)\n",
+           p->ramp || o->train_hours ? "" : "20 tokens per parameter; ");
 }
 
-static void print_checkpoints(FILE *f, const Plan *p) {
+static void print_checkpoints(const Plan *p) {
     int64_t copies = p->ramp ? plan_checkpoints(p->ramp, p->options) : 1;
     double bytes = (double)copies * p->checkpoint_bytes;
-    fprintf(f, "checkpoints %s each; at most %lld at a time: %s, %s free in %s%s\n", binary(p->checkpoint_bytes).s,
-            (long long)copies, binary(bytes).s, binary(p->disk_free_bytes).s, p->disk,
-            p->disk_free_bytes < bytes ? ": NOT ENOUGH" : "");
+    printf("checkpoints %s each; at most %lld at a time: %s, %s free in %s%s\n", binary(p->checkpoint_bytes).s,
+           (long long)copies, binary(bytes).s, binary(p->disk_free_bytes).s, p->disk,
+           p->disk_free_bytes < bytes ? ": NOT ENOUGH" : "");
 }
 
-void plan_print(FILE *f, const Plan *p) {
-    print_training(f, p);
-    print_device(f, p);
-    print_memory(f, p);
+void plan_print(const Plan *p) {
+    print_training(p);
+    print_device(p);
+    print_memory(p);
     if (p->shape.inference) return;
     if (p->device.peak > 0) {
-        print_step(f, p);
-        print_ranks(f, p);
+        print_step(p);
+        print_ranks(p);
     }
     if (p->ramp && p->ramp->config.mode == RAMP_GNS) { // the noise scale of a future run is unknown
-        fprintf(f, "\nrun         its length depends on the noise scale; the ramp's bounds are\n");
-        print_run(f, p, "  never growing             ", 0);
-        print_run(f, p, "  growing as soon as it may ", INFINITY);
-    } else if (p->ramp) print_run(f, p, "\nrun         ", 0);
-    print_suggestions(f, p);
-    print_checkpoints(f, p);
+        printf("\nrun         its length depends on the noise scale; the ramp's bounds are\n");
+        print_run(p, "  never growing             ", 0);
+        print_run(p, "  growing as soon as it may ", INFINITY);
+    } else if (p->ramp) print_run(p, "\nrun         ", 0);
+    print_suggestions(p);
+    print_checkpoints(p);
 }

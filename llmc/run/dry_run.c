@@ -49,7 +49,7 @@ int run_dry(Run *r, Error *e) {
         .disk_free_bytes = (double)free_bytes,
         .disk = disk,
     };
-    plan_print(stdout, &plan);
+    plan_print(&plan);
     int code = plan_check_fits(&plan, e);
     if (!code || !o->device[0]) return code;
     printf("note: %s. %s\n", e->what, e->hint); // not an error: another machine may run the plan
