@@ -119,8 +119,9 @@ static void transpose_panels(const Head *head, float *to, const void *from, size
 static void write_tile(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, size_t a_k, const float *b,
                        size_t b_row, size_t K, bool add) {
     TILE_DISPATCH(rows, {
-        Tile t = tile_product(ROWS, K, a, a_row, a_k, b, b_row);
-        tile_write(ROWS, c, c_row, &t, add);
+        Tile t = tile_zero(ROWS);
+        tile_add_product(ROWS, &t, K, a, a_row, a_k, b, b_row);
+        tile_write(ROWS, c, c_row, &t, add, false);
     });
 }
 
@@ -139,9 +140,8 @@ VECTOR_INLINE void hide(float *scores, size_t begin, size_t end) {
 static float softmax_row(float *scores, size_t begin, size_t end, size_t padded, float *max) {
     hide(scores, 0, begin);
     hide(scores, end, padded);
-    Vec max_v = vec_load(scores), sum = {0};
-    for (size_t j = VEC; j < padded; j += VEC) max_v = vec_max(vec_load(scores + j), max_v);
-    *max = vec_largest(max_v);
+    Vec sum = {0};
+    *max = largest(scores, padded);
     for (size_t j = 0; j < padded; j += VEC) {
         Vec p = vec_exp(vec_load(scores + j) - *max);
         vec_store(scores + j, p);

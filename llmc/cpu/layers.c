@@ -229,15 +229,6 @@ void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type
 
 // ---- Cross-entropy --------------------------------------------------------------------------------------------------
 
-static float row_max(const float *row, int n) {
-    Vec v = vec_set(row[0]);
-    int c = 0;
-    for (; c + VEC <= n; c += VEC) v = vec_max(vec_load(row + c), v);
-    float max = vec_largest(v);
-    for (; c < n; c++) max = row[c] > max ? row[c] : max;
-    return max;
-}
-
 // Replaces a row by exp(row - max). Returns the sum.
 static float row_exp(float *row, float max, int n) {
     Vec sum = {0};
@@ -255,7 +246,7 @@ static float row_exp(float *row, float max, int n) {
 
 static void cross_entropy_row(float *nll, float *loss, float *row, int target, int V, float smoothing, float gradient,
                               Dtype type) {
-    float max = row_max(row, V), at_target = row[target];
+    float max = largest(row, (size_t)V), at_target = row[target];
     float mean = loss ? row_sum(row, 0, false, V, DTYPE_FP32) / (float)V : 0;
     float sum = row_exp(row, max, V);
     *nll = loss_at(loss_logsumexp(max, sum), at_target);
@@ -303,35 +294,27 @@ VECTOR_INLINE Wide multiply_low(Wide x, uint32_t by) {
 #endif
 }
 
-// Runs rng_rounds (math/rng.h) on VEC / 2 counters at once; the upper halves of the words are arbitrary.
-VECTOR_INLINE void philox(Wide word[4], uint64_t seed) {
-    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
-    for (int round = 0; round < DROPOUT_ROUNDS; round++) {
-        Wide p0 = multiply_low(word[0], 0xD2511F53u), p1 = multiply_low(word[2], 0xCD9E8D57u);
-        word[0] = p1 >> 32 ^ word[1] ^ key0;
-        word[1] = p1;
-        word[2] = p0 >> 32 ^ word[3] ^ key1;
-        word[3] = p0;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-}
-
-// Writes Philox's four words for LANES blocks of math/dropout.h: (r, k), (r, k + 1), ...
+// Writes Philox's four words for LANES blocks of math/dropout.h: (r, k), (r, k + 1), ... Computes rng_rounds
+// (math/rng.h) of VEC / 2 counters at once.
 static void blocks_of(uint32_t words[4][LANES], Dropout d, DropoutPlace place, uint32_t head, uint32_t r, uint32_t k) {
     const RngBlock counter = dropout_counter(d, place, head, r, k);
-    for (uint32_t lane = 0; lane < LANES; lane += VEC) {
-        Wide first = {0}, parity[2][4]; // [0]: even lanes, [1]: odd lanes
-        for (uint32_t i = 0; i < VEC / 2; i++) first[i] = counter.word[0] + lane + 2 * i;
-        for (uint32_t odd = 0; odd < 2; odd++) {
-            parity[odd][0] = first + odd;
-            for (int w = 1; w < 4; w++) parity[odd][w] = (Wide){0} + counter.word[w];
-            philox(parity[odd], d.seed);
+#pragma GCC unroll 4 // independent chains, which hide latency
+    for (uint32_t first = 0; first < LANES; first += VEC / 2) {
+        uint32_t key0 = (uint32_t)d.seed, key1 = (uint32_t)(d.seed >> 32);
+        Wide word[4];
+        for (int w = 0; w < 4; w++) word[w] = (Wide){0} + counter.word[w];
+        for (uint32_t i = 0; i < VEC / 2; i++) word[0][i] += first + i;
+        for (int round = 0; round < DROPOUT_ROUNDS; round++) {
+            Wide p0 = multiply_low(word[0], 0xD2511F53u), p1 = multiply_low(word[2], 0xCD9E8D57u);
+            word[0] = p1 >> 32 ^ word[1] ^ key0;
+            word[1] = p1;
+            word[2] = p0 >> 32 ^ word[3] ^ key1;
+            word[3] = p0;
+            key0 += 0x9E3779B9u;
+            key1 += 0xBB67AE85u;
         }
-        for (int w = 0; w < 4; w++) {
-            Wide both = (parity[0][w] & 0xffffffff) | parity[1][w] << 32;
-            memcpy(words[w] + lane, &both, sizeof both);
-        }
+        for (int w = 0; w < 4; w++)
+            for (uint32_t i = 0; i < VEC / 2; i++) words[w][first + i] = (uint32_t)word[w][i];
     }
 }
 
@@ -356,10 +339,8 @@ void dropout_factors(float *factor, Dropout d, DropoutPlace place, size_t head, 
 }
 
 VECTOR_INLINE void multiply_row(void *to, const void *x, size_t at, const float *factor, size_t n, const Dtype type) {
-    size_t whole = n / VEC * VEC;
-    for (size_t i = 0; i < whole; i += VEC)
-        value_store(to, at + i, value_load(x, at + i, type) * vec_load(factor + i), type);
-    for (size_t i = whole; i < n; i++) value_set(to, at + i, value_get(x, at + i, type) * factor[i], type);
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) value_set(to, at + i, value_get(x, at + i, type) * factor[i], type);
 }
 
 void dropout_apply(void *to, const void *x, Dropout d, DropoutPlace place, int B, int T, int C, Dtype type) {

@@ -38,7 +38,7 @@ static void fp32_pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *
 enum { TILE_DEPTH = VEC == 8 ? 256 : 384 };
 enum { PREFETCH_DEPTH = 16 }; // steps of k from one prefetch to the next
 
-// Multiplies A and a panel of B as tile_product does, with prefetches.
+// Multiplies A and a panel of B as tile_add_product does, with prefetches.
 VECTOR_INLINE Tile block_product(const int rows, size_t depth, const float *a, size_t a_row, size_t a_k, const float *b,
                                  Ahead *ahead) {
     size_t lines = (ahead->lines * PREFETCH_DEPTH + depth - 1) / depth;
@@ -69,9 +69,8 @@ static void fp32_tile(MatmulTiles *tiles, const void *a, const void *b, size_t i
         else if (p->a_column == 1) t = block_product(ROWS, block->depth, in_place, p->a_row, 1, b, &ahead);
         else t = block_product(ROWS, block->depth, in_place, 1, p->a_column, b, &ahead);
         if (!edge) tile_add_row(ROWS, &t, bias ? vec_load(bias) : (Vec){0}, bias ? vec_load(bias + VEC) : (Vec){0});
-        if (edge) tile_write(ROWS, whole[0], TILE_COLUMNS, &t, false);
-        else if (p->stream) tile_stream(ROWS, c, p->N, &t);
-        else tile_write(ROWS, c, p->N, &t, add);
+        if (edge) tile_write(ROWS, whole[0], TILE_COLUMNS, &t, false, false);
+        else tile_write(ROWS, c, p->N, &t, add, p->stream);
     });
     tiles->ahead.run = ahead.run, tiles->ahead.byte = ahead.byte;
     for (size_t r = 0; r < rows && edge; r++, c += p->N)

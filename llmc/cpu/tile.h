@@ -20,29 +20,6 @@ typedef struct {
     Vec v[TILE_ROWS][TILE_VECS];
 } Tile; // held in registers; the first `rows` rows are in use
 
-// Adds the product of a column of A and a row of B. The column's elements lie a_row apart.
-VECTOR_INLINE void tile_add_step(const int rows, Tile *t, const float *a, size_t a_row, Vec b0, Vec b1) {
-#ifdef __aarch64__
-    if (__builtin_constant_p(a_row) && a_row == 1) { // fmla can read an element of a vector: load four at once
-#    pragma GCC unroll 12
-        for (int i = 0; i < rows; i++) {
-            Vec four = vec_load(a + i / 4 * 4);
-            t->v[i][0] += four[i % 4] * b0;
-            t->v[i][1] += four[i % 4] * b1;
-        }
-        return;
-    }
-#endif
-#pragma GCC unroll 12
-    for (int i = 0; i < rows; i++) {
-        t->v[i][0] += a[i * a_row] * b0;
-        t->v[i][1] += a[i * a_row] * b1;
-#ifdef __aarch64__
-        __asm__("" ::: "memory"); // keeps the loads apart; all at once would need the registers of `t`
-#endif
-    }
-}
-
 // Adds A (rows, K) times B (K, TILE_COLUMNS) to t, over k in ascending order. Element (i, k) of A lies at
 // a[i * a_row + k * a_k], row k of B at b + k * b_k. `rows` must be a constant.
 VECTOR_INLINE void tile_add_product(const int rows, Tile *t, size_t K, const float *a, size_t a_row, size_t a_k,
@@ -52,7 +29,24 @@ VECTOR_INLINE void tile_add_product(const int rows, Tile *t, size_t K, const flo
 #endif
     for (size_t k = 0; k < K; k++, a += a_k, b += b_k) {
         Vec b0 = vec_load(b), b1 = vec_load(b + VEC);
-        tile_add_step(rows, t, a, a_row, b0, b1);
+#ifdef __aarch64__
+        const bool fours = __builtin_constant_p(a_row) && a_row == 1; // fmla can read an element of a vector
+#    pragma GCC unroll 12
+        for (int i = 0; i < rows && fours; i++) {
+            Vec four = vec_load(a + i / 4 * 4);
+            t->v[i][0] += four[i % 4] * b0;
+            t->v[i][1] += four[i % 4] * b1;
+        }
+        if (fours) continue;
+#endif
+#pragma GCC unroll 12
+        for (int i = 0; i < rows; i++) {
+            t->v[i][0] += a[i * a_row] * b0;
+            t->v[i][1] += a[i * a_row] * b1;
+#ifdef __aarch64__
+            __asm__("" ::: "memory"); // keeps the loads apart; all at once would need the registers of `t`
+#endif
+        }
     }
 }
 
@@ -60,13 +54,6 @@ VECTOR_INLINE Tile tile_zero(const int rows) {
     Tile t;
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++) t.v[i][0] = t.v[i][1] = (Vec){0};
-    return t;
-}
-
-VECTOR_INLINE Tile tile_product(const int rows, size_t K, const float *a, size_t a_row, size_t a_k, const float *b,
-                                size_t b_k) {
-    Tile t = tile_zero(rows);
-    tile_add_product(rows, &t, K, a, a_row, a_k, b, b_k);
     return t;
 }
 
@@ -91,23 +78,14 @@ VECTOR_INLINE void tile_add_row(const int rows, Tile *t, Vec row0, Vec row1) {
     for (int i = 0; i < rows; i++) t->v[i][0] += row0, t->v[i][1] += row1;
 }
 
-// C (rows, TILE_COLUMNS) = t; add: C += t. Rows of C lie c_row floats apart.
-VECTOR_INLINE void tile_write(const int rows, float *c, size_t c_row, const Tile *t, bool add) {
+// C (rows, TILE_COLUMNS) = t; add: C += t. stream: written past the caches. Rows of C lie c_row floats apart.
+VECTOR_INLINE void tile_write(const int rows, float *c, size_t c_row, const Tile *t, bool add, bool stream) {
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++, c += c_row) {
         Vec c0 = t->v[i][0], c1 = t->v[i][1];
         if (add) c0 += vec_load(c), c1 += vec_load(c + VEC);
-        vec_store(c, c0);
-        vec_store(c + VEC, c1);
-    }
-}
-
-// C (rows, TILE_COLUMNS) = t, written past the caches.
-VECTOR_INLINE void tile_stream(const int rows, float *c, size_t c_row, const Tile *t) {
-#pragma GCC unroll 12
-    for (int i = 0; i < rows; i++, c += c_row) {
-        vec_stream(c, t->v[i][0]);
-        vec_stream(c + VEC, t->v[i][1]);
+        if (stream) vec_stream(c, c0), vec_stream(c + VEC, c1);
+        else vec_store(c, c0), vec_store(c + VEC, c1);
     }
 }
 

@@ -57,8 +57,6 @@ VECTOR_INLINE void value_store(void *p, size_t i, Vec v, const Dtype type) {
 // to[at + i] = scale * from[from_at + i], i < n, between two types
 VECTOR_INLINE void scale_values(void *to, size_t at, const Dtype to_type, const void *from, size_t from_at,
                                 const Dtype from_type, size_t n, float scale) {
-    size_t whole = n / VEC * VEC;
-    for (size_t i = 0; i < whole; i += VEC)
-        value_store(to, at + i, scale * value_load(from, from_at + i, from_type), to_type);
-    for (size_t i = whole; i < n; i++) value_set(to, at + i, scale * value_get(from, from_at + i, from_type), to_type);
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) value_set(to, at + i, scale * value_get(from, from_at + i, from_type), to_type);
 }

@@ -55,21 +55,17 @@ VECTOR_INLINE Vec vec_select(VecInt mask, Vec yes, Vec no) { // mask: -1 or 0 in
     return (Vec)((mask & (VecInt)yes) | (~mask & (VecInt)no));
 #endif
 }
-#ifdef __AVX512F__
-VECTOR_INLINE Vec vec_max(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
-VECTOR_INLINE float vec_largest(Vec v) { return _mm512_reduce_max_ps((__m512)v); }
-#else
-VECTOR_INLINE Vec vec_max(Vec a, Vec b) { return vec_select(a > b, a, b); }
-VECTOR_INLINE float vec_largest(Vec v) {
-    float max = v[0];
-    for (int i = 1; i < VEC; i++) max = v[i] > max ? v[i] : max;
-    return max;
-}
-#endif
 VECTOR_INLINE float vec_sum(Vec v) {
     float sum = v[0];
     for (int i = 1; i < VEC; i++) sum += v[i];
     return sum;
+}
+
+VECTOR_INLINE float largest(const float *x, size_t n) {
+    float max = x[0];
+#pragma omp simd reduction(max : max)
+    for (size_t i = 0; i < n; i++) max = x[i] > max ? x[i] : max;
+    return max;
 }
 
 // Returns exp(x) to 1.1 ulp; 0 if that would be subnormal (x < -87.33), infinity for x above 88.72, NaN for NaN.
