@@ -22,7 +22,8 @@ static inline void small_params(const Model *model, uint64_t seed, float *flat) 
 
 // Draws uniform tokens. In a small vocabulary tokens recur within a row, so the tied weight's cross term is large.
 static inline void small_tokens(int vocab, uint64_t seed, size_t n, uint16_t *tokens) {
-    for (size_t i = 0; i < n; i++) tokens[i] = (uint16_t)(rng_u32(seed, SMALL_TOKENS, i) % (uint32_t)vocab);
+    for (size_t i = 0; i < n; i++)
+        tokens[i] = (uint16_t)(rng_block(seed, SMALL_TOKENS, i / 4).word[i % 4] % (uint32_t)vocab);
 }
 
 // Clears gradients, then runs forward and backward over rows of seq_len + 1 tokens, micro_batch rows at a time.

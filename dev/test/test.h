@@ -9,10 +9,16 @@
 #pragma once
 
 #include "base/common.h"
+#include "math/rng.h"
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+
+// Returns a word of rng.h's stream, for tests that need integers.
+GNS_HD static inline uint32_t rng_u32(uint64_t seed, uint64_t stream, uint64_t index) {
+    return rng_block(seed, stream, index / 4).word[index % 4];
+}
 
 static struct {
     int checks, failures, skipped; // counts for the current test

@@ -52,12 +52,12 @@ static void layout_state(Engine *engine, Region *a) {
     _Static_assert(sizeof moments / sizeof *moments == OPTIMIZERS, "a name for each");
     const EngineConfig *c = &engine->config;
     Dtype type = c->dtype;
-    RESERVE_VALUES(engine->weight, shard_weight_elements(c));
+    RESERVE_VALUES(engine->weight, shard_slotted_elements(c->model, c->shard_weights));
     if (type == DTYPE_FP32 && !c->shard_weights) engine->param = engine->weight;
     else if (!c->inference) RESERVE(engine->param, shard_elements(c));
     end_part(a, "parameters");
     if (c->inference) return;
-    engine->grad_sum = RESERVE(engine->grad, shard_grad_elements(c));
+    engine->grad_sum = RESERVE(engine->grad, shard_slotted_elements(c->model, c->shard_grads));
     if (c->shard_grads) RESERVE(engine->grad_sum, shard_elements(c));
     end_part(a, "gradients");
     RESERVE(engine->moment1, shard_elements(c)), RESERVE(engine->moment2, shard_elements(c));

@@ -115,7 +115,7 @@ static void layout_state(Engine *engine, Arena *a) {
     const char *working = "working weights, " REAL_NAME;
     size_t n = model->flat_count, owned = shard_elements(&engine->config);
     if (!apart) ADD("master weights, fp32", engine->param, n, FORWARD, UPDATE);
-    else ADD(working, engine->weight, shard_weight_elements(&engine->config), FORWARD, UPDATE);
+    else ADD(working, engine->weight, shard_slotted_elements(model, engine->config.shard_weights), FORWARD, UPDATE);
     if (apart && !inference) ADD("master weights, fp32", engine->param, owned, FORWARD, UPDATE);
     if (rounded && engine->config.shard_weights) ADD(working, engine->own_weight, owned, FORWARD, UPDATE);
     ADD("small tables", engine->stats, stats_count(&engine->config), FORWARD, UPDATE);
@@ -130,7 +130,7 @@ static void layout_state(Engine *engine, Arena *a) {
     if (inference) return;
     const size_t sums = engine->config.sources * model->ln_parameters;
     if (sums) ADD("sums by source, fp32", engine->source_sum, sums, FORWARD, UPDATE);
-    ADD("gradients, fp32", engine->grad, shard_grad_elements(&engine->config), FORWARD, UPDATE);
+    ADD("gradients, fp32", engine->grad, shard_slotted_elements(model, engine->config.shard_grads), FORWARD, UPDATE);
     if (engine->config.shard_grads) ADD("gradients, fp32", engine->grad_sum, owned, FORWARD, UPDATE);
     ADD(moments_of[engine->config.optimizer], engine->moment1, owned, FORWARD, UPDATE);
     ADD(moments_of[engine->config.optimizer], engine->moment2, owned, FORWARD, UPDATE);

@@ -30,7 +30,7 @@ int engine_state_clear(Engine *engine, Error *e) {
         if (array) CUDA_TRY(cudaMemsetAsync(array, 0, n * sizeof(float), engine->stream), e);
     }
     if (engine->own_weight) CUDA_TRY(cudaMemsetAsync(engine->own_weight, 0, owned * sizeof(real), engine->stream), e);
-    size_t kept = shard_weight_elements(&engine->config);
+    size_t kept = shard_slotted_elements(engine->config.model, engine->config.shard_weights);
     return CUDA_CALL(cudaMemsetAsync(engine->weight, 0, kept * sizeof(real), engine->stream), e);
 }
 

@@ -1,8 +1,7 @@
 // rng: random numbers as a pure function of (seed, stream, index). So any thread, rank or device can draw any of them.
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, section 3.3.
 // The 64-bit seed is the key; the 128-bit counter is (block, stream). One block gives four 32-bit words.
-// Use each stream for one kind of draw. On one stream rng_u32 and rng_uniform would use the same words for different
-// draws.
+// Use each stream for one kind of draw. On one stream rng_uniform and rng_normal would use the same words.
 #pragma once
 
 #include "base/common.h"
@@ -36,19 +35,11 @@ GNS_HD static inline RngBlock rng_block(uint64_t seed, uint64_t stream, uint64_t
     return rng_rounds(counter, (uint32_t)seed, (uint32_t)(seed >> 32), 10);
 }
 
-GNS_HD static inline uint32_t rng_u32(uint64_t seed, uint64_t stream, uint64_t index) {
-    return rng_block(seed, stream, index / 4).word[index % 4];
-}
-
-GNS_HD static inline uint64_t rng_u64(uint64_t seed, uint64_t stream, uint64_t index) {
-    RngBlock b = rng_block(seed, stream, index / 2);
-    unsigned i = 2 * (unsigned)(index % 2);
-    return (uint64_t)b.word[i + 1] << 32 | b.word[i];
-}
-
 // Uniform in [0, 1): multiples of 2^-53, never 1.
 GNS_HD static inline double rng_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
-    return (double)(rng_u64(seed, stream, index) >> 11) * 0x1p-53;
+    const RngBlock b = rng_block(seed, stream, index / 2); // two draws: words 0 and 1, words 2 and 3
+    const unsigned i = 2 * (unsigned)(index % 2);
+    return (double)(((uint64_t)b.word[i + 1] << 32 | b.word[i]) >> 11) * 0x1p-53;
 }
 
 // Standard normal (Box and Muller 1958, in double), one block per draw. u1 is in (0, 1], so its log is finite. Machines

@@ -29,14 +29,11 @@ static void test_philox_known_answers(void) {
         RngBlock got = rng_rounds((RngBlock){{k[0], k[1], k[2], k[3]}}, k[4], k[5], 10);
         for (int w = 0; w < 4; w++)
             CHECK(got.word[w] == k[6 + w], "vector %d word %d: %08x, want %08x", i, w, got.word[w], k[6 + w]);
-        // rng_block and rng_u32: the seed is the key, stream and block are the counter
+        // rng_block: the seed is the key, stream and block are the counter
         uint64_t block = (uint64_t)k[1] << 32 | k[0], stream = (uint64_t)k[3] << 32 | k[2];
         uint64_t seed = (uint64_t)k[5] << 32 | k[4];
         RngBlock b = rng_block(seed, stream, block);
         for (int w = 0; w < 4; w++) CHECK(b.word[w] == k[6 + w], "block %d word %d", i, w);
-        if (block >> 62) continue; // 4 * block overflows an index
-        for (int w = 0; w < 4; w++)
-            CHECK(rng_u32(seed, stream, 4 * block + (uint64_t)w) == k[6 + w], "u32 %d word %d", i, w);
     }
 }
 
@@ -44,19 +41,16 @@ static void test_philox_known_answers(void) {
 // rng.h, computed them with log and cos to 60 digits.
 static void test_known_draws(void) {
     static const struct {
-        uint64_t seed, stream, index, u64;
+        uint64_t seed, stream, index;
         double uniform, normal;
     } known[] = {
-        {0, 0, 0, 0xe169c58d6627e8d5, 0x1.c2d38b1acc4fdp-1, -0.397667538444182123},
-        {1337, 3, 7, 0xeca013ce18cf5814, 0x1.d940279c319ebp-1, 1.19884273565066457},
-        {42, (uint64_t)1 << 40, 12345678901, 0x5b037842a7715455, 0x1.6c0de10a9dc54p-2, -0.0326105713758661764},
-        {0x299f31d0a4093822, 0x0370734413198a2e, 0x05a308d3243f6a88, 0x195b231f5d62d4c1, 0x1.95b231f5d62d0p-4,
-         -1.44527199279832819},
+        {0, 0, 0, 0x1.c2d38b1acc4fdp-1, -0.397667538444182123},
+        {1337, 3, 7, 0x1.d940279c319ebp-1, 1.19884273565066457},
+        {42, (uint64_t)1 << 40, 12345678901, 0x1.6c0de10a9dc54p-2, -0.0326105713758661764},
+        {0x299f31d0a4093822, 0x0370734413198a2e, 0x05a308d3243f6a88, 0x1.95b231f5d62d0p-4, -1.44527199279832819},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         uint64_t seed = known[i].seed, stream = known[i].stream, index = known[i].index;
-        CHECK(rng_u64(seed, stream, index) == known[i].u64, "draw %zu: %016llx", i,
-              (unsigned long long)rng_u64(seed, stream, index));
         CHECK(rng_uniform(seed, stream, index) == known[i].uniform, "draw %zu: %a", i,
               rng_uniform(seed, stream, index));
         CHECK_CLOSE(rng_normal(seed, stream, index), known[i].normal, 1e-14, 1);

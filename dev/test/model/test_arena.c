@@ -1,5 +1,5 @@
 // arena: buffers that live at the same time never share memory; other buffers share nearly as much as possible.
-#include "model/arena.c"
+#include "model/arena.h"
 
 #include "../scratch.h"
 
