@@ -19,15 +19,12 @@ from run_log import (EXIT_INPUT, Fault, Parser, Run, column, command_text, compa
 
 PAGE_STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2.5em auto; padding: 0 1.2em; color: #222 }
-h1 { font-size: 1.7em; margin: 0 } h2 { font-size: 1.2em; margin: 2.2em 0 .3em; border-bottom: 1px solid #ccc }
-h3 { font-size: 1em; margin: 1.2em 0 .2em } .note, figcaption { color: #666; font-size: 14px; margin: .2em 0 .8em }
+h2 { margin: 2em 0 .3em; border-bottom: 1px solid #ccc } .note, figcaption { color: #666; margin: .2em 0 .8em }
 figure { margin: .6em 0; page-break-inside: avoid } svg { width: 100%; height: auto }
-table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums }
-td, th { padding: 3px 18px 3px 0; text-align: left; vertical-align: top } th { border-bottom: 1px solid #888 }
-tr { border-bottom: 1px solid #e4e4e4 } td.n, th.n { text-align: right }
-.wide { overflow-x: auto }
-pre { font: 13px/1.4 ui-monospace, monospace; background: #f6f6f4; padding: .7em 1em; margin: .2em 0 .8em;
-      white-space: pre-wrap; overflow-wrap: anywhere; border-radius: 4px } pre b { color: #0072b2; font-weight: 600 }
+table { display: block; overflow-x: auto; border-collapse: collapse; font-variant-numeric: tabular-nums }
+td, th { padding: 3px 18px 3px 0; text-align: left; vertical-align: top; border-bottom: 1px solid #ddd } .n { text-align: right }
+pre { font: 13px/1.4 ui-monospace, monospace; background: #f6f6f4; padding: .7em 1em; white-space: pre-wrap; overflow-wrap: anywhere }
+pre b { color: #0072b2 }
 """
 
 
@@ -36,7 +33,7 @@ def table(head, rows):
     def cells(tag, row):
         return "".join(f'<{tag}{" class=n" * (i > 0)}>{html.escape(str(x))}</{tag}>' for i, x in enumerate(row))
     body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
-    return f'<div class="wide"><table><tr>{cells("th", head)}</tr>\n{body}</table></div>\n'
+    return f"<table><tr>{cells('th', head)}</tr>\n{body}</table>\n"
 
 
 def show(x, digits=4):
