@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2006
+# shellcheck disable=SC2006,SC2046,SC2206
 # The launchers run_gpt2_*.sh are links to this script: run_gpt2_124M.sh trains scripts/recipes/gpt2-124M.conf, a --config
 # file. A launcher accepts all options of the trainer, also --config. They replace the recipe's options. A launcher of
 # your own sets NAME, then sources this script.
@@ -37,29 +37,6 @@ default() { # NAME VALUE
 
 ranks() { echo "$job"; } # or mpirun.sh, which forwards SIGUSR1 to its ranks
 
-# Runs `command`, then `resume`, until the run is done. A request to stop reaches the command as SIGUSR1.
-train_until_done() {
-    local code before newest
-    while :; do
-        before=`newest_checkpoint "$OUT"`
-        "${apart[@]}" "${command[@]}" &
-        job=$! early=$asked # as in mpirun.sh
-        [ -z "$early" ] || ask_to_stop
-        wait_for_job
-        code_of_ranks $?
-        code=$? job=''
-        case $code in
-        0 | 64 | 65 | 69 | 71 | 74 | 76) return $code ;; # done, or a restart does not help
-        esac
-        [ -z "$asked" ] || return $code
-        [ $code != 75 ] || [ -z "${RUN:-}${GNS_END:-}" ] || return $code # the time of the batch system or of --max-hours is over
-        newest=`newest_checkpoint "$OUT"`
-        [ -n "$newest" ] && [ "$newest" != "$before" ] || return $code
-        echo "exit code $code: starting again from $newest" >&2
-        command=("${resume[@]}")
-    done
-}
-
 command=("$PROGRAM" --config "$RECIPE" "$@")
 if [[ " $* " == *" --help "* ]]; then
     print_header "$RECIPE"
@@ -89,10 +66,8 @@ if [[ -z ${RANKS:-} && $PROGRAM == *cu ]]; then # an invalid device ends the lis
 fi
 [[ ${RANKS:-1} =~ ^[0-9]+$ ]] || fail 64 "RANKS is $RANKS" "Set it to the number of processes, one per GPU"
 if [ -n "${RUN:-}" ]; then
-    # shellcheck disable=SC2206
     command=($RUN "${command[@]}")
 elif [ "${RANKS:-1}" -gt 1 ]; then
-    # shellcheck disable=SC2046
     command=("$root/scripts/mpirun.sh" -np "$RANKS" $([[ $PROGRAM == *cu ]] || echo --oversubscribe) "${command[@]}")
 fi
 # The command of a restart: without --fresh, and with llm.c's -y 1 (resume), which also overrides `fresh` in a --config file.
@@ -100,4 +75,23 @@ mapfile -t -d '' resume < <(printf '%s\0' "${command[@]}" | sed -z '/^--fresh$/d
 resume+=(-y 1)
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || command=("${resume[@]}") # Slurm has queued this job again
 trap_stop_requests
-train_until_done
+
+# Run `command`, then `resume`, until the run is done. A request to stop reaches the command as SIGUSR1.
+while :; do
+    before=`newest_checkpoint "$OUT"`
+    "${apart[@]}" "${command[@]}" &
+    job=$! early=$asked # as in mpirun.sh
+    [ -z "$early" ] || ask_to_stop
+    wait_for_job
+    code_of_ranks $?
+    code=$? job=''
+    case $code in
+    0 | 64 | 65 | 69 | 71 | 74 | 76) exit $code ;; # done, or a restart does not help
+    esac
+    [ -z "$asked" ] || exit $code
+    [ $code != 75 ] || [ -z "${RUN:-}${GNS_END:-}" ] || exit $code # the time of the batch system or of --max-hours is over
+    newest=`newest_checkpoint "$OUT"`
+    [ -n "$newest" ] && [ "$newest" != "$before" ] || exit $code
+    echo "exit code $code: starting again from $newest" >&2
+    command=("${resume[@]}")
+done

@@ -18,7 +18,7 @@
 #     log`.) Here mpirun writes to a process that outlives the reader.
 #   - mpirun refuses to run as root, the user of most containers. Here it runs.
 #   - If the disk of TMPDIR is full or not writable, mpirun prints pages, and may hang. This script returns 74 instead.
-# shellcheck disable=SC2006
+# shellcheck disable=SC2006,SC2086
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -29,12 +29,6 @@ for word; do [[ $word == @(-|--)@(continuous|enable-recovery) ]] || arguments+=(
 set -- "${arguments[@]}"
 export GNS_MPIRUN=$$ # marks the ranks
 timeout=10 # seconds
-
-# Prints mpirun's child processes, without zombies. A rank that frees its memory at its end is one, though `ranks` no longer
-# finds it. (Not every kernel has /proc/PID/task/PID/children.)
-children() {
-    grep -lsE "^PPid:[[:space:]]+$job\$" /proc/[0-9]*/status | xargs -r grep -LsE '^State:[[:space:]]+Z' | cut -d / -f 3
-}
 
 # Prints the ranks on this machine, also after mpirun has ended.
 ranks() {
@@ -61,7 +55,10 @@ kill_hung_mpirun() {
         pending=$(sed -n 's/^ShdPnd:[[:space:]]*//p' "/proc/$job/status")
         ((16#${pending:-0} & blocked)) && kill -USR2 $$ && blocked=0
         looks=$((looks + 1))
-        if [ -n "$started" ] && [ -z "$(children)" ]; then alone=$((alone + 1)); else alone=0; fi
+        # mpirun's children, without zombies. A rank that frees its memory at its end is one, though `ranks` no longer
+        # finds it. (Not every kernel has /proc/PID/task/PID/children.)
+        if [ -z "$started" ] || grep -lsE "^PPid:[[:space:]]+$job\$" /proc/[0-9]*/status |
+            xargs -r grep -LsE '^State:[[:space:]]+Z' | grep -q .; then alone=0; else alone=$((alone + 1)); fi
         if [ -z "$started" ] && [ $looks -lt 100 ]; then sleep 0.1; else sleep 1; fi > /dev/null {messages}>&-
     done
     echo "mpirun has not ended $timeout s after its ranks: it is killed" >&"$messages"
@@ -118,7 +115,6 @@ if [ $code = 137 ]; then
     [[ $name != +([0-9]) ]] || rm -f /dev/shm/vader_segment.*."$UID.$(printf %x "$name")".*
     rm -rf "$temporary"/ompi.*."$UID/pid.$job"
 fi
-# shellcheck disable=SC2086
 for ((i = 0; i < 50; i++)); do # await the last lines, 1 s at most: a process that outlives mpirun may hold the pipe
     kill -0 $readers 2> /dev/null || break
     sleep 0.02

@@ -3,7 +3,6 @@
 # Once signals are trapped, use `COMMAND`, not $(COMMAND), in code that may wait. If a trap is due while bash 5.2 parses
 # a $(COMMAND), such as the second on a line, the trap's action is a syntax error: the request is lost and the script
 # ends with 0.
-usr1_bit=$((1 << ($(kill -l USR1) - 1)))
 
 # Starts a command in a session of its own, which the terminal's Ctrl-C does not reach. The command gets USR1 when this
 # script ends, also by KILL (not with util-linux before 2.33).
@@ -34,12 +33,10 @@ wait_for_job() {
 
 # Sends USR1 to the ranks; to the job if no rank catches it within 20 s (no rank on this machine, or another program).
 ask_to_stop() {
-    local end=$((SECONDS + 20)) rank caught sent_to=''
+    local end=$((SECONDS + 20)) rank sent_to=''
     while kill -0 "$job" 2> /dev/null; do
-        for rank in `ranks`; do
-            caught=`sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$rank/status" 2> /dev/null`
-            # SIGUSR1 kills a rank that has not yet installed its handler.
-            ((16#${caught:-0} & usr1_bit)) && kill -USR1 "$rank" 2> /dev/null && sent_to=1
+        for rank in `ranks`; do # SIGUSR1 kills a rank that does not catch it yet: bit 9 of the mask SigCgt
+            grep -qs '^SigCgt:.*[2367abef]..$' "/proc/$rank/status" && kill -USR1 "$rank" 2> /dev/null && sent_to=1
         done
         [ -z "$sent_to" ] || return
         [ $SECONDS -lt $end ] || { kill -USR1 "$job" 2> /dev/null; return; }
