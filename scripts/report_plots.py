@@ -17,15 +17,13 @@ from run_log import column, finite, smooth_column, time_unit
 POINTS = 600  # most points of a curve, so that pages of long runs stay small
 # Okabe and Ito's colours for colour-blind readers, without yellow (it vanishes on white); then others.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f4f2a", "#666666", "#882255", "#117733")
-INK, FAINT = "#222222", "#8a8a8a"
+FAINT = "#8a8a8a"
 DASHED = {"lw": 0.8, "ls": (0, (4, 3))}
 plt.rcParams.update({
-    "svg.fonttype": "none", "svg.hashsalt": "report", "font.size": 10,
-    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT, "xtick.color": INK, "ytick.color": INK,
-    "ytick.minor.size": 0, "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "svg.fonttype": "none", "svg.hashsalt": "report", "text.parse_math": False,  # a run's name may contain $
+    "axes.edgecolor": FAINT, "axes.titleweight": "bold", "axes.titlelocation": "left", "ytick.minor.size": 0,
     "axes.grid": True, "axes.axisbelow": True, "grid.color": "#e4e4e4", "axes.spines.top": False, "axes.spines.right": False,
-    "text.parse_math": False,  # a run's name may contain $
-    "legend.frameon": False, "legend.fontsize": 9, "figure.constrained_layout.use": True,
+    "legend.frameon": False, "figure.constrained_layout.use": True,
     "axes.prop_cycle": plt.cycler(color=COLOURS)})  # run i has the colour Ci
 AXES = (("tokens", "tokens"), ("step", "steps"), ("seconds", "time"))
 RATES = (("lr", "learning rate"), ("batch", "batch (rows)"), ("grad_norm", "gradient norm"), ("tok_per_s", "throughput (tokens/s)"),
@@ -95,7 +93,7 @@ def draw_loss(runs, target=None):
             axes.plot(at / scale, losses, "o-", color=f"C{i}", ms=3.2, lw=0.8, markerfacecolor="white",
                       markevery=max(1, len(losses) // 25))
         if target is not None:
-            axes.axhline(target, color=INK, **DASHED)
+            axes.axhline(target, color="black", **DASHED)
         if name == "seconds":
             axes.set(title="against time", xlabel=unit)
         else:
@@ -220,7 +218,7 @@ def draw_roofline(plan, runs):
     *kernels, (_, intensity, rate) = [(name, work / size, work / seconds) for name, work, size, seconds in plan["kernels"]]
     kernels = sorted((kernel for kernel in kernels if kernel[1] > 0), key=lambda kernel: kernel[1])
     roof = np.array([min(kernels[0][1], peak / bandwidth) / 2, peak / bandwidth, max(kernels[-1][1], peak / bandwidth) * 4])
-    axes.plot(roof, np.minimum(peak, bandwidth * roof), color=INK, lw=1.6)
+    axes.plot(roof, np.minimum(peak, bandwidth * roof), color="black", lw=1.6)
     axes.axvline(peak / bandwidth, color=FAINT, **DASHED)
     for i, (name, x, y) in enumerate(kernels):  # labels alternate below and above, since neighbours may be close
         axes.plot(x, y, "o", color=FAINT, label="" if i else "planned kernels")
