@@ -32,39 +32,33 @@ if [ "$what" = test ]; then
 fi
 
 if [ ${#missing[@]} -gt 0 ]; then
-    if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
-        echo "installing ${missing[*]}"
-        export DEBIAN_FRONTEND=noninteractive
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" > build/apt.log 2>&1 ||
-            { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } > build/apt.log 2>&1 ||
-            { tail -n 5 build/apt.log >&2; echo "error: apt-get could not install ${missing[*]}; see build/apt.log" >&2; exit 69; }
-    else
-        echo "error: missing ${missing[*]}. Run: sudo apt-get install ${missing[*]}" >&2
-        exit 69
-    fi
+    [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null ||
+        { echo "error: missing ${missing[*]}. Run: sudo apt-get install ${missing[*]}" >&2; exit 69; }
+    echo "installing ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" > build/apt.log 2>&1 ||
+        { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } > build/apt.log 2>&1 ||
+        { tail -n 5 build/apt.log >&2; echo "error: apt-get could not install ${missing[*]}; see build/apt.log" >&2; exit 69; }
 fi
 
 # Make the Python environment of the tests. If that fails (no network), a note says that tests will be skipped.
-if [ "$what" = venv ]; then
-    stamp=build/venv/installed
-    if ! cmp -s dev/oracle/requirements.txt "$stamp"; then
-        echo "setting up build/venv with $(grep -vcE '^ *(#|$)' dev/oracle/requirements.txt) pinned Python packages"
-        # Without --no-compile pip compiles every file to bytecode.
-        pip() { build/venv/bin/pip install -q --no-compile --disable-pip-version-check "$@"; }
-        uv() { # uv needs half of pip's time, but ignores pip's configuration; so fail if this configuration names an index
-            ! build/venv/bin/pip config list | grep -q index && pip --retries 0 --only-binary :all: uv==0.13.9 &&
-                build/venv/bin/uv pip install -q --no-cache --system-certs --python build/venv/bin/python "$@"
-        }
-        if python3 -m venv build/venv > build/venv.log 2>&1 &&
-            { uv -r dev/oracle/requirements.txt || pip -r dev/oracle/requirements.txt; } >> build/venv.log 2>&1; then
-            cp dev/oracle/requirements.txt "$stamp"
-            # Cache the bytecode of what the tests import: each of a hundred starts is then a second shorter.
-            env -u PYTHONDONTWRITEBYTECODE build/venv/bin/python -c "import jax, matplotlib.backends.backend_svg, matplotlib.pyplot, pyarrow.parquet
+if [ "$what" = venv ] && ! cmp -s dev/oracle/requirements.txt build/venv/installed; then
+    echo "setting up build/venv with $(grep -vcE '^ *(#|$)' dev/oracle/requirements.txt) pinned Python packages"
+    # Without --no-compile pip compiles every file to bytecode.
+    pip() { build/venv/bin/pip install -q --no-compile --disable-pip-version-check "$@"; }
+    uv() { # uv needs half of pip's time, but ignores pip's configuration; so fail if this configuration names an index
+        ! build/venv/bin/pip config list | grep -q index && pip --retries 0 --only-binary :all: uv==0.13.9 &&
+            build/venv/bin/uv pip install -q --no-cache --system-certs --python build/venv/bin/python "$@"
+    }
+    if python3 -m venv build/venv > build/venv.log 2>&1 &&
+        { uv -r dev/oracle/requirements.txt || pip -r dev/oracle/requirements.txt; } >> build/venv.log 2>&1; then
+        cp dev/oracle/requirements.txt build/venv/installed
+        # Cache the bytecode of what the tests import: each of a hundred starts is then a second shorter.
+        env -u PYTHONDONTWRITEBYTECODE build/venv/bin/python -c "import jax, matplotlib.backends.backend_svg, matplotlib.pyplot, pyarrow.parquet
 import safetensors.numpy, scipy.optimize, tensorboard.summary.writer.event_file_writer, tiktoken.load, tokenizers
 jax.jit(abs)(1.0)" >> build/venv.log 2>&1 || true
-        else
-            echo "note: no Python environment ($(tail -n 1 build/venv.log)); tests against the oracles will be skipped" >&2
-        fi
+    else
+        echo "note: no Python environment ($(tail -n 1 build/venv.log)); tests against the oracles will be skipped" >&2
     fi
 fi
 

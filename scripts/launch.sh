@@ -85,9 +85,7 @@ while :; do
     wait_for_job
     code_of_ranks $?
     code=$? job=''
-    case $code in
-    0 | 64 | 65 | 69 | 71 | 74 | 76) exit $code ;; # done, or a restart does not help
-    esac
+    [[ $code != @(0|64|65|69|71|74|76) ]] || exit $code # done, or a restart does not help
     [ -z "$asked" ] || exit $code
     [ $code != 75 ] || [ -z "${RUN:-}${GNS_END:-}" ] || exit $code # the time of the batch system or of --max-hours is over
     newest=`newest_checkpoint "$OUT"`

@@ -22,10 +22,8 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 MODEL=${1:-} TOKENIZER=${TOKENIZER:-}
 hint="Name a checkpoint or a run directory, for example runs/gpt2/step_00001000; see --help"
-case $MODEL in
---help | -h) print_header "${BASH_SOURCE[0]}"; exit ;;
-'' | -*) fail 64 "no model before the options" "$hint" ;;
-esac
+[[ $MODEL != @(--help|-h) ]] || { print_header "${BASH_SOURCE[0]}"; exit; }
+[[ $MODEL != @(|-*) ]] || fail 64 "no model before the options" "$hint"
 [ -d "$MODEL" ] || fail 65 "$MODEL: no such directory" "$hint"
 newest=$(newest_checkpoint "$MODEL")
 MODEL=${newest:-${MODEL%/}}
