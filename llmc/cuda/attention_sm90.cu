@@ -25,9 +25,6 @@ template <int D_> struct ForwardLayout {
         uint64_t q_full[Q_STAGES], q_empty[Q_STAGES];
         uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
     };
-    struct Shared {
-        Team team[TEAMS];
-    };
 };
 
 namespace {
@@ -229,9 +226,9 @@ __global__ void __launch_bounds__(SM90_THREADS(F::THREADS), 1)
     forward_sm90_kernel(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap out, float *lse,
                         unsigned *ticket, AttentionShape s, float scale, const __grid_constant__ AttentionMasks masks) {
 #ifdef SM90_CODE
-    typename F::Shared &shared = *(typename F::Shared *)shared_memory();
+    typename F::Team *teams = (typename F::Team *)shared_memory();
     if (threadIdx.x < F::TEAMS) {
-        typename F::Team &team = shared.team[threadIdx.x];
+        typename F::Team &team = teams[threadIdx.x];
         for (int i = 0; i < F::Q_STAGES; i++) {
             barrier_init(&team.q_full[i], 1);
             barrier_init(&team.q_empty[i], WARPGROUP * F::GROUPS);
@@ -248,11 +245,11 @@ __global__ void __launch_bounds__(SM90_THREADS(F::THREADS), 1)
     if (threadIdx.x >= F::FEEDERS) {
         registers_give<F::FEEDER_REGISTERS>();
         int team = (threadIdx.x - F::FEEDERS) / 32;
-        if (team < F::TEAMS && threadIdx.x % 32 == 0) forward_feed<F, M>(shared.team[team], &qkv, ticket, s, masks);
+        if (team < F::TEAMS && threadIdx.x % 32 == 0) forward_feed<F, M>(teams[team], &qkv, ticket, s, masks);
     } else {
         registers_take<F::WORKER_REGISTERS>();
         int team = uniform(threadIdx.x / (WARPGROUP * F::GROUPS));
-        forward_work<F, M>(shared.team[team], &out, lse, s, masks, scale);
+        forward_work<F, M>(teams[team], &out, lse, s, masks, scale);
     }
 #endif
 }
@@ -274,6 +271,6 @@ int attention_sm90_forward(const Attention &a, cudaStream_t stream, Error *e) {
     TRY(attention_sm90_map(&out, a.out, s.C(), STORE_ROWS, s, e));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
     const Launch l = {blocks, wide ? Wide::THREADS : Narrow::THREADS, stream,
-                      wide ? sizeof(Wide::Shared) : sizeof(Narrow::Shared)};
+                      wide ? sizeof(Wide::Team) : Narrow::TEAMS * sizeof(Narrow::Team)};
     return launch(l, e, kernels[wide][masks_of(a.masks)], qkv, out, a.lse, a.ticket, s, attention_scale(s), a.masks);
 }

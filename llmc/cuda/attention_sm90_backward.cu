@@ -209,12 +209,11 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
             continue;
         }
         const WarpMasks<M, false> masks(all_masks, s, work, warp_row);
-        float dq[F::D / 2], lse2[2], delta[2];
+        float dq[F::D / 2] = {}, lse2[2], delta[2];
         LeftShared q = {shared.own[0][own.stage][g]}, dout = {shared.own[1][own.stage][g]};
         statistics_compute<F>(lse2, delta, dout.tile, shared.own[F::OWN - 1][own.stage][g], rows, lse, work.head, row,
                               masks.factor, s);
         int own_first = M == CAUSAL ? 0 : first_key(all_masks, s, work.b, group_row) / F::OTHERS;
-        clear(dq);
         barrier_wait(&shared.full[ring.stage], ring.parity);
         int previous = ring.stage, n = own_tiles - 1;
         dq_step<true, F, M>(shared, dq, ring, q, dout, lse2, delta, scale * LOG2E, row, n * F::OTHERS, n == own_first,
@@ -319,9 +318,7 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         typename F::Left k, v;
         k.load(shared.own[0][own.stage][g]);
         v.load(shared.own[1][own.stage][g]);
-        float dk[F::D / 2], dv[F::D / 2];
-        clear(dk);
-        clear(dv);
+        float dk[F::D / 2] = {}, dv[F::D / 2] = {};
         barrier_wait(&shared.full[ring.stage], ring.parity);
         dkdv_step<true, F, M>(shared, dk, dv, ring.stage, k, v, scale * LOG2E, row, group_row, masks);
         int previous = ring.stage;

@@ -215,8 +215,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     float scale2 = scale * LOG2E;
     int key0 = MASKED ? first_key(masks, s, at.head / s.NH, at.row0) / KEYS * KEYS : 0;
 
-    float o[ELEMENTS<DP>], m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
-    clear(o);
+    float o[ELEMENTS<DP>] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
     tile_load<ROWS, DP>(q_tile, at.q, at.row0, s);
     for (; key0 < at.row0 + ROWS && key0 < s.T; key0 += KEYS) {
         tiles_next<KEYS, DP>(k_tile, at.k, v_tile, at.v, key0, s);
@@ -319,8 +318,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         delta[i] = rows.delta[row];
     }
 
-    float dq[ELEMENTS<DP>];
-    clear(dq);
+    float dq[ELEMENTS<DP>] = {};
     tile_load<ROWS, DP>(q_tile, at.q, at.row0, s);
     tile_load<ROWS, DP>(do_tile, slice_of(dout, s, at.head, 1, 0), at.row0, s);
     for (; key0 < at.row0 + ROWS && key0 < s.T; key0 += KEYS) {
@@ -359,9 +357,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                 *delta = rows.delta + (size_t)at.head * s.padded_T();
     float scale2 = scale * LOG2E;
 
-    float dk[ELEMENTS<DP>], dv[ELEMENTS<DP>];
-    clear(dk);
-    clear(dv);
+    float dk[ELEMENTS<DP>] = {}, dv[ELEMENTS<DP>] = {};
     tile_load<ROWS, DP>(k_tile, at.k, at.row0, s);
     tile_load<ROWS, DP>(v_tile, at.v, at.row0, s);
     for (int query0 = at.row0; query0 < end; query0 += QUERIES) {
