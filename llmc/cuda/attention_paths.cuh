@@ -57,7 +57,7 @@ __device__ static inline float dot_vectors(uint4 a, uint4 b) {
     *(uint4 *)x = a;
     *(uint4 *)y = b;
     float sum = 0.0f;
-    UNROLL_FOR (int i = 0; i < VECTOR; i++) sum += real_to_float(x[i]) * real_to_float(y[i]);
+    UNROLL_FOR (int i = 0; i < VECTOR; i++) sum += (float)x[i] * (float)y[i];
     return sum;
 }
 

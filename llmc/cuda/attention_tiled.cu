@@ -269,7 +269,7 @@ __device__ static float lane_dot(const real *a, const real *b, int D, int lane) 
         for (int d = lane * VECTOR; d < D; d += ROW_LANES * VECTOR)
             sum += dot_vectors(*(const uint4 *)(a + d), *(const uint4 *)(b + d));
     } else {
-        for (int d = lane; d < D; d += ROW_LANES) sum += real_to_float(a[d]) * real_to_float(b[d]);
+        for (int d = lane; d < D; d += ROW_LANES) sum += (float)a[d] * (float)b[d];
     }
     return sum;
 }

@@ -97,7 +97,7 @@ __device__ static inline Partial row_partial(const real *row, int V, float *logi
     const int tail = V / VEC * VEC; // first column of the pack that mixes logits and padding, if any
     if (tail / VEC % ROW_THREADS == (int)threadIdx.x)
 #pragma unroll 1
-        for (int c = tail; c < V; c++) *logits += real_to_float(row[c]);
+        for (int c = tail; c < V; c++) *logits += (float)row[c];
     return mine;
 }
 
@@ -125,7 +125,7 @@ __global__ static void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid
     all = partial_join_block(all, shared, &logits, shared_sums);
     const float logsumexp = loss_logsumexp(all.max, all.sum), shift = logsumexp + logf((float)k.T / k.scale);
     if (target / VEC % ROW_THREADS == (int)threadIdx.x) { // the same thread overwrites this logit later
-        const float logit = real_to_float(row[target]), loss = loss_at(logsumexp, logit);
+        const float logit = (float)row[target], loss = loss_at(logsumexp, logit);
         k.losses[r] = loss;
         if (k.smoothed) k.smoothed[r] = loss_smoothed(loss, logit, logits / k.V, k.smoothing);
     }

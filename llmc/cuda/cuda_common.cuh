@@ -84,7 +84,3 @@ __device__ static inline float exp2_fast(float x) {
 }
 
 #define UNROLL_FOR _Pragma("unroll") for // unrolling keeps the indexed arrays in registers
-
-__device__ static inline float real_to_float(float x) { return x; }
-__device__ static inline float real_to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ static inline float real_to_float(__half x) { return __half2float(x); }

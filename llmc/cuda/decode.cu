@@ -42,9 +42,9 @@ __global__ void __launch_bounds__(THREADS, 2)
     float mean = 0, rstd = 0;
     if (gamma) {
         float sum = 0, squares = 0;
-        for (int r = threadIdx.x; r < l.in; r += THREADS) sum += real_to_float(l.x[r]);
+        for (int r = threadIdx.x; r < l.in; r += THREADS) sum += (float)l.x[r];
         mean = block_sum(sum, shared[0]) / l.in;
-        for (int r = threadIdx.x; r < l.in; r += THREADS) squares = add_square(squares, real_to_float(l.x[r]) - mean);
+        for (int r = threadIdx.x; r < l.in; r += THREADS) squares = add_square(squares, (float)l.x[r] - mean);
         rstd = layernorm_rstd(block_sum(squares, shared[1]), l.in);
     }
     float sum[VEC] = {};
@@ -53,10 +53,9 @@ __global__ void __launch_bounds__(THREADS, 2)
         UNROLL_FOR (int i = 0; i < AHEAD; i++) {
             const int r = begin + i * DOWN;
             if (r >= l.in) continue;
-            float x = real_to_float(l.x[r]), f[VEC];
+            float x = (float)l.x[r], f[VEC];
             if (gamma)
-                x = real_to_float(
-                    (real)layernorm_y(layernorm_xhat(x, mean, rstd), real_to_float(scale[i]), real_to_float(shift[i])));
+                x = (float)(real)layernorm_y(layernorm_xhat(x, mean, rstd), (float)scale[i], (float)shift[i]);
             pack_get(f, w[i]);
             UNROLL_FOR (int j = 0; j < VEC; j++) sum[j] = add_product(sum[j], x, f[j]);
         }
@@ -68,10 +67,10 @@ __global__ void __launch_bounds__(THREADS, 2)
     if (lane < ACROSS) floats_store(parts[threadIdx.x / WARP] + lane * VEC, sum);
     __syncthreads();
     if (!stores) return;
-    float y = real_to_float(bias);
+    float y = (float)bias;
     for (int i = 0; i < WARPS; i++) y += parts[i][threadIdx.x];
-    if (l.epilogue == LINEAR_GELU) y = gelu_with_slope(real_to_float((real)y)).y;
-    l.y[own] = (real)(l.epilogue == LINEAR_RESIDUAL ? y + real_to_float(l.extra[own]) : y);
+    if (l.epilogue == LINEAR_GELU) y = gelu_with_slope((float)(real)y).y;
+    l.y[own] = (real)(l.epilogue == LINEAR_RESIDUAL ? y + (float)l.extra[own] : y);
 }
 
 int decode_linear(const Linear &l, const real *gamma, const real *beta, cudaStream_t stream, Error *e) {

@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(EXAMPLE_THREADS, 2)
         float x[ROWS_IN_FLIGHT], u[ROWS_IN_FLIGHT];
         UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {
             const size_t at = i0 + r < end ? (size_t)row[i0 + r] * C + c : 0;
-            x[r] = i0 + r < end ? real_to_float(dx[at]) : 0.0f;
+            x[r] = i0 + r < end ? (float)dx[at] : 0.0f;
             const bool last = i0 + r < end && (i0 + r + 1 == end || key[i0 + r + 1] != key[i0 + r]); // ends a run
             u[r] = UG && last ? UG[at] : 0.0f;
         }

@@ -287,8 +287,8 @@ __global__ static void __launch_bounds__(ROW_THREADS) backward_any_kernel(const 
         float *slot = k.partials + (size_t)(blockIdx.x + b) * sets * C; // (sets, C)
         float m1 = 0.0f, m2 = 0.0f;
         for (int c = threadIdx.x; c < C; c += ROW_THREADS) {
-            const float dy = real_to_float(k.dy[start + c]), gamma = real_to_float(k.gamma[c]);
-            const float xhat = layernorm_xhat(real_to_float(k.x[start + c]), mean, rstd);
+            const float dy = (float)k.dy[start + c], gamma = (float)k.gamma[c];
+            const float xhat = layernorm_xhat((float)k.x[start + c], mean, rstd);
             float dgamma = fresh ? 0.0f : slot[c], dbeta = fresh ? 0.0f : slot[C + c];
             m1 += dy * gamma;
             layernorm_add(&m2, &dgamma, &dbeta, dy, gamma, xhat);
@@ -298,17 +298,17 @@ __global__ static void __launch_bounds__(ROW_THREADS) backward_any_kernel(const 
         m1 = block_sum(m1, shared[0]) / C;
         m2 = block_sum(m2, shared[1]) / C;
         for (int c = threadIdx.x; c < C; c += ROW_THREADS) {
-            const float dy = real_to_float(k.dy[start + c]), gamma = real_to_float(k.gamma[c]);
-            const float xhat = layernorm_xhat(real_to_float(k.x[start + c]), mean, rstd);
-            const float old = k.accumulate ? real_to_float(k.dresidual[start + c]) : 0.0f;
+            const float dy = (float)k.dy[start + c], gamma = (float)k.gamma[c];
+            const float xhat = layernorm_xhat((float)k.x[start + c], mean, rstd);
+            const float old = k.accumulate ? (float)k.dresidual[start + c] : 0.0f;
             real written = (real)(old + layernorm_dx(dy, gamma, xhat, rstd, m1, m2));
             k.dresidual[start + c] = written;
             if (k.drop.dropout.below) {
-                float branch[1] = {real_to_float(written)};
+                float branch[1] = {(float)written};
                 dropout_multiply(branch, k.drop, b, row % k.split.T, c);
                 k.dbranch[start + c] = written = (real)branch[0];
             }
-            if (k.bias) slot[2 * C + c] = (fresh ? 0.0f : slot[2 * C + c]) + real_to_float(written);
+            if (k.bias) slot[2 * C + c] = (fresh ? 0.0f : slot[2 * C + c]) + (float)written;
         }
         __syncthreads(); // before `shared` is reused
     }

@@ -267,7 +267,7 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
 // Adds a bias (n) to a stored product. Grid: any.
 __global__ static void bias_kernel(real *out, const real *bias, size_t count, int n) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
-        out[i] = (real)(real_to_float(out[i]) + real_to_float(bias[i % n]));
+        out[i] = (real)((float)out[i] + (float)bias[i % n]);
 }
 
 static_assert(std::has_unique_object_representations_v<MatmulShape>, "shapes are compared byte by byte");

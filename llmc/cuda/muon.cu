@@ -92,7 +92,7 @@ __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
         Bundle<real, W> rounded;
         floats_load(p, m.param + at);
         UNROLL_FOR (int j = 0; j < W; j++) {
-            p[j] = muon_update(p[j], real_to_float(x.x[j]), step.lr, scale, step.weight_decay);
+            p[j] = muon_update(p[j], (float)x.x[j], step.lr, scale, step.weight_decay);
             rounded.x[j] = (real)p[j];
         }
         floats_store(m.param + at, p);

@@ -14,7 +14,7 @@ template <int W> __device__ inline Pack<W> pack_load(const real *p) { return *re
 template <int W> __device__ inline void pack_store(real *p, const Pack<W> &v) { *reinterpret_cast<Pack<W> *>(p) = v; }
 
 template <int W> __device__ inline void pack_get(float (&f)[W], const Pack<W> &v) {
-    if constexpr (W == 1) f[0] = real_to_float(v.x);
+    if constexpr (W == 1) f[0] = (float)v.x;
     else if constexpr (sizeof(real) == sizeof(float)) {
         UNROLL_FOR (int i = 0; i < W; i++) f[i] = __uint_as_float(v.words[i]);
     } else {
