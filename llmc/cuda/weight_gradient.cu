@@ -543,23 +543,21 @@ __global__ void __launch_bounds__(FINISH_THREADS, 3) gradient_finish_kernel(cons
 
 // A tile shape and its costs in clocks, measured on an H200. part_clocks: to write and read a part.
 struct Tiling {
-    int n;
+    int n, pair_m, pair_n, depth; // as in GradientLayout
     bool along_m, e4m3;
     size_t shared_bytes;
     void (*kernel[2])(GradientMaps, GradientJob); // without squares; with them. NULL: not compiled
-    int pair_m() const { return along_m ? PAIR * TILE_M : TILE_M; }
-    int pair_n() const { return along_m ? n : PAIR * n; }
-    int depth() const { return e4m3 ? 2 * ROWS : ROWS; }
     double step_clocks(int T, bool squares, bool columns) const {
         const double more = (n % PANEL == 0 ? 75 : columns ? 145 : 85) + (along_m ? 0 : 5);
-        return ceil_div(T, depth()) * (4.0 * n + more) + (squares ? 540 : 0);
+        return ceil_div(T, depth) * (4.0 * n + more) + (squares ? 540 : 0);
     }
     double part_clocks() const { return PAIR * TILE_M * n * sizeof(float) * 2 / 2600.0; }
 };
 
 template <int N, bool ALONG_M, bool E4M3, bool PLAIN = true> constexpr Tiling tiling() {
     typedef GradientLayout<N, ALONG_M, E4M3> L;
-    Tiling t = {N, ALONG_M, E4M3, sizeof(typename L::Shared), {NULL, product_kernel<L, true>}};
+    Tiling t = {
+        N, L::PAIR_M, L::PAIR_N, L::DEPTH, ALONG_M, E4M3, sizeof(typename L::Shared), {NULL, product_kernel<L, true>}};
     if constexpr (PLAIN) t.kernel[0] = product_kernel<L, false>;
     return t;
 }
@@ -592,13 +590,13 @@ static GradientPlan plan_of(WeightGradientShape s, bool squares, bool columns, i
     double best = INFINITY;
     for (const Tiling &t : tilings) {
         if (t.e4m3 != s.e4m3 || !t.kernel[squares] || (t.n == 208 && columns)) continue; // other type, or not compiled
-        const int tiles_m = ceil_div(s.in, t.pair_m()), tiles_n = ceil_div(s.out, t.pair_n());
+        const int tiles_m = ceil_div(s.in, t.pair_m), tiles_n = ceil_div(s.out, t.pair_n);
         const TileSchedule schedule = schedule_of(tiles_m * tiles_n, s.B, clusters);
         const double cost = schedule.steps * t.step_clocks(s.T, squares, columns) + schedule.parts * t.part_clocks();
         if (cost >= best) continue;
         best = cost, p.tile = t, p.job.schedule = schedule, p.job.tiles_m = tiles_m, p.job.tiles_n = tiles_n;
     }
-    p.job.shape = {s.B, s.T, s.in, s.out}, p.job.row_blocks = ceil_div(s.T, p.tile.depth());
+    p.job.shape = {s.B, s.T, s.in, s.out}, p.job.row_blocks = ceil_div(s.T, p.tile.depth);
     p.job.slots = p.job.tiles_m * p.job.tiles_n * PAIR * WARPS;
     p.job.shares = columns_split(s).T;
     p.squares = (size_t)p.job.schedule.parts * PAIR * TILE_M * p.tile.n * sizeof(float);
@@ -624,7 +622,7 @@ static int maps_of(GradientMaps *maps, const Tiling &t, WeightGradientShape s, c
                         e);
     };
     const auto map_codes = [&](CUtensorMap *map, const void *from, int columns, int wide) {
-        return copy_map(map, from, {CU_TENSOR_MAP_DATA_TYPE_UINT8, {s.T, columns, s.B}, {t.depth(), wide, 1}}, e);
+        return copy_map(map, from, {CU_TENSOR_MAP_DATA_TYPE_UINT8, {s.T, columns, s.B}, {t.depth, wide, 1}}, e);
     };
     const auto map_out = [&](CUtensorMap *map, float *to, int rows, int columns, int wide) {
         const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
@@ -670,7 +668,7 @@ int weight_gradient(const WeightGradient &g, const void *x, const void *dy, Weig
     f.job = job, f.parts = parts, f.dw = g.dw, f.squares = g.squares;
     f.norms = g.norms ? g.norms : norms, f.scale = (double)g.scale * g.scale, f.examples = g.squares ? s.B : 0;
     f.n = t.n, f.tile_blocks = TILE_M * t.n / 4 / FINISH_THREADS;
-    f.pair_m = t.pair_m(), f.pair_n = t.pair_n();
+    f.pair_m = t.pair_m, f.pair_n = t.pair_n;
     const int blocks = f.examples + (cut ? job.schedule.level[0].rest * PAIR * f.tile_blocks : 0);
     if (!blocks) return 0;
     return launch({.blocks = blocks, .threads = FINISH_THREADS, .stream = stream, .early = true}, e,
