@@ -36,12 +36,10 @@ struct Transport {
     cudaEvent_t engine_done;     // recorded on `engine` before the last transfer
     cudaEvent_t ended[MARKS];    // ended[(n - 1) mod MARKS]: recorded after transfer n = 1, 2, ...
     int64_t started;             // number of transfers so far
-    struct {
-        cudaEvent_t begin, end; // recorded on `engine` around a wait
-    } wait[WAITS];
-    int64_t waits, told;    // waits so far; waits that nccl_waited has reported
-    __nv_bfloat16 *rounded; // a bucket's gradients in bf16
-    size_t largest;         // elements of the largest bucket
+    cudaEvent_t wait[WAITS][2];  // recorded on `engine` before and after a wait
+    int64_t waits;               // waits since nccl_waited reported them
+    __nv_bfloat16 *rounded;      // a bucket's gradients in bf16
+    size_t largest;              // elements of the largest bucket
     Division division;
 };
 
@@ -174,10 +172,8 @@ static int nccl_create(Transport **out, Comm *comm, const Division *division, Wi
     CUDA_TRY(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, most), e);
     CUDA_TRY(cudaEventCreateWithFlags(&t->engine_done, cudaEventDisableTiming), e);
     for (cudaEvent_t &ended : t->ended) CUDA_TRY(cudaEventCreateWithFlags(&ended, cudaEventDisableTiming), e);
-    for (auto &wait : t->wait) {
-        CUDA_TRY(cudaEventCreateWithFlags(&wait.begin, cudaEventDefault), e);
-        CUDA_TRY(cudaEventCreateWithFlags(&wait.end, cudaEventDefault), e);
-    }
+    for (auto &wait : t->wait)
+        for (cudaEvent_t &event : wait) CUDA_TRY(cudaEventCreateWithFlags(&event, cudaEventDefault), e);
     return start_nccl(t, e);
 }
 
@@ -188,10 +184,9 @@ static void nccl_destroy(Transport *t) {
     if (t->rounded) cudaFree(t->rounded);
     for (cudaEvent_t ended : t->ended)
         if (ended) cudaEventDestroy(ended);
-    for (auto &wait : t->wait) {
-        if (wait.begin) cudaEventDestroy(wait.begin);
-        if (wait.end) cudaEventDestroy(wait.end);
-    }
+    for (const auto &wait : t->wait)
+        for (cudaEvent_t event : wait)
+            if (event) cudaEventDestroy(event);
     if (t->engine_done) cudaEventDestroy(t->engine_done);
     if (t->stream) cudaStreamDestroy(t->stream);
     memory_free(t);
@@ -216,22 +211,21 @@ static int work_started(Transport *t, int64_t *work, Error *e) {
 static int nccl_wait_for(Transport *t, int64_t work, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
     if (work == 0) return 0;
-    auto &wait = t->wait[t->waits++ % WAITS];
-    CUDA_TRY(cudaEventRecord(wait.begin, t->engine), e);
+    const auto &wait = t->wait[t->waits++ % WAITS];
+    CUDA_TRY(cudaEventRecord(wait[0], t->engine), e);
     CUDA_TRY(cudaStreamWaitEvent(t->engine, t->ended[(work - 1) % MARKS], 0), e);
-    return CUDA_CALL(cudaEventRecord(wait.end, t->engine), e);
+    return CUDA_CALL(cudaEventRecord(wait[1], t->engine), e);
 }
 
 // Ignores waits that the device has not ended.
 static double nccl_waited(Transport *t) {
     double seconds = 0;
-    for (int64_t i = t->waits - t->told < WAITS ? t->told : t->waits - WAITS; i < t->waits; i++) {
+    for (int i = 0; i < WAITS && i < t->waits; i++) {
         float ms;
-        const auto &wait = t->wait[i % WAITS];
-        if (cudaEventElapsedTime(&ms, wait.begin, wait.end) == cudaSuccess) seconds += 1e-3 * (double)ms;
+        if (cudaEventElapsedTime(&ms, t->wait[i][0], t->wait[i][1]) == cudaSuccess) seconds += 1e-3 * (double)ms;
         else (void)cudaGetLastError(); // clears the failure, which the next launch would report
     }
-    t->told = t->waits;
+    t->waits = 0;
     return seconds;
 }
 
