@@ -69,7 +69,8 @@ template <int N> __device__ static inline void clear(float (&c)[N]) {
 // element i lies in row lane / 4 + fragment_row(i) and column fragment_column(i).
 
 __device__ static inline int fragment_row(int i) { return i / 2 % 2 * 8; }
-__device__ static inline int fragment_column(int i) { return i / 4 * 8 + (int)threadIdx.x % 4 * 2 + i % 2; }
+// The remainder is unsigned: a signed one costs instructions, and makes attention_tiled's dkdv_kernel spill.
+__device__ static inline int fragment_column(int i) { return i / 4 * 8 + (int)(threadIdx.x % 4) * 2 + i % 2; }
 
 // Index of a lane's k-th element in its first (i = 0) or second (i = 1) row.
 __device__ static inline int fragment_element(int i, int k) { return k / 2 * 4 + 2 * i + k % 2; }

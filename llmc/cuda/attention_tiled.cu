@@ -6,7 +6,7 @@
 // shared memory. dQ has a separate kernel, as in attention_sm90_backward.cu.
 //
 // A lane holds two rows (r = 0, 1) of an accumulator (WARP_ROWS, N). The lane's element i lies in row own_row() +
-// fragment_row(i) and column element_column(i). fragment_element(r, k) is the index of element k of row r.
+// fragment_row(i) and column fragment_column(i). fragment_element(r, k) is the index of element k of row r.
 #include "cuda/attention_paths.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/sm90.cuh"
@@ -38,9 +38,6 @@ template <int DP> constexpr int STRIDE = DP + (sizeof(real) == 2 ? 8 : 1);
 template <int N> constexpr int ELEMENTS = N / 2;
 
 __device__ static int own_row() { return threadIdx.x % 32 / 4; }
-
-// As fragment_column, but with an unsigned remainder, because a signed one makes dkdv_kernel spill.
-__device__ static int element_column(int i) { return i / 4 * 8 + (int)(threadIdx.x % 4) * 2 + i % 2; }
 
 #ifndef GNS_FP32
 // ---- 16 bits: mma.sync. P and dS pass from one product to the next in registers. ------------------------------------
@@ -100,7 +97,7 @@ template <int DP, int E> __device__ static void multiply_abt(float (&c)[E], cons
 #    pragma unroll 8
     for (int d = 0; d < DP; d++)
         UNROLL_FOR (int i = 0; i < E; i++)
-            c[i] += a[(own_row() + fragment_row(i)) * STRIDE<DP> + d] * b[element_column(i) * STRIDE<DP> + d];
+            c[i] += a[(own_row() + fragment_row(i)) * STRIDE<DP> + d] * b[fragment_column(i) * STRIDE<DP> + d];
 }
 
 template <int DP, int E>
@@ -108,7 +105,7 @@ __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E]
     UNROLL_FOR (int k = 0; k < 2 * E; k++) {
         const int from = threadIdx.x % 32 / 4 * 4 + k % 8 / 2, i = k / 8 * 4 + k % 2; // p(row, k): p[i] of lane from
         const float x[2] = {__shfl_sync(~0u, p[i], from), __shfl_sync(~0u, p[i + 2], from)};
-        UNROLL_FOR (int j = 0; j < ELEMENTS<DP>; j++) c[j] += x[j / 2 % 2] * b[k * STRIDE<DP> + element_column(j)];
+        UNROLL_FOR (int j = 0; j < ELEMENTS<DP>; j++) c[j] += x[j / 2 % 2] * b[k * STRIDE<DP> + fragment_column(j)];
     }
 }
 #endif
@@ -153,7 +150,7 @@ __device__ static void store_rows(Slice to, const float (&c)[E], float factor0, 
         real *p = (real *)to.data + (size_t)t * to.stride;
         float factor = i ? factor1 : factor0;
         UNROLL_FOR (int k = 0; k < E / 2; k += 2) {
-            int d = element_column(fragment_element(i, k));
+            int d = fragment_column(fragment_element(i, k));
             float x = c[fragment_element(i, k)] * factor, y = c[fragment_element(i, k + 1)] * factor;
             store_two(p, d, x, y, s.D);
         }
@@ -191,7 +188,7 @@ template <bool TRANSPOSED> struct RowMasks {
     }
     // True if element j of a tile from `column` belongs to another document.
     __device__ bool hides(int j, int column) const {
-        int i = fragment_row(j) > 0, other = column + element_column(j);
+        int i = fragment_row(j) > 0, other = column + fragment_column(j);
         return TRANSPOSED ? other > limit[i] : other < limit[i];
     }
     // Mask of kept elements; all ones without dropout.
@@ -225,7 +222,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             float top = m[i];
             UNROLL_FOR (int k = 0; k < E / 2; k++) {
                 int j = fragment_element(i, k);
-                int key = key0 + element_column(j);
+                int key = key0 + fragment_column(j);
                 p[j] = key > at.row + fragment_row(j) ? -INFINITY : p[j] * scale2;
                 if (MASKED && hidden.hides(j, key0)) p[j] = -INFINITY;
                 top = fmaxf(top, p[j]);
@@ -253,7 +250,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     store_rows(slice_of(out, s, at.head, 1, 0), o, factor / l[0], factor / l[1], at.row, s);
     UNROLL_FOR (int i = 0; i < 2; i++) {
         int t = at.row + fragment_row(fragment_element(i, 0));
-        if (element_column(0) == 0 && t < s.T) lse[(size_t)at.head * s.T + t] = m[i] * LN2 + logf(l[i]);
+        if (fragment_column(0) == 0 && t < s.T) lse[(size_t)at.head * s.T + t] = m[i] * LN2 + logf(l[i]);
     }
 }
 
@@ -329,7 +326,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         unsigned kept = MASKED ? hidden.template kept<E>(key0) : ~0u;
         UNROLL_FOR (int j = 0; j < E; j++) {
             int i = fragment_row(j) > 0;
-            int key = key0 + element_column(j), query = at.row + fragment_row(j);
+            int key = key0 + fragment_column(j), query = at.row + fragment_row(j);
             float x = key > query ? 0.0f : exp2f(p[j] * scale2 - lse2[i]);
             if (MASKED && hidden.hides(j, key0)) x = 0.0f;
             if (MASKED) dp[j] = kept & kept_bit(j) ? dp[j] * hidden.scale : 0.0f;
@@ -366,7 +363,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         multiply_abt<DP>(p, k_tile + at.warp_row * STRIDE<DP>, q_tile);
         unsigned kept = MASKED ? hidden.template kept<E>(query0) : ~0u;
         UNROLL_FOR (int j = 0; j < E; j++) {
-            int query = query0 + element_column(j);
+            int query = query0 + fragment_column(j);
             p[j] = at.row + fragment_row(j) > query ? 0.0f : exp2f(p[j] * scale2 - lse2[query]);
             if (MASKED && hidden.hides(j, query0)) p[j] = 0.0f;
             dp[j] = kept & kept_bit(j) ? p[j] : 0.0f;
@@ -375,7 +372,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         multiply_abt<DP>(dp, v_tile + at.warp_row * STRIDE<DP>, do_tile);
         UNROLL_FOR (int j = 0; j < E; j++) {
             if (MASKED) dp[j] = kept & kept_bit(j) ? dp[j] * hidden.scale : 0.0f;
-            p[j] *= dp[j] - delta[query0 + element_column(j)]; // dS
+            p[j] *= dp[j] - delta[query0 + fragment_column(j)]; // dS
         }
         multiply_pb<DP>(dk, p, q_tile);
     }
