@@ -24,9 +24,9 @@ __device__ static inline int row_target(const LogitRows &k, int r) {
     return k.tokens[(size_t)((k.row0 + r) / k.T) * (k.T + 1) + (k.row0 + r) % k.T + 1];
 }
 
-// Softmax of some logits: their maximum, and the sum of exp(logit - max).
+// Softmax of some logits: their maximum, the sum of exp(logit - max), and their sum.
 typedef struct {
-    float max, sum;
+    float max, sum, logits;
 } Partial;
 
 // Joins the lanes' partials; returns the result in every lane. A lane whose max equals the result's max does not scale
@@ -35,18 +35,16 @@ __device__ static inline Partial partial_join_warp(Partial p) {
     float max = p.max;
     UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2)
         max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
-    return {max, warp_sum(p.max == max ? p.sum : p.sum * exp_minus(p.max, max))};
+    return {max, warp_sum(p.max == max ? p.sum : p.sum * exp_minus(p.max, max)), warp_sum(p.logits)};
 }
 
-// Joins the threads' partials, and adds up their *sum; returns both results in every thread.
-__device__ static inline Partial partial_join_block(Partial mine, Partial *shared, float *sum, float *shared_sums) {
+// Joins the threads' partials; returns the result in every thread.
+__device__ static inline Partial partial_join_block(Partial mine, Partial *shared) {
     const int lane = threadIdx.x % WARP;
     mine = partial_join_warp(mine);
-    *sum = warp_sum(*sum);
-    if (lane == 0) shared[threadIdx.x / WARP] = mine, shared_sums[threadIdx.x / WARP] = *sum;
+    if (lane == 0) shared[threadIdx.x / WARP] = mine;
     __syncthreads();
-    *sum = warp_sum(lane < ROW_WARPS ? shared_sums[lane] : 0.0f);
-    const Partial nothing = {-CUDART_INF_F, 0.0f};
+    const Partial nothing = {-CUDART_INF_F, 0.0f, 0.0f};
     return partial_join_warp(lane < ROW_WARPS ? shared[lane] : nothing);
 }
 
@@ -71,11 +69,10 @@ __device__ static inline float pack_max(const Pack<VEC> &pack) {
 
 enum { ROW_PACKS = 4 }; // packs in flight per thread
 
-// Returns the partial of a thread's logits; *logits = the sum of these logits.
-__device__ static inline Partial row_partial(const real *row, int V, float *logits) {
+// Returns the partial of a thread's logits.
+__device__ static inline Partial row_partial(const real *row, int V) {
     const int stride = ROW_THREADS * VEC;
-    Partial mine = {-CUDART_INF_F, 0.0f};
-    *logits = 0.0f;
+    Partial mine = {-CUDART_INF_F, 0.0f, 0.0f};
     for (int c0 = threadIdx.x * VEC; c0 < V; c0 += ROW_PACKS * stride) {
         Pack<VEC> packs[ROW_PACKS];
         float max = mine.max;
@@ -91,13 +88,13 @@ __device__ static inline Partial row_partial(const real *row, int V, float *logi
             pack_get(x, packs[p]);
             UNROLL_FOR (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
             UNROLL_FOR (int j = 0; j < VEC; j++) sum += x[j];
-            *logits += c0 + p * stride + VEC <= V ? sum : 0.0f; // no branch, so packs are summed in parallel
+            mine.logits += c0 + p * stride + VEC <= V ? sum : 0.0f; // no branch, so packs are summed in parallel
         }
     }
     const int tail = V / VEC * VEC; // first column of the pack that mixes logits and padding, if any
     if (tail / VEC % ROW_THREADS == (int)threadIdx.x)
 #pragma unroll 1
-        for (int c = tail; c < V; c++) *logits += (float)row[c];
+        for (int c = tail; c < V; c++) mine.logits += (float)row[c];
     return mine;
 }
 
@@ -117,17 +114,14 @@ __device__ static inline void gradient_write(const LogitRows &k, real *row, int 
 // Grid: a block per row.
 __global__ static void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_constant__ LogitRows k) {
     __shared__ Partial shared[ROW_WARPS];
-    __shared__ float shared_sums[ROW_WARPS];
     const int r = blockIdx.x, target = row_target(k, r);
     real *row = k.logits + (size_t)r * k.Vp;
-    float logits;
-    Partial all = row_partial(row, k.V, &logits);
-    all = partial_join_block(all, shared, &logits, shared_sums);
+    const Partial all = partial_join_block(row_partial(row, k.V), shared);
     const float logsumexp = loss_logsumexp(all.max, all.sum), shift = logsumexp + logf((float)k.T / k.scale);
     if (target / VEC % ROW_THREADS == (int)threadIdx.x) { // the same thread overwrites this logit later
         const float logit = (float)row[target], loss = loss_at(logsumexp, logit);
         k.losses[r] = loss;
-        if (k.smoothed) k.smoothed[r] = loss_smoothed(loss, logit, logits / k.V, k.smoothing);
+        if (k.smoothed) k.smoothed[r] = loss_smoothed(loss, logit, all.logits / k.V, k.smoothing);
     }
 #pragma unroll 2 // unrolled by 4, registers spill in fp16
     for (int c = threadIdx.x * VEC; k.scale > 0 && c < k.Vp; c += ROW_THREADS * VEC)
