@@ -47,7 +47,7 @@ static int load_working(Engine *engine, Range range, const float *values, Error 
     for (size_t at = range.begin; at < range.end; at += chunk) {
         const size_t n = size_min(chunk, range.end - at);
         TRY(copy_in(engine, engine->matmul_scratch, values + (at - range.begin), n * sizeof *values, e));
-        TRY(optimizer_round(engine->weight + at, (float *)engine->matmul_scratch, n, engine->stream, e));
+        TRY(convert(engine->weight + at, (const float *)engine->matmul_scratch, n, engine->stream, e));
     }
     return 0;
 }
@@ -59,8 +59,7 @@ static int load_pieces(Engine *engine, StateKind kind, Range range, const float 
     for (int next = 0; array && shard_next(&engine->config, kind, range, &next, &p);) {
         TRY(copy_in(engine, array + p.place, values + (p.range.begin - range.begin), range_float_bytes(p.range), e));
         if (kind == STATE_PARAM && engine->own_weight)
-            TRY(optimizer_round(engine->own_weight + p.place, array + p.place, range_length(p.range), engine->stream,
-                                e));
+            TRY(convert(engine->own_weight + p.place, array + p.place, range_length(p.range), engine->stream, e));
     }
     if (kind != STATE_PARAM || !shard_masters_apart(&engine->config)) return 0;
     Range all = {0, engine->config.shard_weights ? model_bucket(model, 0).end : model->flat_count};

@@ -18,16 +18,6 @@ int optimizer_scale(float *scale, const double *grad_sq, int count, double batch
     return launch({1, 1, stream}, e, scale_kernel, scale, grad_sq, count, batch, grad_clip);
 }
 
-__global__ static void round_kernel(real *out, const float *x, size_t n) {
-    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    if (i < n) out[i] = (real)x[i];
-}
-
-int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Error *e) {
-    if (n == 0) return 0;
-    return launch({blocks_of(n, THREADS), THREADS, stream}, e, round_kernel, out, x, n);
-}
-
 // Grid: a thread per four elements of one tensor. Traffic: 28 bytes per element, 30 with the working copy.
 __global__ static void update_kernel(OptimizerArrays a, size_t fours, AdamWStep step, const float *scale) {
     size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;

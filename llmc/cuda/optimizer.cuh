@@ -14,9 +14,6 @@ enum { DECAY_GRANULE = 64 }; // elements; every tensor begins at a multiple of i
 int optimizer_scale(float *scale, const double *grad_sq, int count, double batch, double grad_clip, cudaStream_t stream,
                     Error *e);
 
-// out = x, rounded to nearest even.
-int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Error *e);
-
 // What a granule is part of: a vector (no decay), a matrix (decay), or one of Muon's matrices.
 enum UpdateRule : uint8_t { RULE_PLAIN, RULE_DECAY, RULE_MUON };
 

@@ -135,5 +135,20 @@ static int launch(const Launch &l, Error *e, void (*kernel)(Parameters...), Argu
     return CUDA_CALL(cudaLaunchKernelEx(&config, kernel, arguments...), e);
 }
 
+template <typename To, typename From> __global__ static void convert_kernel(To *out, const From *in, size_t n) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        out[i] = (To)in[i];
+}
+
+// Enough for full memory bandwidth: with 64 blocks the rounding of gradients for transfers in bf16 took 12 ms of a step
+// of 110 ms, more than bf16 saves.
+enum { FULL_BLOCKS = 1024, FULL_THREADS = 256 };
+
+// out = in, rounded to nearest even.
+template <typename To, typename From>
+static int convert(To *out, const From *in, size_t n, cudaStream_t stream, Error *e) {
+    return launch({FULL_BLOCKS, FULL_THREADS, stream}, e, convert_kernel<To, From>, out, in, n);
+}
+
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 static inline unsigned blocks_of(size_t threads, int block) { return (unsigned)((threads + block - 1) / block); }

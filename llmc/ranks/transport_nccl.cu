@@ -268,26 +268,16 @@ static int reduce_scatter_type(Transport *t, void *values, size_t bytes, ncclDat
     return NCCL_CALL(ncclAllReduce(sums, sums, range_length(mine), type, ncclSum, t->replicas, t->stream), t, e);
 }
 
-template <typename To, typename From> __global__ static void convert_kernel(To *out, const From *in, size_t n) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-        out[i] = (To)in[i]; // rounds to nearest even
-}
-
-// Enough blocks for full memory bandwidth. With 64 blocks the rounding took 12 ms of a step of 110 ms: more than bf16
-// saves.
-enum { CONVERT_BLOCKS = 1024, CONVERT_THREADS = 256 };
-
 static int nccl_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
     TRY(after_engine(t, e));
     const bool rounds = t->wire == WIRE_BF16 && (t->replicas || division_ranks(&t->division, bucket) > 1);
     const Range mine = division_part(&t->division, bucket, division_rank(&t->division, bucket));
     const size_t all = range_length(bucket), own = range_length(mine), begin = mine.begin - bucket.begin;
-    const Launch l = {CONVERT_BLOCKS, CONVERT_THREADS, t->stream};
     assert(all <= t->largest);
-    if (rounds) TRY(launch(l, e, convert_kernel<__nv_bfloat16, float>, t->rounded, values, all));
+    if (rounds) TRY(convert(t->rounded, values, all, t->stream, e));
     if (rounds) TRY(reduce_scatter_type(t, t->rounded, sizeof *t->rounded, ncclBfloat16, bucket, e));
     else TRY(reduce_scatter_type(t, values, sizeof(float), ncclFloat32, bucket, e));
-    if (rounds) TRY(launch(l, e, convert_kernel<float, __nv_bfloat16>, values + begin, t->rounded + begin, own));
+    if (rounds) TRY(convert(values + begin, t->rounded + begin, own, t->stream, e));
     return work_started(t, work, e);
 }
 
@@ -372,7 +362,7 @@ static int nccl_reduce_rows(Transport *t, void *own, const void *partial, int ro
     real *x = (real *)partial, *received = x + rows * width; // Engine.exchange has room behind the rows
     TRY(exchange_rows(t, x, received, rows, width, type, e));
     if (n == 0) return 0;
-    return launch({CONVERT_BLOCKS, CONVERT_THREADS, t->engine}, e, width % VEC ? parts_kernel<1> : parts_kernel<VEC>,
+    return launch({FULL_BLOCKS, FULL_THREADS, t->engine}, e, width % VEC ? parts_kernel<1> : parts_kernel<VEC>,
                   (real *)own, x + mine.first * width, received, rank, K, n);
 }
 
