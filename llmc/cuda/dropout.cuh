@@ -18,10 +18,6 @@ static inline DropoutConstants dropout_constants(Dropout d) {
     }
     return c;
 }
-__device__ static inline RngBlock dropout_block(const DropoutConstants &c, RngBlock counter) {
-    UNROLL_FOR (int i = 0; i < DROPOUT_ROUNDS; i++) counter = rng_round(counter, c.key[i][0], c.key[i][1]);
-    return counter;
-}
 
 // Random blocks whose counters differ in the first word only. In the first two rounds, terms of the other words are
 // computed once, so a block takes 12 products, not 14.
@@ -84,7 +80,8 @@ __device__ static inline void dropout_multiply(float (&x)[W], const RowDropout &
     if constexpr (W == 1) x[0] *= dropout_factor(d, r.place, 0, t, c);
     else {
         static_assert(W == 8, "a block");
-        const RngBlock block = dropout_block(r.constants, dropout_counter(d, r.place, 0, t, c / 8));
+        const RngBlock counter = dropout_counter(d, r.place, 0, t, c / 8);
+        const RngBlock block = DropoutBlocks(r.constants, counter).block(counter.word[0]);
         UNROLL_FOR (int i = 0; i < 4; i++) {
             dropout_clear(r.constants, x[2 * i], x[2 * i + 1], block.word[i]);
             x[2 * i] *= r.constants.scale, x[2 * i + 1] *= r.constants.scale;
