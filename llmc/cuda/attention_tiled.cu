@@ -3,7 +3,7 @@
 //
 // A block of 4 warps owns ROWS rows (queries in the forward and for dQ, keys for dK and dV) and walks over tiles of the
 // other side. A warp owns WARP_ROWS rows. The lanes that hold a row's scores belong to one warp, so softmax needs no
-// shared memory. dQ has a separate kernel, as in attention_sm90_backward.cu.
+// shared memory. dQ has a separate kernel, which runs first, as in attention_sm90_backward.cu.
 //
 // A lane holds two rows (r = 0, 1) of an accumulator (WARP_ROWS, N). The lane's element i lies in row own_row() +
 // fragment_row(i) and column fragment_column(i). fragment_element(r, k) is the index of element k of row r.
@@ -256,68 +256,49 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// ROW_LANES lanes share one row of one head; they load 8 x 16 bytes, 64 values of 16 bits, at a time.
-enum { ROW_LANES = 8, ROW_THREADS = 256, ROWS_A_THREAD = 4, BLOCK_ROWS = ROWS_A_THREAD * ROW_THREADS / ROW_LANES };
-
-// Returns a lane's part of the dot product of two rows of D elements.
-__device__ static float lane_dot(const real *a, const real *b, int D, int lane) {
-    float sum = 0.0f;
-    if (D % VECTOR == 0) {
-        for (int d = lane * VECTOR; d < D; d += ROW_LANES * VECTOR)
-            sum += dot_vectors(*(const uint4 *)(a + d), *(const uint4 *)(b + d));
-    } else {
-        for (int d = lane; d < D; d += ROW_LANES) sum += (float)a[d] * (float)b[d];
-    }
-    return sum;
-}
-
-// rows.delta = rowsum(dO * O), rows.lse2 = lse in base 2. Grid: a block per BLOCK_ROWS rows of one head. Neighbouring
-// blocks read neighbouring heads of the same rows, which are adjacent in memory.
-__global__ static void delta_kernel(AttentionRows rows, const float *lse, const real *dout, const real *out,
-                                    AttentionShape s) {
-    int padded_T = s.padded_T(), h = blockIdx.x % s.NH, chunk = blockIdx.x / s.NH;
-    int b = chunk / (padded_T / BLOCK_ROWS), row0 = chunk % (padded_T / BLOCK_ROWS) * BLOCK_ROWS;
-    int lane = threadIdx.x % ROW_LANES, head = b * s.NH + h;
-
-    float delta[ROWS_A_THREAD];
-    UNROLL_FOR (int i = 0; i < ROWS_A_THREAD; i++) {
-        int t = row0 + i * (ROW_THREADS / ROW_LANES) + threadIdx.x / ROW_LANES;
-        size_t start = ((size_t)b * s.T + t) * s.C() + h * s.D; // (B, T, C)
-        delta[i] = t < s.T ? lane_dot(dout + start, out + start, s.D, lane) : 0.0f;
-    }
-    UNROLL_FOR (int i = 0; i < ROWS_A_THREAD; i++) {
-        int t = row0 + i * (ROW_THREADS / ROW_LANES) + threadIdx.x / ROW_LANES;
-        UNROLL_FOR (int offset = ROW_LANES / 2; offset > 0; offset /= 2)
-            delta[i] += __shfl_xor_sync(~0u, delta[i], offset);
-        if (lane == 0) {
-            rows.delta[(size_t)head * padded_T + t] = delta[i];
-            rows.lse2[(size_t)head * padded_T + t] = t < s.T ? lse[(size_t)head * s.T + t] * LOG2E : INFINITY;
+// Returns rowsum(dO * O) of a row of D elements. 4 lanes share a row; each sums two of 8 parts.
+__device__ static float delta_of(const real *dout, const real *out, int D) {
+    float part[2] = {};
+    UNROLL_FOR (int i = 0; i < 2; i++) {
+        const int first = threadIdx.x % 4 + 4 * i;
+        if (D % VECTOR == 0) {
+            for (int d = first * VECTOR; d < D; d += 8 * VECTOR)
+                part[i] += dot_vectors(*(const uint4 *)(dout + d), *(const uint4 *)(out + d));
+        } else {
+            for (int d = first; d < D; d += 8) part[i] += (float)dout[d] * (float)out[d];
         }
     }
+    float sum = part[0] + part[1];
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    return sum + __shfl_xor_sync(~0u, sum, 1);
 }
 
-// Grid: a block per head and ROWS queries; it walks over the keys that these queries see.
+// Grid: a block per head and ROWS queries; it walks over the keys that these queries see. Also fills `rows`.
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
-    dq_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale,
-              const __grid_constant__ AttentionMasks masks) {
+    dq_kernel(const __grid_constant__ Attention a, AttentionRows rows, float scale) {
+    const AttentionShape s = a.shape;
     constexpr int KEYS = OTHER_BACKWARD<DP>, E = ELEMENTS<KEYS>;
     extern __shared__ __align__(16) real shared[];
     real *q_tile = shared, *do_tile = q_tile + ROWS * STRIDE<DP>, *k_tile = do_tile + ROWS * STRIDE<DP>;
     real *v_tile = k_tile + KEYS * STRIDE<DP>;
-    BlockRows at = block_rows(qkv, s, true);
-    const RowMasks<false> hidden(masks, s, at);
+    BlockRows at = block_rows(a.qkv, s, true);
+    const RowMasks<false> hidden(a.masks, s, at);
+    const Slice dout = slice_of(a.dout, s, at.head, 1, 0), out = slice_of(a.out, s, at.head, 1, 0);
     float scale2 = scale * LOG2E, lse2[2], delta[2];
-    int key0 = MASKED ? first_key(masks, s, at.head / s.NH, at.row0) / KEYS * KEYS : 0;
+    int key0 = MASKED ? first_key(a.masks, s, at.head / s.NH, at.row0) / KEYS * KEYS : 0;
     UNROLL_FOR (int i = 0; i < 2; i++) {
-        size_t row = (size_t)at.head * s.padded_T() + at.row + fragment_row(fragment_element(i, 0));
-        lse2[i] = rows.lse2[row];
-        delta[i] = rows.delta[row];
+        const int t = at.row + fragment_row(fragment_element(i, 0));
+        const size_t row = (size_t)at.head * s.padded_T() + t, start = (size_t)min(t, s.T - 1) * dout.stride;
+        lse2[i] = t < s.T ? a.lse[(size_t)at.head * s.T + t] * LOG2E : INFINITY;
+        delta[i] = delta_of(dout.data + start, out.data + start, s.D);
+        if (t >= s.T) delta[i] = 0.0f;
+        if (threadIdx.x % 4 == 0) rows.lse2[row] = lse2[i], rows.delta[row] = delta[i];
     }
 
     float dq[ELEMENTS<DP>] = {};
     tile_load<ROWS, DP>(q_tile, at.q, at.row0, s);
-    tile_load<ROWS, DP>(do_tile, slice_of(dout, s, at.head, 1, 0), at.row0, s);
+    tile_load<ROWS, DP>(do_tile, dout, at.row0, s);
     for (; key0 < at.row0 + ROWS && key0 < s.T; key0 += KEYS) {
         tiles_next<KEYS, DP>(k_tile, at.k, v_tile, at.v, key0, s);
         float p[E], dp[E];
@@ -334,7 +315,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         }
         multiply_pb<DP>(dq, p, k_tile);
     }
-    store_rows(slice_of(dqkv, s, at.head, 3, 0), dq, scale, scale, at.row, s);
+    store_rows(slice_of(a.dqkv, s, at.head, 3, 0), dq, scale, scale, at.row, s);
 }
 
 // Grid: a block per head and ROWS keys; it walks over the queries that see these keys. Rows of its P and dS are keys.
@@ -402,12 +383,9 @@ int attention_tiled_backward(const Attention &a, AttentionRows rows, cudaStream_
                              : (masked ? dkdv_kernel<128, true> : dkdv_kernel<128, false>);
     const auto dq = narrow ? (masked ? dq_kernel<64, true> : dq_kernel<64, false>)
                            : (masked ? dq_kernel<128, true> : dq_kernel<128, false>);
-    const unsigned delta_blocks = s.heads() * (s.padded_T() / BLOCK_ROWS);
-    TRY(launch({delta_blocks, ROW_THREADS, stream}, e, delta_kernel, rows, a.lse, a.dout, a.out, s));
-    for (auto kernel : {dkdv, dq})
-        TRY(launch({s.heads() * s.tiles(ROWS), THREADS, stream, bytes}, e, kernel, a.dqkv, a.dout, a.qkv, rows, s,
-                   attention_scale(s), a.masks));
-    return 0;
+    const Launch l = {s.heads() * s.tiles(ROWS), THREADS, stream, bytes};
+    TRY(launch(l, e, dq, a, rows, attention_scale(s))); // fills `rows`
+    return launch(l, e, dkdv, a.dqkv, a.dout, a.qkv, rows, s, attention_scale(s), a.masks);
 }
 
 // ---- The choice of the path -----------------------------------------------------------------------------------------
