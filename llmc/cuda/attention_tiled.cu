@@ -42,16 +42,6 @@ __device__ static int own_row() { return threadIdx.x % 32 / 4; }
 #ifndef GNS_FP32
 // ---- 16 bits: mma.sync. P and dS pass from one product to the next in registers. ------------------------------------
 
-// Stores two successive elements of a lane's row, from column d.
-__device__ static void store_two(real *row, int d, float x, float y, int D) {
-    if (D % 2 == 0) {
-        if (d < D) *(unsigned *)(row + d) = pack(x, y);
-    } else {
-        if (d < D) row[d] = (real)x;
-        if (d + 1 < D) row[d + 1] = (real)y;
-    }
-}
-
 // c (16, N) = a (16, DP) b (N, DP)^T, both in shared memory.
 template <int DP, int E> __device__ static void multiply_abt(float (&c)[E], const real *a, const real *b) {
     int lane = threadIdx.x % 32;
@@ -86,11 +76,6 @@ __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E]
 }
 #else
 // ---- fp32: multiply-adds, no tensor cores ---------------------------------------------------------------------------
-
-__device__ static void store_two(float *row, int d, float x, float y, int D) {
-    if (d < D) row[d] = x;
-    if (d + 1 < D) row[d + 1] = y;
-}
 
 template <int DP, int E> __device__ static void multiply_abt(float (&c)[E], const float *a, const float *b) {
     clear(c);
@@ -152,7 +137,12 @@ __device__ static void store_rows(Slice to, const float (&c)[E], float factor0, 
         UNROLL_FOR (int k = 0; k < E / 2; k += 2) {
             int d = fragment_column(fragment_element(i, k));
             float x = c[fragment_element(i, k)] * factor, y = c[fragment_element(i, k + 1)] * factor;
-            store_two(p, d, x, y, s.D);
+            if (s.D % 2 == 0) {
+                if (d < s.D) *(Bundle<real, 2> *)(p + d) = {{(real)x, (real)y}};
+            } else {
+                if (d < s.D) p[d] = (real)x;
+                if (d + 1 < s.D) p[d + 1] = (real)y;
+            }
         }
     }
 }
