@@ -52,19 +52,12 @@ __host__ __device__ constexpr bool takes_row_values(LinearEpilogue e) {
 }
 __host__ __device__ constexpr bool is_across(LinearEpilogue e) { return e == LINEAR_DGELU || e == LINEAR_SOFTMAX; }
 
-struct LinearJob {
-    int rows, out, depths; // out: columns of y; depths: stages per tile
-    int down, across;      // number of a pair's tiles down y; of whole tiles across y
-    int narrow;            // 1: a narrower tile across covers the remaining columns
-    const real *bias;
-    unsigned *ticket;
-    float *columns;          // partial column sums, one run (ColumnSplit) per block's tile; or NULL
-    int per_example;         // runs per example
-    const float *row_values; // from here on: see Linear
-    float *row_sums;
-    int counted;
-    float scale;
-    Fp8Copy copy;
+struct LinearJob : Linear {
+    int depths;       // stages per tile
+    int down, across; // number of a pair's tiles down y; of whole tiles across y
+    int narrow;       // 1: a narrower tile across covers the remaining columns
+    float *partials;  // partial column sums, one run (ColumnSplit) per block's tile; or NULL
+    int per_example;  // runs per example
 
     __device__ int tiles() const { return down * (across + narrow); }
 };
@@ -374,7 +367,7 @@ __device__ void tile_columns_out(const float (&sums)[WARPS][COLUMNS], const Line
     const int run = row / ROWS;
     if (row >= job.rows) return; // all threads of the warpgroup return
     threads_sync(barrier, WARPGROUP);
-    float *to = job.columns + (size_t)(run + run / job.per_example) * job.out + column;
+    float *to = job.partials + (size_t)(run + run / job.per_example) * job.out + column;
     for (int c = threadIdx.x % WARPGROUP; c < COLUMNS && column + c < job.out; c += WARPGROUP) {
         float sum = 0.0f;
         UNROLL_FOR (int w = 0; w < WARPS; w++) sum += sums[w][c];
@@ -472,7 +465,7 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
                 own_parity ^= 1;
             }
             if constexpr (by_panel(EPILOGUE)) {
-                float *sums = job.columns ? s.sums[group][warp] : NULL;
+                float *sums = job.partials ? s.sums[group][warp] : NULL;
                 panels_round<EPILOGUE, E4M3>(slot, c[h], bias, y, other, codes, job, own_full, sums, most, place.row,
                                              panel, h);
                 continue;
@@ -485,7 +478,7 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
             if (EPILOGUE == LINEAR_SOFTMAX) rows_sums_out(rows, job, place.row, place.column);
             slot_out(y, slot, place.row, panel);
         }
-        if (EPILOGUE == LINEAR_DGELU && job.columns)
+        if (EPILOGUE == LINEAR_DGELU && job.partials)
             tile_columns_out(s.sums[group], job, place.row - warp * SLOT_ROWS - ROWS, place.column, 1 + group);
     }
     if (lane == 0) copy_out_wait();
@@ -573,11 +566,9 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     if (e4m3 && l.copy.codes)
         TRY(panels_map(&codes, l.copy.codes, l.rows, l.out, SLOT_ROWS, 1, e, CU_TENSOR_MAP_DATA_TYPE_UINT8));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    const int depth = e4m3 ? 2 * DEPTH : DEPTH;
-    LinearJob job = {l.rows, l.out, ceil_div(l.in, depth), down,       across,    narrow,  l.bias, l.ticket,
-                     NULL,   0,     l.row_values,          l.row_sums, l.counted, l.scale, l.copy};
+    LinearJob job = {l, ceil_div(l.in, e4m3 ? 2 * DEPTH : DEPTH), down, across, narrow};
     if (l.columns.sum) {
-        job.columns = column_begin(l.jobs, &l.columns, 1, linear_split(l.rows, l.T), l.out);
+        job.partials = column_begin(l.jobs, &l.columns, 1, linear_split(l.rows, l.T), l.out);
         job.per_example = l.T / ROWS;
     }
     return launch({blocks / PAIR * PAIR, THREADS, stream, sizeof(Shared), PAIR}, e, kernels[e4m3][l.epilogue], x, w, y,
