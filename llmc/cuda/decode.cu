@@ -54,8 +54,7 @@ __global__ void __launch_bounds__(THREADS, 2)
             const int r = begin + i * DOWN;
             if (r >= l.in) continue;
             float x = (float)l.x[r], f[VEC];
-            if (gamma)
-                x = (float)(real)layernorm_y(layernorm_xhat(x, mean, rstd), (float)scale[i], (float)shift[i]);
+            if (gamma) x = (float)(real)layernorm_y(layernorm_xhat(x, mean, rstd), (float)scale[i], (float)shift[i]);
             pack_get(f, w[i]);
             UNROLL_FOR (int j = 0; j < VEC; j++) sum[j] = add_product(sum[j], x, f[j]);
         }
