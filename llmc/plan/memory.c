@@ -22,8 +22,8 @@ bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
 // CUDA engine differs in five ways. (1) Its head keeps the logits of as many examples as fit into head_bytes, at least
 // one, in memory that later holds the blocks' gradients. (2) With sharded weights it also keeps rounded owned weights.
 // (3) Its exact norms may be fused. (4) It keeps GELU's derivative, one byte if values are rounded, instead of GELU's
-// input; with --recompute gelu it keeps the inputs, and one block's derivative. (5) It has separate memory for partial
-// sums from other ranks (--tensor).
+// input; with --recompute gelu it keeps the inputs, and one block's derivative. (5) With --tensor it receives partial
+// sums from other ranks only, not from itself.
 static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *memory) {
     const PlanDevice *device = &plan->device;
     const Model *model = shape.model;
@@ -45,8 +45,8 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     add_item(memory, "logits, matmul workspace", fmax(0, examples * example - gradients) + MATMUL_WORKSPACE_BYTES);
     const double blocks = shape.recompute == RECOMPUTE_NONE && !shape.inference ? model->config.layers : 1;
     const double input = shape.recompute == RECOMPUTE_GELU ? 0 : device->value;
-    const double received = device->value * n * (tensor_ranks(&shape) - 1);
-    const int64_t more = (int64_t)(wide * blocks * ((rounded ? 1 : device->value) - input) + received);
+    const double own = tensor_ranks(&shape) > 1 ? device->value * n : 0;
+    const int64_t more = (int64_t)(wide * blocks * ((rounded ? 1 : device->value) - input) - own);
     memory->item[shape.inference ? 1 : 3].bytes += (size_t)more; // activations
     double norms =
         plan_fuses_exact(device, &model->config) ? examples * model->vocab_padded : (double)model_tensor_largest(model);

@@ -78,8 +78,6 @@ int plan_device(PlanDevice *out, const Options *o, const EngineDevice *here, Err
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
-double plan_critical_intensity(const PlanDevice *d) { return d->peak / d->spec.bandwidth; }
-
 double plan_kernel_seconds(const PlanDevice *d, const Work *w) {
     const PlanEfficiency *s = &d->efficiency;
     double bytes = w->read + w->written, copied = s->copy * d->spec.bandwidth;

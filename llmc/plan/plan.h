@@ -86,7 +86,6 @@ int plan_device(PlanDevice *out, const Options *o, const EngineDevice *here, Err
 bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model);
 
 double plan_kernel_seconds(const PlanDevice *device, const Work *work); // seconds per launch
-double plan_critical_intensity(const PlanDevice *device);               // FLOPs per byte
 
 typedef struct {
     const Options *options;

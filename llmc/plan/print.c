@@ -74,7 +74,7 @@ static void print_device(const Plan *p) {
     const bool own = o->device_flops > 0 || o->device_bandwidth > 0 || o->device_memory > 0;
     const char *source = own ? "figures as given" : d->measured ? "measured just now" : "data sheet";
     const char *kernels = d->fuses_exact ? "; Hopper's kernels" : d->measured ? "" : "; general kernels";
-    printf("(%s%s); critical intensity %.3g FLOPs a byte\n", source, kernels, plan_critical_intensity(d));
+    printf("(%s%s); critical intensity %.3g FLOPs a byte\n", source, kernels, d->peak / d->spec.bandwidth);
 }
 
 enum { RANKS_MOST = 8960 };
@@ -134,15 +134,16 @@ static void print_step(const Plan *p) {
     double flops = 0;
     for (int i = 0; i < FAMILIES; i++) flops += step.all.family[i].flops;
     bool tera = flops >= 1e13;
-    double unit = step.seconds < 100 ? 1e3 : 1; // printed units per second
+    double unit = step.seconds < 100 ? 1e3 : 1;                        // printed units per second
+    const double critical = p->device.peak / p->device.spec.bandwidth; // FLOPs a byte
     printf("  %-24s %9s %9s %11s  %-8s %9s %6s\n", "kernels", tera ? "TFLOPs" : "GFLOPs", "GB", "FLOPs/byte",
            "bound by", unit > 1 ? "ms" : "s", "share");
     for (int i = 0; i < FAMILIES; i++) {
         double work = step.all.family[i].flops, bytes = step.all.family[i].bytes, s = step.all.family[i].seconds;
         if (!(bytes > 0)) continue;
         printf("  %-24s %9.4g %9.3g %11.1f  %-8s %9.4g %5.1f%%\n", family_names[i], work / (tera ? 1e12 : 1e9),
-               1e-9 * bytes, work / bytes, work / bytes < plan_critical_intensity(&p->device) ? "memory" : "compute",
-               unit * s, 100 * s / step.seconds);
+               1e-9 * bytes, work / bytes, work / bytes < critical ? "memory" : "compute", unit * s,
+               100 * s / step.seconds);
     }
     if (step.exposed > 0)
         printf("  %-24s %9s %9s %11s  %-8s %9.4g %5.1f%%\n", "waiting for other ranks", "", "", "", "link",
