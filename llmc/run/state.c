@@ -273,13 +273,13 @@ static void io_identity(StateIO *io, const Run *r, const RunData *data) {
 
 // ---- What may change ------------------------------------------------------------------------------------------------
 
-// Returns the options as JSON; NULL: no memory.
-static cJSON *options_item(const Options *o) {
+// Returns the options as JSON; NULL: no memory. raw: a single item that holds their text.
+static cJSON *options_item(const Options *o, bool raw) {
     Text text;
     cJSON *item = NULL;
     if (text_begin(&text, &(Error){0})) return NULL;
     options_write_json(text.f, o, NULL);
-    if (!text_end(&text, &(Error){0})) item = cJSON_Parse(text.text);
+    if (!text_end(&text, &(Error){0})) item = raw ? cJSON_CreateRaw(text.text) : cJSON_Parse(text.text);
     text_free(&text);
     return item;
 }
@@ -292,7 +292,7 @@ static int print_changes(const StateIO *io, Run *r, FILE *f, Error *e) {
     const int length = (int)strcspn(io->build, ","); // io->build is "BUILD, ENGINE"
     Options by_default;
     options_defaults(&by_default);
-    cJSON *options = options_item(&r->options), *defaults = options_item(&by_default);
+    cJSON *options = options_item(&r->options, false), *defaults = options_item(&by_default, false);
     int code = options && defaults ? 0 : out_of_memory(e);
     fprintf(f, "resuming from %s: %lld steps, %lld tokens done\n", r->saving.saved, (long long)r->at.step,
             (long long)r->at.tokens);
@@ -377,7 +377,7 @@ int run_state_write(Run *r, char **text, size_t *bytes, Error *e) {
     engine_describe(r->engine, engine, sizeof engine);
     put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
     put(&io, "ranks", cJSON_CreateNumber(r->comm->ranks));
-    put(&io, "options", options_item(&r->options));
+    put(&io, "options", options_item(&r->options, true));
     *text = io.code ? NULL : cJSON_Print(io.root);
     cJSON_Delete(io.root);
     if (*text) *bytes = strlen(*text);
