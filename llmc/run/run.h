@@ -22,10 +22,8 @@
 typedef struct {
     Dataset *train, *val; // val may be NULL
     HellaSwag *hellaswag; // NULL: none
-    uint16_t *rows;       // (micro_batch, T + 1): rows to evaluate; zeros if this rank cannot read its rows or has none
+    uint16_t *rows;       // (micro_batch, T + 1): a micro-step's rows; zeros if this rank cannot read its rows
     float *losses;        // (micro_batch, T)
-    uint16_t *train_rows; // (micro_batch, T + 1): rows to train on; after `rows` in one array
-    int64_t first, count; // train_rows holds examples [first, first + count)
 } RunData;
 
 // What the next step depends on, beside RunPoint.

@@ -415,8 +415,7 @@ int run_set_horizon(Run *r, int64_t tokens, Error *e) {
 
 int setup_rows(Run *r, Error *e) {
     size_t rows = (size_t)r->shape.micro_batch, T = (size_t)r->shape.seq_len;
-    TRY(memory_alloc_zero((void **)&r->data.rows, 2 * rows * (T + 1) * sizeof(uint16_t), "token rows", e));
-    r->data.train_rows = r->data.rows + rows * (T + 1);
+    TRY(memory_alloc_zero((void **)&r->data.rows, rows * (T + 1) * sizeof(uint16_t), "token rows", e));
     return memory_alloc((void **)&r->data.losses, rows * T * sizeof(float), "losses", e);
 }
 

@@ -19,20 +19,11 @@ static bool measures_ranks(const Run *r, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && r->at.step % NOISE_RANKS_EVERY == 0);
 }
 
-// Makes r->data.train_rows hold examples [first, first + n) of the training data. Reads nothing if they are there.
-static int read_train_rows(RunData *data, int64_t first, int64_t n, Error *e) {
-    if (data->first == first && data->count >= n) return 0; // count > n in the run's last step
-    data->count = 0;
-    TRY(dataset_rows(data->train, (uint64_t)first, (int)n, data->train_rows, e));
-    data->first = first;
-    data->count = n;
-    return 0;
-}
-
 // Computes the gradients of B rows over all ranks, and their norms. While the device computes a micro-step, each rank
-// reads its next rows; after the last micro-step the rows of the next step, assuming the same batch. A rank without
-// rows passes n = 0. So does a rank that cannot read its rows; with --tensor such a rank computes placeholder rows,
-// since its group waits for them. After the last micro-step all ranks then fail. what: see progress_begin.
+// brings its next rows into the page cache; after the last micro-step the rows of the next step, assuming the same
+// batch. A rank without rows passes n = 0. So does a rank that cannot read its rows; with --tensor such a rank computes
+// rows of zeros, since its group waits for them. After the last micro-step all ranks then fail. what: see
+// progress_begin.
 static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
     const int ranks = r->comm->ranks, groups = r->parallel.groups, T = r->shape.seq_len;
     RankRows mine = rows_of_rank(B, r->parallel.group, groups);
@@ -46,10 +37,11 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
     engine_examples(r->engine, (uint64_t)first);
     for (int64_t i = 0; i < micro_steps; i++) {
         int64_t n = mine.count - done < most ? mine.count - done : most;
-        bool reads = n > 0 && !unread.code && !read_train_rows(&r->data, first + done, n, &unread);
-        const uint16_t *rows = reads ? r->data.train_rows : NULL;
+        uint16_t *rows = n > 0 ? r->data.rows : NULL;
+        if (rows && !unread.code) dataset_rows(r->data.train, (uint64_t)(first + done), (int)n, rows, &unread);
         if (unread.code && ranks == 1) break;
-        if (unread.code && n > 0 && r->parallel.config.tensor > 1) rows = r->data.rows;
+        if (unread.code && r->parallel.config.tensor == 1) rows = NULL;
+        if (unread.code && rows) memset(rows, 0, (size_t)(n * (T + 1)) * sizeof *rows);
         progress_next(&r->progress, done * groups * T);
         TRY(parallel_micro_step(&r->parallel, rows, rows ? (int)n : 0, mode, i == micro_steps - 1, e));
         for (int64_t b = 0; rows && r->options.outliers && b < n; b++) { // rarity: mean surprise of a row's tokens
@@ -59,10 +51,10 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
         }
         comm_progress(r->comm);
         done += n;
-        bool last = done == mine.count;
-        int64_t next = last ? first + B : first + done, left = last ? mine.count : mine.count - done;
-        // If this fails, the next micro-step reads again and reports it.
-        if (reads) read_train_rows(&r->data, next, left < most ? left : most, &(Error){0});
+        const int64_t left = done < mine.count ? mine.count - done : mine.count; // rows of this or the next step
+        const int64_t next = done < mine.count ? first + done : first + B;
+        if (rows && !unread.code) // a failure shows again when the rows are needed
+            dataset_rows(r->data.train, (uint64_t)next, (int)(left < most ? left : most), rows, &(Error){0});
     }
     if (ranks > 1 || !unread.code) TRY(parallel_norms(&r->parallel, e));
     if (unread.code) *e = unread;
