@@ -173,15 +173,14 @@ int archive_join(const Archive *archive, int64_t step, Manifest *manifest, Error
 }
 
 int archive_begin(const Archive *archive, int64_t step, Manifest *manifest, FILE *notes, Error *e) {
-    char path[ARCHIVE_PATH];
+    char path[ARCHIVE_PATH], training[80];
     step_path(archive, step, PARTIAL, path);
+    snprintf(training, sizeof training, PARTIAL "/" TRAINING, step);
     TRY(remove_partial(archive, step, notes, e));
-    bool made = mkdirat(archive->dir, path_name(path), 0777) == 0;
-    if (made) TRY(archive_join(archive, step, manifest, e));
-    if (made && mkdirat(manifest->dir, TRAINING, 0777) == 0) return 0;
-    FAIL(e, ERR_WRITE, "free some space, or choose another --out", "%s: cannot create: %s", path, strerror(errno));
-    if (made) close(manifest->dir);
-    return e->code;
+    if (mkdirat(archive->dir, path_name(path), 0777) == 0 && mkdirat(archive->dir, training, 0777) == 0)
+        return archive_join(archive, step, manifest, e);
+    return FAIL(e, ERR_WRITE, "free some space, or choose another --out", "%s: cannot create: %s", path,
+                strerror(errno));
 }
 
 int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Error *e) {

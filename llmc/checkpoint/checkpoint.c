@@ -62,10 +62,9 @@ static int config_parse(const cJSON *root, const char *path, ModelConfig *config
     }
     for (int i = 0; i < 5; i++) {
         const cJSON *item = json_get(root, sizes[i]);
-        if (!item) return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\"", path, sizes[i]);
         if (!json_whole(item, 1, INT_MAX))
-            return FAIL(e, ERR_INPUT, "use another model", "%s: field \"%s\" is no whole number from 1 to %d", path,
-                        sizes[i], INT_MAX);
+            return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?",
+                        "%s: field \"%s\" is missing or no whole number from 1 to %d", path, sizes[i], INT_MAX);
         *out[i] = (int)item->valuedouble;
     }
     const cJSON *inner = json_get(root, "n_inner");

@@ -222,12 +222,12 @@ int comm_reduce(Comm *comm, double *values, int sums, int maxima, CommLeast *lea
     return code;
 }
 
-int comm_wait_first(Comm *comm, Error *e) {
+int comm_wait_first(Comm *comm, int (*help)(void *context, Error *e), void *context, Error *e) {
     int word;
     do {
         word = comm->rank == 0 ? COMM_DONE : COMM_WAIT;
         TRY(comm_broadcast(comm, &word, sizeof word, e));
-        if (word == COMM_HELP) TRY(comm->help(comm->help_context, e));
+        if (word == COMM_HELP) TRY(help(context, e));
     } while (word != COMM_DONE);
     return 0;
 }

@@ -18,8 +18,6 @@ typedef struct {
     bool settled;                // all ranks know the error that they return; `speaker` prints it
     int speaker;
     Watchdog *watchdog;                   // NULL: one process
-    int (*help)(void *context, Error *e); // called in comm_wait_first when rank 0 sends COMM_HELP
-    void *help_context;
     int launcher; // process that started this rank: mpirun, or a daemon of Open MPI or Slurm. 0: no launcher
 } Comm;
 
@@ -63,8 +61,9 @@ static inline int comm_sum(Comm *comm, double *values, int count, Error *e) {
 }
 
 // Rank 0 may work alone for any time while other ranks wait in comm_wait_first. After each piece of work rank 0 calls
-// comm_beat, which restarts the other ranks' deadline; at the end it calls comm_wait_first.
-int comm_wait_first(Comm *comm, Error *e);
+// comm_beat, which restarts the other ranks' deadline; at the end it calls comm_wait_first. help: what the other ranks
+// do when rank 0 sends COMM_HELP; NULL if it never does.
+int comm_wait_first(Comm *comm, int (*help)(void *context, Error *e), void *context, Error *e);
 void comm_beat(void *comm);
 enum { COMM_DONE, COMM_WAIT, COMM_HELP }; // rank 0's messages to the ranks in comm_wait_first
 

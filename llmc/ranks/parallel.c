@@ -65,9 +65,7 @@ static int gather(Parallel *p, EngineBuffer array, int i, int64_t *work, Error *
     size_t bytes = array == BUFFER_WEIGHT ? engine_weight_bytes(p->engine) : sizeof(float);
     void *values = engine_buffer(p->engine, array, bucket.begin);
     const void *own = (const char *)values + (part.begin - bucket.begin) * bytes;
-    // All ranks or none gather in place (MPI): the pointer of an empty part must not be at its place.
-    if (p->shape->shard_weights)
-        own = range_length(part) ? engine_own_weights(p->engine, part) : (const char *)own + 1;
+    if (p->shape->shard_weights) own = engine_own_weights(p->engine, part);
     return p->api->all_gather(p->transport, own, values, bytes, bucket, work, e);
 }
 

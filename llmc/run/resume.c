@@ -71,8 +71,7 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
 // On all ranks: the others verify candidates until rank 0's search ends. `code`: the search's.
 static int end_search(Run *r, int code, Error *e) {
     Error waiting = {0};
-    r->comm->help = verify_share, r->comm->help_context = r;
-    int failed = r->comm->settled ? 0 : comm_wait_first(r->comm, &waiting);
+    int failed = r->comm->settled ? 0 : comm_wait_first(r->comm, verify_share, r, &waiting);
     if (failed && !code) *e = waiting, code = failed;
     return comm_agree(r->comm, code, e);
 }

@@ -341,7 +341,7 @@ static int await_save(Run *r, bool whole, Error *e) {
         else TRY(comm_sum(r->comm, &r->saving.writing, 1, e));
         TRY(collect_save(r, e));
     }
-    return whole ? comm_wait_first(r->comm, e) : 0;
+    return whole ? comm_wait_first(r->comm, NULL, NULL, e) : 0;
 }
 
 // On all ranks: waits for the previous save, then starts a save; with `waits`, also waits for the end of the new save.
@@ -358,7 +358,7 @@ static int save(Run *r, bool waits, Error *e) {
     s->started = clock_seconds();
     if (is_rank0(r) && r->saving.saved_step == s->step) s->error.code = -1;
     else if (is_rank0(r) && begin_save(r, &s->error)) report(r);
-    TRY(comm_wait_first(r->comm, e));
+    TRY(comm_wait_first(r->comm, NULL, NULL, e));
     TRY(comm_broadcast(r->comm, &s->error.code, sizeof s->error.code, e));
     if (s->error.code == 0) {
         for (size_t k = 0; k < ARRAYS && r->whole.part; k++)
