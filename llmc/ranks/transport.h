@@ -56,8 +56,8 @@ static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
 }
 
-// Elements per piece of a bucket that MPI ranks exchange. At most two pieces are in transfer. A piece takes 4 bytes per
-// element: received values in fp32, or sent and received values in bf16.
+// Elements per piece of a bucket that MPI ranks exchange. At most two pieces are in transfer. Received values take at
+// most 4 bytes per element.
 #define TRANSPORT_MPI_PIECE ((size_t)4 << 20)
 static inline size_t transport_mpi_bytes(size_t largest) {
     return 2 * sizeof(float) * (largest < TRANSPORT_MPI_PIECE ? largest : TRANSPORT_MPI_PIECE);
@@ -73,7 +73,8 @@ typedef struct {
                   Error *e);
     void (*destroy)(Transport *t);
 
-    // values: the bucket's gradients. This rank's part becomes a sum over ranks. *work = the transfer's number.
+    // values: the bucket's gradients. This rank's part becomes a sum over ranks; other parts become undefined. *work =
+    // the transfer's number.
     int (*reduce_scatter)(Transport *t, float *values, Range bucket, int64_t *work, Error *e);
 
     // own: this rank's part, at its place in `values` or elsewhere. values: becomes the whole bucket.

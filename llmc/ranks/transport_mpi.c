@@ -16,7 +16,7 @@ typedef struct Pending {
     size_t count;          // elements of the piece that this rank sums
     int ranks;             // ranks that exchange
     bool first;            // first piece of a bucket
-    void *sent, *received; // sent: gradients in bf16, NULL in fp32; received: (ranks, count), each rank's gradients
+    void *received;        // (ranks, count) each rank's gradients
     int *places, counts[]; // (2, ranks) offsets, lengths. Row 0: of parts or their pieces. Row 1: in `received`
 } Pending;
 
@@ -45,10 +45,10 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
 static int mpi_create(Transport **out, Comm *comm, const Division *division, WireType wire, size_t largest,
                       void *stream, Error *e) {
     const int tensor = division->tensor, shared = division->ranks;
-    if (largest > INT_MAX) {
+    if (largest > INT_MAX / 2) { // WIRE_BF16: places count 2 bytes
         comm_settle(comm);
         return FAIL(e, ERR_USAGE, "use fewer --channels, or one process",
-                    "a block of this model has %zu elements, but MPI transfers at most %d", largest, INT_MAX);
+                    "a block of this model has %zu elements, but MPI transfers at most %d", largest, INT_MAX / 2);
     }
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
@@ -99,12 +99,37 @@ static bool has_replicas(const Transport *t) { return t->comm->ranks > t->divisi
 
 static MPI_Comm comm_of(const Transport *t, Range bucket) { return bucket.begin == 0 ? t->mpi : t->peers; }
 
-static int mpi_wait_for(Transport *t, int64_t work, Error *e);
+static int mpi_wait_for(Transport *t, int64_t work, Error *e) {
+    watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
+    for (; t->ended < work && t->first; t->ended++) {
+        Pending *p = t->first;
+        const double begin = clock_seconds();
+        MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
+        for (int step = 1; p->own && step < p->ranks; step *= 2) { // the tree ((0 + 1) + (2 + 3)) + ..., for any count
+            char *values = p->received;
+            const size_t bytes = p->count * value_bytes(t->wire);
+            for (int r = 0; r + step < p->ranks; r += 2 * step)
+                MPI_TRY(MPI_Reduce_local(values + (size_t)(r + step) * bytes, values + (size_t)r * bytes, (int)p->count,
+                                         t->type, t->op),
+                        e);
+        }
+        if (p->own && has_replicas(t)) { // counted, so that a hanging rank shows fewer collectives than waiting ranks
+            if (p->first) watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
+            MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, p->received, (int)p->count, t->type, t->op, t->replicas), e);
+        }
+        t->waited += clock_seconds() - begin;
+        for (size_t i = 0; p->own && i < p->count; i++) p->own[i] = value_get(p->received, i, t->wire);
+        t->first = p->next;
+        if (!t->first) t->end = &t->first;
+        memory_free(p->received);
+        memory_free(p);
+    }
+    return 0;
+}
 
 // Exchanges the bucket in pieces; mpi_wait_for sums. MPI_Ireduce_scatter would allocate two buckets on some ranks.
 static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
     const int ranks = division_ranks(&t->division, bucket), rank = division_rank(&t->division, bucket);
-    const bool rounded = t->wire == DTYPE_BF16;
     const size_t element = value_bytes(t->wire), each = TRANSPORT_MPI_PIECE / (size_t)ranks;
     size_t longest = 1;
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK); // not per piece: ranks of other t may have more pieces
@@ -120,16 +145,13 @@ static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t
         p->count = (size_t)p->counts[rank];
         p->first = begin == 0;
         for (int r = 0; r < ranks; r++) own_counts[r] = (int)p->count, own_places[r] = r * (int)p->count;
-        if (rounded)
-            TRY(memory_alloc(&p->sent, element * size_min(range_length(bucket), TRANSPORT_MPI_PIECE),
-                             "gradients in bf16", e));
-        for (int r = 0, place = 0; r < ranks && rounded; place += p->counts[r++]) {
-            for (int i = 0; i < p->counts[r]; i++) value_set(p->sent, place + i, values[p->places[r] + i], DTYPE_BF16);
-            p->places[r] = place;
+        for (int r = 0; r < ranks && t->wire == DTYPE_BF16; p->places[r++] *= 2) { // rounds in place
+            float *part = values + p->places[r];
+            scale_values(part, 0, DTYPE_BF16, part, 0, DTYPE_FP32, (size_t)p->counts[r], 1);
         }
         TRY(memory_alloc(&p->received, element * p->count * (size_t)ranks, "gradients of other ranks", e));
-        MPI_TRY(MPI_Ialltoallv(rounded ? p->sent : values, p->counts, p->places, t->type, p->received, own_counts,
-                               own_places, t->type, comm_of(t, bucket), &p->request),
+        MPI_TRY(MPI_Ialltoallv(values, p->counts, p->places, t->type, p->received, own_counts, own_places, t->type,
+                               comm_of(t, bucket), &p->request),
                 e);
         p->own = own; // from here on mpi_wait_for sums
     }
@@ -208,35 +230,6 @@ static double mpi_waited(Transport *t) {
     const double seconds = t->waited;
     t->waited = 0;
     return seconds;
-}
-
-static int mpi_wait_for(Transport *t, int64_t work, Error *e) {
-    watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
-    for (; t->ended < work && t->first; t->ended++) {
-        Pending *p = t->first;
-        const double begin = clock_seconds();
-        MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
-        for (int step = 1; p->own && step < p->ranks; step *= 2) { // the tree ((0 + 1) + (2 + 3)) + ..., for any count
-            char *values = p->received;
-            const size_t bytes = p->count * value_bytes(t->wire);
-            for (int r = 0; r + step < p->ranks; r += 2 * step)
-                MPI_TRY(MPI_Reduce_local(values + (size_t)(r + step) * bytes, values + (size_t)r * bytes, (int)p->count,
-                                         t->type, t->op),
-                        e);
-        }
-        if (p->own && has_replicas(t)) { // counted, so that a hanging rank shows fewer collectives than waiting ranks
-            if (p->first) watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
-            MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, p->received, (int)p->count, t->type, t->op, t->replicas), e);
-        }
-        t->waited += clock_seconds() - begin;
-        for (size_t i = 0; p->own && i < p->count; i++) p->own[i] = value_get(p->received, i, t->wire);
-        t->first = p->next;
-        if (!t->first) t->end = &t->first;
-        memory_free(p->sent);
-        memory_free(p->received);
-        memory_free(p);
-    }
-    return 0;
 }
 
 static int mpi_finish(Transport *t, Error *e) { return mpi_wait_for(t, t->started, e); }
