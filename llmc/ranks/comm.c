@@ -1,7 +1,5 @@
 #define _GNU_SOURCE // sched_getaffinity
 #include "ranks/comm.h"
-#include "base/files.h"
-#include "base/hash.h"
 #include "base/signals.h"
 #include "base/thread.h"
 
@@ -272,14 +270,6 @@ int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what
     int failed = comm_gather(comm, &hash, all, sizeof hash, e);
     if (!failed && all[other] != hash) failed = FAIL(e, code, hint, "this rank has %s than rank %d", what, other);
     return comm_agree(comm, failed, e);
-}
-
-int comm_same_build(Comm *comm, Error *e) {
-    FileDigest program;
-    if (comm->ranks == 1) return 0;
-    TRY(comm_agree(comm, file_digest("/proc/self/exe", &program, e), e));
-    const uint64_t hash = hash_bytes(HASH_START, program.hash, sizeof program.hash);
-    return comm_same(comm, hash, 1, ERR_INPUT, "another build", "install the same program on every machine", e);
 }
 
 // ---- Cores ----------------------------------------------------------------------------------------------------------

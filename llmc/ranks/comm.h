@@ -77,8 +77,6 @@ int comm_lowest_error(Comm *comm, Error *error, Error *e);
 // class's first rank. Returns 0 if none differs. Otherwise settles an error, which the lowest differing rank prints.
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e);
 
-int comm_same_build(Comm *comm, Error *e); // comm_same with a hash of the program's file
-
 // Returns the default number of this rank's CPU threads, within the CPU quota. 0: one per core, for a single process.
 int comm_threads(const Comm *comm);
 

@@ -38,15 +38,6 @@ static Range common(const Whole *w, int owner, int holder, int k) {
                          division_part(&as_owner, bucket, division_rank(&as_owner, bucket)));
 }
 
-// Copies a range of a local tensor to its places in a part of the whole model that begins at element `begin`.
-static void copy_held(const Tensor *t, size_t whole_offset, Range range, const float *values, float *part,
-                      size_t begin) {
-    for (size_t at = range.begin, n; at < range.end; at += n, values += n) {
-        n = size_min(tensor_run(t, at - t->offset), range.end - at);
-        memcpy(part + (whole_offset + tensor_whole_index(t, at - t->offset) - begin), values, n * sizeof *values);
-    }
-}
-
 // For each tensor the ranks of a replica exchange what `common` returns, in turns: in turn s each rank sends to the rank
 // s further on, and receives from the rank s before. After an error of engine_store a rank goes on with the turns, since
 // other ranks wait for it.
@@ -71,8 +62,12 @@ int whole_exchange(const Whole *w, Engine *engine, StateKind kind, float *parts,
             const Range out = common(w, own, to, k), in = common(w, from, own, k);
             if (range_length(out) && !failed) failed = engine_store(engine, kind, out, sent, e);
             TRY_GOTO(comm_swap(p->comm, sent, range_length(out), to, received, range_length(in), from, e));
-            copy_held(&w->local[from % p->config.tensor].tensors[k], offset, in, received, parts,
-                      w->part[bucket].begin);
+            const Tensor *t = &w->local[from % p->config.tensor].tensors[k];
+            for (size_t at = in.begin, n; at < in.end; at += n) { // to the places in the whole tensor
+                n = size_min(tensor_run(t, at - t->offset), in.end - at);
+                const size_t whole = offset + tensor_whole_index(t, at - t->offset);
+                memcpy(parts + (whole - w->part[bucket].begin), received + (at - in.begin), n * sizeof *parts);
+            }
         }
     }
     code = comm_agree(p->comm, failed, e);

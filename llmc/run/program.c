@@ -81,10 +81,13 @@ static int run_program(Run *r, Error *e) {
         if (!code && is_rank0(r) && !o->print_options) fputs(o->notes, stderr);
     }
     TRY(comm_agree(r->comm, code, e));
-    const uint64_t hash = hash_bytes(HASH_START, o, offsetof(Options, run)); // `run` follows the table's options
-    TRY(comm_same(r->comm, hash, 1, ERR_USAGE, "other options",
+    const uint64_t given = hash_bytes(HASH_START, o, offsetof(Options, run)); // `run` follows the table's options
+    TRY(comm_same(r->comm, given, 1, ERR_USAGE, "other options",
                   "start all ranks with one command line, and the same --config file", e));
-    TRY(comm_same_build(r->comm, e));
+    FileDigest program = {0};
+    if (r->comm->ranks > 1) TRY(comm_agree(r->comm, file_digest("/proc/self/exe", &program, e), e));
+    const uint64_t build = hash_bytes(HASH_START, program.hash, sizeof program.hash);
+    TRY(comm_same(r->comm, build, 1, ERR_INPUT, "another build", "install the same program on every machine", e));
     if (is_rank0(r) && o->help) options_print_help(stdout, o, r->argv[0]);
     else if (is_rank0(r) && o->version) printf("%s\n", version_text());
     else if (is_rank0(r) && o->print_options) TRY(options_print(stdout, o, e));
