@@ -58,22 +58,21 @@ static int choice_find(const char *names, const char *text) {
 // Reads a value of the row's type into *out. ERR_USAGE if `text` is not a value of this type.
 static int value_parse(const OptionRow *row, const char *said, const char *text, void *out, Error *e) {
     const char *why = NULL, *unit = row->unit ? row->unit : "";
+    const bool whole = row->type == TYPE_INT;
     char *end;
     double real;
     int choice;
     switch (row->type) {
     case TYPE_INT:
-        if (!parse_real(text, &real) || real != floor(real)) why = "not a whole number";
+    case TYPE_REAL:
+        if (!parse_real(text, &real) || (whole && real != floor(real)))
+            why = whole ? "not a whole number" : "not a number";
         else if (!option_range_contains(row, real)) why = "out of range";
+        else if (!whole) *(double *)out = real + 0.0; // -0 becomes 0
         else {
             const int64_t digits = strtoll(text, &end, 10);  // exact above 2^53
             *(int64_t *)out = *end ? (int64_t)real : digits; // not only digits: 10e9
         }
-        break;
-    case TYPE_REAL:
-        if (!parse_real(text, &real)) why = "not a number";
-        else if (!option_range_contains(row, real)) why = "out of range";
-        else *(double *)out = real + 0.0; // -0 becomes 0
         break;
     case TYPE_TEXT:
         if (row->empty && !*text) return FAIL(e, ERR_USAGE, row->empty, SAID " is empty", said);
@@ -94,8 +93,7 @@ static int value_parse(const OptionRow *row, const char *said, const char *text,
     if (row->type == TYPE_FLAG) return error_hint(e, "use true or false");
     if (row->kind == ROW_WORDS) return error_hint(e, "quote the pattern, which the shell has expanded");
     if (row->type == TYPE_TEXT) return error_hint(e, "use at most %zu bytes", row->bytes - 1);
-    return error_hint(e, "use a %snumber%s%s in %s", row->type == TYPE_INT ? "whole " : "", *unit ? " of " : "", unit,
-                      row->range);
+    return error_hint(e, "use a %snumber%s%s in %s", whole ? "whole " : "", *unit ? " of " : "", unit, row->range);
 }
 
 static void *row_field(const OptionTable *t, int id) { return (char *)t->values + t->rows[id].offset; }
