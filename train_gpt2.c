@@ -195,9 +195,9 @@ static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
 // Waits for block l's weights. With shard_weights, also starts to gather the weights of block `after`, which runs next.
 static int next_weights(Engine *engine, int l, int after, Error *e) {
     const Model *model = engine->config.model;
-    TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
+    TRY(watch_call(&engine->weights_watch, await, model_bucket(model, 1 + l), e));
     if (!engine->config.shard_weights || after < 0 || after == model->config.layers) return 0;
-    return watch_soon(&engine->weights_watch, model_bucket(model, 1 + after), e);
+    return watch_call(&engine->weights_watch, soon, model_bucket(model, 1 + after), e);
 }
 
 // Writes lnf, from token `first` on. Writes the targets if the rows hold T + 1 tokens.
@@ -207,9 +207,9 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     const void *residual = NULL;
     engine->seen_count = 0;
     // Request all weights at once, since transfers slow down no CPU kernel.
-    if (!engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
-    TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
-    if (engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, model_bucket(model, 1), e));
+    if (!engine->config.shard_weights) TRY(watch_call(&engine->weights_watch, soon, (Range){0, model->flat_count}, e));
+    TRY(watch_call(&engine->weights_watch, await, model_bucket(model, 0), e));
+    if (engine->config.shard_weights) TRY(watch_call(&engine->weights_watch, soon, model_bucket(model, 1), e));
     embeddings_forward(engine, batch, engine->block[0].x);
     for (size_t b = 0; b < batch->B && batch->stride > batch->T; b++) // the targets: columns [1, T + 1)
         memcpy(engine->targets + b * batch->T, batch->tokens + b * batch->stride + 1, sizeof(uint16_t) * batch->T);
@@ -402,14 +402,14 @@ static int backward(Engine *engine, const Batch *batch, Error *e) {
     int L = model->config.layers;
     memset(engine->dx, 0, value_bytes(batch->type) * batch->N * batch->C);
     for (int l = L - 1; l >= 0; l--) {
-        TRY(watch_begins(&engine->watch, model, 1 + l, e));
+        TRY(watch_call(&engine->watch, begins, model_bucket(model, 1 + l), e));
         TRY(next_weights(engine, l, l - 1, e));
         if (l == L - 1) ln_backward(engine, batch, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0);
         TRY(block_backward(engine, batch, &engine->block[l], l, e));
-        TRY(watch_final(&engine->watch, model, 1 + l, e));
+        TRY(watch_call(&engine->watch, final, model_bucket(model, 1 + l), e));
     }
     embeddings_backward(engine, batch);
-    return watch_final(&engine->watch, model, 0, e);
+    return watch_call(&engine->watch, final, model_bucket(model, 0), e);
 }
 
 // ---- The step -------------------------------------------------------------------------------------------------------
@@ -449,7 +449,7 @@ static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     assert(!engine->row || engine->rows + n <= engine->config.step_rows);
     TRY(forward(engine, &batch, e));
-    TRY(watch_begins(&engine->watch, model, 0, e));
+    TRY(watch_call(&engine->watch, begins, model_bucket(model, 0), e));
     if (batch.B == 0) grad_begun(engine, WTE, 0);
     for (size_t b = 0; b < batch.B && mode == GNS_EXACT; b++) head_example_exact(engine, &batch, b);
     if (mode != GNS_EXACT) head_rows(engine, &batch, 0, batch.N, grad(engine, WTE, 0), !engine->first);

@@ -255,7 +255,7 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 //    weights of block l + 1, whose last reader is queued by then.
 
 static int weights_await(Engine *engine, int bucket, Error *e) {
-    return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
+    return watch_call(&engine->weights_watch, await, model_bucket(engine->config.model, bucket), e);
 }
 
 // Awaits block l's weights. fp8 then copies the weights: once per step, or with shard_weights once per pass.
@@ -268,7 +268,7 @@ static int block_await(Engine *engine, const Pass *p, int l, Error *e) {
 static int weights_soon(Engine *engine, int bucket, Error *e) {
     const Model *model = engine->config.model;
     if (bucket <= 0 || bucket >= model_bucket_count(model)) return 0;
-    return watch_soon(&engine->weights_watch, model_bucket(model, bucket), e);
+    return watch_call(&engine->weights_watch, soon, model_bucket(model, bucket), e);
 }
 
 // True if rule 1 sends block l's gradients; false if they are sent at the block's end, or l = L.
@@ -486,7 +486,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     TRY(linear_dweight(engine, p, k->attention, branch, PROJ_W, l, e));
     TRY(linear_run(engine, linear_of(engine, p, LINEAR_BIAS, dattention, branch, PROJ_W, l, true), e));
     if (final_comes_later(engine, l + 1))
-        TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // sends block l + 1
+        TRY(watch_call(&engine->watch, final, model_bucket(engine->config.model, l + 2), e)); // sends block l + 1
     if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // requests block l - 1
     const bool rounded = fp8_dweight_rounds(engine, p->fp8, QKV_W, l);
     Attention attention = attention_of(engine, p, k, l);
@@ -500,7 +500,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
     TRY(linear_dinput_own(engine, p, dy, dwide, QKV_W, l, e));
     // ln_backward writes block l - 1's first gradient, fcproj's bias.
-    if (l > 0) TRY(watch_begins(&engine->watch, engine->config.model, l, e));
+    if (l > 0) TRY(watch_call(&engine->watch, begins, model_bucket(engine->config.model, l), e));
     TRY(ln_backward(engine, p, LN1_W, l, e));
     return column_finish(&engine->columns, engine->stream, e);
 }
@@ -536,7 +536,7 @@ static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
 static int backward(Engine *engine, const Pass *p, Error *e) {
     const Model *model = engine->config.model;
     const int L = model->config.layers;
-    TRY(watch_begins(&engine->watch, model, L, e));
+    TRY(watch_call(&engine->watch, begins, model_bucket(model, L), e));
     TRY(block_await(engine, p, L - 1, e)); // the last block's bucket also holds ln_f
     TRY(ln_backward(engine, p, LNF_W, 0, e));
     TRY(column_finish(&engine->columns, engine->stream, e));
@@ -549,10 +549,10 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
         if (recompute == RECOMPUTE_BLOCK) TRY(ln_forward(engine, p, LN1_W, l, NULL, e));
         if (recompute == RECOMPUTE_BLOCK) TRY(block_forward(engine, p, k, l, 0, e));
         TRY(block_backward(engine, p, k, l, e));
-        if (!final_comes_later(engine, l)) TRY(watch_final(&engine->watch, model, 1 + l, e));
+        if (!final_comes_later(engine, l)) TRY(watch_call(&engine->watch, final, model_bucket(model, 1 + l), e));
     }
     TRY(embeddings_backward(engine, p, e));
-    return watch_final(&engine->watch, model, 0, e);
+    return watch_call(&engine->watch, final, model_bucket(model, 0), e);
 }
 
 // ---- The step -------------------------------------------------------------------------------------------------------
@@ -588,7 +588,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     engine->keeps_rows = engine->rows + n <= c->step_rows; // false in cuda_tune, which exceeds step_rows
     TRY(tokens_send(engine, tokens, (size_t)n * (p.T + 1), n, e));
     TRY(forward(engine, &p, e));
-    TRY(watch_begins(&engine->watch, engine->config.model, 0, e));
+    TRY(watch_call(&engine->watch, begins, model_bucket(engine->config.model, 0), e));
     if (!p.B && engine->first) TRY(cuda_clear(engine, model_bucket(engine->config.model, 0), e));
     TRY(head_pass(engine, &p, true, e));
     TRY(backward(engine, &p, e));
@@ -696,7 +696,7 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
     const int L = engine->config.model->config.layers, row = n - 1;
     const AttentionShape *a = &p.attention;
     real *x = engine->x_final, *attention = engine->block->attention, *wide = engine->block->gelu;
-    TRY(watch_await(&engine->weights_watch, {0, engine->config.model->flat_count}, e));
+    TRY(watch_call(&engine->weights_watch, await, {0, engine->config.model->flat_count}, e));
     TRY(tokens_send(engine, tokens + row, 1, 0, e));
     TRY(embedding_forward(x, engine->tokens, NULL, weight(engine, WTE, 0), weight(engine, WPE, 0) + (size_t)row * p.C,
                           dropout_of_rows(&p, DROPOUT_EMBEDDING, 0), 1, p.C, engine->stream, e));

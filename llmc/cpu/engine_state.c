@@ -251,10 +251,9 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     case BUFFER_MOMENT1: return engine->moment1 + element;
     case BUFFER_MOMENT2: return engine->moment2 + element;
     case BUFFER_NORMS: return engine->grad_sq + element;
-    case BUFFER_TRUST: return engine->trust_sq + element;
+    case BUFFER_TRUST: break;
     }
-    assert(0);
-    return NULL;
+    return engine->trust_sq + element;
 }
 
 // Sums hash_element over n values, 32 bits each (bf16: 16). first: x[0]'s place in the hash.
@@ -277,7 +276,7 @@ int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     for (int i = 0; i < model_bucket_count(model); i++) {
         Range part = range_overlap(range, model_bucket(model, i));
         if (!range_length(part)) continue;
-        TRY(watch_await(&engine->weights_watch, part, e));
+        TRY(watch_call(&engine->weights_watch, await, part, e));
         *hash += hash_values(weight_at(engine, part.begin), engine->config.dtype, range_length(part), part.begin);
     }
     bool whole = !engine->config.shard_weights && engine->config.owned_count == 0;

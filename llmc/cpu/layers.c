@@ -249,13 +249,13 @@ static void cross_entropy_row(float *nll, float *loss, float *row, int target, i
     float max = largest(row, (size_t)V), at_target = row[target];
     float mean = loss ? row_sum(row, 0, false, V, DTYPE_FP32) / (float)V : 0;
     float sum = row_exp(row, max, V);
-    *nll = loss_at(loss_logsumexp(max, sum), at_target);
+    *nll = loss_logsumexp(max, sum) - at_target;
     if (loss) *loss = loss_smoothed(*nll, at_target, mean, smoothing);
     if (gradient == 0) return;
     float scale = gradient / sum, less = loss ? loss_gradient_everywhere(gradient, smoothing, V) : 0;
     float p = (type == DTYPE_FP32 ? row[target] : expf(at_target - max)) * scale;
     for (int v = 0; v < V; v++) row[v] = row[v] * scale - less;
-    row[target] = loss_gradient_at_target(p, gradient * (1 - smoothing)) - less;
+    row[target] = p - gradient * (1 - smoothing) - less;
 }
 
 void cross_entropy(float *nll, float *loss, void *logits, const uint16_t *target, int N, int V, int stride,
@@ -301,9 +301,9 @@ static void blocks_of(uint32_t words[4][LANES], Dropout d, DropoutPlace place, u
 #pragma GCC unroll 4 // independent chains, which hide latency
     for (uint32_t first = 0; first < LANES; first += VEC / 2) {
         uint32_t key0 = (uint32_t)d.seed, key1 = (uint32_t)(d.seed >> 32);
-        Wide word[4];
-        for (int w = 0; w < 4; w++) word[w] = (Wide){0} + counter.word[w];
-        for (uint32_t i = 0; i < VEC / 2; i++) word[0][i] += first + i;
+        Wide word[4], block = {0};
+        for (uint32_t i = 0; i < VEC / 2; i++) block[i] = first + i;
+        for (int w = 0; w < 4; w++) word[w] = (w == 0 ? block : (Wide){0}) + counter.word[w];
         for (int round = 0; round < DROPOUT_ROUNDS; round++) {
             Wide p0 = multiply_low(word[0], 0xD2511F53u), p1 = multiply_low(word[2], 0xCD9E8D57u);
             word[0] = p1 >> 32 ^ word[1] ^ key0;

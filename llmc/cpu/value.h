@@ -38,7 +38,6 @@ VECTOR_INLINE void value_set(void *p, size_t i, float x, const Dtype type) {
 
 typedef uint16_t Bf16Vec __attribute__((vector_size(VEC * 2), may_alias, aligned(2)));
 
-VECTOR_INLINE Vec bf16_widen(Bf16Vec v) { return (Vec)(__builtin_convertvector(v, VecBits) << 16); }
 VECTOR_INLINE Bf16Vec bf16_round(Vec v) {
     VecBits bits = (VecBits)v, rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
     return __builtin_convertvector((VecBits)vec_select(v == v, (Vec)rounded, (Vec)quiet) >> 16, Bf16Vec);
@@ -46,8 +45,8 @@ VECTOR_INLINE Bf16Vec bf16_round(Vec v) {
 
 // Load and store VEC values from element i on.
 VECTOR_INLINE Vec value_load(const void *p, size_t i, const Dtype type) {
-    if (type == DTYPE_BF16) return bf16_widen(*(const Bf16Vec *)((const uint16_t *)p + i));
-    return vec_load((const float *)p + i);
+    if (type != DTYPE_BF16) return vec_load((const float *)p + i);
+    return (Vec)(__builtin_convertvector(*(const Bf16Vec *)((const uint16_t *)p + i), VecBits) << 16);
 }
 VECTOR_INLINE void value_store(void *p, size_t i, Vec v, const Dtype type) {
     if (type == DTYPE_BF16) *(Bf16Vec *)((uint16_t *)p + i) = bf16_round(v);

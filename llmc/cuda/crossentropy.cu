@@ -105,7 +105,7 @@ __device__ static inline void gradient_write(const LogitRows &k, real *row, int 
     UNROLL_FOR (int j = 0; j < VEC; j++) x[j] = exp_minus(x[j], shift) - k.everywhere;
     if (target / VEC == c / VEC || c + VEC > k.V) // one branch for the target and the padding
         UNROLL_FOR (int j = 0; j < VEC; j++) {
-            if (c + j == target) x[j] = loss_gradient_at_target(x[j], k.onehot);
+            if (c + j == target) x[j] -= k.onehot;
             if (c + j >= k.V) x[j] = 0.0f;
         }
     pack_store(row + c, pack_of<VEC>(x));
@@ -119,7 +119,7 @@ __global__ static void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid
     const Partial all = partial_join_block(row_partial(row, k.V), shared);
     const float logsumexp = loss_logsumexp(all.max, all.sum), shift = logsumexp + logf((float)k.T / k.scale);
     if (target / VEC % ROW_THREADS == (int)threadIdx.x) { // the same thread overwrites this logit later
-        const float logit = (float)row[target], loss = loss_at(logsumexp, logit);
+        const float logit = (float)row[target], loss = logsumexp - logit;
         k.losses[r] = loss;
         if (k.smoothed) k.smoothed[r] = loss_smoothed(loss, logit, all.logits / k.V, k.smoothing);
     }
@@ -176,7 +176,7 @@ __global__ static void __launch_bounds__(PRODUCT_THREADS) loss_finish_kernel(con
         const int target = row_target(f.k, r);
         f.k.losses[r] = logf(sum);
         f.factors[r] = factors[lane] = f.k.scale / f.k.T / sum;
-        const float at_target = loss_gradient_at_target(1.0f, sum); // 1 = exp(0), not the product's rounded value
+        const float at_target = 1.0f - sum; // 1 = exp(0), not the product's rounded value
         f.k.logits[(size_t)r * f.k.Vp + target] = (real)at_target;
     }
     __syncthreads();

@@ -236,7 +236,6 @@ int fp8_dweight(Engine *engine, WeightGradient g, const real *x, TensorKind w, i
 
 // Functions of EngineApi outside train_gpt2.cu (engine_life.cu, engine_state.cu).
 int cuda_check_dtype(Dtype dtype, Error *e);
-int cuda_check(const EngineConfig *config, Error *e);
 int cuda_create(Engine **out, const EngineConfig *config, Error *e);
 void cuda_destroy(Engine *engine);
 void cuda_describe(const Engine *engine, char *out, size_t bytes);

@@ -332,12 +332,6 @@ int cuda_check_dtype(Dtype dtype, Error *e) {
     return error_hint(e, "leave --dtype out, or build another: make train_gpt2cu PRECISION=%s", other);
 }
 
-int cuda_check(const EngineConfig *config, Error *e) {
-    const ModelConfig *m = &config->model->config;
-    TRY(fp8_check(config->dtype, m->channels, config->seq_len, e));
-    return attention_check(m->channels / m->heads, e);
-}
-
 static int engine_open(Engine *engine, Error *e) {
     const EngineConfig *c = &engine->config;
     TRY(cuda_check(c, e));

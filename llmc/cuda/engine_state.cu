@@ -259,7 +259,7 @@ int cuda_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
         Range part = range_overlap(range, model_bucket(model, i));
         size_t n = range_length(part), at = part.begin;
         if (n == 0) continue;
-        TRY(watch_await(&engine->weights_watch, part, e));
+        TRY(watch_call(&engine->weights_watch, await, part, e));
         const real *weight = engine->weight + shard_weight_place(&engine->config, at);
         TRY(reduce_hash(sum, weight, sizeof(real), n, at, engine->stream, e));
         if (!masters) continue;

@@ -2,8 +2,7 @@
 // GPUs (--dry-run).
 #pragma once
 
-#include "base/common.h"
-#include "model/modes.h"
+#include "model/engine.h"
 
 enum {
     CUDA_HEAD_BYTES = 1600 << 20,      // largest chunk of logits: 16k tokens, GPT-2's vocabulary, bf16
@@ -30,8 +29,10 @@ static inline int fp8_check(Dtype type, int channels, int seq_len, Error *e) {
     return 0;
 }
 
-// ERR_USAGE if no attention kernel supports this head size. This is a model's only limit, unless the type is fp8.
-static inline int attention_check(int head_size, Error *e) {
+// ERR_USAGE if no kernel supports this shape: the head size is a model's only limit, unless the type is fp8.
+static inline int cuda_check(const EngineConfig *c, Error *e) {
+    const int channels = c->model->config.channels, head_size = channels / c->model->config.heads;
+    TRY(fp8_check(c->dtype, channels, c->seq_len, e));
     if (head_size <= ATTENTION_HEAD_SIZE_MAX) return 0;
     return FAIL(e, ERR_USAGE, "use more heads", "attention on the GPU has head sizes up to %d, not %d",
                 ATTENTION_HEAD_SIZE_MAX, head_size);

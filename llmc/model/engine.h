@@ -412,19 +412,7 @@ static inline bool gns_measures(const Tensor *tensor, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && tensor->group == GROUP_LN);
 }
 
-// Call the watch's function, unless NULL, for bucket i of the model.
-static inline int watch_begins(const GradientWatch *watch, const Model *model, int i, Error *e) {
-    return watch->begins ? watch->begins(watch->context, model_bucket(model, i), e) : 0;
-}
-static inline int watch_final(const GradientWatch *watch, const Model *model, int i, Error *e) {
-    return watch->final ? watch->final(watch->context, model_bucket(model, i), e) : 0;
-}
-
-static inline int watch_soon(const WeightsWatch *watch, Range range, Error *e) {
-    return watch->soon ? watch->soon(watch->context, range, e) : 0;
-}
-static inline int watch_await(const WeightsWatch *watch, Range range, Error *e) {
-    return watch->await ? watch->await(watch->context, range, e) : 0;
-}
+// Calls function f of a GradientWatch or WeightsWatch, unless NULL, for a range: watch_call(watch, f, range, e).
+#define watch_call(watch, f, ...) ((watch)->f ? (watch)->f((watch)->context, __VA_ARGS__) : 0)
 
 GNS_C_END

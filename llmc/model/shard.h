@@ -70,7 +70,7 @@ static inline size_t shard_grad_sum_place(const EngineConfig *config, Range rang
 
 // ---- Buckets that share slots of memory -----------------------------------------------------------------------------
 
-// The weights that forward and backward read lie in one array, gradients in another. Both hold the whole flat array; but
+// The weights that forward and backward read lie in one array, gradients in another. Both hold the whole flat array;
 // with shard_weights, or shard_grads, only the embeddings and two slots that the blocks share. Bucket i is in slot i
 // modulo 2, so a block is gathered while its predecessor computes. A slot holds the last block's bucket, the longest,
 // since it includes ln_f.

@@ -72,8 +72,7 @@ static int setup_tokenizer(Run *r, bool model_from_file, Error *e) {
 static int check_shape(const Run *r, bool from_file, Error *e) {
     Error why, ignored;
     bool plan_gpu = r->options.dry_run && r->options.device[0];
-    int code = plan_gpu ? fp8_check(r->shape.dtype, r->model.config.channels, r->shape.seq_len, &why) : 0;
-    if (!code && plan_gpu) code = attention_check(r->model.config.channels / r->model.config.heads, &why);
+    int code = plan_gpu ? cuda_check(&r->shape, &why) : 0;
     if (!code && r->engine_api->check) code = r->engine_api->check(&r->shape, &why);
     if (!code) return 0;
     if (from_file && !fp8_check(r->shape.dtype, r->model.config.channels, r->shape.seq_len, &ignored))
