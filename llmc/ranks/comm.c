@@ -14,7 +14,6 @@
 
 #ifdef GNS_MPI
 #    include "ranks/mpi_check.h"
-#    include "ranks/open_mpi.h"
 #else // one process: MPI is never called
 #    define MPI_TRY(call, e) assert(!"MPI"), (void)(e)
 #endif
@@ -38,7 +37,7 @@ static int cores_of(pid_t process) {
 }
 
 // True if the launcher is gone; then also requests a stop. Checks the parent process. If the parent is a shell between
-// launcher and rank, only PMIx notices (open_mpi.h).
+// launcher and rank, only PMIx notices (open_mpi.c).
 static bool is_orphan(const Comm *comm) {
     if (comm->launcher && getppid() != comm->launcher) signals_orphaned("the launcher is gone");
     return signals_is_orphan();

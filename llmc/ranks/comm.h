@@ -17,8 +17,8 @@ typedef struct {
     int cores_here;              // cores that the launcher on this machine may run on
     bool settled;                // all ranks know the error that they return; `speaker` prints it
     int speaker;
-    Watchdog *watchdog;                   // NULL: one process
-    int launcher; // process that started this rank: mpirun, or a daemon of Open MPI or Slurm. 0: no launcher
+    Watchdog *watchdog; // NULL: one process
+    int launcher;       // process that started this rank: mpirun, or a daemon of Open MPI or Slurm. 0: no launcher
 } Comm;
 
 // Joins the other ranks if mpirun or srun started several; otherwise does not touch MPI. deadline: watchdog.h.
@@ -30,6 +30,15 @@ int comm_check_launch(const Comm *comm, Error *e);
 
 // True if this rank was asked to stop (base/signals.h) or its launcher is gone. Other ranks may not know it.
 bool comm_asked_to_stop(const Comm *comm);
+
+// Call after comm_create; no-op in a single process. A broken connection to mpirun is then a request to stop
+// (base/signals.h). Without this call Open MPI ends this process at once.
+void open_mpi_survive(void);
+
+// Called before MPI_Finalize. Waits, ten seconds at most, until Open MPI's thread has handled the notifications that
+// MPI_Init sent to it. Open MPI 4.1.4 unloads the thread's code before it ends the thread (rte_finalize): in a run that
+// ends soon after its start, the thread would jump into unmapped memory.
+void open_mpi_settle(void);
 
 // Last call of the program: prints the error's line, if any, and returns the exit code. Each rank ends by itself if the
 // error is settled or there is none. Any other error ends the whole job: the call does not return.

@@ -1,6 +1,7 @@
-#include "ranks/open_mpi.h"
-
+// open_mpi: works around two actions of Open MPI's threads, with calls of PMIx, the library below Open MPI. MPI itself
+// has no such calls. No-ops without libpmix (GNS_PMIX). Without effect where Open MPI uses a PMIx of its own.
 #include "base/signals.h"
+#include "ranks/comm.h"
 
 #ifdef GNS_PMIX
 #    include <errno.h>

@@ -2,7 +2,6 @@
 
 #include "base/hash.h"
 #include "base/signals.h"
-#include "ranks/open_mpi.h"
 #include "run/run.h"
 
 #include <fcntl.h>
