@@ -92,15 +92,12 @@ static int inspect_shards(const char *pattern, Error *e) {
 }
 
 int inspect(const char *path, Error *e) {
-    char holder[ARCHIVE_PATH], parent[ARCHIVE_PATH]; // holder: `path`, or the model that holds the file `path`
+    char holder[ARCHIVE_PATH], training[ARCHIVE_PATH]; // holder: `path`, or the model that holds the file `path`
     const bool is_directory = directory_exists(path);
-    snprintf(holder, sizeof holder, "%s", path);
-    if (!is_directory) path_parent(path, holder, sizeof holder);
-    if (!is_directory && strcmp(path_name(holder), "training") == 0)
-        path_parent(memcpy(parent, holder, sizeof parent), holder, sizeof holder);
+    path_existing(path, holder, sizeof holder);
+    if (strcmp(path_name(holder), "training") == 0) path_parent(strcpy(training, holder), holder, sizeof holder);
     if (file_exists(path) && directory_holds(holder, MANIFEST_NAME)) return inspect_checkpoint(holder, e);
-    if (is_directory && (directory_holds(path, STATE_NAME) || directory_holds(path, OPTIMIZER_NAME) ||
-                         directory_holds(path, "training")))
+    if (is_directory && (directory_holds(path, STATE_NAME) || directory_holds(path, "training")))
         return FAIL(e, ERR_INPUT, "use another one", "%s: an incomplete checkpoint: it has no " MANIFEST_NAME, path);
     if (checkpoint_is_model(path)) return inspect_model(path, e);
     if (is_directory) return inspect_run(path, e);
