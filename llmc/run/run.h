@@ -115,7 +115,6 @@ static inline bool is_rank0(const Run *r) { return r->comm->rank == 0; }
 // train skips some functions. run_destroy undoes set-up, however far it went. run_end_training frees what training
 // made, so that training can begin again; the run directory stays open and locked. (all): all ranks must call it.
 
-void setup_threads(Run *r);           // starts OpenMP's threads
 int setup_source(Run *r, Error *e);   // (all) finds the files of --model: r->source
 int setup_shape(Run *r, Error *e);    // sets shape, model and tokenizer
 int setup_data(Run *r, Error *e);     // opens training data, validation data, HellaSwag; sets the horizon of --epochs

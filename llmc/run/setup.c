@@ -7,8 +7,6 @@
 #include "model/cuda_sizes.h"
 #include "plan/devices.h"
 
-#include <omp.h>
-
 // ---- The model ------------------------------------------------------------------------------------------------------
 
 static int shape_from_files(const Run *r, ModelConfig *config, Error *e) {
@@ -70,16 +68,14 @@ static int setup_tokenizer(Run *r, bool model_from_file, Error *e) {
 // Fails if the engine, or the GPU of --device, cannot compute the shape or type that the options ask for. ERR_INPUT if
 // a shape that was read from files is the cause; otherwise ERR_USAGE.
 static int check_shape(const Run *r, bool from_file, Error *e) {
-    Error why, ignored;
-    bool plan_gpu = r->options.dry_run && r->options.device[0];
-    int code = plan_gpu ? cuda_check(&r->shape, &why) : 0;
-    if (!code && r->engine_api->check) code = r->engine_api->check(&r->shape, &why);
-    if (!code) return 0;
-    if (from_file && !fp8_check(r->shape.dtype, r->model.config.channels, r->shape.seq_len, &ignored))
-        return FAIL(e, ERR_INPUT, "use another model, or the CPU trainer, train_gpt2", "--model %s: %s",
-                    r->options.model, why.what);
-    *e = why;
-    return code;
+    const EngineConfig *shape = &r->shape;
+    int code = r->options.dry_run && r->options.device[0] ? cuda_check(shape, e) : 0;
+    if (!code && r->engine_api->check) code = r->engine_api->check(shape, e);
+    if (!code || !from_file || fp8_check(shape->dtype, shape->model->config.channels, shape->seq_len, &(Error){0}))
+        return code;
+    error_hint(e, "use another model, or the CPU trainer, train_gpt2");
+    error_prefix(e, "--model %s", r->options.model);
+    return e->code = ERR_INPUT;
 }
 
 int setup_shape(Run *r, Error *e) {
@@ -125,13 +121,6 @@ int setup_shape(Run *r, Error *e) {
     r->shape.document_mask = true;
     r->shape.separator = (uint16_t)separator;
     return 0;
-}
-
-void setup_threads(Run *r) {
-    const int asked = (int)r->options.threads, threads = asked ? asked : comm_threads(r->comm);
-    if (threads > 0) omp_set_num_threads(threads);
-    r->shape.threads = threads;
-    thread_start_team(omp_get_max_threads());
 }
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
