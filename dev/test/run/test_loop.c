@@ -267,7 +267,7 @@ static void test_overflow_measures_nothing(void) {
     char *log = run_exact("noise", overflowing_engine(0)), *plain = run_exact("plain", cpu_engine);
     CHECK(number_in(log, "gns_total_s") == number_in(plain, "gns_total_s"), "%.500s", log);
     for (char *line = log ? strtok(log, "\n") : NULL; line; line = strtok(NULL, "\n")) {
-        bool over = overflow.in_steps >> ++step & 1;
+        bool over = (uint64_t)overflow.in_steps >> ++step & 1;
         CHECK((number_in(line, "gns_ln_s") == before) == over, "step %d: %s", step, line);
         CHECK((strstr(line, "gns_total") == NULL) == over, "step %d: %s", step, line);
         CHECK(number_in(line, "loss_scale") == 65536 / (step > 30  ? 8
