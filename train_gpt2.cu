@@ -487,7 +487,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     TRY(linear_run(engine, linear_of(engine, p, LINEAR_BIAS, dattention, branch, PROJ_W, l, true), e));
     if (final_comes_later(engine, l + 1))
         TRY(watch_call(&engine->watch, final, model_bucket(engine->config.model, l + 2), e)); // sends block l + 1
-    if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // requests block l - 1
+    if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));                        // requests block l - 1
     const bool rounded = fp8_dweight_rounds(engine, p->fp8, QKV_W, l);
     Attention attention = attention_of(engine, p, k, l);
     attention.dout = dattention, attention.dqkv = dwide, attention.workspace = engine->scratch;

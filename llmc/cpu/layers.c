@@ -252,7 +252,7 @@ static void cross_entropy_row(float *nll, float *loss, float *row, int target, i
     *nll = loss_logsumexp(max, sum) - at_target;
     if (loss) *loss = loss_smoothed(*nll, at_target, mean, smoothing);
     if (gradient == 0) return;
-    float scale = gradient / sum, less = loss ? loss_gradient_everywhere(gradient, smoothing, V) : 0;
+    float scale = gradient / sum, less = loss ? gradient * smoothing / (float)V : 0;
     float p = (type == DTYPE_FP32 ? row[target] : expf(at_target - max)) * scale;
     for (int v = 0; v < V; v++) row[v] = row[v] * scale - less;
     row[target] = p - gradient * (1 - smoothing) - less;

@@ -30,14 +30,15 @@ VECTOR_INLINE void tile_add_product(const int rows, Tile *t, size_t K, const flo
     for (size_t k = 0; k < K; k++, a += a_k, b += b_k) {
         Vec b0 = vec_load(b), b1 = vec_load(b + VEC);
 #ifdef __aarch64__
-        const bool fours = __builtin_constant_p(a_row) && a_row == 1; // fmla can read an element of a vector
+        if (__builtin_constant_p(a_row) && a_row == 1) { // fmla can read an element of a vector: load four at once
 #    pragma GCC unroll 12
-        for (int i = 0; i < rows && fours; i++) {
-            Vec four = vec_load(a + i / 4 * 4);
-            t->v[i][0] += four[i % 4] * b0;
-            t->v[i][1] += four[i % 4] * b1;
+            for (int i = 0; i < rows; i++) {
+                Vec four = vec_load(a + i / 4 * 4);
+                t->v[i][0] += four[i % 4] * b0;
+                t->v[i][1] += four[i % 4] * b1;
+            }
+            continue;
         }
-        if (fours) continue;
 #endif
 #pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {

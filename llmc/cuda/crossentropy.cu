@@ -130,7 +130,7 @@ __global__ static void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid
 
 int crossentropy(LogitRows rows, cudaStream_t stream, Error *e) {
     rows.onehot = (1.0f - rows.smoothing) * rows.scale / rows.T;
-    rows.everywhere = loss_gradient_everywhere(rows.scale / rows.T, rows.smoothing, rows.V);
+    rows.everywhere = rows.scale / rows.T * rows.smoothing / rows.V;
     assert(rows.Vp % VEC == 0); // model_create pads to 128
     return launch({rows.R, ROW_THREADS, stream}, e, row_kernel, rows);
 }

@@ -15,8 +15,3 @@ GNS_HD static inline float loss_logsumexp(float max, float sum) { return max + l
 GNS_HD static inline float loss_smoothed(float loss, float target_logit, float mean_logit, float smoothing) {
     return loss + smoothing * (target_logit - mean_logit);
 }
-
-// Returns what smoothing subtracts from every scale * dlogit.
-GNS_HD static inline float loss_gradient_everywhere(float scale, float smoothing, int V) {
-    return scale * smoothing / (float)V;
-}
