@@ -44,6 +44,7 @@ static int keep_row(Run *r, RowKind kind, int64_t B, int64_t b, double x, Error 
     cJSON *list = o->list[kind], *next = list->child, *row;
     ExamplePlace place;
     int at = 0;
+    worker_join(&r->data.reader); // only one thread may read
     TRY(dataset_place(data, example, end, &place, e));
     if (!(row = cJSON_CreateObject())) return FAIL(e, ERR_MEMORY, "free some memory", "no memory for a row");
     cJSON_AddStringToObject(row, "kind", row_kinds[kind]);

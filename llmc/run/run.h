@@ -24,6 +24,9 @@ typedef struct {
     HellaSwag *hellaswag; // NULL: none
     uint16_t *rows;       // (micro_batch, T + 1): a micro-step's rows; zeros if this rank cannot read its rows
     float *losses;        // (micro_batch, T)
+    Worker reader;        // reads training rows into `ahead`; until joined it also owns `first` and `count`
+    uint16_t *ahead;      // (micro_batch, T + 1): examples [first, first + count); behind `rows` in one array
+    int64_t first, count;
 } RunData;
 
 // What the next step depends on, beside RunPoint.

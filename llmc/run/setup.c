@@ -403,7 +403,8 @@ int run_set_horizon(Run *r, int64_t tokens, Error *e) {
 
 int setup_rows(Run *r, Error *e) {
     size_t rows = (size_t)r->shape.micro_batch, T = (size_t)r->shape.seq_len;
-    TRY(memory_alloc_zero((void **)&r->data.rows, rows * (T + 1) * sizeof(uint16_t), "token rows", e));
+    TRY(memory_alloc_zero((void **)&r->data.rows, 2 * rows * (T + 1) * sizeof(uint16_t), "token rows", e));
+    r->data.ahead = r->data.rows + rows * (T + 1);
     return memory_alloc((void **)&r->data.losses, rows * T * sizeof(float), "losses", e);
 }
 
@@ -426,6 +427,7 @@ int setup_buffers(Run *r, Error *e) {
 
 void run_end_training(Run *r) {
     saver_destroy(r->saving.saver);
+    worker_join(&r->data.reader);
     whole_destroy(&r->whole);
     parallel_destroy(&r->parallel);
     engine_destroy(r->engine);

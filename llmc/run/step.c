@@ -19,11 +19,30 @@ static bool measures_ranks(const Run *r, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && r->at.step % NOISE_RANKS_EVERY == 0);
 }
 
-// Computes the gradients of B rows over all ranks, and their norms. While the device computes a micro-step, each rank
-// brings its next rows into the page cache; after the last micro-step the rows of the next step, assuming the same
-// batch. A rank without rows passes n = 0. So does a rank that cannot read its rows; with --tensor such a rank computes
-// rows of zeros, since its group waits for them. After the last micro-step all ranks then fail. what: see
-// progress_begin.
+// On a thread: reads examples [first, first + count) into data.ahead. After a failure none are there.
+static void *read_ahead(void *run_data) {
+    RunData *d = run_data;
+    if (dataset_rows(d->train, (uint64_t)d->first, (int)d->count, d->ahead, &(Error){0})) d->count = 0;
+    return NULL;
+}
+
+// Sets data.rows to examples [first, first + n) of the training data, and starts to read [next, next + next_n).
+static int train_rows(Run *r, int64_t first, int64_t n, int64_t next, int64_t next_n, Error *e) {
+    RunData *d = &r->data;
+    worker_join(&d->reader);
+    if (d->first == first && d->count >= n) // count > n in the run's last step
+        memcpy(d->rows, d->ahead, (size_t)(n * (r->shape.seq_len + 1)) * sizeof *d->rows);
+    else TRY(dataset_rows(d->train, (uint64_t)first, (int)n, d->rows, e));
+    d->first = next;
+    d->count = next_n;
+    if (worker_start(&d->reader, read_ahead, d, "reading data", &(Error){0})) d->count = 0;
+    return 0;
+}
+
+// Computes the gradients of B rows over all ranks, and their norms. During a micro-step a thread reads the rank's next
+// rows; during the last micro-step those of the next step, assuming the same batch. A rank without rows passes n = 0.
+// So does a rank that cannot read its rows; with --tensor such a rank computes rows of zeros, since its group waits for
+// them. After the last micro-step all ranks then fail. what: see progress_begin.
 static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
     const int ranks = r->comm->ranks, groups = r->parallel.groups, T = r->shape.seq_len;
     RankRows mine = rows_of_rank(B, r->parallel.group, groups);
@@ -37,10 +56,11 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
     engine_examples(r->engine, (uint64_t)first);
     for (int64_t i = 0; i < micro_steps; i++) {
         int64_t n = mine.count - done < most ? mine.count - done : most;
-        uint16_t *rows = n > 0 ? r->data.rows : NULL;
-        if (rows && !unread.code) dataset_rows(r->data.train, (uint64_t)(first + done), (int)n, rows, &unread);
+        const bool last = done + n == mine.count; // then read rows of the next step
+        const int64_t next = last ? first + B : first + done + n, left = last ? mine.count : mine.count - done - n;
+        if (n > 0 && !unread.code) train_rows(r, first + done, n, next, left < most ? left : most, &unread);
         if (unread.code && ranks == 1) break;
-        if (unread.code && r->parallel.config.tensor == 1) rows = NULL;
+        uint16_t *rows = n > 0 && (!unread.code || r->parallel.config.tensor > 1) ? r->data.rows : NULL;
         if (unread.code && rows) memset(rows, 0, (size_t)(n * (T + 1)) * sizeof *rows);
         progress_next(&r->progress, done * groups * T);
         TRY(parallel_micro_step(&r->parallel, rows, rows ? (int)n : 0, mode, i == micro_steps - 1, e));
@@ -51,10 +71,6 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
         }
         comm_progress(r->comm);
         done += n;
-        const int64_t left = done < mine.count ? mine.count - done : mine.count; // rows of this or the next step
-        const int64_t next = done < mine.count ? first + done : first + B;
-        if (rows && !unread.code) // a failure shows again when the rows are needed
-            dataset_rows(r->data.train, (uint64_t)next, (int)(left < most ? left : most), rows, &(Error){0});
     }
     if (ranks > 1 || !unread.code) TRY(parallel_norms(&r->parallel, e));
     if (unread.code) *e = unread;

@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 // Calls that can fail. WRITE includes pwrite. OPEN counts only opens that write or create.
@@ -57,6 +58,7 @@ typedef struct {
         _Atomic int dirty;             // files that the rank wrote and has not synced
     } of[FAULT_RANKS];
     _Atomic long reads;     // reads of the unreadable file
+    _Atomic long waits;     // of these, reads by the main thread
     _Atomic long slowed;    // fsyncs so far that slow_us delays
     _Atomic long committed; // step of the last checkpoint that got its name; 0: none
     _Atomic long before;    // step of the checkpoint before `committed`
@@ -240,7 +242,9 @@ static bool log_is_full(int fd) {
 static bool is_unreadable(const char *path, bool opens) {
     if (!in_child() || !*faults->unreadable || faults->rank != faults_rank || (faults->error == EIO) == opens)
         return false;
-    if (!strstr(path, faults->unreadable) || ++faults->reads <= faults->readable) return false;
+    if (!strstr(path, faults->unreadable)) return false;
+    faults->waits += syscall(SYS_gettid) == getpid();
+    if (++faults->reads <= faults->readable) return false;
     faults->struck++;
     errno = faults->error;
     return true;

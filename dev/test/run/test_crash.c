@@ -168,6 +168,20 @@ static void test_saves_before_unreadable_data(void) {
     check_unreadable_data(0, "/val.bin", 50, "--train-tokens 900 --checkpoint-every 0");
 }
 
+// A thread reads each row once, before its use. The main thread opens the data and reads the first micro-step's 4 rows.
+static void test_reads_ahead(void) {
+    const long opening = 3, rows = 10 * 8;
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, EIO);
+    strcpy(faults->unreadable, "/train.bin");
+    faults->readable = LONG_MAX;
+    CHECK_RUN(trainer_run("train_gpt2 --train train.bin --model d1 --vocab-size 64 --heads 1 --channels 16 --seq-len 8 "
+                          "--threads 1 --micro-batch 4 --batch-tokens 64 --steps 10 --out part"),
+              0);
+    CHECK(faults->reads == opening + rows + 4, "%ld reads", (long)faults->reads);
+    CHECK(faults->waits == opening + 4, "%ld reads by the main thread", (long)faults->waits);
+}
+
 // The run directory is moved or removed, or another run gets its name. The run writes nothing under that name. It saves
 // in its moved directory, and says so at its end.
 static void test_the_name_leads_elsewhere(void) {
@@ -461,8 +475,8 @@ int main(void) {
     random_begin();
     RUN(test_undisturbed, test_killed_at_every_call, test_calls_that_fail, test_no_room, test_little_room,
         test_little_room_under_attack, test_disk_that_lies, test_log_waits_for_room, test_saves_before_unreadable_data,
-        test_the_name_leads_elsewhere, test_unreadable_is_not_damaged, test_unlisted_is_not_empty, test_falls_back,
-        test_check_of_a_file, test_signals, test_second_signal_ends_at_once, test_hangups, test_one_run_at_a_time,
-        test_waits_for_a_lock, test_retention);
+        test_reads_ahead, test_the_name_leads_elsewhere, test_unreadable_is_not_damaged, test_unlisted_is_not_empty,
+        test_falls_back, test_check_of_a_file, test_signals, test_second_signal_ends_at_once, test_hangups,
+        test_one_run_at_a_time, test_waits_for_a_lock, test_retention);
     return trainer_end();
 }

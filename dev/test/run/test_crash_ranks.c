@@ -133,7 +133,7 @@ static void test_no_memory_for_a_copy(void) {
 static void test_no_memory_at_the_start(void) {
     begin_part();
     faults->rank = RANKS - 1;
-    faults->refused = 4 * (8 + 1) * sizeof(uint16_t); // bytes of "token rows": 4 rows of --seq-len + 1 tokens
+    faults->refused = 2 * 4 * (8 + 1) * sizeof(uint16_t); // bytes of "token rows": twice 4 rows of --seq-len + 1 tokens
     CHECK_RUN(trainer_run(COMMAND "--shard machine --out part"), ERR_MEMORY, "token rows needs ", "!MPI_");
     CHECK(faults->struck == 1, "%ld", (long)faults->struck);
 }
