@@ -81,9 +81,9 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
     const size_t context = (size_t)r->shape.seq_len, most = strlen(prompt) + 1 + (size_t)r->options.sample_tokens;
     double *scratch;
     size_t count = 0;
-    int code = 0;
-    TRY(memory_alloc((void **)&scratch, (size_t)V * (sizeof(double) + sizeof(float)) + most * sizeof(uint16_t),
-                     "a sample", e));
+    int code = memory_alloc((void **)&scratch, (size_t)V * (sizeof(double) + sizeof(float)) + most * sizeof(uint16_t),
+                            "a sample", e);
+    TRY_GOTO(comm_agree(r->comm, code, e)); // as below: other ranks would wait for a rank that failed
     float *logits = (float *)(scratch + V);
     uint16_t *tokens = (uint16_t *)(logits + V); // prompt and drawn text
     if (*prompt) {
@@ -96,12 +96,12 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
     for (int64_t i = 0; i < r->options.sample_tokens; i++) {
         const double u = rng_uniform((uint64_t)r->options.seed, SAMPLE_STREAM + stream, (uint64_t)i);
         const size_t from = count > context ? count - context : 0;
-        TRY_GOTO(engine_logits(r->engine, tokens + from, (int)(count - from), logits, e));
+        code = engine_logits(r->engine, tokens + from, (int)(count - from), logits, e);
         for (int v = 0; v < V && !code; v++)
             if (!isfinite(logits[v]))
                 code = FAIL(e, ERR_NONFINITE, "check the model with --check",
                             "the logits after token %zu are not finite", count);
-        if (code) break;
+        TRY_GOTO(comm_agree(r->comm, code, e));
         int token = sample_token(logits, scratch, V, &r->options, u);
         TRY_GOTO(comm_broadcast(r->comm, &token, sizeof token, e)); // rank 0 decides, should GPUs differ in a bit
         size_t bytes;
@@ -128,7 +128,7 @@ static int sample_prompt(Run *r, const char *prompt, int64_t number, Error *e) {
         const uint64_t stream = (uint64_t)r->at.step + (uint64_t)(number + i) * beyond_any_step;
         Text copy;
         if (o->samples > 1 && is_rank0(r)) printf("--- sample %lld of %lld\n", (long long)i + 1, (long long)o->samples);
-        code = text_begin(&copy, e);
+        code = comm_agree(r->comm, text_begin(&copy, e), e);
         if (!code) code = sample_text(r, prompt, stream, is_rank0(r) ? stdout : copy.f, copy.f, e);
         if (!code) code = text_end(&copy, e);
         if (!code && r->metrics) code = metrics_sample(r->metrics, r->at.step, r->at.tokens, prompt, copy.text, e);

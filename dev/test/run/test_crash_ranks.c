@@ -138,6 +138,17 @@ static void test_no_memory_at_the_start(void) {
     CHECK(faults->struck == 1, "%ld", (long)faults->struck);
 }
 
+// A rank has no memory to draw a sample: no rank waits for its tokens. The finished model is saved.
+static void test_no_memory_for_a_sample(void) {
+    begin_part();
+    faults->rank = 1; // the broadcast of a token reaches rank 3 through it
+    faults->refused = 256 * (sizeof(double) + sizeof(float)) + (1 + 1 + 5) * sizeof(uint16_t);
+    CHECK_RUN(trainer_run("--train-tokens 160 --checkpoint-every 0 --deadline 5 --tokenizer bytes --sample-every 1000 "
+                          "--prompt a --sample-tokens 5 --out part"),
+              ERR_MEMORY, "a sample needs ", "!MPI_");
+    CHECK(faults->struck == 1 && newest_step("part") > 0, "%ld", (long)faults->struck);
+}
+
 // Rank 0 reports another rank's internal error, whose source position is an address in that rank's process.
 static void test_another_ranks_error(void) {
     begin_part();
@@ -299,6 +310,7 @@ int main(int argc, char **argv) {
     }
     RUN(test_undisturbed, test_killed_at_every_call, test_calls_that_fail, test_allocations_that_fail,
         test_saves_before_unreadable_data, test_no_memory_for_a_copy, test_no_memory_at_the_start,
-        test_another_ranks_error, test_signals, test_rank_0_finds_the_checkpoint, test_stray_weights, test_a_cut_model);
+        test_no_memory_for_a_sample, test_another_ranks_error, test_signals, test_rank_0_finds_the_checkpoint,
+        test_stray_weights, test_a_cut_model);
     return trainer_end();
 }
