@@ -45,10 +45,11 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
 static int mpi_create(Transport **out, Comm *comm, const Division *division, WireType wire, size_t largest,
                       void *stream, Error *e) {
     const int tensor = division->tensor, shared = division->ranks;
-    if (largest > INT_MAX / 2) { // WIRE_BF16: places count 2 bytes
+    const int most = wire == WIRE_BF16 ? INT_MAX / 2 : INT_MAX; // WIRE_BF16: places count 2 bytes
+    if (largest > (size_t)most) {
         comm_settle(comm);
         return FAIL(e, ERR_USAGE, "use fewer --channels, or one process",
-                    "a block of this model has %zu elements, but MPI transfers at most %d", largest, INT_MAX / 2);
+                    "a block of this model has %zu elements, but MPI transfers at most %d", largest, most);
     }
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;

@@ -7,15 +7,20 @@
 
 // MPI counts in int, so a longer bucket would be cut in the wrong places.
 static void test_too_large_a_bucket(void) {
-    Comm comm = {.ranks = 2, .local_ranks = 2};
-    Transport *t = NULL;
-    Error e = {0};
     const TransportApi *api = TRANSPORT_OR_NULL(mpi_transport);
     if (!api) SKIP("a build without MPI has no transport");
-    int code = api->create(&t, &comm, &(Division){0, 2, 1, NULL}, WIRE_FP32, (size_t)INT_MAX + 1, NULL, &e);
-    CHECK_ERROR(code, &e, ERR_USAGE, "2147483648 elements");
-    CHECK(comm.settled, "every rank would tell it");
-    if (t) api->destroy(t);
+    for (int i = 0; i < 2; i++) {
+        const WireType wire = i ? WIRE_BF16 : WIRE_FP32;
+        const size_t most = i ? INT_MAX / 2 : INT_MAX;
+        Comm comm = {.ranks = 2, .local_ranks = 2};
+        Transport *t = NULL;
+        Error e = {0};
+        char said[80];
+        snprintf(said, sizeof said, "%zu elements, but MPI transfers at most %zu", most + 1, most);
+        CHECK_ERROR(api->create(&t, &comm, &(Division){0, 2, 1, NULL}, wire, most + 1, NULL, &e), &e, ERR_USAGE, said);
+        CHECK(comm.settled, "every rank would tell it");
+        if (t) api->destroy(t);
+    }
 }
 
 // With Muon a bucket's parts follow one another and cover it; no matrix is cut. Rank 0 owns ceil(12 / ranks) blocks; no
