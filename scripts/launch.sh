@@ -85,11 +85,12 @@ while :; do
     wait_for_job
     code_of_ranks $?
     code=$? job=''
-    [[ $code != @(0|64|65|69|71|74|76) ]] || exit $code # done, or a restart does not help
-    [ -z "$asked" ] || exit $code
-    [ $code != 75 ] || [ -z "${RUN:-}${GNS_END:-}" ] || exit $code # the time of the batch system or of --max-hours is over
+    [[ $code != @(0|64|65|69|71|74|76) ]] || break # done, or a restart does not help
+    [ -z "$asked" ] || break
+    [ $code != 75 ] || [ -z "${RUN:-}${GNS_END:-}" ] || break # the time of the batch system or of --max-hours is over
     newest=`newest_checkpoint "$OUT"`
-    [ -n "$newest" ] && [ "$newest" != "$before" ] || exit $code
+    [ -n "$newest" ] && [ "$newest" != "$before" ] || break
     echo "exit code $code: starting again from $newest" >&2
     command=("${resume[@]}")
 done
+(exit $code) # not `exit`: a launcher of your own may go on

@@ -144,6 +144,11 @@ restarts() { # the launcher restarts while each start leaves a newer checkpoint;
     rm -rf "$work/out" "$work/starts" && leave "$work/out/step_00099999" # the new run moves it aside and dies at once
     again=1 launches 78 1 "m78 78 0" -- --fresh
 }
+goes_on() { # a launcher of one's own has lines after the one that sources launch.sh
+    local via=("$work/own.sh")
+    { cat "$work/test.sh" && printf 'code=$?\necho "the run ended with $code"\nexit $code\n'; } > "$work/own.sh"
+    launches 0 2 "78+ 0" && says "$work/log" "the run ended with 0" && launches 76 1 76 && says "$work/log" "the run ended with 76"
+}
 starts_over_once() { # --fresh counts for the first start; later starts resume, even if a file says fresh
     local how
     for how in --fresh '-y 0'; do
@@ -372,7 +377,7 @@ killed() { # launch.sh|mpirun.sh|mpirun RANKS
         grep -qE '^stopped( .rank [01].)?: (SIGUSR1|a signal to another rank) after step' "$work/log"
     fi && [ -n "$(newest_checkpoint "$work/killed")" ] || { echo "exit code $code"; tail -n 5 "$work/log"; return 1; }
 }
-for test in refusals a_rank_a_gpu recipes given_places from_elsewhere helps newest_by_name restarts starts_over_once slurm slurm_starts_over_once \
+for test in refusals a_rank_a_gpu recipes given_places from_elsewhere helps newest_by_name restarts goes_on starts_over_once slurm slurm_starts_over_once \
     mpirun_words mpirun_that_cannot_start mpirun_returns_the_code mpirun_outlives_its_reader \
     stops_and_resumes time_is_up restarts_when_a_rank_is_killed mpirun_hears mpirun_that_hangs; do
     try $test
