@@ -57,15 +57,18 @@ def show(args):
                 start = calendar.timegm(time.strptime(run.parts[0]["started"], "%Y-%m-%dT%H:%M:%SZ"))
             seconds = {line["step"]: line["seconds"] for line in run.lines}
             latest = max(seconds.values(), default=0)
-            new = []  # (step, summary)
+
+            def write(step, summary):
+                writers[run.path].add_event(Event(wall_time=start + seconds.get(step, latest), step=step, summary=summary))
+
             for line in lines:
                 values = [Summary.Value(tag=re.sub("^(gns|ramp)_", r"\1/", name), simple_value=x)
                           for name, x in numbers_of(line).items() if name not in ("tokens", "seconds") or "loss" in line]
-                new.append((line["step"], Summary(value=values)))
-            new += [(part.get("first_step", 1), text_pb("command", verbatim(command_text(part)))) for part in parts]
-            new += [(sample["step"], text_pb("sample", verbatim(sample["text"]))) for sample in samples]
-            for step, summary in new:
-                writers[run.path].add_event(Event(wall_time=start + seconds.get(step, latest), step=step, summary=summary))
+                write(line["step"], Summary(value=values))
+            for part in parts:
+                write(part.get("first_step", 1), text_pb("command", verbatim(command_text(part))))
+            for sample in samples:
+                write(sample["step"], text_pb("sample", verbatim(sample["text"])))
             writers[run.path].flush()
             steps[run.path] = len(run.rows)
     finally:
