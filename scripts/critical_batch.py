@@ -194,8 +194,8 @@ def probe(args):
         if not done:
             train_branch(origin, place, batch, tokens, program, directory if os.path.isdir(directory) else ".")
         losses.append(float(read_bytes(os.path.join(place, "loss"))))
-    if not math.isfinite(losses[0]):
-        raise Fault(EXIT_INPUT, f"{out}: the smallest batch has diverged, so there is nothing to compare")
+        if not math.isfinite(losses[0]):
+            raise Fault(EXIT_INPUT, f"{place}: the smallest batch has diverged, so there is nothing to compare")
 
     kind = "val" if origin.options.get("val") else "train"
     low, high, crossing = critical_batch(batches, losses, args.tolerance)
