@@ -50,7 +50,7 @@ static const DeviceSpec rows[] = {
 // clang-format on
 enum { ROWS = sizeof rows / sizeof *rows };
 
-// Copies letters and digits, in lower case. words: writes a blank before the text, for what stands between, and after.
+// Copies letters and digits, in lower case. words: puts a blank before and after each run of them.
 static void normalize(char out[100], const char *text, bool words) {
     size_t used = 0;
     if (words) out[used++] = ' ';
