@@ -57,8 +57,8 @@ int metrics_open(Metrics **out, int dir, const char *directory, bool *here, Erro
 // Writes this process into written_by. Until this call other programs do not know who holds the lock.
 int run_lock_sign(int dir, const char *directory, Error *e);
 
-// Truncates both logs to `step` steps. keeps true (a rollback): first writes the waiting lines, and moves cut lines to
-// metrics.rolled_back.jsonl. keeps false: no line may be waiting.
+// Truncates metrics.jsonl to `step` steps; samples.jsonl too, unless step is 0. keeps true (a rollback): first writes
+// the waiting lines, and moves cut steps to metrics.rolled_back.jsonl. keeps false: no line may be waiting.
 int metrics_begin(Metrics *m, int64_t step, bool keeps, Error *e);
 
 int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, including the lines that wait

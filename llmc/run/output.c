@@ -140,7 +140,7 @@ int setup_room(const Run *r, Error *e) {
     uint64_t left;
     int present = 0; // number of this run's checkpoints; a new run has 0, as it moves an earlier run aside
     if (!is_rank0(r) || r->back.why.code) return 0;
-    if (r->metrics) TRY(archive_tidy(&r->archive, false, stderr, e)); // removes a killed save; the lock is held
+    if (r->metrics) TRY(archive_tidy(&r->archive, false, stderr, e)); // removes a killed save's files; the lock is held
     if (r->saving.saved[0]) TRY(archive_count(&r->archive, &present, e));
     const int needed = present ? present == 1 || r->options.keep == 0 : saves_before_the_end(r) ? 2 : 1;
     path_existing(r->options.out, disk, sizeof disk);

@@ -39,7 +39,7 @@ static int train(Run *r, Error *e) {
         return archive_tidy(&r->archive, false, stderr, e); // removes what a killed run left
     }
     TRY(comm_agree(r->comm, setup_room(r, e), e));
-    // --shard machine: on every machine equally many ranks, in order
+    // --shard machine needs equally many ranks on every machine, in order.
     const int local = r->comm->local_rank, locals = r->comm->local_ranks;
     const uint64_t place = local == r->comm->rank % locals ? (uint64_t)locals : 0;
     if (o->shard)

@@ -68,7 +68,7 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
     return archive_newest(archive, latest, stderr, ask_all_to_verify, r, newest, e);
 }
 
-// On all ranks: the others verify candidates until rank 0's search ends. `code`: the search's.
+// On all ranks: ranks other than 0 verify candidates until rank 0's search ends. `code`: the search's.
 static int end_search(Run *r, int code, Error *e) {
     Error waiting = {0};
     int failed = r->comm->settled ? 0 : comm_wait_first(r->comm, verify_share, r, &waiting);
@@ -96,8 +96,8 @@ static int lock_run(Run *r, Error *e) {
     return code;
 }
 
-// On rank 0: sets saving.own, this run's own newest checkpoint. Does not search again, except for a rollback. Fails if
-// a rollback finds none.
+// On rank 0: sets saving.own, this run's own newest checkpoint. Searches once, and again for a rollback. Fails if a
+// rollback finds none.
 static int find_own(Run *r, Error *e) {
     const bool back = r->back.why.code; // if true, archive and log are open already
     if (!is_rank0(r)) return 0;
@@ -153,7 +153,7 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
     return 0;
 }
 
-// On rank 0: sets r->source for a --model that is no preset. --model becomes the path of a checkpoint that it means.
+// On rank 0: sets r->source for a --model that is no preset. A --model that names a run becomes its checkpoint's path.
 static int find_source(Run *r, Error *e) {
     const Newest *own = &r->saving.own;
     Newest named = {0};

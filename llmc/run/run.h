@@ -57,7 +57,7 @@ typedef struct {
     double timed_tokens;           // tokens of the timed steps (--train-hours)
     double timed_seconds;          // seconds of the timed steps
     bool out_of_time;              // --max-hours stops the run
-    bool log_waits;                // a warning has told that lines of the log wait
+    bool log_waits;                // a warning was printed that lines of the log wait
     bool is_best;                  // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;         // value of `best` before the running save
     uint8_t changed[OPTION_COUNT]; // in a resumed run: 1 for options that differ from the checkpoint's

@@ -83,13 +83,13 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
     size_t count = 0;
     int code = memory_alloc((void **)&scratch, (size_t)V * (sizeof(double) + sizeof(float)) + most * sizeof(uint16_t),
                             "a sample", e);
-    TRY_GOTO(comm_agree(r->comm, code, e)); // as below: other ranks would wait for a rank that failed
+    TRY_GOTO(comm_agree(r->comm, code, e)); // else other ranks would wait for a rank that failed
     float *logits = (float *)(scratch + V);
     uint16_t *tokens = (uint16_t *)(logits + V); // prompt and drawn text
     if (*prompt) {
         TRY_GOTO(tokenizer_encode(tokenizer, NULL, prompt, strlen(prompt), tokens, &count, e));
         print_text(prompt, strlen(prompt), out, copy);
-    } else if (eot >= 0 || tokenizer_encode(tokenizer, NULL, "\n", 1, tokens, &count, e)) { // else a newline
+    } else if (eot >= 0 || tokenizer_encode(tokenizer, NULL, "\n", 1, tokens, &count, e)) { // eot, "\n" or 0
         tokens[0] = (uint16_t)(eot < 0 ? 0 : eot);
         count = 1;
     }

@@ -34,7 +34,7 @@ struct Saver {
     atomic_long done;    // progress: pieces written or read back, files closed
     // Fields of the running save:
     Phase phase;
-    bool waits; // the run waits for this save, its last one
+    bool waits; // the run's last save, for whose end the run waits
     int64_t step;
     Spare spare; // checkpoints to keep, set at the save's start
     char *state; // text of state.json
@@ -314,7 +314,7 @@ int collect_save(Run *r, Error *e) {
         worker_join(&s->worker);
         TRY(gather_pieces(s, e));
         s->phase = is_rank0(r) ? FINISHING : IDLE;
-        if (s->phase == FINISHING) start_thread(s, finish); // `report` needs s->paused, which `save` sets later
+        if (s->phase == FINISHING) start_thread(s, finish); // report later: `save` must set s->paused first
     } else if (s->phase == FINISHING && atomic_load(&s->ended)) {
         worker_join(&s->worker);
         report(r);

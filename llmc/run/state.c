@@ -97,7 +97,7 @@ static void count_to(StateIO *io, const char *path, int64_t *x, int64_t most) {
 
 static void count(StateIO *io, const char *path, int64_t *x) { count_to(io, path, x, INT64_MAX); }
 
-// True if a field that may be missing is written, or is in the file.
+// For a field that may be missing. Writing: returns `writes`. Reading: true if the file has the field.
 static bool has(const StateIO *io, const char *path, bool writes) {
     return io->writing ? writes : get(io, path) != NULL;
 }
@@ -328,8 +328,8 @@ static int print_changes(const StateIO *io, Run *r, FILE *f, Error *e) {
     return code;
 }
 
-// Keeps the batch, the mode of --gns, the length and a step's cost, unless options of the command line set them. Other
-// values would change the run.
+// Keeps the mode of --gns, the length of --train-hours and a step's cost, unless options of the command line set them.
+// ERR_USAGE if --micro-batch would change the batch, if --train-hours changed, or if a step's cost is missing.
 static int keep_values(StateIO *io, Run *r, Error *e) {
     Options *o = &r->options;
     const double rows = number(io, "options.micro_batch"), step_rows = number(io, "options.ramp_step_rows");

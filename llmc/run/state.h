@@ -48,9 +48,9 @@ typedef struct Run Run; // run.h
 // Sets r->at.seconds, and writes the text of state.json to *text; free it with free(). NULL on failure.
 int run_state_write(Run *r, char **text, size_t *bytes, Error *e);
 
-// Reads DIRECTORY/state.json. Sets r->at, r->position, r->back and the mode of --gns. Unless `changes` is NULL, also
-// compares the options, sets r->saving.changed, and writes to `changes` where the run stands and a line per change.
-// ERR_INPUT or ERR_USAGE names the first field that may not change but did.
+// Reads DIRECTORY/state.json. Sets r->at, r->position, r->back and the options of keep_values. Unless `changes` is
+// NULL, also compares the options, sets r->saving.changed, and writes to `changes` where the run stands and a line per
+// change. ERR_INPUT or ERR_USAGE names the first field that may not change but did.
 int run_state_read(Run *r, const char *directory, FILE *changes, Error *e);
 
 // Reads the fields that need no set-up of the run: for --check, for --with-optimizer, and to find a run's --model.

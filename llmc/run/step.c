@@ -19,7 +19,7 @@ static bool measures_ranks(const Run *r, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && r->at.step % NOISE_RANKS_EVERY == 0);
 }
 
-// On a thread: reads examples [first, first + count) into data.ahead. After a failure none are there.
+// On a thread: reads examples [first, first + count) into data.ahead. A failure sets count to 0.
 static void *read_ahead(void *run_data) {
     RunData *d = run_data;
     if (dataset_rows(d->train, (uint64_t)d->first, (int)d->count, d->ahead, &(Error){0})) d->count = 0;
@@ -40,9 +40,9 @@ static int train_rows(Run *r, int64_t first, int64_t n, int64_t next, int64_t ne
 }
 
 // Computes the gradients of B rows over all ranks, and their norms. During a micro-step a thread reads the rank's next
-// rows; during the last micro-step those of the next step, assuming the same batch. A rank without rows passes n = 0.
-// So does a rank that cannot read its rows; with --tensor such a rank computes rows of zeros, since its group waits for
-// them. After the last micro-step all ranks then fail. what: see progress_begin.
+// rows; during the last micro-step it reads rows of the next step, assuming the same batch. A rank without rows makes
+// empty micro-steps. So does a rank that cannot read its rows; with --tensor it computes rows of zeros, since its group
+// waits for them. If a rank cannot read, all ranks fail after the last micro-step. what: see progress_begin.
 static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
     const int ranks = r->comm->ranks, groups = r->parallel.groups, T = r->shape.seq_len;
     RankRows mine = rows_of_rank(B, r->parallel.group, groups);
@@ -157,7 +157,7 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
         r->position.result.row[b].rarity = r->position.outliers.rarity[b] / p->config.tensor;
     TRY(parallel_sums(&r->parallel, sums, e));
     double *gram = r->position.result.source_gram;
-    gram[r->position.noise.sources * r->position.noise.sources] = (double)(p->own * (p->own - 1)); // pairs
+    gram[r->position.noise.sources * r->position.noise.sources] = (double)(p->own * (p->own - 1)); // ordered pairs
     if (r->shape.step_rows) TRY(comm_sum(r->comm, gram, (int)((double *)(r->position.rows + B) - gram), e));
     r->saving.writing = sums->more;
     r->position.stop = sums->stop;
@@ -221,7 +221,7 @@ static int adapt_scales(Run *r, int64_t B, bool *skipped, bool *repeat, Error *e
     *repeat = overflowed && scale == 0;
     *skipped = *skipped || overflowed;
     next_exponents(r, at->tokens >= r->options.warmup_tokens);   // fp8 in the warm-up costs loss for the whole run
-    if (*repeat) at->loss_scale.overflows++, at->moment_steps++; // cancel out in AdamW's step
+    if (*repeat) at->loss_scale.overflows++, at->moment_steps++; // AdamW's step stays the same
     if (scale != 0 && !loss_scale_step(&at->loss_scale, overflowed)) return fail_nonfinite(r, B, e);
     if (!overflowed || !is_rank0(r)) return 0;
     progress_break(&r->progress);
