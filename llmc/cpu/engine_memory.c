@@ -153,7 +153,7 @@ static MemoryPlan layout(Engine *engine, char *base) {
     return region.plan;
 }
 
-// Plans the memory of an engine without arrays, and sets its config.
+// Plans the memory of an engine whose arrays are still NULL, and sets its config.
 static MemoryPlan plan_engine(Engine *engine, const EngineConfig *config) {
     engine->config = *config;
     engine->fp8 = dtype_is_fp8(config->dtype) && !config->inference;

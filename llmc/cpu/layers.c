@@ -275,7 +275,7 @@ void cross_entropy(float *nll, float *loss, void *logits, const uint16_t *target
 
 // ---- Dropout (math/dropout.h), a span of a row at a time ------------------------------------------------------------
 
-// VEC / 2 integers of 64 bits; the upper 32 bits of each are ignored.
+// VEC / 2 products of 64 bits, or words of 32 bits whose upper halves are ignored.
 typedef uint64_t Wide __attribute__((vector_size(VEC * 4), may_alias));
 
 // Multiplies the lower halves, 32 x 32 -> 64 bits. Intrinsics, since GCC compiles no plain C to this instruction.

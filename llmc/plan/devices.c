@@ -63,7 +63,7 @@ static void normalize(char out[100], const char *text, bool words) {
 
 const DeviceSpec *device_spec_find(const char *text) {
     static const char *const others[] = {" ti ", " super ", " d ", " laptop ",
-                                         " max q "}; // "RTX 4080 SUPER" is another
+                                         " max q "}; // "RTX 4080 SUPER" is another device
     const DeviceSpec *around = NULL;                 // last row whose name contains the text
     char part[100], words[100], name[100];
     int count = 0; // rows whose name contains the text

@@ -17,9 +17,9 @@ typedef struct {
     bool hopper;           // compute capability 9.0, on which 16-bit builds fuse --gns exact
 } DeviceSpec;
 
-// Finds a device by the driver's name ("NVIDIA H200") or a user's text, ignoring case. Returns the first row whose name
-// stands in the text as whole words of letters and digits. Otherwise returns the only row whose letters and digits
-// contain those of the text ("4090", "a100sxm4"). Otherwise returns NULL.
+// Finds a device by the driver's name ("NVIDIA H200") or a user's text, ignoring case. Returns NULL for variants that
+// the table lacks ("SUPER"). Returns the first row whose name stands in the text as whole words. Otherwise returns the
+// only row whose letters and digits contain those of the text ("4090", "a100sxm4"), or NULL.
 const DeviceSpec *device_spec_find(const char *text);
 
 // Writes the names, for messages: "GB200, B200, ...".

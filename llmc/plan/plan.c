@@ -151,7 +151,7 @@ static Transfer transfer(const Plan *p, const Model *model, double value_bytes, 
     apart.spec.devices_a_machine = 1;
     double L = model->config.layers, embeddings = value_bytes * (double)model_bucket(model, 0).end;
     double blocks = value_bytes * (double)model->flat_count - embeddings;
-    const double part = blocks * K / shared, whole = embeddings / shared; // of one rank
+    const double part = blocks * K / shared, whole = embeddings / shared; // bytes per rank
     const double sums = 2 * (machines - 1.0) / machines;
     return (Transfer){
         L * (plan_ring_seconds(&peers, shared / K, blocks / L) + 2 * plan_ring_seconds(&apart, machines, part / L)),

@@ -135,7 +135,7 @@ static void print_step(const Plan *p) {
     for (int i = 0; i < FAMILIES; i++) flops += step.all.family[i].flops;
     bool tera = flops >= 1e13;
     double unit = step.seconds < 100 ? 1e3 : 1;                        // printed units per second
-    const double critical = p->device.peak / p->device.spec.bandwidth; // FLOPs a byte
+    const double critical = p->device.peak / p->device.spec.bandwidth; // FLOPs per byte
     printf("  %-24s %9s %9s %11s  %-8s %9s %6s\n", "kernels", tera ? "TFLOPs" : "GFLOPs", "GB", "FLOPs/byte",
            "bound by", unit > 1 ? "ms" : "s", "share");
     for (int i = 0; i < FAMILIES; i++) {

@@ -55,7 +55,7 @@ static Work stream(WorkFamily family, WorkPass pass, double n, double flops, dou
 }
 
 // Adds the products of `count` linear layers, over `examples` examples each: y = x W with W (in, out), dx = dy W^T, and
-// dW += x^T dy, which reads and writes the sum. On a GPU the blocks' fp8 products read e4m3, dW's with fp8-dw.
+// dW += x^T dy, which reads and writes the sum. On a GPU the blocks' fp8 products read e4m3; for dW only with fp8-dw.
 static void add_linear(const Sum *sum, const EngineConfig *shape, WorkFamily family, double examples, double in,
                        double out, double count, double again) {
     const double v = sum->device->value, rows = examples * shape->seq_len, batched = count * sum->batched;
@@ -90,9 +90,9 @@ void plan_add_micro_steps(PlanWork *work, const PlanDevice *device, const Engine
     // The head computes a chunk of examples at a time, and keeps the logits of one chunk.
     const double V = model->vocab_padded, chunks = ceil(B / fmax(1, fmin(B, floor(device->head_bytes / (v * T * V)))));
     const double R = B * T / chunks; // tokens of a chunk
-    // Per token the loss reads and writes V logits. If the head stores exp(logits), the loss reads 3 C values and
-    // writes C, which saves 3.5% of a step. Hopper's head stores them in bf16. The plan assumes this for fp16 and label
-    // smoothing, too, though train_gpt2.cu stores logits there.
+    // Per token the loss reads and writes V logits. In bf16 Hopper's head stores exp(logits) instead; then the loss
+    // reads 3 C values and writes C, which saves 3.5% of a step. The plan assumes exp(logits) also for fp16 and label
+    // smoothing, where train_gpt2.cu stores logits.
     const double read = v * R * (device->fuses_exact ? 3 * C : V), written = v * R * (device->fuses_exact ? C : V);
     const double drops = shape->dropout.below > 0, branches = drops * (2 * L + 1), copied = drops * v * n;
     const WorkPass forward = PASS_FORWARD, backward = PASS_BACKWARD;

@@ -233,7 +233,7 @@ void comm_beat(void *context) {
     Comm *comm = context;
     int word = COMM_WAIT;
     comm_progress(comm);
-    if (comm->rank == 0) comm_broadcast(comm, &word, sizeof word, &(Error){0}); // after a failure the next one fails
+    if (comm->rank == 0) comm_broadcast(comm, &word, sizeof word, &(Error){0}); // after a failure the next call fails
 }
 
 int comm_agree(Comm *comm, int code, Error *e) {

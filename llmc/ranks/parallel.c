@@ -114,7 +114,7 @@ static int await_bucket(Parallel *p, int i, int after, Error *e) {
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     p->engine = engine;
     if (!p->buckets) return 0;
-    // Each group is on one machine exactly if all ranks' numbers on their machines equal their ranks modulo K.
+    // Each group is on one machine exactly if each rank's number on its machine is congruent to its rank modulo K.
     double apart = p->comm->local_rank % p->config.tensor != p->comm->rank % p->config.tensor;
     TRY(comm_sum(p->comm, &apart, 1, e));
     if (apart > 0 && p->comm->rank == 0)

@@ -17,7 +17,7 @@ typedef struct Pending {
     int ranks;             // ranks that exchange
     bool first;            // first piece of a bucket
     void *received;        // (ranks, count) each rank's gradients
-    int *places, counts[]; // (2, ranks) offsets, lengths. Row 0: of parts or their pieces. Row 1: in `received`
+    int *places, counts[]; // (2, ranks) offsets, lengths. Row 0: in the bucket. Row 1: in `received`
 } Pending;
 
 struct Transport {
@@ -45,7 +45,7 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
 static int mpi_create(Transport **out, Comm *comm, const Division *division, WireType wire, size_t largest,
                       void *stream, Error *e) {
     const int tensor = division->tensor, shared = division->ranks;
-    const int most = wire == WIRE_BF16 ? INT_MAX / 2 : INT_MAX; // WIRE_BF16: places count 2 bytes
+    const int most = wire == WIRE_BF16 ? INT_MAX / 2 : INT_MAX; // with WIRE_BF16 `places` is in units of 2 bytes
     if (largest > (size_t)most) {
         comm_settle(comm);
         return FAIL(e, ERR_USAGE, "use fewer --channels, or one process",
