@@ -38,7 +38,7 @@ if [ -z "$FORCE" ] && [ -e "$OUT/${NAME}_train_000000.bin" ]; then
     exit 0
 fi
 
-# fetch URL FILE [SHA256|hub]: downloads URL. FILE exists only once it is complete and checked.
+# fetch URL FILE [SHA256|hub]: downloads URL. FILE exists only once it is complete, and checked if its SHA-256 is known.
 fetch() {
     local url=$1 file=$2 want=${3:-} got
     if [ -f "$file" ]; then return 0; fi

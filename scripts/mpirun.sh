@@ -49,14 +49,14 @@ kill_hung_mpirun() {
             echo # the ranks have started
             started=1 looks=0
         fi
-        # If this script was killed: ask the ranks to stop. Once they run, mpirun forwards USR1 (see `apart`).
+        # If this script was killed before the ranks run: ask them to stop. Later mpirun forwards USR1 (see `apart`).
         [ -n "$started" ] && [ $looks -gt 1 ] || kill -0 $$ || { ask_to_stop; return; }
         # A signal that is pending for mpirun is a request to stop, unless one came before.
         pending=$(sed -n 's/^ShdPnd:[[:space:]]*//p' "/proc/$job/status")
         ((16#${pending:-0} & blocked)) && kill -USR2 $$ && blocked=0
         looks=$((looks + 1))
-        # mpirun's children, without zombies. A rank that frees its memory at its end is one, though `ranks` no longer
-        # finds it. (Not every kernel has /proc/PID/task/PID/children.)
+        # Look for mpirun's children that are no zombies: `ranks` misses a rank that is freeing its memory at its end.
+        # (Not every kernel has /proc/PID/task/PID/children.)
         if [ -z "$started" ] || grep -lsE "^PPid:[[:space:]]+$job\$" /proc/[0-9]*/status |
             xargs -r grep -LsE '^State:[[:space:]]+Z' | grep -q .; then alone=0; else alone=$((alone + 1)); fi
         if [ -z "$started" ] && [ $looks -lt 100 ]; then sleep 0.1; else sleep 1; fi > /dev/null {messages}>&-

@@ -140,7 +140,7 @@ def flatten(info, prefix=""):
 
 
 def options_section(runs):
-    """Shows all of run.json except the commands: first the fields in which the runs differ, then program, model and data."""
+    """Shows run.json without its parts: first the fields in which the runs differ, then the others."""
     flat = [flatten({name: x for name, x in run.info.items() if name != "parts"}) for run in runs]
     rows = [[name] + [fields.get(name, "") for fields in flat] for name in dict.fromkeys(itertools.chain(*flat))]
     rows.sort(key=lambda row: len(set(row[1:])) == 1)

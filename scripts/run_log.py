@@ -230,7 +230,7 @@ def add_follow_options(parser):
 
 def read_new(paths, args):
     """Yields (run, begins, parts, lines, samples) for each run: what is new in it. Reads the runs once, or with --follow
-    until Ctrl-C. begins: all of the run is new, at first, or because a resume has cut the logs back or another run has begun."""
+    until Ctrl-C. begins: all is new, as on the first read, after a resume that cut the logs, or in another run."""
     seen, known = {}, {path: {} for path in paths}
     while True:
         for path in paths:

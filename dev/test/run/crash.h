@@ -133,7 +133,7 @@ static inline void check_failure(Fault fault, int rank, Call call, long n, int e
     bool quiet = call == CALL_ALLOC || (call == CALL_WRITE && fault == FAULT_ONCE) || (call == CALL_OPEN && n == 1);
     bool said = code ? log_mentions("error: ") || log_mentions("error (rank ") : quiet || log_mentions("warning: ");
     CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());
-    // Runs make different numbers of calls: ranks sum while they wait for a save, and other ranks do less than rank 0.
+    // Call n may not happen: ranks make a varying number of calls while they wait for a save, and rank 0 makes most.
     CHECK(faults->struck > 0 || faults->of[rank].count[call] < n, "%s: no call failed", what);
     check_nothing_lost(what);
     if (code == 0) check_same_end("whole", "part", what);

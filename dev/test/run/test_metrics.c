@@ -145,7 +145,7 @@ static void test_sampled_numbers(void) {
     }
 }
 
-// A resume removes the lines of later steps, and what follows a line that is none.
+// A resume removes the lines of later steps, and everything from a malformed line on.
 static void test_resumed(void) {
     static const char kept[] =
         "{\"step\": 1, \"loss\": 2}\n{\"step\": 2, \"loss\": 2}\n{\"step\": 2, \"val_loss\": 2}\n";

@@ -206,7 +206,7 @@ stand_in() { # NAME: makes an mpirun from standard input
     mkdir -p "$work/$1" && { echo '#!/usr/bin/env bash' && cat; } > "$work/$1/mpirun" && chmod +x "$work/$1/mpirun"
 }
 stand_in hangs <<< "OMPI_COMM_WORLD_RANK=0 sleep 2; mkfifo $work/hangs/never; read -r < $work/hangs/never"
-# A rank without an environment: so looks one that frees its memory for some seconds at its end.
+# A rank that frees its memory at its end looks like this for some seconds: a process without an environment.
 stand_in frees <<< "OMPI_COMM_WORLD_RANK=0 sleep 2; env -i sleep 13; exit 0"
 for how in hangs frees; do
     {
@@ -214,7 +214,7 @@ for how in hangs frees; do
         echo $? > "$work/$how/code"
     } & # starts early: it takes 10 s or more
 done
-mpirun_that_hangs() { # after its rank ended; it is not killed before the rank has freed its memory
+mpirun_that_hangs() { # after its rank ended: mpirun.sh kills it, but not before the rank has freed its memory
     until [ -s "$work/hangs/code" ]; do sleep 0.2; done
     [ "$(cat "$work/hangs/code")" = 78 ] && says "$work/hangs/log" 'it is killed' && tail -n 1 "$work/hangs/log" | grep -q '^error: a rank was lost' ||
         { cat "$work/hangs/code" "$work/hangs/log"; return 1; }
