@@ -56,8 +56,8 @@ int file_read(int dir, const char *path, size_t max_bytes, char **out, size_t *o
 int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse, FileDigest *digest,
                       Error *e);
 
-// Sets or clears O_DIRECT, with which reads and writes bypass the page cache. Returns false if it was set or clear
-// already, or cannot be changed. Some file systems accept the flag, but later reads or writes fail with EINVAL.
+// Sets or clears O_DIRECT, with which reads and writes bypass the page cache. Returns true if the flag changed. Some
+// file systems accept the flag, but later reads or writes fail with EINVAL.
 bool file_past_cache(int fd, bool past);
 
 // Identifies a file by a hash. The hash covers all bytes of a file of up to 64 MiB. In a larger file it covers 64

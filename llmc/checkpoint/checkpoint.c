@@ -315,7 +315,7 @@ int checkpoint_load_moment(const char *directory, StateKind moment, const Model 
     else if (entry->value_bytes != sizeof(float) || entry->count != whole->flat_count)
         code = FAIL(e, ERR_INPUT, hint, "%s: tensor %s does not hold its range in F32", path, name);
     for (int i = 0; i < whole->tensor_count && !code; i++) {
-        SafetensorsEntry tensor = *entry; // from the tensor's first element on
+        SafetensorsEntry tensor = *entry; // the same values, from tensor i's first on
         tensor.begin += whole->tensors[i].offset * sizeof(float);
         code = checkpoint_load_tensor(to, moment, i, safetensors_read, &tensor, e);
     }

@@ -34,7 +34,7 @@ struct SafetensorsReader { // must not move: its entries point to it
     cJSON *header; // owns the names and the types
 };
 
-// Opens a file and checks its header and its size. The message of ERR_INPUT names the file, and a malformed tensor.
+// Opens a file and checks its header and its size. The message of ERR_INPUT names the file and the malformed tensor.
 // After a failure safetensors_close is not needed.
 int safetensors_open(SafetensorsReader *reader, const char *path, Error *e);
 void safetensors_close(SafetensorsReader *reader);

@@ -159,7 +159,7 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 typedef struct {
     GnsTracker total, ln;
     double cross[2][2]; // weighted sums of products of differences: (G2, S) of total by (G2, S) of ln
-    GnsFactor ratio;    // the latest with a small enough error; until then 1, which known runs end above
+    GnsFactor ratio;    // 1 until a ratio is significant, then the latest such ratio; runs so far ended above 1
 } GnsCalibration;
 
 // The calibration's half-life after `done` tokens. half_life: Noise.ln's.

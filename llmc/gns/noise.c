@@ -11,7 +11,7 @@ int noise_create(Noise *noise, const Model *model, double half_life, double rati
     const size_t trackers = (size_t)(noise->layers + noise->source_trackers);
     TRY(memory_alloc_zero((void **)&noise->layer, sizeof(GnsTracker) * trackers, "noise trackers", e));
     noise->source = noise->layer + noise->layers;
-    noise->calibration.ratio.value = 1; // too low rather than too high
+    noise->calibration.ratio.value = 1; // rather low than high: see GnsCalibration
     noise->half_life = half_life, noise->fixed_ratio = ratio;
     return 0;
 }

@@ -21,7 +21,7 @@ typedef struct Noise {
     int layers, sources;          // sources: number of sources of a weighted --train; 0 if fewer than 2
     int source_trackers;
     // In tokens, of `ln`, `total` and `source`. Sampled steps are few, and `ranks` gets every NOISE_RANKS_EVERY-th step,
-    // so the half-lives of the other averages are GNS_CALIBRATION_HALF_LIVES times as long.
+    // so the other half-lives are GNS_CALIBRATION_HALF_LIVES times as long. `calibration` begins with shorter ones.
     double half_life;
     double tokens_since_sample, tokens_since_ranks; // since the last exact step; since the last update of `ranks`
     double fixed_ratio;                             // --gns-ratio; 0: measured

@@ -29,7 +29,7 @@ static inline int fp8_check(Dtype type, int channels, int seq_len, Error *e) {
     return 0;
 }
 
-// ERR_USAGE if no kernel supports this shape: the head size is a model's only limit, unless the type is fp8.
+// ERR_USAGE if no kernel supports this shape: the heads are too large, or fp8_check refuses it.
 static inline int cuda_check(const EngineConfig *c, Error *e) {
     const int channels = c->model->config.channels, head_size = channels / c->model->config.heads;
     TRY(fp8_check(c->dtype, channels, c->seq_len, e));

@@ -39,8 +39,8 @@ typedef struct Engine Engine;
 // ranks to cover all rows.
 // gather_rows: `values` (rows, width) holds this rank's rows at their place, and receives the other ranks' rows.
 // reduce_rows: own (own rows, width) = sum over the ranks of `partial` (rows, width), in fp32 in the ranks' order, then
-// rounded. `width` counts values of `type`. `partial` has room behind its rows for `ranks` times the own rows, with a
-// device for (ranks - 1) times. With a device both functions work in the order of the engine's stream.
+// rounded. `width` counts values of `type`. Behind its rows `partial` has room for `ranks` times the own rows; on a
+// device for ranks - 1 times. On a device both functions work in the order of the engine's stream.
 typedef struct {
     int rank, ranks;
     int (*gather_rows)(void *context, void *values, int rows, size_t width, Dtype type, Error *e);

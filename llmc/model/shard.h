@@ -70,10 +70,10 @@ static inline size_t shard_grad_sum_place(const EngineConfig *config, Range rang
 
 // ---- Buckets that share slots of memory -----------------------------------------------------------------------------
 
-// The weights that forward and backward read lie in one array, gradients in another. Both hold the whole flat array;
-// with shard_weights, or shard_grads, only the embeddings and two slots that the blocks share. Bucket i is in slot i
-// modulo 2, so a block is gathered while its predecessor computes. A slot holds the last block's bucket, the longest,
-// since it includes ln_f.
+// The weights that forward and backward read lie in one array, gradients in another. Each holds the whole flat array.
+// With shard_weights (gradients: shard_grads) it holds the embeddings, and two slots that the blocks share. Bucket i is
+// in slot i modulo 2, so a block is gathered while its predecessor computes. A slot has room for the longest bucket,
+// the last block's, which includes ln_f.
 enum { SHARD_SLOTS = 2 };
 
 // Returns the offset of slot i, behind the embeddings.
@@ -81,7 +81,7 @@ static inline size_t shard_slot(const Model *model, int i) {
     return model_bucket(model, 0).end + (size_t)i * range_length(model_bucket(model, model->config.layers));
 }
 
-// Returns the elements of such an array. slots: shard_weights or shard_grads.
+// Returns the number of elements of such an array. slots: shard_weights or shard_grads.
 static inline size_t shard_slotted_elements(const Model *model, bool slots) {
     return slots ? shard_slot(model, SHARD_SLOTS) : model->flat_count;
 }

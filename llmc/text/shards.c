@@ -22,7 +22,7 @@ enum {
 #define HINT_TOKENIZE "make shards with data/tokenize (or llm.c's scripts)"
 #define BLANKS        " \t\n"
 
-// ---- The files of a value -------------------------------------------------------------------------------------------
+// ---- The files that --train or --val names --------------------------------------------------------------------------
 
 // Cuts the next word off a value in place. Returns NULL if no word is left.
 static char *next_word(char **rest) {

@@ -56,7 +56,7 @@ typedef struct {
     uint64_t windows; // N
     int sources;      // 1 if no source has a weight
     double weights;   // sum of the sources' weights; 0: none has one
-    double epoch;     // mean number of examples until some source has been read once
+    double epoch;     // mean number of examples until the first source has been read once
 } DatasetInfo;
 
 typedef struct { // one thread at a time may read examples
@@ -65,7 +65,7 @@ typedef struct { // one thread at a time may read examples
     char *value;           // owns the words
     Shard *shards;         // (info.shards) in reading order
     double *share_end;     // (sources) p_0 + ... + p_s, where p_s is the share of source s
-    uint64_t *counts;      // (sources + 1) examples of each source in the run's first counts[sources] (math/mixture.h)
+    uint64_t *counts;      // (sources + 1): how many of the run's first counts[sources] examples each source has
     int seq_len, vocab_size;
     uint64_t seed;
     bool shifts;    // shift windows by epoch; the caller may set it before the first dataset_rows

@@ -166,7 +166,7 @@ static int merge_word(const Tokenizer *t, const uint8_t *word, size_t bytes, uin
     return 0;
 }
 
-// ---- Encoding: a direct-mapped cache has the tokens of words --------------------------------------------------------
+// ---- Encoding: a direct-mapped cache holds the tokens of words ------------------------------------------------------
 
 enum { CACHE_BITS = 16, CACHE_WORD_BYTES = 32, CACHE_TOKENS = 15 };
 
