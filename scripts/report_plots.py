@@ -21,9 +21,9 @@ FAINT = "#8a8a8a"
 DASHED = {"lw": 0.8, "ls": (0, (4, 3))}
 plt.rcParams.update({
     "svg.fonttype": "none", "svg.hashsalt": "report", "text.parse_math": False,  # a run's name may contain $
-    "axes.edgecolor": FAINT, "axes.titleweight": "bold", "axes.titlelocation": "left", "ytick.minor.size": 0,
+    "axes.edgecolor": FAINT, "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.grid": True, "axes.axisbelow": True, "grid.color": "#e4e4e4", "axes.spines.top": False, "axes.spines.right": False,
-    "legend.frameon": False, "legend.fontsize": 9, "figure.constrained_layout.use": True,
+    "ytick.minor.size": 0, "legend.frameon": False, "legend.fontsize": 9, "figure.constrained_layout.use": True,
     "axes.prop_cycle": plt.cycler(color=COLOURS)})  # run i has the colour Ci
 AXES = (("tokens", "tokens"), ("step", "steps"), ("seconds", "time"))
 RATES = (("lr", "learning rate"), ("batch", "batch (rows)"), ("grad_norm", "gradient norm"), ("tok_per_s", "throughput (tokens/s)"),
