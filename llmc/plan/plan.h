@@ -124,7 +124,7 @@ typedef struct {
     PlanWork first, last; // first and last micro-step, which hide transfers
     double exposed;       // s of communication that nothing hides, --tensor's included
     double seconds;
-    double bytes; // that the rank sends
+    double bytes; // that the rank sends, if its link is known
     int64_t micro_steps;
 } PlanStep;
 PlanStep plan_step(const Plan *plan, int64_t rows);
