@@ -69,6 +69,7 @@ static int mpi_create(Transport **out, Comm *comm, const Division *division, Wir
 
 // MPI_Finalize frees the communicators. No transfer may be in flight (parallel_drain): it would write to freed memory.
 static void mpi_destroy(Transport *t) {
+    assert(!t->first);
     if (t->op != MPI_SUM) MPI_Op_free(&t->op);
     memory_free(t);
 }

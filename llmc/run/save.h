@@ -56,9 +56,9 @@ double saver_writes(const Saver *saver); // 1 if this rank writes, else 0
 // reports an ended one. Then tries to write the lines of the log that wait because the disk was full.
 int collect_save(Run *r, Error *e);
 
-// Call when training ended on the error e, while a save may still run. If all ranks know the error, they wait for that
-// save. After an error of a file they also save this step, and e's hint names the checkpoint. An error that only this
-// rank knows ends the job at once, and with it a save; a checkpoint that has its name already stays. code: e's.
+// Call when training ended on the error e, while transfers and a save may still run. If all ranks know the error, they
+// wait for both; after an error of a file they first save this step, and e's hint names the checkpoint. An error that
+// only this rank knows ends the job at once, and with it a save; a checkpoint that has its name stays. code: e's.
 void save_at_error(Run *r, int code, Error *e);
 
 // ---- For the loop and the saves -------------------------------------------------------------------------------------

@@ -329,7 +329,6 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
         loss_scale_step(&r->at.loss_scale, r->position.overflowed);
         next_exponents(r, true);
         if (!r->position.stop) continue;
-        TRY(parallel_drain(&r->parallel, e));
         comm_settle(r->comm);
         return FAIL(e, ERR_STOPPED, "run the same command again", "%s before the first step", stop_cause(r));
     }

@@ -222,13 +222,13 @@ int train_run(Run *r, Error *e) {
     if (!r->engine_api->needs_loss_scale) *scale = 0;
     else if (*scale == 0) *scale = o->loss_scale > 0 ? o->loss_scale : LOSS_SCALE_START;
     TRY(parallel_start(&r->parallel, r->engine, o->comm_dtype, e));
-    TRY(measure_step_rows(r, e));
+    int code = measure_step_rows(r, e);
     // Only after measure_step_rows: touching the copy's memory slows steps down.
-    if (saves_in_background(r)) TRY(saver_prepare(r->saving.saver, e));
-    TRY(compare_ranks(r, e));
-    if (is_rank0(r)) print_setup(r);
-    if (o->on_spike && r->at.step == 0) TRY(save_in_background(r, e));
-    int code = train_loop(r, e);
+    if (!code && saves_in_background(r)) code = saver_prepare(r->saving.saver, e);
+    if (!code) code = compare_ranks(r, e);
+    if (!code && is_rank0(r)) print_setup(r);
+    if (!code && o->on_spike && r->at.step == 0) code = save_in_background(r, e);
+    if (!code) code = train_loop(r, e);
     if (!code) return parallel_drain(&r->parallel, e);
     save_at_error(r, code, e);
     return code;

@@ -72,7 +72,8 @@ typedef struct {
     size_t stray_element;
     bool stray_late; // the bit changes after the step's new weights have arrived
 
-    bool apart; // each rank has its own machine
+    bool apart;      // each rank has its own machine
+    bool not_finite; // every step's loss is NaN
 } Faults;
 
 static Faults *faults; // shared with child processes

@@ -5,6 +5,9 @@
 //     test_crash_ranks rank train_gpt2 ...     one rank
 #define COMMAND "--train-tokens 640 --checkpoint-every 3 --deadline 60 "
 #define FAR     "--train-tokens 20000 --checkpoint-every 0 --deadline 60 "
+#define TIMED /* measures a step's cost */                                                                             \
+    "train_gpt2 --train train.bin --vocab-size 256 --model d2 --heads 1 --channels 16 --seq-len 8 --threads 1 "        \
+    "--micro-batch 4 --ramp gns --batch-min 4 --batch-max 16 --train-tokens 640 --deadline 60 "
 #include "model/engine.h"
 #include "crash.h"
 
@@ -33,6 +36,12 @@ static int disturbed_hash(Engine *engine, Range range, uint64_t *hash, Error *e)
 static int failing_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     if (faults->stray_rank == faults_rank && !faults->stray_step) return FAIL(e, ERR_INTERNAL, NULL, "a planted fault");
     return cpu_engine.store(engine, kind, range, values, e);
+}
+
+static int disturbed_result(Engine *engine, StepResult *result, Error *e) {
+    TRY(cpu_engine.result(engine, result, e));
+    if (faults->not_finite) result->loss_sum = NAN;
+    return 0;
 }
 
 int __real_gethostname(char *name, size_t bytes);
@@ -147,6 +156,14 @@ static void test_no_memory_for_a_sample(void) {
                           "--prompt a --sample-tokens 5 --out part"),
               ERR_MEMORY, "a sample needs ", "!MPI_");
     CHECK(faults->struck == 1 && newest_step("part") > 0, "%ld", (long)faults->struck);
+}
+
+// While steps are timed, all ranks find a loss that is not finite. Weights are then in transfer.
+static void test_not_finite_before_the_first_step(void) {
+    begin_part();
+    faults->not_finite = true;
+    CHECK_RUN(trainer_run(TIMED "--zero %d --out part", 1 + 2 * (int)draw(2)), ERR_NONFINITE, "step 1, ", "loss nan",
+              "!Assertion");
 }
 
 // Rank 0 reports another rank's internal error, whose source position is an address in that rank's process.
@@ -297,6 +314,7 @@ int main(int argc, char **argv) {
         engine.begin_step = disturbed_step;
         engine.hash = disturbed_hash;
         engine.store = failing_store;
+        engine.result = disturbed_result;
         return program_main(argc - 2, argv + 2, &engine, TRANSPORT_OR_NULL(mpi_transport));
     }
     trainer_setup();
@@ -310,7 +328,7 @@ int main(int argc, char **argv) {
     }
     RUN(test_undisturbed, test_killed_at_every_call, test_calls_that_fail, test_allocations_that_fail,
         test_saves_before_unreadable_data, test_no_memory_for_a_copy, test_no_memory_at_the_start,
-        test_no_memory_for_a_sample, test_another_ranks_error, test_signals, test_rank_0_finds_the_checkpoint,
-        test_stray_weights, test_a_cut_model);
+        test_no_memory_for_a_sample, test_not_finite_before_the_first_step, test_another_ranks_error, test_signals,
+        test_rank_0_finds_the_checkpoint, test_stray_weights, test_a_cut_model);
     return trainer_end();
 }
