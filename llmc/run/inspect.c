@@ -1,6 +1,7 @@
 #include "run/run.h"
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/safetensors.h"
 
 #include <inttypes.h>
 
@@ -91,8 +92,20 @@ static int inspect_shards(const char *pattern, Error *e) {
     return code;
 }
 
+static int inspect_tensors(const char *path, Error *e) {
+    SafetensorsReader reader;
+    TRY(safetensors_open(&reader, path, e));
+    for (int i = 0; i < reader.count; i++) {
+        const SafetensorsEntry *t = &reader.entries[i];
+        printf("  %-40s %-5s %12" PRIu64 " values\n", t->name, t->dtype, t->count);
+    }
+    printf("%s: %d tensors, header and size are right\n", path, reader.count);
+    safetensors_close(&reader);
+    return 0;
+}
+
 int inspect(const char *path, Error *e) {
-    char holder[ARCHIVE_PATH], training[ARCHIVE_PATH]; // holder: `path`, or the model that holds the file `path`
+    char holder[ARCHIVE_PATH], training[ARCHIVE_PATH]; // holder: `path`, or the checkpoint that holds the file `path`
     const bool is_directory = directory_exists(path);
     path_existing(path, holder, sizeof holder);
     if (strcmp(path_name(holder), "training") == 0) path_parent(strcpy(training, holder), holder, sizeof holder);
@@ -101,5 +114,5 @@ int inspect(const char *path, Error *e) {
         return FAIL(e, ERR_INPUT, "use another one", "%s: an incomplete checkpoint: it has no " MANIFEST_NAME, path);
     if (checkpoint_is_model(path)) return inspect_model(path, e);
     if (is_directory) return inspect_run(path, e);
-    return path_ends(path, ".safetensors") ? inspect_model(holder, e) : inspect_shards(path, e);
+    return path_ends(path, ".safetensors") ? inspect_tensors(path, e) : inspect_shards(path, e);
 }

@@ -298,18 +298,17 @@ static void test_falls_back(void) {
 }
 
 // Gives --check files, first undamaged, then with a flipped bit: two files of a checkpoint, for which it checks the
-// whole checkpoint; a shard; a model's weights.
+// whole checkpoint; a shard; a file of weights.
 static void test_check_of_a_file(void) {
     static const char *const files[] = {"part/step_00000001/model.safetensors",
-                                        "part/step_00000001/training/state.json", "shard.bin",
-                                        "alone/model.safetensors"};
-    static const char *const right[] = {": undamaged\n", ": undamaged\n", "6000 tokens", "alone: GPT-2, "};
+                                        "part/step_00000001/training/state.json", "shard.bin", "alone.safetensors"};
+    static const char *const right[] = {": undamaged\n", ": undamaged\n", "6000 tokens", "header and size are right"};
     remove_part();
     copy_tree(path_of("whole/step_%08ld", newest_step("whole")), "part/step_00000001");
     copy_file("train.bin", "shard.bin");
-    copy_tree("part/step_00000001", "alone");
-    unlink("alone/MANIFEST.json");
+    copy_file("part/step_00000001/model.safetensors", "alone.safetensors");
     CHECK_RUN(trainer_run("train_gpt2 --check part/step_00000001/other.json"), ERR_INPUT, "no such file");
+    CHECK_RUN(trainer_run("train_gpt2 --check part/step_00000001/other.safetensors"), ERR_INPUT, "cannot open");
     rename("part/step_00000001/MANIFEST.json", "aside");
     CHECK_RUN(trainer_run("train_gpt2 --check part/step_00000001"), ERR_INPUT, "an incomplete checkpoint");
     rename("aside", "part/step_00000001/MANIFEST.json");
