@@ -196,7 +196,7 @@ int setup_output(Run *r, Error *e) {
         file_digest(path, &seen, &(Error){0});
         TRY(comm_same(
             r->comm, hash_bytes(HASH_START, seen.hash, sizeof seen.hash), 1, ERR_USAGE, "another directory (--out)",
-            "give a directory that all machines share; without --tensor also --zero 0, where rank 0 writes alone", e));
+            "give a directory that all machines share, or --zero 0, where rank 0 writes alone (not with --tensor)", e));
     }
     TRY(saver_create(&r->saving.saver, r, e));
     if (!is_rank0(r)) return 0;
