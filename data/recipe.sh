@@ -5,8 +5,8 @@
 #   --from DIR                   read the data from DIR; download and check nothing
 #   --out DIR                    directory of the shards; data/NAME by default
 #   --force                      make the shards again
-# Downloads go to data/download/NAME. A broken download is resumed. Its SHA-256 is checked. A path that the caller names
-# is relative to the caller's directory; a default path is relative to the root of this repository.
+# Downloads go to data/download/NAME. A broken download is resumed. A known SHA-256 is checked. A path that the caller
+# names is relative to the caller's directory; a default path is relative to the root of this repository.
 set -euo pipefail
 export LC_ALL=C
 . "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"

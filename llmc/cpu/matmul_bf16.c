@@ -99,7 +99,7 @@ VECTOR_INLINE void write_row(float *sum, float *partial, bool add, uint16_t *c, 
         for (size_t j = 0; j < count; j++) c[j] = f32_to_bf16(sum[j]);
 }
 
-// Adds rows [first, end) of the last tile to the partial sums. An fp32 C holds the partial sums. For a bf16 C they are in
+// Adds rows [first, end) of the last tile to the partial sums. An fp32 C holds them itself; for a bf16 C they lie in
 // block->partial, and C is written after the last block of k.
 static void write_rows(MatmulTiles *tiles, size_t first, size_t end) {
     const MatmulProduct *p = tiles->product;

@@ -20,7 +20,7 @@ typedef struct Noise {
     GnsTracker *source;           // (source_trackers) every step, LayerNorms: see noise_observe_sources
     int layers, sources;          // sources: number of sources of a weighted --train; 0 if fewer than 2
     int source_trackers;
-    // In tokens, of `ln`, `total` and `source`. Sampled steps are few, and `ranks` gets every NOISE_RANKS_EVERY-th step,
+    // In tokens, of `ln`, `total`, `source`. Sampled steps are few, and `ranks` gets every NOISE_RANKS_EVERY-th step,
     // so the other half-lives are GNS_CALIBRATION_HALF_LIVES times as long. `calibration` begins with shorter ones.
     double half_life;
     double tokens_since_sample, tokens_since_ranks; // since the last exact step; since the last update of `ranks`

@@ -39,8 +39,8 @@ static void add(const Sum *sum, Work w) {
     sum->work->pass[PASS_BACKWARD] += again * seconds;
 }
 
-// Returns the work of a product, (rows, in) times (in, out): 2 * rows * in * out FLOPs. The operands, of `operand` bytes
-// per value (1: e4m3), are read once, and the result is written once.
+// Returns the work of a product, (rows, in) times (in, out): 2 rows in out FLOPs. The operands, of `operand` bytes per
+// value (1: e4m3), are read once, and the result is written once.
 static Work matmul(WorkFamily family, WorkPass pass, double operand, double result, double rows, double in, double out,
                    double count) {
     const WorkKind kind = operand == 1 ? WORK_FP8 : WORK_MATMUL;

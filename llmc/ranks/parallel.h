@@ -69,7 +69,7 @@ typedef struct {
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
     int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
     int64_t *work;        // (buckets) number of the transfer of each bucket's gradients
-    int64_t *gathered;    // (buckets) number of the transfer of new weights, if memory holds or receives them; else 0
+    int64_t *gathered;    // (buckets) number of the transfer of new weights; 0: memory neither holds nor receives them
     int kept;             // buckets [0, kept): whole weights stay in memory between passes
     int arrived;          // buckets [0, arrived), arrived <= kept: wait_for was called for the transfer of new weights
 } Parallel;

@@ -118,8 +118,8 @@ done:
 
 // ---- The samples of a run -------------------------------------------------------------------------------------------
 
-// On all ranks, as a pass may need all ranks' transfers: draws the samples of a prompt. Rank 0 prints them. number: how
-// many samples were drawn before.
+// On all ranks: draws the samples of a prompt, since a pass may need all ranks' transfers. Rank 0 prints them. number:
+// how many samples were drawn before.
 static int sample_prompt(Run *r, const char *prompt, int64_t number, Error *e) {
     const Options *o = &r->options;
     const uint64_t beyond_any_step = (uint64_t)1 << 40;
