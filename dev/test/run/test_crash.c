@@ -297,8 +297,8 @@ static void test_falls_back(void) {
     CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_INPUT, "all of its 2 checkpoints");
 }
 
-// Gives --check files, first undamaged, then with a flipped bit: two files of a checkpoint, for which it checks the
-// whole checkpoint; a shard; a file of weights.
+// Runs --check on two files of a checkpoint (it then checks the whole checkpoint), on a shard and on a file of weights.
+// Each is first undamaged, then has a flipped bit.
 static void test_check_of_a_file(void) {
     static const char *const files[] = {"part/step_00000001/model.safetensors",
                                         "part/step_00000001/training/state.json", "shard.bin", "alone.safetensors"};
