@@ -35,7 +35,7 @@ wait_for_job() {
 ask_to_stop() {
     local end=$((SECONDS + 20)) rank sent_to=''
     while kill -0 "$job" 2> /dev/null; do
-        for rank in `ranks`; do # SIGUSR1 kills a rank that does not catch it yet: bit 9 of the mask SigCgt
+        for rank in `ranks`; do # SIGUSR1 kills a rank that has no handler yet; with one, bit 9 of the mask SigCgt is set
             grep -qs '^SigCgt:.*[2367abef]..$' "/proc/$rank/status" && kill -USR1 "$rank" 2> /dev/null && sent_to=1
         done
         [ -z "$sent_to" ] || return
