@@ -148,6 +148,14 @@ def options_section(runs):
             "Those in which the runs differ come first.</p>\n" + table(["option"] + [run.label for run in runs], rows))
 
 
+def headline(run):
+    """Returns the model, the data and the machine in one line."""
+    forms = {"parameters": "{:,} parameters", "layers": "{} layers", "channels": "{} channels", "seq_len": "T = {}",
+             "tokens": "{:,} training tokens", "engine": "{}", "program": "{}"}
+    known = run.info | {name: x for part in ("options", "train_data", "model") for name, x in run.info.get(part, {}).items()}
+    return " &middot; ".join(html.escape(form.format(known[name])) for name, form in forms.items() if name in known)
+
+
 def read_plan(path):
     """Reads a page of --dry-run: the device's peak and bandwidth; "kernels", a list of (name, FLOPs, bytes, seconds) for
     each family of kernels on a rank, with the whole step as its last element; tokens/s of all ranks."""
@@ -169,7 +177,8 @@ def read_plan(path):
 def page(runs, target, plots, plan=None):
     names = [run.label for run in runs[:2]] + ([f"{len(runs) - 2} more"] if len(runs) > 2 else [])
     title = html.escape(("Run " if len(runs) == 1 else "") + " and ".join(names))
-    sections = [f"<h1>{title}</h1>\n", totals_table(runs)]
+    lines = {headline(run) for run in runs}
+    sections = [f"<h1>{title}</h1>\n"] + [f"<p class=note>{line}</p>\n" for line in lines if len(lines) == 1] + [totals_table(runs)]
     numbers = itertools.count(1)
 
     def figure(name, note, drawn):

@@ -103,7 +103,8 @@ NUMBER, COUNT, TEXT, UNKNOWN = (int, float), int, str, (int, float, type(None))
 NAMES = {NUMBER: "a number", COUNT: "a whole number", TEXT: "text", UNKNOWN: "a number", list: "a list", dict: "an object"}
 # A shape is a type, [shape of the elements] or {field: shape}. The name of a required field ends with an exclamation
 # mark; "*" means every other field.
-RUN = {"options": {"seq_len": COUNT}, "train_data": {"sources": [{"files!": TEXT, "share!": NUMBER}]},
+RUN = {"options": {"seq_len": COUNT}, "model": {"parameters": NUMBER, "layers": NUMBER, "channels": NUMBER}, "engine": TEXT, "program": TEXT,
+       "train_data": {"tokens": NUMBER, "sources": [{"files!": TEXT, "share!": NUMBER}]},
        "parts": [{"command!": [TEXT], "directory": TEXT, "host": TEXT, "started": TEXT, "program_xxh3_128": TEXT,
                   "first_step": COUNT, "ranks": COUNT, "options": dict}]}
 OUTLIER = {"kind!": TEXT, "step!": COUNT, "shard!": TEXT, "offset!": COUNT, "norm!": NUMBER, "loss!": NUMBER, "score!": NUMBER}
