@@ -87,7 +87,7 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
     float *logits = (float *)(scratch + V);
     uint16_t *tokens = (uint16_t *)(logits + V); // prompt and drawn text
     if (*prompt) {
-        TRY_GOTO(tokenizer_encode(tokenizer, NULL, prompt, strlen(prompt), tokens, &count, e));
+        TRY_GOTO(comm_agree(r->comm, tokenizer_encode(tokenizer, NULL, prompt, strlen(prompt), tokens, &count, e), e));
         print_text(prompt, strlen(prompt), out, copy);
     } else if (eot >= 0 || tokenizer_encode(tokenizer, NULL, "\n", 1, tokens, &count, e)) { // eot, "\n" or 0
         tokens[0] = (uint16_t)(eot < 0 ? 0 : eot);
@@ -97,6 +97,7 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
         const double u = rng_uniform((uint64_t)r->options.seed, SAMPLE_STREAM + stream, (uint64_t)i);
         const size_t from = count > context ? count - context : 0;
         code = engine_logits(r->engine, tokens + from, (int)(count - from), logits, e);
+        if (code && (r->shape.shard_weights || tensor_ranks(&r->shape) > 1)) break; // other ranks wait in this pass
         for (int v = 0; v < V && !code; v++)
             if (!isfinite(logits[v]))
                 code = FAIL(e, ERR_NONFINITE, "check the model with --check",
@@ -130,10 +131,12 @@ static int sample_prompt(Run *r, const char *prompt, int64_t number, Error *e) {
         if (o->samples > 1 && is_rank0(r)) printf("--- sample %lld of %lld\n", (long long)i + 1, (long long)o->samples);
         code = comm_agree(r->comm, text_begin(&copy, e), e);
         if (!code) code = sample_text(r, prompt, stream, is_rank0(r) ? stdout : copy.f, copy.f, e);
-        if (!code) code = text_end(&copy, e);
-        if (!code && r->metrics) code = metrics_sample(r->metrics, r->at.step, r->at.tokens, prompt, copy.text, e);
+        if (!code) {
+            code = text_end(&copy, e);
+            if (!code && r->metrics) code = metrics_sample(r->metrics, r->at.step, r->at.tokens, prompt, copy.text, e);
+            code = comm_agree(r->comm, code, e);
+        }
         text_free(&copy);
-        code = comm_agree(r->comm, code, e);
     }
     return code;
 }

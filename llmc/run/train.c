@@ -151,6 +151,7 @@ static int finish_run(Run *r, Error *e) {
     progress_break(&r->progress);
     const int code = o->sample_every > 0 ? sample(r, &sampling) : 0;
     const bool settled = r->comm->settled;
+    if (code && r->comm->ranks > 1 && !settled) return *e = sampling, code; // other ranks would not save with this one
     r->comm->settled = false; // the ranks must agree on the save's errors too
     TRY(save_and_wait(r, e));
     r->comm->settled = settled;

@@ -74,6 +74,7 @@ typedef struct {
 
     bool apart;      // each rank has its own machine
     bool not_finite; // every step's loss is NaN
+    bool no_logits;  // `rank` computes none
 } Faults;
 
 static Faults *faults; // shared with child processes

@@ -5,7 +5,7 @@
 //     test_crash_ranks rank train_gpt2 ...     one rank
 #define COMMAND "--train-tokens 640 --checkpoint-every 3 --deadline 60 "
 #define FAR     "--train-tokens 20000 --checkpoint-every 0 --deadline 60 "
-#define TIMED /* measures a step's cost */                                                                             \
+#define TIMED   /* measures a step's cost */                                                                           \
     "train_gpt2 --train train.bin --vocab-size 256 --model d2 --heads 1 --channels 16 --seq-len 8 --threads 1 "        \
     "--micro-batch 4 --ramp gns --batch-min 4 --batch-max 16 --train-tokens 640 --deadline 60 "
 #include "model/engine.h"
@@ -36,6 +36,11 @@ static int disturbed_hash(Engine *engine, Range range, uint64_t *hash, Error *e)
 static int failing_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     if (faults->stray_rank == faults_rank && !faults->stray_step) return FAIL(e, ERR_INTERNAL, NULL, "a planted fault");
     return cpu_engine.store(engine, kind, range, values, e);
+}
+
+static int failing_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
+    if (faults->no_logits && faults->rank == faults_rank) return FAIL(e, ERR_INTERNAL, NULL, "a planted fault");
+    return cpu_engine.logits(engine, tokens, n, logits, e);
 }
 
 static int disturbed_result(Engine *engine, StepResult *result, Error *e) {
@@ -156,6 +161,22 @@ static void test_no_memory_for_a_sample(void) {
                           "--prompt a --sample-tokens 5 --out part"),
               ERR_MEMORY, "a sample needs ", "!MPI_");
     CHECK(faults->struck == 1 && newest_step("part") > 0, "%ld", (long)faults->struck);
+}
+
+// A rank's engine fails in a sample. With --zero 3 other ranks wait for it in that pass: its error ends the job at
+// once. Otherwise all ranks end with its error, and the finished model is saved.
+static void test_no_logits(void) {
+    for (int i = 0; i < 3; i++) {
+        begin_part();
+        faults->rank = 1;
+        faults->no_logits = true;
+        CHECK_RUN(trainer_run("train_gpt2 --train train.bin --vocab-size 256 --model d3 --heads 1 --channels 16 "
+                              "--seq-len 8 --threads 1 --batch-tokens 128 --steps 5 --checkpoint-every 0 --deadline 5 "
+                              "--sample-every %d --sample-tokens 5 --zero %d --out part",
+                              i < 2 ? 1000 : 1, i ? 3 : 0),
+                  ERR_INTERNAL, "error (rank 1): a planted fault");
+        CHECK((newest_step("part") > 0) == (i == 0), "case %d: %ld", i, newest_step("part"));
+    }
 }
 
 // While steps are timed, all ranks find a loss that is not finite. Weights are then in transfer.
@@ -315,6 +336,7 @@ int main(int argc, char **argv) {
         engine.hash = disturbed_hash;
         engine.store = failing_store;
         engine.result = disturbed_result;
+        engine.logits = failing_logits;
         return program_main(argc - 2, argv + 2, &engine, TRANSPORT_OR_NULL(mpi_transport));
     }
     trainer_setup();
@@ -328,7 +350,7 @@ int main(int argc, char **argv) {
     }
     RUN(test_undisturbed, test_killed_at_every_call, test_calls_that_fail, test_allocations_that_fail,
         test_saves_before_unreadable_data, test_no_memory_for_a_copy, test_no_memory_at_the_start,
-        test_no_memory_for_a_sample, test_not_finite_before_the_first_step, test_another_ranks_error, test_signals,
-        test_rank_0_finds_the_checkpoint, test_stray_weights, test_a_cut_model);
+        test_no_memory_for_a_sample, test_no_logits, test_not_finite_before_the_first_step, test_another_ranks_error,
+        test_signals, test_rank_0_finds_the_checkpoint, test_stray_weights, test_a_cut_model);
     return trainer_end();
 }
