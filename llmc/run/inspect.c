@@ -95,10 +95,8 @@ static int inspect_shards(const char *pattern, Error *e) {
 static int inspect_tensors(const char *path, Error *e) {
     SafetensorsReader reader;
     TRY(safetensors_open(&reader, path, e));
-    for (int i = 0; i < reader.count; i++) {
-        const SafetensorsEntry *t = &reader.entries[i];
+    for (const SafetensorsEntry *t = reader.entries; t < reader.entries + reader.count; t++)
         printf("  %-40s %-5s %12" PRIu64 " values\n", t->name, t->dtype, t->count);
-    }
     printf("%s: %d tensors, header and size are right\n", path, reader.count);
     safetensors_close(&reader);
     return 0;
