@@ -98,13 +98,14 @@ int sample_text(Run *r, const char *prompt, uint64_t stream, FILE *out, FILE *co
         const size_t from = count > context ? count - context : 0;
         code = engine_logits(r->engine, tokens + from, (int)(count - from), logits, e);
         if (code && (r->shape.shard_weights || tensor_ranks(&r->shape) > 1)) break; // other ranks wait in this pass
-        for (int v = 0; v < V && !code; v++)
+        const int known = is_rank0(r) ? V : 0; // with --tensor other ranks have no logits
+        for (int v = 0; v < known && !code; v++)
             if (!isfinite(logits[v]))
                 code = FAIL(e, ERR_NONFINITE, "check the model with --check",
                             "the logits after token %zu are not finite", count);
         TRY_GOTO(comm_agree(r->comm, code, e));
-        int token = sample_token(logits, scratch, V, &r->options, u);
-        TRY_GOTO(comm_broadcast(r->comm, &token, sizeof token, e)); // rank 0 decides, should GPUs differ in a bit
+        int token = known ? sample_token(logits, scratch, V, &r->options, u) : 0;
+        TRY_GOTO(comm_broadcast(r->comm, &token, sizeof token, e));
         size_t bytes;
         const char *text = tokenizer_decode(tokenizer, token, &bytes);
         if (token == eot) text = "\n---\n", bytes = strlen(text); // another document begins
