@@ -2,6 +2,8 @@
 #pragma once
 
 #include "cuda/attention.cuh"
+#include "cuda/sm90.cuh"
+
 #include <float.h>
 #include <math.h>
 
@@ -96,6 +98,46 @@ __device__ static inline unsigned lane_kept(const HeadDropout &h, int row, int c
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(kept));
     return transposed;
 }
+
+// Kernel variants: the causal mask only (CAUSAL); also documents; also dropout, with or without documents.
+// attention_tiled has no DOCUMENTS: its DROPPED runs without dropout, too.
+enum Masks { CAUSAL, DOCUMENTS, DROPPED };
+
+static inline Masks masks_of(const AttentionMasks &masks) {
+    return masks.dropout.below ? DROPPED : masks.first ? DOCUMENTS : CAUSAL;
+}
+
+// Masks of a warp's rows. A lane's rows i = 0, 1 are queries or, TRANSPOSED, keys.
+template <Masks M, bool TRANSPOSED> struct WarpMasks {
+    int limit[2]; // first key of a query; TRANSPOSED: last query of a key
+    int all;      // first key that all rows of the warp see; TRANSPOSED: last query that sees all rows
+    float factor; // dropout's scale of kept elements
+    int warp_row;
+    HeadDropout dropout;
+
+    __device__ WarpMasks(const AttentionMasks &masks, AttentionShape s, int b, int head, int warp_row_)
+        : factor(M == DROPPED ? masks.constants.scale : 1.0f), warp_row(warp_row_),
+          dropout(masks, uniform(b), uniform(head) % s.NH) {
+        int row = warp_row + threadIdx.x % 32 / 4;
+        UNROLL_FOR (int i = 0; i < 2; i++)
+            limit[i] = TRANSPOSED ? last_query(masks, s, b, row + 8 * i) : first_key(masks, s, b, row + 8 * i);
+        all = TRANSPOSED ? last_query(masks, s, b, warp_row) : first_key(masks, s, b, warp_row + 15);
+    }
+    // Sets elements of other documents to `nothing`, in a tile of 2 N columns from `column` on.
+    template <int N> __device__ void hide(float (&c)[N], int column, float nothing) const {
+        if constexpr (M != CAUSAL) {
+            if (TRANSPOSED ? column + 2 * N - 1 <= all : column >= all) return;
+            UNROLL_FOR (int i = 0; i < N; i++) {
+                int other = column + fragment_column(i), own = limit[i / 2 % 2];
+                if (TRANSPOSED ? other > own : other < own) c[i] = nothing;
+            }
+        }
+    }
+    // Returns the mask (kept_bit) of a lane's E elements from `column` on; all ones without dropout.
+    template <int E> __device__ unsigned kept(int column) const {
+        return M == DROPPED && dropout.dropout.below ? lane_kept<E, TRANSPOSED>(dropout, warp_row, column) : ~0u;
+    }
+};
 
 // Returns a mask for packed elements 2 i, 2 i + 1: 16 ones for each kept element, 16 zeros for each dropped one. The
 // shift makes an element's bit the sign bit of a byte, which prmt replicates.

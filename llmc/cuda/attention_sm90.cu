@@ -202,7 +202,7 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
         Softmax state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
         int warp_row = group_row + 16 * warp, row = warp_row + lane / 4;
         int own_first = M == CAUSAL ? 0 : first_key(all_masks, s, work.b, group_row) / F::KEYS;
-        const WarpMasks<M, false> masks(all_masks, s, work, warp_row);
+        const WarpMasks<M, false> masks(all_masks, s, work.b, work.head, warp_row);
         queries_attend<F, M>(shared, ring, o, state, {shared.q[q_ring.stage][g]}, own_tiles - 1, own_first, row,
                              scale * LOG2E, masks);
         if (M != CAUSAL) tiles_skip<F>(shared, ring, own_first - first); // keys before all documents of this warpgroup

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/attention_paths.cuh"
-#include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
 
 enum { BOX_ROWS = 64, STORE_ROWS = 16 };
@@ -130,42 +129,6 @@ __device__ static inline HeadTile work_draw(unsigned *ticket, int workers, int a
 
 // Number of tiles of KEYS keys that queries up to `last` see.
 template <int KEYS> __device__ static inline int key_tiles(int last, int T) { return min(last, T - 1) / KEYS + 1; }
-
-// Kernel variants: the causal mask only (CAUSAL); also documents; also dropout, with or without documents.
-enum Masks { CAUSAL, DOCUMENTS, DROPPED };
-
-static inline Masks masks_of(const AttentionMasks &masks) {
-    return masks.dropout.below ? DROPPED : masks.first ? DOCUMENTS : CAUSAL;
-}
-
-// Masks of a warp's rows. A lane's rows i = 0, 1 are queries or, TRANSPOSED, keys.
-template <Masks M, bool TRANSPOSED> struct WarpMasks {
-    int limit[2]; // first key of a query; TRANSPOSED: last query of a key
-    int all;      // first key that all rows of the warp see; TRANSPOSED: last query that sees all rows
-    float factor; // dropout's scale of kept elements
-    int warp_row;
-    HeadDropout dropout;
-
-    __device__ WarpMasks(const AttentionMasks &masks, AttentionShape s, const HeadTile &work, int warp_row_)
-        : factor(M == DROPPED ? masks.constants.scale : 1.0f), warp_row(warp_row_),
-          dropout(masks, uniform(work.b), uniform(work.head) % s.NH) {
-        int row = warp_row + threadIdx.x % 32 / 4;
-        UNROLL_FOR (int i = 0; i < 2; i++)
-            limit[i] =
-                TRANSPOSED ? last_query(masks, s, work.b, row + 8 * i) : first_key(masks, s, work.b, row + 8 * i);
-        all = TRANSPOSED ? last_query(masks, s, work.b, warp_row) : first_key(masks, s, work.b, warp_row + 15);
-    }
-    // Sets elements of other documents to `nothing`, in a tile of 2 N columns from `column` on.
-    template <int N> __device__ void hide(float (&c)[N], int column, float nothing) const {
-        if constexpr (M != CAUSAL) {
-            if (TRANSPOSED ? column + 2 * N - 1 <= all : column >= all) return;
-            UNROLL_FOR (int i = 0; i < N; i++) {
-                int other = column + fragment_column(i), own = limit[i / 2 % 2];
-                if (TRANSPOSED ? other > own : other < own) c[i] = nothing;
-            }
-        }
-    }
-};
 
 // Describes a (B, T, columns) tensor to the copy engine, in boxes of `rows` rows x one panel.
 static inline int attention_sm90_map(CUtensorMap *map, const real *tensor, int columns, int rows, AttentionShape s,

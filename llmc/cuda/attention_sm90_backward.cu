@@ -208,7 +208,7 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
             barrier_arrive(&shared.own_empty[own.stage]);
             continue;
         }
-        const WarpMasks<M, false> masks(all_masks, s, work, warp_row);
+        const WarpMasks<M, false> masks(all_masks, s, work.b, work.head, warp_row);
         float dq[F::D / 2] = {}, lse2[2], delta[2];
         LeftShared q = {shared.own[0][own.stage][g]}, dout = {shared.own[1][own.stage][g]};
         statistics_compute<F>(lse2, delta, dout.tile, shared.own[F::OWN - 1][own.stage][g], rows, lse, work.head, row,
@@ -314,7 +314,7 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         if (M != CAUSAL)
             later = own_tiles - 1 - (last_query(all_masks, s, work.b, group_row + 63) - group_row) / F::OTHERS;
         own_tiles -= later;
-        const WarpMasks<M, true> masks(all_masks, s, work, warp_row);
+        const WarpMasks<M, true> masks(all_masks, s, work.b, work.head, warp_row);
         typename F::Left k, v;
         k.load(shared.own[0][own.stage][g]);
         v.load(shared.own[1][own.stage][g]);

@@ -9,7 +9,6 @@
 // fragment_row(i) and column fragment_column(i). fragment_element(r, k) is the index of element k of row r.
 #include "cuda/attention_paths.cuh"
 #include "cuda/mma.cuh"
-#include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
@@ -28,7 +27,7 @@ __device__ static Slice slice_of(const real *tensor, AttentionShape s, int head,
 enum { ROWS = 64, WARP_ROWS = 16 };
 
 template <int DP> constexpr int OTHER_BACKWARD = DP == 64 ? 64 : 32; // rows of a tile of the other side
-template <int DP, bool MASKED> constexpr int QUERIES_BACKWARD = DP == 128 && MASKED ? 16 : OTHER_BACKWARD<DP>;
+template <int DP, Masks M> constexpr int QUERIES_BACKWARD = DP == 128 && M != CAUSAL ? 16 : OTHER_BACKWARD<DP>;
 
 // Row length of a tile in shared memory, padded against bank conflicts: by 16 bytes in 16-bit builds, where ldmatrix
 // reads 8 rows at a time.
@@ -149,7 +148,7 @@ __device__ static void store_rows(Slice to, const float (&c)[E], float factor0, 
 
 // The rows of a head that a block owns, and the head's slices of qkv.
 struct BlockRows {
-    int head, row0;    // row0: first row of the block
+    int b, head, row0; // row0: first row of the block
     int warp_row, row; // first row of the warp, counted from row0; first row of the lane
     Slice q, k, v;
 };
@@ -158,49 +157,22 @@ __device__ static BlockRows block_rows(const real *qkv, AttentionShape s, bool b
     int tiles = s.tiles(ROWS), head = blockIdx.x / tiles, tile = blockIdx.x % tiles;
     int row0 = (backwards ? tiles - 1 - tile : tile) * ROWS, warp_row = threadIdx.x / 32 * WARP_ROWS;
     Slice q = slice_of(qkv, s, head, 3, 0), k = slice_of(qkv, s, head, 3, 1), v = slice_of(qkv, s, head, 3, 2);
-    return {head, row0, warp_row, row0 + warp_row + own_row(), q, k, v};
+    return {head / s.NH, head, row0, warp_row, row0 + warp_row + own_row(), q, k, v};
 }
-
-// Masks of a warp's rows. A lane's rows i = 0, 1 are queries or, TRANSPOSED, keys.
-template <bool TRANSPOSED> struct RowMasks {
-    int limit[2]; // first key of a query; TRANSPOSED: last query of a key
-    HeadDropout dropout;
-    const float &scale; // factor of kept elements
-    int warp_row;
-
-    __device__ RowMasks(const AttentionMasks &masks, AttentionShape s, const BlockRows &at)
-        : dropout(masks, at.head / s.NH, at.head % s.NH), scale(masks.constants.scale),
-          warp_row(at.row0 + at.warp_row) {
-        UNROLL_FOR (int i = 0; i < 2; i++) {
-            int row = at.row + fragment_row(fragment_element(i, 0)), b = at.head / s.NH;
-            limit[i] = TRANSPOSED ? last_query(masks, s, b, row) : first_key(masks, s, b, row);
-        }
-    }
-    // True if element j of a tile from `column` belongs to another document.
-    __device__ bool hides(int j, int column) const {
-        int i = fragment_row(j) > 0, other = column + fragment_column(j);
-        return TRANSPOSED ? other > limit[i] : other < limit[i];
-    }
-    // Mask of kept elements; all ones without dropout.
-    template <int E> __device__ unsigned kept(int column) const {
-        return dropout.dropout.below ? lane_kept<E, TRANSPOSED>(dropout, warp_row, column) : ~0u;
-    }
-};
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// Grid: a block per head and ROWS queries. MASKED: with documents or dropout, or both.
-template <int DP, bool MASKED>
-__global__ void __launch_bounds__(THREADS, 2)
-    forward_kernel(real *out, float *lse, const real *qkv, AttentionShape s, float scale,
-                   const __grid_constant__ AttentionMasks masks) {
+// Grid: a block per head and ROWS queries.
+template <int DP, Masks M>
+__global__ void __launch_bounds__(THREADS, 2) forward_kernel(const __grid_constant__ Attention a, float scale) {
+    const AttentionShape s = a.shape;
     constexpr int KEYS = ROWS, E = ELEMENTS<KEYS>;
     extern __shared__ __align__(16) real shared[];
     real *q_tile = shared, *k_tile = q_tile + ROWS * STRIDE<DP>, *v_tile = k_tile + KEYS * STRIDE<DP>;
-    BlockRows at = block_rows(qkv, s, true); // longest rows first
-    const RowMasks<false> hidden(masks, s, at);
+    BlockRows at = block_rows(a.qkv, s, true); // longest rows first
+    const WarpMasks<M, false> masks(a.masks, s, at.b, at.head, at.row0 + at.warp_row);
     float scale2 = scale * LOG2E;
-    int key0 = MASKED ? first_key(masks, s, at.head / s.NH, at.row0) / KEYS * KEYS : 0;
+    int key0 = M != CAUSAL ? first_key(a.masks, s, at.b, at.row0) / KEYS * KEYS : 0;
 
     float o[ELEMENTS<DP>] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
     tile_load<ROWS, DP>(q_tile, at.q, at.row0, s);
@@ -208,17 +180,17 @@ __global__ void __launch_bounds__(THREADS, 2)
         tiles_next<KEYS, DP>(k_tile, at.k, v_tile, at.v, key0, s);
         float p[E];
         multiply_abt<DP>(p, q_tile + at.warp_row * STRIDE<DP>, k_tile);
+        masks.hide(p, key0, -INFINITY);
         UNROLL_FOR (int i = 0; i < 2; i++) {
             float top = m[i];
             UNROLL_FOR (int k = 0; k < E / 2; k++) {
                 int j = fragment_element(i, k);
                 int key = key0 + fragment_column(j);
                 p[j] = key > at.row + fragment_row(j) ? -INFINITY : p[j] * scale2;
-                if (MASKED && hidden.hides(j, key0)) p[j] = -INFINITY;
                 top = fmaxf(top, p[j]);
             }
-            top = row_max(top);                     // finite without documents: each row sees key 0 in the first tile
-            if (MASKED) top = fmaxf(top, -FLT_MAX); // so p = shrink = 0 in a row that has seen no key
+            top = row_max(top);                          // finite if CAUSAL: each row sees key 0 in the first tile
+            if (M != CAUSAL) top = fmaxf(top, -FLT_MAX); // so p = shrink = 0 in a row that has seen no key
             float shrink = exp2f(m[i] - top), sum = 0.0f;
             m[i] = top;
             UNROLL_FOR (int k = 0; k < E / 2; k++) {
@@ -228,19 +200,16 @@ __global__ void __launch_bounds__(THREADS, 2)
             l[i] = l[i] * shrink + row_sum(sum);
             UNROLL_FOR (int k = 0; k < ELEMENTS<DP> / 2; k++) o[fragment_element(i, k)] *= shrink;
         }
-        if (MASKED) {
-            unsigned kept = hidden.template kept<E>(key0);
-            UNROLL_FOR (int j = 0; j < E; j++)
-                if (!(kept & kept_bit(j))) p[j] = 0.0f;
-        }
+        const unsigned kept = masks.template kept<E>(key0);
+        UNROLL_FOR (int j = 0; j < E && M != CAUSAL; j++)
+            if (!(kept & kept_bit(j))) p[j] = 0.0f;
         multiply_pb<DP>(o, p, v_tile);
     }
 
-    float factor = MASKED ? hidden.scale : 1.0f;
-    store_rows(slice_of(out, s, at.head, 1, 0), o, factor / l[0], factor / l[1], at.row, s);
+    store_rows(slice_of(a.out, s, at.head, 1, 0), o, masks.factor / l[0], masks.factor / l[1], at.row, s);
     UNROLL_FOR (int i = 0; i < 2; i++) {
         int t = at.row + fragment_row(fragment_element(i, 0));
-        if (fragment_column(0) == 0 && t < s.T) lse[(size_t)at.head * s.T + t] = m[i] * LN2 + logf(l[i]);
+        if (fragment_column(0) == 0 && t < s.T) a.lse[(size_t)at.head * s.T + t] = m[i] * LN2 + logf(l[i]);
     }
 }
 
@@ -264,7 +233,7 @@ __device__ static float delta_of(const real *dout, const real *out, int D) {
 }
 
 // Grid: a block per head and ROWS queries; it walks over the keys that these queries see. Also fills `rows`.
-template <int DP, bool MASKED>
+template <int DP, Masks M>
 __global__ void __launch_bounds__(THREADS, 2)
     dq_kernel(const __grid_constant__ Attention a, AttentionRows rows, float scale) {
     const AttentionShape s = a.shape;
@@ -273,10 +242,10 @@ __global__ void __launch_bounds__(THREADS, 2)
     real *q_tile = shared, *do_tile = q_tile + ROWS * STRIDE<DP>, *k_tile = do_tile + ROWS * STRIDE<DP>;
     real *v_tile = k_tile + KEYS * STRIDE<DP>;
     BlockRows at = block_rows(a.qkv, s, true);
-    const RowMasks<false> hidden(a.masks, s, at);
+    const WarpMasks<M, false> masks(a.masks, s, at.b, at.head, at.row0 + at.warp_row);
     const Slice dout = slice_of(a.dout, s, at.head, 1, 0), out = slice_of(a.out, s, at.head, 1, 0);
     float scale2 = scale * LOG2E, lse2[2], delta[2];
-    int key0 = MASKED ? first_key(a.masks, s, at.head / s.NH, at.row0) / KEYS * KEYS : 0;
+    int key0 = M != CAUSAL ? first_key(a.masks, s, at.b, at.row0) / KEYS * KEYS : 0;
     UNROLL_FOR (int i = 0; i < 2; i++) {
         const int t = at.row + fragment_row(fragment_element(i, 0));
         const size_t row = (size_t)at.head * s.padded_T() + t, start = (size_t)min(t, s.T - 1) * dout.stride;
@@ -294,14 +263,15 @@ __global__ void __launch_bounds__(THREADS, 2)
         float p[E], dp[E];
         multiply_abt<DP>(p, q_tile + at.warp_row * STRIDE<DP>, k_tile);
         multiply_abt<DP>(dp, do_tile + at.warp_row * STRIDE<DP>, v_tile);
-        unsigned kept = MASKED ? hidden.template kept<E>(key0) : ~0u;
         UNROLL_FOR (int j = 0; j < E; j++) {
-            int i = fragment_row(j) > 0;
             int key = key0 + fragment_column(j), query = at.row + fragment_row(j);
-            float x = key > query ? 0.0f : exp2f(p[j] * scale2 - lse2[i]);
-            if (MASKED && hidden.hides(j, key0)) x = 0.0f;
-            if (MASKED) dp[j] = kept & kept_bit(j) ? dp[j] * hidden.scale : 0.0f;
-            p[j] = x * (dp[j] - delta[i]); // dS
+            p[j] = key > query ? 0.0f : exp2f(p[j] * scale2 - lse2[fragment_row(j) > 0]);
+        }
+        masks.hide(p, key0, 0.0f);
+        const unsigned kept = masks.template kept<E>(key0);
+        UNROLL_FOR (int j = 0; j < E; j++) {
+            if (M != CAUSAL) dp[j] = kept & kept_bit(j) ? dp[j] * masks.factor : 0.0f;
+            p[j] *= dp[j] - delta[fragment_row(j) > 0]; // dS
         }
         multiply_pb<DP>(dq, p, k_tile);
     }
@@ -309,18 +279,18 @@ __global__ void __launch_bounds__(THREADS, 2)
 }
 
 // Grid: a block per head and ROWS keys; it walks over the queries that see these keys. Rows of its P and dS are keys.
-template <int DP, bool MASKED>
+// s: a.shape. Read from `a`, it makes registers spill.
+template <int DP, Masks M>
 __global__ void __launch_bounds__(THREADS, 2)
-    dkdv_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale,
-                const __grid_constant__ AttentionMasks masks) {
-    constexpr int QUERIES = QUERIES_BACKWARD<DP, MASKED>, E = ELEMENTS<QUERIES>;
+    dkdv_kernel(const __grid_constant__ Attention a, AttentionRows rows, AttentionShape s, float scale) {
+    constexpr int QUERIES = QUERIES_BACKWARD<DP, M>, E = ELEMENTS<QUERIES>;
     extern __shared__ __align__(16) real shared[];
     real *k_tile = shared, *v_tile = k_tile + ROWS * STRIDE<DP>, *q_tile = v_tile + ROWS * STRIDE<DP>;
     real *do_tile = q_tile + QUERIES * STRIDE<DP>;
-    BlockRows at = block_rows(qkv, s, false);
-    const RowMasks<true> hidden(masks, s, at);
-    const int end = MASKED ? last_query(masks, s, at.head / s.NH, at.row0 + ROWS - 1) + 1 : s.T;
-    Slice dout_slice = slice_of(dout, s, at.head, 1, 0);
+    BlockRows at = block_rows(a.qkv, s, false);
+    const WarpMasks<M, true> masks(a.masks, s, at.b, at.head, at.row0 + at.warp_row);
+    const int end = M != CAUSAL ? last_query(a.masks, s, at.b, at.row0 + ROWS - 1) + 1 : s.T;
+    const Slice dout = slice_of(a.dout, s, at.head, 1, 0);
     const float *lse2 = rows.lse2 + (size_t)at.head * s.padded_T(),
                 *delta = rows.delta + (size_t)at.head * s.padded_T();
     float scale2 = scale * LOG2E;
@@ -329,53 +299,49 @@ __global__ void __launch_bounds__(THREADS, 2)
     tile_load<ROWS, DP>(k_tile, at.k, at.row0, s);
     tile_load<ROWS, DP>(v_tile, at.v, at.row0, s);
     for (int query0 = at.row0; query0 < end; query0 += QUERIES) {
-        tiles_next<QUERIES, DP>(q_tile, at.q, do_tile, dout_slice, query0, s);
+        tiles_next<QUERIES, DP>(q_tile, at.q, do_tile, dout, query0, s);
         float p[E], dp[E];
         multiply_abt<DP>(p, k_tile + at.warp_row * STRIDE<DP>, q_tile);
-        unsigned kept = MASKED ? hidden.template kept<E>(query0) : ~0u;
+        const unsigned kept = masks.template kept<E>(query0);
         UNROLL_FOR (int j = 0; j < E; j++) {
             int query = query0 + fragment_column(j);
             p[j] = at.row + fragment_row(j) > query ? 0.0f : exp2f(p[j] * scale2 - lse2[query]);
-            if (MASKED && hidden.hides(j, query0)) p[j] = 0.0f;
-            dp[j] = kept & kept_bit(j) ? p[j] : 0.0f;
         }
-        multiply_pb<DP>(dv, MASKED ? dp : p, do_tile);
+        masks.hide(p, query0, 0.0f);
+        UNROLL_FOR (int j = 0; j < E; j++) dp[j] = kept & kept_bit(j) ? p[j] : 0.0f;
+        multiply_pb<DP>(dv, dp, do_tile);
         multiply_abt<DP>(dp, v_tile + at.warp_row * STRIDE<DP>, do_tile);
         UNROLL_FOR (int j = 0; j < E; j++) {
-            if (MASKED) dp[j] = kept & kept_bit(j) ? dp[j] * hidden.scale : 0.0f;
+            if (M != CAUSAL) dp[j] = kept & kept_bit(j) ? dp[j] * masks.factor : 0.0f;
             p[j] *= dp[j] - delta[query0 + fragment_column(j)]; // dS
         }
         multiply_pb<DP>(dk, p, q_tile);
     }
-    store_rows(slice_of(dqkv, s, at.head, 3, 1), dk, scale, scale, at.row, s);
-    float factor = MASKED ? hidden.scale : 1.0f;
-    store_rows(slice_of(dqkv, s, at.head, 3, 2), dv, factor, factor, at.row, s);
+    store_rows(slice_of(a.dqkv, s, at.head, 3, 1), dk, scale, scale, at.row, s);
+    store_rows(slice_of(a.dqkv, s, at.head, 3, 2), dv, masks.factor, masks.factor, at.row, s);
 }
-
-static bool is_masked(const AttentionMasks &masks) { return masks.first || masks.dropout.below; }
 
 int attention_tiled_forward(const Attention &a, cudaStream_t stream, Error *e) {
     const AttentionShape s = a.shape;
-    const bool narrow = s.D <= 64, masked = is_masked(a.masks);
-    const auto kernel = narrow ? (masked ? forward_kernel<64, true> : forward_kernel<64, false>)
-                               : (masked ? forward_kernel<128, true> : forward_kernel<128, false>);
+    const bool narrow = s.D <= 64, causal = masks_of(a.masks) == CAUSAL;
+    const auto kernel = narrow ? (causal ? forward_kernel<64, CAUSAL> : forward_kernel<64, DROPPED>)
+                               : (causal ? forward_kernel<128, CAUSAL> : forward_kernel<128, DROPPED>);
     const size_t bytes = 3 * ROWS * (narrow ? STRIDE<64> : STRIDE<128>)*sizeof(real);
-    return launch({s.heads() * s.tiles(ROWS), THREADS, stream, bytes}, e, kernel, a.out, a.lse, a.qkv, s,
-                  attention_scale(s), a.masks);
+    return launch({s.heads() * s.tiles(ROWS), THREADS, stream, bytes}, e, kernel, a, attention_scale(s));
 }
 
 int attention_tiled_backward(const Attention &a, AttentionRows rows, cudaStream_t stream, Error *e) {
     const AttentionShape s = a.shape;
-    const bool narrow = s.D <= 64, masked = is_masked(a.masks);
+    const bool narrow = s.D <= 64, causal = masks_of(a.masks) == CAUSAL;
     const int own = 2 * ROWS, other = 2 * (narrow ? OTHER_BACKWARD<64> : OTHER_BACKWARD<128>);
     const size_t bytes = (own + other) * (narrow ? STRIDE<64> : STRIDE<128>)*sizeof(real);
-    const auto dkdv = narrow ? (masked ? dkdv_kernel<64, true> : dkdv_kernel<64, false>)
-                             : (masked ? dkdv_kernel<128, true> : dkdv_kernel<128, false>);
-    const auto dq = narrow ? (masked ? dq_kernel<64, true> : dq_kernel<64, false>)
-                           : (masked ? dq_kernel<128, true> : dq_kernel<128, false>);
+    const auto dq = narrow ? (causal ? dq_kernel<64, CAUSAL> : dq_kernel<64, DROPPED>)
+                           : (causal ? dq_kernel<128, CAUSAL> : dq_kernel<128, DROPPED>);
+    const auto dkdv = narrow ? (causal ? dkdv_kernel<64, CAUSAL> : dkdv_kernel<64, DROPPED>)
+                             : (causal ? dkdv_kernel<128, CAUSAL> : dkdv_kernel<128, DROPPED>);
     const Launch l = {s.heads() * s.tiles(ROWS), THREADS, stream, bytes};
     TRY(launch(l, e, dq, a, rows, attention_scale(s))); // fills `rows`
-    return launch(l, e, dkdv, a.dqkv, a.dout, a.qkv, rows, s, attention_scale(s), a.masks);
+    return launch(l, e, dkdv, a, rows, s, attention_scale(s));
 }
 
 // ---- The choice of the path -----------------------------------------------------------------------------------------
