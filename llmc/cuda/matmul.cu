@@ -22,50 +22,34 @@ int matmul_create(Matmul *mm, void *workspace, cudaStream_t stream, Error *e) {
              properties.multiProcessorCount, REAL_NAME, sums, cublasLtGetVersion());
     CUDA_TRY(cudaEventCreate(&mm->start), e);
     CUDA_TRY(cudaEventCreate(&mm->stop), e);
-    TRY(CUBLAS_CALL(cublasLtMatmulPreferenceCreate(&mm->preference), e));
     return CUBLAS_CALL(cublasLtCreate(&mm->handle), e);
 }
 
-static void plan_destroy(MatmulPlan *plan) {
-    if (plan->out) cublasLtMatrixLayoutDestroy(plan->out);
-    if (plan->b) cublasLtMatrixLayoutDestroy(plan->b);
-    if (plan->a) cublasLtMatrixLayoutDestroy(plan->a);
-    if (plan->operation) cublasLtMatmulDescDestroy(plan->operation);
-    *plan = {};
-}
-
-static void plans_forget(Matmul *mm) {
-    for (int i = 0; i < mm->count; i++) plan_destroy(&mm->plan[i]);
-    mm->count = 0;
-}
-
 void matmul_destroy(Matmul *mm) {
-    plans_forget(mm);
     if (mm->handle) cublasLtDestroy(mm->handle);
-    if (mm->preference) cublasLtMatmulPreferenceDestroy(mm->preference);
     if (mm->stop) cudaEventDestroy(mm->stop);
     if (mm->start) cudaEventDestroy(mm->start);
 }
 
-static int layout_count(cublasLtMatrixLayout_t layout, int batch, Error *e) {
+static int layout_count(cublasLtMatrixLayoutOpaque_t *layout, int batch, Error *e) {
     const auto count = CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
     return CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(layout, count, &batch, sizeof batch), e);
 }
 
 // Describes a row-major matrix (rows, columns), which cuBLAS reads as its column-major transpose.
-static int matrix_layout(cublasLtMatrixLayout_t *out, bool is_float, int rows, int columns, int batch, int64_t stride,
-                         Error *e) {
+static int matrix_layout(cublasLtMatrixLayoutOpaque_t *out, bool is_float, int rows, int columns, int batch,
+                         int64_t stride, Error *e) {
     const auto offset = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
     const cudaDataType_t type = is_float ? CUDA_R_32F : REAL_LIBRARY;
-    TRY(CUBLAS_CALL(cublasLtMatrixLayoutCreate(out, type, columns, rows, columns), e));
+    TRY(CUBLAS_CALL(cublasLtMatrixLayoutInit(out, type, columns, rows, columns), e));
     if (batch <= 1) return 0;
-    TRY(layout_count(*out, batch, e));
-    return CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(*out, offset, &stride, sizeof stride), e);
+    TRY(layout_count(out, batch, e));
+    return CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(out, offset, &stride, sizeof stride), e);
 }
 
 template <typename X>
 static int operation_set(MatmulPlan *plan, cublasLtMatmulDescAttributes_t attribute, X value, Error *e) {
-    return CUBLAS_CALL(cublasLtMatmulDescSetAttribute(plan->operation, attribute, &value, sizeof value), e);
+    return CUBLAS_CALL(cublasLtMatmulDescSetAttribute(&plan->operation, attribute, &value, sizeof value), e);
 }
 
 // out^T = op(b)^T op(a)^T: cuBLAS's column-major A is our b, its B our a.
@@ -73,7 +57,7 @@ static int operation_create(MatmulPlan *plan, Error *e) {
     const MatmulShape *s = &plan->shape;
     const cublasOperation_t op_a = s->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = s->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    TRY(CUBLAS_CALL(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), e));
+    TRY(CUBLAS_CALL(cublasLtMatmulDescInit(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), e));
     TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, op_a, e));
     TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, op_b, e));
     const bool bias = s->bias && !plan->apart;
@@ -87,15 +71,17 @@ static int plan_point(MatmulPlan *plan, const void *bias, Error *e) {
 }
 
 // Asks cuBLASLt for at most `most` algorithms, best first by its estimate.
-static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmulHeuristicResult_t *found, int *count,
+static int plan_ask(Matmul *mm, MatmulPlan *plan, int most, cublasLtMatmulHeuristicResult_t *found, int *count,
                     Error *e) {
     const MatmulShape *s = &plan->shape;
     const size_t workspace_bytes = MATMUL_WORKSPACE_BYTES;
     const bool wide = s->out_float || sizeof(real) == 4; // unless wide, demand split-K sums in fp32
     const uint32_t sums = wide ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    cublasLtMatmulPreferenceOpaque_t preference;
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, auto value) {
-        return CUBLAS_CALL(cublasLtMatmulPreferenceSetAttribute(mm->preference, name, &value, sizeof value), e);
+        return CUBLAS_CALL(cublasLtMatmulPreferenceSetAttribute(&preference, name, &value, sizeof value), e);
     };
+    TRY(CUBLAS_CALL(cublasLtMatmulPreferenceInit(&preference), e));
     TRY(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes));
     TRY(prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums));
     for (auto side : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -103,17 +89,17 @@ static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmul
         TRY(prefer(side, (uint32_t)plan->align));
     *count = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        mm->handle, plan->operation, plan->a, plan->b, plan->out, plan->out, mm->preference, most, found, count);
+        mm->handle, &plan->operation, &plan->a, &plan->b, &plan->out, &plan->out, &preference, most, found, count);
     if (status != CUBLAS_STATUS_SUCCESS || *count < 1)
         return FAIL(e, ERR_INTERNAL, NULL, "cuBLASLt has no algorithm for a (%d, %d, %d) product, bias %d: %s", s->m,
                     s->n, s->k, s->bias, cublasLtGetStatusString(status));
     return 0;
 }
 
-static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm,
+static cublasStatus_t plan_launch(Matmul *mm, MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm,
                                   const MatmulOperands *o) {
-    return cublasLtMatmul(mm->handle, plan->operation, &o->alpha, o->b, plan->a, o->a, plan->b, &o->beta, o->c,
-                          plan->out, o->out, plan->out, algorithm, mm->workspace, MATMUL_WORKSPACE_BYTES, mm->stream);
+    return cublasLtMatmul(mm->handle, &plan->operation, &o->alpha, o->b, &plan->a, o->a, &plan->b, &o->beta, o->c,
+                          &plan->out, o->out, &plan->out, algorithm, mm->workspace, MATMUL_WORKSPACE_BYTES, mm->stream);
 }
 
 // ---- Tuning ---------------------------------------------------------------------------------------------------------
@@ -128,7 +114,7 @@ static const float TUNE_TIE = 0.995f; // on a hot card: an answer in less than t
 
 // *out = mean milliseconds per run, timed for about `ms` milliseconds, after untimed runs for `settle` milliseconds;
 // infinite if the algorithm does not run. each: estimated milliseconds per run.
-static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const MatmulOperands *o,
+static int plan_time(Matmul *mm, MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const MatmulOperands *o,
                      float each, float settle, float ms, float *out, Error *e) {
     const int before = (int)fminf(ceilf(settle / each), TUNE_RUNS_MAX);
     const int timed = (int)fminf(ceilf(ms / each), TUNE_RUNS_MAX);
@@ -146,7 +132,7 @@ static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlg
 
 // *fastest = index of the answer to keep: 0, the heuristic's first, unless another is faster by more than noise.
 // Finalists: at most TUNE_FINALISTS answers within TUNE_SLOW of the fastest on a cool card, answer 0 before others.
-static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
+static int plan_fastest(Matmul *mm, MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                         const MatmulOperands *o, int *fastest, Error *e) {
     float cool[MATMUL_ANSWERS_MAX], hot[MATMUL_ANSWERS_MAX] = {}, best = INFINITY, ms; // INFINITY: dropped
     int finalists = 0;
@@ -193,16 +179,15 @@ static bool choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t
 }
 
 // True if cuBLASLt can run the plan with this algorithm.
-static bool plan_runs(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm) {
+static bool plan_runs(Matmul *mm, MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm) {
     cublasLtMatmulHeuristicResult_t needs;
-    return cublasLtMatmulAlgoCheck(mm->handle, plan->operation, plan->a, plan->b, plan->out, plan->out, algorithm,
+    return cublasLtMatmulAlgoCheck(mm->handle, &plan->operation, &plan->a, &plan->b, &plan->out, &plan->out, algorithm,
                                    &needs) == CUBLAS_STATUS_SUCCESS &&
            needs.workspaceSize <= MATMUL_WORKSPACE_BYTES;
 }
 
 // Reads the algorithm that follows a key. Fails unless cuBLASLt accepts it for the plan.
-static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cublasLtMatmulAlgo_t *algorithm,
-                       Error *e) {
+static int choice_read(Matmul *mm, MatmulPlan *plan, const char *text, cublasLtMatmulAlgo_t *algorithm, Error *e) {
     const char *bad = NULL;
     for (int i = 0; i < ALGORITHM_WORDS && !bad; i++) {
         char *end;
@@ -235,10 +220,8 @@ static int plan_choose(Matmul *mm, MatmulPlan *plan, const MatmulOperands *o, Er
     return 0;
 }
 
-static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int align, const MatmulOperands *o,
-                       Error *e) {
-    plan->shape = *s;
-    plan->align = align;
+static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulOperands *o, Error *e) {
+    const MatmulShape *s = &plan->shape;
     TRY(operation_create(plan, e));
     int a_rows = s->transpose_a ? s->k : s->m, b_rows = s->transpose_b ? s->n : s->k;
     int batch = s->like_batch ? (int)s->like_batch : s->batch;
@@ -250,14 +233,10 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     Error none;
     int count;
     plan->apart = s->bias && plan_ask(mm, plan, 1, &found, &count, &none);
-    if (plan->apart) { // create the operation anew, without the bias epilogue
-        TRY(CUBLAS_CALL(cublasLtMatmulDescDestroy(plan->operation), e));
-        plan->operation = NULL;
-        TRY(operation_create(plan, e));
-    }
+    if (plan->apart) TRY(operation_create(plan, e)); // anew, without the bias epilogue
     TRY(plan_choose(mm, plan, o, e));
     if (!s->like_batch) return 0;
-    for (cublasLtMatrixLayout_t layout : {plan->a, plan->b, plan->out}) TRY(layout_count(layout, s->batch, e));
+    for (auto *layout : {&plan->a, &plan->b, &plan->out}) TRY(layout_count(layout, s->batch, e));
     if (plan_runs(mm, plan, &plan->algorithm)) return 0;
     TRY(plan_ask(mm, plan, 1, &found, &count, e)); // for this batch: bits may differ from those of like_batch
     plan->algorithm = found.algo;
@@ -279,15 +258,11 @@ static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int 
             *out = &mm->plan[i];
             return 0;
         }
-    MatmulPlan plan = {};
-    int code = plan_create(mm, &plan, shape, align, o, e);
-    if (code) {
-        plan_destroy(&plan);
-        return code;
-    }
-    if (mm->count == MATMUL_PLANS_MAX) plans_forget(mm);
-    *out = &mm->plan[mm->count++];
-    **out = plan;
+    if (mm->count == MATMUL_PLANS_MAX) mm->count = 0;
+    *out = &mm->plan[mm->count];
+    **out = {*shape, align};
+    TRY(plan_create(mm, *out, o, e));
+    mm->count++;
     return 0;
 }
 
@@ -310,14 +285,14 @@ int matmul_run(Matmul *mm, const MatmulShape &s, const MatmulOperands &operands,
 }
 
 void matmul_tune(Matmul *mm, bool on) {
-    plans_forget(mm);
+    mm->count = 0;
     mm->tuning = on;
     mm->heated = false;
 }
 
 int matmul_choices_load(Matmul *mm, const char *choices, Error *e) {
     size_t identity = strlen(mm->identity);
-    plans_forget(mm);
+    mm->count = 0;
     mm->choices[0] = 0;
     if (!*choices) return 0;
     if (strncmp(choices, mm->identity, identity) != 0 || choices[identity] != ':')

@@ -27,8 +27,8 @@ struct MatmulShape {
 typedef struct {
     MatmulShape shape;
     int align; // alignment of every row's address in bytes, at most 16
-    cublasLtMatmulDesc_t operation;
-    cublasLtMatrixLayout_t a, b, out;
+    cublasLtMatmulDescOpaque_t operation;
+    cublasLtMatrixLayoutOpaque_t a, b, out;
     cublasLtMatmulAlgo_t algorithm;
     bool apart; // bias_kernel adds the bias, because cuBLASLt has no algorithm that does
 } MatmulPlan;
@@ -38,10 +38,9 @@ enum { MATMUL_PLANS_MAX = 512, MATMUL_ANSWERS_MAX = 16, MATMUL_CHOICES_BYTES = 1
 
 typedef struct {
     cublasLtHandle_t handle;
-    cublasLtMatmulPreference_t preference; // an argument of cuBLASLt's heuristic
-    cudaStream_t stream;                   // runs all products
-    void *workspace;                       // MATMUL_WORKSPACE_BYTES on the device, owned by the caller
-    int count;                             // number of plans
+    cudaStream_t stream; // runs all products
+    void *workspace;     // MATMUL_WORKSPACE_BYTES on the device, owned by the caller
+    int count;           // number of plans
     MatmulPlan plan[MATMUL_PLANS_MAX];
     cudaEvent_t start, stop;            // around a timed product
     bool tuning;                        // time the answers for every new shape
