@@ -128,21 +128,10 @@ __device__ static void tiles_next(real *a_tile, Slice a, real *b_tile, Slice b, 
 template <int E>
 __device__ static void store_rows(Slice to, const float (&c)[E], float factor0, float factor1, int row,
                                   AttentionShape s) {
-    UNROLL_FOR (int i = 0; i < 2; i++) {
-        int t = row + fragment_row(fragment_element(i, 0));
-        if (t >= s.T) continue;
-        real *p = (real *)to.data + (size_t)t * to.stride;
-        float factor = i ? factor1 : factor0;
-        UNROLL_FOR (int k = 0; k < E / 2; k += 2) {
-            int d = fragment_column(fragment_element(i, k));
-            float x = c[fragment_element(i, k)] * factor, y = c[fragment_element(i, k + 1)] * factor;
-            if (s.D % 2 == 0) {
-                if (d < s.D) *(Bundle<real, 2> *)(p + d) = {{(real)x, (real)y}};
-            } else {
-                if (d < s.D) p[d] = (real)x;
-                if (d + 1 < s.D) p[d + 1] = (real)y;
-            }
-        }
+    UNROLL_FOR (int j = 0; j < E; j++) {
+        int t = row + fragment_row(j), d = fragment_column(j);
+        real *p = (real *)to.data + (size_t)t * to.stride + d;
+        if (t < s.T && d < s.D) *p = (real)(c[j] * (fragment_row(j) ? factor1 : factor0));
     }
 }
 
