@@ -11,6 +11,8 @@
 #include "cuda/mma.cuh"
 #include "cuda/vec.cuh"
 
+#include <cuda_pipeline.h>
+
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
 // A slice (T, D) of a tensor in device memory: one head's q, k, v, `out`, or the gradient of one of these.
@@ -102,8 +104,8 @@ template <int N, int DP> __device__ static void tile_load(real *tile, Slice from
         for (int i = threadIdx.x; i < N * DP / 8; i += THREADS) {
             int r = i / (DP / 8), d = i % (DP / 8) * 8;
             bool valid = row0 + r < s.T && d < s.D;
-            pack_fetch((Pack<VEC> *)(tile + r * STRIDE<DP> + d),
-                       from.data + (valid ? (size_t)(row0 + r) * from.stride + d : 0), valid);
+            const real *at = from.data + (valid ? (size_t)(row0 + r) * from.stride + d : 0);
+            __pipeline_memcpy_async(tile + r * STRIDE<DP> + d, at, 16, valid ? 0 : 16); // 16 bytes, 0 or 16 of them 0
         }
         return;
     }
@@ -120,7 +122,8 @@ __device__ static void tiles_next(real *a_tile, Slice a, real *b_tile, Slice b, 
     __syncthreads();
     tile_load<N, DP>(a_tile, a, row0, s);
     tile_load<N, DP>(b_tile, b, row0, s);
-    fetch_wait();
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
     __syncthreads();
 }
 

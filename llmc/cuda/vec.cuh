@@ -38,24 +38,6 @@ template <int W> __device__ inline void pack_forget(Pack<W> &v) {
     UNROLL_FOR (int i = 0; i < (int)(sizeof(v) / sizeof(uint32_t)); i++) asm volatile("" : "+r"(v.words[i]));
 }
 
-// Starts a copy of 8 values to shared memory; writes zeros unless `there`. fetch_wait awaits the thread's copies.
-__device__ static inline void pack_fetch(Pack<VEC> *to, const real *from, bool there) {
-#if __CUDA_ARCH__ < 800 // no asynchronous copies: copy at once
-    *to = there ? pack_load<VEC>(from) : Pack<VEC>{};
-#else
-    const unsigned address = (unsigned)__cvta_generic_to_shared(to), bytes = there ? 16 : 0;
-    UNROLL_FOR (int i = 0; i < (int)sizeof(Pack<VEC>); i += 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address + i), "l"((const char *)from + i),
-                     "r"(bytes)
-                     : "memory");
-#endif
-}
-__device__ static inline void fetch_wait(void) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
 // W values as stored, accessed at most 16 bytes at a time.
 template <typename X, int W> struct alignas(W * sizeof(X) < 16 ? W * sizeof(X) : 16) Bundle { X x[W]; };
 
