@@ -1,4 +1,4 @@
-// attention_sm90: what Hopper's forward and backward share: tiles of heads, products, the drawing of tiles, masks.
+// attention_sm90: what Hopper's forward and backward share: tiles of heads, products, the drawing of tiles.
 #pragma once
 
 #include "cuda/attention_paths.cuh"

@@ -271,10 +271,10 @@ __global__ void __launch_bounds__(THREADS, 2)
 }
 
 // Grid: a block per head and ROWS keys; it walks over the queries that see these keys. Rows of its P and dS are keys.
-// s: a.shape. Read from `a`, it makes registers spill.
 template <int DP, Masks M>
 __global__ void __launch_bounds__(THREADS, 2)
-    dkdv_kernel(const __grid_constant__ Attention a, AttentionRows rows, AttentionShape s, float scale) {
+    dkdv_kernel(const __grid_constant__ Attention a, AttentionRows rows, float scale) {
+    const AttentionShape s = a.shape;
     constexpr int QUERIES = QUERIES_BACKWARD<DP, M>, E = ELEMENTS<QUERIES>;
     extern __shared__ __align__(16) real shared[];
     real *k_tile = shared, *v_tile = k_tile + ROWS * STRIDE<DP>, *q_tile = v_tile + ROWS * STRIDE<DP>;
@@ -333,7 +333,7 @@ int attention_tiled_backward(const Attention &a, AttentionRows rows, cudaStream_
                              : (causal ? dkdv_kernel<128, CAUSAL> : dkdv_kernel<128, DROPPED>);
     const Launch l = {s.heads() * s.tiles(ROWS), THREADS, stream, bytes};
     TRY(launch(l, e, dq, a, rows, attention_scale(s))); // fills `rows`
-    return launch(l, e, dkdv, a, rows, s, attention_scale(s));
+    return launch(l, e, dkdv, a, rows, attention_scale(s));
 }
 
 // ---- The choice of the path -----------------------------------------------------------------------------------------
