@@ -24,7 +24,7 @@ __device__ static inline int row_target(const LogitRows &k, int r) {
     return k.tokens[(size_t)((k.row0 + r) / k.T) * (k.T + 1) + (k.row0 + r) % k.T + 1];
 }
 
-// Softmax of some logits: their maximum, the sum of exp(logit - max), and their sum.
+// Softmax of some logits: their maximum, the sum of exp(logit - max), the sum of the logits.
 typedef struct {
     float max, sum, logits;
 } Partial;
@@ -176,7 +176,7 @@ __global__ static void __launch_bounds__(PRODUCT_THREADS) loss_finish_kernel(con
         const int target = row_target(f.k, r);
         f.k.losses[r] = logf(sum);
         f.factors[r] = factors[lane] = f.k.scale / f.k.T / sum;
-        const float at_target = 1.0f - sum; // 1 = exp(0), not the product's rounded value
+        const float at_target = 1.0f - sum; // exp(0) is exactly 1; the product stored a rounded value
         f.k.logits[(size_t)r * f.k.Vp + target] = (real)at_target;
     }
     __syncthreads();

@@ -56,7 +56,7 @@ struct LinearJob : Linear {
     int depths;       // stages per tile
     int down, across; // number of a pair's tiles down y; of whole tiles across y
     int narrow;       // 1: a narrower tile across covers the remaining columns
-    float *partials;  // partial column sums, one run (ColumnSplit) per block's tile; or NULL
+    float *partials;  // partial column sums, one run (ColumnSplit) per tile of a block; or NULL
     int per_example;  // runs per example
 
     __device__ int tiles() const { return down * (across + narrow); }
