@@ -233,7 +233,7 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulOperands *o, Er
     Error none;
     int count;
     plan->apart = s->bias && plan_ask(mm, plan, 1, &found, &count, &none);
-    if (plan->apart) TRY(operation_create(plan, e)); // anew, without the bias epilogue
+    if (plan->apart) TRY(operation_create(plan, e)); // changing only the epilogue makes launches fail
     TRY(plan_choose(mm, plan, o, e));
     if (!s->like_batch) return 0;
     for (auto *layout : {&plan->a, &plan->b, &plan->out}) TRY(layout_count(layout, s->batch, e));
