@@ -9,9 +9,9 @@
 apart=(setsid setpriv --pdeathsig USR1)
 "${apart[@]:1}" true 2> /dev/null || apart=(setsid)
 
-# These functions forward stop requests as SIGUSR1 to the processes that the script's function `ranks` prints. A script that has
-# started the process `job` calls ask_to_stop if a request came before. A second request sends a second signal. Requests within 3 s
-# after one was forwarded belong to it, since `timeout` sends two (llmc/base/signals.h). So do all HUPs of a closing terminal.
+# These functions forward stop requests as SIGUSR1 to the processes that the script's function `ranks` prints. If a request came
+# before the script started `job`, the script calls ask_to_stop itself. A second request sends a second signal. A request within
+# 3 s of a forwarded one is ignored, since `timeout` sends two (llmc/base/signals.h). A closing terminal's further HUPs are ignored.
 job='' asked='' last=0 # asked: a request came
 trap_stop_requests() {
     trap '' PIPE # closed output does not end the script
@@ -28,10 +28,10 @@ on_stop_request() {
 # Waits for the job and returns its exit code.
 wait_for_job() {
     while wait "$job"; kill -0 "$job" 2> /dev/null; do :; done # if the job lives, a trap has interrupted the wait
-    wait "$job" # again: an interrupted wait returns the trap's code
+    wait "$job" # again: an interrupted wait returns 128 plus the signal's number
 }
 
-# Sends USR1 to the ranks; to the job if no rank catches it within 20 s (no rank on this machine, or another program).
+# Sends USR1 to the ranks. If none catches it within 20 s (no rank runs here, or it is not the trainer), sends it to the job.
 ask_to_stop() {
     local end=$((SECONDS + 20)) rank sent_to=''
     while kill -0 "$job" 2> /dev/null; do

@@ -13,7 +13,7 @@ failures = 0
 
 
 def attempt(name, check, *arguments):
-    """Runs a check. Prints its result if that is a text, then PASS or FAIL. Returns the result; None: it failed."""
+    """Runs a check. Prints its result if that is a text, then PASS or FAIL. Returns the result; None if it failed."""
     global failures
     start = time.perf_counter()
     try:

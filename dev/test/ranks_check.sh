@@ -192,7 +192,7 @@ same_bits() { # A B
     fi
 }
 
-agree_run() { # NAME RANKS OPTIONS...: runs with a batch that ranks cannot divide evenly
+agree_run() { # NAME RANKS OPTIONS...: runs with a batch that 4 or 8 ranks cannot divide evenly
     local tokens=$((agree_batch * agree_T))
     time_is_left "$1" 0 || return 1
     begin "$1" "$2" "${agree_shape[@]}" --micro-batch "$agree_rows" --batch-tokens $tokens --steps $agree_steps \
@@ -219,7 +219,7 @@ agree() {
     same_in_every_mode "$all"
     agree_run "$name-again" "$RANKS" && same_bits "$name-again" "$all"
 
-    # --reduce micro-step adds in another order, at each of four micro-steps, hence with another rounding.
+    # --reduce micro-step adds in another order, at every micro-step, hence with another rounding.
     local loss_tolerance=$cadence_tolerance by=$all-micro-step rows=$agree_rows
     agree_rows=$((rows / 4)) agree_run "$by" "$RANKS" --zero 2 --reduce micro-step && same_run "$by" "$name-r1"
     agree_rows=$((rows / 4)) agree_run "$by-z3" "$RANKS" --zero 3 --reduce micro-step --recompute block && same_bits "$by-z3" "$by"
@@ -268,7 +268,7 @@ shard() {
     agree_run "$mesh-wire-bf16" "$RANKS" --shard machine --comm-dtype bf16 && same_run "$mesh-wire-bf16" shard-r1
 }
 
-# With other optimizers, too, ranks train like one rank, and every mode gives the same bits. Muon cuts no matrix.
+# With other optimizers, too, ranks train like one rank, and every mode gives the same bits. With Muon a rank owns whole matrices.
 optimizers() {
     local name
     for name in ${OPTIMIZERS:-lamb muon}; do
@@ -342,7 +342,7 @@ speed_alone() { # NAME STEPS OPTIONS...
     awk '{ sum += $1 } END { print sum / NR }' "$work/$1.all" > "$work/$1.speed"
 }
 
-memory_used() { # prints MiB used on the fullest GPU; without a GPU, the largest process's resident MiB, MPI's included
+memory_used() { # prints MiB used on the fullest GPU; without a GPU, resident MiB of the largest process, with MPI's memory
     if [ -n "$gpus" ]; then
         nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | awk -v ranks="$MACHINES" '{ print $1 / ranks }'
     else

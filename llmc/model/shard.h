@@ -86,7 +86,7 @@ static inline size_t shard_slotted_elements(const Model *model, bool slots) {
     return slots ? shard_slot(model, SHARD_SLOTS) : model->flat_count;
 }
 
-// Return the offset in the array of weights, or of gradients, of an element of the flat array.
+// Return an element's offset in the array of weights, or of gradients. element: its index in the flat array.
 static inline size_t shard_slotted_place(const Model *model, bool slots, size_t element) {
     const int bucket = slots ? model_bucket_at(model, element) : 0;
     if (bucket == 0) return element;

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 // ---- run.json -------------------------------------------------------------------------------------------------------
-// Each start of a run begins a part. "parts" lists the parts in order, except parts whose steps were all written again.
+// Each start or rollback begins a part. "parts" lists them in order, except those whose steps were all written again.
 // The first part lists the given options; later parts list the changed options. The file's own "options" are all
 // resolved options of the last part. Each checkpoint's manifest repeats the file's "id", and --keep removes only
 // checkpoints with this id.
@@ -174,7 +174,7 @@ static int setup_directory(Run *r, Error *e) {
                 out);
     TRY(run_lock_sign(r->archive.dir, out, e));
     TRY(archive_tidy(&r->archive, back && r->options.keep > 0, stderr, e));
-    // Before logs and checkpoints change: fails if the old run.json is unreadable, and chooses archive->id.
+    // Write run.json before logs and checkpoints change: this sets archive->id, and fails if the old one is unreadable.
     TRY(write_run_json(r, e));
     TRY(archive_set_aside_after(&r->archive, r->at.step, back ? "rolled_back" : "damaged", stderr, e));
     return metrics_begin(r->metrics, r->at.step, back, e);

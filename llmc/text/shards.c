@@ -277,7 +277,7 @@ int dataset_exclude(Dataset *data, uint64_t first, uint64_t count, Error *e) {
 
 // Returns where a window's tokens begin. The place's document is unknown (-1).
 static ExamplePlace window_find(const Dataset *data, uint64_t window, uint64_t shift) {
-    // Find the last shard with first_window <= window. It is not empty: an empty shard's successor has the same value.
+    // Find the last shard with first_window <= window. It has windows: an empty shard has its successor's first_window.
     const Shard *shard = &data->shards[data->info.shards - 1];
     while (shard->first_window > window) shard--;
     const uint64_t at = (window - shard->first_window) * (uint64_t)data->seq_len + shift;

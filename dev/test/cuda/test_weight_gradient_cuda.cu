@@ -260,8 +260,8 @@ static void test_e4m3_nan(void) {
     }
 }
 
-// Bounds errors of dW and of norms. Hopper truncates each product to a multiple of at most 2^-13 of the current sum.
-// A sum of one sign loses a fraction of up to T 2^-15.
+// Bounds errors of dW and of norms. Hopper cuts less than 2^-13 of the current sum off each product, on average half.
+// If all T products have the same sign, their sum loses at most about T 2^-15 of itself.
 static void e4m3_accuracy_case(WeightGradientShape s, int wanted) {
     const double tolerance = wanted & ONE_SIGN ? 0.01 + s.T * 0x1p-15 : 0.01;
     Product p = product_new(s, pairs_here, E4M3 | SQUARES | wanted);

@@ -107,7 +107,7 @@ static void test_contradictions(void) {
 
 // Options without effect. REFUSED: the error names the option and what it needs. NOTED: llm.c's scripts give the
 // option, another option overrides it, or nothing is trained. SILENT: the option has an effect, or its value (0, empty)
-// asks for none.
+// asks for no effect.
 typedef enum { REFUSED, NOTED, SILENT } Effect;
 // clang-format off
 static const struct {

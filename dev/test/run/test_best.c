@@ -171,8 +171,8 @@ static void test_patience(void) {
 
 // ---- --stop-at-loss -------------------------------------------------------------------------------------------------
 
-// A run ends at the first validation that is low enough. The same command does nothing; without the option the run
-// continues.
+// A run ends at the first validation that is low enough. Given again, the same command does nothing. A lower
+// --stop-at-loss resumes the run.
 static void test_stop_at_loss(void) {
     const char *early = RUN_COMMAND "--train-tokens %d --checkpoint-every 2 --val-every 3 --stop-at-loss %.17g";
     CHECK_RUN(trainer_run(PATIENT, seed, TOKENS), 0);
