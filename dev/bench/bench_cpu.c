@@ -118,10 +118,10 @@ static void run_blas_head_dweight(Bench *b, size_t s[3]) {
 typedef struct {
     const char *name;
     void (*run)(Bench *, size_t[3]);
-    void (*blas)(Bench *, size_t[3]); // the same product by OpenBLAS; NULL: not a product
+    void (*blas)(Bench *, size_t[3]); // the same product by OpenBLAS; NULL: none
     size_t shape[3];                  // products: {M, N, K} of the forward product
     double flops, bytes;              // per call
-    double calls;                     // per step of 124M, in calls of this case's size; 0: not in a step
+    double calls;                     // calls per step of 124M, may be a fraction; 0: not in a step
     double best, best_blas;           // seconds per call
 } Case;
 

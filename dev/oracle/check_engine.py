@@ -40,8 +40,8 @@ class Dump:
         self.gradients = {name: np.asarray(g) for name, g in gradients.items()}
 
     def exponents(self):
-        """Returns for each linear layer its name; the exponents of x, dy and W, from (L, FP8_SITES); and whether its
-        weight gradient rounds. None: not fp8."""
+        """Returns a pair per linear layer: its name, and fp8_linear's k (the exponents of x, dy and W; whether the
+        weight gradient rounds x and dy). None: not fp8."""
         names, k = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), self.tensors["exponents"]
         if np.all(k == -128):
             return None

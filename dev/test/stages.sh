@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Helpers of gpu_check.sh and ranks_check.sh: arguments and the table of verdicts.
+# Helpers of gpu_check.sh, ranks_check.sh and results.sh: arguments and the table of verdicts.
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 
 # Exits on --help, and on an unknown stage.

@@ -3,9 +3,9 @@
 // Tensor cores, memory and exponentials take 0.13, 0.1 and 0.1 ms at B 64, NH 12, T 1024, D 64, so the kernel overlaps
 // them:
 // - Blocks are persistent, one per multiprocessor. A block has one or two teams of a feeder and two warpgroups. The
-//   feeder draws tiles and copies them to shared memory. Each warpgroup owns 64 queries of a tile.
-// - Warpgroups do not wait for each other: one computes its softmax while another multiplies or starts a new tile.
-// - A warpgroup's softmax of a tile overlaps the product P V of its previous tile.
+//   feeder draws tiles of queries, and copies Q, K and V to shared memory. Each warpgroup owns 64 queries of a tile.
+// - Warpgroups do not wait for each other: one computes its softmax while another multiplies or starts new queries.
+// - A warpgroup's softmax of a tile of keys overlaps the product P V of its previous tile of keys.
 #include "cuda/attention_sm90.cuh"
 
 template <int D_> struct ForwardLayout {

@@ -16,9 +16,9 @@
 // SE_G2^2) / G2^2. The covariance matters: a large q raises G2 and lowers S.
 //
 // If G2 is insignificant, the scale lies far above B, and only a lower bound is known. gns_lower is Fieller's bound
-// (1954, "Some problems in interval estimation"): the smallest R for which S - R G2 is at most k = 2 (1 + 5 / m) of its
-// standard errors above 0. m = 1 / sum w_t^2 is the effective number of steps. In simulation the true scale lies above
-// the bound in 95% of runs or more, from half-lives of 0.7 steps up, even if one direction carries 90% of the noise.
+// (1954, "Some problems in interval estimation"): the smallest R with S - R G2 <= k SE(S - R G2), k = 2 (1 + 5 / m).
+// m = 1 / sum w_t^2 is the effective number of steps. In simulation the true scale lies above the bound in 95% of runs
+// or more, from half-lives of 0.7 steps up, even if one direction carries 90% of the noise.
 #pragma once
 
 #include "base/common.h"
@@ -145,9 +145,9 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 //
 // Over such a long average |G|^2 falls by orders of magnitude, and the variance of a step with it. So each step has its
 // own variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A
-// heteroskedasticity-consistent covariance matrix estimator"). Old steps lose their weight in this error as fast as in
-// the average. The error rests on half as many steps as the average does, so the calibration demands 10 / m more
-// standard errors. Noise.ln uses the mean square of differences: with White's error its bound held in only 93% of runs.
+// heteroskedasticity-consistent covariance matrix estimator"). w_t^2 decays twice as fast as w_t, so SE rests on half
+// as many steps as the average. To compensate, both G2 must exceed 0 by GNS_CALIBRATION_SES + 10 / m standard errors.
+// Noise.ln uses the mean square of differences: with White's error its bound held in only 93% of runs.
 //
 // To first order, the relative error of c is the error of log((S_t / G2_t) (G2_l / S_l)), t: total, l: ln. It includes
 // all covariances: a step's two estimates of |G|^2 share most of their noise, which cancels in c.
@@ -159,7 +159,7 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 typedef struct {
     GnsTracker total, ln;
     double cross[2][2]; // weighted sums of products of differences: (G2, S) of total by (G2, S) of ln
-    GnsFactor ratio;    // 1 until a ratio is significant, then the latest such ratio; runs so far ended above 1
+    GnsFactor ratio;    // 1 at first, then the latest significant ratio; every run so far ended with a ratio above 1
 } GnsCalibration;
 
 // The calibration's half-life after `done` tokens. half_life: Noise.ln's.

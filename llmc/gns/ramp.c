@@ -163,12 +163,12 @@ RampTarget ramp_target(const Ramp *r, const GnsTracker *tracker, GnsFactor c) {
         .aim = ramp_best(r, gns_scaled_lower(tracker, c, RAMP_AIM_SES, 0)),
         .lower = ramp_best(r, gns_scaled_lower(tracker, c, GNS_LOWER_SES, GNS_FEW_SES)),
         .waste = B / critical,
-        .extra = (x + B) * (1 / B + 1 / critical) / pow(1 + sqrt(x / critical), 2) - 1, // J(B) / min J - 1
+        .extra = (x + B) * (1 / B + 1 / critical) / pow(1 + sqrt(x / critical), 2) - 1, // J(B) / min J - 1: ramp.h
     };
 }
 
 double ramp_step_rows(const int64_t *rows, const double *seconds, int count) {
-    double u2 = 0, uv = 0, v2 = 0, u1 = 0, v1 = 0; // sums for a u + b v = 1, u = 1 / seconds, v = rows / seconds
+    double u2 = 0, uv = 0, v2 = 0, u1 = 0, v1 = 0; // least squares: a u + b v = 1, u = 1 / seconds, v = rows / seconds
     for (int i = 0; i < count; i++) {
         const double u = 1 / seconds[i], v = (double)rows[i] / seconds[i];
         u2 += u * u, uv += u * v, v2 += v * v, u1 += u, v1 += v;

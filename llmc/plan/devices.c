@@ -5,7 +5,7 @@
 
 // From NVIDIA's data sheets and architecture papers, in their units. TFLOP/s are dense: figures "with sparsity" are
 // halved. GB/s, GB: speed and size of the memory (GB: 2^30 bytes). link: GB/s each way of NVLink (half of a sheet's sum
-// over both directions), or of PCIe x16 for a device without NVLink (4.0: 32, 5.0: 64).
+// over both directions), or of PCIe x16 for an RTX 3090 or a device without NVLink (4.0: 32, 5.0: 64).
 //
 // net: GB/s each way per device, in NVIDIA's own machines, from their data sheets: 200 Gb/s in DGX A100; 400 Gb/s in
 // DGX H100, H200, GH200, B200 and GB200 NVL72. 0: NVIDIA builds no machine with this device.

@@ -42,8 +42,8 @@ void progress_destroy(Progress *p);
 // Begins a run at `step`, and starts the clock of its ETA.
 void progress_run(Progress *p, int64_t step, int64_t done_tokens, int64_t horizon_tokens);
 
-// Begins work of `total` units; 0: unknown, and its units are bytes. what: its name in the line; NULL: the next
-// step, of `total` tokens.
+// Begins work of `total` units. If `total` is 0, the total is unknown and progress_next counts bytes. what: the work's
+// name in the line; NULL: the next step, of `total` tokens.
 void progress_begin(Progress *p, const char *what, int64_t total);
 void progress_next(Progress *p, int64_t done); // sets the units that are done
 void progress_end(Progress *p);                // ends the work

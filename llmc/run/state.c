@@ -328,8 +328,8 @@ static int print_changes(const StateIO *io, Run *r, FILE *f, Error *e) {
     return code;
 }
 
-// Keeps the mode of --gns, the length of --train-hours and a step's cost, unless options of the command line set them.
-// ERR_USAGE if --micro-batch would change the batch, if --train-hours changed, or if a step's cost is missing.
+// Keeps --gns and --ramp-step-rows unless the command gives them, and the horizon that --train-hours has decided.
+// ERR_USAGE if --micro-batch would change the batch, if --train-hours changed since, or if --ramp gns has no step cost.
 static int keep_values(StateIO *io, Run *r, Error *e) {
     Options *o = &r->options;
     const double rows = number(io, "options.micro_batch"), step_rows = number(io, "options.ramp_step_rows");
@@ -384,7 +384,7 @@ int run_state_write(Run *r, char **text, size_t *bytes, Error *e) {
     return io.code || *text ? io.code : out_of_memory(e);
 }
 
-// Opens DIRECTORY/state.json. After success the caller deletes io->root (cJSON_Delete).
+// Opens state.json of a checkpoint's directory. After success the caller deletes io->root (cJSON_Delete).
 static int state_open(StateIO *io, const char *directory, Error *e) {
     int64_t format = STATE_FORMAT;
     *io = (StateIO){.e = e};

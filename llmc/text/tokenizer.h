@@ -53,7 +53,7 @@ typedef struct {    // immutable: threads may share it
                                 // 0: empty (token 0 never merges with itself to token 0)
     Merge merges[MERGES_MAX];   // (merge_count) by rank; without merges every token is a byte or a character
     int merge_count;
-    uint8_t classes[UNICODE_CLASS_END]; // CharClass of every code point
+    uint8_t classes[UNICODE_CLASS_END]; // CharClass of each code point below UNICODE_CLASS_END
     char text[];                        // the tokens' bytes, one token after another
 } Tokenizer;
 

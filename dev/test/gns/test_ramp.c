@@ -286,7 +286,7 @@ static void replay_make(Ramp *r, double train_tokens, const int64_t *rows, int s
     CHECK_OK(ramp_create(r, &c, file, &e), &e);
 }
 
-// A replay resumes at the file's number of tokens, or after the file's last step. A row has 100 tokens.
+// A replay resumes only if the file has the run's tokens by that step, or if the run is complete. A row has 100 tokens.
 static void test_replay_resumed(void) {
     static const int64_t rows[] = {5, 3, 4, 8, 1, 1};
     enum { REST = 8 }; // after the file's end: the largest batch

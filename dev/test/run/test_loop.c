@@ -157,9 +157,9 @@ static void test_every_step(void) {
 
 // ---- The loss scale -------------------------------------------------------------------------------------------------
 
-// Faults of overflowing_engine. On the last rank gradients overflow at loss scales above `above`, and in steps whose
-// bit is set in in_steps. In step k of in_steps the largest value of fp8's dfc is amax * 1000^(k - 2). A step that is
-// computed again counts twice. loss: the loss is not a number.
+// Faults of overflowing_engine. `step` counts begin_step, so a step that is computed again counts twice. On the last
+// rank gradients overflow at loss scales above `above`, and in every `step` whose bit is set in in_steps. There the
+// largest value of fp8's dfc is amax * 1000^(step - 2). loss: the loss is not a number.
 static struct {
     double above, scale;
     float amax;

@@ -128,7 +128,7 @@ static void check_rows(int64_t first, int64_t rows) {
     dataset_close(data);
 }
 
-// A spike in steps 171 to 175 undoes steps 166 to 175. The remaining random rows cause a second spike.
+// A spike in steps 171 to 175 excludes the rows of steps 166 to 175. The other random rows cause a second spike.
 static void test_heals(void) {
     int64_t first[ROLLBACKS_MAX], rows[ROLLBACKS_MAX];
     CHECK_RUN(trainer_run(RUNS "--train clean.bin --out clean"), 0);
@@ -159,7 +159,7 @@ static void test_same_bits(void) {
     CHECK(same_file("healed/outliers.jsonl", "again/outliers.jsonl"), "outliers.jsonl");
 }
 
-// Kills the run in the second set-up, before the logs are cut; in steps after this set-up; and in the third set-up.
+// Kills one run in its first rollback, before the logs are cut; two runs in steps after it; one in its second rollback.
 static void test_killed(void) {
     const int creates[] = {2, 0, 0, 3}, steps[] = {0, 176, 190, 0};
     for (int i = 0; i < 4; i++) {
