@@ -271,6 +271,7 @@ static ssize_t faulty_write(int fd, const void *data, size_t bytes, off_t at) {
         errno = ENOSPC;
         return -1;
     }
+    if (in_child() && faults->log_needs_kb && bytes > 1) bytes /= 2; // a write may write less
     if (!is_meant) {
         ssize_t written = real_write(fd, data, bytes, at);
         if (in_child() && faults->flip_step) flip_on_disk(fd);

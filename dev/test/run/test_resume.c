@@ -173,7 +173,7 @@ static void test_options_of_a_run(void) {
     static const struct {
         const char *given, *other, *field, *said;
     } cases[] = {
-        {"--dropout 0.2", "--dropout 0.1", "options.dropout", "this run has --dropout 0.2, the command has 0.1"},
+        {"--dropout 0.2 --eps 1.0000000000000002e-08", "--dropout 0.1", "options.dropout", "this run has --dropout 0.2, the command has 0.1"},
         {"--label-smoothing 0.1", "", "options.label_smoothing",
          "this run has --label-smoothing 0.1, the command has 0"},
         {"--optimizer lamb", "--optimizer muon", "options.optimizer",
@@ -192,6 +192,8 @@ static void test_options_of_a_run(void) {
             CHECK(file_mentions("part/step_00000012/config.json",
                                 "\"resid_pdrop\": 0.2,\n  \"embd_pdrop\": 0.2,\n  \"attn_pdrop\": 0.2,"),
                   "another config.json");
+        if (i == 0)
+            CHECK(file_mentions("part/step_00000012/training/state.json", "1.0000000000000002e-08"), "rounded options");
         hide_fields("ofrun/step_00000012", (const char *[]){cases[i].field, NULL});
         CHECK_RUN(trainer_run(HERE "--steps 13 --out ofrun %s", given), ERR_USAGE);
         CHECK_RUN(trainer_run(HERE "--steps 13 --out ofrun"), 0); // the defaults
