@@ -100,6 +100,8 @@ static void test_work_is_the_formula(void) {
     CHECK_CLOSE(w.family[FAMILY_ATTENTION].flops, N * L * 7 * C * (T + 1), 1e-12, 0);
     double all = w.family[FAMILY_BLOCK_MATMUL].flops + w.family[FAMILY_HEAD_MATMUL].flops;
     CHECK_CLOSE(all + N * L * 6 * C * T, N * model_flops_per_token(p.shape.model, 1024), 2e-3, 0);
+    // A linear layer reads and writes 6 N (in + out) bytes in bf16, and 12 in out of weights and of fp32 gradients.
+    CHECK_CLOSE(w.family[FAMILY_BLOCK_MATMUL].bytes, L * (6 * N * 16 * C + 12 * 12 * C * C), 1e-12, 0);
     // 25 LayerNorms in bf16: forward reads two values and writes two; backward reads three and writes one.
     CHECK_CLOSE(w.family[FAMILY_LAYERNORM].bytes, 25 * N * C * 2 * 8, 1e-12, 0);
     // Logits are read and written in place.
