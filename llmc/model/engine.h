@@ -39,7 +39,7 @@ typedef struct Engine Engine;
 // ranks to cover all rows.
 // gather_rows: `values` (rows, width) holds this rank's rows at their place, and receives the other ranks' rows.
 // reduce_rows: own (own rows, width) = sum over the ranks of `partial` (rows, width), in fp32 in the ranks' order, then
-// rounded. `width` counts values of `type`. Behind its rows `partial` has room for `ranks` times the own rows; on a
+// rounded. `width` counts values of `type`. After its rows `partial` has room for `ranks` times the own rows; on a
 // device for ranks - 1 times. On a device both functions work in the order of the engine's stream.
 typedef struct {
     int rank, ranks;

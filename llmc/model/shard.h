@@ -76,7 +76,7 @@ static inline size_t shard_grad_sum_place(const EngineConfig *config, Range rang
 // the last block's, which includes ln_f.
 enum { SHARD_SLOTS = 2 };
 
-// Returns the offset of slot i, behind the embeddings.
+// Returns the offset of slot i, after the embeddings.
 static inline size_t shard_slot(const Model *model, int i) {
     return model_bucket(model, 0).end + (size_t)i * range_length(model_bucket(model, model->config.layers));
 }

@@ -19,7 +19,7 @@ typedef struct {
 
 // Finds a device by the driver's name ("NVIDIA H200") or a user's text, ignoring case. Returns NULL for variants that
 // the table lacks ("SUPER"). Returns the first row whose name stands in the text as whole words. Otherwise returns the
-// only row whose letters and digits contain those of the text ("4090", "a100sxm4"), or NULL.
+// only row that contains the letters and digits of the text ("4090", "a100sxm4"), or NULL.
 const DeviceSpec *device_spec_find(const char *text);
 
 // Writes the names, for messages: "GB200, B200, ...".

@@ -200,7 +200,7 @@ static void print_row(const Plan *plan, int ranks, ZeroStage zero, int tensor, d
 //     tensors    2 v B d / (K_F m_T W)    gathers, then scatters activations. K_F = 1: compute-bound if K_T < D m / I
 //
 // The best split makes both transfers equally long: K_F = sqrt(B K m_F / (D m_T)). They take less time than the
-// products if B / K > I^2 / (D m_F m_T). Behind a switch both share one link: m_F = m_T = 1/2. Only FSDP's transfers
+// products if B / K > I^2 / (D m_F m_T). With a switch both share one link: m_F = m_T = 1/2. Only FSDP's transfers
 // cross machines, and dividing tensors within a machine does not change the bytes that its network carries. Data
 // parallelism sums gradients in the backward pass: twice FSDP's bytes for twice the FLOPs.
 static void print_links(const Plan *p) {

@@ -25,7 +25,7 @@ typedef struct {
     uint16_t *rows;       // (micro_batch, T + 1): a micro-step's rows; zeros if this rank cannot read its rows
     float *losses;        // (micro_batch, T)
     Worker reader;        // reads training rows into `ahead`; until joined it also owns `first` and `count`
-    uint16_t *ahead;      // (micro_batch, T + 1): examples [first, first + count); behind `rows` in one array
+    uint16_t *ahead;      // (micro_batch, T + 1): examples [first, first + count); after `rows` in one array
     int64_t first, count;
 } RunData;
 

@@ -58,7 +58,7 @@ typedef struct {
         _Atomic int dirty;             // files that the rank wrote and has not synced
     } of[FAULT_RANKS];
     _Atomic long reads;     // reads of the unreadable file
-    _Atomic long waits;     // of these, reads by the main thread
+    _Atomic long waits;     // of these, those of the main thread
     _Atomic long slowed;    // fsyncs so far that slow_us delays
     _Atomic long committed; // step of the last checkpoint that got its name; 0: none
     _Atomic long before;    // step of the checkpoint before `committed`
