@@ -25,10 +25,18 @@ on_stop_request() {
     last=$SECONDS
 }
 
-# Waits for the job and returns its exit code.
+# Waits for the job and returns its exit code. If a trap interrupts `wait` while the job ends, bash 5.2 loses the job's code
+# and returns 129 or 255, say. So `wait` begins when the job has ended, and without traps.
 wait_for_job() {
-    while wait "$job"; kill -0 "$job" 2> /dev/null; do :; done # if the job lives, a trap has interrupted the wait
-    wait "$job" # again: an interrupted wait returns 128 plus the signal's number
+    local code
+    {
+        while kill -0 "$job"; do sleep 0.1; done
+        trap '' HUP INT TERM USR1 USR2
+        wait "$job"
+        code=$?
+        trap_stop_requests
+    } 2> /dev/null # hides what bash says of a killed `sleep` or job, and of a signal whose trap is gone
+    return $code
 }
 
 # Sends USR1 to the ranks. If none catches it within 20 s (no rank runs here, or it is not the trainer), sends it to the job.

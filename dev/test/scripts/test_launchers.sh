@@ -257,6 +257,24 @@ mpirun_hears() {
         [ "$(cat "$how/code")" = 75 ] || { echo "$how: exit code $(cat "$how/code")"; cat "$how/log"; return 1; }
     done
 }
+code_under_signals() { # signals that come while a job ends do not change its code: 30 jobs, a signal every 2 ms
+    cat > "$work/waits.sh" << END
+. "$root/scripts/stop_requests.sh"
+asked=1 last=\$((SECONDS + 600)) # further requests are ignored
+trap_stop_requests
+for ((i = 0; i < 30; i++)); do
+    (sleep 0.02; exit 75) & job=\$!
+    wait_for_job
+    code=\$?
+    [ \$code = 75 ] || { echo "exit code \$code of job \$i"; exit 1; }
+done
+END
+    bash "$work/waits.sh" &
+    local job=$!
+    until grep -q '^SigCgt:.*[2367abef]..$' "/proc/$job/status" || ! kill -0 $job; do sleep 0.01; done
+    while kill -HUP $job; do sleep 0.002; done 2> /dev/null
+    wait $job
+}
 mpirun_words() { # stdout and stderr stay apart; ranks are bound only as the user says; without room it refuses
     stand_in speaks <<< 'echo "${OMPI_MCA_hwloc_base_binding_policy:-} $*"; echo err >&2; exit 3'
     speaks() { # WORDS VARIABLES -- ARGUMENTS
@@ -378,7 +396,7 @@ killed() { # launch.sh|mpirun.sh|mpirun RANKS
     fi && [ -n "$(newest_checkpoint "$work/killed")" ] || { echo "exit code $code"; tail -n 5 "$work/log"; return 1; }
 }
 for test in refusals a_rank_a_gpu recipes given_places from_elsewhere helps newest_by_name restarts goes_on starts_over_once slurm slurm_starts_over_once \
-    mpirun_words mpirun_that_cannot_start mpirun_returns_the_code mpirun_outlives_its_reader \
+    code_under_signals mpirun_words mpirun_that_cannot_start mpirun_returns_the_code mpirun_outlives_its_reader \
     stops_and_resumes time_is_up restarts_when_a_rank_is_killed mpirun_hears mpirun_that_hangs; do
     try $test
 done
