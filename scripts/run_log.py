@@ -133,7 +133,7 @@ def check(where, value, shape, name=""):
     wrong = not isinstance(value, kind)
     if isinstance(value, (int, float)):
         unbounded = abs(value) == math.inf
-        wrong |= not unbounded and not abs(value) <= LARGEST or kind == COUNT and value < 0
+        wrong |= not unbounded and not abs(value) <= LARGEST or kind == COUNT and not 0 <= value < 2**62
         wrong |= kind in (NUMBER, COUNT) and (unbounded or isinstance(value, bool))
     if wrong:
         what = NAMES.get(kind, "text or null")
