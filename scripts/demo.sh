@@ -29,7 +29,8 @@ cd "$directory"
 options=(--train 'corpus_train_*.bin' --val 'corpus_val_*.bin' --out run --vocab-size 256
     --layers 2 --heads 6 --channels 192 --seq-len 64 --micro-batch 16 --train-tokens 2300000
     --optimizer muon --batch-tokens 1024 --lr 8e-3 --final-lr-frac 0.02 --warmup-tokens 50000 --beta2 0.99
-    --ramp gns --batch-min 16 --batch-max 64 --ramp-step-rows 1e9 --ramp-waste 0.125 --ramp-lr-power 0.5 --gns-half-life 30000
+    --ramp gns --batch-min 16 --batch-max 64 --ramp-step-rows 1e9 --ramp-waste 0.5 --ramp-kappa 1 --ramp-lr-power 0.5
+    --gns-half-life 30000
     --val-every 250 --val-tokens 65536 --sample-every 1000000 --temperature 0.7)
 
 echo "== training: the batch (B, in rows of 64 bytes) grows as the gradient noise scale (GNS) does"

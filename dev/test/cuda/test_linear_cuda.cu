@@ -66,7 +66,7 @@ static Case case_new(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
     return c;
 }
 
-static double slope_of_code(GeluSlope code) { return (code - GELU_CODE_ZERO) / 202.0; }
+static double slope_of_code(GeluSlope code) { return (code - int{GELU_CODE_ZERO}) / 202.0; }
 
 // Returns GELU of x. Turns *tolerance, the error of x, into the error of rounded GELU, whose slope is at most 1.13.
 static double gelu_of_rounded(double x, double *tolerance) {
