@@ -35,7 +35,8 @@ default() { # NAME VALUE
     given "$1" || { [ -n "$2" ] && command+=("--$1" "$2"); }
 }
 
-ranks() { echo "$job"; } # or mpirun.sh, which forwards SIGUSR1 to its ranks
+# The job (or mpirun.sh, which forwards SIGUSR1), once it is no fork of this shell with this shell's handlers.
+ranks() { grep -lszxF "GNS_JOB=$$" "/proc/$job/environ" | cut -d / -f 3; }
 
 command=("$PROGRAM" --config "$RECIPE" "$@")
 if [[ " $* " == *" --help "* ]]; then
@@ -79,7 +80,7 @@ trap_stop_requests
 # Run `command`, then `resume`, until the run is done. A request to stop reaches the command as SIGUSR1.
 while :; do
     before=`newest_checkpoint "$OUT"`
-    "${apart[@]}" "${command[@]}" &
+    GNS_JOB=$$ "${apart[@]}" "${command[@]}" &
     job=$! early=$asked # as in mpirun.sh
     [ -z "$early" ] || ask_to_stop
     wait_for_job

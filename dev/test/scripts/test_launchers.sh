@@ -335,7 +335,7 @@ stopped() { # SIGNAL TEXT: checks that the started job ends with 75 and logs TEX
 stops_and_resumes() { # two ranks
     needs_mpi || return
     local job run=(env "${real[@]}" OUT="$work/small" RANKS=2 bash "$work/small.sh" --steps 30000)
-    started "${run[@]}" && stopped USR1 '^stopped (rank 0): SIGUSR1 after step' &&
+    started "${run[@]}" && stopped USR1 '^stopped (rank 0): \(SIGUSR1\|a signal to another rank\) after step' &&
         started "${run[@]}" && stopped TERM '^resuming from'
 }
 time_is_up() { # a run ends by its own --max-hours, or with two ranks by the launcher's GNS_END; nothing restarts it
