@@ -338,6 +338,15 @@ stops_and_resumes() { # two ranks
     started "${run[@]}" && stopped USR1 '^stopped (rank 0): \(SIGUSR1\|a signal to another rank\) after step' &&
         started "${run[@]}" && stopped TERM '^resuming from'
 }
+asked_before_the_start() { # newest_checkpoint's `sort` sends TERM, before launch.sh starts the trainer
+    local i code
+    mkdir "$work/early" && printf '#!/bin/sh\nkill -TERM "$LAUNCHER"\nexec %s "$@"\n' "$(command -v sort)" > "$work/early/sort" && chmod +x "$work/early/sort"
+    for i in {1..20}; do
+        env PATH="$work/early:$PATH" "${real[@]}" OUT="$work/asked" RANKS=1 bash -c 'LAUNCHER=$$ exec bash "$0" --fresh' "$work/small.sh" > "$work/log" 2>&1
+        code=$?
+        [ $code = 75 ] || { echo "run $i: exit code $code"; tail -n 3 "$work/log"; return 1; }
+    done
+}
 time_is_up() { # a run ends by its own --max-hours, or with two ranks by the launcher's GNS_END; nothing restarts it
     local code ranks how=--max-hours=0.0014 end
     local saved # when the manifest was written, in seconds: on a busy machine mpirun outlives its ranks by a second or two
@@ -397,7 +406,7 @@ killed() { # launch.sh|mpirun.sh|mpirun RANKS
 }
 for test in refusals a_rank_a_gpu recipes given_places from_elsewhere helps newest_by_name restarts goes_on starts_over_once slurm slurm_starts_over_once \
     code_under_signals mpirun_words mpirun_that_cannot_start mpirun_returns_the_code mpirun_outlives_its_reader \
-    stops_and_resumes time_is_up restarts_when_a_rank_is_killed mpirun_hears mpirun_that_hangs; do
+    stops_and_resumes asked_before_the_start time_is_up restarts_when_a_rank_is_killed mpirun_hears mpirun_that_hangs; do
     try $test
 done
 for how in "launch.sh 1" "launch.sh 2" "mpirun.sh 2" "mpirun 2" "mpirun 1"; do try killed $how; done
