@@ -29,7 +29,7 @@ copy_output() {
     exec tee -p /dev/null 2> /dev/null
 }
 
-# Open all pipes before signals are trapped: see stop_requests.sh on $(COMMAND), and so it is with <(COMMAND).
+# Open all pipes before signals are trapped: see stop_requests.sh on >(COMMAND).
 exec {out}> >(copy_output)
 readers=$!
 if [ /proc/self/fd/1 -ef /proc/self/fd/2 ]; then # a single copy_output keeps the lines in order
