@@ -35,7 +35,7 @@ default() { # NAME VALUE
     given "$1" || { [ -n "$2" ] && command+=("--$1" "$2"); }
 }
 
-# The job (or mpirun.sh, which forwards SIGUSR1), once it is no fork of this shell with this shell's handlers.
+# Prints the job (mpirun.sh forwards SIGUSR1) once it runs its program. Before, it is a fork of this shell with the shell's handlers.
 ranks() { grep -lszxF "GNS_JOB=$$" "/proc/$job/environ" | cut -d / -f 3; }
 
 command=("$PROGRAM" --config "$RECIPE" "$@")

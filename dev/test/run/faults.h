@@ -57,14 +57,14 @@ typedef struct {
         _Atomic int process;           // process number; 0: not started yet
         _Atomic int dirty;             // files that the rank wrote and has not synced
     } of[FAULT_RANKS];
-    _Atomic long reads;     // reads of the unreadable file
-    _Atomic long waits;     // of these, those of the main thread
-    _Atomic long slowed;    // fsyncs so far that slow_us delays
-    _Atomic long committed; // step of the last checkpoint that got its name; 0: none
-    _Atomic long before;    // step of the checkpoint before `committed`
-    _Atomic long struck;    // calls that failed
-    _Atomic long unsynced;  // files and directories that were not on the disk when their checkpoint got its name
-    _Atomic long unnamed;   // checkpoints whose name is not on the disk
+    _Atomic long reads;      // reads of the unreadable file
+    _Atomic long main_reads; // those by the main thread
+    _Atomic long slowed;     // fsyncs so far that slow_us delays
+    _Atomic long committed;  // step of the last checkpoint that got its name; 0: none
+    _Atomic long before;     // step of the checkpoint before `committed`
+    _Atomic long struck;     // calls that failed
+    _Atomic long unsynced;   // files and directories that were not on the disk when their checkpoint got its name
+    _Atomic long unnamed;    // checkpoints whose name is not on the disk
 
     // One bit of a rank's weights changes before a step.
     int stray_rank; // -1: none
@@ -245,7 +245,7 @@ static bool is_unreadable(const char *path, bool opens) {
     if (!in_child() || !*faults->unreadable || faults->rank != faults_rank || (faults->error == EIO) == opens)
         return false;
     if (!strstr(path, faults->unreadable)) return false;
-    faults->waits += syscall(SYS_gettid) == getpid();
+    faults->main_reads += syscall(SYS_gettid) == getpid();
     if (++faults->reads <= faults->readable) return false;
     faults->struck++;
     errno = faults->error;

@@ -179,7 +179,7 @@ static void test_reads_ahead(void) {
                           "--threads 1 --micro-batch 4 --batch-tokens 64 --steps 10 --out part"),
               0);
     CHECK(faults->reads == opening + rows + 4, "%ld reads", (long)faults->reads);
-    CHECK(faults->waits == opening + 4, "%ld reads by the main thread", (long)faults->waits);
+    CHECK(faults->main_reads == opening + 4, "%ld reads by the main thread", (long)faults->main_reads);
 }
 
 // The run directory is moved or removed, or another run gets its name. The run writes nothing under that name. It saves

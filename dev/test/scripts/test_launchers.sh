@@ -277,6 +277,7 @@ END
 }
 mpirun_words() { # stdout and stderr stay apart; ranks are bound only as the user says; without room it refuses
     stand_in speaks <<< 'echo "${OMPI_MCA_hwloc_base_binding_policy:-} $*"; echo err >&2; exit 3'
+    ln -s "$(type -P false)" "$work/speaks/mkdir" # a signal to all processes would kill a mkdir too
     speaks() { # WORDS VARIABLES -- ARGUMENTS
         PATH="$work/speaks:$PATH" scripts/mpirun.sh "${@:2}" > "$work/words" 2> "$work/errors"
         [ $? = 3 ] && [ "$(cat "$work/words")" = "$1 ${*:2}" ] && [ "$(cat "$work/errors")" = err ] || { cat "$work/words" "$work/errors"; return 1; }
