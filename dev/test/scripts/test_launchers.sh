@@ -262,6 +262,7 @@ code_under_signals() { # signals that come while a job ends do not change its co
 . "$root/scripts/stop_requests.sh"
 asked=1 last=\$((SECONDS + 600)) # further requests are ignored
 trap_stop_requests
+touch "$work/waiting"
 for ((i = 0; i < 30; i++)); do
     (sleep 0.02; exit 75) & job=\$!
     wait_for_job
@@ -271,7 +272,7 @@ done
 END
     bash "$work/waits.sh" &
     local job=$!
-    until grep -q '^SigCgt:.*[2367abef]..$' "/proc/$job/status" || ! kill -0 $job; do sleep 0.01; done
+    until [ -e "$work/waiting" ] || ! kill -0 $job; do sleep 0.01; done
     while kill -HUP $job; do sleep 0.002; done 2> /dev/null
     wait $job
 }
