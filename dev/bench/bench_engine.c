@@ -224,6 +224,7 @@ static int source_of(const void *data, uint64_t example) { return (void)data, (i
 // True for a word that changes the engine's configuration.
 static bool read_setting(Bench *b, const char *word) {
     EngineConfig *c = &b->config;
+    const int rows = MICRO_STEPS_MAX * c->micro_batch;
     if (strcmp(word, "gelu") == 0) c->recompute = RECOMPUTE_GELU;
     else if (strcmp(word, "block") == 0) c->recompute = RECOMPUTE_BLOCK;
     else if (strcmp(word, "exact") == 0) c->gns = GNS_EXACT;
@@ -233,8 +234,8 @@ static bool read_setting(Bench *b, const char *word) {
     else if (strcmp(word, "fp8-dw") == 0) c->dtype = DTYPE_FP8_DW;
     else if (strcmp(word, "dropout") == 0) c->dropout = dropout_of(0.1, 1);
     else if (strcmp(word, "smoothing") == 0) c->label_smoothing = 0.1f;
-    else if (strcmp(word, "sources") == 0) c->sources = 2, c->source = source_of;
-    else if (strcmp(word, "outliers") == 0) c->step_rows = MICRO_STEPS_MAX * c->micro_batch;
+    else if (strcmp(word, "outliers") == 0) c->step_rows = rows;
+    else if (strcmp(word, "sources") == 0) c->sources = 2, c->source = source_of, c->step_rows = rows;
     else if (strcmp(word, "documents") == 0) c->document_mask = true, c->separator = (uint16_t)separator(c->model);
     else return false;
     return true;

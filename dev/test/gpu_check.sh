@@ -16,7 +16,8 @@
 set -u
 . "$(dirname "$0")/stages.sh"
 check_stages "tests sanitize bench resume pages parity" "$@"
-export LC_ALL=C # numbers with a point
+export LC_ALL=C                               # numbers with a point
+export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000} # see llmc/run/program.h
 cd "$root" || exit 70
 BUILD=${BUILD:-build} DATA=${DATA:-${GNS_TEST_DATA:-}} OUT=${OUT:-build/gpu_check} TEXTS=${TEXTS:-/usr /opt}
 TOOLS=${TOOLS:-memcheck racecheck initcheck synccheck} TOOL_LIMIT=${TOOL_LIMIT:-200} STEPS=${STEPS:-200}

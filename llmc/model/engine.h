@@ -19,6 +19,8 @@
 #include "model/model.h"
 #include "model/modes.h"
 
+#include <assert.h>
+
 GNS_C_BEGIN
 
 // The state of an engine. Each engine completes this type for itself; its first member is `const EngineApi *api`.
@@ -68,7 +70,7 @@ typedef struct {
     bool shard_grads;      // shard gradients (`collect`); each owned range then lies within one of the model's buckets
     bool shard_weights;    // shard weights (`own_weights`); needs owned ranges, each within one of the model's buckets
     int step_rows;         // most rows of this engine in a step; 0: `result` does not return StepResult.row
-    int sources;           // number of sources, at least 2; 0: `result` does not return source_gram
+    int sources;           // number of sources, at least 2, with step_rows; 0: `result` does not return source_gram
     size_t leave;          // bytes of the device's memory to leave free, for transfers between ranks
     bool plan_fused;       // plan_memory only: plan for a device with exact_is_fused
     // Returns the source of an example, by its index (`examples`).
@@ -336,6 +338,7 @@ extern const EngineApi cpu_engine, cuda_engine; // train_gpt2.c, train_gpt2.cu
 static inline const EngineApi *engine_api(const Engine *engine) { return *(const EngineApi *const *)engine; }
 
 static inline int engine_create(const EngineApi *api, Engine **out, const EngineConfig *config, Error *e) {
+    assert(!config->sources || config->step_rows);
     int code = api->create(out, config, e);
     if (!code) *(const EngineApi **)*out = api;
     return code;

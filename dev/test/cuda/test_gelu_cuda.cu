@@ -14,7 +14,7 @@ static const double SLOPE_ERROR = sizeof(GeluSlope) == 1 ? 1.0 / 404 + 1e-6 : 1e
 static std::vector<double> slopes_from(const GeluSlope *p, size_t n) {
     std::vector<double> slopes;
     for (GeluSlope s : host_from(p, n))
-        slopes.push_back(sizeof s > 1 ? s : s == GELU_CODE_NAN ? NAN : (s - int{GELU_CODE_ZERO}) / 202.0);
+        slopes.push_back(sizeof s > 1 ? s : s == int{GELU_CODE_NAN} ? NAN : (s - int{GELU_CODE_ZERO}) / 202.0);
     return slopes;
 }
 

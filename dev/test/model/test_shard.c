@@ -71,6 +71,7 @@ static EngineConfig config_of(const World *w) {
                           .seq_len = w->T,
                           .threads = 1,
                           .gns = GNS_EXACT,
+                          .step_rows = ROWS,
                           .sources = SOURCES,
                           .source = source_of};
 }
