@@ -175,10 +175,10 @@ def draw_muon(plots, directory):
     return figure
 
 
-# colour, name of the series, its curve in recipe_curves.json, and {name in recipe.jsonl: label of its ends}.
+# colour, name of the series, its curve in recipe_curves.json or None, and {name in recipe.jsonl: label of its ends}.
 LOSS_TIME = (
-    ("#666666", "AdamW, the best constant batch found: 16 rows", "a160",
-     {"a16": "80M tokens, 3 seeds", "a160": "160M tokens"}),
+    ("#666666", "AdamW, 16 rows", "a160", {"a16": "80M tokens, 3 seeds", "a160": "160M tokens"}),
+    ("#0072b2", "AdamW, 8 rows, 80M tokens: the best of 18 runs", None, {"a8_3.5e-4_80M": ""}),
     ("#d55e00", "Muon, --ramp gns and what goes with it", "m70",
      {"b99_b8_m90": "25.6M tokens, 3 seeds", "b99_b8_m90_70": "70M tokens"}))
 
@@ -191,10 +191,11 @@ def draw_loss_time(plots):
         curves = json.load(file)
     figure, axes = plots.plt.subplots(figsize=(7.5, 4.2))
     for color, series, curve, names in LOSS_TIME:
-        axes.plot(*zip(*curves[curve]), color=color, label=series)
+        if curve:
+            axes.plot(*zip(*curves[curve]), color=color, label=series)
         for name, label in names.items():
             seconds, losses = zip(*((run["gpu_seconds"], run["val_loss"]) for run in runs if run["name"] == name))
-            axes.plot(seconds, losses, "o", color=color)
+            axes.plot(seconds, losses, "o", color=color, label=None if curve else series)
             axes.annotate(label, (mean(seconds), min(losses)), (0, -14), textcoords="offset points", fontsize=8, color=color,
                           ha="center")
     axes.set(xlabel="seconds on one H200", ylabel="loss (nats per token)", xlim=(0, 290), ylim=(0.9, 2.5),
