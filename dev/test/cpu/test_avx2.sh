@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the CPU kernels' tests, the trainer and --dry-run in a build for AVX2 without AVX-512.
+# Runs tests of the CPU kernels and of the loop, the trainer and --dry-run in a build for AVX2, which lacks AVX-512 and bf16.
 set -u
 . "$(dirname "$0")/../checks.sh" avx2
 case $build in *-san* | *-avx2) skip_suite "this build's own tests do" ;; esac
@@ -10,7 +10,7 @@ export GNS_BUILD=build/cpu-avx2-test
 
 # Recompile only llmc/cpu, train_gpt2.c and test_matmul.c, whose instructions differ; link the other objects of the
 # present build.
-tests=(dev/test/cpu/test_*.c)
+tests=(dev/test/{cpu/test_*,run/test_loop}.c)
 tests=("${tests[@]%.c}")
 objects=$(ls llmc/*/*.c | sed "s|^|$build/|; s|c\$|o|" | xargs ls 2> /dev/null | sed "/run\/main_/d; s|^$build/llmc/cpu/|$GNS_BUILD/llmc/cpu/|" | xargs)
 mkdir -p $GNS_BUILD/dev/test/cpu && cp $build/dev/test/cpu/*.o $GNS_BUILD/dev/test/cpu && rm $GNS_BUILD/dev/test/cpu/test_matmul.o
