@@ -52,6 +52,9 @@ static struct {
         CHECK(got_ == 0 || strstr((e)->what, (text)), "'%s' does not mention '%s'", (e)->what, (text));                \
     } while (0)
 
+// Returns the larger number, or infinity if x is NaN: a later number must not hide it.
+static inline double worse(double worst, double x) { return x <= worst ? worst : isnan(x) ? INFINITY : x; }
+
 #define SKIP(why)                                                                                                      \
     do {                                                                                                               \
         test_state.skipped = 1;                                                                                        \

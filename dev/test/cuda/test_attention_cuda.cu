@@ -93,7 +93,7 @@ static Results<double, double> twin(const std::vector<real> &qkv, const std::vec
 
 // Returns the largest relative error of the D-vectors of part `part` of (B, T, parts, NH, D). A vector's error is
 // divided by its norm + the root mean square of all vectors' norms + floor_. (All vectors of dq and dk are 0 at T = 1;
-// dropped rows of out are 0.) NaN gives NaN.
+// dropped rows of out are 0.) NaN gives infinity.
 static double worst_vector(const std::vector<real> &got, const std::vector<double> &want, AttentionShape s, int parts,
                            int part, double floor_) {
     size_t vectors = (size_t)s.B * s.T * s.NH;
@@ -110,7 +110,7 @@ static double worst_vector(const std::vector<real> &got, const std::vector<doubl
             if (pass == 0) mean_square += norm / vectors;
             else {
                 double relative = sqrt(error) / (sqrt(norm) + sqrt(mean_square) + floor_);
-                if (!(relative <= worst)) worst = relative;
+                worst = worse(worst, relative);
             }
         }
     return worst;
@@ -193,7 +193,7 @@ struct Worst {
 };
 
 static void note(double *worst, double x) {
-    if (!(x <= *worst)) *worst = x;
+    *worst = worse(*worst, x);
 }
 
 // slack: factor of the tolerance of dq and dk. In sharp rows dS is a difference of nearly equal numbers.

@@ -34,6 +34,7 @@ static void same_bits(Dtype type) {
         World w(c, steps);
         Engine *a = engine_of(&gpu, &w);
         train(&gpu, a, &w, losses[0]);
+        CHECK(isfinite(losses[0][steps - 1]), "%s: loss %g", c->name, losses[0][steps - 1]);
         for (int k = 0; k < (small ? 2 : 3); k++) {
             Engine *b = engine_of(&gpu, &w, others[k].recompute);
             train(&gpu, b, &w, losses[1]);

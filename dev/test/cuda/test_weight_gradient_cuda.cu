@@ -275,8 +275,7 @@ static void e4m3_accuracy_case(WeightGradientShape s, int wanted) {
         const std::vector<double> g = example_reference(p, b);
         double norm = 0;
         for (size_t i = 0; i < g.size(); i++) sum[i] += g[i], norm += g[i] * g[i];
-        const double error = fabs(norms[b] / norm - 1);
-        worst_norm = error <= worst_norm ? worst_norm : error;
+        worst_norm = worse(worst_norm, fabs(norms[b] / norm - 1));
     }
     const std::vector<float> dw = product_dw(p);
     for (size_t i = 0; i < dw.size(); i++) {

@@ -247,7 +247,7 @@ static int train(Dump *d, Error *e) {
         size_t end = k + 1 < tensors ? model->tensors[k + 1].offset : model->flat_count;
         for (size_t i = begin; i < end; i++) {
             double x = fabs((double)d->after[i]);
-            if (!(x <= d->padding_max)) d->padding_max = x; // also if x is NaN
+            if (!(x <= d->padding_max)) d->padding_max = isnan(x) ? INFINITY : x; // a later x must not hide NaN
         }
     }
 done:
