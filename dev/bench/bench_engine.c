@@ -63,6 +63,10 @@ static int bench_create(Bench *b, Error *e) {
         size_t rows = (size_t)b->config.step_rows * sizeof *b->result.row;
         TRY(memory_alloc((void **)&b->result.row, rows, "rows", e));
     }
+    if (b->config.sources) {
+        const size_t products = (size_t)b->config.sources * (size_t)b->config.sources * sizeof(double);
+        TRY(memory_alloc((void **)&b->result.source_gram, products, "products", e));
+    }
     for (size_t i = 0; i < count; i++) { // by Zipf's law, as in text
         bool opens = rng_uniform(1, 2, i) * DOCUMENT_TOKENS < 1;
         b->tokens[i] = (uint16_t)(opens ? separator(model) : pow((double)separator(model), rng_uniform(1, 1, i)) - 1);
@@ -86,6 +90,7 @@ static void bench_destroy(Bench *b) {
     memory_free(b->tokens);
     memory_free(b->exponent);
     memory_free(b->result.row);
+    memory_free(b->result.source_gram);
     memory_free(b->result.amax);
     memory_free(b->result.example_sq);
     memory_free(b->result.grad_sq);
