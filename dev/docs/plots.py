@@ -178,7 +178,7 @@ def draw_muon(plots, directory):
 # colour, name of the series, its curve in recipe_curves.json or None, and {name in recipe.jsonl: label of its ends}.
 LOSS_TIME = (
     ("#666666", "AdamW, 16 rows", "a160", {"a16": "80M tokens, 3 seeds", "a160": "160M tokens"}),
-    ("#0072b2", "AdamW, 8 rows, 80M tokens: the best of 18 runs", None, {"a8_3.5e-4_80M": ""}),
+    ("#0072b2", "AdamW, 8 rows, 80M tokens: the best of 12 settings", None, {"a8_3.5e-4_80M": ""}),
     ("#d55e00", "Muon, --ramp gns and what goes with it", "m70",
      {"b99_b8_m90": "25.6M tokens, 3 seeds", "b99_b8_m90_70": "70M tokens"}))
 
