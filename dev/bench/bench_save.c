@@ -79,6 +79,7 @@ typedef struct {
     Comm comm;
     int micro_batch, seq_len;
     uint16_t *tokens; // (micro_batch, seq_len + 1)
+    double waited;    // seconds for which the last step waited for a save's copy
     double figure[FIGURES][ROUNDS_MAX];
 } Bench;
 
@@ -146,7 +147,9 @@ static int bench_step(Bench *b, double *seconds, Error *e) {
     TRY(parallel_begin_step(parallel, false, e));
     TRY(parallel_micro_step(parallel, b->tokens, b->micro_batch, GNS_OFF, true, e));
     TRY(parallel_norms(parallel, e));
+    b->waited = -clock_seconds();
     await_copy(&b->run);
+    b->waited += clock_seconds();
     TRY(parallel_update(parallel, &update, e));
     TRY(engine_result(b->run.engine, &b->run.position.result, e));
     *seconds = clock_seconds() - start;
@@ -187,8 +190,8 @@ static int measure_save_beside_step(Bench *b, int round, Error *e) {
     save_at_error(&b->run, 0, e);
     double all = clock_seconds() - start, longer = beside - alone[ALONE / 2];
     if (b->run.saving.saved_step != step) return FAIL(e, ERR_WRITE, "see the warning above", "a save failed");
-    b->figure[PAUSE][round] = pause;
-    b->figure[PAUSE_SHARE][round] = pause / all;
+    b->figure[PAUSE][round] = pause + b->waited;
+    b->figure[PAUSE_SHARE][round] = (pause + b->waited) / all;
     b->figure[LONGER][round] = longer;
     b->figure[LONGER_SHARE][round] = longer / all;
     return 0;
