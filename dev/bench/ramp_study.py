@@ -38,10 +38,12 @@ import sys
 import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts"))
-from run_log import EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, read_bytes, run_main
+from run_log import EXIT_INPUT, EXIT_USAGE, NUMBER, TEXT, UNKNOWN, Fault, Parser, Run, parse, read_bytes, run_main
 
 WINDOW = 0.1  # training losses are compared over this last share of the tokens
 EXIT_STOPPED, EXIT_NONFINITE = 75, 76
+RESULT = {"name!": TEXT, "seed!": NUMBER, "options!": TEXT, "tokens": NUMBER, "steps": NUMBER, "gpu_seconds": NUMBER,
+          "val_loss": UNKNOWN, "train_loss": UNKNOWN}  # a line of results.jsonl
 
 
 def window_loss(rows, begin, end):
@@ -114,12 +116,9 @@ class Study:
         with open(self.quiet, "w", encoding="utf-8") as file:  # defaults: validate only at the end, save nothing
             file.write("val-every = 1000000000\ncheckpoint-every = 0\n")
         if os.path.exists(self.results_path):
-            for line in read_bytes(self.results_path).splitlines():
-                try:
-                    result = json.loads(line)
-                    self.results[result["name"], result["seed"]] = result
-                except (ValueError, KeyError, TypeError):
-                    raise Fault(EXIT_INPUT, f"{self.results_path}: not a study's results; remove the bad line") from None
+            for number, line in enumerate(read_bytes(self.results_path).splitlines(), 1):
+                result = parse(f"{self.results_path} line {number}", line, RESULT)
+                self.results[result["name"], result["seed"]] = result
 
     def place(self, name, seed):
         return os.path.join(self.out, f"{name}-seed{seed}")
@@ -207,7 +206,7 @@ class Study:
             line = f"{name:<24} {len(values(name, 'tokens')):5d}"
             for field, digits in (("steps", 0), ("gpu_seconds", 1)):
                 mine, first = values(name, field), values(against, field)
-                saved = {seed: 100 * (1 - mine[seed] / first[seed]) for seed in set(mine) & set(first)}
+                saved = {seed: 100 * (1 - mine[seed] / first[seed]) for seed in set(mine) & set(first) if first[seed]}
                 middle, error = paired(saved, dict.fromkeys(saved, 0.0))
                 line += f" {mean(mine):8.{digits}f} {middle:5.1f}% {error:4.1f}"
             for field in ("val_loss", "train_loss"):
