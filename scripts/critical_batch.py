@@ -193,7 +193,10 @@ def probe(args):
         print(f"batch {batch}: " + ("already trained" if done else f"{tokens // (batch * origin.seq_len)} steps"), flush=True)
         if not done:
             train_branch(origin, place, batch, tokens, program, directory if os.path.isdir(directory) else ".")
-        losses.append(float(read_bytes(os.path.join(place, "loss"))))
+        try:
+            losses.append(float(read_bytes(os.path.join(place, "loss"))))
+        except ValueError:
+            raise Fault(EXIT_INPUT, f"{place}/loss: not a number; remove it, and the branch trains again") from None
         if not math.isfinite(losses[0]):
             raise Fault(EXIT_INPUT, f"{place}: the smallest batch has diverged, so there is nothing to compare")
 

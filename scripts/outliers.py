@@ -21,17 +21,20 @@ def outliers_text(run, most=None):
     if vocabulary:  # the newest checkpoint's; without a vocabulary tokens are printed as numbers
         from tokenizers import ByteLevelBPETokenizer
 
-        tokenizer = ByteLevelBPETokenizer(vocabulary, os.path.join(os.path.dirname(vocabulary), "merges.txt"))
+        try:
+            tokenizer = ByteLevelBPETokenizer(vocabulary, os.path.join(os.path.dirname(vocabulary), "merges.txt"))
+        except Exception as error:  # tokenizers has no class of its own for it
+            raise Fault(EXIT_INPUT, f"{vocabulary} or merges.txt beside it: {error}; train_gpt2 --check {run.path}") from None
         decode = lambda tokens: repr(tokenizer.decode(tokens))[1:-1]
     for row in run.outliers:
         shard, kind = os.path.join((run.parts or [{}])[-1].get("directory", "."), row["shard"]), row["kind"]
-        with open(shard if os.path.exists(shard) else os.devnull, "rb") as file:  # no text if the shard is gone
+        with open(shard if os.path.isfile(shard) else os.devnull, "rb") as file:  # no text if the shard is gone
             file.seek(SHARD_HEADER + 2 * row["offset"])
             tokens = file.read(2 * T)
         parts = {(kind, tokens[i:i + SHARED]) for i in range(0, len(tokens) - SHARED + 1, 2)}
         group = next((group_of[part] for part in parts if part in group_of), None)
         if group is None:
-            group = row | {"rows": 0, "text": decode(memoryview(tokens).cast("H").tolist()), "file": os.path.basename(row["shard"])}
+            group = row | {"rows": 0, "text": decode(memoryview(tokens[:len(tokens) & ~1]).cast("H").tolist()), "file": os.path.basename(row["shard"])}
             kinds.setdefault(kind, []).append(group)
         group["rows"] += 1
         group_of |= dict.fromkeys(parts - group_of.keys(), group)

@@ -109,7 +109,7 @@ RUN = {"options": {"seq_len": COUNT}, "model": {"parameters": NUMBER, "layers": 
                   "first_step": COUNT, "ranks": COUNT, "options": dict}]}
 OUTLIER = {"kind!": TEXT, "step!": COUNT, "shard!": TEXT, "offset!": COUNT, "norm!": NUMBER, "loss!": NUMBER, "score!": NUMBER}
 SAMPLE = {"step!": COUNT, "text!": TEXT, "tokens": COUNT, "prompt": (str, type(None))}
-ROW = {"step!": COUNT, "tokens!": NUMBER, "gns_layer": [UNKNOWN], "*": UNKNOWN}
+ROW = {"step!": COUNT, "tokens!": NUMBER, "batch": COUNT, "gns_layer": [UNKNOWN], "*": UNKNOWN}
 
 
 def read_float(text):
@@ -122,6 +122,8 @@ def parse(where, data, shape):
     """Parses bytes as JSON, checks the shape and returns the value. where: names the bytes in a Fault."""
     try:
         value = json.loads(data.decode(errors="replace"), parse_float=read_float)
+        if b"\\u" in data:
+            json.dumps(value, ensure_ascii=False).encode()  # half a pair of surrogates is a ValueError
     except (ValueError, RecursionError) as error:
         raise Fault(EXIT_INPUT, f"{where}: not JSON: {error}") from None
     check(where, value, shape)
@@ -133,7 +135,7 @@ def check(where, value, shape, name=""):
     wrong = not isinstance(value, kind)
     if isinstance(value, (int, float)):
         unbounded = abs(value) == math.inf
-        wrong |= not unbounded and not abs(value) <= LARGEST or kind == COUNT and not 0 <= value < 2**62
+        wrong |= not unbounded and not abs(value) <= LARGEST or kind == COUNT and not 0 <= value < 2**61
         wrong |= kind in (NUMBER, COUNT) and (unbounded or isinstance(value, bool))
     if wrong:
         what = NAMES.get(kind, "text or null")
@@ -190,6 +192,8 @@ class Run:
             "run.json", "metrics.jsonl", "samples.jsonl", "outliers.jsonl"))
         self.info = parse(self.info_path, read_bytes(self.info_path), RUN)
         self.parts = self.info.get("parts", [])
+        if not 1 <= self.info.get("options", {}).get("seq_len", 1) <= 65536:
+            raise Fault(EXIT_INPUT, f'{self.info_path}: "seq_len" is not from 1 to 65536')
         known = {} if known is None else known
         self.lines, before, now, rate = [], 0, 0.0, math.nan
         for where, line in read_lines(self.metrics_path, ROW, known):

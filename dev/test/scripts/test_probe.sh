@@ -96,6 +96,8 @@ bad 64 "invalid factors" run --factors 1,x
 bad 64 "no small common multiple" run --factors 1,1.25,1.75,2.75 --tokens 64
 echo inf > run/probe_00000020/batch_4-2048/loss
 bad 65 "batch_4-2048: the smallest batch has diverged" run/step_00000020 --factors 1,2 --tokens 2048
+: > run/probe_00000020/batch_4-2048/loss
+bad 65 "batch_4-2048/loss: not a number" run/step_00000020 --factors 1,2 --tokens 2048
 mv t_train_000000.bin hidden.bin
 bad 65 "t_train_" run/step_00000040 --factors 1,2 --tokens 64
 mv hidden.bin t_train_000000.bin

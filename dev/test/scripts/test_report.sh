@@ -198,7 +198,7 @@ refused = 0
 for name, lines in files.items():
     lines = lines[:6]
     for path in places(lines[0]):
-        for wrong in ("null", "true", '"x"', "[]", '[{"a": 1}]', "9" * 19, "9" * 400, "NaN", "-1", "1e999", "1.5", '{"a":' * 5000):
+        for wrong in ("null", "true", '"x"', "[]", '[{"a": 1}]', str(2**62 - 1), "9" * 400, '"/"', r'"\ud800"', "NaN", "-1", "1e999", "1.5", '{"a":' * 5000):
             for of in files:
                 with open(f"{bad}/{of}", "w") as file:
                     file.write("".join(json.dumps(line).replace('"@"', wrong) + "\n" for line in
