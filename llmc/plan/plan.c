@@ -43,7 +43,7 @@ static const PlanEfficiency cpu_efficiency = {
 };
 
 int plan_device(PlanDevice *out, const Options *o, const EngineDevice *here, Error *e) {
-    const double bf16_bytes = 2;
+    const double planned_bytes = o->given[OPTION_dtype] && o->dtype == DTYPE_FP32 ? sizeof(float) : 2;
     const char *wanted = o->device;
     const bool elsewhere = *wanted && here->is_cpu; // the CPU trainer plans for a GPU
     char names[400];
@@ -55,7 +55,7 @@ int plan_device(PlanDevice *out, const Options *o, const EngineDevice *here, Err
     }
     PlanDevice d = {.spec = known ? *known : (DeviceSpec){.devices_a_machine = o->device_link > 0 ? 8 : 1},
                     .measured = !*wanted && here->is_cpu,
-                    .value = elsewhere ? bf16_bytes : (double)here->value_bytes,
+                    .value = elsewhere ? planned_bytes : (double)here->value_bytes,
                     .head_bytes = elsewhere ? CUDA_HEAD_BYTES : (double)here->head_bytes};
     snprintf(d.name, sizeof d.name, "%.255s", known ? known->name : *wanted ? wanted : here->name);
     d.efficiency = d.measured ? cpu_efficiency : gpu_efficiency;

@@ -14,7 +14,8 @@ plans_a_gpu_from_here() {
     plan $d12 --device H200 --ranks 8 --zero 1 --price 3 && said "^device +H200: 989 TFLOP/s bf16.*; Hopper's kernels\\)" &&
         said '^ +matmul, blocks .* compute ' && said '^ +LayerNorm, residual .* memory ' && said '^> +8 +1 +1 +1 +[0-9.]+ +65,536 ' && said '^ +8 +1 +4 +1 +[0-9.]+ ' &&
         said '^ +16 +1 +1 +2 ' && said '^run +19,074 steps of 512 rows, .* cost [0-9]' || return 1
-    awk 'length > 125 { print "too wide: " $0; bad = 1 } END { if (NR > 63) { print NR " lines"; bad = 1 } exit bad }' plan.txt
+    awk 'length > 125 { print "too wide: " $0; bad = 1 } END { if (NR > 63) { print NR " lines"; bad = 1 } exit bad }' plan.txt &&
+        plan $d12 --device H200 --dtype fp32 && said '^device +H200: 67 TFLOP/s fp32'
 }
 plans_fp8() { # products in e4m3 are faster and need copies of their factors
     local bf16 fp8
