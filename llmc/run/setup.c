@@ -84,7 +84,7 @@ int setup_shape(Run *r, Error *e) {
     const EngineApi *engine = r->engine_api;
     const bool from_file = r->source[0], plan_gpu = o->dry_run && *o->device; // plan_gpu: that GPU may not be here
     if (!o->given[OPTION_dtype]) o->dtype = engine->dtype;
-    if (!plan_gpu || dtype_is_fp8((Dtype)o->dtype)) TRY(engine->check_dtype((Dtype)o->dtype, e));
+    if (!plan_gpu || engine->tune || dtype_is_fp8((Dtype)o->dtype)) TRY(engine->check_dtype((Dtype)o->dtype, e));
     if (o->loss_scale != 0 && !engine->needs_loss_scale && o->dtype != DTYPE_FP16)
         return FAIL(e, ERR_USAGE, "leave it out; make train_gpt2cu PRECISION=FP16 builds the trainer that needs it",
                     "--loss-scale: gradients of %s need none", dtype_names[o->dtype]);
@@ -416,7 +416,8 @@ int setup_buffers(Run *r, Error *e) {
     const size_t rows = (size_t)p->ramp.config.batch_max, gram = (size_t)(p->noise.sources * p->noise.sources) + 1;
     const size_t sites = (size_t)r->model.config.layers * FP8_SITES;
     const size_t bytes = (3 * n + gram) * sizeof(double) + rows * sizeof *p->rows + sites * sizeof *result->amax;
-    TRY(memory_alloc((void **)&result->grad_sq, bytes, "norms", e));
+    if (memory_alloc((void **)&result->grad_sq, bytes, "norms", e))
+        return error_hint(e, "use smaller batches (--batch-tokens, --batch-max, --ramp)");
     result->rank_sq = result->grad_sq + n;
     result->example_sq = result->rank_sq + n;
     result->source_gram = result->example_sq + n;
