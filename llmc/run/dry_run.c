@@ -11,6 +11,7 @@ int run_dry(Run *r, Error *e) {
     char disk[ARCHIVE_PATH];
     uint64_t free_bytes;
     if (o->train[0]) TRY(setup_data(r, e));
+    if (o->with_optimizer) TRY(setup_moments(r, e));
     const Ramp *ramp = o->run.horizon_tokens > 0 ? &r->position.ramp : NULL;
     if (ramp) TRY(setup_schedule(r, e));
     r->engine_api->device(&r->shape, !o->device[0], &here);

@@ -209,8 +209,7 @@ int setup_gns(Run *r, Error *e) {
     return 0;
 }
 
-// --with-optimizer: checks that a run's checkpoint has this optimizer's moments, and reads how many updates made them.
-static int check_moments(Run *r, Error *e) {
+int setup_moments(Run *r, Error *e) {
     RunSummary then;
     if (!r->source[0])
         return FAIL(e, ERR_USAGE, "name a run, or a checkpoint of one", "--with-optimizer: --model %s has no moments",
@@ -236,7 +235,7 @@ static int load_state(Run *r, Error *e) {
     progress_begin(&r->progress, *from ? "loading the model" : "drawing the weights",
                    (moments ? 3 : 1) * (int64_t)(r->model.parameters / (size_t)ranks));
     if (*from && !resumes) TRY(checkpoint_verify_model(from, moments, share, &pulse, e));
-    if (moments && !resumes) TRY(check_moments(r, e));
+    if (moments && !resumes) TRY(setup_moments(r, e));
     if (!r->shape.inference) to.count = r->parallel.buckets;
     TRY(memory_alloc((void **)&to.buffer, bytes, "a file buffer", e));
     engine_pin(r->engine, to.buffer, bytes);

@@ -153,6 +153,7 @@ bad eval_not_finite       76 "the loss of --model huge_weights" --eval-only --mo
 bad weights_nan           $input "nan_weights: h.0.mlp.c_proj.weight is not finite. use another" "${model[@]}" nan_weights
 bad moments_of_a_preset   $usage "--with-optimizer: --model d1 has no moments. name a run" "${run[@]}" --with-optimizer --out new
 bad moments_without_a_run $input "with-optimizer needs a run" "${model[@]}" no_state --with-optimizer
+bad dry_run_no_moments    $input "with-optimizer needs a run" "${model[@]}" no_state --with-optimizer --dry-run
 bad weights_nul_name      $input "nul_name/model.safetensors: malformed JSON" "${model[@]}" nul_name
 bad weights_lfs           $input "lfs/model.safetensors: a Git LFS pointer" "${model[@]}" lfs
 bad shards_lfs            $input "lfs.bin: a Git LFS pointer" "${run[@]}" --train lfs.bin
