@@ -32,7 +32,7 @@ def convert(state, vocab):
     head = model.pop("lm_head.weight", model["wte.weight"])
     if not np.array_equal(head, model["wte.weight"], equal_nan=True):
         raise Fault(EXIT_INPUT, "lm_head.weight is not wte.weight: GPT-2 ties them")
-    if vocab > len(head):
+    if not 1 <= vocab <= len(head):
         raise Fault(EXIT_USAGE, f"--vocab-size {vocab}: the checkpoint has {len(head)} tokens")
     model["wte.weight"] = head[:vocab]
     for name, x in list(model.items()):
