@@ -237,7 +237,7 @@ def main():
     parser = Parser(description=__doc__)
     parser.add_argument("queue", metavar="QUEUE", help="a file with one run per line: NAME OPTIONS...")
     parser.add_argument("--out", default="build/ramp_study", metavar="DIR", help="results and logs (default: %(default)s)")
-    parser.add_argument("--seeds", type=lambda text: [int(word) for word in text.split(",")], default="1",
+    parser.add_argument("--seeds", type=lambda text: list(dict.fromkeys(map(int, text.split(",")))), default="1",
                         metavar="N,N...", help="every run trains with each (default: %(default)s)")
     parser.add_argument("--against", metavar="NAME", help="the run that others are compared with (default: the first)")
     parser.add_argument("--table", action="store_true", help="train nothing, print the table")
