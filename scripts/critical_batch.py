@@ -181,7 +181,7 @@ def probe(args):
     tokens = max(1, math.ceil(wanted / grid)) * grid
     # Use the run's program, in the directory to which the run's paths are relative.
     part = (origin.run.parts or [{"command": ["./train_gpt2"]}])[-1]
-    program = [*shlex.split(args.launch), os.path.abspath(args.program) if args.program else [*part["command"], "./train_gpt2"][0]]
+    program = [*args.launch, os.path.abspath(args.program) if args.program else [*part["command"], "./train_gpt2"][0]]
     directory = part.get("directory", ".")
 
     print(f"from {origin.checkpoint}: {origin.tokens:,} tokens done, batch {origin.batch} rows, lr {origin.lr:.4g}")
@@ -244,7 +244,7 @@ def main():
     two.add_argument("--tolerance", type=finite_number, default=0.01, help="harmless excess of a loss over the smallest "
                        "batch's, in nats per token (default: %(default)s)")
     two.add_argument("--program", help="the trainer (default: the run's own, from its directory)")
-    two.add_argument("--launch", default="", metavar="WORDS", help="words in front of the trainer, such as 'mpirun -np 8'")
+    two.add_argument("--launch", type=shlex.split, default="", metavar="WORDS", help="words in front of the trainer, such as 'mpirun -np 8'")
     two.add_argument("--out", help="directory for the branches (default: RUN/probe_NNNNNNNN)")
     two.set_defaults(act=probe)
     args = parser.parse_args()

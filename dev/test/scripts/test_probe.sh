@@ -93,6 +93,7 @@ bad 65 "no checkpoint" .
 bad 65 "No such file" none/step_00000001
 bad 64 "two batches" run --factors 1
 bad 64 "invalid factors" run --factors 1,x
+bad 64 "argument --launch" run --launch "'mpirun"
 bad 64 "no small common multiple" run --factors 1,1.25,1.75,2.75 --tokens 64
 echo inf > run/probe_00000020/batch_4-2048/loss
 bad 65 "batch_4-2048: the smallest batch has diverged" run/step_00000020 --factors 1,2 --tokens 2048
