@@ -244,7 +244,8 @@ def main():
     two.add_argument("--tolerance", type=finite_number, default=0.01, help="harmless excess of a loss over the smallest "
                        "batch's, in nats per token (default: %(default)s)")
     two.add_argument("--program", help="the trainer (default: the run's own, from its directory)")
-    two.add_argument("--launch", type=shlex.split, default="", metavar="WORDS", help="words in front of the trainer, such as 'mpirun -np 8'")
+    two.add_argument("--launch", type=shlex.split, default="", metavar="WORDS",
+                     help="words in front of the trainer, such as 'mpirun -np 8'")
     two.add_argument("--out", help="directory for the branches (default: RUN/probe_NNNNNNNN)")
     two.set_defaults(act=probe)
     args = parser.parse_args()

@@ -30,11 +30,11 @@ def outliers_text(run, most=None):
         shard, kind = os.path.join((run.parts or [{}])[-1].get("directory", "."), row["shard"]), row["kind"]
         with open(shard if os.path.isfile(shard) else os.devnull, "rb") as file:  # no text if the shard is gone
             file.seek(SHARD_HEADER + 2 * row["offset"])
-            tokens = file.read(2 * T)
+            tokens = (found := file.read(2 * T))[:len(found) & ~1]  # a cut shard may end within a token
         parts = {(kind, tokens[i:i + SHARED]) for i in range(0, len(tokens) - SHARED + 1, 2)}
         group = next((group_of[part] for part in parts if part in group_of), None)
         if group is None:
-            group = row | {"rows": 0, "text": decode(memoryview(tokens[:len(tokens) & ~1]).cast("H").tolist()), "file": os.path.basename(row["shard"])}
+            group = row | {"rows": 0, "text": decode(memoryview(tokens).cast("H").tolist()), "file": os.path.basename(row["shard"])}
             kinds.setdefault(kind, []).append(group)
         group["rows"] += 1
         group_of |= dict.fromkeys(parts - group_of.keys(), group)
