@@ -82,9 +82,9 @@ int setup_shape(Run *r, Error *e) {
     Options *o = &r->options;
     ModelConfig config = {0};
     const EngineApi *engine = r->engine_api;
-    const bool from_file = r->source[0], plan_gpu = o->dry_run && *o->device; // plan_gpu: that GPU may not be here
+    const bool from_file = r->source[0], plan_gpu = o->dry_run && *o->device && !engine->tune; // by the CPU trainer
     if (!o->given[OPTION_dtype]) o->dtype = engine->dtype;
-    if (!plan_gpu || engine->tune || dtype_is_fp8((Dtype)o->dtype)) TRY(engine->check_dtype((Dtype)o->dtype, e));
+    if (!plan_gpu || dtype_is_fp8((Dtype)o->dtype)) TRY(engine->check_dtype((Dtype)o->dtype, e));
     if (o->loss_scale != 0 && !engine->needs_loss_scale && o->dtype != DTYPE_FP16)
         return FAIL(e, ERR_USAGE, "leave it out; make train_gpt2cu PRECISION=FP16 builds the trainer that needs it",
                     "--loss-scale: gradients of %s need none", dtype_names[o->dtype]);
