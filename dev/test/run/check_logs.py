@@ -110,7 +110,7 @@ def read_events(out):
 
 
 def as_float32(x):
-    return struct.unpack("<f", struct.pack("<f", x))[0]
+    return struct.unpack("<f", struct.pack("<f", x))[0] if x < 1e308 else float("inf")  # metrics.jsonl's infinity
 
 
 def check_scalars(out, scalars):
