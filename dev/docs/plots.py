@@ -177,10 +177,12 @@ def draw_muon(plots, directory):
 
 # colour, name of the series, its curve in recipe_curves.json or None, and {name in recipe.jsonl: label of its ends}.
 LOSS_TIME = (
-    ("#666666", "AdamW, 16 rows", "a160", {"a16": "80M tokens, 3 seeds", "a160": "160M tokens"}),
-    ("#0072b2", "AdamW, 8 rows, 80M tokens: the best of 12 settings", None, {"a8_3.5e-4_80M": ""}),
+    ("#666666", "AdamW, 16 rows", "a160", {"a16": "80M, 3 seeds", "a160": "160M tokens"}),
+    ("#0072b2", "AdamW, 4 rows: the best of 46 settings", "a160_tuned",
+     {"a4_2.5e-4_0.995_hold.4_warm8_zero_beta1.8_wd.3_80M": "80M tokens, 3 seeds",
+      "a4_2.5e-4_0.995_hold.4_warm8_zero_beta1.8_wd.3_160M": "160M tokens"}),
     ("#d55e00", "Muon, --ramp gns and what goes with it", "m70",
-     {"b99_b8_m90": "25.6M tokens, 3 seeds", "b99_b8_m90_70": "70M tokens"}))
+     {"b99_b8_m90": "25.6M tokens, 3 seeds", "b99_b8_m90_42": "42M tokens, 3 seeds", "b99_b8_m90_70": "70M tokens"}))
 
 
 def draw_loss_time(plots):
@@ -198,7 +200,7 @@ def draw_loss_time(plots):
             axes.plot(seconds, losses, "o", color=color, label=None if curve else series)
             axes.annotate(label, (mean(seconds), min(losses)), (0, -14), textcoords="offset points", fontsize=8, color=color,
                           ha="center")
-    axes.set(xlabel="seconds on one H200", ylabel="loss (nats per token)", xlim=(0, 290), ylim=(0.9, 2.5),
+    axes.set(xlabel="seconds on one H200", ylabel="loss (nats per token)", xlim=(0, 345), ylim=(0.85, 2.5),
              title="GPT-2 124M on source code: training loss, and validation loss at a run's end")
     axes.legend()
     return figure
