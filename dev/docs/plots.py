@@ -178,7 +178,7 @@ def draw_muon(plots, directory):
 # colour, name of the series, its curve in recipe_curves.json or None, and {name in recipe.jsonl: label of its ends}.
 LOSS_TIME = (
     ("#666666", "AdamW, 16 rows", "a160", {"a16": "80M, 3 seeds", "a160": "160M tokens"}),
-    ("#0072b2", "AdamW, 4 rows: the best of 46 settings", "a160_tuned",
+    ("#0072b2", "AdamW, 4 rows: the best of 46 settings at equal tokens", "a160_tuned",
      {"a4_2.5e-4_0.995_hold.4_warm8_zero_beta1.8_wd.3_80M": "80M tokens, 3 seeds",
       "a4_2.5e-4_0.995_hold.4_warm8_zero_beta1.8_wd.3_160M": "160M tokens"}),
     ("#d55e00", "Muon, --ramp gns and what goes with it", "m70",
