@@ -360,7 +360,7 @@ static void print_suggestions(const Plan *p) {
     if (wants_rate) printf(" --lr %.1e", 1.79 * pow(N, -0.713) * pow(D, 0.307));
     if (!o->given[OPTION_warmup_tokens])
         printf(" --warmup-tokens %.0f", fmin(ceil(2 / (1 - o->beta2)) * rows * T, 0.1 * D));
-    printf("\n            (Step Law, arXiv 2503.04715: AdamW on web text; %stry a quarter of batch and rate, too)\n",
+    printf("\n            (Step Law, arXiv 2503.04715: AdamW on web text; %stry half and a quarter of the rate, too)\n",
            p->ramp || o->train_hours ? "" : "20 tokens per parameter; ");
 }
 
