@@ -74,7 +74,7 @@ typedef enum {
 enum { ROUNDS_MAX = 100 };
 
 typedef struct {
-    char out[ARCHIVE_PATH / 2];
+    char out[PATH_MAX / 2];
     Run run;
     Comm comm;
     int micro_batch, seq_len;
@@ -198,7 +198,7 @@ static int measure_save_beside_step(Bench *b, int round, Error *e) {
 }
 
 static int run_dd(Bench *b, const char *how, double *seconds, Error *e) {
-    char command[ARCHIVE_PATH + 200], path[ARCHIVE_PATH];
+    char command[PATH_MAX + 200], path[PATH_MAX];
     TRY(path_join(path, sizeof path, b->out, "dd", e));
     snprintf(command, sizeof command, "dd if=/dev/zero of='%s' iflag=count_bytes count=%llu conv=fsync %s 2> /dev/null",
              path, (unsigned long long)bytes_of_save(b), how);
@@ -218,7 +218,7 @@ static int measure_dd_direct(Bench *b, int round, Error *e) {
 static int measure_plain(Bench *b, int round, Error *e) {
     enum { PIECE = 1 << 20 };
     static unsigned char piece[PIECE];
-    char path[ARCHIVE_PATH];
+    char path[PATH_MAX];
     int code = 0;
     TRY(path_join(path, sizeof path, b->out, "plain", e));
     double start = clock_seconds();

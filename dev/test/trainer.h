@@ -278,7 +278,7 @@ static inline int verify_one(void *context, const char *checkpoint, Error *e) {
 }
 
 // Returns the step of the checkpoint that archive_newest finds; -1: none.
-static inline int64_t newest_whole_step(const char *run, char directory[ARCHIVE_PATH], Error *e) {
+static inline int64_t newest_whole_step(const char *run, char directory[PATH_MAX], Error *e) {
     Newest newest;
     FILE *notes = fopen("/dev/null", "w");
     Archive archive = archive_at(run);

@@ -20,13 +20,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-_Static_assert(ARCHIVE_PATH == PATH_MAX, "all buffers for paths have one size");
 
 int archive_open(Archive *archive, const char *run_dir, Error *e) {
     int dir = open(run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -43,7 +40,7 @@ void archive_close(Archive *archive) {
 }
 
 int archive_check_name(const Archive *archive, Error *e) {
-    char link[64], now[ARCHIVE_PATH];
+    char link[64], now[PATH_MAX];
     struct stat named, held;
     bool found = stat(archive->path, &named) == 0;
     if (!found && errno != ENOENT && errno != ENOTDIR && errno != ELOOP) return 0; // cannot tell
@@ -62,14 +59,14 @@ int archive_check_name(const Archive *archive, Error *e) {
 #define PARTIAL     "." FINAL ".partial"
 #define ROLLED_BACK FINAL ".rolled_back"
 
-void archive_step_path(const char *run_dir, int64_t step, char path[ARCHIVE_PATH]) {
-    snprintf(path, ARCHIVE_PATH, "%s/" FINAL, run_dir, step);
+void archive_step_path(const char *run_dir, int64_t step, char path[PATH_MAX]) {
+    snprintf(path, PATH_MAX, "%s/" FINAL, run_dir, step);
 }
 
 // format: FINAL, PARTIAL or ROLLED_BACK
-static void step_path(const Archive *archive, int64_t step, const char *format, char path[ARCHIVE_PATH]) {
-    int n = snprintf(path, ARCHIVE_PATH, "%s/", archive->path);
-    snprintf(path + n, ARCHIVE_PATH - (size_t)n, format, step);
+static void step_path(const Archive *archive, int64_t step, const char *format, char path[PATH_MAX]) {
+    int n = snprintf(path, PATH_MAX, "%s/", archive->path);
+    snprintf(path + n, PATH_MAX - (size_t)n, format, step);
 }
 
 // Opens the directory of a step; the caller closes it. Returns -1 and sets errno if it is missing or `flags` refuse it.
@@ -125,7 +122,7 @@ enum { OWN_FILES = sizeof own_files / sizeof *own_files };
 
 // Renames `from` to step_N.SUFFIX. If that exists, to the first free name of step_N.SUFFIX.2, step_N.SUFFIX.3, ...
 static int rename_aside(const Archive *archive, int64_t step, const char *from, const char *suffix,
-                        char aside[ARCHIVE_PATH], Error *e) {
+                        char aside[PATH_MAX], Error *e) {
     step_path(archive, step, FINAL, aside);
     char *end = aside + strlen(aside);
     sprintf(end, ".%s", suffix);
@@ -134,7 +131,7 @@ static int rename_aside(const Archive *archive, int64_t step, const char *from, 
 }
 
 int archive_abandon(const Archive *archive, int64_t step, int dir, FILE *notes, Error *e) {
-    char path[ARCHIVE_PATH], aside[ARCHIVE_PATH];
+    char path[PATH_MAX], aside[PATH_MAX];
     Manifest manifest;
     int failed = 0;
     step_path(archive, step, PARTIAL, path);
@@ -173,7 +170,7 @@ int archive_join(const Archive *archive, int64_t step, Manifest *manifest, Error
 }
 
 int archive_begin(const Archive *archive, int64_t step, Manifest *manifest, FILE *notes, Error *e) {
-    char path[ARCHIVE_PATH], training[80];
+    char path[PATH_MAX], training[80];
     step_path(archive, step, PARTIAL, path);
     snprintf(training, sizeof training, PARTIAL "/" TRAINING, step);
     TRY(remove_partial(archive, step, notes, e));
@@ -184,7 +181,7 @@ int archive_begin(const Archive *archive, int64_t step, Manifest *manifest, FILE
 }
 
 int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Error *e) {
-    char path[ARCHIVE_PATH];
+    char path[PATH_MAX];
     step_path(archive, step, FINAL, path);
     TRY(manifest_write(manifest, e));
     if (path_rename(archive->dir, manifest->path, path, e) == 0) return close(manifest->dir), 0;
@@ -195,7 +192,7 @@ int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Err
 
 int archive_verify(const Archive *archive, int64_t step, Verify what, const Pulse *pulse, Manifest *manifest,
                    Error *e) {
-    char path[ARCHIVE_PATH];
+    char path[PATH_MAX];
     *manifest = (Manifest){.count = 0};
     step_path(archive, step, FINAL, path);
     int dir = step_open(archive, step, FINAL, 0);
@@ -235,7 +232,7 @@ static int own_open(const Archive *archive, int64_t step, const char *format, ui
 
 int archive_remove(const Archive *archive, int64_t step, bool rolled_back, FILE *notes, Error *e) {
     const char *format = rolled_back ? ROLLED_BACK : FINAL;
-    char path[ARCHIVE_PATH], partial[ARCHIVE_PATH];
+    char path[PATH_MAX], partial[PATH_MAX];
     uint64_t bytes;
     int dir = own_open(archive, step, format, &bytes);
     if (dir < 0) return 0;
@@ -339,7 +336,7 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
 }
 
 int archive_set_aside_after(const Archive *archive, int64_t step, const char *why, FILE *notes, Error *e) {
-    char path[ARCHIVE_PATH], aside[ARCHIVE_PATH];
+    char path[PATH_MAX], aside[PATH_MAX];
     int code = 0;
     for (int64_t at = INT64_MAX; next_step(archive, FINAL, -1, &at, &code, e) && at > step;) {
         Manifest manifest;

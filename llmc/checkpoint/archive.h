@@ -5,13 +5,11 @@
 
 #include "base/manifest.h"
 
-enum { ARCHIVE_PATH = 4096 }; // bytes of a path, with its NUL
-
 // A run directory, held open.
 typedef struct {
-    char path[ARCHIVE_PATH - 100]; // name of the directory, for messages; "": not open
-    int dir;                       // descriptor of the directory
-    char id[HASH_TEXT];            // id of the run that writes here; "": no checkpoint is removed
+    char path[PATH_MAX - 100]; // name of the directory, for messages; "": not open
+    int dir;                   // descriptor of the directory
+    char id[HASH_TEXT];        // id of the run that writes here; "": no checkpoint is removed
 } Archive;
 
 int archive_open(Archive *archive, const char *run_dir, Error *e);
@@ -22,7 +20,7 @@ static inline bool archive_is_open(const Archive *archive) { return *archive->pa
 int archive_check_name(const Archive *archive, Error *e);
 
 // Writes "RUN_DIR/step_00000120", truncated to the size of `path`.
-void archive_step_path(const char *run_dir, int64_t step, char path[ARCHIVE_PATH]);
+void archive_step_path(const char *run_dir, int64_t step, char path[PATH_MAX]);
 
 int64_t archive_step_of(const char *name); // returns 120 for "step_00000120", and -1 for other names
 
@@ -66,7 +64,7 @@ int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error 
 typedef struct {
     bool found;
     int64_t step;
-    char directory[ARCHIVE_PATH];
+    char directory[PATH_MAX];
     char run[HASH_TEXT]; // id of the run that wrote it; "": an older build wrote it
 } Newest;
 

@@ -8,7 +8,7 @@ int run_dry(Run *r, Error *e) {
     int ranks = o->ranks ? (int)o->ranks : r->comm->ranks;
     EngineDevice here;
     PlanDevice device;
-    char disk[ARCHIVE_PATH];
+    char disk[PATH_MAX];
     uint64_t free_bytes;
     if (o->train[0]) TRY(setup_data(r, e));
     if (o->with_optimizer) TRY(setup_moments(r, e));

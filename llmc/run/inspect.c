@@ -61,7 +61,7 @@ static int inspect_run(const char *directory, Error *e) {
     bool any = false;
     TRY(directory_list(IN_PATH, directory, &names, e));
     for (int i = 0; i < names.count; i++) {
-        char path[ARCHIVE_PATH];
+        char path[PATH_MAX];
         Error one = {0};
         if (archive_step_of(names.entry[i]->d_name) < 0) continue;
         any = true;
@@ -103,7 +103,7 @@ static int inspect_tensors(const char *path, Error *e) {
 }
 
 int inspect(const char *path, Error *e) {
-    char holder[ARCHIVE_PATH], training[ARCHIVE_PATH]; // holder: `path`, or the checkpoint that holds the file `path`
+    char holder[PATH_MAX], training[PATH_MAX]; // holder: `path`, or the checkpoint that holds the file `path`
     const bool is_directory = directory_exists(path);
     path_existing(path, holder, sizeof holder);
     if (strcmp(path_name(holder), "training") == 0) path_parent(strcpy(training, holder), holder, sizeof holder);

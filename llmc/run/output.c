@@ -83,7 +83,7 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
 }
 
 int write_run_json(Run *r, Error *e) {
-    char path[ARCHIVE_PATH], *text = NULL;
+    char path[PATH_MAX], *text = NULL;
     uint64_t random[2];
     size_t bytes;
     cJSON *old = NULL;
@@ -111,7 +111,7 @@ int write_run_json(Run *r, Error *e) {
 
 // Renames an earlier run's directory and creates a new one; if --out is a link, in the place to which it leads.
 static int move_old_run(const char *out, Error *e) {
-    char place[ARCHIVE_PATH], aside[ARCHIVE_PATH + 16];
+    char place[PATH_MAX], aside[PATH_MAX + 16];
     int i = 0;
     if (!realpath(out, place)) return FAIL(e, ERR_WRITE, "choose another --out", "%s: %s", out, strerror(errno));
     do snprintf(aside, sizeof aside, "%s.%d", place, ++i);
@@ -136,7 +136,7 @@ static bool saves_before_the_end(const Run *r) {
 // more it needs none, as a save may first remove an old one. A rollback needs no more room than the run before it.
 int setup_room(const Run *r, Error *e) {
     const uint64_t one = saver_checkpoint_bytes(&r->model, r->tokenizer);
-    char disk[ARCHIVE_PATH];
+    char disk[PATH_MAX];
     uint64_t left;
     int present = 0; // number of this run's checkpoints; a new run has 0, as it moves an earlier run aside
     if (!is_rank0(r) || r->back.why.code) return 0;
@@ -185,7 +185,7 @@ bool saves_in_background(const Run *r) {
 }
 
 int setup_output(Run *r, Error *e) {
-    char path[ARCHIVE_PATH];
+    char path[PATH_MAX];
     FileDigest seen = {0};
     r->saving.first_step = r->at.step + 1;
     TRY(comm_agree(r->comm, is_rank0(r) ? setup_directory(r, e) : 0, e));

@@ -30,7 +30,7 @@ static int verify_share(void *run, Error *e) {
     Comm *comm = r->comm;
     const Pulse pulse = {comm_progress, comm};
     const char *directory = r->saving.candidate.directory;
-    char path[ARCHIVE_PATH], other[ARCHIVE_PATH + 24];
+    char path[PATH_MAX], other[PATH_MAX + 24];
     FileDigest manifest = {0}; // digest of MANIFEST.json, which holds other files' hashes; zeros without a manifest
     Error lowest = {0};
     TRY(comm_broadcast(comm, &r->saving.candidate, sizeof r->saving.candidate, e));
@@ -124,7 +124,7 @@ static int find_step(const char *run, int64_t step, Newest *newest, Error *e) {
 // the best checkpoint, if there is one, and a note names what was found. ERR_INPUT if the run has no such checkpoint.
 // Finds nothing if the path is no run.
 static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
-    char run[ARCHIVE_PATH], *which, *end, loss[60] = "";
+    char run[PATH_MAX], *which, *end, loss[60] = "";
     Archive archive;
     RunSummary s = {0};
     snprintf(run, sizeof run, "%s", model);
@@ -190,7 +190,7 @@ int setup_source(Run *r, Error *e) {
 int setup_resume(Run *r, Error *e) {
     const Newest *newest = &r->saving.own;
     const Rollback *back = &r->back;
-    char best[ARCHIVE_PATH];
+    char best[PATH_MAX];
     TRY(end_search(r, find_own(r, e), e));
     TRY(comm_broadcast(r->comm, &r->saving.own, sizeof r->saving.own, e));
     r->saving.saved_step = newest->found ? newest->step : -1;

@@ -47,7 +47,7 @@ typedef struct {
 typedef struct {
     Saver *saver;                  // NULL before training
     double writing;                // saver_writes summed over all ranks, at the latest step
-    char saved[ARCHIVE_PATH];      // the newest checkpoint; "" before the first save
+    char saved[PATH_MAX];          // the newest checkpoint; "" before the first save
     int64_t saved_step;            // step of `saved`; -1 before the first save
     int64_t first_step;            // first step after this start of the run
     double limit;                  // end of --max-hours, in seconds of the clock
@@ -63,7 +63,7 @@ typedef struct {
     uint8_t changed[OPTION_COUNT]; // in a resumed run: 1 for options that differ from the checkpoint's
     Newest own;                    // this run's newest checkpoint when it started; all ranks have it after setup_resume
     struct {
-        char directory[ARCHIVE_PATH];
+        char directory[PATH_MAX];
         bool own; // a checkpoint of this run
     } candidate;  // the checkpoint that all ranks verify (resume.c)
 } Saving;
@@ -77,9 +77,9 @@ typedef struct Run {
     const TransportApi *transport_api; // NULL: a build for one process
     Comm *comm;
     Model model;
-    Model local;               // with --tensor: this rank's local model, to which shape.model points
-    char model_name[256];      // the last part of --model as given
-    char source[ARCHIVE_PATH]; // where the model is read from; "": a preset
+    Model local;           // with --tensor: this rank's local model, to which shape.model points
+    char model_name[256];  // the last part of --model as given
+    char source[PATH_MAX]; // where the model is read from; "": a preset
     EngineConfig shape;
     Parallel parallel;
     Whole whole; // with --tensor; else {0}

@@ -399,7 +399,7 @@ void save_at_error(Run *r, int code, Error *e) {
     const bool settled = r->comm->settled, alone = r->comm->ranks == 1;
     const bool of_files = code == ERR_INPUT || code == ERR_WRITE;
     const int speaker = r->comm->speaker;
-    char saved[ARCHIVE_PATH];
+    char saved[PATH_MAX];
     Error failed = {0};
     if (of_files && (settled || alone) && !r->saving.saver->waits && r->at.step > 0) {
         r->comm->settled = false;

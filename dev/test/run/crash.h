@@ -34,7 +34,7 @@ static inline void check_synced(const char *what) {
 
 // Checks that the newest whole checkpoint is no older than the last checkpoint that got its name.
 static inline void check_nothing_lost(const char *what) {
-    char directory[ARCHIVE_PATH];
+    char directory[PATH_MAX];
     Error e = {0};
     long committed = faults->committed;
     check_synced(what);

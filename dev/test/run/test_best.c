@@ -200,7 +200,7 @@ static long one_kb; // size of one checkpoint of FALLING, in KiB
 
 // Checks that the best checkpoint (named in the newest) is undamaged, and that the one named in the output exists.
 static void check_best_is_there(const char *what) {
-    char directory[ARCHIVE_PATH];
+    char directory[PATH_MAX];
     RunSummary summary = {0};
     bool found = newest_whole_step("part", directory, &e) >= 0;
     CHECK(found || newest_step("part") < 0, "%s: %s", what, e.what);

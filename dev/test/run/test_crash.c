@@ -448,7 +448,7 @@ static void test_retention(void) {
     int rounds = trainer.thorough ? 1000 : 60;
     Error e = {0};
     for (int round = 0; round < rounds; round++) {
-        char directory[ARCHIVE_PATH];
+        char directory[PATH_MAX];
         int64_t keep = draw(5) + 1, newest = 0;
         int whole = 0, good = 0;
         remove_tree("kept");
