@@ -20,7 +20,7 @@
 #include "checkpoint/checkpoint.h"
 
 #include <stdlib.h>
-#include <time.h>
+#include <unistd.h>
 
 // On all ranks: verifies rank 0's candidate. Each rank reads a share. If --out must be the same directory on all
 // machines, all ranks divide the files; otherwise each machine's ranks divide them. Damage fails rank 0 only, with
@@ -79,7 +79,6 @@ static int end_search(Run *r, int code, Error *e) {
 // Opens and locks an existing run (1). Waits for the lock: it may outlive a killed process by seconds, and on NFS a
 // crashed machine by 90 s (metrics.h).
 static int lock_run(Run *r, Error *e) {
-    const struct timespec moment = {0, 20000000};
     const double begin = clock_seconds();
     bool said = false, here;
     int code;
@@ -91,7 +90,7 @@ static int lock_run(Run *r, Error *e) {
         if (clock_seconds() - begin >= timeout) break;
         if (!said) fprintf(stderr, "note: %s. Waiting up to %.0f s for it to end\n", e->what, timeout);
         comm_beat(r->comm);
-        nanosleep(&moment, NULL);
+        usleep(20000);
     }
     return code;
 }

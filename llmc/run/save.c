@@ -7,12 +7,10 @@
 
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { ARRAYS = 3 };
 static const StateKind kinds[ARRAYS] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2};
-static const struct timespec poll_interval = {0, 10000000}; // 10 ms
 
 typedef enum { IDLE, WRITING, FINISHING } Phase;
 
@@ -204,10 +202,9 @@ static void start_thread(Saver *s, void *(*job)(void *)) {
 }
 
 void await_copy(Run *r) {
-    const struct timespec interval = {0, 100000}; // 0.1 ms
     Saver *s = r->saving.saver;
     const double start = clock_seconds();
-    while (atomic_load(&s->copying)) nanosleep(&interval, NULL);
+    while (atomic_load(&s->copying)) usleep(100);
     s->paused += clock_seconds() - start;
 }
 
@@ -333,7 +330,7 @@ static int await_save(Run *r, bool whole, Error *e) {
         const long now = atomic_load(&s->done);
         r->saving.writing = saver_writes(s);
         if (now == done && !atomic_load(&s->ended)) { // no beat or sum, so the watchdog reports a hung disk
-            nanosleep(&poll_interval, NULL);
+            usleep(10000);
             continue;
         }
         done = now;
