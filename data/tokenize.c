@@ -13,7 +13,6 @@
 
 #include <inttypes.h>
 #include <omp.h>
-#include <stdlib.h>
 #include <string.h>
 
 // ---- The command line -----------------------------------------------------------------------------------------------
@@ -46,8 +45,7 @@ static const OptionRow rows[] = {
            .names = "error|bytes|skip", .init = "error"),
     OPTION(INT, threads, "encoding threads; default: one per core, within a container's quota", .range = "[1, 256]"),
     OPTION(FLAG, force, "replace shards of the same PREFIX"),
-    OPTION(FLAG, help, "print this, or with NAME that option's lines, then end; -h does the same",
-           .kind = ROW_ENDS),
+    OPTION(FLAG, help, "print this, or with NAME that option's lines, then end; -h does the same", .kind = ROW_ENDS),
     OPTION(FLAG, version, "print the version, then end", .kind = ROW_ENDS),
 };
 #undef OPTION
@@ -67,8 +65,7 @@ static void settings_print_help(const OptionRow *about) { // about: the option t
 static int read_input(const OptionTable *t, int argc, char **argv, int *i, Error *e) {
     int *inputs = t->context;
     const char *word = argv[*i];
-    if (strcmp(word, "-h") == 0)
-        return row_set(t, row_find(t, "help"), word, "true", OPTION_GIVEN_COMMAND_LINE, e);
+    if (strcmp(word, "-h") == 0) return row_set(t, row_find(t, "help"), word, "true", OPTION_GIVEN_COMMAND_LINE, e);
     if (strcmp(word, "--") == 0)
         while (++*i < argc) argv[(*inputs)++] = argv[*i];
     else if (word[0] == '-' && word[1])

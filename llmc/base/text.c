@@ -2,8 +2,6 @@
 
 #include "base/files.h"
 
-#include <string.h>
-
 size_t utf8_invalid_at(const char *text, size_t bytes) {
     const uint64_t high_bits = 0x8080808080808080u;
     for (size_t at = 0, length; at < bytes; at += length) {

@@ -1,7 +1,6 @@
 #include "plan/plan.h"
 
 #include "model/cuda_sizes.h"
-#include "ranks/parallel.h"
 
 #include <math.h>
 

@@ -3,7 +3,6 @@
 
 #include <assert.h>
 #include <limits.h>
-#include <string.h>
 
 #include "cpu/value.h"
 #include "ranks/mpi_check.h"

@@ -132,9 +132,7 @@ static void describe(const Watchdog *w, const View *v, double now, Error *e) {
 
 // ---- The thread -----------------------------------------------------------------------------------------------------
 
-static void on_alarm(int signal_number) {
-    _exit(ERR_RANK);
-}
+static void on_alarm(int signal_number) { _exit(ERR_RANK); }
 
 static void report_and_end(const Watchdog *w, const Error *e, int seconds_before) {
     error_print_on(e, w->config.rank, w->config.ranks, w->config.host);

@@ -1,5 +1,4 @@
 #include "text/shards.h"
-#include "base/files.h"
 #include "math/mixture.h"
 #include "math/permutation.h"
 
