@@ -15,7 +15,7 @@
 #    error "NaN checks need IEEE arithmetic: leave out -Ofast, -ffast-math and -ffinite-math-only"
 #endif
 
-// Enclose the declarations of a header that C++ files include.
+// Enclose the functions that C++ files call. Types, inline functions and variables need no enclosing.
 #ifdef __cplusplus
 #    define GNS_C_BEGIN extern "C" {
 #    define GNS_C_END   }

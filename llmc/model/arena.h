@@ -6,8 +6,6 @@
 
 #include <assert.h>
 
-GNS_C_BEGIN
-
 typedef struct {
     const char *what; // category in the memory report
     void **where;     // receives the buffer's address
@@ -64,5 +62,3 @@ static inline void arena_place(const Arena *arena, void *base) {
         *b->where = b->bytes ? (char *)base + b->offset : NULL;
     }
 }
-
-GNS_C_END

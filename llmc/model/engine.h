@@ -21,8 +21,6 @@
 
 #include <assert.h>
 
-GNS_C_BEGIN
-
 // The state of an engine. Each engine completes this type for itself; its first member is `const EngineApi *api`.
 typedef struct Engine Engine;
 
@@ -417,5 +415,3 @@ static inline bool gns_measures(const Tensor *tensor, GnsMode mode) {
 
 // Calls function f of a GradientWatch or WeightsWatch, unless NULL, for a range: watch_call(watch, f, range, e).
 #define watch_call(watch, f, ...) ((watch)->f ? (watch)->f((watch)->context, __VA_ARGS__) : 0)
-
-GNS_C_END

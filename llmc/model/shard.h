@@ -5,8 +5,6 @@
 
 #include <assert.h>
 
-GNS_C_BEGIN
-
 // ---- Owned arrays ---------------------------------------------------------------------------------------------------
 
 // Returns the number of elements of an owned array: the owned ranges (EngineConfig.owned), one after another.
@@ -98,5 +96,3 @@ static inline size_t shard_weight_place(const EngineConfig *config, size_t eleme
 static inline size_t shard_grad_place(const EngineConfig *config, size_t element) {
     return shard_slotted_place(config->model, config->shard_grads, element);
 }
-
-GNS_C_END

@@ -11,8 +11,6 @@
 #include "model/modes.h"
 #include "ranks/comm.h"
 
-GNS_C_BEGIN
-
 typedef struct Transport Transport; // each transport defines its own
 
 #define TRANSPORT_WORK "exchange of gradients and weights" // in the watchdog's report
@@ -106,5 +104,3 @@ extern const TransportApi mpi_transport, nccl_transport;
 #else
 #    define TRANSPORT_OR_NULL(transport) NULL // a build for one process
 #endif
-
-GNS_C_END
