@@ -7,12 +7,6 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t f32_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
 static inline float f32_from_bits(uint32_t bits) {
     float x;
     memcpy(&x, &bits, sizeof x);
@@ -23,7 +17,8 @@ static inline float f32_from_bits(uint32_t bits) {
 static inline float bf16_to_f32(uint16_t x) { return f32_from_bits((uint32_t)x << 16); }
 
 static inline uint16_t f32_to_bf16(float x) {
-    uint32_t bits = f32_bits(x);
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
     if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40); // NaN
     uint32_t odd = bits >> 16 & 1;
     return (uint16_t)((bits + 0x7fff + odd) >> 16); // adds just under half a bf16 unit; exactly half if odd
