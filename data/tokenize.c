@@ -121,8 +121,7 @@ typedef struct {
 } Pipeline;
 
 // Runs on every thread: reads blocks, encodes them, counts their faults, and writes them. After an input is refused, it
-// only looks for more faults, and skips pipes and the rest of a refused text file. It stops at a signal and at an
-// error.
+// only looks for more faults, and skips pipes and the rest of a refused text file. A signal or an error stops it.
 static void run_thread(Pipeline *run) {
     TextBlock b = {0};
     WordCache *cache = NULL;

@@ -11,8 +11,7 @@ typedef struct {
 } Worker;
 
 // Starts a thread; an earlier thread of `w` must have been joined. The thread blocks all signals but SIGALRM, with
-// which watchdog.c ends the process. `what` names the thread in the message. ERR_MEMORY if the limit on threads is
-// reached.
+// which watchdog.c ends the process. `what` names the thread in the message. ERR_MEMORY at the limit on threads.
 int worker_start(Worker *w, void *(*run)(void *), void *argument, const char *what, Error *e);
 void worker_join(Worker *w); // waits for the thread's end
 

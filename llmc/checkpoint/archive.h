@@ -49,8 +49,7 @@ int archive_abandon(const Archive *archive, int64_t step, int dir, FILE *notes, 
 // Renames the partial to step_N. The manifest's files must be on the disk already. On success closes manifest->dir.
 int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Error *e);
 
-// Reads a checkpoint's manifest, verifies the files, and frees the manifest's list of files. The message of ERR_INPUT
-// names the first damaged file.
+// Reads a manifest, verifies its files, and frees their list. ERR_INPUT names the first damaged file.
 int archive_verify(const Archive *archive, int64_t step, Verify what, const Pulse *pulse, Manifest *manifest, Error *e);
 
 // Removes step_N, or step_N.rolled_back if `rolled_back`. No-op unless the checkpoint is this run's.

@@ -125,8 +125,7 @@ static void write_tile(float *c, size_t c_row, size_t rows, const float *a, size
     });
 }
 
-// Sets scores [begin, end) of a row to -infinity. Stores whole vectors, since a vector load right after partial stores
-// is slow.
+// Sets scores [begin, end) of a row to -infinity. Stores whole vectors: a vector load after partial stores is slow.
 VECTOR_INLINE void hide(float *scores, size_t begin, size_t end) {
     size_t j = round_down(begin, VEC);
     // key: index minus `begin`, unsigned. Earlier keys wrap to the largest numbers, so one comparison tests both ends.

@@ -1,6 +1,5 @@
 // layers: the CPU kernels other than matmul and attention, with OpenMP. The order of every sum depends on the shapes
-// alone, so results have the same bits on any number of threads. `void` arrays hold values of the given type
-// (cpu/value.h).
+// alone, so any number of threads gives the same bits. `void` arrays hold values of the given type (cpu/value.h).
 #pragma once
 
 #include "math/adamw.h"

@@ -87,8 +87,7 @@ static void bf16_pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *
     for (size_t i = 0; i < count; i++) p->column_sums[j + i] = sum[i] + (add ? p->column_sums[j + i] : 0);
 }
 
-// With `add`, adds the partial sums to a row of a tile. Then stores the row: to c, with the bias, or to `partial` if c
-// is NULL.
+// With `add`, adds the partial sums to a tile's row. Then stores it: to c, with the bias, or to `partial` if c is NULL.
 VECTOR_INLINE void write_row(float *sum, float *partial, bool add, uint16_t *c, const uint16_t *bias, size_t count) {
     if (add)
         for (size_t j = 0; j < count; j++) sum[j] += partial[j];
@@ -136,8 +135,7 @@ static bool amx_available(void) {
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 
-// Configures this thread's tiles, on its first call. Tiles 0 to 3: c, 2 x 2 tiles of 16 x 16; 4, 5: rows of a; 6, 7:
-// columns of b.
+// Configures this thread's tiles once. Tiles 0 to 3: c, 2 x 2 tiles of 16 x 16; 4, 5: rows of a; 6, 7: columns of b.
 __attribute__((target("amx-tile"))) static void configure(void) {
     static _Thread_local bool configured;
     struct {

@@ -1,6 +1,5 @@
-// value: an element of the CPU engine's weights or activations in memory, either fp32 or bf16 (fp32's upper half).
-// Kernels load values as floats, compute in fp32, and round once, to nearest even, when they store, as the CUDA engine
-// does.
+// value: an element of the CPU engine's weights or activations in memory, either fp32 or bf16 (fp32's upper half). As
+// in the CUDA engine, kernels load floats, compute in fp32, and round once, to nearest even, when they store.
 //
 // Functions receive arrays of values as void pointers with a type; an index counts elements. BY_TYPE compiles a
 // function for each type, so the type is a constant in its loops.

@@ -137,8 +137,7 @@ typedef struct {
 // may cover all of them. `hash` also calls `await` for its range; `store` never does.
 //
 // With shard_weights every pass gathers the blocks' weights (`own_weights`), the backward pass from last to first.
-// `soon` then covers only the next block's bucket. The engine calls it once the last read of that bucket's slot is
-// queued.
+// `soon` then covers only the next block's bucket. The engine calls it once the slot's last read is queued.
 typedef struct {
     int (*soon)(void *context, Range range, Error *e);
     int (*await)(void *context, Range range, Error *e);
@@ -211,15 +210,13 @@ struct EngineApi {
     int (*tune)(Engine *engine, Error *e);
 
     // tuning returns the choices as one line of text for run.json and checkpoints; "": none. set_tuning restores
-    // choices before the first step. ERR_INPUT if they were made with another GPU or library version. The engine then
-    // has no choices.
+    // choices before the first step. ERR_INPUT, and no choices, if another GPU or library version made them.
     const char *(*tuning)(const Engine *engine);
     int (*set_tuning)(Engine *engine, const char *tuning, Error *e);
 
     // ---- State ------------------------------------------------------------------------------------------------------
-    // If an array covers only the owned ranges, store does not write `values` of other ranges, and load does not read
-    // them. A load of STATE_PARAM also sets the weights that forward and backward read (with shard_weights only the
-    // embeddings).
+    // If an array covers only the owned ranges, store writes no `values` of other ranges, and load reads none. A load
+    // of STATE_PARAM also sets the weights that forward and backward read (with shard_weights only the embeddings).
 
     int (*load)(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 
@@ -284,8 +281,7 @@ struct EngineApi {
     // loss[b][t] is the loss of tokens[b][t + 1]; 0 in rows that another rank of a tensor group owns.
     int (*eval)(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e);
 
-    // Computes the logits of the token that follows n <= seq_len tokens. logits: (V); in a tensor group only rank
-    // 0 writes them.
+    // Computes the logits of the token that follows n <= seq_len tokens. logits: (V), only on rank 0 of a tensor group.
     int (*logits)(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e);
 
     // ---- Several ranks (ranks/parallel.h) ---------------------------------------------------------------------------
@@ -304,8 +300,7 @@ struct EngineApi {
     // The range must lie within one owned range. Call it after the ranks have summed the bucket, while it is in memory.
     int (*collect)(Engine *engine, Range range, bool first, Error *e);
 
-    // With shard_weights memory holds the weights of the embeddings, and of one block in each slot
-    // (shard_weight_place):
+    // With shard_weights memory holds the embeddings' weights, and one block's in each slot (shard_weight_place):
     //
     //     bucket               is in memory from its `await` until
     //     0 (the embeddings)   the next update

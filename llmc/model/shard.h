@@ -50,8 +50,7 @@ static inline bool shard_next(const EngineConfig *config, StateKind kind, Range 
     return false;
 }
 
-// Returns the offset of a range in an owned array. The range must lie within one owned range, or anywhere if
-// owned_count is 0.
+// Returns the offset of a range in an owned array. It must lie within one owned range unless owned_count is 0.
 static inline size_t shard_place(const EngineConfig *config, Range range) {
     Piece piece = {range, 0};
     int next = 0;

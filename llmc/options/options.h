@@ -1,6 +1,5 @@
 // options: what the user asks for. table.def is THE OPTION TABLE. options_parse reads the command line and the files of
-// --config (rows.h). options_resolve derives values that depend on several options. llm.c's short flags are aliases
-// with llm.c's meaning.
+// --config (rows.h). options_resolve derives values that depend on several options. Short flags have llm.c's meaning.
 #pragma once
 
 #include "gns/ramp.h"

@@ -1,5 +1,4 @@
-// plan: predicts a run's cost: memory, the time of a step, the gain of several ranks, and steps and hours of the whole
-// run. --dry-run prints it.
+// plan: predicts a run's cost for --dry-run: memory, the time of a step, the gain of several ranks, steps and hours.
 //
 // A kernel takes at least FLOPs over peak, and at least bytes over bandwidth: the roofline (Williams, Waterman and
 // Patterson 2009, "Roofline: an insightful visual performance model", CACM 52(4)). Peak and bandwidth are the data

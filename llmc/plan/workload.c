@@ -1,5 +1,4 @@
-// Counts the work of training, kernel by kernel: floating-point operations, and the fewest bytes that must be read and
-// written.
+// Counts the work of training, kernel by kernel: floating-point operations, and the fewest bytes to read and write.
 #include "plan/plan.h"
 
 #include "math/muon.h"

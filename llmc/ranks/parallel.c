@@ -181,8 +181,7 @@ int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
     return engine_begin_step(p->engine, e);
 }
 
-// Reduces bucket i on a rank whose group has no rows left. The rank contributes the gradients of its earlier
-// micro-steps, or 0.
+// Reduces bucket i on a rank whose group has no rows left. It contributes its earlier gradients, or 0.
 static int bucket_without_rows(Parallel *p, int i, Error *e) {
     Range bucket = model_bucket(p->model, i);
     if (p->shape->shard_grads || !p->has_gradients) TRY(engine_clear(p->engine, bucket, e));

@@ -38,9 +38,8 @@ static Range common(const Whole *w, int owner, int holder, int k) {
                          division_part(&as_owner, bucket, division_rank(&as_owner, bucket)));
 }
 
-// For each tensor the ranks of a replica exchange what `common` returns, in turns. In turn s rank r sends to rank
-// r + s and receives from rank r - s, modulo their number. After an error of engine_store a rank goes on, since other
-// ranks wait for it.
+// For each tensor the ranks of a replica exchange what `common` returns, in turns. In turn s rank r sends to r + s and
+// receives from r - s, modulo their number. After an error of engine_store a rank goes on, as others wait for it.
 int whole_exchange(const Whole *w, Engine *engine, StateKind kind, float *parts, Error *e) {
     const Parallel *p = w->parallel;
     const int own = p->comm->rank, shared = p->division.ranks, first = own / shared * shared; // first of this replica

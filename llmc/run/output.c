@@ -14,8 +14,7 @@
 // ---- run.json -------------------------------------------------------------------------------------------------------
 // Each start or rollback begins a part. "parts" lists them in order, except those whose steps were all written again.
 // The first part lists the given options; later parts list the changed options. The file's own "options" are all
-// resolved options of the last part. Each checkpoint's manifest repeats the file's "id", and --keep removes only
-// checkpoints with this id.
+// resolved options of the last part. Each manifest repeats the "id", and --keep removes only checkpoints with it.
 
 static void put_data_json(FILE *f, const char *name, const Dataset *data) {
     if (!data) return;

@@ -5,8 +5,7 @@
 
 #include <stdlib.h>
 
-// Counts the tokens of 1,024 windows at equal distances: the same windows on every rank and at every resume. Every
-// count starts at 1.
+// Counts the tokens of 1,024 windows at equal distances: the same on every rank and at every resume. Counts start at 1.
 int row_outliers_create(Run *r, Error *e) {
     RowOutliers *o = &r->position.outliers;
     const uint64_t all = r->data.train->info.windows, windows = all < 1024 ? all : 1024;

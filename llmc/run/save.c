@@ -246,8 +246,7 @@ static int compare_places(const void *a, const void *b) {
     return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-// Adds the pieces of all ranks to rank 0's manifest, in the order of the files and their bytes. If a rank failed, sets
-// s->error instead.
+// Adds the pieces of all ranks to rank 0's manifest, by file and byte. If a rank failed, sets s->error instead.
 static int gather_pieces(Saver *s, Error *e) {
     Comm *comm = s->run->comm;
     double most = s->pieces; // most pieces of any rank

@@ -7,8 +7,7 @@
 // | a signal, the last step                      | save_and_wait      | yes   | ends the run                         |
 // | a file's error ends training                 | save_at_error      | yes   | is printed; the run ends on its error |
 //
-// All ranks call these functions together, and compare_ranks before them; save_at_error calls compare_ranks itself. No
-// step is saved twice.
+// All ranks call these together, and compare_ranks before them; save_at_error calls it itself. No step is saved twice.
 //
 // dev/docs/code.md lists a checkpoint's files, and draws the states of a save.
 //

@@ -195,8 +195,7 @@ int setup_device(const Run *r, Error *e) {
     return r->comm->ranks > 1 && r->transport_api->device ? r->transport_api->device(r->comm, e) : 0;
 }
 
-// Sets the default of --gns: exact if every rank's device fuses exact norms, else ln. A resumed run keeps its mode
-// (state.c).
+// Sets the default of --gns: exact if all devices fuse exact norms, else ln. A resumed run keeps its mode (state.c).
 int setup_gns(Run *r, Error *e) {
     EngineDevice device;
     if (!r->options.given[OPTION_gns] && !r->saving.saved[0]) {

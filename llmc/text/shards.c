@@ -119,8 +119,7 @@ static int shard_read(const Shard *shard, uint64_t at, size_t count, uint16_t *o
     return code;
 }
 
-// Reads tokens [at, at + count), and sets *largest to the maximum of *largest and these tokens. Fails if one is outside
-// the vocabulary.
+// Reads tokens [at, at + count), and raises *largest to their maximum. Fails if one is outside the vocabulary.
 static int tokens_read(const Dataset *data, const Shard *shard, uint64_t at, size_t count, uint16_t *out, int *largest,
                        Error *e) {
     uint16_t most = 0;
