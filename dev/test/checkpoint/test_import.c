@@ -89,9 +89,7 @@ static int receive_moments(void *context, StateKind kind, Range range, const flo
     return 0;
 }
 
-static int ignore(void *context, StateKind kind, Range range, const float *from, Error *e) {
-    return 0;
-}
+static int ignore(void *context, StateKind kind, Range range, const float *from, Error *e) { return 0; }
 
 // Saves and loads a tensor and its moments in several chunks. The last chunk is short.
 static void test_beyond_a_chunk(void) {

@@ -104,8 +104,7 @@ static void test_schedules(void) {
     for (int kind = 0; kind < SCHEDULE_KINDS; kind++)
         for (int over = 0; over < 2; over++) {
             Schedule all = {(ScheduleKind)kind, 1, 1000 + over, 1000, 0, 0.8 * over};
-            for (double t = 0; t <= 1002; t++)
-                CHECK(isfinite(schedule_lr(&all, t)), "schedule %d at %g", kind, t);
+            for (double t = 0; t <= 1002; t++) CHECK(isfinite(schedule_lr(&all, t)), "schedule %d at %g", kind, t);
             CHECK_CLOSE(schedule_lr(&all, 999), 999.0 / (1000 + over), 1e-15, 1);
         }
 }

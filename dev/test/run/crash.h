@@ -7,8 +7,6 @@
 #include "../scratch.h"
 #include "../trainer.h"
 
-#include <time.h>
-
 // The calls that a test strikes: first, first + stride, ..., with a random `first`. GNS_LONG=1: all calls.
 typedef struct {
     long first, stride;

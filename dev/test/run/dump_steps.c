@@ -23,7 +23,6 @@
 #include "math/schedule.h"
 #include "../small_model.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 
 enum { STEPS = 10, LAYERS_MOST = 3, SOURCES = 2 };

@@ -1,7 +1,6 @@
 // peak_memory PROGRAM ARGUMENT...: runs the program and prints its peak resident memory in MiB. The program's output
 // goes to standard error; its exit code is returned.
 #include <stdio.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -4,7 +4,6 @@
 #include "../trainer.h"
 
 #include <sys/stat.h>
-#include <time.h>
 
 static Error e; // set by the last call that failed
 
