@@ -23,7 +23,7 @@ struct Saver {
     LayoutPiece *piece; // (pieces) what this rank writes
     int pieces;
     float *copy; // (ARRAYS, stride): the owned ranges, one after another; NULL: the thread reads the engine
-    size_t elements, stride;
+    size_t stride;
     bool copies; // every rank has memory for its copy
     Pulse pulse; // a call increments `done`
     Worker worker;
@@ -91,8 +91,8 @@ int saver_create(Saver **out, const Run *r, Error *e) {
     s->all = (Range){0, r->model.flat_count};
     s->owned = alone ? &s->all : r->whole.part ? r->whole.part : p->owned;
     s->owned_count = alone ? is_first : writes || r->whole.part ? p->buckets : 0;
-    for (int i = 0; i < s->owned_count; i++) s->elements += range_length(s->owned[i]);
-    s->stride = round_up(s->elements, page / sizeof(float));
+    for (int i = 0; i < s->owned_count; i++) s->stride += range_length(s->owned[i]);
+    s->stride = round_up(s->stride, page / sizeof(float));
     TRY(layout_create(&s->layout, &r->model, e));
     if (writes) TRY(layout_pieces(&s->layout, s->owned, s->owned_count, is_first, &s->piece, &s->pieces, e));
     return 0;
@@ -100,7 +100,7 @@ int saver_create(Saver **out, const Run *r, Error *e) {
 
 int saver_prepare(Saver *s, Error *e) {
     double missing = 0;
-    if (s->elements)
+    if (s->stride)
         missing = memory_alloc((void **)&s->copy, ARRAYS * s->stride * sizeof(float), "a copy", &(Error){0}) != 0;
     if (s->copy) worker_start(&s->worker, touch_copy, s, "a copy", &(Error){0}); // on failure the save touches the copy
     TRY(comm_sum(s->run->comm, &missing, 1, e));
