@@ -69,7 +69,7 @@ static const char *const trainer_command =
     "128 --skip-loss-z 3 ";
 
 // Replaces the C library's function, as dev/test/preload/yield.c does, so that a waiting rank sleeps, not polls.
-int sched_yield(void) { return usleep(20); }
+int sched_yield(void) { return usleep(200); }
 
 // Replaces this process by mpirun, under `timeout`, which kills a run that hangs.
 static void trainer_exec_ranks(int argc, char **argv) {
