@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_traceback_in_locations_limit", 0)  # a tenth of the time went into places in the source
 
 LN_EPS = 1e-5
 WTE = "wte.weight"
