@@ -46,7 +46,7 @@ static size_t weight_gradient_bytes(const Engine *engine, int B) {
     size_t most = 0;
     for (WeightGradientShape s :
          {WeightGradientShape{B, T, A, C}, {B, T, C, 3 * A}, {B, T, C, F}, {B, T, F, C}, {head, T, Vp, C}})
-        for (bool e4m3 : {false, c->dtype == DTYPE_FP8_DW}) {
+        for (int e4m3 = 0; e4m3 <= (c->dtype == DTYPE_FP8_DW); e4m3++) {
             s.e4m3 = e4m3;
             most = size_max(most, weight_gradient_workspace_bytes(s, engine->pairs.count));
         }
