@@ -194,15 +194,16 @@ def put(value, path, new):
     for key in path[:-1]: at = at[key]
     at[path[-1]] = new
     return value
+def text_of(lines): return "".join(json.dumps(line) + "\n" for line in lines[:6])
+def write(name, text):
+    with open(f"{bad}/{name}", "w") as file: file.write(text)
 refused = 0
 for name, lines in files.items():
-    lines = lines[:6]
+    for of in files: write(of, text_of(files[of]))
     for path in places(lines[0]):
+        text = text_of([put(lines[0], path, "@"), *lines[1:]])
         for wrong in ("null", "true", '"x"', "[]", '[{"a": 1}]', str(2**62 - 1), "9" * 400, '"/"', r'"\ud800"', "NaN", "-1", "1e999", "1.5", '{"a":' * 5000):
-            for of in files:
-                with open(f"{bad}/{of}", "w") as file:
-                    file.write("".join(json.dumps(line).replace('"@"', wrong) + "\n" for line in
-                                       ([put(lines[0], path, "@"), *lines[1:]] if of == name else files[of][:6])))
+            write(name, text.replace('"@"', wrong))
             for main, arguments in mains:
                 sys.argv = ["x", *(word.replace("@", bad) for word in arguments)]
                 try:
