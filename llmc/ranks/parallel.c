@@ -85,6 +85,7 @@ int parallel_send_weights(Parallel *p, Error *e) {
 // WeightsWatch.soon
 static int send_weights(void *context, Range range, Error *e) {
     Parallel *p = context;
+    if (range.begin == range.end) return 0;
     int last = model_bucket_at(p->model, range.end - 1);
     for (int i = last < p->kept ? 0 : last; i <= last; i++) TRY(send_bucket(p, i, e));
     return 0;
@@ -93,6 +94,7 @@ static int send_weights(void *context, Range range, Error *e) {
 // WeightsWatch.await
 static int await_weights(void *context, Range range, Error *e) {
     Parallel *p = context;
+    if (range.begin == range.end) return 0;
     int last = model_bucket_at(p->model, range.end - 1);
     if (last < p->arrived) return 0;
     TRY(send_weights(p, range, e));
