@@ -8,8 +8,8 @@
 //     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (15) [micro-batch (4) [seq-len (64)]]]]]
 //
 // "save" lasts until the checkpoint has its name and was read back, and the previous one is removed; no training runs
-// meanwhile. The parts of a save are times in system calls, taken through the linker's --wrap. "pause" is the time for
-// which training stops while a background save copies the state. Also prints how much longer a step takes meanwhile.
+// meanwhile. The parts of a save are times in system calls, taken through the linker's --wrap. "pause" is the time in
+// which the host waits for the copy of a background save; a GPU computes then. Also prints how much longer a step is.
 #include "bench.h"
 #include "run/run.h"
 #include "../test/tree.h"

@@ -40,7 +40,7 @@ struct Saver {
     Manifest manifest; // only on rank 0
     Text notes;        // lines for stderr
     Error error;       // this rank's error; code 0: none
-    double started, paused, seconds;
+    double started, paused, seconds; // paused: the main thread's waits; a GPU computes during await_copy
 };
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ static void report(Run *r) {
     r->saving.longest_save = fmax(r->saving.longest_save, s->seconds);
     r->saving.saved_step = s->step;
     archive_step_path(r->archive.path, s->step, r->saving.saved);
-    printf("saved   %s in %.2f s, training paused for %.3f s\n", r->saving.saved, s->seconds,
+    printf("saved   %s in %.2f s, training paused for at most %.3f s\n", r->saving.saved, s->seconds,
            s->waits ? s->seconds : s->paused);
     fflush(stdout);
 }
