@@ -113,13 +113,9 @@ int model_check_file(const ModelConfig *config, const char *path, Error *e) {
     return error_prefix(e, "%s: it describes no GPT-2 that this program can train", path);
 }
 
-int model_create_local(Model *model, const ModelConfig *c, int t, int K, Error *e) {
-    memset(model, 0, sizeof *model);
-    TRY(config_check(c, e));
-    model->config = *c;
-    model->vocab_padded = (int)round_up((size_t)c->vocab, 128); // whole tiles for the head's matmul
-
-    // The heads, A and the columns of fc that rank t of K holds.
+// Sets the heads, A and the columns of fc that rank t of K holds.
+static int cut_widths(Model *model, int t, int K, Error *e) {
+    const ModelConfig *c = &model->config;
     const int64_t wide = 4 * (int64_t)c->channels;
     int64_t unit = 64; // columns of the MLP per unit, so that products and copies work on whole vectors
     if (K > c->heads) {
@@ -131,11 +127,19 @@ int model_create_local(Model *model, const ModelConfig *c, int t, int K, Error *
     model->first_head = (int)heads.first, model->heads = (int)heads.count;
     model->attention_width = (size_t)(c->channels / c->heads) * (size_t)heads.count;
     model->mlp_first = (size_t)(units.first * unit), model->mlp_width = (size_t)(units.count * unit);
+    return 0;
+}
 
-    size_t most = (size_t)TENSOR_KINDS * (size_t)c->layers;
+int model_create_local(Model *model, const ModelConfig *config, int t, int K, Error *e) {
+    memset(model, 0, sizeof *model);
+    TRY(config_check(config, e));
+    model->config = *config;
+    model->vocab_padded = (int)round_up((size_t)config->vocab, 128); // whole tiles for the head's matmul
+    TRY(cut_widths(model, t, K, e));
+    size_t most = (size_t)TENSOR_KINDS * (size_t)config->layers;
     TRY(memory_alloc_zero((void **)&model->tensors, most * sizeof(Tensor), "the tensor table", e));
     for (int kind = 0; kind < LN1_W; kind++) model_append(model, (TensorKind)kind, -1);
-    for (int layer = 0; layer < c->layers; layer++)
+    for (int layer = 0; layer < config->layers; layer++)
         for (int kind = LN1_W; kind < LNF_W; kind++) model_append(model, (TensorKind)kind, layer);
     for (int kind = LNF_W; kind < TENSOR_KINDS; kind++) model_append(model, (TensorKind)kind, -1);
     place_tensors(model, false);

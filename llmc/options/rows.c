@@ -37,6 +37,14 @@ bool option_range_contains(const OptionRow *row, double x) {
     return (open == '[' ? x >= low : x > low) && (close == ']' ? x <= high : x < high);
 }
 
+// Reads a decimal number: no hexadecimal, no "nan", no "inf", nothing after the number.
+static bool parse_real(const char *text, double *out) {
+    if (!*text || text[strspn(text, "0123456789+-.eE")]) return false;
+    char *end;
+    *out = strtod(text, &end);
+    return *end == 0;
+}
+
 // Returns the index of text among "first|second|third", or -1.
 static int choice_find(const char *names, const char *text) {
     for (int index = 0;; index++, names++) {
@@ -57,9 +65,7 @@ static int value_parse(const OptionRow *row, const char *said, const char *text,
     switch (row->type) {
     case TYPE_INT:
     case TYPE_REAL:
-        real = strtod(text, &end);
-        // a decimal number: no hexadecimal, no "nan", no "inf", nothing after the number
-        if (!*text || text[strspn(text, "0123456789+-.eE")] || *end || (whole && real != floor(real)))
+        if (!parse_real(text, &real) || (whole && real != floor(real)))
             why = whole ? "not a whole number" : "not a number";
         else if (!option_range_contains(row, real)) why = "out of range";
         else if (!whole) *(double *)out = real + 0.0; // -0 becomes 0
