@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2006,SC2034
 # mpirun.sh and launch.sh source this file: functions for signals that request a stop, and for the ranks' exit codes.
-# Once signals are trapped, use `COMMAND`, not $(COMMAND), <(COMMAND) or >(COMMAND), in code that may wait. A signal that comes
-# while bash 5.2 parses one of these is lost: its trap ends with a syntax error, and the script may end with 0.
+# Once signals are trapped, use `COMMAND`, not $(COMMAND), <(COMMAND) or >(COMMAND), in code that may wait. bash 5.2 loses a
+# signal that comes while it parses one of the latter: the trap ends with a syntax error, and the script may end with 0.
 
 # Starts a command in a session of its own, which the terminal's Ctrl-C does not reach. The command gets USR1 when this
 # script ends, also by KILL (not with util-linux before 2.33).

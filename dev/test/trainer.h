@@ -8,12 +8,12 @@
 #include "math/rng.h"
 #include "run/program.h"
 #include "text/shard_file.h"
+#include "preload/yield.c"
 #include "test.h"
 #include "tree.h"
 
 #include <fcntl.h>
 #include <limits.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -67,9 +67,6 @@ static const char *const trainer_command =
     "--seq-len 8 --threads 1 --micro-batch 4 --ramp gns --batch-max 16 --gns exact --gns-exact-every 3 "
     "--gns-half-life 600 --ramp-kappa 1000 --ramp-waste 1 --ramp-step-rows 1e9 --lr 1e-2 --val-every 7 --val-tokens "
     "128 --skip-loss-z 3 ";
-
-// Replaces the C library's function, as dev/test/preload/yield.c does, so that a waiting rank sleeps, not polls.
-int sched_yield(void) { return usleep(200); }
 
 // Replaces this process by mpirun, under `timeout`, which kills a run that hangs.
 static void trainer_exec_ranks(int argc, char **argv) {

@@ -1,6 +1,6 @@
-// yield: a library to preload (LD_PRELOAD) into ranks that share few cores. A waiting rank polls with sched_yield
-// (OMPI_MCA_mpi_yield_when_idle=1). This sched_yield sleeps, which leaves the cores to ranks that compute.
-#define _GNU_SOURCE
+// yield: a library to preload (LD_PRELOAD) into ranks that share few cores; dev/test/trainer.h includes it. A
+// waiting rank polls with sched_yield (OMPI_MCA_mpi_yield_when_idle=1). This sched_yield sleeps, which leaves the
+// cores to ranks that compute.
 #include <sched.h>
 #include <time.h>
 
