@@ -57,6 +57,13 @@ void parallel_destroy(Parallel *p) {
     *p = (Parallel){0};
 }
 
+// Every rank awaits the same transfers in the same order, and the watchdog counts these calls. Without them a rank that
+// hangs in compute after it began a transfer would show as many collectives as the ranks that await the transfer.
+static int await_transfer(Parallel *p, int64_t work, Error *e) {
+    watchdog_begin(p->comm->watchdog, TRANSPORT_WORK);
+    return p->api->wait_for(p->transport, work, e);
+}
+
 // ---- Weights --------------------------------------------------------------------------------------------------------
 
 // Starts to gather bucket i of an array.
@@ -98,11 +105,8 @@ static int await_weights(void *context, Range range, Error *e) {
     int last = model_bucket_at(p->model, range.end - 1);
     if (last < p->arrived) return 0;
     TRY(send_weights(p, range, e));
-    // Count the wait for a block, which every rank makes for every block. Without it a rank hung in compute would show
-    // as many collectives as the ranks that wait for it.
-    if (last >= p->kept) watchdog_begin(p->comm->watchdog, TRANSPORT_WORK);
-    else p->arrived = last + 1;
-    return p->api->wait_for(p->transport, p->gathered[last], e);
+    if (last < p->kept) p->arrived = last + 1;
+    return await_transfer(p, p->gathered[last], e);
 }
 
 // Awaits bucket i as a pass does (train_gpt2.c), and starts to gather `after`, the bucket that the pass reads next.
@@ -131,7 +135,7 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     static const EngineBuffer arrays[] = {BUFFER_WEIGHT, BUFFER_MASTER, BUFFER_MOMENT1, BUFFER_MOMENT2};
     int64_t work = 0; // each rank has loaded what it owns: gather whole arrays
     for (int i = 0; i < 4 * p->buckets; i++) TRY(gather(p, arrays[i % 4], i / 4, &work, e));
-    return p->api->wait_for(p->transport, work, e);
+    return await_transfer(p, work, e);
 }
 
 // ---- Gradients ------------------------------------------------------------------------------------------------------
@@ -140,7 +144,7 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
 static int collect_from(Parallel *p, int i, Error *e) {
     while (p->shape->shard_grads && p->uncollected > i) {
         int last = --p->uncollected;
-        TRY(p->api->wait_for(p->transport, p->work[last], e));
+        TRY(await_transfer(p, p->work[last], e));
         TRY(engine_collect(p->engine, p->owned[last], p->first, e));
     }
     return 0;
@@ -193,7 +197,7 @@ static int micro_step_without_rows(Parallel *p, bool reduces, Error *e) {
     TRY(parallel_send_weights(p, e));
     for (int i = tensor_exchanges(p->shape, true); i > 0; i--) // count only: invariant 7
         watchdog_begin(p->comm->watchdog, TRANSPORT_ROWS);
-    for (int i = 0; i < p->buckets && p->shape->shard_weights; i++) TRY(await_bucket(p, i, i + 1, e));
+    for (int i = 0; i < p->buckets && p->config.zero > ZERO_0; i++) TRY(await_bucket(p, i, i + 1, e));
     if (reduces) TRY(bucket_begins(p, model_bucket(p->model, 0), e));
     for (int i = p->buckets - 1; i > 0; i--) {
         if (reduces) TRY(bucket_begins(p, model_bucket(p->model, i), e));
@@ -220,7 +224,7 @@ int parallel_norms(Parallel *p, Error *e) {
     assert(p->unreduced == 0);
     for (int i = p->buckets - 1; i >= 0; i--) { // while buckets [0, i) are in transfer
         TRY(collect_from(p, i, e));
-        TRY(p->api->wait_for(p->transport, p->work[i], e));
+        TRY(await_transfer(p, p->work[i], e));
         // Only machine 0's replica counts (invariant 8). Other machines call engine_norms to report fp8's saturation.
         Range counted = p->owned[i];
         if (p->comm->rank >= p->division.ranks) counted.end = counted.begin;
@@ -250,7 +254,7 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
     if (p->config.zero == ZERO_0) { // update each bucket while the sums of later buckets are in transfer
         for (int i = 0; i < p->buckets; i++) TRY(gather(p, BUFFER_GRAD, i, &p->work[i], e));
         for (int i = 0; i < p->buckets; i++) {
-            TRY(p->api->wait_for(p->transport, p->work[i], e));
+            TRY(await_transfer(p, p->work[i], e));
             TRY(engine_update(p->engine, model_bucket(p->model, i), update, e));
         }
         return 0;

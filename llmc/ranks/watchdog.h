@@ -4,6 +4,7 @@
 //
 // The ranks of one machine share a board, one line per rank: process, heartbeat, number of collectives begun.
 //   1. All ranks begin the same collectives in the same order. The other ranks wait for the rank that has begun fewest.
+//      A wait for a transfer that was begun earlier counts as a collective of its own (parallel.c).
 //   2. A rank without a heartbeat for most of the wait is stopped or gone. Such a rank, or one that has not started, is
 //      blamed before any other rank.
 //   3. All watchdogs of a machine read the same board. One watchdog claims the report; the others stay silent.

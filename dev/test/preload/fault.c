@@ -3,7 +3,8 @@
 // Rank FAULT_RANK only:
 //   FAULT_ACTION  kill, stop, exit:CODE, hang (in the next computation), slow (in every computation), or ask (SIGUSR1
 //                 just before joining MPI)
-//   FAULT_AFTER   seconds from the start to the action (0: act before main); +SECONDS: from joining MPI
+//   FAULT_AFTER   seconds from the start to the action (0: act before main); +SECONDS: from joining MPI; #N: hang in
+//                 computation number N
 // Every rank:
 //   FAULT_FSYNC   seconds that a stand-in for fsync sleeps
 //   FAULT_FLUSH   seconds added to each line of output
@@ -50,7 +51,8 @@ static void *strike(void *action) {
 static int is_victim(void) { return fault.rank && fault.victim && strcmp(fault.rank, fault.victim) == 0; }
 
 void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags) {
-    while (hangs) sleep_for(1);
+    static long computations;
+    while (hangs || (is_victim() && *fault.after == '#' && ++computations >= atol(fault.after + 1))) sleep_for(1);
     if (slow) sleep_for(0.01); // far longer than a step, even on a busy machine
     NEXT(GOMP_parallel)(body, data, threads, flags);
 }
@@ -129,7 +131,7 @@ __attribute__((constructor)) static void begin(void) {
         const char *value = getenv(names[i]);
         (&fault.rank)[i] = value ? strdup(value) : NULL; // `names` lists the fields in order
     }
-    if (!is_victim() || strcmp(fault.action, "ask") == 0 || *fault.after == '+') return;
+    if (!is_victim() || strcmp(fault.action, "ask") == 0 || strchr("+#", *fault.after)) return;
     if (atof(fault.after) > 0) arm();
     else strike((void *)fault.action);
 }

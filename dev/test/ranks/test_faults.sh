@@ -273,8 +273,8 @@ zero3 killed 4 1 0.8
 - another_build
 - nowhere_to_write
 - hangs 3 2 +0.7 --zero 1 --checkpoint-every 20
-zero3 hangs 3 0 +0.9 --checkpoint-every 20
-tensor hangs 4 1 +0.9 --checkpoint-every 0
+zero3 hangs 3 2 #652 --checkpoint-every 20
+tensor hangs 4 1 #1204 --checkpoint-every 0
 tensor stopped 4 0 +0.7
 shard killed_elsewhere +0.7
 shard stopped_elsewhere +0.7
