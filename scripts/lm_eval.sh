@@ -37,8 +37,12 @@ PATH=$root/build/venv/bin:$PATH
 LM_EVAL=$(command -v "${LM_EVAL:-lm_eval}") || fail 65 "lm-evaluation-harness is not installed" \
     "Run: python3 -m venv ${top}build/venv && ${top}build/venv/bin/pip install 'lm-eval[hf]' (several GB, with torch)"
 [ "$(count_gpus)" = 0 ] && where=(--device cpu --batch_size 8) || where=(--device cuda --batch_size auto)
+tasks=(--tasks hellaswag,lambada_openai,piqa,winogrande,arc_easy)
+for option in "${@:2}"; do # lm_eval adds up several --tasks
+    [[ $option != @(--tasks|--tasks=*|-t) ]] || tasks=()
+done
 command=("$LM_EVAL" --model hf --model_args "pretrained=$MODEL,dtype=${DTYPE:-float32}${TOKENIZER:+,tokenizer=$TOKENIZER}"
-    --tasks hellaswag,lambada_openai,piqa,winogrande,arc_easy "${where[@]}" "${@:2}")
+    "${tasks[@]}" "${where[@]}" "${@:2}")
 printf '%q ' "${command[@]}" && echo
 "${command[@]}" || fail 65 "lm_eval ended with exit code $?, its messages are above" \
     "If it cannot reach huggingface.co: it downloads the tasks' data from there at first use, see --help"

@@ -41,7 +41,7 @@ defaults() { # with and without a GPU; a run directory means its newest whole ch
 }
 options_are_handed_on() {
     TOKENIZER=vocabulary DTYPE=bfloat16 script mute/ --tasks a,b --limit 5 --include_path 'my tasks' > out.txt &&
-        said pretrained=mute/step_00000001,dtype=bfloat16,tokenizer=vocabulary --tasks $all --device cpu --batch_size 8 \
+        said pretrained=mute/step_00000001,dtype=bfloat16,tokenizer=vocabulary --device cpu --batch_size 8 \
             --tasks a,b --limit 5 --include_path 'my tasks'
 }
 refusals() {
