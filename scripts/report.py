@@ -159,7 +159,7 @@ def headline(run):
 def read_plan(path):
     """Reads a page of --dry-run: the device's peak and bandwidth; "kernels", a list of (name, FLOPs, bytes, seconds) for
     each family of kernels on a rank, with the whole step as its last element; tokens/s of all ranks."""
-    text = read_bytes(path).decode(errors="replace")
+    text = read_bytes(path, "write the page of a --dry-run there").decode(errors="replace")
     device = re.search(r"^device +(.*): ([\d.e+]+) TFLOP/s \w+, ([\d.e+]+) GB/s,", text, re.M)
     step = re.search(r"^step of .*, ([\d,]+) tokens.*(?:\n  FEWER.*)?\n  kernels +([TG])FLOPs +GB +FLOPs/byte +bound by +(m?)s ", text, re.M)
     rate = re.search(r", ([\d,]+) tok/s, MFU", text)

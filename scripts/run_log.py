@@ -91,12 +91,12 @@ def write_whole(path, text):
 
 # ---- Reading and checking -------------------------------------------------------------------------------------------
 
-def read_bytes(path):
+def read_bytes(path, remedy="name a run's directory"):
     try:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}; name a run's directory") from None
+        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}; {remedy}") from None
 
 
 NUMBER, COUNT, TEXT, UNKNOWN = (int, float), int, str, (int, float, type(None))
@@ -190,6 +190,9 @@ class Run:
         self.name = os.fsencode(name).decode(errors="replace")
         self.info_path, self.metrics_path, *others = (os.path.join(path, name) for name in (
             "run.json", "metrics.jsonl", "samples.jsonl", "outliers.jsonl"))
+        for file in (self.info_path, self.metrics_path, *others):
+            if os.path.exists(file) and not os.path.isfile(file):  # reading a FIFO would wait for its writer
+                raise Fault(EXIT_INPUT, f"{file}: not a regular file; move it away, or name another run's directory")
         self.info = parse(self.info_path, read_bytes(self.info_path), RUN)
         self.parts = self.info.get("parts", [])
         if not 1 <= self.info.get("options", {}).get("seq_len", 1) <= 65536:

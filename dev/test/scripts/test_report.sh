@@ -130,12 +130,16 @@ for want in "3 -20" "3 -1" "4 -0"; do # STEPS CUT: the last line is unfinished (
     returns 0 env PYTHONPATH=scripts "$python" -B -c 'import sys, run_log; print(len(run_log.Run(sys.argv[1]).rows))' "$work/bad"
     check "$want: $(cat "$work/log")" [ "$(cat "$work/log")" = "${want% *}" ]
 done
+for tokens in true 1e999; do
+    echo "{\"step\": 1, \"tokens\": $tokens, \"loss\": 1}" > "$bad" && broken 65 '"tokens" is not a number'
+done
+mkfifo "$work/bad/samples.jsonl" && broken 65 "samples.jsonl: not a regular file; move it away"
 check "a page is left" [ ! -e "$work/bad.html" ]
 bad 74 "No such file" report "$work/b128" -o "$work/none/there.html"
 bad 64 "arguments are required" report
 echo "step of 100 rows, 1,000 tokens" > "$work/none.txt"
 bad 65 "none.txt: no plan of a step" report "$work/b128" --plan "$work/none.txt"
-bad 65 "nowhere: No such file" report "$work/b128" --plan "$work/nowhere"
+bad 65 "nowhere: No such file or directory; write the page of a --dry-run there" report "$work/b128" --plan "$work/nowhere"
 echo precious > "$work/victim" && ln -s victim "$work/link" && mkfifo "$work/fifo"
 for name in link fifo; do bad 74 "choose another place" report "$work/b128" -o "$work/$name"; done # /dev/stdout is a link
 check "the link or the FIFO was replaced" [ -L "$work/link" -a -p "$work/fifo" -a "$(cat "$work/victim")" = precious ]
