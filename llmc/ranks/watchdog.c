@@ -135,6 +135,7 @@ static void describe(const Watchdog *w, const View *v, double now, Error *e) {
 static void on_alarm(int signal_number) { _exit(ERR_RANK); }
 
 static void report_and_end(const Watchdog *w, const Error *e, int seconds_before) {
+    if (w->phase == PHASE_CHECKPOINT) fputs("\n", stderr); // a sample's line may be open
     error_print_on(e, w->config.rank, w->config.ranks, w->config.host);
     signal(SIGALRM, on_alarm);
     alarm((unsigned)(seconds_before + SECONDS_TO_END));

@@ -160,6 +160,10 @@ saves_slowly() { # OPTIONS...
 samples_slowly() {
     deadline=1 run 2 0 '^model in slow/step_00000002' FAULT_FLUSH=0.05 --steps 2 --out slow --sample-every 1 --sample-tokens 50
 }
+hangs_while_sampling() { # the report begins on a line of its own, not within the sample's
+    deadline=1 run 2 78 '^error \(rank [01]\): checkpoint 1: no progress .*; rank 1 \(process [0-9]+\) keeps the others waiting' \
+        FAULT_RANK=1 FAULT_ACTION=hang FAULT_AFTER=#3000 --steps 1 --out sampled --sample-every 1 --sample-tokens 100000
+}
 hangs_while_saving() { # OPTIONS...: the last save hangs, or a save during training, on which the next save waits
     deadline=1 run 2 78 '^error \(rank [01]\): checkpoint .*; rank 0 \(process [0-9]+\) keeps the others waiting\. .*or raise --deadline' \
         FAULT_SAVING=hang --out hung "$@" && soon 3
@@ -286,6 +290,7 @@ zero3 asked_to_stop_while_saving
 - saves_slowly --zero 0
 - saves_slowly --zero 1
 zero3 samples_slowly
+zero3 hangs_while_sampling
 - hangs_while_saving --steps 3 --zero 0
 - hangs_while_saving --steps 100000000 --checkpoint-every 40 --zero 0
 - resumes_slowly
