@@ -101,6 +101,8 @@ class Origin:
     def __init__(self, path):
         path = os.path.abspath(path)
         self.checkpoint = path if re.fullmatch(CHECKPOINT, os.path.basename(path)) else newest_checkpoint(path)
+        if not os.path.isfile(os.path.join(self.checkpoint, "MANIFEST.json")):
+            raise Fault(EXIT_INPUT, f"{self.checkpoint}: no checkpoint there; name a run, or one of its step_NNNNNNNN")
         self.step = int(os.path.basename(self.checkpoint).removeprefix("step_"))
         self.run = Run(os.path.dirname(self.checkpoint))
         check(self.run.info_path, self.run.info, {"options!": {"seq_len!": COUNT}})
@@ -138,7 +140,7 @@ def train_branch(origin, out, batch, tokens, program, directory):
     except FileNotFoundError as error:
         raise Fault(EXIT_INPUT, f"{error.filename}: {error.strerror} (--program and --launch say what to run)") from None
     except OSError as error:
-        raise Fault(EXIT_WRITE, f"{out}: cannot write: {error}") from None
+        raise Fault(EXIT_WRITE, f"{out}: cannot write: {error.strerror or error}") from None
     if code not in (0, EXIT_NONFINITE):
         with open(log, encoding="utf-8", errors="replace") as file:
             last = [*file, "it said nothing\n"][-2:][0].strip()

@@ -90,7 +90,7 @@ begin
 bad() { check "$2" fails "$1" "$2" "$python" "$script" probe "${@:3}"; } # CODE TEXT ARGUMENTS...
 bad 64 "unrecognized arguments" run --lr 3
 bad 65 "no checkpoint" .
-bad 65 "No such file" none/step_00000001
+bad 65 "run/step_00000001: no checkpoint there; name a run" run/step_00000001
 bad 64 "two batches" run --factors 1
 bad 64 "invalid factors" run --factors 1,x
 bad 64 "argument --launch" run --launch "'mpirun"
