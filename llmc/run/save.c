@@ -288,8 +288,9 @@ static void report(Run *r) {
     if (s->error.code) {
         if (s->step == r->at.best.step) r->at.best = r->saving.best_before;
         if (!s->waits)
-            fprintf(stderr, "warning: step %lld was not saved: %s. Training continues; the newest checkpoint is %s\n",
-                    (long long)s->step, s->error.what, r->saving.saved[0] ? r->saving.saved : "none yet");
+            fprintf(stderr, "warning: step %lld was not saved: %s. Training continues; %s%s\n", (long long)s->step,
+                    s->error.what, r->saving.saved[0] ? "the newest checkpoint is " : "there is no checkpoint yet",
+                    r->saving.saved);
         return;
     }
     r->saving.longest_save = fmax(r->saving.longest_save, s->seconds);
@@ -382,8 +383,8 @@ int save_and_wait(Run *r, Error *e) {
     if (is_rank0(r) && r->saving.saver->error.code > 0) {
         *e = r->saving.saver->error;
         if (*newest) hint_to_resume(r, e, newest);
-        code = error_prefix(e, "step %lld is not saved, and the newest checkpoint is %s", (long long)r->at.step,
-                            *newest ? newest : "none yet");
+        code = error_prefix(e, "step %lld is not saved, and %s%s", (long long)r->at.step,
+                            *newest ? "the newest checkpoint is " : "there is no checkpoint yet", newest);
     } else if (is_rank0(r) && archive_check_name(&r->archive, e))
         code = error_prefix(e, "step %lld is saved in this run's directory", (long long)r->at.step);
     return comm_agree(r->comm, code, e);
