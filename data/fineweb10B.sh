@@ -7,7 +7,8 @@ NAME=fineweb10B SHARDS=10 FLAGS=shards
 USAGE="--shards N    the first N of 103 training shards of 100 million tokens (10)"
 . "$(dirname "$0")/recipe.sh"
 val_tokens=10485761 # 10,485,760 inputs, and the target of the last input
-[[ $SHARDS =~ ^[1-9][0-9]?[0-9]?$ ]] || fail 64 "--shards $SHARDS: not a whole number from 1 to 103" "See --help"
+[[ $SHARDS =~ ^[1-9][0-9]?[0-9]?$ && $SHARDS -le 103 ]] ||
+    fail 64 "--shards $SHARDS: not a whole number from 1 to 103" "See --help"
 mkdir -p "$OUT"
 for shard in fineweb_val_000000.bin $(seq -f 'fineweb_train_%06g.bin' "$SHARDS"); do
     [ -n "$FORCE" ] || [ ! -f "$OUT/$shard" ] || continue
