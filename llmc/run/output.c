@@ -110,9 +110,13 @@ int write_run_json(Run *r, Error *e) {
 
 // Renames an earlier run's directory and creates a new one; if --out is a link, in the place to which it leads.
 static int move_old_run(const char *out, Error *e) {
-    char place[PATH_MAX], aside[PATH_MAX + 16];
+    char place[PATH_MAX], here[PATH_MAX], aside[PATH_MAX + 16];
     int i = 0;
     if (!realpath(out, place)) return FAIL(e, ERR_WRITE, "choose another --out", "%s: %s", out, strerror(errno));
+    const size_t length = strlen(place); // a working directory below `place` would move, too
+    if (getcwd(here, sizeof here) && strncmp(here, place, length) == 0 && (here[length] == '/' || !here[length]))
+        return FAIL(e, ERR_USAGE, "choose another --out, or start in a directory outside it",
+                    "%s holds an earlier run, which is not moved aside: the working directory is in it", out);
     do snprintf(aside, sizeof aside, "%s.%d", place, ++i);
     while (file_exists(aside));
     if (rename(place, aside) != 0)

@@ -74,6 +74,7 @@ damaged no_state && rm no_state/training/state.json
 damaged lfs && cp lfs.bin lfs/model.safetensors
 damaged of_words && sed -i 's/"vocab_size": *[0-9]*/"vocab_size": 50257/' of_words/config.json
 printf 'not a directory' > out_file
+echo a line of another run > metrics.jsonl
 
 inventory() { find . -printf '%y %m %p\n' | sort; find . -type f -print0 | sort -z | xargs -0 cksum; }
 inventory > "$work/before"
@@ -162,6 +163,7 @@ bad check_deep            $input "deep/config.json: it describes no GPT-2" --che
 
 # Output
 bad out_under_a_file      $write out_file           "${run[@]}" --out out_file/run
+bad out_is_here           $usage "the working directory is in it" "${run[@]}" --out .
 bad out_in_proc           $write /proc/gns          "${run[@]}" --out /proc/gns
 
 exit $failed
