@@ -1,9 +1,9 @@
-// fault: a library to preload (LD_PRELOAD) into the ranks of a run. For test_faults.sh.
+// fault: a library to preload (LD_PRELOAD) into the ranks of a run. For test_faults.sh, test_outliers.sh.
 //
 // Rank FAULT_RANK only:
 //   FAULT_ACTION  kill, stop, exit:CODE, hang (in the next computation), slow (in every computation), or ask (SIGUSR1
 //                 just before joining MPI)
-//   FAULT_AFTER   seconds from the start to the action (0: act before main); +SECONDS: from joining MPI; #N: hang in
+//   FAULT_AFTER   seconds from the start to the action (0: act before main); +SECONDS: from joining MPI; #N: act in
 //                 computation number N
 // Every rank:
 //   FAULT_FSYNC   seconds that a stand-in for fsync sleeps
@@ -52,7 +52,8 @@ static int is_victim(void) { return fault.rank && fault.victim && strcmp(fault.r
 
 void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags) {
     static long computations;
-    while (hangs || (is_victim() && *fault.after == '#' && ++computations >= atol(fault.after + 1))) sleep_for(1);
+    if (is_victim() && *fault.after == '#' && ++computations == atol(fault.after + 1)) strike((void *)fault.action);
+    while (hangs) sleep_for(1);
     if (slow) sleep_for(0.01); // far longer than a step, even on a busy machine
     NEXT(GOMP_parallel)(body, data, threads, flags);
 }
