@@ -238,7 +238,7 @@ def three_parts(out, look=lambda: None):
     go_back_to(out, 30)
     child = train(out, steps=100000, wait=False)
     deadline = time.time() + 60
-    while not os.path.exists(f"{out}/step_00000050") and time.time() < deadline and child.poll() is None:
+    while not os.path.exists(f"{out}/step_00000060") and time.time() < deadline and child.poll() is None:
         time.sleep(0.02)
     child.send_signal(signal.SIGKILL)
     child.communicate()
