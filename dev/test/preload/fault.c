@@ -1,4 +1,4 @@
-// fault: a library to preload (LD_PRELOAD) into the ranks of a run. For test_faults.sh, test_outliers.sh.
+// fault: a library to preload (LD_PRELOAD) into the ranks of a run. For test_faults.sh and others.
 //
 // Rank FAULT_RANK only:
 //   FAULT_ACTION  kill, stop, exit:CODE, hang (in the next computation), slow (in every computation), or ask (SIGUSR1

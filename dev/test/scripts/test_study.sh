@@ -69,11 +69,16 @@ check "a run was made twice" [ "$before" = "$(head -n 6 "$out/results.jsonl" && 
 end runs
 
 begin
-echo 'long --batch-tokens 64 --train-tokens 300000' >> "$work/queue"
-dev/bench/ramp_study.py "$work/queue" --out "$out" > "$work/log" 2>&1 &
+echo 'long --batch-tokens 64 --train-tokens 100000' >> "$work/queue"
+cc -shared -fPIC -o "$work/fault.so" dev/test/preload/fault.c -lpthread -ldl
+env OMPI_COMM_WORLD_RANK=0 FAULT_RANK=0 FAULT_ACTION=stop FAULT_AFTER=#9000 LD_PRELOAD="$work/fault.so" ASAN_OPTIONS=verify_asan_link_order=0 \
+    dev/bench/ramp_study.py "$work/queue" --out "$out" > "$work/log" 2>&1 &
 job=$!
-until grep -qs 'step ' "$out/long-seed1.log" || ! kill -0 $job; do sleep 0.02; done
+trainer_has() { grep -qs "^$1" "/proc/$(pgrep -P $job train_gpt2)/status" || ! kill -0 $job; }
+until trainer_has 'State:.T'; do sleep 0.02; done # it stops, with SIGSTOP, in a step
 kill -TERM $job
+until trainer_has 'ShdPnd:.*[4-7c-f]...$'; do sleep 0.02; done # the study has sent it TERM
+kill -CONT "$(pgrep -P $job train_gpt2)"
 wait $job
 code=$?
 check "a stopped study: $code, $(cat "$work/log")" [ $code = 75 ]
