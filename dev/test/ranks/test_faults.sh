@@ -131,7 +131,7 @@ stopped_alone() { # the stopped rank is alone on its machine: no other rank sees
 }
 # Stops a rank before MPI knows it, or while it joins.
 never_came() { deadline=0.5 harm "$1" "$2" stop 0 78 "^error \(rank [0-9]\): set-up: .*start of MPI; rank $2 has not started"; }
-stopped_early() { deadline=0.5 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): .*; rank $2 (\(process [0-9]+\) is stopped or gone|has not started)"; }
+stopped_early() { deadline=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): .*; rank $2 (\(process [0-9]+\) is stopped or gone|has not started)"; }
 
 with_another() { # CODE TEXT PROGRAM OPTIONS...: two ranks, and a third that runs PROGRAM with more OPTIONS
     launch 2 "$train" $(options) --steps 9 --out a : -np 1 --oversubscribe "$3" $(options) --steps 9 --out a "${@:4}"
