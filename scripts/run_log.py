@@ -46,6 +46,9 @@ def finite_number(text):
     return value
 
 
+finite_number.__name__ = "number"  # argparse's message says "invalid number value"
+
+
 def run_main(main, packages=""):
     """Runs a script's main; a Fault becomes one line on stderr and its exit code. packages: packages that main imports.
     Where they are missing the whole script runs again with build/venv's Python, if there is one."""

@@ -137,6 +137,7 @@ mkfifo "$work/bad/samples.jsonl" && broken 65 "samples.jsonl: not a regular file
 check "a page is left" [ ! -e "$work/bad.html" ]
 bad 74 "No such file" report "$work/b128" -o "$work/none/there.html"
 bad 64 "arguments are required" report
+bad 64 "argument --target: invalid number value: 'nan'" report "$work/b128" --target nan
 echo "step of 100 rows, 1,000 tokens" > "$work/none.txt"
 bad 65 "none.txt: no plan of a step" report "$work/b128" --plan "$work/none.txt"
 bad 65 "nowhere: No such file or directory; write the page of a --dry-run there" report "$work/b128" --plan "$work/nowhere"
