@@ -57,7 +57,7 @@ END
 
 resumes_with_the_same_file() { # killed in a computation of step 137 or so
     cc -shared -fPIC -o "$work/fault.so" dev/test/preload/fault.c -lpthread -ldl || return 1
-    OMPI_COMM_WORLD_RANK=0 FAULT_RANK=0 FAULT_ACTION=kill FAULT_AFTER="#${killed_at:-20000}" LD_PRELOAD=$work/fault.so \
+    OMPI_COMM_WORLD_RANK=0 FAULT_RANK=0 FAULT_ACTION=kill FAULT_AFTER=#20000 LD_PRELOAD=$work/fault.so \
         ASAN_OPTIONS=verify_asan_link_order=0 run killed --outliers 20 --checkpoint-every 50 > "$work/log" 2>&1
     [ $? = 137 ] || { cat "$work/log"; return 1; }
     run killed --outliers 20 --checkpoint-every 50 > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
