@@ -68,7 +68,7 @@ def paired(values, others):
 def read_queue(path):
     """Returns {run's name: {option: its words}}, in the file's order."""
     runs, shared = {}, {}
-    for number, line in enumerate(read_bytes(path).decode(errors="replace").splitlines(), 1):
+    for number, line in enumerate(read_bytes(path, "write a QUEUE; --help shows one").decode(errors="replace").splitlines(), 1):
         where = f"{path} line {number}"
         try:
             words = shlex.split(line, comments=True)
@@ -233,12 +233,16 @@ def visible_gpus():
     return [str(i) for i in range(len(re.findall("^GPU ", listed, re.M)))]
 
 
+def seeds(text):
+    return list(dict.fromkeys(map(int, text.split(","))))
+
+
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("queue", metavar="QUEUE", help="a file with one run per line: NAME OPTIONS...")
     parser.add_argument("--out", default="build/ramp_study", metavar="DIR", help="results and logs (default: %(default)s)")
-    parser.add_argument("--seeds", type=lambda text: list(dict.fromkeys(map(int, text.split(",")))), default="1",
-                        metavar="N,N...", help="every run trains with each (default: %(default)s)")
+    parser.add_argument("--seeds", type=seeds, default="1", metavar="N,N...",
+                        help="every run trains with each (default: %(default)s)")
     parser.add_argument("--against", metavar="NAME", help="the run that others are compared with (default: the first)")
     parser.add_argument("--table", action="store_true", help="train nothing, print the table")
     args = parser.parse_args()

@@ -95,6 +95,8 @@ refused() { study "$1" "${@:3}" && check "says $(tail -n 1 "$work/log")" says "$
 cp "$work/queue" "$work/good"
 JOBS=0 refused 64 "JOBS is 0"
 refused 64 "none: no finished run" --against none
+refused 64 "argument --seeds: invalid seeds value" --seeds 1,x
+rm "$work/queue" && refused 65 "queue: No such file or directory; write a QUEUE"
 while IFS='|' read -r code text line; do
     echo "$line" > "$work/queue"
     refused "$code" "$text"
