@@ -260,15 +260,15 @@ static void io_identity(StateIO *io, const Run *r, const RunData *data) {
         keep(io, AT("train_data[%d].bytes", i), flag, cJSON_CreateNumber((double)digest->bytes));
         keep(io, AT("train_data[%d].xxh3_128", i), flag, cJSON_CreateString(digest->hash));
     }
-    if (io->code && strcmp(io->e->hint, other_run) == 0)
-        error_hint(io->e, "give the run's own; to go on with other data: --model %s --with-optimizer --out NEW",
-                   r->options.out);
     keep_length(io, "train_mixture", weights, "weights");
     for (int i = 0; i < weights; i++) { // a source's fraction of the rows, and its number of shards
         const DatasetSource source = data->train->source[i];
         keep(io, AT("train_mixture[%d].share", i), "--train", cJSON_CreateString(AT("%.17g", source.share)));
         keep(io, AT("train_mixture[%d].shards", i), "--train", cJSON_CreateNumber(source.shards));
     }
+    if (io->code && strcmp(io->e->hint, other_run) == 0)
+        error_hint(io->e, "give the run's own; to go on with other data: --model %s --with-optimizer --out NEW",
+                   r->options.out);
 }
 
 // ---- What may change ------------------------------------------------------------------------------------------------

@@ -197,8 +197,8 @@ mixes_sources() { # with any micro-batch the rows are the same; a resume with ot
     while IFS='|' read -r code words why; do
         refuses "$code" "$why" trains x1 $common --steps 9 $words || return 1
     done <<- END
-		65|--train code_train_*.bin:1 other_*.bin:1|train_mixture[0].share = "0.75" (--train), the command has "0.5"
-		65|--train code_train_*.bin other_*.bin|this run has train_mixture of 2 weights (--train), the command has 0
+		65|--train code_train_*.bin:1 other_*.bin:1|train_mixture[0].share = "0.75" (--train), the command has "0.5". give the run's own; to go on with other data: --model x1
+		65|--train code_train_*.bin other_*.bin|this run has train_mixture of 2 weights (--train), the command has 0. give the run's own; to go on with other data: --model x1
 		64|--train code_train_*.bin:1 other_*.bin:0|other_*.bin:0: the weight of a source is not above 0
 		64|--train code_train_*.bin:1 other_*.bin:nan|other_*.bin:nan: the weight of a source is not above 0
 	END
