@@ -70,9 +70,7 @@ exact_agrees() { # RANKS BATCH_TOKENS: 176 are 11 rows; ranks cannot divide them
     run "$1" "e$1_$2" $exact_run --batch-tokens "$2" && agree "e1_$2" "e$1_$2" && close_total "e1_$2" "e$1_$2" && close "e1_$2" "e$1_$2" gns_ratio 1e-4
 }
 ramp_agrees() { run "$1" "r$1" $ramp_run && agree r1 "r$1" 5e-4; } # RANKS
-the_ramp_grew() {
-    [ "$(grep -o '"batch": [0-9]*' r1/metrics.jsonl | sort -u | wc -l)" -ge 3 ] || { echo "fewer than 3 batch sizes"; return 1; }
-}
+the_ramp_grew() { [ "$(grep -o '"batch": [0-9]*' r1/metrics.jsonl | sort -u | wc -l)" -ge 3 ] || { echo "fewer than 3 batch sizes"; return 1; }; }
 measures_a_step() { # a run that measures --ramp-step-rows equals a run with this number as an option
     local mode x measured=${ramp_run/--ramp-step-rows 1e9/}
     for mode in "--zero 1 --optimizer muon" "--zero 3 --recompute block"; do
@@ -163,8 +161,7 @@ fills_its_hours() { # --train-hours: a run decides length and step_rows once; a 
     local begun took tokens hours base="--ramp gns --batch-min 5 --batch-max 40 --ramp-kappa 128 --checkpoint-every 5 --keep 0"
     for hours in 0.001 0.002 0.004 0.008 0; do # a stall of the timed steps makes a run short: then a longer one counts
         [ $hours != 0 ] || { echo "$took ms of 28800"; tail -n 3 t2.log; return 1; }
-        rm -rf t2 u2
-        begun=$(date +%s%N)
+        rm -rf t2 u2 && begun=$(date +%s%N)
         run 2 t2 $base --train-hours $hours && took=$((($(date +%s%N) - begun) / 1000000)) && cp -r t2 u2 && forget_newest u2 || return 1
         awk "BEGIN { exit !($took > 1e6 * $hours && $took < 4e7 * $hours) }" && # of 3.6e6 ms per hour
             grep -qs '"horizon"' "$(newest_checkpoint u2)/training/state.json" && break # saved after the decision

@@ -291,8 +291,7 @@ prints_its_commit() { # --version and run.json name the commit
 }
 dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose shadow memory counts
     case $build in *-san*) skip "not under the sanitizers" || return ;; esac
-    local options="--train code_train_*.bin --model d6 --micro-batch 4 --seq-len 128 --steps 1 --threads 2 --out m"
-    local plan peak
+    local plan peak options="--train code_train_*.bin --model d6 --micro-batch 4 --seq-len 128 --steps 1 --threads 2 --out m"
     plan=$("$train" $options --dry-run | awk '/memory in all/ { print $4 }') || return 1
     peak=$("$root/$build/dev/test/run/peak_memory" "$train" $options) || { echo "$peak"; return 1; }
     awk -v plan="$plan" -v peak="$peak" 'BEGIN { if (!(plan > 0) || peak / plan > 1.1 || peak / plan < 0.9) {
