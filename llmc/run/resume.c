@@ -142,13 +142,17 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
                         "--model %s: a run without a checkpoint, or with damaged ones only", run);
         if (code || !newest->found) return code;
     }
-    if (best || (!trains && step < 0)) TRY(run_state_summary(&s, newest->directory, e));
+    if (best || !trains) TRY(run_state_summary(&s, newest->directory, e));
     if (best && !s.at.best.step)
         return FAIL(e, ERR_INPUT, "name a step, or the run for its newest", "--model %s: the run has no --keep-best",
                     model);
-    if (s.at.best.step) TRY(find_step(run, s.at.best.step, newest, e));
-    if (s.at.best.step) snprintf(loss, sizeof loss, ", the lowest validation loss: %.4f", s.at.best.loss);
+    if (s.at.best.step && (best || (!trains && step < 0))) {
+        TRY(find_step(run, s.at.best.step, newest, e));
+        snprintf(loss, sizeof loss, ", the lowest validation loss: %.4f", s.at.best.loss);
+    }
     if (!trains) fprintf(stderr, "note: --model %s is %s%s\n", model, newest->directory, loss);
+    if (s.document_mask && r->options.eval_only && !r->options.document_mask)
+        fprintf(stderr, "note: the run kept documents apart. --document-mask gives its validation loss\n");
     return 0;
 }
 

@@ -422,6 +422,7 @@ int run_state_summary(RunSummary *summary, const char *directory, Error *e) {
     snprintf(summary->start, sizeof summary->start, "%s", text_at(&io, "model.start"));
     snprintf(summary->model, sizeof summary->model, "%s", text_at(&io, "options.model"));
     snprintf(summary->optimizer, sizeof summary->optimizer, "%s", text_at(&io, "options.optimizer"));
+    summary->document_mask = cJSON_IsTrue(get(&io, "options.document_mask"));
     cJSON_Delete(io.root);
     return io.code;
 }

@@ -60,5 +60,6 @@ typedef struct {
     char start[256];         // the last part of --model at the run's start, or "scratch"; "": missing
     char model[OPTION_TEXT]; // --model; "": missing
     char optimizer[16];      // --optimizer
+    bool document_mask;      // --document-mask
 } RunSummary;
 int run_state_summary(RunSummary *summary, const char *directory, Error *e);
