@@ -142,7 +142,8 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
                         "--model %s: a run without a checkpoint, or with damaged ones only", run);
         if (code || !newest->found) return code;
     }
-    if (best || !trains) TRY(run_state_summary(&s, newest->directory, e));
+    if (best || (!trains && step < 0)) TRY(run_state_summary(&s, newest->directory, e));
+    else if (r->options.eval_only) run_state_summary(&s, newest->directory, &(Error){0}); // for the last note only
     if (best && !s.at.best.step)
         return FAIL(e, ERR_INPUT, "name a step, or the run for its newest", "--model %s: the run has no --keep-best",
                     model);
@@ -151,7 +152,7 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
         snprintf(loss, sizeof loss, ", the lowest validation loss: %.4f", s.at.best.loss);
     }
     if (!trains) fprintf(stderr, "note: --model %s is %s%s\n", model, newest->directory, loss);
-    if (s.document_mask && r->options.eval_only && !r->options.document_mask)
+    if (s.document_mask && r->options.eval_only && *r->options.val && !r->options.document_mask)
         fprintf(stderr, "note: the run kept documents apart. --document-mask gives its validation loss\n");
     return 0;
 }

@@ -153,9 +153,10 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
         return error_hint(e, "name the shards, for example 'DIR/*_train_*.bin'; " HINT_TOKENIZE);
     TRY(file_read_range(shard->fd, path, 0, header, size_min(bytes, sizeof header), e));
     if (header[0] != SHARD_MAGIC || header[1] != SHARD_VERSION || header[2] <= 0)
-        return FAIL(e, ERR_INPUT, HINT_TOKENIZE,
-                    "%s: not a token shard (magic %d, version %d, %d tokens; want %d, %d, 1 or more)", path, header[0],
-                    header[1], header[2], SHARD_MAGIC, SHARD_VERSION);
+        return FAIL(
+            e, ERR_INPUT, HINT_TOKENIZE,
+            "%s: not a token shard (magic %d, version %d, %d tokens; want magic %d, version %d, 1 token or more)", path,
+            header[0], header[1], header[2], SHARD_MAGIC, SHARD_VERSION);
     shard->tokens = (uint64_t)header[2];
     uint64_t want = SHARD_HEADER_BYTES + 2 * shard->tokens;
     if (bytes != want)

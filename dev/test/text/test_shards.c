@@ -299,7 +299,7 @@ static void test_bad_shards(void) {
         {"text.bin", 0x20656854, 1, 100, 100, 0, 0, "not a token shard"},
         {"llama.bin", 20240801, 7, 100, 200, 0, 0, "not a token shard (magic 20240801, version 7"}, // has 32-bit tokens
         {"version.bin", M, 2, 100, 100, 0, 0, "version 2,"},
-        {"none.bin", M, 1, 0, 0, 0, 0, " 0 tokens; want 20240520, 1, 1 or more"},
+        {"none.bin", M, 1, 0, 0, 0, 0, " 0 tokens; want magic 20240520, version 1, 1 token or more"},
         {"negative.bin", M, 1, -5, 100, 0, 0, " -5 tokens"},
         {"truncated.bin", M, 1, 100, 99, 0, 0, "truncated: it ends at byte 1222"},
         {"half_token.bin", M, 1, 100, 100, 0, -1, "truncated"},
