@@ -143,17 +143,12 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
         if (code || !newest->found) return code;
     }
     if (best || (!trains && step < 0)) TRY(run_state_summary(&s, newest->directory, e));
-    else if (r->options.eval_only) run_state_summary(&s, newest->directory, &(Error){0}); // for the last note only
     if (best && !s.at.best.step)
         return FAIL(e, ERR_INPUT, "name a step, or the run for its newest", "--model %s: the run has no --keep-best",
                     model);
-    if (s.at.best.step && (best || (!trains && step < 0))) {
-        TRY(find_step(run, s.at.best.step, newest, e));
-        snprintf(loss, sizeof loss, ", the lowest validation loss: %.4f", s.at.best.loss);
-    }
+    if (s.at.best.step) TRY(find_step(run, s.at.best.step, newest, e));
+    if (s.at.best.step) snprintf(loss, sizeof loss, ", the lowest validation loss: %.4f", s.at.best.loss);
     if (!trains) fprintf(stderr, "note: --model %s is %s%s\n", model, newest->directory, loss);
-    if (s.document_mask && r->options.eval_only && *r->options.val && !r->options.document_mask)
-        fprintf(stderr, "note: the run kept documents apart. --document-mask gives its validation loss\n");
     return 0;
 }
 
@@ -177,6 +172,13 @@ static int find_source(Run *r, Error *e) {
     return 0;
 }
 
+static void note_document_mask(const Options *o) {
+    RunSummary s;
+    if (!o->eval_only || !*o->val || o->document_mask || run_state_summary(&s, o->model, &(Error){0})) return;
+    if (s.document_mask)
+        fprintf(stderr, "note: the run kept documents apart: --document-mask gives its validation loss\n");
+}
+
 // A run directory as --model means its newest checkpoint. Once --out holds a checkpoint, the same --model resumes from
 // --out, even if the named run has written newer checkpoints.
 int setup_source(Run *r, Error *e) {
@@ -185,6 +187,7 @@ int setup_source(Run *r, Error *e) {
     snprintf(r->model_name, sizeof r->model_name, "%s", path_name(o->model));
     if (model_preset(&ignored, o->model)) return 0;
     TRY(end_search(r, is_rank0(r) ? find_source(r, e) : 0, e));
+    if (is_rank0(r)) note_document_mask(o);
     TRY(comm_broadcast(r->comm, o->model, sizeof o->model, e));
     return comm_broadcast(r->comm, r->source, sizeof r->source, e);
 }

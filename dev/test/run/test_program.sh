@@ -86,10 +86,10 @@ documents_are_kept_apart() { # each line is a document: a newline opens one
     run m0 $lines && run m1 $lines --document-mask && run m2 $lines --document-mask --recompute block && same_weights m1 m2 || return 1
     ! same_weights m0 m1 > /dev/null || { echo "no mask"; return 1; }
     cp -r m1 m3 && rm -r "$(newest_checkpoint m3)" && run m3 $lines --document-mask && grep -q '^resuming from m3/step_00000010' m3.log && same_weights m1 m3 || return 1
-    "$train" --eval-only --model m1 --val 'code_val_*.bin' --val-tokens 1024 --tokenizer lines --document-mask > eval.log || return 1
+    "$train" --eval-only --model m1 --val 'code_val_*.bin' --val-tokens 1024 --tokenizer lines --document-mask > eval.log 2>&1 && ! grep 'kept documents apart' eval.log || return 1
     awk '$1 == "loss" { loss = $2 } /"val_loss"/ { val = $NF + 0 } END { exit !(loss > 0 && (loss - val) ^ 2 < 1e-12) }' eval.log m1/metrics.jsonl ||
         { cat eval.log; tail -n 1 m1/metrics.jsonl; return 1; }
-    "$train" --eval-only --model m1 --val 'code_val_*.bin' --tokenizer lines 2>&1 | grep -q '^note: the run kept documents apart' || return 1
+    "$train" --eval-only --model "$(newest_checkpoint m1)" --val 'code_val_*.bin' --tokenizer lines > note.log 2>&1 && grep -q '^note: the run kept documents apart' note.log || return 1
     for mask in "" --document-mask; do # a prompt is a single document
         "$train" --sample-only --model m1 --tokenizer lines --prompt 'static int ' --temperature 0 --sample-tokens 9 $mask > "prompt$mask.txt" || return 1
     done
