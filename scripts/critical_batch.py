@@ -128,8 +128,9 @@ def train_branch(origin, out, batch, tokens, program, directory):
     # Options that differ from the run's. The trainer prints a note for options without effect.
     options = {"out": os.path.abspath(out), "batch_tokens": batch * origin.seq_len, "train_tokens": origin.tokens + tokens,
                "lr": origin.lr * math.sqrt(batch / origin.batch), "lr_schedule": "constant", "warmup_tokens": 0, "ramp": "fixed",
-               "gns": "ln", "on_spike": "none", "patience": 0, "stop_at_loss": 0, "sample_every": 0, "hellaswag_every": 0,
-               "val_every": interval if origin.options.get("val") else 0, "checkpoint_every": 0}
+               "gns": "ln", "on_spike": "none", "keep_best": "false", "patience": 0, "stop_at_loss": 0, "max_hours": 0,
+               "sample_every": 0, "hellaswag_every": 0, "val_every": interval if origin.options.get("val") else 0,
+               "checkpoint_every": 0}
     try:
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(origin.checkpoint, copy)

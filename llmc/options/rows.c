@@ -354,7 +354,7 @@ int rows_next_value(const OptionTable *t, const OptionRow *row, int argc, char *
     return 0;
 }
 
-// Reads --name value, --name=value, or --name of a flag.
+// Reads --name value, --name=value, or --name of a flag, which is --name=true.
 static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     const char *word = argv[*i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
     char said[FLAG_BYTES], joined[OPTION_TEXT + 2]; // the longest flag; the longest value
@@ -362,10 +362,8 @@ static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     int id = row_find(t, word + 2);
     if (id == t->count) return rows_unknown(t, said, said + 2, "--", e);
     const OptionRow *row = &t->rows[id];
-    if (row->type == TYPE_FLAG) {
-        if (value) return FAIL(e, ERR_USAGE, "leave out what follows it", "%s takes no value", said);
-        value = "true";
-    } else if (!value) TRY(rows_next_value(t, row, argc, argv, i, joined, &value, e));
+    if (row->type == TYPE_FLAG) value = value ? value : "true";
+    else if (!value) TRY(rows_next_value(t, row, argc, argv, i, joined, &value, e));
     if (row->kind != ROW_FILE) return row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e);
 
     // Read the file now. Options on the command line win, wherever they stand. The option's value lists all files.
@@ -387,7 +385,7 @@ int rows_read_command_line(OptionTable *t, int argc, char **argv, Error *e) {
         if (strncmp(argv[i], "--", 2) == 0 && argv[i][2]) TRY(parse_long(t, argc, argv, &i, e));
         else TRY(t->read_word(t, argc, argv, &i, e));
         for (int id = 0; id < t->count; id++) {
-            if (t->rows[id].kind != ROW_ENDS || !t->given[id]) continue; // an option's name may follow --help
+            if (t->rows[id].kind != ROW_ENDS || row_is_zero(t, id)) continue; // an option's name may follow --help
             if (strcmp(t->rows[id].field, "help") != 0 || i + 1 >= argc || argv[i + 1][0] == '-') return 0;
             const int about = row_find(t, argv[i + 1]);
             if (about == t->count) return rows_unknown(t, argv[i + 1], argv[i + 1], "--", e);

@@ -137,7 +137,7 @@ static void test_command_line_errors(void) {
         {"-Q 4", "-Q", ""}, {"train.bin", "train.bin", ""}, {"--lr 1 2", "'2' is no option", ""},
         {"--lr 1 --lr 1", "--lr is given twice", ""}, {"--lr 1 -l 1", "twice", ""}, {"-u 5 --warmup-tokens 1", "twice", ""},
         {"--dry-run --dry-run", "twice", ""}, {"--lr", "--lr has no value", ""}, {"--train --val x", "--train has no value", ""},
-        {"--train -j x", "--train has no value", ""}, {"-i", "-i has no value", ""}, {"--dry-run=yes", "takes no value", ""},
+        {"--train -j x", "--train has no value", ""}, {"-i", "-i has no value", ""}, {"--dry-run=yes", "neither true nor false", ""},
         {"--gns maybe", "--gns 'maybe'", "off|ln|exact"}, {"--gns off|ln", "no such choice", ""}, {"--gns=", "no such choice", ""},
         {"--micro_batch 4 --micro-batch 4", "twice", ""}, {"--help learning_rate", "learning_rate", ""},
     };
@@ -164,8 +164,8 @@ static void test_command_line_errors(void) {
     CHECK(o.help && !o.version, "help");
     CHECK_OK(parse(&o, "--help ramp_kappa", &e), &e);
     CHECK(o.help && o.help_about == &option_rows[OPTION_ramp_kappa], "--help NAME");
-    CHECK_OK(parse(&o, "--lr 1 --version --frobnicate", &e), &e);
-    CHECK(o.version, "version");
+    CHECK_OK(parse(&o, "--help=false --lr 1 --version --frobnicate", &e), &e);
+    CHECK(o.version && !o.help, "version");
 }
 
 // --train and --val accept several words, up to the next option, since a shell may have expanded a pattern.

@@ -37,7 +37,8 @@ run() { # OUT STEPS OPTIONS...
 "$tokenize" --tokenizer bytes --out t --val-fraction 0.1 text.txt > log 2>&1
 run run 60 --val 't_val_*.bin' --lr-schedule constant --optimizer muon --dropout 0.1 --val-every 8 --val-tokens 512 --checkpoint-every 20 --keep 0
 run blind 20
-run early 20 --val 't_val_*.bin' --val-every 8 --val-tokens 512 --keep-best --patience 1 --stop-at-loss 9
+run early 20 --val 't_val_*.bin' --val-every 8 --val-tokens 512 --keep-best --patience 1 --stop-at-loss 9 --max-hours 1
+sed -i 's/"max_hours": 1,/"max_hours": 1e-9,/' early/run.json
 sums() { cat run/step_00000020/*.* run/step_00000020/training/* run/metrics.jsonl run/run.json | cksum; }
 before=$(sums)
 
@@ -87,6 +88,7 @@ probe 0 blind --factors 1,2 --tokens 512 # no validation: training losses are co
 check "branches: $(tail -n 1 log)" says log "Recommendation: "
 probe 0 early --factors 1,2 --tokens 1024 # its own reason to end ends no branch
 check "a branch ended early" grep -q '"tokens": 1536, "val_loss"' early/probe_00000008/batch_4-1024/metrics.jsonl
+check "--keep-best" grep -q '"keep_best": false' early/probe_00000008/batch_4-1024/run.json
 end again
 
 begin
