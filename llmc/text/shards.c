@@ -19,6 +19,7 @@ enum {
 };
 
 #define HINT_TOKENIZE "make shards with data/tokenize (or llm.c's scripts)"
+#define HINT_WEIGHTS  "'a*.bin:0.7 b*.bin:0.3'"
 #define BLANKS        " \t\n"
 
 // ---- The files that --train or --val names --------------------------------------------------------------------------
@@ -45,6 +46,10 @@ static int add_matches(DatasetSource *s, const char *pattern, Error *e) {
         if (strchr("*?[\\", *c)) *to++ = '\\';
     *to = 0;
     int failure = glob(exists ? literal : pattern, s->found.gl_pathv ? GLOB_APPEND : 0, NULL, &s->found);
+    const char *colon = strrchr(path_name(pattern), ':');
+    if (failure == GLOB_NOMATCH && colon)
+        return FAIL(e, ERR_INPUT, "check the path; a weight is a number above 0, as in " HINT_WEIGHTS,
+                    "%s: no such file, and '%s' is no weight", pattern, colon + 1);
     if (failure == GLOB_NOMATCH)
         return FAIL(e, ERR_INPUT, "check the path; " HINT_TOKENIZE, "%s: no such file", pattern);
     if (failure)
@@ -65,7 +70,7 @@ static int add_word(Dataset *data, char *word, Error *e) {
                     "%s: the weight of a source is not above 0, or too large", word);
     if (weighted) *colon = 0;
     if (data->info.sources && weighted != (data->info.weights > 0))
-        return FAIL(e, ERR_USAGE, "give each a weight, as in 'a*.bin:0.7 b*.bin:0.3', or none",
+        return FAIL(e, ERR_USAGE, "give each a weight, as in " HINT_WEIGHTS ", or none",
                     "%s: it has %s weight, and the sources before it have %s", word, weighted ? "a" : "no",
                     weighted ? "none" : "one");
     DatasetSource *s = weighted ? &data->source[data->info.sources++] : data->source;

@@ -181,7 +181,7 @@ static void test_words(void) {
                {"u* v*:1", "v*: it has a weight", ERR_USAGE},
                {"u*:1e308 v*:1e308", "too large", ERR_USAGE},
                {"u*:1 none*:1", "none*: no such file", ERR_INPUT},
-               {"u*:one", "u*:one: no such file", ERR_INPUT},
+               {"u*:one", "u*:one: no such file, and 'one' is no weight", ERR_INPUT},
                {"  ", "no such file", ERR_INPUT}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         CHECK_ERROR(dataset_open(&data, bad[i].value, 9, 1000, 1, &e), &e, bad[i].code, bad[i].says);
