@@ -321,7 +321,7 @@ static int try_sample(void) {
     const Target *t = target;
     save_sample(t->file);
     int code = t->reader(t->path, &e);
-    const bool of_options = strstr(e.what, "this run has --"); // the state's options and the command's differ
+    const bool of_options = strstr(e.what, "this run has "); // the state's options and the command's differ
     CHECK(code == 0 || code == ERR_INPUT || (code == ERR_USAGE && of_options), "code %d: %s", code, e.what);
     CHECK(code == 0 || (e.what[0] && e.hint[0] && strstr(e.what, t->named)), "'%s' (%s) does not name %s, or no hint",
           e.what, e.hint, t->named);

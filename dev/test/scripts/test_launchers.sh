@@ -301,7 +301,7 @@ mpirun() { scripts/mpirun.sh -np 2 --oversubscribe "$@"; }
 mpirun_that_cannot_start() { # no such program, a wrong option, no command; a rank that exits with 1 had started
     needs_mpi || return
     local words
-    for words in "$work/nowhere" no_such_program "$work" "--bogus true" ""; do
+    for words in "$work/nowhere" no_such_program "$work" "--bogus true" "--hostfile $work/nowhere true" ""; do
         mpirun $words > "$work/log" 2>&1
         [ $? = 64 ] && says "$work/log" 'error: mpirun did not start the ranks' && ! says "$work/log" 'rank was lost' || { echo "$words"; cat "$work/log"; return 1; }
     done
