@@ -125,8 +125,10 @@ done
 # Exit with 75 if a request to stop ended mpirun: its signal came before mpirun blocked that signal.
 [[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ -z "$asked" ] ||
     fail 75 "asked to stop before the ranks began" "Start the same command again"
-# Fail if mpirun could not start the ranks. Its code is then 131, 132, 134, 255, or 1 (bad arguments; also a rank's).
+# Fail if mpirun could not start the ranks. Its code is then 131, 132, 134, 255, or 1: also a rank's, if mpirun can map them.
 # Other codes above 128 come from a rank that a signal ended, perhaps before the guard looked for ranks.
-[ -n "$started" ] || { [[ $code != @(1|13[124]|255) ]] || { [ $code = 1 ] && mpirun --do-not-launch "$@" > /dev/null 2>&1; }; } ||
-    fail 64 "mpirun did not start the ranks (exit code $code): its message is above" "Use mpirun.sh -np RANKS PROGRAM OPTIONS"
+maps() { mpirun --do-not-launch "$@" 2> /dev/null | grep 'JOB MAP' > /dev/null; }
+[ -n "$started" ] || [[ $code != @(1|13[124]|255) ]] || { [ $code = 1 ] && maps "$@"; } ||
+    fail 64 "mpirun did not start the ranks (exit code $code): its message is above" \
+        "Use mpirun.sh -np RANKS PROGRAM OPTIONS; with more ranks than cores add --oversubscribe"
 code_of_ranks "$code"
