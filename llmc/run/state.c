@@ -102,7 +102,7 @@ static bool has(const StateIO *io, const char *path, bool writes) {
     return io->writing ? writes : get(io, path) != NULL;
 }
 
-// A field that may not change. Writing: adds `now`. Reading: deletes `now`. Then ERR_INPUT for other data, ERR_USAGE for
+// A field that may not change. Writing: adds `now`. Reading: deletes `now`; ERR_INPUT for other data, ERR_USAGE for
 // another option.
 static void keep(StateIO *io, const char *path, const char *flag, cJSON *now) {
     const cJSON *was = get(io, path);
@@ -204,9 +204,12 @@ static void io_exponents(StateIO *io, const Run *r, int8_t *k) {
 static void io_position(StateIO *io, Run *r) {
     RunPoint *at = &r->at;
     Rollback *back = &r->back;
+    Ramp *ramp = &r->position.ramp;
     io_point(io, at);
-    real(io, "ramp.rows", &r->position.ramp.rows);
-    if (!(r->position.ramp.rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
+    if (io->writing && ramp->config.mode != RAMP_GNS) // a later part with --ramp gns goes on from this batch
+        ramp->rows = (double)ramp_batch(ramp, at->step, (double)at->tokens);
+    real(io, "ramp.rows", &ramp->rows);
+    if (!(ramp->rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
     io_noise(io, &r->position.noise);
     io_exponents(io, r, at->exponents);
     for (int k = 0; k < ROW_KINDS && r->options.outliers; k++) {

@@ -28,13 +28,13 @@ a_run_is_run_again() { # --config RUN/run.json repeats a run, in another --out
     "$train" --config a/run.json --out again > again.log 2>&1 && same a again && grep -q '"out": "again"' again/run.json &&
         "$train" --config a/run.json --print-options | grep -qx 'ramp-kappa = 4'
 }
-a_step_is_measured_once() { # run.json has --ramp-step-rows; a run that began without it cannot measure it later
+a_step_is_measured_once() { # run.json has --ramp-step-rows; a run that began without it cannot measure it later, and goes on from its batch
     run am ${ramp/--ramp-step-rows 1e9/} --threads 1 && "$train" --config am/run.json --out again_am > again.log 2>&1 && same am again_am &&
         grep -q '"ramp_step_rows": [0-9]' am/run.json || { cat again.log; return 1; }
-    run ab --threads 1 --steps 3 --batch-tokens 128 || return 1
+    run ab --threads 1 --steps 3 --batch-tokens 320 || return 1
     refused "ab/step_00000003/training/state.json: --ramp gns measures what a step costs before a run's first step" ab --threads 1 ${ramp/1e9/0} &&
         [ -d ab/step_00000003 ] && refused "loads moments. add --ramp-step-rows X" none --model ab --with-optimizer ${ramp/--ramp-step-rows 1e9/} &&
-        run ab --threads 1 $ramp && grep -q '^resuming' ab.log
+        run ab --threads 1 $ramp && grep -q '^resuming' ab.log && grep -q '^{"step": 4, .*"batch": 10,' ab/metrics.jsonl
 }
 bash_completes_its_options() {
     "$root/dev/make/completion.sh" "$train" train_gpt2 > completion && . ./completion || return 1
