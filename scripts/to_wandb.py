@@ -27,6 +27,8 @@ def upload(args):
     target, last = None, 0
     try:
         for run, begins, parts, lines, samples in read_new([args.run], args):
+            if not (parts or lines or samples):
+                continue
             numbers = [{name: x for name, x in numbers_of(line).items() if math.isfinite(x)} for line in lines]
             if args.dry_run:
                 print(f"{run.path}: {len(run.rows)} steps, {len(config_of(run))} options, {len(samples)} samples")

@@ -64,11 +64,9 @@ end calls
 
 # Follow a run: steps, a resume that removes lines and writes them again, Ctrl-C. test_logs.sh follows a real run.
 begin
-CALLS=$work/followed.json PYTHONPATH=$work/fake returns 130 "$python" - "$work/live" << 'END'
-import json, os, sys
-sys.path.insert(0, "scripts")
-import run_log, to_wandb
-live, looks = sys.argv[1], iter([(1,), (1, 2, 3), (1, 2), (1, 2, 4)])
+cat > "$work/follow.py" << 'END'
+import json, os, run_log, sys, to_wandb
+live, looks = sys.argv[1], iter([(1,), (1, 2, 3), (1, 2), (1, 2, 4), (1, 2, 4)])
 def next_look(_):
     steps = next(looks, None) or sys.exit(130)
     parts = [{"first_step": s, "command": ["./train_gpt2"]} for s in ([1] if 4 not in steps else [1, 3])]
@@ -77,9 +75,11 @@ def next_look(_):
     open(f"{live}/samples.jsonl", "w").write('{"step": 3, "tokens": 192, "text": "so"}\n' * (3 in steps))
 os.mkdir(live)
 run_log.time.sleep = next_look
-sys.argv = ["x", live, "--follow"]
 run_log.run_main(to_wandb.main)
 END
+PYTHONPATH=scripts returns 130 "$python" "$work/follow.py" "$work/dry" --follow --dry-run
+check "prints nothing new: $(cat "$work/log")" [ "$(grep -c '^numbers: ' "$work/log")" = 4 ]
+CALLS=$work/followed.json PYTHONPATH=scripts:$work/fake returns 130 "$python" "$work/follow.py" "$work/live" --follow
 check "$(cat "$work/log")" says "$work/log" "went back to an earlier step; W&B keeps its steps up to 3"
 check "calls: $(cat "$work/followed.json")" "$python" - "$work/followed.json" << 'END'
 import json, sys
@@ -100,7 +100,6 @@ PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/one" --dry-
 check "dry run: $(cat "$work/log")" grep -q "3 steps, 4 options, 1 samples" "$work/log"
 echo '{"step": 2}' > "$work/one/samples.jsonl"
 bad 65 "samples.jsonl line 1: \"text\" is not text" --dry-run
-rm "$work/one/samples.jsonl"
 end errors
 
 exit $failed
