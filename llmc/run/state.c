@@ -113,9 +113,9 @@ static void keep(StateIO *io, const char *path, const char *flag, cJSON *now) {
     char *then_text = cJSON_PrintUnformatted(was), *now_text = cJSON_PrintUnformatted(now);
     if (!was) malformed(io, path, "");
     else if (!io->code && !cJSON_Compare(was, now, true))
-        io->code = FAIL(io->e, strncmp(flag, "--train", 7) == 0 ? ERR_INPUT : ERR_USAGE, other_run,
-                        "%s: this run has %s = %.80s (%s), the command has %.80s", io->file, path, then_text, flag,
-                        now_text);
+        io->code =
+            FAIL(io->e, strncmp(flag, "--train", 7) == 0 ? ERR_INPUT : ERR_USAGE, other_run,
+                 "%s: this run has %s = %.80s (%s), the command has %.80s", io->file, path, then_text, flag, now_text);
     cJSON_free(then_text);
     cJSON_free(now_text);
     cJSON_Delete(now);
