@@ -125,7 +125,7 @@ done
 # Exit with 75 if a request to stop ended mpirun: its signal came before mpirun blocked that signal.
 [[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ -z "$asked" ] ||
     fail 75 "asked to stop before the ranks began" "Start the same command again"
-# Fail if mpirun could not start the ranks. Its code is then 131, 132, 134, 255, or 1: also a rank's, if mpirun can map them.
+# Fail if mpirun could not start the ranks. Its code is then 131, 132, 134, 255, or 1. If it can map them, 1 is a rank's.
 # Other codes above 128 come from a rank that a signal ended, perhaps before the guard looked for ranks.
 maps() { mpirun --do-not-launch "$@" 2> /dev/null | grep 'JOB MAP' > /dev/null; }
 [ -n "$started" ] || [[ $code != @(1|13[124]|255) ]] || { [ $code = 1 ] && maps "$@"; } ||
