@@ -331,7 +331,7 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
             if (bad) skipped++, fprintf(notes, "warning: %s. Skipped\n", e->what);
         }
     if (code || newest->found || !skipped) return code;
-    return FAIL(e, ERR_INPUT, "--fresh starts over, and moves this run aside",
+    return FAIL(e, ERR_INPUT, "restore a copy, use another run, or if this is --out, start over with --fresh",
                 "%s: all of its %d checkpoints are damaged", archive->path, skipped);
 }
 

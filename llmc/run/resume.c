@@ -139,7 +139,7 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
         archive_close(&archive);
         if (!code && !newest->found && directory_holds(run, "metrics.jsonl"))
             return FAIL(e, ERR_INPUT, "use another run, or wait for its first one: see its --checkpoint-every",
-                        "--model %s: a run without a checkpoint, or with damaged ones only", run);
+                        "--model %s: a run without a checkpoint", run);
         if (code || !newest->found) return code;
     }
     if (best || (!trains && step < 0)) TRY(run_state_summary(&s, newest->directory, e));

@@ -199,7 +199,7 @@ skips_what_any_rank_finds_damaged() { # all ranks then resume from the previous 
         file=training/optimizer.safetensors
     done
     for file in bad/step_0*/$file; do damage "$file" 4210000; done
-    run 4 65 '^error \(rank 0\): bad: all of its 2 checkpoints are damaged' --steps 3 --out bad && one_error
+    run 4 65 '^error \(rank 0\): bad: all of its 2 checkpoints are damaged. restore a copy, use another run' --steps 3 --out bad && one_error
 }
 names_the_slowest() { # OPTIONS...: two of three ranks wait for the slowest rank most of the time; no bit changes
     run 3 0 . --steps 12 --out fast "$@" && run 3 0 . FAULT_RANK=1 FAULT_ACTION=slow FAULT_AFTER=0 --steps 12 --out slow "$@" &&
