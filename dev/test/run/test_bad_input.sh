@@ -142,7 +142,7 @@ bad weights_are_a_pickle  $input "pickled: its weights are in pytorch_model.bin"
 bad model_of_hugging_face $usage "hf download openai-community/gpt2 "    "${model[@]}" gpt2
 bad model_and_layers      $usage --layers           "${model[@]}" model --layers 2
 bad model_and_vocabulary  $usage --vocab-size       "${model[@]}" model --vocab-size 300
-bad model_context         $usage --seq-len          "${model[@]}" model --seq-len 17
+bad model_context         $usage "--seq-len 1024: "  --model model --train good.bin --steps 2 --dry-run
 bad model_no_config       $input no_config          "${model[@]}" no_config
 bad config_json_cut       $input bad_config         "${model[@]}" bad_config
 bad config_json_heads     $input "are not divisible by 3 heads. use another model" "${model[@]}" odd_heads
