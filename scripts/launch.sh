@@ -69,7 +69,7 @@ fi
 if [ -n "${RUN:-}" ]; then
     command=($RUN "${command[@]}")
 elif [ "${RANKS:-1}" -gt 1 ]; then
-    command=("$root/scripts/mpirun.sh" -np "$RANKS" $([[ $PROGRAM == *cu ]] || echo --oversubscribe) "${command[@]}")
+    command=("$root/scripts/mpirun.sh" -np "$RANKS" "${command[@]}")
 fi
 # The command of a restart: without --fresh, and with llm.c's -y 1 (resume), which also overrides `fresh` in a --config file.
 mapfile -t -d '' resume < <(printf '%s\0' "${command[@]}" | sed -z '/^--fresh$/d; /^-y$/ { N; d }')

@@ -16,6 +16,7 @@
 #     (llmc/ranks/comm.c), save and exit, and this script removes the files that mpirun leaves in /dev/shm and TMPDIR.
 #   - If the reader of its output ends, mpirun kills its ranks ten lines later. (Ctrl-C ends tee first in `... | tee
 #     log`.) Here mpirun writes to a process that outlives the reader.
+#   - mpirun refuses more ranks than cores. Here ranks of the CPU trainer may share cores.
 #   - mpirun refuses to run as root, the user of most containers. Here it runs.
 #   - If the disk of TMPDIR is full or not writable, mpirun prints pages, and may hang. This script returns 74 instead.
 # shellcheck disable=SC2006,SC2086
@@ -93,6 +94,8 @@ free=`df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }'` # 12 MiB ar
 # Unbind the ranks. Options that bind override this variable, except those that give a rank several cores.
 [[ "$*" =~ [:,][Pp][Ee]=|-cpus-per- ]] ||
     export OMPI_MCA_hwloc_base_binding_policy="${OMPI_MCA_hwloc_base_binding_policy:-none}"
+[[ ${*,,} == *@(oversubscribe|train_gpt2cu)* ]] ||
+    export OMPI_MCA_rmaps_base_oversubscribe="${OMPI_MCA_rmaps_base_oversubscribe:-1}"
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 # Block these signals in mpirun, which unblocks them for its ranks.
