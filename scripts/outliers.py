@@ -34,7 +34,8 @@ def outliers_text(run, most=None):
         parts = {(kind, tokens[i:i + SHARED]) for i in range(0, len(tokens) - SHARED + 1, 2)}
         group = next((group_of[part] for part in parts if part in group_of), None)
         if group is None:
-            group = row | {"rows": 0, "text": decode(memoryview(tokens).cast("H").tolist()), "file": os.path.basename(row["shard"])}
+            text = decode(memoryview(tokens).cast("H").tolist()) if tokens else f"(no text: {shard} is gone or cut)"
+            group = row | {"rows": 0, "text": text, "file": os.path.basename(row["shard"])}
             kinds.setdefault(kind, []).append(group)
         group["rows"] += 1
         group_of |= dict.fromkeys(parts - group_of.keys(), group)
