@@ -2,7 +2,7 @@
 # The recipes set NAME, FLAGS (their own flags' names) and USAGE, then source this file, which reads the command line.
 #
 #   --tokenizer gpt2|bytes|DIR   gpt2 (default): OpenAI's vocabulary, fetched to data/gpt2
-#   --from DIR                   read the data from DIR; download and check nothing
+#   --from DIR                   read the data from DIR, unchecked; download only the vocabulary
 #   --out DIR                    directory of the shards; data/NAME by default
 #   --force                      make the shards again
 # Downloads go to data/download/NAME. A broken download is resumed. A known SHA-256 is checked. A path that the caller
@@ -42,7 +42,7 @@ fi
 fetch() {
     local url=$1 file=$2 want=${3:-} got
     if [ -f "$file" ]; then return 0; fi
-    command -v curl > /dev/null || fail 65 "curl is missing" "Install curl, or get $url yourself and say --from DIR"
+    command -v curl > /dev/null || fail 65 "curl is missing" "Install curl, or save $url as $file"
     if [ "$want" = hub ]; then # Hugging Face gives a large file's SHA-256 as its ETag, before the redirection
         want=$(curl -sS --max-time 60 -I "$url" 2> /dev/null | tr -d '\r"' |
             awk 'tolower($1) == "x-linked-etag:" && $2 ~ /^[0-9a-f]+$/ && length($2) == 64 { print $2 }') || true
@@ -52,7 +52,7 @@ fetch() {
     curl -fL --retry 5 --retry-delay 2 --connect-timeout 20 -C - -o "$file.part" --progress-bar "$url" || {
         local code=$?
         [ $code != 23 ] || fail 74 "cannot write $file.part" "Free some space; the same command resumes it"
-        fail 65 "no $url (curl $code)" "The same command resumes a download; or get the file yourself and say --from DIR"
+        fail 65 "no $url (curl $code)" "The same command resumes a download; or save it as $file yourself"
     }
     if [ -n "$want" ] && ! sha256sum --check --status <<< "$want  $file.part"; then
         got=$(sha256sum "$file.part" | cut -d ' ' -f 1)
