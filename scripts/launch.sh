@@ -6,7 +6,7 @@
 # Environment variables (the default follows the semicolon):
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
-#   TOKENIZER    the shards' tokenizer, stored in checkpoints; data/gpt2 if it exists
+#   TOKENIZER    the shards' tokenizer, stored in checkpoints; data/gpt2 if it has vocab.bpe
 #   OUT          run directory; runs/NAME
 #   RANKS        number of processes, one per GPU; one for each GPU of this machine, or of CUDA_VISIBLE_DEVICES
 #   RUN          command that starts RANKS processes; mpirun on this machine. scripts/slurm/ sets it
@@ -59,7 +59,7 @@ else
     default train "${TRAIN:-${fineweb}_train_*.bin}"
     default val "${VAL:-${fineweb}_val_*.bin}"
 fi
-default tokenizer "${TOKENIZER-$([ ! -d "${top}data/gpt2" ] || echo "${top}data/gpt2")}"
+default tokenizer "${TOKENIZER-$([ ! -e "${top}data/gpt2/vocab.bpe" ] || echo "${top}data/gpt2")}"
 [[ $(value hellaswag-every) == @(|0) ]] || default hellaswag "${top}data/hellaswag/hellaswag_val.jsonl"
 
 if [[ -z ${RANKS:-} && $PROGRAM == *cu ]]; then # an invalid device ends the list of CUDA_VISIBLE_DEVICES
