@@ -21,8 +21,8 @@ import shlex
 import shutil
 import subprocess
 
-from run_log import (COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, check, column, compare, finite,
-                     finite_number, read_bytes, run_main, write_whole)
+from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, column, compare, finite, finite_number,
+                     read_bytes, run_main, write_whole)
 
 EXIT_NONFINITE = 76  # the trainer's exit code for a loss that is not finite
 POINTS = 8           # validations per branch, at the same tokens in all branches
@@ -105,7 +105,6 @@ class Origin:
             raise Fault(EXIT_INPUT, f"{self.checkpoint}: no checkpoint there; name a run, or one of its step_NNNNNNNN")
         self.step = int(os.path.basename(self.checkpoint).removeprefix("step_"))
         self.run = Run(os.path.dirname(self.checkpoint))
-        check(self.run.info_path, self.run.info, {"options!": {"seq_len!": COUNT}})
         self.options = self.run.info["options"]
         self.seq_len = self.options["seq_len"]
         rows = [row for row in self.run.rows if row["step"] <= self.step]

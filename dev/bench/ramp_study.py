@@ -38,12 +38,10 @@ import sys
 import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts"))
-from run_log import EXIT_INPUT, EXIT_USAGE, NUMBER, TEXT, UNKNOWN, Fault, Parser, Run, parse, read_bytes, run_main
+from run_log import EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, parse, read_bytes, run_main
 
 WINDOW = 0.1  # training losses are compared over this last share of the tokens
 EXIT_STOPPED, EXIT_NONFINITE = 75, 76
-RESULT = {"name!": TEXT, "seed!": NUMBER, "options!": TEXT, "tokens": NUMBER, "steps": NUMBER, "gpu_seconds": NUMBER,
-          "val_loss": UNKNOWN, "train_loss": UNKNOWN}  # a line of results.jsonl
 
 
 def window_loss(rows, begin, end):
@@ -117,7 +115,7 @@ class Study:
             file.write("val-every = 1000000000\ncheckpoint-every = 0\n")
         if os.path.exists(self.results_path):
             for number, line in enumerate(read_bytes(self.results_path).splitlines(), 1):
-                result = parse(f"{self.results_path} line {number}", line, RESULT)
+                result = parse(f"{self.results_path} line {number}", line, ("name", "seed", "options"))
                 self.results[result["name"], result["seed"]] = result
 
     def place(self, name, seed):

@@ -130,10 +130,9 @@ for want in "3 -20" "3 -1" "4 -0"; do # STEPS CUT: the last line is unfinished (
     returns 0 env PYTHONPATH=scripts "$python" -B -c 'import sys, run_log; print(len(run_log.Run(sys.argv[1]).rows))' "$work/bad"
     check "$want: $(cat "$work/log")" [ "$(cat "$work/log")" = "${want% *}" ]
 done
-for tokens in true 1e999; do
-    echo "{\"step\": 1, \"tokens\": $tokens, \"loss\": 1}" > "$bad" && broken 65 '"tokens" is not a number'
+for line in '{"step": 1}' '[1]'; do
+    echo "$line" > "$bad" && broken 65 "metrics.jsonl line 1: not an object with step, tokens"
 done
-mkfifo "$work/bad/samples.jsonl" && broken 65 "samples.jsonl: not a regular file; move it away"
 check "a page is left" [ ! -e "$work/bad.html" ]
 bad 74 "No such file" report "$work/b128" -o "$work/none/there.html"
 bad 64 "arguments are required" report
@@ -171,57 +170,6 @@ PYTHONPATH='' report 0 "$work/below" "$work/"'a$b_{$/run' -o "$work/pair.html"
 check "its name" says "$work/pair.html" '<h1>below and a$b_{$'
 end pairs
 
-# Any wrong value in any field of any file gives a Fault of 65 in one line, or a page; never a traceback.
-begin
-returns 0 "$python" - "$work" <<'END'
-import contextlib, io, json, os, sys
-sys.path.insert(0, "scripts")
-import outliers, report, run_log, to_tensorboard, to_wandb
-work, bad = sys.argv[1], sys.argv[1] + "/wrong"
-os.makedirs(bad)
-files = {name: [json.loads(line) for line in (open(f"{work}/b8/{name}") if name != "run.json" else [open(f"{work}/b8/{name}").read()])]
-         for name in ("run.json", "metrics.jsonl", "samples.jsonl")}
-files["run.json"][0] |= {"model": {"parameters": 1, "context": 8}, "train_data": {"tokens": 1}, "engine": "e"}
-files["run.json"][0]["options"]["seq_len"] = 8
-files["outliers.jsonl"] = [{"kind": "loud", "step": 40, "shard": "s", "offset": 0, "norm": 1, "loss": 1, "score": 4}]
-mains = [(outliers.main, ["@"]), (report.main, ["@", "-o", f"{work}/wrong.html"]), (to_wandb.main, ["@", "--dry-run"])]
-with contextlib.suppress(ImportError):
-    import tensorboard.summary.writer.event_file_writer
-    mains.append((to_tensorboard.main, ["@"]))
-def places(value, path=()):
-    yield path
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield from places(inner, path + (key,))
-def put(value, path, new):
-    if not path: return new
-    value = json.loads(json.dumps(value))
-    at = value
-    for key in path[:-1]: at = at[key]
-    at[path[-1]] = new
-    return value
-def text_of(lines): return "".join(json.dumps(line) + "\n" for line in lines[:6])
-def write(name, text):
-    with open(f"{bad}/{name}", "w") as file: file.write(text)
-refused = 0
-for name, lines in files.items():
-    for of in files: write(of, text_of(files[of]))
-    for path in places(lines[0]):
-        text = text_of([put(lines[0], path, "@"), *lines[1:]])
-        for wrong in ("null", "true", '"x"', "[]", '[{"a": 1}]', str(2**62 - 1), "9" * 400, '"/"', r'"\ud800"', "NaN", "-1", "1e999", "1.5", '{"a":' * 5000):
-            write(name, text.replace('"@"', wrong))
-            for main, arguments in mains:
-                sys.argv = ["x", *(word.replace("@", bad) for word in arguments)]
-                try:
-                    with contextlib.redirect_stdout(io.StringIO()): main()
-                except run_log.Fault as fault:
-                    refused += 1
-                    assert fault.code == 65 and "\n" not in str(fault), (name, path, wrong[:9], fault)
-                except Exception as error:
-                    raise AssertionError((name, path, wrong[:9], main.__module__)) from error
-assert refused > 400, refused
-END
-check "$(tail -n 3 "$work/log")" [ ! -s "$work/log" ]
-end wrong_fields
 unset PYTHONPATH
 
 near() { awk -v x="$1" -v y="$2" -v e="$3" 'BEGIN { exit !(x != "" && x - y <= e && y - x <= e) }'; } # X WANTED ERROR

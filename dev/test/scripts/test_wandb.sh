@@ -99,7 +99,7 @@ bad 65 "pip install wandb"
 PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/one" --dry-run
 check "dry run: $(cat "$work/log")" grep -q "3 steps, 4 options, 1 samples" "$work/log"
 echo '{"step": 2}' > "$work/one/samples.jsonl"
-bad 65 "samples.jsonl line 1: \"text\" is not text" --dry-run
+bad 65 "samples.jsonl line 1: not an object with step, text" --dry-run
 end errors
 
 exit $failed
