@@ -2,7 +2,7 @@
 # The recipes set NAME, FLAGS (their own flags' names) and USAGE, then source this file, which reads the command line.
 #
 #   --tokenizer gpt2|bytes|DIR   gpt2 (default): OpenAI's vocabulary, fetched to data/gpt2
-#   --from DIR                   read the data from DIR, unchecked; download only the vocabulary
+#   --from DIR                   read the data from DIR, unchecked; download only GPT-2's vocabulary
 #   --out DIR                    directory of the shards; data/NAME by default
 #   --force                      make the shards again
 # Downloads go to data/download/NAME. A broken download is resumed. A known SHA-256 is checked. A path that the caller

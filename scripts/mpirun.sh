@@ -16,7 +16,7 @@
 #     (llmc/ranks/comm.c), save and exit, and this script removes the files that mpirun leaves in /dev/shm and TMPDIR.
 #   - If the reader of its output ends, mpirun kills its ranks ten lines later. (Ctrl-C ends tee first in `... | tee
 #     log`.) Here mpirun writes to a process that outlives the reader.
-#   - mpirun refuses more ranks than cores. Here ranks of the CPU trainer may share cores.
+#   - mpirun refuses more ranks than cores. Here only ranks of train_gpt2cu may not share cores.
 #   - mpirun refuses to run as root, the user of most containers. Here it runs.
 #   - If the disk of TMPDIR is full or not writable, mpirun prints pages, and may hang. This script returns 74 instead.
 # shellcheck disable=SC2006,SC2086
@@ -128,10 +128,10 @@ done
 # Exit with 75 if a request to stop ended mpirun: its signal came before mpirun blocked that signal.
 [[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ -z "$asked" ] ||
     fail 75 "asked to stop before the ranks began" "Start the same command again"
-# Fail if mpirun could not start the ranks. Its code is then 131, 132, 134, 255, or 1. If it can map them, 1 is a rank's.
+# Fail if mpirun could not start the ranks. Its code is then 131, 132, 134, 255, or 1: a rank's if mpirun maps them.
 # Other codes above 128 come from a rank that a signal ended, perhaps before the guard looked for ranks.
 maps() { mpirun --do-not-launch "$@" 2> /dev/null | grep 'JOB MAP' > /dev/null; }
 [ -n "$started" ] || [[ $code != @(1|13[124]|255) ]] || { [ $code = 1 ] && maps "$@"; } ||
     fail 64 "mpirun did not start the ranks (exit code $code): its message is above" \
-        "Use mpirun.sh -np RANKS PROGRAM OPTIONS; with more ranks than cores add --oversubscribe"
+        "Use mpirun.sh -np RANKS PROGRAM OPTIONS; with more ranks of train_gpt2cu than cores add --oversubscribe"
 code_of_ranks "$code"

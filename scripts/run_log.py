@@ -2,8 +2,8 @@
 validation or test), samples.jsonl (a line for each sample) and outliers.jsonl (a line for each row of --outliers).
 
 llmc/run/metrics.c writes the fields of metrics.jsonl. An unknown number is null in the file, None in a line and NaN in a
-column. An infinite bound is 1e308 in the file and inf here. Half a line raises a Fault with the file's name
-and exit code 65. This module also defines the scripts' errors, follows runs, and computes loss curves.
+column. An infinite bound is 1e308 in the file and inf here. A line that is no JSON object with its fields raises a Fault
+with the file's name and exit code 65. This module also defines the scripts' errors, follows runs, and computes loss curves.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def read_bytes(path, remedy="name a run's directory"):
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror}; {remedy}") from None
 
 
-# The fields of every line of metrics.jsonl, samples.jsonl and outliers.jsonl.
+# Fields that each line of metrics.jsonl, samples.jsonl and outliers.jsonl must have.
 ROW, SAMPLE, OUTLIER = ("step", "tokens"), ("step", "text"), ("kind", "step", "shard", "offset", "norm", "loss", "score")
 
 

@@ -184,7 +184,7 @@ LOSS_TIME = (
     ("#56b4e9", "AdamW, 8 rows, the same settings", None, {"a8_2.5e-4_0.995_hold.4_warm8_zero_beta1.8_wd.3_80M": "80M"}),
     ("#d55e00", "Muon, --ramp gns and what goes with it", "m70",
      {"b99_b8_m90": "26M", "b99_b8_m90_36": "36M", "b99_b8_m90_42": "42M", "b99_b8_m90_70": "70M"}),
-    ("#000000", "the same in fp8-dw", None, {"b99_b8_m90_38_fp8dw": "38M", "b99_b8_m90_100_fp8dw": "100M"}))
+    ("#000000", "the same in fp8-dw", None, {"b99_b8_m90_36_fp8dw": "", "b99_b8_m90_38_fp8dw": "38M", "b99_b8_m90_100_fp8dw": "100M"}))
 
 
 def draw_loss_time(plots):

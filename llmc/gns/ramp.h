@@ -61,7 +61,7 @@ typedef struct {
 
 typedef struct {
     RampConfig config;
-    double rows;     // gns: the next step's batch, not rounded, so that small changes add up. Checkpoints: any mode's
+    double rows;     // gns: the next batch, not rounded, so that small changes add up. Checkpoints store any mode's
     int64_t *replay; // (replay_steps) rows of each step; NULL unless RAMP_REPLAY
     int64_t replay_steps;
     const char *argument; // LIST of steps or FILE of replay, owned by the caller

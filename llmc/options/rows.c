@@ -354,7 +354,7 @@ int rows_next_value(const OptionTable *t, const OptionRow *row, int argc, char *
     return 0;
 }
 
-// Reads --name value, --name=value, or --name of a flag, which is --name=true.
+// Reads --name value, --name=value, or --name of a flag (short for --name=true).
 static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     const char *word = argv[*i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
     char said[FLAG_BYTES], joined[OPTION_TEXT + 2]; // the longest flag; the longest value

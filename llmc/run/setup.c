@@ -16,7 +16,7 @@ static int shape_from_files(const Run *r, ModelConfig *config, Error *e) {
     if (o->given[OPTION_layers] || o->given[OPTION_heads] || o->given[OPTION_channels] || other_vocab)
         return FAIL(e, ERR_USAGE, "leave out --layers, --heads, --channels and --vocab-size",
                     "--model %s has a shape of its own, with a vocabulary of %d", o->model, config->vocab);
-    bool trains = options_train(o) || (o->dry_run && *o->train); // else rows are cut to the model's context
+    bool trains = options_train(o) || (o->dry_run && *o->train); // else a default --seq-len is cut to the context
     if (o->seq_len > config->context && (trains || o->given[OPTION_seq_len]))
         return FAIL(e, ERR_USAGE, "use a smaller --seq-len", "--seq-len %lld: --model %s has a context of %d tokens",
                     (long long)o->seq_len, o->model, config->context);

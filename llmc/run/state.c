@@ -102,8 +102,8 @@ static bool has(const StateIO *io, const char *path, bool writes) {
     return io->writing ? writes : get(io, path) != NULL;
 }
 
-// A field that may not change. Writing: adds `now`. Reading: deletes `now`; ERR_INPUT for other data, ERR_USAGE for
-// another option.
+// A field that may not change. Writing: adds `now`. Reading: frees `now`; another value is ERR_INPUT for --train, else
+// ERR_USAGE.
 static void keep(StateIO *io, const char *path, const char *flag, cJSON *now) {
     const cJSON *was = get(io, path);
     if (io->writing) {

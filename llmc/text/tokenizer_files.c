@@ -305,7 +305,8 @@ static int read_merges(VocabReader *r, Error *e) {
             return FAIL(e, ERR_INPUT, "a byte-level vocabulary has all 256 bytes", "%s: byte 0x%02x is missing",
                         r->vocab->path, b);
     }
-    // Merges make nearly all tokens beyond the bytes. A vocabulary of characters has no merges, and lacks bytes.
+    // Merges make nearly all tokens beyond the bytes. With fewer than half of them, lines are missing. A vocabulary of
+    // characters has no merges, and lacks bytes.
     const int beyond = t->vocab_size - t->added_count - BYTE_VALUES;
     if (!code && !t->lacks_bytes && t->merge_count < beyond / 2)
         return FAIL(e, ERR_INPUT, HINT_GET, "%s: cut? It has %d merges for a vocabulary of %d tokens", r->merges_path,
