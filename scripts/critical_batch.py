@@ -105,8 +105,10 @@ class Origin:
             raise Fault(EXIT_INPUT, f"{self.checkpoint}: no checkpoint there; name a run, or one of its step_NNNNNNNN")
         self.step = int(os.path.basename(self.checkpoint).removeprefix("step_"))
         self.run = Run(os.path.dirname(self.checkpoint))
-        self.options = self.run.info["options"]
-        self.seq_len = self.options["seq_len"]
+        self.options = self.run.info.get("options", {})
+        self.seq_len = self.options.get("seq_len")
+        if not self.seq_len:
+            raise Fault(EXIT_INPUT, f"{self.run.info_path}: no seq_len among its options; name a run of this program")
         rows = [row for row in self.run.rows if row["step"] <= self.step]
         if not rows or rows[-1]["step"] != self.step or not all(row.get("batch") and row.get("lr") for row in rows):
             raise Fault(EXIT_INPUT, f"{self.run.metrics_path}: does not reach step {self.step} of the checkpoint, or has "
@@ -127,9 +129,10 @@ def train_branch(origin, out, batch, tokens, program, directory):
     # Options that differ from the run's. The trainer prints a note for options without effect.
     options = {"out": os.path.abspath(out), "batch_tokens": batch * origin.seq_len, "train_tokens": origin.tokens + tokens,
                "lr": origin.lr * math.sqrt(batch / origin.batch), "lr_schedule": "constant", "warmup_tokens": 0, "ramp": "fixed",
-               "gns": "ln", "on_spike": "none", "keep_best": "false", "patience": 0, "stop_at_loss": 0, "max_hours": 0,
-               "sample_every": 0, "hellaswag_every": 0, "val_every": interval if origin.options.get("val") else 0,
-               "checkpoint_every": 0}
+               "gns": "ln", "on_spike": "none", "patience": 0, "stop_at_loss": 0, "max_hours": 0, "sample_every": 0, "hellaswag_every": 0,
+               "val_every": interval if origin.options.get("val") else 0, "checkpoint_every": 0}
+    if origin.options.get("keep_best"):
+        options["keep_best"] = "false"  # builds from before 2026-11-30 refuse it
     try:
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(origin.checkpoint, copy)

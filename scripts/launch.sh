@@ -6,7 +6,7 @@
 # Environment variables (the default follows the semicolon):
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
-#   TOKENIZER    the shards' tokenizer, stored in checkpoints; data/gpt2 if it has vocab.bpe
+#   TOKENIZER    the shards' tokenizer, stored in checkpoints; data/gpt2 if it has one
 #   OUT          run directory; runs/NAME
 #   RANKS        number of processes, one per GPU; one for each GPU of this machine, or of CUDA_VISIBLE_DEVICES
 #   RUN          command that starts RANKS processes; mpirun on this machine. scripts/slurm/ sets it
@@ -53,13 +53,13 @@ options=$("${command[@]}" --print-options) || exit # the trainer has printed why
 given out && OUT=$(value out)
 default out "${OUT:=${top}runs/$NAME}"
 fineweb=${top}data/fineweb/fineweb
-if given dry-run && ! given train && [ -z "${TRAIN:-}" ] && ! compgen -G "${fineweb}_train_*.bin" > /dev/null; then
+if [ "$(value dry-run)" = true ] && ! given train && [ -z "${TRAIN:-}" ] && ! compgen -G "${fineweb}_train_*.bin" > /dev/null; then
     echo "note: no shards at ${fineweb}_train_*.bin yet: the plan looks at no data" >&2
 else
     default train "${TRAIN:-${fineweb}_train_*.bin}"
     default val "${VAL:-${fineweb}_val_*.bin}"
 fi
-default tokenizer "${TOKENIZER-$([ ! -e "${top}data/gpt2/vocab.bpe" ] || echo "${top}data/gpt2")}"
+default tokenizer "${TOKENIZER-$(! compgen -G "${top}data/gpt2/*.json" > /dev/null || echo "${top}data/gpt2")}"
 [[ $(value hellaswag-every) == @(|0) ]] || default hellaswag "${top}data/hellaswag/hellaswag_val.jsonl"
 
 if [[ -z ${RANKS:-} && $PROGRAM == *cu ]]; then # an invalid device ends the list of CUDA_VISIBLE_DEVICES
@@ -72,7 +72,7 @@ elif [ "${RANKS:-1}" -gt 1 ]; then
     command=("$root/scripts/mpirun.sh" -np "$RANKS" "${command[@]}")
 fi
 # The command of a restart: without --fresh, and with llm.c's -y 1 (resume), which also overrides `fresh` in a --config file.
-mapfile -t -d '' resume < <(printf '%s\0' "${command[@]}" | sed -z '/^--fresh$/d; /^-y$/ { N; d }')
+mapfile -t -d '' resume < <(printf '%s\0' "${command[@]}" | sed -z '/^--fresh\(=.*\)\?$/d; /^-y$/ { N; d }')
 resume+=(-y 1)
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || command=("${resume[@]}") # Slurm has queued this job again
 trap_stop_requests

@@ -94,8 +94,8 @@ free=`df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }'` # 12 MiB ar
 # Unbind the ranks. Options that bind override this variable, except those that give a rank several cores.
 [[ "$*" =~ [:,][Pp][Ee]=|-cpus-per- ]] ||
     export OMPI_MCA_hwloc_base_binding_policy="${OMPI_MCA_hwloc_base_binding_policy:-none}"
-[[ ${*,,} == *@(oversubscribe|train_gpt2cu)* ]] ||
-    export OMPI_MCA_rmaps_base_oversubscribe="${OMPI_MCA_rmaps_base_oversubscribe:-1}"
+[[ "${*,,} `env | grep -o '^OMPI_MCA_rmaps_base'`" =~ oversubscribe|train_gpt2cu( |$)|OMPI ]] ||
+    export OMPI_MCA_rmaps_base_oversubscribe=1
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 # Block these signals in mpirun, which unblocks them for its ranks.

@@ -118,7 +118,7 @@ def parse(where, data, fields=()):
     except ValueError as error:
         raise Fault(EXIT_INPUT, f"{where}: not JSON: {error}") from None
     if not isinstance(value, dict) or not value.keys() >= set(fields):
-        raise Fault(EXIT_INPUT, f"{where}: not an object with {', '.join(fields) or 'options'}")
+        raise Fault(EXIT_INPUT, f"{where}: not an object with {', '.join(fields) or 'names'}")
     return value
 
 
@@ -194,7 +194,7 @@ def numbers_of(line):
     """Returns a line as {name: number} for a viewer, without the step and unknown numbers. Splits lists into elements."""
     out = {name: x for name, x in line.items() if not isinstance(x, list)}
     out |= {f"{name}/{i:02d}": x for name, values in line.items() if isinstance(values, list) for i, x in enumerate(values)}
-    return {name: x for name, x in out.items() if x is not None and x == x and name != "step"}
+    return {name: x for name, x in out.items() if isinstance(x, (int, float)) and x == x and name != "step"}
 
 
 def add_follow_options(parser):

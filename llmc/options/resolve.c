@@ -24,7 +24,7 @@ static int check_needs(Options *o, Error *e) {
     for (int id = 0; id < OPTION_COUNT; id++) {
         const OptionRow *row = &option_rows[id];
         const bool plans = option_is_of_planning(id), counts = options_train(o) || o->dry_run || plans;
-        if (!o->given[id] || !counts || (row->off_at_0 && row_is_zero(&t, id))) continue;
+        if (!o->given[id] || !counts || ((row->off_at_0 || row->type == TYPE_FLAG) && row_is_zero(&t, id))) continue;
         const Flag flag = row_flag(row);
         for (int k = 0; k < 2; k++) {
             const int need = row->needs[k];

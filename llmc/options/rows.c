@@ -296,7 +296,8 @@ static int parse_json_value(const OptionTable *t, const char *name, const cJSON 
         text = number;
     }
     if (!text) return FAIL(e, ERR_USAGE, "name a run's run.json", "%s: neither a number nor a text nor a switch", name);
-    if (!row->init && (!*text || strcmp(text, "0") == 0 || strcmp(text, "false") == 0)) return 0;
+    const bool zero = !*text || strcmp(text, "0") == 0 || strcmp(text, "false") == 0;
+    if (zero && !row->init && !(t->given[id] & OPTION_GIVEN_CONFIG)) return 0;
     return row_set(t, id, name, text, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 

@@ -95,10 +95,10 @@ void print_setup(const Run *r) {
                "that (srun: --cpu-bind=none)\n",
                r->comm->cores, r->comm->cores_here, r->comm->cores_here / r->comm->local_ranks);
     const double warmup = (double)r->options.warmup_tokens;
-    const bool never_ends = warmup >= r->position.ramp.config.schedule.train_tokens;
+    const bool never_ends = warmup > r->position.ramp.config.schedule.train_tokens;
     if (r->data.train && r->at.step == 0 && (!warmup || never_ends) && r->options.optimizer != OPTIMIZER_LAMB)
         printf("note: %s; --warmup-tokens of 1%% of the run is usual\n",
-               never_ends ? "the warm-up is not shorter than the run, so the rate never reaches --lr"
+               never_ends ? "the warm-up is longer than the run, so the rate never reaches --lr"
                           : "no warm-up: AdamW's first steps have the full --lr, and moments of few batches");
     if (r->data.train && !r->tokenizer && r->model.config.vocab > 256) // tokens are not bytes
         printf("note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "

@@ -305,10 +305,10 @@ static int read_merges(VocabReader *r, Error *e) {
             return FAIL(e, ERR_INPUT, "a byte-level vocabulary has all 256 bytes", "%s: byte 0x%02x is missing",
                         r->vocab->path, b);
     }
-    // Merges make nearly all tokens beyond the bytes. With fewer than half of them, lines are missing. A vocabulary of
-    // characters has no merges, and lacks bytes.
+    // Merges make nearly all tokens beyond the bytes, except up to 64 special ones. With fewer than half, lines are
+    // missing. A vocabulary of characters has no merges, and lacks bytes.
     const int beyond = t->vocab_size - t->added_count - BYTE_VALUES;
-    if (!code && !t->lacks_bytes && t->merge_count < beyond / 2)
+    if (!code && !t->lacks_bytes && t->merge_count < beyond / 2 - 64)
         return FAIL(e, ERR_INPUT, HINT_GET, "%s: cut? It has %d merges for a vocabulary of %d tokens", r->merges_path,
                     t->merge_count, t->vocab_size);
     return code;

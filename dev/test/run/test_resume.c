@@ -40,8 +40,8 @@ static void test_complete(void) {
     CHECK(newest_step("done") == step && same_file("done/metrics.jsonl", "before.jsonl"), "the run changed");
     CHECK_RUN(trainer_run("--train-tokens 900 --out done"), 0, "--train-tokens 600 is now 900");
     CHECK(newest_step("done") > step, "the longer run did not resume");
-    CHECK_RUN(trainer_run("--train-tokens 900 --warmup-tokens 900 --out done --fresh"), 0,
-              "note: the warm-up is not shorter than the run", "done held an earlier run: moved to /", "/done.1");
+    CHECK_RUN(trainer_run("--train-tokens 900 --warmup-tokens 901 --out done --fresh"), 0,
+              "note: the warm-up is longer than the run", "done held an earlier run: moved to /", "/done.1");
     CHECK(newest_step("done.1") > step && newest_step("done") > step, "--fresh lost a run");
 }
 

@@ -151,7 +151,7 @@ goes_on() { # a launcher of one's own has lines after the one that sources launc
 }
 starts_over_once() { # --fresh counts for the first start; later starts resume, even if a file says fresh
     local how
-    for how in --fresh '-y 0'; do
+    for how in --fresh --fresh=true '-y 0'; do
         launches 0 3 "137+ 75+ 0" -- --seed 2 $how --keep 3 || return 1
         diff <(sed 's/ --out.*--val [^ ]*//; s/.*test.conf //' "$work/starts") <(echo "--seed 2 $how --keep 3" && printf -- '--seed 2 --keep 3 -y 1\n%.0s' 1 2) || return 1
     done
