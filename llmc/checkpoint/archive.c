@@ -176,8 +176,8 @@ int archive_begin(const Archive *archive, int64_t step, Manifest *manifest, FILE
     TRY(remove_partial(archive, step, notes, e));
     if (mkdirat(archive->dir, path_name(path), 0777) == 0 && mkdirat(archive->dir, training, 0777) == 0)
         return archive_join(archive, step, manifest, e);
-    return FAIL(e, ERR_WRITE, "free some space, or choose another --out", "%s: cannot create: %s", path,
-                strerror(errno));
+    const char *hint = errno == ENOENT ? "was --out removed? name another" : "free some space, or choose another --out";
+    return FAIL(e, ERR_WRITE, hint, "%s: cannot create: %s", path, strerror(errno));
 }
 
 int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Error *e) {

@@ -102,6 +102,8 @@ static int find_own(Run *r, Error *e) {
     if (!is_rank0(r)) return 0;
     if ((back || !archive_is_open(&r->archive)) && directory_exists(r->options.out)) {
         TRY(back ? archive_check_name(&r->archive, e) : archive_open(&r->archive, r->options.out, e));
+        if (directory_holds(r->options.out, MANIFEST_NAME))
+            return FAIL(e, ERR_USAGE, "name a run, or a new directory", "--out %s is a checkpoint", r->options.out);
         if (!back && file_exists_in(r->archive.dir, "metrics.jsonl")) TRY(lock_run(r, e));
         if (!r->options.fresh || back) TRY(find_newest(r, &r->archive, &r->saving.own, e));
     }

@@ -163,6 +163,7 @@ bad check_deep            $input "deep/config.json: it describes no GPT-2" --che
 
 # Output
 bad out_under_a_file      $write out_file           "${run[@]}" --out out_file/run
+bad out_is_a_checkpoint   $usage "--out model is a checkpoint" "${run[@]}" --out model
 bad out_is_here           $usage "the working directory is in it" "${run[@]}" --out .
 bad out_in_proc           $write /proc/gns          "${run[@]}" --out /proc/gns
 
