@@ -206,10 +206,12 @@ static void io_position(StateIO *io, Run *r) {
     Rollback *back = &r->back;
     Ramp *ramp = &r->position.ramp;
     io_point(io, at);
-    if (io->writing && ramp->config.mode != RAMP_GNS) // a later part with --ramp gns goes on from this batch
-        ramp->rows = (double)ramp_batch(ramp, at->step, (double)at->tokens);
-    real(io, "ramp.rows", &ramp->rows);
-    if (!(ramp->rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
+    // Any mode stores its next batch: a later part with --ramp gns goes on from it.
+    const bool other = io->writing && ramp->config.mode != RAMP_GNS;
+    double rows = other ? (double)ramp_batch(ramp, at->step, (double)at->tokens) : ramp->rows;
+    real(io, "ramp.rows", &rows);
+    if (!(rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
+    if (!io->writing) ramp->rows = rows;
     io_noise(io, &r->position.noise);
     io_exponents(io, r, at->exponents);
     for (int k = 0; k < ROW_KINDS && r->options.outliers; k++) {
