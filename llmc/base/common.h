@@ -35,7 +35,7 @@ enum {
     ERR_MEMORY = 71,      // out of memory, on the host or the device
     ERR_WRITE = 74,       // writing failed
     ERR_STOPPED = 75,     // stopped on request; run the same command again
-    ERR_NONFINITE = 76,   // a loss or gradient is not a number
+    ERR_NONFINITE = 76,   // a loss or gradient is not finite
     ERR_SKIPPED = 77,     // a test that could not run here
     ERR_RANK = 78         // a rank was lost or diverged, or a deadline passed
 };

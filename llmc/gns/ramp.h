@@ -11,7 +11,7 @@
 //   steps:LIST   LIST is TOKENS:ROWS,TOKENS:ROWS,...: ROWS rows from TOKENS tokens on. It begins with 0 tokens
 //   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl. If the horizon cuts a step short, the run
 //                cannot resume towards a later horizon (ramp_settle)
-//   gns          follows the noise scale N = c x GNS_ln up and down, within [batch_min, batch_max]. If every step
+//   gns          follows the noise scale N = c GNS_ln up and down, within [batch_min, batch_max]. If every step
 //                measures the whole model, N = GNS_total. The batch costs the fewest seconds within a stated waste:
 //
 //                    target = min(sqrt(x k N), waste k N)

@@ -27,8 +27,8 @@ typedef enum {
 } TensorInit;
 
 // The table: X(kind, name, rows, columns, init, group). rows 0: a vector. Names are Hugging Face's; "%d" is the layer.
-// Tensors with two dimensions decay; vectors do not. Weights are (in, out), as in Hugging Face's Conv1D. A: width of
-// attention, F: width of the MLP; C and 4 C in a whole model (model_create_local).
+// Tensors with two dimensions decay; vectors do not. Weights are (in, out), as in Hugging Face's Conv1D. P: context. A:
+// width of attention, F: width of the MLP; C and 4 C in a whole model (model_create_local).
 // clang-format off
 #define MODEL_TENSORS(X)                                                                                               \
     X(WTE,         "wte.weight",                V, C,     INIT_NORMAL,   GROUP_EMBEDDING)                              \

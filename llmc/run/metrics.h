@@ -10,7 +10,7 @@
 //     gns_source_N, gns_cosine_M_N        only if --train has weights
 //     gns_ratio                           with --gns-ratio in every line; else in the lines that have gns_total
 //
-// dev/docs/gns.md lists the fields of the noise scale and the ramp; gns.h defines the lengths of the averages.
+// dev/docs/gns.md explains the fields of the noise scale and the ramp; gns.h defines the lengths of the averages.
 //
 // A resume or a rollback (run/train.c) truncates both files to its checkpoint, so they hold every step once.
 //
@@ -50,8 +50,8 @@ typedef struct {
 typedef struct Metrics Metrics;
 typedef struct Noise Noise; // noise.h
 
-// Opens or creates DIRECTORY/metrics.jsonl to append to; dir: the directory's descriptor; IN_PATH (files.h): DIRECTORY is ".".
-// Locks it without waiting: ERR_USAGE if another process holds the lock; *here: a process of this machine.
+// Opens or creates DIRECTORY/metrics.jsonl to append to. dir: the directory's descriptor, or IN_PATH for ".". Locks the
+// file without waiting. ERR_USAGE if another process holds the lock; *here: true if it is of this machine.
 int metrics_open(Metrics **out, int dir, const char *directory, bool *here, Error *e);
 
 // Writes this process into written_by. Until this call other programs do not know who holds the lock.

@@ -123,7 +123,7 @@ int setup_shape(Run *r, Error *e);    // sets shape, model and tokenizer
 int setup_data(Run *r, Error *e);     // opens training data, validation data, HellaSwag; sets the horizon of --epochs
 int setup_schedule(Run *r, Error *e); // sets learning rate, ramp and noise scale of a new run
 
-// --with-optimizer: checks that the run's checkpoint has this optimizer's moments, and reads how many updates made them.
+// --with-optimizer: checks that the checkpoint has this optimizer's moments, and reads how many updates made them.
 int setup_moments(Run *r, Error *e);
 
 // --train-hours: sets the run's length in tokens, and what depends on it.

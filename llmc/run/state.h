@@ -40,7 +40,7 @@ typedef struct {
     int64_t made;                                      // number of rollbacks so far
     int64_t first[ROLLBACKS_MAX], rows[ROLLBACKS_MAX]; // rollback i excluded rows[i] examples from first[i] on
     int64_t latest;                                    // last step before the window of this process's last rollback
-    Error why; // reason of this process's last rollback; code 0: none yet; else every set-up is a rollback's
+    Error why; // of this process's last rollback; code 0: none yet. Once set, every set-up is a rollback's
 } Rollback;
 
 typedef struct Run Run; // run.h

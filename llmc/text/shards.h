@@ -56,7 +56,7 @@ typedef struct {
     uint64_t windows; // N
     int sources;      // 1 if no source has a weight
     double weights;   // sum of the sources' weights; 0: none has one
-    double epoch;     // mean number of examples until the first source has been read once
+    double epoch;     // mean number of examples until some source has been read once
 } DatasetInfo;
 
 typedef struct { // one thread at a time may read examples
