@@ -23,7 +23,7 @@ import tempfile
 import time
 
 IGNORED = {"tok_per_s", "slowest_rank", "wait_share", "mfu", "build", "seconds", "metrics_bytes", "program", "engine",
-           "id", "started", "host", "program_xxh3_128", "directory", "command"}  # fields of JSON files
+           "id", "started", "host", "process", "program_xxh3_128", "directory", "command"}  # fields of JSON files
 
 # A case adds options NAME=VALUE to SMALL; !NAME removes an option; a name in capitals stands for a line of BASES.
 # Further words: ranks=N; back_to=N (resume at the checkpoint of step N, with options again:NAME=VALUE); crossed=1
@@ -209,7 +209,7 @@ def files(options, directory):
     """Returns {name: path} of the files to compare."""
     names = glob.glob("**", root_dir=f"{directory}/run", recursive=True) if "out" in options else []
     found = {name: f"{directory}/run/{name}" for name in sorted(names)}
-    unlike = ("MANIFEST.json", "written_by")
+    unlike = ("MANIFEST.json", "written_by")  # older builds wrote written_by
     return {name: path for name, path in found.items() if os.path.isfile(path) and not name.endswith(unlike)} or {"log": f"{directory}/log"}
 
 

@@ -38,11 +38,11 @@ int json_parse_text(cJSON **root, char *text, size_t bytes, const char *path, co
     return *root ? 0 : FAIL(e, ERR_INPUT, hint, "%s: malformed JSON", path);
 }
 
-int json_read(cJSON **root, const char *path, size_t max_bytes, const char *hint, Error *e) {
+int json_read(cJSON **root, int dir, const char *path, size_t max_bytes, const char *hint, Error *e) {
     char *text;
     size_t bytes;
     *root = NULL;
-    TRY(file_read(IN_PATH, path, max_bytes, &text, &bytes, e));
+    TRY(file_read(dir, path, max_bytes, &text, &bytes, e));
     return json_parse_text(root, text, bytes, path, hint, e);
 }
 

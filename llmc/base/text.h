@@ -36,7 +36,7 @@ cJSON *json_parse(const char *text, size_t bytes);
 // Parses a file's text with json_parse, and frees the text (memory_free). If it does not parse: ERR_INPUT with `hint`,
 // and *root is NULL.
 int json_parse_text(cJSON **root, char *text, size_t bytes, const char *path, const char *hint, Error *e);
-int json_read(cJSON **root, const char *path, size_t max_bytes, const char *hint, Error *e); // reads the file first
+int json_read(cJSON **root, int dir, const char *path, size_t max_bytes, const char *hint, Error *e); // reads the file
 
 // Returns a field of an object; NULL if it is missing, or if `object` is not an object.
 static inline cJSON *json_get(const cJSON *object, const char *name) {

@@ -78,7 +78,7 @@ int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e)
     cJSON *root;
     if (llmc_bin_is(directory)) return llmc_bin_read_config(directory, config, e);
     TRY(path_join(path, sizeof path, directory, "config.json", e));
-    TRY(json_read(&root, path, 1 << 20, fetch_again, e));
+    TRY(json_read(&root, IN_PATH, path, 1 << 20, fetch_again, e));
     int code = config_parse(root, path, config, e);
     cJSON_Delete(root);
     return code;

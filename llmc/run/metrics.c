@@ -67,27 +67,22 @@ int metrics_flush(Metrics *m, Error *e) {
 
 enum { HOST_BYTES = 256 };
 
-// Writes the lock's holder to `who`, for a message; "": unknown. Returns true if it is a process of this machine.
+// Writes the lock's holder, by run.json's last part, to `who`, for a message; "": unknown. Returns true if it is a
+// process of this machine.
 static bool read_holder(int dir, char who[HOST_BYTES + 64]) {
-    char *text, host[HOST_BYTES], here[HOST_BYTES] = "unknown";
-    long process;
-    size_t bytes;
+    char here[HOST_BYTES] = "unknown";
+    cJSON *root;
     *who = 0;
-    if (file_read(dir, "written_by", 2 * HOST_BYTES, &text, &bytes, &(Error){0})) return false;
-    const bool known = sscanf(text, "%255s %ld", host, &process) == 2;
-    memory_free(text);
-    if (!known) return false;
-    snprintf(who, HOST_BYTES + 64, "; the last known one is process %ld on %s", process, host);
+    json_read(&root, dir, "run.json", 1 << 26, NULL, &(Error){0});
+    const cJSON *parts = json_get(root, "parts"), *last = cJSON_GetArrayItem(parts, cJSON_GetArraySize(parts) - 1);
+    const char *host = cJSON_GetStringValue(json_get(last, "host"));
+    const cJSON *item = json_get(last, "process");
+    const pid_t process = host && json_whole(item, 1, INT_MAX) ? item->valueint : 0; // 0: an older build's run.json
+    if (process) snprintf(who, HOST_BYTES + 64, "; the last known one is process %d on %.255s", process, host);
     gethostname(here, HOST_BYTES - 1);
-    return strcmp(host, here) == 0 && (kill((pid_t)process, 0) == 0 || errno == EPERM);
-}
-
-int run_lock_sign(int dir, const char *directory, Error *e) {
-    char path[PATH_MAX], host[HOST_BYTES] = "unknown", line[HOST_BYTES + 32];
-    TRY(path_join(path, sizeof path, directory, "written_by", e));
-    gethostname(host, HOST_BYTES - 1);
-    int n = snprintf(line, sizeof line, "%s %ld\n", host, (long)getpid());
-    return file_replace(dir, path, line, (size_t)n, e);
+    const bool local = process && strcmp(host, here) == 0 && (kill(process, 0) == 0 || errno == EPERM);
+    cJSON_Delete(root);
+    return local;
 }
 
 // ---- Opening and closing --------------------------------------------------------------------------------------------

@@ -44,8 +44,8 @@ typedef struct {
 } StepMetrics;
 
 // One program at a time writes to a run directory: it holds a lock (flock) on metrics.jsonl until the file is closed,
-// however the program ends. The file "written_by" names the latest holder: host and process. On NFS the lock is kept by
-// the server; if the holder's machine crashes, the lock remains until its lease ends (NFSv4: 90 s).
+// however the program ends. run.json's last part names the latest holder: host and process. On NFS the lock is kept
+// by the server; if the holder's machine crashes, the lock remains until its lease ends (NFSv4: 90 s).
 
 typedef struct Metrics Metrics;
 typedef struct Noise Noise; // noise.h
@@ -53,9 +53,6 @@ typedef struct Noise Noise; // noise.h
 // Opens or creates DIRECTORY/metrics.jsonl to append to. dir: the directory's descriptor, or IN_PATH for ".". Locks the
 // file without waiting. ERR_USAGE if another process holds the lock; *here: true if it is of this machine.
 int metrics_open(Metrics **out, int dir, const char *directory, bool *here, Error *e);
-
-// Writes this process into written_by. Until this call other programs do not know who holds the lock.
-int run_lock_sign(int dir, const char *directory, Error *e);
 
 // Truncates metrics.jsonl to `step` steps; samples.jsonl too, unless step is 0. keeps true (a rollback): first writes
 // the waiting lines, and moves cut steps to metrics.rolled_back.jsonl. keeps false: no line may be waiting.

@@ -65,7 +65,8 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
     gethostname(host, sizeof host - 1);
     if (!getcwd(directory, sizeof directory)) strcpy(directory, "unknown");
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
-    fprintf(f, "    {\"first_step\": %lld, \"ranks\": %d", (long long)r->saving.first_step, r->comm->ranks);
+    fprintf(f, "    {\"first_step\": %lld, \"ranks\": %d, \"process\": %ld", (long long)r->saving.first_step,
+            r->comm->ranks, (long)getpid());
     put_text_field(f, "started", date);
     put_text_field(f, "host", host);
     if (file_digest("/proc/self/exe", &program, &(Error){0}) == 0) put_text_field(f, "program_xxh3_128", program.hash);
@@ -82,15 +83,13 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
 }
 
 int write_run_json(Run *r, Error *e) {
-    char path[PATH_MAX], *text = NULL;
+    char path[PATH_MAX];
     uint64_t random[2];
-    size_t bytes;
     cJSON *old = NULL;
     Text new;
     TRY(path_join(path, sizeof path, r->archive.path, "run.json", e));
-    const size_t most = 1 << 26;
-    if (r->saving.saved[0] && file_read(r->archive.dir, path, most, &text, &bytes, e) && e->unreadable) return e->code;
-    if (text) json_parse_text(&old, text, bytes, path, NULL, e); // a damaged run.json counts as missing
+    const size_t most = 1 << 26; // bytes; a damaged run.json counts as missing
+    if (r->saving.saved[0] && json_read(&old, r->archive.dir, path, most, NULL, e) && e->unreadable) return e->code;
     // Choose the id once: from run.json, else from the resumed checkpoint, else 128 random bits.
     const char *known = cJSON_GetStringValue(json_get(old, "id"));
     if (!known || strlen(known) >= sizeof r->archive.id) known = r->saving.own.run;
@@ -175,7 +174,6 @@ static int setup_directory(Run *r, Error *e) {
     if (metrics_bytes(r->metrics) < r->at.metrics_bytes)
         fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
                 out);
-    TRY(run_lock_sign(r->archive.dir, out, e));
     TRY(archive_tidy(&r->archive, back && r->options.keep > 0, stderr, e));
     // Write run.json before logs and checkpoints change: this sets archive->id, and fails if the old one is unreadable.
     TRY(write_run_json(r, e));

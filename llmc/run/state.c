@@ -396,7 +396,7 @@ static int state_open(StateIO *io, const char *directory, Error *e) {
     int64_t format = STATE_FORMAT;
     *io = (StateIO){.e = e};
     TRY(checkpoint_training_path(io->file, sizeof io->file, directory, STATE_NAME, e));
-    TRY(json_read(&io->root, io->file, STATE_MAX_BYTES, damaged, e));
+    TRY(json_read(&io->root, IN_PATH, io->file, STATE_MAX_BYTES, damaged, e));
     io->build = *text_at(io, "build") ? text_at(io, "build") : "an unknown build";
     if (!cJSON_IsObject(io->root)) io->code = FAIL(e, ERR_INPUT, damaged, "%s: no JSON object", io->file);
     else count(io, "format", &format);

@@ -404,15 +404,15 @@ static void test_one_run_at_a_time(void) {
     check_resumes("one at a time");
 }
 
-// Starts a process that holds the lock of "part" until it is killed.
-static pid_t lock_part(void) {
-    unlink("part/written_by");
+// Starts a process that holds the lock of "part" until it is killed. run.json names its host as `host`.
+static pid_t lock_part(const char *host) {
     int fd = open("part/metrics.jsonl", O_WRONLY | O_APPEND);
     CHECK(fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0, "cannot lock part");
     pid_t child = fork();
-    if (!child) run_lock_sign(IN_PATH, "part", &(Error){0}), pause(), _exit(0);
+    if (!child) pause(), _exit(0);
     close(fd);
-    wait_for("part/written_by", " ");
+    const char *json = path_of("{\"parts\": [{}, {\"host\": \"%s\", \"process\": %ld}]}", host, (long)child);
+    CHECK_OK(file_replace(IN_PATH, "part/run.json", json, strlen(json), &(Error){0}), &(Error){0});
     return child;
 }
 
@@ -424,15 +424,16 @@ static void release(pid_t holder) {
 // A run waits for the lock of a process that is ending, or of a crashed machine. It says at once that it waits, stops
 // on a signal, and waits no longer than --deadline.
 static void test_waits_for_a_lock(void) {
+    char here[256] = "";
+    gethostname(here, sizeof here - 1);
     begin_with_whole();
-    pid_t lock = lock_part(), child = trainer_begin(COMMAND "--out part");
+    pid_t lock = lock_part(here), child = trainer_begin(COMMAND "--out part");
     wait_for("log", "Waiting up to 5 s");
     CHECK(log_mentions(path_of("another run is writing to it; the last known one is process %ld on ", (long)lock)),
           "%s", log_tail());
     release(lock);
     CHECK_RUN(trainer_wait(child), 0, "this run is complete");
-    lock = lock_part();
-    CHECK_OK(file_replace(IN_PATH, "part/written_by", "elsewhere 1\n", 12, &(Error){0}), &(Error){0});
+    lock = lock_part("elsewhere");
     child = trainer_begin(COMMAND "--out part");
     wait_for("log", "Waiting up to 120 s");
     kill(child, SIGTERM);
