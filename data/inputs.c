@@ -132,13 +132,13 @@ static int inputs_add_list(Inputs *in, const char *list, Error *e) {
     return code;
 }
 
-int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count, Error *e) {
+int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, Error *e) {
     in->o = o;
-    for (int i = 0; i < count; i++) TRY(inputs_add(in, names[i], false, e));
+    for (int i = 0; i < o->inputs; i++) TRY(inputs_add(in, names[i], false, e));
     if (*o->files_from) TRY(inputs_add_list(in, o->files_from, e));
     if (in->count == 0)
         return FAIL(e, ERR_INPUT, "a directory is searched for .txt, .md, .jsonl, .ndjson, .jl and .json files",
-                    "no text in %s", name_of(count ? names[0] : o->files_from));
+                    "no text in %s", name_of(o->inputs ? names[0] : o->files_from));
     if (in->passed_over)
         fprintf(stderr, "%d file%s with other endings passed over; --files-from takes any\n", in->passed_over,
                 in->passed_over == 1 ? "" : "s");

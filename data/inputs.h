@@ -16,6 +16,7 @@ typedef struct { // an option that is not given holds its default, or 0 or "" if
     double val_fraction;
     int64_t val_every_file, max_bytes, shard_tokens, threads;
     bool force, help, version;
+    int inputs; // inputs on the command line, which settings_parse moves to the front of argv
 } TokenizeOptions;
 enum { FORMAT_AUTO, FORMAT_TEXT, FORMAT_JSONL };
 enum { INVALID_ERROR, INVALID_BYTES, INVALID_SKIP };
@@ -46,7 +47,7 @@ typedef struct {
 // Gathers the inputs of a command line: files, "-", directories, and what --files-from names. Searches directories to
 // any depth, without hidden names, for .txt, .md, .jsonl, .ndjson and .jl files, and for .json files that hold JSON
 // Lines. ERR_INPUT if a path cannot be read. ERR_USAGE if an option must first know all of a text, and it is a pipe's.
-int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count, Error *e);
+int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, Error *e);
 void inputs_free(Inputs *in);
 
 // Decides the format by the input's first bytes, if they suffice; then ERR_USAGE as above. ended: it has no more bytes.

@@ -63,7 +63,7 @@ static void settings_print_help(const OptionRow *about) { // about: the option t
 // Handles a word that is no --option: an input, - (standard input), -- (all later words are inputs) or -h. ERR_USAGE
 // for any other word that begins with -.
 static int read_input(const OptionTable *t, int argc, char **argv, int *i, Error *e) {
-    int *inputs = t->context;
+    int *inputs = &((TokenizeOptions *)t->values)->inputs;
     const char *word = argv[*i];
     if (strcmp(word, "-h") == 0) return row_set(t, row_find(t, "help"), word, "true", OPTION_GIVEN_COMMAND_LINE, e);
     if (strcmp(word, "--") == 0)
@@ -74,13 +74,10 @@ static int read_input(const OptionTable *t, int argc, char **argv, int *i, Error
     return 0;
 }
 
-// Sets *o, or prints what --help or --version asks for. Moves the inputs to the front of argv, and sets *inputs to their
-// count. ERR_USAGE for a mistake.
-static int settings_parse(int argc, char **argv, TokenizeOptions *o, int *inputs, Error *e) {
+// Sets *o, or prints what --help or --version asks for. Moves the inputs to the front of argv. ERR_USAGE for a mistake.
+static int settings_parse(int argc, char **argv, TokenizeOptions *o, Error *e) {
     uint8_t given[OPTIONS];
-    OptionTable t = {.rows = rows, .count = OPTIONS, .values = o, .given = given, .context = inputs};
-    t.read_word = read_input;
-    *inputs = 0;
+    OptionTable t = {.rows = rows, .count = OPTIONS, .values = o, .given = given, .read_word = read_input};
     for (int id = 0; id < OPTIONS; id++) row_reset(&t, id);
     o->max_bytes = INT64_MAX;
     size_t cores = size_min((size_t)omp_get_num_procs(), (size_t)thread_quota(""));
@@ -94,7 +91,7 @@ static int settings_parse(int argc, char **argv, TokenizeOptions *o, int *inputs
     if (!*path_name(o->out) || directory_exists(o->out))
         return FAIL(e, ERR_USAGE, "say --out DIRECTORY/NAME",
                     "--out %s: a directory, not what the names of shards begin with", o->out);
-    if (*inputs == 0 && !*o->files_from)
+    if (o->inputs == 0 && !*o->files_from)
         return FAIL(e, ERR_USAGE, "name a file or a directory, or - for standard input", "no INPUT");
     if ((o->split != SPLITS) + (o->val_fraction > 0) + (o->val_every_file > 0) > 1)
         return FAIL(e, ERR_USAGE, "choose one", "--split, --val-fraction and --val-every-file contradict each other");
@@ -223,14 +220,14 @@ static int run_finish(Pipeline *run, Error *e) {
 static int tokenize(int argc, char **argv, Error *e) {
     Pipeline run = {.writer.lock = -1, .turn = PTHREAD_MUTEX_INITIALIZER, .next = PTHREAD_COND_INITIALIZER};
     TokenizeOptions *o = &run.options;
-    int inputs, code;
-    TRY(settings_parse(argc, argv, o, &inputs, e));
+    int code;
+    TRY(settings_parse(argc, argv, o, e));
     if (o->help || o->version) return 0;
     TRY_GOTO(tokenizer_load(&run.tokenizer, o->tokenizer, e));
     run.reader = (Reader){.o = o, .inputs = &run.inputs, .tokenizer = run.tokenizer, .line = 1, .fd = -1};
     TRY_GOTO(memory_alloc((void **)&run.reader.buffer, LINE_BYTES_MAX, "reading the input", e));
     // Gather before signals_install: gathering may wait for a pipe, and a signal must then end the program at once.
-    TRY_GOTO(inputs_gather(&run.inputs, o, argv, inputs, e));
+    TRY_GOTO(inputs_gather(&run.inputs, o, argv, e));
     signals_install();
     thread_start_team((int)o->threads + 1); // + 1: one thread may wait for a pipe or the disk
     progress_create(&run.progress, stderr, false);

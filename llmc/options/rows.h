@@ -60,7 +60,6 @@ struct OptionTable {
     void *values;               // the struct that holds the rows' fields
     uint8_t *given;             // OPTION_GIVEN_* bits of each row
     const OptionRow *about;     // the option that --help NAME asks for; NULL: all
-    void *context;              // for the functions below
 
     // Reads a word that is not --name; moves *i to the last word read.
     int (*read_word)(const OptionTable *t, int argc, char **argv, int *i, Error *e);
