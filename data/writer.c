@@ -60,7 +60,14 @@ static int acquire_lock(Writer *w, Error *e) {
                 "%s: another data/tokenize is writing there", w->o->out);
 }
 
-// Refuses an input whose path begins like a shard of this prefix: PREFIX_train_ or PREFIX_val_.
+// True if PREFIX and `name` make the name of a shard, perhaps of an unfinished one: "_train_000000.bin.partial".
+static bool ends_shard(const char *name) {
+    int end = 0;
+    sscanf(name, name[0] && name[1] == 't' ? "_train_%*[0-9]%n" : "_val_%*[0-9]%n", &end);
+    return end > 0 && strncmp(name + end, ".bin", 4) == 0;
+}
+
+// Refuses an input that is a shard of this prefix.
 static int check_inputs(const Writer *w, const char *directory, const Inputs *inputs, Error *e) {
     char real[PATH_MAX], prefix[PATH_MAX + NAME_MAX + 2];
     if (!realpath(directory, real)) return 0;
@@ -69,7 +76,7 @@ static int check_inputs(const Writer *w, const char *directory, const Inputs *in
         const char *path = inputs->all[i].path;
         if (!realpath(strcmp(path, "-") ? path : "/proc/self/fd/0", real) || strncmp(real, prefix, length) != 0)
             continue;
-        if (strncmp(real + length, "_train_", 7) == 0 || strncmp(real + length, "_val_", 5) == 0)
+        if (ends_shard(real + length))
             return FAIL(e, ERR_USAGE, "choose another --out", "%s is an input, and --out %s would replace it", real,
                         w->o->out);
     }

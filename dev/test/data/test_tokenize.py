@@ -580,6 +580,10 @@ def test_own_input():
                 done = subprocess.run([TOKENIZE[0], *BYTES, "--shard-tokens", "2", "--force", *args], stdin=file, capture_output=True)
             check(done.returncode == (65 if given == "in" and name != os.readlink("in/link.txt")[3:] else 64), f"{name}, {given}: {done}")
             check(open(name).read() == "some text ", f"{name}, given as {given}: it is lost")
+    for name in ("out_train_part1.txt", "out_val_1", "out_trains_000000.bin"):
+        clean()
+        write(name, "some text ")
+        run(*BYTES, "--force", name)
 
 
 def test_two_at_once():
