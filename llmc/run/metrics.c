@@ -156,12 +156,14 @@ static int bytes_until(int fd, const char *path, int64_t step, off_t *keep, FILE
     return FAIL_UNREADABLE(e, "make it readable, and start again", "%s: cannot read: %s", path, strerror(error));
 }
 
-int metrics_begin(Metrics *m, int64_t step, bool keeps, Error *e) {
+int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e) {
     const char *samples = m->log[SAMPLES].path;
     off_t keep;
     int fd;
     if (keeps && metrics_flush(m, e) && metrics_waiting(m) > log_waits(&m->log[UNDONE])) return e->code;
-    TRY(bytes_until(m->fd, m->log[STEPS].path, step, &keep, keeps ? m->log[UNDONE].lines.f : NULL, e));
+    TRY(bytes_until(m->fd, m->log[STEPS].path, step, &keep, NULL, e));
+    keeps = keeps || keep != bytes;
+    if (keeps) TRY(bytes_until(m->fd, m->log[STEPS].path, step, &keep, m->log[UNDONE].lines.f, e));
     if (keeps) fflush(m->log[UNDONE].lines.f), metrics_flush(m, &(Error){0}); // on failure the lines wait
     if (ftruncate(m->fd, keep) != 0) return cannot_write(m->log[STEPS].path, e);
     if (!file_exists_in(m->dir, samples)) return 0;

@@ -83,13 +83,18 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
 }
 
 int write_run_json(Run *r, Error *e) {
-    char path[PATH_MAX];
+    char path[PATH_MAX], aside[PATH_MAX + 8];
     uint64_t random[2];
     cJSON *old = NULL;
     Text new;
     TRY(path_join(path, sizeof path, r->archive.path, "run.json", e));
-    const size_t most = 1 << 26; // bytes; a damaged run.json counts as missing
+    const size_t most = 1 << 26; // bytes
     if (r->saving.saved[0] && json_read(&old, r->archive.dir, path, most, NULL, e) && e->unreadable) return e->code;
+    if (r->saving.saved[0] && !old && file_exists_in(r->archive.dir, path)) {
+        snprintf(aside, sizeof aside, "%s.damaged", path);
+        TRY(path_rename(r->archive.dir, path, aside, e));
+        fprintf(stderr, "warning: %s: malformed JSON, now %s: a new one lacks the run's earlier parts\n", path, aside);
+    }
     // Choose the id once: from run.json, else from the resumed checkpoint, else 128 random bits.
     const char *known = cJSON_GetStringValue(json_get(old, "id"));
     if (!known || strlen(known) >= sizeof r->archive.id) known = r->saving.own.run;
@@ -171,14 +176,17 @@ static int setup_directory(Run *r, Error *e) {
         return setup_directory(r, e);
     }
     const bool back = r->back.why.code;
-    if (metrics_bytes(r->metrics) < r->at.metrics_bytes)
-        fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
-                out);
     TRY(archive_tidy(&r->archive, back && r->options.keep > 0, stderr, e));
     // Write run.json before logs and checkpoints change: this sets archive->id, and fails if the old one is unreadable.
     TRY(write_run_json(r, e));
     TRY(archive_set_aside_after(&r->archive, r->at.step, back ? "rolled_back" : "damaged", stderr, e));
-    return metrics_begin(r->metrics, r->at.step, back, e);
+    TRY(metrics_begin(r->metrics, r->at.step, r->at.metrics_bytes, back, e));
+    if (metrics_bytes(r->metrics) != r->at.metrics_bytes)
+        fprintf(stderr,
+                "warning: %s/metrics.jsonl is not as it was at the checkpoint: steps are missing or "
+                "another run's. Lines that were cut are in metrics.rolled_back.jsonl\n",
+                out);
+    return 0;
 }
 
 bool saves_in_background(const Run *r) {

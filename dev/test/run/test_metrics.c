@@ -53,7 +53,7 @@ static void read_log(void) {
 static void log_step(const StepMetrics *s) {
     Metrics *m;
     CHECK_OK(metrics_open(&m, IN_PATH, ".", &(bool){0}, &e), &e);
-    CHECK_OK(metrics_begin(m, 0, false, &e), &e);
+    CHECK_OK(metrics_begin(m, 0, 0, false, &e), &e);
     CHECK_OK(metrics_step(m, s, &noise, &e), &e);
     CHECK_OK(metrics_test(m, 1, 2, "val_loss", 10.5, NAN, &e), &e);
     CHECK_OK(metrics_test(m, 1, 2, "hellaswag", 3.0 / 8, 5.0 / 8, &e), &e);
@@ -156,7 +156,7 @@ static void test_resumed(void) {
         fprintf(f, "%s%s", kept, cut[i]);
         fclose(f);
         CHECK_OK(metrics_open(&m, IN_PATH, ".", &(bool){0}, &e), &e);
-        CHECK_OK(metrics_begin(m, 2, false, &e), &e);
+        CHECK_OK(metrics_begin(m, 2, sizeof kept - 1, false, &e), &e);
         CHECK(metrics_bytes(m) == sizeof kept - 1, "%lld bytes", (long long)metrics_bytes(m));
         CHECK_OK(metrics_close(m, &e), &e);
         read_log();
@@ -174,10 +174,10 @@ static void test_undone_lines_wait(void) {
     fclose(f);
     CHECK(mkdir("metrics.rolled_back.jsonl", 0777) == 0, "a directory in its place");
     CHECK_OK(metrics_open(&m, IN_PATH, ".", &(bool){0}, &e), &e);
-    CHECK_OK(metrics_begin(m, 1, true, &e), &e);
+    CHECK_OK(metrics_begin(m, 1, 12, true, &e), &e);
     CHECK_ERROR(metrics_flush(m, &e), &e, ERR_WRITE, "metrics.rolled_back.jsonl");
     CHECK(metrics_waiting(m) == strlen("{\"step\": 2}\n{\"step\": 3}\n"), "%zu bytes wait", metrics_waiting(m));
-    CHECK_OK(metrics_begin(m, 1, true, &e), &e); // another rollback
+    CHECK_OK(metrics_begin(m, 1, 12, true, &e), &e); // another rollback
     read_log();
     CHECK(strcmp(text, "{\"step\": 1}\n") == 0, "kept: %s", text);
     CHECK(rmdir("metrics.rolled_back.jsonl") == 0, "the directory goes");

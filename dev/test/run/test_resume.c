@@ -45,6 +45,22 @@ static void test_complete(void) {
     CHECK(newest_step("done.1") > step && newest_step("done") > step, "--fresh lost a run");
 }
 
+// Lines that a resume cuts from another log than the checkpoint's stay in metrics.rolled_back.jsonl, and a damaged
+// run.json stays, too.
+static void test_another_log(void) {
+    const char *log = "alien/metrics.jsonl", *cut = "alien/metrics.rolled_back.jsonl";
+    const char *text = "{\"step\": 9999}\nnotes\n", *warning = "warning: alien/metrics.jsonl is not as it was ";
+    CHECK_RUN(trainer_run("--train-tokens 600 --out alien"), 0);
+    CHECK_RUN(trainer_run("--train-tokens 900 --out alien"), 0, "!warning");
+    CHECK(!file_exists(cut), "its own log was cut");
+    CHECK_OK(file_replace(IN_PATH, log, text, strlen(text), &e), &e);
+    CHECK_RUN(trainer_run("--train-tokens 1200 --out alien"), 0, warning);
+    CHECK(file_mentions(cut, text) && !file_mentions(log, text), "lines are lost");
+    CHECK(unlink(log) == 0 && unlink(cut) == 0 && truncate("alien/run.json", 900) == 0, "damage");
+    CHECK_RUN(trainer_run("--train-tokens 1500 --out alien"), 0, warning, "warning: alien/run.json: malformed JSON");
+    CHECK(!file_exists(cut) && file_exists("alien/run.json.damaged"), "no line was cut, and the text is kept");
+}
+
 static void without_blanks(char *text) {
     char *to = text;
     for (; text && *text; text++)
@@ -468,7 +484,7 @@ static void test_cut_step_is_no_outlier(void) {
 
 int main(void) {
     trainer_setup();
-    RUN(test_from_every_step, test_complete, test_what_may_change, test_another_micro_batch, test_places,
+    RUN(test_from_every_step, test_complete, test_another_log, test_what_may_change, test_another_micro_batch, test_places,
         test_what_may_not_change, test_options_of_a_run, test_missing_fields, test_noise_of_sources,
         test_ramp_of_the_whole_model, test_format_1, test_manifest_of_another_format, test_state_of_another_format,
         test_fp8, test_dtype_changes, test_outliers_are_skipped, test_cut_step_is_no_outlier);
