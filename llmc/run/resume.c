@@ -125,7 +125,7 @@ static int find_step(const char *run, int64_t step, Newest *newest, Error *e) {
 // the best checkpoint, if there is one, and a note names what was found. ERR_INPUT if the run has no such checkpoint.
 // Finds nothing if the path is no run.
 static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
-    char run[PATH_MAX], *which, *end, loss[60] = "";
+    char run[PATH_MAX], path[PATH_MAX], *which, *end, loss[60] = "";
     Archive archive;
     RunSummary s = {0};
     snprintf(run, sizeof run, "%s", model);
@@ -148,6 +148,8 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
     if (best && !s.at.best.step)
         return FAIL(e, ERR_INPUT, "name a step, or the run for its newest", "--model %s: the run has no --keep-best",
                     model);
+    archive_step_path(run, s.at.best.step, path);
+    if (!best && !directory_exists(path)) s.at.best.step = 0; // it was removed
     if (s.at.best.step) TRY(find_step(run, s.at.best.step, newest, e));
     if (s.at.best.step) snprintf(loss, sizeof loss, ", the lowest validation loss: %.4f", s.at.best.loss);
     if (!trains) fprintf(stderr, "note: --model %s is %s%s\n", model, newest->directory, loss);

@@ -101,6 +101,8 @@ static void test_across_stops(void) {
     // A best checkpoint that the user removed is forgotten. Without --keep-best the best one is removed like others.
     Lowest lowest = lowest_of("part/metrics.jsonl");
     remove_tree(path_of("part/step_%08ld", lowest.step));
+    CHECK_RUN(trainer_run(EVALUATE "part"), 0, path_of("note: --model part is part/step_%08ld\n", newest_step("part")));
+    CHECK_RUN(trainer_run(EVALUATE "part:best"), 65, path_of("part/step_%08ld: no such checkpoint", lowest.step));
     CHECK_RUN(trainer_run(COMMAND "--keep-best --val-every 0", seed, 1000), 64, "--val-every above 0");
     CHECK(trainer_run(COMMAND "--val-every 7", seed, 1000) == 0 && count_checkpoints("part") == 2, "%d are kept: %s",
           count_checkpoints("part"), log_tail());
