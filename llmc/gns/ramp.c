@@ -122,7 +122,9 @@ int64_t ramp_batch(const Ramp *r, int64_t step, double tokens) {
     case RAMP_STEPS:
         for (const char *rest = r->argument; *rest && ramp_pair(&rest, &from, &next) && from <= tokens;) rows = next;
         break;
-    case RAMP_REPLAY: assert(step >= 0); return step < r->replay_steps ? r->replay[step] : c->batch_max;
+    case RAMP_REPLAY: // after the file's end: the last batch but one, as a horizon may have cut the last one
+        assert(step >= 0);
+        return r->replay[step < r->replay_steps ? step : r->replay_steps > 1 ? r->replay_steps - 2 : 0];
     default: return c->batch_ref;
     }
     return (int64_t)llround(ramp_limit(c, rows));
