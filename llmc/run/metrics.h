@@ -9,6 +9,9 @@
 //     gns_total, gns_type_*, gns_layer    only in lines of exact steps that were not skipped
 //     gns_source_N, gns_cosine_M_N        only if --train has weights
 //     gns_ratio                           with --gns-ratio in every line; else in the lines that have gns_total
+//     gns_ranks                           the whole model, from the ranks' gradients: in some lines, with several ranks
+// gns_ln, gns_total and gns_ranks have _se, _lower, _g2 and _s beside them. Lines of other kinds have step, tokens and
+// val_loss, or hellaswag and hellaswag_norm (shares of right answers).
 //
 // dev/docs/gns.md explains the fields of the noise scale and the ramp; gns.h defines the lengths of the averages.
 //
