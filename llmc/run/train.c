@@ -163,9 +163,10 @@ static int finish_run(Run *r, Error *e) {
     else if (out_of_patience(r) && r->at.tokens < o->run.horizon_tokens)
         printf("ended early, after step %lld: %lld validations without a new lowest loss (--patience %lld)\n",
                (long long)r->at.step, (long long)r->at.best.stale, (long long)o->patience);
+    const double steps = (double)(r->at.step - r->saving.first_step + 1); // of this part, as `clipped`
     if (r->position.clipped)
-        printf("gradients clipped (--grad-clip %g) in %.3g%% of the steps\n", o->grad_clip,
-               100 * (double)r->position.clipped / (double)(r->at.step - r->saving.first_step + 1));
+        printf("gradients clipped (--grad-clip %g) in %.3g%% of %.0f steps\n", o->grad_clip,
+               100 * (double)r->position.clipped / steps, steps);
     if (isfinite(r->at.val_loss)) {
         printf("validation loss %.4f nats per token", r->at.val_loss);
         if (r->position.val_bytes > 0)

@@ -76,7 +76,7 @@ static void test_what_may_change(void) {
                                "--val val.bin --val-every 4"),
               0, "resuming from own/step_00000010: 10 steps, 320 tokens done", "--steps 10 is now 20",
               "--lr 0.001 is now 0.002", "the learning rate rises from 0.0002 to 0.00174 in one step",
-              "--micro-batch 4 is now 2", "--beta2 0.95 is now 0.99", "--val \"\" is now \"val.bin\"", "!build: ");
+              "--micro-batch 4 is now 2", "% of 15 steps\n", "--beta2 0.95 is now 0.99", "--val \"\" is now \"val.bin\"", "!build: ");
     char kept[2][500] = {
         "\"options\": {\"train\": \"train.bin\", \"out\": \"own\", \"model\": \"d1\", \"layers\": 1, \"heads\": 1, "
         "\"channels\": 16, \"vocab_size\": 64, \"micro_batch\": 4, \"seq_len\": 8, \"batch_tokens\": 32, "
