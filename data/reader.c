@@ -122,6 +122,10 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
             return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(input), strerror(errno));
         r->have += (size_t)got;
         r->ended = got == 0;
+        const uint64_t now = r->offset + r->have;
+        if (r->ended && room && input->bytes && now != input->bytes)
+            return FAIL(e, ERR_INPUT, "run the command again, once nothing writes to it",
+                        "%s: had %" PRIu64 " bytes, and now has %" PRIu64, input_name(input), input->bytes, now);
         if (input->format == FORMAT_AUTO) TRY(input_decide(input, r->o, r->buffer, r->have, r->ended, e));
     }
     return 0;

@@ -380,6 +380,20 @@ def test_other_kinds():
     check("note" not in expect(["one", "two"], [], "a.jsonl"), "a note on jsonl")
 
 
+def test_a_file_changes():
+    """A file whose length changes before it is read is refused."""
+    def change(length):
+        with open("fifo", "wb") as file:  # waits for the reader, which knows the length of a.txt by then
+            os.truncate("a.txt", length)
+            file.write(b"text")
+
+    os.mkfifo("fifo")
+    for length in (5, 15):
+        write("a.txt", b"0123456789")
+        threading.Thread(target=change, args=(length,), daemon=True).start()
+        refuse(f"a.txt: had 10 bytes, and now has {length}", *BYTES, "fifo", "a.txt")
+
+
 def test_formats():
     """JSON Lines are recognised under any name and from a pipe; a note says so if the first line decided; --format
     silences the note."""
