@@ -8,9 +8,10 @@
 
 static Error e; // set by the last call that failed
 
-#define SMALL_COMMAND                                                                                                  \
-    "train_gpt2 --train train.bin --val val.bin --vocab-size 256 --model d1 --layers 1 --heads 1 --channels 16 "       \
-    "--seq-len 8 --threads 1 --micro-batch 2 --val-tokens 128 --gns off --lr-schedule constant --out part "
+#define SMALL                                                                                                          \
+    "--train train.bin --vocab-size 256 --model d1 --layers 1 --heads 1 --channels 16 --seq-len 8 --threads 1 "        \
+    "--micro-batch 2 --val-tokens 128 --gns off --lr-schedule constant --out part "
+#define SMALL_COMMAND "train_gpt2 --val val.bin " SMALL
 
 // At this learning rate, much too high, the loss goes up and down.
 #define RUN_COMMAND SMALL_COMMAND "--lr 0.3 --seed %d "
@@ -111,6 +112,8 @@ static void test_across_stops(void) {
     lowest = lowest_after(begun, "part/metrics.jsonl");
     CHECK(lowest.step > begun, "no validation after step %ld", begun);
     CHECK_OK(verify(path_of("part/step_%08ld", lowest.step), &e), &e);
+    CHECK_RUN(trainer_run("train_gpt2 --val other.bin " SMALL "--keep-best --seed %d --train-tokens 1600", seed), 0,
+              path_of("compare with a loss of the earlier --val: %.4f\n", lowest.loss));
     remove_tree("part");
 }
 
