@@ -22,7 +22,7 @@ typedef struct {
     char path[PATH_MAX];
 } Log;
 
-// UNDONE: lines that a rollback has cut from STEPS.
+// UNDONE: lines that a rollback, or a resume from another log, has cut from STEPS.
 enum { STEPS, SAMPLES, UNDONE, LOGS };
 static const char *const log_names[LOGS] = {"metrics.jsonl", "samples.jsonl", "metrics.rolled_back.jsonl"};
 
@@ -44,6 +44,8 @@ size_t metrics_waiting(const Metrics *m) {
     return m ? log_waits(&m->log[STEPS]) + log_waits(&m->log[SAMPLES]) + log_waits(&m->log[UNDONE]) : 0;
 }
 
+static void log_empty(Log *log) { rewind(log->lines.f), fflush(log->lines.f), log->sent = 0; } // lines.bytes is 0 then
+
 int metrics_flush(Metrics *m, Error *e) {
     int code = 0;
     for (int i = 0; i < LOGS && !code; i++) {
@@ -56,8 +58,8 @@ int metrics_flush(Metrics *m, Error *e) {
             if (n < 0 && errno != EINTR) code = cannot_write(log->path, e);
             log->sent += n > 0 ? (size_t)n : 0;
         }
-        if (!code) rewind(log->lines.f), fflush(log->lines.f), log->sent = 0; // sets lines.bytes to 0
-        if (!code && i != STEPS) code = descriptor_sync(fd, log->path, e);    // a save syncs only metrics.jsonl
+        if (!code) log_empty(log);
+        if (!code && i != STEPS) code = descriptor_sync(fd, log->path, e); // a save syncs only metrics.jsonl
         if (i != STEPS) close(fd);
     }
     return code;
@@ -132,8 +134,8 @@ int metrics_close(Metrics *m, Error *e) {
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
 // Sets *keep to the number of bytes of a log to keep: the whole lines of steps up to `step`. Copies the other bytes to
-// `rest`, unless rest is NULL. Stops at a line that does not begin with '{': a full disk or power cut may leave a hole
-// of zeros, which getline would read as one very long line.
+// `rest`, unless rest is NULL, and ends their last line. Stops at a line that does not begin with '{': a full
+// disk or power cut may leave a hole of zeros, which getline would read as one very long line.
 static int bytes_until(int fd, const char *path, int64_t step, off_t *keep, FILE *rest, Error *e) {
     char *line = NULL;
     size_t room = 0;
@@ -148,7 +150,9 @@ static int bytes_until(int fd, const char *path, int64_t step, off_t *keep, FILE
         *keep += n;
     }
     if (f && rest) fseek(f, *keep, SEEK_SET);
-    for (int c; f && rest && (c = getc(f)) != EOF;) putc(c, rest);
+    int last = '\n';
+    for (int c; f && rest && (c = getc(f)) != EOF; last = c) putc(c, rest);
+    if (last != '\n') putc('\n', rest);
     const int error = !f || ferror(f) ? errno : 0;
     free(line);
     if (f) fclose(f);
@@ -162,9 +166,10 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e)
     int fd;
     if (keeps && metrics_flush(m, e) && metrics_waiting(m) > log_waits(&m->log[UNDONE])) return e->code;
     TRY(bytes_until(m->fd, m->log[STEPS].path, step, &keep, NULL, e));
-    keeps = keeps || keep != bytes;
-    if (keeps) TRY(bytes_until(m->fd, m->log[STEPS].path, step, &keep, m->log[UNDONE].lines.f, e));
-    if (keeps) fflush(m->log[UNDONE].lines.f), metrics_flush(m, &(Error){0}); // on failure the lines wait
+    const bool moves = keeps || keep != bytes;
+    if (moves) TRY(bytes_until(m->fd, m->log[STEPS].path, step, &keep, m->log[UNDONE].lines.f, e));
+    fflush(m->log[UNDONE].lines.f);
+    if (moves && metrics_flush(m, e) && !keeps) return log_empty(&m->log[UNDONE]), e->code; // STEPS still has them
     if (ftruncate(m->fd, keep) != 0) return cannot_write(m->log[STEPS].path, e);
     if (!file_exists_in(m->dir, samples)) return 0;
     TRY(file_open_output(m->dir, samples, O_RDWR, &fd, e)); // if samples cannot be written, the run ends now

@@ -59,7 +59,8 @@ int metrics_open(Metrics **out, int dir, const char *directory, bool *here, Erro
 
 // Truncates metrics.jsonl to `step` steps; samples.jsonl too, unless step is 0. keeps true (a rollback): first writes
 // the waiting lines, and moves cut steps to metrics.rolled_back.jsonl. keeps false: no line may be waiting. Cut lines
-// move, too, if the steps kept are not `bytes` long, as at the checkpoint: the log is then not the run's own.
+// move, too, if the steps kept are not `bytes` long, as at the checkpoint: the log is then not the run's own. A
+// resume fails (ERR_WRITE) if they cannot be written; a rollback lets them wait.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e);
 
 int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, including the lines that wait

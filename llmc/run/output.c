@@ -184,7 +184,7 @@ static int setup_directory(Run *r, Error *e) {
     if (metrics_bytes(r->metrics) != r->at.metrics_bytes)
         fprintf(stderr,
                 "warning: %s/metrics.jsonl is not as it was at the checkpoint: steps are missing or "
-                "another run's. Lines that were cut are in metrics.rolled_back.jsonl\n",
+                "another run's. Lines cut now, if any, are in metrics.rolled_back.jsonl\n",
                 out);
     return 0;
 }

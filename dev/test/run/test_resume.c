@@ -49,13 +49,16 @@ static void test_complete(void) {
 // run.json stays, too.
 static void test_another_log(void) {
     const char *log = "alien/metrics.jsonl", *cut = "alien/metrics.rolled_back.jsonl";
-    const char *text = "{\"step\": 9999}\nnotes\n", *warning = "warning: alien/metrics.jsonl is not as it was ";
+    const char *text = "{\"step\": 9999}\nnotes", *warning = "warning: alien/metrics.jsonl is not as it was ";
     CHECK_RUN(trainer_run("--train-tokens 600 --out alien"), 0);
     CHECK_RUN(trainer_run("--train-tokens 900 --out alien"), 0, "!warning");
     CHECK(!file_exists(cut), "its own log was cut");
     CHECK_OK(file_replace(IN_PATH, log, text, strlen(text), &e), &e);
+    CHECK_OK(directory_create(cut, &e), &e); // in its place
+    CHECK_RUN(trainer_run("--train-tokens 1200 --out alien"), ERR_WRITE, "!are lost", "metrics.rolled_back.jsonl: ");
+    CHECK(file_mentions(log, text) && rmdir(cut) == 0, "lines that have no other place are cut");
     CHECK_RUN(trainer_run("--train-tokens 1200 --out alien"), 0, warning);
-    CHECK(file_mentions(cut, text) && !file_mentions(log, text), "lines are lost");
+    CHECK(file_mentions(cut, path_of("%s\n", text)) && !file_mentions(log, text), "lines are lost");
     CHECK(unlink(log) == 0 && unlink(cut) == 0 && truncate("alien/run.json", 900) == 0, "damage");
     CHECK_RUN(trainer_run("--train-tokens 1500 --out alien"), 0, warning, "warning: alien/run.json: malformed JSON");
     CHECK(!file_exists(cut) && file_exists("alien/run.json.damaged"), "no line was cut, and the text is kept");
@@ -75,8 +78,8 @@ static void test_what_may_change(void) {
     CHECK_RUN(trainer_run(HERE "--out own --steps 20 --lr 2e-3 --micro-batch 2 --batch-tokens 64 --beta2 0.99 "
                                "--val val.bin --val-every 4"),
               0, "resuming from own/step_00000010: 10 steps, 320 tokens done", "--steps 10 is now 20",
-              "--lr 0.001 is now 0.002", "the learning rate rises from 0.0002 to 0.00174 in one step",
-              "--micro-batch 4 is now 2", "% of 15 steps\n", "--beta2 0.95 is now 0.99", "--val \"\" is now \"val.bin\"", "!build: ");
+              "--lr 0.001 is now 0.002", "the learning rate rises from 0.0002 to 0.00174 in one step", "of 15 steps\n",
+              "--micro-batch 4 is now 2", "--beta2 0.95 is now 0.99", "--val \"\" is now \"val.bin\"", "!build: ");
     char kept[2][500] = {
         "\"options\": {\"train\": \"train.bin\", \"out\": \"own\", \"model\": \"d1\", \"layers\": 1, \"heads\": 1, "
         "\"channels\": 16, \"vocab_size\": 64, \"micro_batch\": 4, \"seq_len\": 8, \"batch_tokens\": 32, "
@@ -484,8 +487,8 @@ static void test_cut_step_is_no_outlier(void) {
 
 int main(void) {
     trainer_setup();
-    RUN(test_from_every_step, test_complete, test_another_log, test_what_may_change, test_another_micro_batch, test_places,
-        test_what_may_not_change, test_options_of_a_run, test_missing_fields, test_noise_of_sources,
+     RUN(test_from_every_step, test_complete, test_another_log, test_what_may_change, test_another_micro_batch,
+        test_places, test_what_may_not_change, test_options_of_a_run, test_missing_fields, test_noise_of_sources,
         test_ramp_of_the_whole_model, test_format_1, test_manifest_of_another_format, test_state_of_another_format,
         test_fp8, test_dtype_changes, test_outliers_are_skipped, test_cut_step_is_no_outlier);
     return trainer_end();
