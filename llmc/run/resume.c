@@ -219,5 +219,8 @@ int setup_resume(Run *r, Error *e) {
     archive_step_path(r->archive.path, r->at.best.step, best);
     if (is_rank0(r) && file_missing(r->archive.dir, best))
         r->at.best = (BestPoint){.loss = INFINITY}; // the best checkpoint was removed
+    const bool other = r->saving.changed[OPTION_val] || r->saving.changed[OPTION_val_tokens];
+    if (is_rank0(r) && other && r->options.keep_best && r->at.best.step)
+        printf("--keep-best and --patience compare with a loss of the earlier --val: %.4f\n", r->at.best.loss);
     return comm_broadcast(r->comm, &r->at.best, sizeof r->at.best, e);
 }

@@ -323,9 +323,6 @@ static int print_changes(const StateIO *io, Run *r, FILE *f, Error *e) {
     }
     cJSON_Delete(options);
     cJSON_Delete(defaults);
-    const bool other = r->saving.changed[OPTION_val] || r->saving.changed[OPTION_val_tokens];
-    if (!code && other && r->options.keep_best && r->at.best.step)
-        fprintf(f, "--keep-best and --patience compare with a loss of the earlier --val: %.4f\n", r->at.best.loss);
     const Schedule *now = &r->position.ramp.config.schedule;
     Schedule then = *now;
     then.train_tokens = number(io, "options.resolved.horizon_tokens");

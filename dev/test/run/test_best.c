@@ -104,6 +104,8 @@ static void test_across_stops(void) {
     remove_tree(path_of("part/step_%08ld", lowest.step));
     CHECK_RUN(trainer_run(EVALUATE "part"), 0, path_of("note: --model part is part/step_%08ld\n", newest_step("part")));
     CHECK_RUN(trainer_run(EVALUATE "part:best"), 65, path_of("part/step_%08ld: no such checkpoint", lowest.step));
+    CHECK_RUN(trainer_run("train_gpt2 --val other.bin " SMALL "--keep-best --seed %d --train-tokens %d", seed, TOKENS),
+              0, "this run is complete", "!compare with a loss");
     CHECK_RUN(trainer_run(COMMAND "--keep-best --val-every 0", seed, 1000), 64, "--val-every above 0");
     CHECK(trainer_run(COMMAND "--val-every 7", seed, 1000) == 0 && count_checkpoints("part") == 2, "%d are kept: %s",
           count_checkpoints("part"), log_tail());
