@@ -139,9 +139,9 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 }
 
 // Calibration: the ratio c of the whole model's scale to the LayerNorms' scale, both averaged over the same sampled
-// steps. Samples are few and c moves slowly, so its half-life is five times Noise.ln's (noise.h). But it is at most a tenth of
-// the tokens done, as a run's first steps have gradients thousands of times larger. Samples are spaced in tokens, and
-// averages decay in tokens, so c rests on the same number of samples at any batch.
+// steps. Samples are few and c moves slowly, so its half-life is five times Noise.ln's (noise.h). But it is at most a
+// tenth of the tokens done, as a run's first steps have gradients thousands of times larger. Samples are spaced in
+// tokens, and averages decay in tokens, so c rests on the same number of samples at any batch.
 //
 // Over such a long average |G|^2 falls by orders of magnitude, and the variance of a step with it. So each step has its
 // own variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A
