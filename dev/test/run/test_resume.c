@@ -487,7 +487,7 @@ static void test_cut_step_is_no_outlier(void) {
 
 int main(void) {
     trainer_setup();
-     RUN(test_from_every_step, test_complete, test_another_log, test_what_may_change, test_another_micro_batch,
+    RUN(test_from_every_step, test_complete, test_another_log, test_what_may_change, test_another_micro_batch,
         test_places, test_what_may_not_change, test_options_of_a_run, test_missing_fields, test_noise_of_sources,
         test_ramp_of_the_whole_model, test_format_1, test_manifest_of_another_format, test_state_of_another_format,
         test_fp8, test_dtype_changes, test_outliers_are_skipped, test_cut_step_is_no_outlier);
