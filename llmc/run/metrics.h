@@ -58,9 +58,9 @@ typedef struct Noise Noise; // noise.h
 int metrics_open(Metrics **out, int dir, const char *directory, bool *here, Error *e);
 
 // Truncates metrics.jsonl to `step` steps; samples.jsonl too, unless step is 0. keeps true (a rollback): first writes
-// the waiting lines, and moves cut steps to metrics.rolled_back.jsonl. keeps false: no line may be waiting. Cut lines
-// move, too, if the steps kept are not `bytes` long, as at the checkpoint: the log is then not the run's own. A
-// resume fails (ERR_WRITE) if they cannot be written; a rollback lets them wait.
+// the waiting lines, and moves cut steps to metrics.rolled_back.jsonl; if that cannot be written, they wait. keeps false
+// (a resume): no line may be waiting. bytes: length of metrics.jsonl at the checkpoint. If the kept steps have another
+// length, the log is not the run's own: the cut lines move, too; ERR_WRITE, and nothing is cut, if they cannot.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e);
 
 int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, including the lines that wait
