@@ -417,7 +417,6 @@ static int backward(Engine *engine, const Batch *batch, Error *e) {
 static int cpu_begin_step(Engine *engine, Error *e) {
     size_t bytes = (size_t)engine->config.model->tensor_count * sizeof(double);
     memset(engine->grad_sq, 0, bytes);
-    memset(engine->rank_sq, 0, bytes);
     memset(engine->example_sq, 0, bytes);
     if (engine->trust_sq) memset(engine->trust_sq, 0, 2 * bytes);
     if (engine->row) memset(engine->row, 0, sizeof *engine->row * (size_t)engine->config.step_rows);
@@ -472,7 +471,6 @@ static int cpu_result(Engine *engine, StepResult *result, Error *e) {
     result->nll_sum = engine->nll_sum;
     memcpy(result->grad_sq, engine->grad_sq, bytes);
     memcpy(result->example_sq, engine->example_sq, bytes);
-    if (result->rank_sq) memcpy(result->rank_sq, engine->rank_sq, bytes);
     if (result->amax) memcpy(result->amax, engine->amax, fp8_sites(engine) * sizeof *engine->amax);
     if (result->row) memcpy(result->row, engine->row, sizeof *engine->row * (size_t)engine->rows);
     const size_t sources = (size_t)engine->config.sources, n = engine->config.model->ln_parameters;
@@ -603,7 +601,6 @@ const EngineApi cpu_engine = {
     .collect = cpu_collect,
     .own_weights = cpu_own_weights,
     .clear = cpu_clear,
-    .rank_norms = cpu_rank_norms,
     .buffer = cpu_buffer,
     .weight_bytes = cpu_weight_bytes,
 };

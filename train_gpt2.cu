@@ -648,7 +648,6 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
     result->nll_sum = stats[STAT_LOSS] / engine->config.seq_len;
     result->loss_sum = engine->smoothed ? stats[STAT_SMOOTHED] / engine->config.seq_len : result->nll_sum;
     by_tensor(result->grad_sq, stats_row(stats, model, STATS_GRAD_SQ), model);
-    if (result->rank_sq) by_tensor(result->rank_sq, stats_row(stats, model, STATS_RANK_SQ), model);
     for (int i = 0; i < model->tensor_count; i++)
         result->example_sq[i] =
             gns_measures(&model->tensors[i], engine->mode) ? stats_row(stats, model, STATS_EXAMPLE_SQ)[i] : NAN;
@@ -781,7 +780,6 @@ const EngineApi cuda_engine = {
     .collect = cuda_collect,
     .own_weights = cuda_own_weights,
     .clear = cuda_clear,
-    .rank_norms = cuda_rank_norms,
     .buffer = cuda_buffer,
     .weight_bytes = [](const Engine *) { return sizeof(real); },
     .stream = [](Engine *engine) -> void * { return engine->stream; },

@@ -194,7 +194,7 @@ def page(runs, target, plots, plan=None):
            plots.draw_loss(runs, target))
     if len(runs) > 1:
         sections.append(savings_section(runs, *comparison))
-    if any(plots.gns_source(run) for run in runs):
+    if any(plots.has_noise_scale(run) for run in runs):
         figure("Gradient noise scale and batch", "Black: the batch. Coloured: the noise scale of the LayerNorms, with a band "
                "of one standard error; dotted: its lower bound, 95%; grey: the whole model's, where it was sampled. The "
                "noise scale is the batch at which noise and signal are equal, in rows (examples of one context each), as "

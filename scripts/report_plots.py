@@ -106,9 +106,8 @@ def draw_loss(runs, target=None):
 
 # ---- The noise scale ------------------------------------------------------------------------------------------------
 
-def gns_source(run):
-    return next((name for name in ("gns_ln", "gns_ranks")
-                 if any(x > 0 for x in run.column(name) + run.column(name + "_lower"))), None)
+def has_noise_scale(run):
+    return any(x > 0 for x in run.column("gns_ln") + run.column("gns_ln_lower"))
 
 
 def batches_of(run):
@@ -145,8 +144,8 @@ def draw_gns(runs):
     """Draws a panel per run: the noise scale (thinned), its standard error and 95% lower bound, the whole model's scale,
     the batch."""
     figure, panels = plt.subplots(len(runs), figsize=(14, 4.4 * len(runs) + 0.4), squeeze=False, sharey=True)
-    curves = [thin(run.column("tokens"), above_0(run.column(name)), run.column(name + "_se"), above_0(run.column(name + "_lower")))
-              for run in runs for name in [gns_source(run) or "none"]]
+    curves = [thin(run.column("tokens"), above_0(run.column("gns_ln")), run.column("gns_ln_se"), above_0(run.column("gns_ln_lower")))
+              for run in runs]
     limit_gns(panels[0, 0], [x for _, scale, _, _ in curves for x in scale], [x for run in runs for x in batches_of(run)[1]])
     for i, (axes, run, (at, scale, se, lower)) in enumerate(zip(panels.flat, runs, curves)):
         axes.step(*thin(*batches_of(run)), where="post", color="black", lw=1.5)
@@ -154,8 +153,8 @@ def draw_gns(runs):
         plot_bound(axes, at, lower, color=f"C{i}")
         plot_scale(axes, *(above_0(column(sampled(run), name)) for name in ("tokens", "gns_total", "gns_total_se")), FAINT)
         plain_log(axes.yaxis)
-        of = {"gns_ln": "", "gns_ranks": ": from the ranks' gradients", None: ": no noise scale was measured (--gns off)"}
-        token_axis(axes, title=run.label + of[gns_source(run)], ylabel="rows")
+        none = "" if has_noise_scale(run) else ": no noise scale was measured (--gns off)"
+        token_axis(axes, title=run.label + none, ylabel="rows")
     return figure
 
 

@@ -501,7 +501,7 @@ static void updates(Bench *b, const Model *model) {
         double *squares = zeros<double>(S);
         void *workspace = zeros<char>(reduce_squares_workspace_bytes(S));
         run_case(b, "squared norms", 1, 0, 4.0 * n, [&](int) {
-            bench_check(reduce_squares(squares, x, {0, n}, segments, S, false, workspace, 0, &e), &e);
+            bench_check(reduce_squares(squares, x, {0, n}, segments, S, workspace, 0, &e), &e);
         });
     }
     if (!wanted(b, "adamw")) return;

@@ -144,7 +144,7 @@ static int bench_step(Bench *b, double *seconds, Error *e) {
                            .batch = b->micro_batch};
     Parallel *parallel = &b->run.parallel;
     double start = clock_seconds();
-    TRY(parallel_begin_step(parallel, false, e));
+    TRY(parallel_begin_step(parallel, e));
     TRY(parallel_micro_step(parallel, b->tokens, b->micro_batch, GNS_OFF, true, e));
     TRY(parallel_norms(parallel, e));
     b->waited = -clock_seconds();

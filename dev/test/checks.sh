@@ -88,7 +88,7 @@ without_figures() {
     mkdir "$work/plain" && cat > "$work/plain/sitecustomize.py" <<'END'
 import sys, types
 sys.modules["report_plots"] = types.SimpleNamespace(RATES=(), **{name: lambda *a, **k: "" for name in (
-    "svg_of", "draw_loss", "draw_tests", "gns_source", "draw_gns", "sampled", "draw_layers", "known", "draw_rates")})
+    "svg_of", "draw_loss", "draw_tests", "has_noise_scale", "draw_gns", "sampled", "draw_layers", "known", "draw_rates")})
 END
     export PYTHONPATH=$work/plain
 }

@@ -57,7 +57,7 @@ struct Engine {
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     RowResult *row;                          // (step_rows), or NULL
     float *source_sum;                       // (sources, LayerNorm parameters) v_s of StepResult.source_gram, or NULL
-    double *grad_sq, *rank_sq, *example_sq;  // one per tensor
+    double *grad_sq, *example_sq;            // one per tensor
     double *trust_sq;                        // two per tensor (LAMB): |weights|^2, |direction|^2
     float *matrix, *matrix_next;             // Muon: the matrix to orthogonalize; its next iterate
     float *gram, *poly;                      // Muon: (C, C)
@@ -133,5 +133,4 @@ int cpu_update(Engine *engine, Range range, const UpdateConfig *update, Error *e
 int cpu_collect(Engine *engine, Range range, bool first, Error *e);
 const void *cpu_own_weights(Engine *engine, Range range);
 int cpu_clear(Engine *engine, Range range, Error *e);
-int cpu_rank_norms(Engine *engine, Range range, Error *e);
 void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element);

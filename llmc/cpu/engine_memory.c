@@ -114,7 +114,7 @@ static void layout_activations(Engine *engine, Region *a) {
     RESERVE(engine->ln_sq, 2 * rows);
     if (c->step_rows) RESERVE(engine->row, c->step_rows);
     if (c->sources) RESERVE(engine->source_sum, (size_t)c->sources * c->model->ln_parameters);
-    RESERVE(engine->grad_sq, tensors), RESERVE(engine->rank_sq, tensors), RESERVE(engine->example_sq, tensors);
+    RESERVE(engine->grad_sq, tensors), RESERVE(engine->example_sq, tensors);
     if (c->optimizer == OPTIMIZER_LAMB) RESERVE(engine->trust_sq, 2 * tensors);
 }
 

@@ -77,27 +77,17 @@ int cpu_collect(Engine *engine, Range range, bool first, Error *e) {
     return 0;
 }
 
-// Sets sq[i] to |gradient|^2 of tensor i's part of the range; `add`: adds it. grad: the range's gradient. Does not
-// change sq of tensors outside the range.
-static void norms(const Model *model, const float *grad, Range range, double *sq, bool add) {
-    for (int i = 0; i < model->tensor_count; i++) {
-        Range part = range_overlap(tensor_range(&model->tensors[i]), range);
-        if (!range_length(part)) continue;
-        sq[i] = (add ? sq[i] : 0) + sum_squares(grad + (part.begin - range.begin), range_length(part));
-    }
-}
-
+// Does not change grad_sq of tensors outside the range.
 int cpu_norms(Engine *engine, Range range, Error *e) {
+    const Model *model = engine->config.model;
     const float *sum = engine->grad_sum + shard_grad_sum_place(&engine->config, range);
-    norms(engine->config.model, sum, range, engine->grad_sq, false);
+    for (int i = 0; i < model->tensor_count; i++) {
+        const Range part = range_overlap(tensor_range(&model->tensors[i]), range);
+        if (!range_length(part)) continue;
+        engine->grad_sq[i] = sum_squares(sum + (part.begin - range.begin), range_length(part));
+    }
     for (size_t i = 0; engine->fp8 && i < fp8_sites(engine); i++)
         if (fp8_saturates(engine->exponents[i], engine->amax[i])) engine->grad_sq[0] = INFINITY; // prevents the update
-    return 0;
-}
-
-int cpu_rank_norms(Engine *engine, Range range, Error *e) {
-    const float *own = engine->grad + shard_grad_place(&engine->config, range.begin);
-    norms(engine->config.model, own, range, engine->rank_sq, true);
     return 0;
 }
 

@@ -176,12 +176,12 @@ static inline AttentionShape attention_shape(const EngineConfig *c, int rows, in
 
 // Engine.stats, in order:
 //     (STAT_TENSORS)                     loss, smoothed loss, <E, U> (embedding.cuh)
-//     (STATS_ROWS, tensors)              |g|^2 by `segment`; sum_b |g_b|^2 by tensor; |own g|^2 by `segment`
+//     (STATS_ROWS, tensors)              |g|^2 by `segment`; sum_b |g_b|^2 by tensor
 //     (2, step_rows)                     each row's |g_b|^2 over the LayerNorms; each row's sum of losses
 //     (sources, sources)                 StepResult.source_gram
 //     (L, FP8_SITES)                     amax in fp32, with --dtype fp8
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
-typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_ROWS } StatsRow;
+typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
     return stats + STAT_TENSORS + (int)row * (size_t)model->tensor_count;
 }
@@ -252,5 +252,4 @@ int cuda_update(Engine *engine, Range range, const UpdateConfig *update, Error *
 int cuda_collect(Engine *engine, Range range, bool first, Error *e);
 const void *cuda_own_weights(Engine *engine, Range range);
 int cuda_clear(Engine *engine, Range range, Error *e);
-int cuda_rank_norms(Engine *engine, Range range, Error *e);
 void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element);

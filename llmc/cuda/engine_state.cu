@@ -115,27 +115,16 @@ int cuda_collect(Engine *engine, Range range, bool first, Error *e) {
                       range_length(range), first, engine->stream, e);
 }
 
-// Writes the squared norm of each tensor in the range to a row of stats; if `add`, adds it. grad: the range's gradient.
-static int norms(Engine *engine, StatsRow row, const float *grad, Range range, bool add, Error *e) {
-    const Model *model = engine->config.model;
-    engine->stats_sent = engine->scaled = false;
-    return reduce_squares(stats_row(engine->stats, model, row), grad, range, engine->segment, model->tensor_count, add,
-                          engine->scratch, engine->stream, e);
-}
-
 int cuda_norms(Engine *engine, Range range, Error *e) {
     const EngineConfig *c = &engine->config;
     const float *sum = engine->grad_sum + shard_grad_sum_place(c, range);
     double *squares = stats_row(engine->stats, c->model, STATS_GRAD_SQ);
-    TRY(norms(engine, STATS_GRAD_SQ, sum, range, false, e));
+    engine->stats_sent = engine->scaled = false;
+    TRY(reduce_squares(squares, sum, range, engine->segment, c->model->tensor_count, engine->scratch, engine->stream,
+                       e));
     if (!engine->measures) return 0;
     const float *amax = stats_amax(engine->stats, c);
     return fp8_veto(squares, engine->exponent_there, amax, (int)engine_sites(c), engine->stream, e);
-}
-
-int cuda_rank_norms(Engine *engine, Range range, Error *e) {
-    const float *own = engine->grad + shard_grad_place(&engine->config, range.begin);
-    return norms(engine, STATS_RANK_SQ, own, range, true, e);
 }
 
 int engine_send_stats(Engine *engine, Error *e) {

@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(FLAT_THREADS)
 
 // Grid: a warp per segment.
 __global__ void squares_finish_kernel(double *squares, const double *slots, Range range, size_t span,
-                                      const Range *segments, bool add) {
+                                      const Range *segments) {
     const int s = blockIdx.x;
     const Range part = range_overlap(segments[s], range);
     if (range_length(part) == 0) return;
@@ -250,18 +250,18 @@ __global__ void squares_finish_kernel(double *squares, const double *slots, Rang
     double sum = 0.0;
     for (int k = first + threadIdx.x; k <= last; k += WARP) sum += slots[k + s];
     sum = warp_sum(sum);
-    if (threadIdx.x == 0) squares[s] = add ? squares[s] + sum : sum;
+    if (threadIdx.x == 0) squares[s] = sum;
 }
 
 size_t reduce_squares_workspace_bytes(int S) { return (FLAT_BLOCKS + (size_t)S) * sizeof(double); }
 
-int reduce_squares(double *squares, const float *x, Range range, const Range *segments, int S, bool add,
-                   void *workspace, cudaStream_t stream, Error *e) {
+int reduce_squares(double *squares, const float *x, Range range, const Range *segments, int S, void *workspace,
+                   cudaStream_t stream, Error *e) {
     // span is a multiple of 4 floats, so a block inside one tensor reads 16 bytes at a time.
     const size_t span = size_max(round_up((range_length(range) + FLAT_BLOCKS - 1) / FLAT_BLOCKS, 4), 4);
     double *slots = (double *)workspace;
     TRY(launch({FLAT_BLOCKS, FLAT_THREADS, stream}, e, squares_kernel, slots, x, range, span, segments, S));
-    return launch({S, WARP, stream}, e, squares_finish_kernel, squares, slots, range, span, segments, add);
+    return launch({S, WARP, stream}, e, squares_finish_kernel, squares, slots, range, span, segments);
 }
 
 enum { EXAMPLES_AT_ONCE = 8 }; // per kernel; registers hold their sums of squares

@@ -51,12 +51,12 @@ size_t column_bytes(ColumnSplit split, int sets, int C);
 float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets, ColumnSplit split, int C);
 int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e);
 
-// squares[s] = sum of x^2 over the part of segment s < S that lies in the range, or += if `add`. Does not change
-// squares[s] of segments outside. x: the range's first element, aligned to 16 bytes. segments: in device memory,
-// ascending, without overlap. NaN and infinity propagate to their segment's sum.
+// squares[s] = sum of x^2 over the part of segment s < S that lies in the range. Does not change squares[s] of segments
+// outside. x: the range's first element, aligned to 16 bytes. segments: in device memory, ascending, without overlap.
+// NaN and infinity propagate to their segment's sum.
 size_t reduce_squares_workspace_bytes(int S);
-int reduce_squares(double *squares, const float *x, Range range, const Range *segments, int S, bool add,
-                   void *workspace, cudaStream_t stream, Error *e);
+int reduce_squares(double *squares, const float *x, Range range, const Range *segments, int S, void *workspace,
+                   cudaStream_t stream, Error *e);
 
 // One pass over the gradients of E examples: row b of x (E, n) fp32 is g_b.
 //   gradient (n) += sum over b of g_b, in order

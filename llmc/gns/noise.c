@@ -40,7 +40,6 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
     double B = (double)batch;
     noise->tokens_since_sample += step_tokens;
     if (mode == GNS_OFF) return;
-    noise->tokens_since_ranks += step_tokens;
     Norms type[GROUP_COUNT] = {{0, 0}}, total = {0, 0};
     for (int i = 0; i < model->tensor_count; i++) norms_add(&type[model->tensors[i].group], result, i, B);
     gns_update(&noise->ln, B, type[GROUP_LN].n, type[GROUP_LN].q, step_tokens, noise->half_life);
@@ -62,17 +61,6 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
     gns_calibration_update(&noise->calibration, B, total.n, total.q, type[GROUP_LN].n, type[GROUP_LN].q, tokens,
                            gns_calibration_half_life(noise->half_life, done));
     noise->tokens_since_sample = 0;
-}
-
-// Small batch r has m_r rows, B = sum m_r:   E sum_r |s_r|^2 = |G|^2 sum m_r^2 + tr(Sigma) B   and
-// E |sum_r s_r|^2 = |G|^2 B^2 + tr(Sigma) B. Solves for |G|^2 and tr(Sigma), and passes them to gns_update as n and q.
-void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq, double batch_sq) {
-    const double tokens = noise->tokens_since_ranks;
-    noise->tokens_since_ranks = 0;
-    if (rows_sq >= B * B) return;
-    double g2 = (batch_sq - rank_sq) / (B * B - rows_sq);
-    double s = (rank_sq - g2 * rows_sq) / B;
-    gns_update(&noise->ranks, B, g2 + s, g2 + s / B, tokens, GNS_CALIBRATION_HALF_LIVES * noise->half_life);
 }
 
 void noise_observe_sources(Noise *noise, double B, double pairs, const double *share, const double *sq, double *gram,

@@ -6,8 +6,6 @@
 #include "model/model.h"
 #include "model/modes.h"
 
-enum { NOISE_RANKS_EVERY = 8 }; // steps between two measurements of the ranks' own gradients
-
 typedef struct StepResult StepResult; // engine.h
 
 typedef struct Noise {
@@ -16,16 +14,15 @@ typedef struct Noise {
     GnsCalibration calibration;   // sampled steps: the whole model and the LayerNorms
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
     GnsTracker *layer;            // (L), sampled steps
-    GnsTracker ranks;             // some steps: the whole model, from the ranks' gradients; a cross-check
     GnsTracker *source;           // (source_trackers) every step, LayerNorms: see noise_observe_sources
     int layers, sources;          // sources: number of sources of a weighted --train; 0 if fewer than 2
     int source_trackers;
-    // In tokens, of `ln`, `total`, `source`. Sampled steps are few, and `ranks` gets every NOISE_RANKS_EVERY-th step,
-    // so the other half-lives are GNS_CALIBRATION_HALF_LIVES times as long. `calibration` begins with shorter ones.
+    // In tokens, of `ln`, `total`, `source`. Sampled steps are few, so the other half-lives are
+    // GNS_CALIBRATION_HALF_LIVES times as long. `calibration` begins with shorter ones.
     double half_life;
-    double tokens_since_sample, tokens_since_ranks; // since the last exact step; since the last update of `ranks`
-    double fixed_ratio;                             // --gns-ratio; 0: measured
-    bool follows_total;                             // a ramp follows `total`: every step is exact
+    double tokens_since_sample; // since the last exact step
+    double fixed_ratio;         // --gns-ratio; 0: measured
+    bool follows_total;         // a ramp follows `total`: every step is exact
 } Noise;
 
 // half_life: tokens. ratio: total / ln (--gns-ratio); 0: measure it.
@@ -38,14 +35,6 @@ bool noise_sample_due(const Noise *noise, double done);
 // Adds a step of B examples and step_tokens tokens, measured in `mode`. done: tokens of the run, this step included.
 void noise_observe(Noise *noise, const Model *model, const StepResult *result, int64_t B, double step_tokens,
                    double done, GnsMode mode);
-
-// Adds a step to `ranks`, whose estimate needs no per-example norms (McCandlish et al. 2018, appendix A.1). Small batch
-// r is a rank's rows of the step, or of one micro-step. A single small batch gives no estimate.
-//   B         examples of the step
-//   rows_sq   sum_r m_r^2; small batch r has m_r examples
-//   rank_sq   sum_r |s_r|^2; s_r is the sum of small batch r's gradients
-//   batch_sq  |sum_r s_r|^2
-void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq, double batch_sq);
 
 // Adds a step of B examples to the estimates by source; dev/docs/gns-study.md derives them. A tracker averages a pair
 // of values, its fields g2 and s. Source s of n has the mean gradient G_s; S_s is the noise of its examples:

@@ -10,8 +10,8 @@
 // mean cross-entropy over the T tokens of example b (with label smoothing if that is on). The update divides by B. So
 // per-example norms need no correction, and micro-batches of any size accumulate to the same sum.
 //
-// A loss scale S (`scale_loss`) is a power of two. With it the buffer holds S times the gradients, and `norms` and
-// `rank_norms` write S^2 times the squared norms. `update` and `result` undo this, exactly.
+// A loss scale S (`scale_loss`) is a power of two. With it the buffer holds S times the gradients, and `norms` writes
+// S^2 times the squared norms. `update` and `result` undo this, exactly.
 #pragma once
 
 #include "math/dropout.h"
@@ -165,7 +165,6 @@ typedef struct StepResult {
     double loss_sum;    // sum over the step's examples of L_b, nats per token
     double *grad_sq;    // |sum_b g_b|^2
     double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
-    double *rank_sq;    // |this rank's own gradients|^2 if `rank_norms` measured it, else 0; may be NULL
     double nll_sum;     // loss_sum without label smoothing
     // (EngineConfig.step_rows) the step's rows, in order; 0 in rows that another rank of a tensor group owns. NULL: not
     // asked for.
@@ -314,9 +313,6 @@ struct EngineApi {
     // Sets the range's gradients in memory to 0, for a rank without rows.
     int (*clear)(Engine *engine, Range range, Error *e);
 
-    // Adds to StepResult.rank_sq the squared norms of this rank's own gradients, before the sum over ranks.
-    int (*rank_norms)(Engine *engine, Range range, Error *e);
-
     void *(*buffer)(Engine *engine, EngineBuffer buffer, size_t element); // address of an element
     size_t (*weight_bytes)(const Engine *engine);                         // bytes of an element of BUFFER_WEIGHT
 
@@ -361,7 +357,6 @@ static inline void engine_destroy(Engine *engine) {
 #define engine_collect(g, ...)       engine_api(g)->collect(g, __VA_ARGS__)
 #define engine_own_weights(g, ...)   engine_api(g)->own_weights(g, __VA_ARGS__)
 #define engine_clear(g, ...)         engine_api(g)->clear(g, __VA_ARGS__)
-#define engine_rank_norms(g, ...)    engine_api(g)->rank_norms(g, __VA_ARGS__)
 #define engine_buffer(g, ...)        engine_api(g)->buffer(g, __VA_ARGS__)
 #define engine_weight_bytes(g)       engine_api(g)->weight_bytes(g)
 
@@ -387,7 +382,6 @@ static inline void step_result_unscale(StepResult *result, const EngineConfig *c
     for (int i = 0; i < c->model->tensor_count && scale != 1; i++) {
         result->grad_sq[i] /= scale * scale;
         result->example_sq[i] /= scale * scale;
-        if (result->rank_sq) result->rank_sq[i] /= scale * scale;
     }
 }
 

@@ -169,18 +169,16 @@ static int bucket_final(void *context, Range range, Error *e) {
     Parallel *p = context;
     int i = --p->unreduced;
     assert(i == model_bucket_at(p->model, range.begin));
-    if (p->rank_norms) TRY(engine_rank_norms(p->engine, range, e));
     return p->api->reduce_scatter(p->transport, engine_buffer(p->engine, BUFFER_GRAD, range.begin), range, &p->work[i],
                                   e);
 }
 
-int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
+int parallel_begin_step(Parallel *p, Error *e) {
     if (p->transport) p->api->waited(p->transport); // forget waits outside a step
     p->waited = 0;
-    p->rank_norms = rank_norms;
     p->first = true;
     p->has_gradients = false;
-    p->own = p->own_sq = 0;
+    p->own = 0;
     p->unreduced = p->uncollected = p->buckets;
     return engine_begin_step(p->engine, e);
 }
@@ -210,9 +208,7 @@ static int micro_step_without_rows(Parallel *p, bool reduces, Error *e) {
 int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e) {
     GradientWatch watch = {bucket_begins, bucket_final, p};
     bool reduces = p->buckets && (last || p->config.reduce == REDUCE_MICRO_STEP);
-    const int64_t own = rows_of_rank(n, p->comm->rank % p->config.tensor, p->config.tensor).count;
-    p->own += own;
-    p->own_sq = reduces && p->config.reduce == REDUCE_MICRO_STEP ? p->own_sq + own * own : p->own * p->own;
+    p->own += rows_of_rank(n, p->comm->rank % p->config.tensor, p->config.tensor).count;
     if (n == 0) return micro_step_without_rows(p, reduces, e);
     p->has_gradients = true;
     if (reduces) engine_watch(p->engine, &watch);
@@ -269,22 +265,18 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
     return 0;
 }
 
-// Sends one message with seconds waited, losses, stop, |s_r|^2, `more`, the examples' squared norms by tensor, and the
-// values to maximise (amax).
+// Sends one message with seconds waited, losses, stop, `more`, the examples' squared norms by tensor, and the values to
+// maximise (amax).
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     CommLeast least = {0};
     StepResult *result = sums->result;
     if (p->transport) p->waited += p->api->waited(p->transport);
     double waited = p->waited, stop = sums->stop;
-    double *const single[] = {&waited,        &result->loss_sum, &result->nll_sum, &stop,
-                              &sums->rows_sq, &sums->rank_sq,    &sums->more};
+    double *const single[] = {&waited, &result->loss_sum, &result->nll_sum, &stop, &sums->more};
     const int singles = sizeof single / sizeof *single, tensors = p->model->tensor_count, count = singles + tensors;
     int sites = result->amax ? p->model->config.layers * FP8_SITES : 0;
     double *values;
     TRY(memory_alloc((void **)&values, sizeof(double) * (size_t)(count + sites), "the step's sums", e));
-    sums->rows_sq = (double)p->own_sq;
-    sums->rank_sq = 0;
-    for (int i = 0; i < tensors; i++) sums->rank_sq += result->rank_sq[i];
     for (int i = 0; i < singles; i++) values[i] = *single[i];
     memcpy(values + singles, result->example_sq, sizeof(double) * (size_t)tensors);
     for (int i = 0; i < sites; i++) values[count + i] = result->amax[i];

@@ -61,11 +61,10 @@ typedef struct {
     Engine *engine; // set by parallel_start
     const TransportApi *api;
     Transport *transport; // NULL: one rank
-    bool rank_norms;      // argument of parallel_begin_step
     double waited;        // seconds that the engine has waited for transfers in this step
     bool first;           // uncollected sums belong to the step's first micro-step
     bool has_gradients;   // this rank has computed gradients of rows in this step
-    int64_t own, own_sq;  // number of own rows in this step; this rank's term of StepSums.rows_sq
+    int64_t own;          // number of own rows in this step
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
     int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
     int64_t *work;        // (buckets) number of the transfer of each bucket's gradients
@@ -88,8 +87,8 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows);
 
 // A step calls parallel_begin_step, parallel_micro_step for this rank's rows (see EngineApi), parallel_norms and
-// parallel_update. last: the step's last micro-step. rank_norms: measure |sum of this rank's gradients| too.
-int parallel_begin_step(Parallel *p, bool rank_norms, Error *e);
+// parallel_update. last: the step's last micro-step.
+int parallel_begin_step(Parallel *p, Error *e);
 int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e);
 
 int parallel_norms(Parallel *p, Error *e); // norms of the gradients' sum over all ranks
@@ -106,9 +105,6 @@ int parallel_drain(Parallel *p, Error *e);
 typedef struct {
     StepResult *result; // set by engine_result; summed over ranks, except amax (the largest of any rank) and grad_sq
                         // (already summed: parallel_norms)
-    double rank_sq;     // sum_r |s_r|^2; s_r is the sum of small batch r's gradients. A small batch is a rank's rows of
-                        // a step, or of a micro-step with REDUCE_MICRO_STEP
-    double rows_sq;     // sum_r m_r^2; small batch r has m_r rows
     int slowest;        // the rank that waited least for transfers
     double lost;        // mean over ranks: seconds waited, less the seconds that `slowest` waited
     bool stop;          // in: this rank was asked to stop; out: any rank was

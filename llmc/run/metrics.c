@@ -262,7 +262,6 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
     }
     if (s->mode != GNS_OFF) put_estimate(f, "gns_ln", &noise->ln);
     for (int i = 0; i < noise->sources && s->mode != GNS_OFF; i++) put_source(f, noise, i);
-    if (s->ranks_measured) put_estimate(f, "gns_ranks", &noise->ranks);
     bool calibrated = s->mode == GNS_EXACT && !s->skipped;
     if (s->mode != GNS_OFF && noise->fixed_ratio > 0) put_number(f, "gns_ratio", noise->fixed_ratio);
     else if (calibrated) put_number(f, "gns_ratio", noise->calibration.ratio.value);

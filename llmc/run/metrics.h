@@ -9,9 +9,8 @@
 //     gns_total, gns_type_*, gns_layer    only in lines of exact steps that were not skipped
 //     gns_source_N, gns_cosine_M_N        only if --train has weights
 //     gns_ratio                           with --gns-ratio in every line; else in the lines that have gns_total
-//     gns_ranks                           the whole model, from the ranks' gradients: in some lines, with several ranks
-// gns_ln, gns_total and gns_ranks have _se, _lower, _g2 and _s beside them. Lines of other kinds have step, tokens and
-// val_loss, or hellaswag and hellaswag_norm (shares of right answers).
+// gns_ln and gns_total have _se, _lower, _g2 and _s beside them. Lines of other kinds have step, tokens and val_loss, or
+// hellaswag and hellaswag_norm (shares of right answers).
 //
 // dev/docs/gns.md explains the fields of the noise scale and the ramp; gns.h defines the lengths of the averages.
 //
@@ -41,9 +40,8 @@ typedef struct {
     bool clipped;      // the gradient's norm was above --grad-clip
     bool has_target;   // --ramp gns: `target` is set
     RampTarget target;
-    double loss_scale;   // fp16: scale of this step; 0: none
-    int64_t overflows;   // so far: steps skipped (fp16), and repeats of steps because e4m3 saturated (fp8)
-    bool ranks_measured; // noise->ranks was updated
+    double loss_scale; // fp16: scale of this step; 0: none
+    int64_t overflows; // so far: steps skipped (fp16), and repeats of steps because e4m3 saturated (fp8)
 } StepMetrics;
 
 // One program at a time writes to a run directory: it holds a lock (flock) on metrics.jsonl until the file is closed,

@@ -35,7 +35,6 @@ typedef struct {
     Noise noise;
     RowOutliers outliers; // --outliers
     StepResult result;    // statistics of this step; source_gram, `pairs` (noise.h) and `rows` are one array
-    double grad_sq;       // |sum_b g_b|^2 of this step
     double grad_norm;     // norm of this step's mean gradient
     bool overflowed;      // this step's gradient is not finite, but another scale may help (step_result)
     RowResult *rows;      // (largest batch) this step's rows, of all ranks, if EngineConfig.step_rows

@@ -413,11 +413,10 @@ int setup_buffers(Run *r, Error *e) {
     StepResult *result = &p->result;
     const size_t rows = (size_t)p->ramp.config.batch_max, gram = (size_t)(p->noise.sources * p->noise.sources) + 1;
     const size_t sites = (size_t)r->model.config.layers * FP8_SITES;
-    const size_t bytes = (3 * n + gram) * sizeof(double) + rows * sizeof *p->rows + sites * sizeof *result->amax;
+    const size_t bytes = (2 * n + gram) * sizeof(double) + rows * sizeof *p->rows + sites * sizeof *result->amax;
     if (memory_alloc((void **)&result->grad_sq, bytes, "norms", e))
         return error_hint(e, "use smaller batches (--batch-tokens, --batch-max, --ramp)");
-    result->rank_sq = result->grad_sq + n;
-    result->example_sq = result->rank_sq + n;
+    result->example_sq = result->grad_sq + n;
     result->source_gram = result->example_sq + n;
     p->rows = (RowResult *)(result->source_gram + gram);
     if (dtype_is_fp8(r->shape.dtype)) result->amax = (float *)(p->rows + rows);

@@ -135,7 +135,6 @@ static void io_noise(StateIO *io, Noise *noise) {
     GnsCalibration *c = &noise->calibration;
     io_tracker(io, "noise.ln", &noise->ln);
     if (has(io, "noise.total", noise->total.steps > 0)) io_tracker(io, "noise.total", &noise->total);
-    io_tracker(io, "noise.ranks", &noise->ranks);
     io_tracker(io, "noise.sampled_total", &c->total);
     io_tracker(io, "noise.sampled_ln", &c->ln);
     real(io, "noise.ratio", &c->ratio.value);
@@ -143,7 +142,6 @@ static void io_noise(StateIO *io, Noise *noise) {
     real(io, "noise.ratio_few", &c->ratio.sum_w2);
     for (int i = 0; i < 4; i++) real(io, AT("noise.cross_%c%c", "gs"[i / 2], "gs"[i % 2]), &c->cross[i / 2][i % 2]);
     real(io, "noise.tokens_since_sample", &noise->tokens_since_sample);
-    real(io, "noise.tokens_since_ranks", &noise->tokens_since_ranks);
     for (int i = 0; i < GROUP_COUNT; i++) io_tracker(io, AT("noise.type.%s", group_names[i]), &noise->type[i]);
     for (int l = 0; l < noise->layers; l++) io_tracker(io, AT("noise.layer.%d", l), &noise->layer[l]);
     for (int i = 0; i < noise->source_trackers && has(io, "noise.source", true); i++)

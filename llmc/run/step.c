@@ -12,13 +12,6 @@ static GnsMode step_mode(const Run *r) {
     return every > 0 && r->at.step % every == 0 ? GNS_EXACT : GNS_LN;
 }
 
-// True if this step also measures the norms of the ranks' own gradients. For this a rank reads its gradients again,
-// 0.5% of the time of a step with one micro-step. The norms only cross-check others, so few steps measure them.
-static bool measures_ranks(const Run *r, GnsMode mode) {
-    if (r->parallel.config.tensor > 1) return false; // ranks of a group hold different tensors
-    return mode == GNS_EXACT || (mode == GNS_LN && r->at.step % NOISE_RANKS_EVERY == 0);
-}
-
 // On a thread: reads examples [first, first + count) into data.ahead. A failure sets count to 0.
 static void *read_ahead(void *run_data) {
     RunData *d = run_data;
@@ -52,7 +45,7 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
     progress_begin(&r->progress, what, B * T);
     if (r->at.loss_scale.scale > 0) engine_scale_loss(r->engine, r->at.loss_scale.scale);
     if (dtype_is_fp8(r->shape.dtype)) engine_exponents(r->engine, r->at.exponents);
-    TRY(parallel_begin_step(&r->parallel, measures_ranks(r, mode), e));
+    TRY(parallel_begin_step(&r->parallel, e));
     engine_examples(r->engine, (uint64_t)first);
     for (int64_t i = 0; i < micro_steps; i++) {
         int64_t n = mine.count - done < most ? mine.count - done : most;
@@ -104,7 +97,7 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
 }
 
 // Updates the noise scales, and with them the ramp.
-static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode, RampTarget *target) {
+static void observe_noise(Run *r, int64_t B, GnsMode mode, RampTarget *target) {
     double step_tokens = (double)(B * r->shape.seq_len), done = (double)r->at.tokens + step_tokens;
     noise_observe(&r->position.noise, &r->model, &r->position.result, B, step_tokens, done, mode);
     if (mode == GNS_OFF) return;
@@ -112,8 +105,6 @@ static void observe_noise(Run *r, int64_t B, const StepSums *sums, GnsMode mode,
     const GnsTracker *signal = noise_signal(&r->position.noise, &c);
     *target = ramp_target(&r->position.ramp, signal, c);
     ramp_observe(&r->position.ramp, step_tokens, r->position.noise.half_life, target->aim);
-    if (measures_ranks(r, mode))
-        noise_observe_ranks(&r->position.noise, (double)B, sums->rows_sq, sums->rank_sq, r->position.grad_sq);
     const int sources = r->position.noise.sources;
     double share[sources + 1], sq[sources + 1], *gram = r->position.result.source_gram;
     for (int s = 0; s < sources; s++) share[s] = r->data.train->source[s].share, sq[s] = 0;
@@ -161,9 +152,9 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     if (r->shape.step_rows) TRY(comm_sum(r->comm, gram, (int)((double *)(r->position.rows + B) - gram), e));
     r->saving.writing = sums->more;
     r->position.stop = sums->stop;
-    r->position.grad_sq = 0;
-    for (int i = 0; i < r->model.tensor_count; i++) r->position.grad_sq += r->position.result.grad_sq[i];
-    r->position.grad_norm = sqrt(r->position.grad_sq) / (double)B;
+    double grad_sq = 0; // |sum_b g_b|^2
+    for (int i = 0; i < r->model.tensor_count; i++) grad_sq += r->position.result.grad_sq[i];
+    r->position.grad_norm = sqrt(grad_sq) / (double)B;
     const bool scales = r->at.loss_scale.scale > 0 || saturated_site(r) >= 0;
     const bool finite = isfinite(r->position.result.loss_sum), finite_norm = isfinite(r->position.grad_norm);
     r->position.overflowed = scales && finite && !finite_norm;
@@ -262,7 +253,6 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     const int64_t tokens = B * r->shape.seq_len;
     const UpdateConfig update = update_config(r, B);
     const GnsMode mode = step_mode(r);
-    const bool measured_ranks = measures_ranks(r, mode);
     const double start = clock_seconds(), loss_scale = r->at.loss_scale.scale;
     do {
         TRY(run_rows(r, B, mode, NULL, e));
@@ -270,7 +260,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         TRY(adapt_scales(r, B, &skipped, &repeat, e));
     } while (repeat);
     progress_end(&r->progress);
-    if (!skipped) observe_noise(r, B, &sums, mode, &target);
+    if (!skipped) observe_noise(r, B, mode, &target);
     r->at.step++;
     r->at.batch = B;
     r->at.examples += B;
@@ -299,7 +289,6 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .clipped = !skipped && adamw_clip(norm, r->options.grad_clip) < 1,
         .target = target,
         .has_target = r->options.run.ramp_mode == RAMP_GNS && !skipped,
-        .ranks_measured = measured_ranks && !skipped && r->comm->ranks > 1,
     };
     r->position.clipped += metrics->clipped;
     if (is_rank0(r)) TRY(metrics_step(r->metrics, metrics, &r->position.noise, e));

@@ -192,7 +192,7 @@ static Outcome measure(const Api *api, Engine *engine, const World *w, const uin
                  Array<double>(tensors, NAN),
                  Array<double>(tensors, NAN),
                  Array<RowResult>(w->c->batch, RowResult{NAN, NAN, NAN})};
-    StepResult r = {NAN, o.grad_sq, o.example_sq, NULL, NAN, o.row, *o.source_gram, fp8 ? (float *)o.amax : NULL};
+    StepResult r = {NAN, o.grad_sq, o.example_sq, NAN, o.row, *o.source_gram, fp8 ? (float *)o.amax : NULL};
     if (fp8) api->exponents(engine, exponents);
     CALL_OK(api->begin_step(engine, &e));
     api->examples(engine, FIRST_EXAMPLE + (size_t)(tokens - w->tokens) / (size_t)(w->c->seq_len + 1));

@@ -243,7 +243,7 @@ static void test_ranges(void) {
     check_same_bits(&w, a, b, "update in pieces");
     Array<double> sum(w.model.tensor_count, NAN);
     for (int k = 0; k < w.model.tensor_count; k++) sum[k] = 0;
-    StepResult r = {NAN, other.grad_sq, other.example_sq, NULL, 0, NULL, NULL, NULL};
+    StepResult r = {NAN, other.grad_sq, other.example_sq, 0, NULL, NULL, NULL};
     for (int i = 0; i < 3; i++) {
         CALL_OK(gpu.norms(b, Range{cut[i], cut[i + 1]}, &e));
         CALL_OK(gpu.result(b, &r, &e));

@@ -16,7 +16,7 @@ static std::vector<Range> random_segments(int S, size_t *n) {
 }
 
 // Sums the whole buffer or, if `part`, a range with random ends, mostly within segments.
-static void reduce_squares_case(int S, bool part, bool add) {
+static void reduce_squares_case(int S, bool part) {
     size_t n;
     const std::vector<Range> segments = random_segments(S, &n);
     Range range = {0, n};
@@ -25,7 +25,7 @@ static void reduce_squares_case(int S, bool part, bool add) {
     std::vector<double> want(S, SQUARES_BEFORE);
     for (int s = 0; s < S; s++) {
         const Range in = range_overlap(segments[s], range);
-        if (range_length(in) && !add) want[s] = 0.0;
+        if (range_length(in)) want[s] = 0.0;
         for (size_t i = segments[s].begin; i < segments[s].end; i++) {
             x[i] = (float)random_normal();
             if (i >= in.begin && i < in.end) want[s] += (double)x[i] * x[i];
@@ -37,7 +37,7 @@ static void reduce_squares_case(int S, bool part, bool add) {
     void *workspace = workspace_new(reduce_squares_workspace_bytes(S));
     run_twice(
         "squares", [&] { device_set(squares, std::vector<double>(S, SQUARES_BEFORE)); },
-        [&] { CALL_OK(reduce_squares(squares, d_x + range.begin, range, d_segments, S, add, workspace, 0, &e)); },
+        [&] { CALL_OK(reduce_squares(squares, d_x + range.begin, range, d_segments, S, workspace, 0, &e)); },
         {{squares, S * sizeof(double)}});
     check_close("squares", host_from(squares, S), want, 2e-6, 0.0);
 
@@ -45,15 +45,15 @@ static void reduce_squares_case(int S, bool part, bool add) {
     while (range_length(segments[bad]) == 0) bad = (bad + 1) % S;
     x[segments[bad].end - 1] = S % 2 ? NAN : INFINITY;
     device_set(d_x, x);
-    CALL_OK(reduce_squares(squares, d_x, {0, n}, d_segments, S, false, workspace, 0, &e));
+    CALL_OK(reduce_squares(squares, d_x, {0, n}, d_segments, S, workspace, 0, &e));
     const std::vector<double> got = host_from(squares, S);
     for (int s = 0; s < S; s++) CHECK(isfinite(got[s]) == (s != bad), "segment %d: %g", s, got[s]);
     case_end();
 }
 
 static void test_reduce_squares(void) {
-    reduce_squares_case(1, false, false);
-    for (int i = 0; i < 8; i++) reduce_squares_case(random_int(2, small_shapes_only ? 40 : 300), i % 2, i / 2 % 2);
+    reduce_squares_case(1, false);
+    for (int i = 0; i < 8; i++) reduce_squares_case(random_int(2, small_shapes_only ? 40 : 300), i % 2);
 }
 
 static void test_reduce_examples(void) {

@@ -389,40 +389,6 @@ static void test_sources(void) {
     }
 }
 
-// ---- the estimate from the ranks' gradients -------------------------------------------------------------------------
-
-enum { MAX_RANKS = 8 };
-
-// G_r is the sum of rank r's gradients, of rows[r] examples. E sum_r |G_r|^2 = sum_r rows[r]^2 |G|^2 + B tr(Sigma), and
-// E |sum_r G_r|^2 = B^2 |G|^2 + B tr(Sigma). With these expectations estimates must be |G|^2 and tr(Sigma) for any
-// rows[]. Estimates are linear in both norms, hence unbiased. There is no estimate if one rank has all rows.
-static void test_ranks_unbiased(void) {
-    static const struct {
-        int ranks;
-        int64_t rows[MAX_RANKS];
-        double g2, trace;
-    } cases[] = {
-        {2, {4, 4}, 1, 10},      {4, {8, 8, 8, 8}, 0.5, 40},
-        {3, {3, 2, 2}, 2, 5},    {8, {2, 2, 2, 1, 1, 1, 1, 1}, 1, 20}, // B mod ranks != 0
-        {4, {1, 1, 1, 0}, 3, 3},                                       // the last, short step of a run
-        {2, {0, 9}, 1, 2},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        Noise noise = {.half_life = 7};
-        double B = 0, squares = 0;
-        for (int r = 0; r < cases[i].ranks; r++)
-            B += (double)cases[i].rows[r], squares += (double)(cases[i].rows[r] * cases[i].rows[r]);
-        noise.tokens_since_ranks = 1;
-        noise_observe_ranks(&noise, B, squares, squares * cases[i].g2 + B * cases[i].trace,
-                            B * B * cases[i].g2 + B * cases[i].trace);
-        GnsEstimate e = gns_estimate(&noise.ranks);
-        CHECK(!isnan(e.g2) == (squares < B * B), "case %zu: an estimate of one rank", i);
-        if (isnan(e.g2)) continue;
-        CHECK_CLOSE(e.g2, cases[i].g2, 1e-12, 0);
-        CHECK_CLOSE(e.s, cases[i].trace, 1e-12, 0);
-    }
-}
-
 // ---- A model's groups -----------------------------------------------------------------------------------------------
 
 // Averages computed by definition; half_life: tokens.
@@ -452,9 +418,9 @@ static void check_average(const char *what, int step, const GnsTracker *t, const
     CHECK(fabs(got - want) <= 1e-9 * fabs(want), "%s after step %d: %g, want %g", what, step, got, want);
 }
 
-// Every step updates the LayerNorms' average. The other groups and the ranks' estimate have five times the LayerNorms'
-// half-life; a measurement counts for all tokens since the previous one. The calibration's half-life is at most a tenth
-// of the tokens done. `total` has the LayerNorms' half-life and begins at the first step in which a ramp follows it.
+// Every step updates the LayerNorms' average. The other groups have five times the LayerNorms' half-life; a measurement
+// counts for all tokens since the previous one. The calibration's half-life is at most a tenth of the tokens done.
+// `total` has the LayerNorms' half-life and begins at the first step in which a ramp follows it.
 static void test_groups(void) {
     enum { HALF_LIFE = 900, STEPS = 60, FOLLOWED_FROM = 9, FOLLOWED_TO = 30 };
     enum { LN, SAMPLED_LN, TOTAL, TYPE, LAYER = TYPE + 4, FOLLOWED = LAYER + 2, AVERAGES };
@@ -462,9 +428,9 @@ static void test_groups(void) {
         [LN] = "ln_",       [SAMPLED_LN] = "ln_", [TOTAL] = "",     [TYPE] = "e.weight",  [TYPE + 1] = "attn",
         [TYPE + 2] = "mlp", [TYPE + 3] = "ln_",   [LAYER] = "h.0.", [LAYER + 1] = "h.1.", [FOLLOWED] = ""};
     const ModelConfig config = {.layers = 2, .heads = 1, .channels = 16, .vocab = 256, .context = 8};
-    double example_sq[64], grad_sq[64], tokens_since = 0, tokens_since_ranks = 0, done = 0;
+    double example_sq[64], grad_sq[64], tokens_since = 0, done = 0;
     const StepResult result = {.example_sq = example_sq, .grad_sq = grad_sq};
-    Average want[AVERAGES], want_ranks = {0, 0, 5 * HALF_LIFE};
+    Average want[AVERAGES];
     Model model;
     Noise noise;
     Error e = {0};
@@ -489,14 +455,6 @@ static void test_groups(void) {
             if (k != FOLLOWED || step >= FOLLOWED_FROM)
                 average_add(&want[k], B, group_norms(&model, &result, B, parts[k]), tokens_since);
         if (exact) tokens_since = 0;
-        tokens_since_ranks += tokens;
-        if (step % 8 == 0) {
-            Norms all = group_norms(&model, &result, B, "");
-            noise_observe_ranks(&noise, B, B, B * all.n, B * B * all.q); // one row per rank
-            average_add(&want_ranks, B, all, tokens_since_ranks);
-            tokens_since_ranks = 0;
-        }
-        check_average("ranks", step, &noise.ranks, &want_ranks);
         check_average("ln", step, &noise.ln, &want[LN]);
         check_average("ln of samples", step, &noise.calibration.ln, &want[SAMPLED_LN]);
         check_average("total", step, &noise.calibration.total, &want[TOTAL]);
@@ -516,6 +474,6 @@ static void test_groups(void) {
 int main(void) {
     RUN(test_identities, test_tracker, test_lower_formula, test_lower_covers, test_calibration, test_calibration_error,
         test_scaled_lower, test_samples_are_spaced_in_tokens, test_calibration_is_wary, test_ratio, test_sources,
-        test_ranks_unbiased, test_groups);
+        test_groups);
     return test_summary();
 }

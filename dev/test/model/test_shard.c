@@ -45,8 +45,8 @@ typedef struct World {
     uint16_t *tokens; // (STEPS, ROWS, T + 1)
     Engine *whole;
     Rank rank[RANKS];
-    float *x, *y;                                   // (flat_count)
-    double *grad_sq, *example_sq, *rank_sq, *spare; // (tensors)
+    float *x, *y;                 // (flat_count)
+    double *grad_sq, *example_sq; // (tensors)
 } World;
 
 static void *take(size_t bytes) {
@@ -153,7 +153,6 @@ static void world_open(World *w, const ModelConfig *shape, Shared shared, Recomp
     w->T = shape->context;
     w->param = take(n * sizeof(float)), w->x = take(n * sizeof(float)), w->y = take(n * sizeof(float));
     w->grad_sq = take(tensors * sizeof(double)), w->example_sq = take(tensors * sizeof(double));
-    w->rank_sq = take(tensors * sizeof(double)), w->spare = take(tensors * sizeof(double));
     w->tokens = take(tokens * sizeof(uint16_t));
     small_params(&w->model, seed, w->param);
     small_tokens(shape->vocab, seed, tokens, w->tokens);
@@ -166,7 +165,7 @@ static void world_open(World *w, const ModelConfig *shape, Shared shared, Recomp
 static void world_close(World *w) {
     for (int r = 0; r < RANKS; r++) engine_destroy(w->rank[r].engine);
     engine_destroy(w->whole);
-    void *memory[] = {w->param, w->x, w->y, w->grad_sq, w->example_sq, w->rank_sq, w->spare, w->tokens};
+    void *memory[] = {w->param, w->x, w->y, w->grad_sq, w->example_sq, w->tokens};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) memory_free(memory[i]);
     model_destroy(&w->model);
 }
@@ -187,12 +186,8 @@ static int begins(void *context, Range range, Error *e) {
     return 0;
 }
 
-static int final(void *context, Range range, Error *e) {
-    return engine_rank_norms(((Rank *)context)->engine, range, e);
-}
-
 static int rank_micro_step(Rank *rank, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
-    GradientWatch watch = {begins, final, rank};
+    GradientWatch watch = {begins, NULL, rank};
     engine_watch(rank->engine, &watch);
     return engine_micro_step(rank->engine, tokens, n, mode, e);
 }
@@ -221,7 +216,7 @@ static UpdateConfig update_config(int step) { // no clipping, since a rank has o
 
 // Ends an engine's turn: engines of one device run one at a time (engine.h).
 static int turn_ends(World *w, Engine *engine, Error *e) {
-    StepResult ignored = {.grad_sq = w->grad_sq, .example_sq = w->example_sq, .rank_sq = w->rank_sq};
+    StepResult ignored = {.grad_sq = w->grad_sq, .example_sq = w->example_sq};
     return engine_result(engine, &ignored, e);
 }
 
@@ -236,8 +231,6 @@ static int rank_gradients(World *w, Rank *rank, int step, Error *e) {
 static int whole_gradients(World *w, int step, Error *e) {
     TRY(engine_begin_step(w->whole, e));
     TRY(engine_micro_step(w->whole, rows_of(w, step, 0), ROWS, GNS_EXACT, e));
-    for (int i = 0; i < model_bucket_count(&w->model); i++)
-        TRY(engine_rank_norms(w->whole, model_bucket(&w->model, i), e));
     TRY(engine_norms(w->whole, all_of(w), e));
     return turn_ends(w, w->whole, e);
 }
@@ -263,24 +256,20 @@ static void check_state(World *w, const Rank *rank, StateKind kind, bool others)
 static void check_norms(World *w) {
     size_t tensors = (size_t)w->model.tensor_count;
     double sum[200] = {0}, whole_gram[SOURCES * SOURCES], gram[SOURCES * SOURCES];
-    StepResult want = {.grad_sq = w->grad_sq, .example_sq = w->example_sq, .rank_sq = w->rank_sq};
+    StepResult want = {.grad_sq = w->grad_sq, .example_sq = w->example_sq};
     want.source_gram = whole_gram;
     CHECK_OK(engine_result(w->whole, &want, &e), &e);
     for (int r = 0; r < RANKS; r++) {
         double grad_sq[200], example_sq[200];
-        StepResult got = {.loss_sum = NAN, .grad_sq = grad_sq, .example_sq = example_sq, .rank_sq = w->spare};
+        StepResult got = {.loss_sum = NAN, .grad_sq = grad_sq, .example_sq = example_sq};
         got.source_gram = gram;
         CHECK_OK(engine_result(w->rank[r].engine, &got, &e), &e);
         CHECK(got.loss_sum == want.loss_sum, "loss %.9g, not %.9g", got.loss_sum, want.loss_sum);
         CHECK(gram[0] > 0 && memcmp(gram, whole_gram, sizeof gram) == 0, "rank %d: sums by source differ", r);
         CHECK(memcmp(example_sq, w->example_sq, tensors * sizeof(double)) == 0, "rank %d: examples' norms differ", r);
-        CHECK(memcmp(w->spare, w->rank_sq, tensors * sizeof(double)) == 0, "rank %d: norms of its own differ", r);
         for (size_t k = 0; k < tensors; k++) sum[k] += grad_sq[k];
     }
-    for (size_t k = 0; k < tensors; k++) {
-        CHECK_CLOSE(sum[k], w->grad_sq[k], 1e-6, 1e-30);
-        CHECK_CLOSE(w->rank_sq[k], w->grad_sq[k], 1e-6, 1e-30);
-    }
+    for (size_t k = 0; k < tensors; k++) CHECK_CLOSE(sum[k], w->grad_sq[k], 1e-6, 1e-30);
 }
 
 // Compares losses, since engine.h does not return the weights that passes read.
@@ -370,7 +359,7 @@ static void depart(Arrivals *a) {
 enum { READERS = 4 };
 // Calls every function that reads weights. Writes the results to `out`.
 static void read_weights(World *w, Arrivals *a, float *out[READERS]) {
-    StepResult r = {.grad_sq = w->grad_sq, .example_sq = w->example_sq, .rank_sq = w->rank_sq};
+    StepResult r = {.grad_sq = w->grad_sq, .example_sq = w->example_sq};
     uint64_t hash = 0;
     for (int i = 0; i < READERS; i++) {
         if (a) depart(a);

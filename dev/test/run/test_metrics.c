@@ -36,7 +36,7 @@ static void make_noise(double fixed_ratio) {
     noise_destroy(&noise);
     trackers = 0;
     CHECK_OK(noise_create(&noise, &model, 1e4, fixed_ratio, 0, &e), &e);
-    learn(&noise.ln), learn(&noise.total), learn(&noise.ranks), learn(&noise.calibration.total);
+    learn(&noise.ln), learn(&noise.total), learn(&noise.calibration.total);
     for (int i = 0; i < GROUP_COUNT; i++) learn(&noise.type[i]);
     for (int i = 0; i < 3; i++) learn(&noise.layer[i]);
     noise.calibration.ratio.value = 1.75;
@@ -98,12 +98,10 @@ static void test_names(void) {
                             .mode = GNS_EXACT,
                             .clipped = true,
                             .has_target = true,
-                            .target = {11.5, 12.5, INFINITY, 13.5, 14.5},
-                            .ranks_measured = true});
+                            .target = {11.5, 12.5, INFINITY, 13.5, 14.5}});
     CHECK(strstr(text, "\"clipped\": true"), "%s", text);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) check_number(numbers[i].name, numbers[i].want);
     check_estimate("gns_ln", &noise.ln);
-    check_estimate("gns_ranks", &noise.ranks);
     check_estimate("gns_total", &noise.calibration.total);
     for (int i = 0; i < GROUP_COUNT; i++)
         check_number(path_of("gns_type_%s", group_names[i]), gns_estimate(&noise.type[i]).scale);

@@ -162,7 +162,7 @@ static void test_what_may_not_change(void) {
     CHECK(same_file("own/metrics.jsonl", "before.jsonl"), "a refused run changed metrics.jsonl");
 }
 
-// Renames fields of a checkpoint's state.json ("noise.ranks": a field of an object) to names that no build knows.
+// Renames fields of a checkpoint's state.json ("noise.ratio": a field of an object) to names that no build knows.
 static void hide_fields(const char *checkpoint, const char *const *fields) {
     size_t bytes;
     char *text = read_text(path_of("%s/training/state.json", checkpoint), &bytes);
