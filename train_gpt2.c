@@ -99,19 +99,22 @@ typedef struct {
 } Factors;
 
 // Returns x (n values of `site`) and the weights w of block l. With fp8 also raises both sites' amax. If both have
-// exponents, the returned arrays are copies rounded to e4m3.
+// exponents, the returned arrays are copies rounded to e4m3, x with its low parts.
 static Factors factors_of(Engine *engine, const Batch *batch, const void *x, size_t n, int site, TensorKind w, int l) {
     const size_t weights = tensor(engine, w, l)->count;
     const void *W = weight(engine, w, l);
     if (!batch->fp8) return (Factors){x, W};
     const int weight_site = FP8_QKV_WEIGHT + linear_number(w);
-    const int8_t *k = engine->exponents + l * FP8_SITES;
-    float *amax = engine->amax + l * FP8_SITES;
+    const int8_t *k = engine->exponents + l * FP8_ENTRIES;
+    float *amax = engine->amax + l * FP8_ENTRIES;
     raise_amax(amax + site, x, n);
     raise_amax(amax + weight_site, W, weights);
     if (k[site] == FP8_UNSET || k[weight_site] == FP8_UNSET) return (Factors){x, W};
     fp8_round_values(engine->factor[0], x, n, k[site]);
     fp8_round_values(engine->factor[1], W, weights, k[weight_site]);
+    const int group = fp8_group_length(k, site), low = fp8_channels_at(site);
+    const size_t in = tensor(engine, w, l)->rows;
+    if (group) fp8_add_low(engine->factor[0], x, n / in, in, group, k[site], k + low, amax + low);
     return (Factors){engine->factor[0], engine->factor[1]};
 }
 
@@ -272,7 +275,7 @@ static Factors dweight_factors(Engine *engine, const Batch *batch, const void *x
     const Tensor *t = tensor(engine, w, l);
     if (!batch->fp8 || !engine->fp8_dweight) return (Factors){x, dy};
     const int number = linear_number(w);
-    const int8_t *k = engine->exponents + l * FP8_SITES, kx = k[FP8_LN1 + number], ky = k[FP8_DQKV - number];
+    const int8_t *k = engine->exponents + l * FP8_ENTRIES, kx = k[FP8_LN1 + number], ky = k[FP8_DQKV - number];
     if (kx == FP8_UNSET || ky == FP8_UNSET || k[FP8_QKV_WEIGHT + number] == FP8_UNSET) return (Factors){x, dy};
     fp8_round_values(engine->factor[0], x, batch->all.N * t->rows, kx);
     fp8_round_values(engine->factor[1], dy, batch->all.N * t->columns, ky);

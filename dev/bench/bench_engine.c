@@ -43,7 +43,7 @@ typedef struct {
     uint16_t *tokens;      // (B, T + 1)
     StepResult result;
     bool fp8;          // the next steps are in fp8
-    int8_t *exponent;  // (L, FP8_SITES) exponents of the next step; NULL: the engine has no fp8
+    int8_t *exponent;  // (L, FP8_ENTRIES) exponents of the next step; NULL: the engine has no fp8
     int rounds, steps; // rounds to do; steps done so far
     char tuning[TUNING_BYTES];
     Arm arm[ARMS_MAX];
@@ -72,7 +72,7 @@ static int bench_create(Bench *b, Error *e) {
         b->tokens[i] = (uint16_t)(opens ? separator(model) : pow((double)separator(model), rng_uniform(1, 1, i)) - 1);
     }
     if (dtype_is_fp8(b->config.dtype)) {
-        const size_t sites = (size_t)model->config.layers * FP8_SITES;
+        const size_t sites = (size_t)model->config.layers * FP8_ENTRIES;
         TRY(memory_alloc((void **)&b->exponent, sites, "exponents", e));
         TRY(memory_alloc((void **)&b->result.amax, sites * sizeof(float), "exponents", e));
         memset(b->exponent, FP8_UNSET, sites);
@@ -108,7 +108,6 @@ static void add_arm(Bench *b, const char *name, GnsMode mode, const char *tuning
 // ---- Measuring ------------------------------------------------------------------------------------------------------
 
 static int step(Bench *b, GnsMode mode, double *queued, Error *e) {
-    const int sites = b->exponent && b->fp8 ? b->config.model->config.layers * FP8_SITES : 0;
     Range all = {0, b->config.model->flat_count};
     UpdateConfig u = {.lr = b->steps < LEARNING ? 1e-3 : 0,
                       .beta1 = 0.9,
@@ -129,7 +128,8 @@ static int step(Bench *b, GnsMode mode, double *queued, Error *e) {
     TRY(engine_update(b->engine, all, &u, e));
     *queued = clock_seconds() - start;
     TRY(engine_result(b->engine, &b->result, e));
-    for (int i = 0; i < sites; i++) b->exponent[i] = (int8_t)fp8_next(b->exponent[i], b->result.amax[i]);
+    if (b->exponent && b->fp8)
+        fp8_adapt(b->exponent, b->result.amax, b->config.model->config.layers, true, b->config.dtype == DTYPE_FP8);
     return 0;
 }
 

@@ -73,8 +73,11 @@ def e4m3(x, k):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def fp8_linear(x, weight, bias, k):
     """Returns x W + b. This product, and its input gradient dy W^T, round their factors to e4m3. k: exponents of x, dy
-    and W, and whether the weight gradient x^T dy rounds its factors."""
-    return e4m3(x, k[0]) @ e4m3(weight, k[2]) + bias
+    and W, whether the weight gradient x^T dy rounds its factors, and channels of x whose rounding error this product
+    also takes, rounded in turn."""
+    high = e4m3(x, k[0])
+    low = jnp.where(jnp.isin(jnp.arange(x.shape[-1]), jnp.array(k[4])), e4m3(x - high, k[0]), 0)
+    return (high + low) @ e4m3(weight, k[2]) + bias
 
 
 fp8_linear.defvjp(lambda x, weight, bias, k: (fp8_linear(x, weight, bias, k), (x, weight)),

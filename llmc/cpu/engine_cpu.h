@@ -63,8 +63,8 @@ struct Engine {
     float *gram, *poly;                      // Muon: (C, C)
     bool fp8;                                // training rounds the factors of y = x W and dx = dy W^T
     bool fp8_dweight;                        // training rounds the factors of dW = x^T dy
-    int8_t *exponents;                       // (L, FP8_SITES) exponents of the following steps
-    float *amax;                             // (L, FP8_SITES) largest |x| in this step so far
+    int8_t *exponents;                       // (L, FP8_ENTRIES) exponents and channels of the following steps
+    float *amax;                             // (L, FP8_ENTRIES) largest |x| in this step so far
     float *factor[2]; // a product's rounded factors: [0] (M, T, 4C); [1] (4C, C), with fp8_dweight at least (M, T, 4C)
     double loss_sum, nll_sum;
     bool first;                 // the next micro-step overwrites gradients; with shard_grads every micro-step does
@@ -108,7 +108,9 @@ static inline double *example_sq(Engine *engine, TensorKind kind, int layer) {
 }
 
 // Returns the length of `exponents` and of `amax`.
-static inline size_t fp8_sites(const Engine *engine) { return (size_t)engine->config.model->config.layers * FP8_SITES; }
+static inline size_t fp8_sites(const Engine *engine) {
+    return (size_t)engine->config.model->config.layers * FP8_ENTRIES;
+}
 
 // ---- engine_memory.c ------------------------------------------------------------------------------------------------
 

@@ -86,8 +86,11 @@ int cpu_norms(Engine *engine, Range range, Error *e) {
         if (!range_length(part)) continue;
         engine->grad_sq[i] = sum_squares(sum + (part.begin - range.begin), range_length(part));
     }
-    for (size_t i = 0; engine->fp8 && i < fp8_sites(engine); i++)
-        if (fp8_saturates(engine->exponents[i], engine->amax[i])) engine->grad_sq[0] = INFINITY; // prevents the update
+    for (int i = 0; engine->fp8 && i < engine->config.model->config.layers * FP8_SITES; i++) {
+        const int at = fp8_exponent_at(i);
+        if (fp8_saturates(engine->exponents[at], engine->amax[at]))
+            engine->grad_sq[0] = INFINITY; // prevents the update
+    }
     return 0;
 }
 

@@ -404,6 +404,24 @@ void fp8_round_values(float *to, const float *x, size_t n, int k) {
     for (size_t i = 0; i < n; i++) to[i] = fp8_round(x[i] * scale) * unscale;
 }
 
+void fp8_add_low(float *to, const float *x, size_t rows, size_t in, int group, int k, const int8_t *channels,
+                 float *amax) {
+    const float scale = ldexpf(1, k), unscale = ldexpf(1, -k);
+#pragma omp parallel for schedule(static) if (rows * in > PARALLEL_FLOATS)
+    for (int g = 0; g < fp8_group_count(group, (int)in); g++) {
+        const size_t first = (size_t)(g * group), channel = first + (size_t)fp8_channel(channels[g], group);
+        uint32_t most;
+        memcpy(&most, amax + g, sizeof most);
+        for (size_t i = channel; i < rows * in; i += in) to[i] += fp8_round((x[i] - to[i]) * scale) * unscale;
+        for (size_t r = 0; r < rows; r += FP8_LOW_ROWS)
+            for (int c = 0; c < group; c++) {
+                const uint32_t candidate = fp8_candidate(x[r * in + first + (size_t)c], c);
+                most = candidate > most ? candidate : most;
+            }
+        memcpy(amax + g, &most, sizeof most);
+    }
+}
+
 // ---- Sums -----------------------------------------------------------------------------------------------------------
 
 void sum_columns(float *sums, const float *x, size_t rows, size_t columns, bool add) {

@@ -74,6 +74,10 @@ void raise_amax(float *amax, const float *x, size_t n);
 // Rounds n values to e4m3 with exponent k (math/fp8.h).
 void fp8_round_values(float *to, const float *x, size_t n, int k);
 
+// to += low parts of x (rows, in) with exponent k (math/fp8.h); raises amax. channels, amax: of the groups.
+void fp8_add_low(float *to, const float *x, size_t rows, size_t in, int group, int k, const int8_t *channels,
+                 float *amax);
+
 // sums (columns) = the column sums of x (rows, columns); add: adds them to `sums`.
 void sum_columns(float *sums, const float *x, size_t rows, size_t columns, bool add);
 

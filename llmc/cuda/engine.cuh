@@ -29,6 +29,7 @@
 // fp8_cast copies attention's output and dqkv. A copy lasts until the product that reads it (writer -> reader):
 //     copy_x       (N, C)   ln1 -> qkv, attention -> proj, ln2 -> fc
 //     copy_wide    (N, 4C)  gelu -> fcproj; dfc -> dln2, dqkv -> dln1
+//     copy_low     (N, FP8_GROUPS)  low parts of ln1 -> qkv, of gelu -> fcproj
 //     copy_branch  (N, C)   gradient of the MLP branch -> dfc, gradient of the attention branch -> dattention
 //     copy_weight           fp8_copy_weights -> products; once per block and step, with shard_weights once per pass
 //
@@ -135,8 +136,10 @@ struct Engine {
     uint8_t *copy_branch;                     // (B, T, C)
     uint8_t *copy_transposed;                 // x, then dy of a weight gradient: (B, in, T), (B, out, T)
     uint8_t *copy_weight;                     // (L, 2, 12 C C) plain, then transposed weights. shard_weights: L = 1
+    uint8_t *copy_low;                        // (B, T, FP8_GROUPS); only DTYPE_FP8
+    uint8_t *copy_low_weight;                 // (L, 4C, FP8_GROUPS) of qkv (3C), then of fcproj. shard_weights: L = 1
     int copied;                               // last block whose weights were copied in this step; -1: none
-    int8_t *exponent, *exponent_there;        // (L, FP8_SITES) in pinned host memory; on the device
+    int8_t *exponent, *exponent_there;        // (L, FP8_ENTRIES) in pinned host memory; on the device
     bool measures;                            // steps measure amax, and round factors that have exponents
     uint32_t *sorted;                         // (4, B T) from embedding_sort
     void *scratch;                            // temporary memory (train_gpt2.cu, 2)
@@ -179,7 +182,7 @@ static inline AttentionShape attention_shape(const EngineConfig *c, int rows, in
 //     (STATS_ROWS, tensors)              |g|^2 by `segment`; sum_b |g_b|^2 by tensor
 //     (2, step_rows)                     each row's |g_b|^2 over the LayerNorms; each row's sum of losses
 //     (sources, sources)                 StepResult.source_gram
-//     (L, FP8_SITES)                     amax in fp32, with --dtype fp8
+//     (L, FP8_ENTRIES)                     amax in fp32, with --dtype fp8
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
@@ -190,7 +193,7 @@ static inline size_t stats_of_rows(const EngineConfig *c) {
 }
 static inline size_t stats_of_sources(const EngineConfig *c) { return stats_of_rows(c) + 2 * (size_t)c->step_rows; }
 static inline size_t engine_sites(const EngineConfig *c) {
-    return dtype_is_fp8(c->dtype) && !c->inference ? c->model->config.layers * (size_t)FP8_SITES : 0;
+    return dtype_is_fp8(c->dtype) && !c->inference ? c->model->config.layers * (size_t)FP8_ENTRIES : 0;
 }
 static inline size_t stats_of_amax(const EngineConfig *c) { return stats_of_sources(c) + c->sources * c->sources; }
 static inline float *stats_amax(double *stats, const EngineConfig *c) { return (float *)(stats + stats_of_amax(c)); }

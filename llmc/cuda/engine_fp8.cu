@@ -19,7 +19,7 @@ Fp8Site fp8_dy_site(TensorKind w) { return (Fp8Site)(FP8_DQKV - matrix_index(w))
 // Index of the weight that a site of activations multiplies.
 static int weight_of(Fp8Site s) { return s < FP8_DFCPROJ ? s - FP8_LN1 : FP8_DQKV - s; }
 
-static int exponent_of(const Engine *engine, int site, int l) { return engine->exponent[l * FP8_SITES + site]; }
+static int exponent_of(const Engine *engine, int site, int l) { return engine->exponent[l * FP8_ENTRIES + site]; }
 
 // True if the product of a site of activations and its weight rounds both factors.
 static bool rounds(const Engine *engine, Fp8Site s, int l) {
@@ -72,16 +72,32 @@ static uint8_t *weight_codes(const Engine *engine, int i, int l, bool transposed
     return engine->copy_weight + (matrix_at[i] + (2 * block + transposed) * matrix_at[4]) * C * C;
 }
 
+// Returns the part of copy_low_weight for x of site s: qkv's (3C, FP8_GROUPS), or fcproj's (C, FP8_GROUPS).
+static uint8_t *low_weight(const Engine *engine, Fp8Site s, int l) {
+    const size_t C = engine->config.model->config.channels, block = engine->config.shard_weights ? 0 : l;
+    return engine->copy_low_weight + (4 * block + (s == FP8_LN1 ? 0 : 3)) * C * FP8_GROUPS;
+}
+
 Fp8Copy fp8_copy_of(const Engine *engine, bool fp8, Fp8Site s, int l) {
     if (!fp8) return {};
     const bool codes = rounds(engine, s, l);
+    const int group = codes ? fp8_group_length(engine->exponent + l * FP8_ENTRIES, s) : 0;
+    const int width = (s == FP8_GELU ? 4 : 1) * engine->config.model->config.channels;
+    const int channels = l * FP8_ENTRIES + fp8_channels_at(s);
+    float *amax = stats_amax(engine->stats, &engine->config);
     uint8_t *transposed = s == FP8_GELU ? x_transposed(engine, FCPROJ_W, l) : dy_transposed(engine, FC_W);
     return {codes ? site_codes(engine, s, l) : NULL,
             codes ? ldexpf(1, exponent_of(engine, s, l)) : 1,
-            stats_amax(engine->stats, &engine->config) + l * FP8_SITES + s,
+            amax + l * FP8_ENTRIES + s,
             codes && is_alone(engine, s, l),
             is_transposed(engine, s, l) ? transposed : NULL,
-            engine->config.seq_len};
+            engine->config.seq_len,
+            group,
+            group ? fp8_group_count(group, width) : 0,
+            width,
+            engine->copy_low,
+            engine->exponent_there + channels,
+            amax + channels};
 }
 
 void fp8_factors(const Engine *engine, bool fp8, Linear *linear, Fp8Site s, int l) {
@@ -89,6 +105,8 @@ void fp8_factors(const Engine *engine, bool fp8, Linear *linear, Fp8Site s, int 
     if (!fp8 || !rounds(engine, s, l)) return;
     linear->x8 = site_codes(engine, s, l), linear->weight8 = weight_codes(engine, i, l, s < FP8_DFCPROJ);
     linear->scale = ldexpf(1, -exponent_of(engine, s, l) - exponent_of(engine, FP8_QKV_WEIGHT + i, l));
+    linear->groups = fp8_copy_of(engine, fp8, s, l).groups;
+    linear->x_low = engine->copy_low, linear->weight_low = low_weight(engine, s, l);
 }
 
 int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e) {
@@ -98,10 +116,13 @@ int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e) {
         const Tensor *t = model_tensor(engine->config.model, matrices[i], l);
         const int site = FP8_QKV_WEIGHT + i, k = exponent_of(engine, site, l);
         const Fp8Copy copy = {k == FP8_UNSET ? NULL : weight_codes(engine, i, l, false), ldexpf(1, k),
-                              stats_amax(engine->stats, &engine->config) + l * FP8_SITES + site};
+                              stats_amax(engine->stats, &engine->config) + l * FP8_ENTRIES + site};
         const real *weight = engine->weight + shard_weight_place(&engine->config, t->offset);
+        const Fp8Site x = fp8_x_site(matrices[i]);
         TRY(fp8_cast_transposed(weight_codes(engine, i, l, true), copy, weight, 1, (int)t->rows, (int)t->columns, {},
                                 NULL, engine->stream, e));
+        TRY(fp8_low_columns(low_weight(engine, x, l), fp8_copy_of(engine, fp8, x, l), weight_codes(engine, i, l, true),
+                            (int)t->columns, engine->stream, e));
     }
     return 0;
 }

@@ -180,6 +180,9 @@ static void layout_activations(Engine *engine, Arena *a) {
     if (engine_sites(c)) {
         const size_t blocks = c->shard_weights ? 1 : c->model->config.layers;
         ADD("copies in e4m3", engine->copy_weight, blocks * 24 * C * C, FORWARD, BACKWARD);
+        const size_t low = c->dtype == DTYPE_FP8 ? FP8_GROUPS : 0;
+        ADD("copies in e4m3", engine->copy_low_weight, blocks * 4 * C * low, FORWARD, BACKWARD);
+        ADD("copies in e4m3", engine->copy_low, N * low, FORWARD, BACKWARD);
         ADD("copies in e4m3", engine->copy_x, N * C, FORWARD, BACKWARD);
         ADD("copies in e4m3", engine->copy_wide, N * 4 * C, FORWARD, BACKWARD);
         ADD("copies in e4m3", engine->copy_branch, N * C, BACKWARD, BACKWARD);

@@ -29,9 +29,38 @@ __global__ static void __launch_bounds__(THREADS) cast_kernel(Fp8Copy copy, cons
     block_raise(copy.amax, most);
 }
 
+// Grid: a thread per group of a row.
+__global__ static void low_kernel(Fp8Copy copy, const real *y, int rows) {
+    const int i = blockIdx.x * THREADS + threadIdx.x, row = i / copy.groups, g = i % copy.groups;
+    uint32_t most = 0;
+    if (row >= rows) return;
+    y += (size_t)row * copy.columns + g * copy.group;
+    const float x = y[fp8_channel(copy.channels[g], copy.group)];
+    copy.low[(size_t)row * FP8_GROUPS + g] = fp8_low_code(x, copy.scale);
+    for (int c = 0; c < copy.group && row % FP8_LOW_ROWS == 0; c++) most = max(most, fp8_candidate((float)y[c], c));
+    fp8_raise_to(copy.candidates + g, __uint_as_float(most));
+}
+
 int fp8_cast(const Fp8Copy &copy, const real *y, size_t n, cudaStream_t stream, Error *e) {
     if (!copy.amax) return 0;
-    return launch({blocks_of(n / VEC, THREADS * PACKS), THREADS, stream}, e, cast_kernel, copy, y, n / VEC);
+    TRY(launch({blocks_of(n / VEC, THREADS * PACKS), THREADS, stream}, e, cast_kernel, copy, y, n / VEC));
+    if (!copy.groups) return 0;
+    const int rows = (int)(n / copy.columns);
+    return launch({blocks_of((size_t)rows * copy.groups, THREADS), THREADS, stream}, e, low_kernel, copy, y, rows);
+}
+
+// Grid: a thread per group of a column of the weight.
+__global__ static void low_columns_kernel(uint8_t *low, Fp8Copy copy, const uint8_t *codes, int out) {
+    const int i = blockIdx.x * THREADS + threadIdx.x, o = i / copy.groups, g = i % copy.groups;
+    if (o >= out) return;
+    const int channel = g * copy.group + fp8_channel(copy.channels[g], copy.group);
+    low[(size_t)o * FP8_GROUPS + g] = codes[(size_t)o * copy.columns + channel];
+}
+
+int fp8_low_columns(uint8_t *low, const Fp8Copy &copy, const uint8_t *codes, int out, cudaStream_t stream, Error *e) {
+    if (!copy.groups) return 0;
+    return launch({blocks_of(out * copy.groups, THREADS), THREADS, stream}, e, low_columns_kernel, low, copy, codes,
+                  out);
 }
 
 // ---- Transposed copies ----------------------------------------------------------------------------------------------
@@ -147,7 +176,7 @@ int fp8_transpose(uint8_t *transposed, const uint8_t *codes, int B, int T, int C
 // Grid: one block.
 __global__ static void veto_kernel(double *norm, const int8_t *k, const float *amax, int count) {
     for (int i = threadIdx.x; i < count; i += THREADS)
-        if (fp8_saturates(k[i], amax[i])) *norm = INFINITY;
+        if (fp8_saturates(k[fp8_exponent_at(i)], amax[fp8_exponent_at(i)])) *norm = INFINITY;
 }
 
 int fp8_veto(double *norm, const int8_t *k, const float *amax, int count, cudaStream_t stream, Error *e) {

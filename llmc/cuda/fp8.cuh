@@ -17,6 +17,12 @@ struct Fp8Copy {
     // (B, C, T): linear_sm90 also stores the codes of y (B, T, C) here. T is a multiple of 16. NULL: not wanted.
     uint8_t *transposed = NULL;
     int T = 0;
+    // If groups > 0: low (rows, FP8_GROUPS) = low parts of y (rows, columns) (math/fp8.h). channels, candidates: the
+    // groups' entries and amax in device memory; candidates are raised. layernorm_forward, linear_sm90, fp8_cast only
+    int group = 0, groups = 0, columns = 0;
+    uint8_t *low = NULL;
+    const int8_t *channels = NULL;
+    float *candidates = NULL;
 };
 
 // Returns the codes of `low` and `high`, low's in the low byte; 0 on GPUs before Ada.
@@ -63,8 +69,30 @@ __device__ static inline void fp8_copy(const Fp8Copy &copy, size_t i, const Pack
     fp8_most(most, y);
 }
 
+// Returns the code of a value's low part.
+__device__ static inline uint8_t fp8_low_code(float x, float scale) {
+    return (uint8_t)fp8_pack(x * scale - fp8_round(x * scale), 0);
+}
+
+// Writes the low part of a row's group, values [c, c + 8) = y, and raises the group's candidate.
+__device__ static inline void fp8_low_copy(const Fp8Copy &copy, int row, int c, const Pack<VEC> &y) {
+    static_assert(!FP8_BUILT || VEC == FP8_LN1_GROUP);
+    const int g = c / VEC, channel = fp8_channel(copy.channels[g], VEC);
+    float f[VEC], x = 0;
+    uint32_t most = 0;
+    pack_get(f, y);
+    UNROLL_FOR (int j = 0; j < VEC; j++) x = j == channel ? f[j] : x;
+    copy.low[(size_t)row * FP8_GROUPS + g] = fp8_low_code(x, copy.scale);
+    if (row % FP8_LOW_ROWS) return;
+    UNROLL_FOR (int j = 0; j < VEC; j++) most = max(most, fp8_candidate(f[j], j));
+    fp8_raise_to(copy.candidates + g, __uint_as_float(most));
+}
+
 // Writes the copy of y (n values, n a multiple of 8). No-op if copy.amax is NULL.
 int fp8_cast(const Fp8Copy &copy, const real *y, size_t n, cudaStream_t stream, Error *e);
+
+// low (out, FP8_GROUPS) = a weight's codes (out, in) in the channels of x's low parts. copy: x's. No-op without groups.
+int fp8_low_columns(uint8_t *low, const Fp8Copy &copy, const uint8_t *codes, int out, cudaStream_t stream, Error *e);
 
 // transposed (B, C, T) = codes of y (B, T, C); C is a multiple of 64, T of 16. A weight has B = 1. If copy.codes or
 // copy.amax is set, fp8_cast_transposed also writes the copy. If columns.sum is set, it adds y's column sums to `jobs`

@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const
     __shared__ float amax; // largest |out| in the block
     const int row = blockIdx.x * FORWARD_WARPS + threadIdx.y, lane = threadIdx.x, C = n.C;
     const bool copies = COPY && (INPUT != DROPPED || n.copy.amax);
+    static_assert(LAYERNORM_WARP_COLUMNS <= FP8_GROUPS * FP8_LN1_GROUP);
     unsigned most = 0;
     if (copies && lane + threadIdx.y == 0) amax = 0;
     if (copies) __syncthreads();
@@ -69,6 +70,7 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const
         const Pack<VEC> y = pack_normalise<VEC>(x[p], m, r, n.gamma, n.beta, c);
         if (!copies || !n.copy.alone) pack_store(n.out + start + c, y);
         if (copies) fp8_copy(n.copy, start + c, y, most);
+        if (copies && n.copy.groups) fp8_low_copy(n.copy, row, c, y);
     }
     if (lane == 0) n.mean[row] = m, n.rstd[row] = r;
     if (!copies) return;

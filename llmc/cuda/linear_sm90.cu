@@ -53,7 +53,8 @@ __host__ __device__ constexpr bool takes_row_values(LinearEpilogue e) {
 __host__ __device__ constexpr bool is_across(LinearEpilogue e) { return e == LINEAR_DGELU || e == LINEAR_SOFTMAX; }
 
 struct LinearJob : Linear {
-    int depths;       // stages per tile
+    int depths;       // stages per tile: plain ones, then low_depths
+    int low_depths;   // stages of x_low
     int down, across; // number of a pair's tiles down y; of whole tiles across y
     int narrow;       // 1: a narrower tile across covers the remaining columns
     float *partials;  // partial column sums, one run (ColumnSplit) per tile of a block; or NULL
@@ -105,7 +106,8 @@ __device__ void weight_send(char *to, const CUtensorMap *w, uint64_t *full, cons
 }
 
 template <bool ALONG, bool E4M3>
-__device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, const LinearJob &job, int rank) {
+__device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, const CUtensorMap *x_low,
+                        const CUtensorMap *w_low, const LinearJob &job, int rank) {
     Ring<STAGES> ring;
     int drawn = rank == 0 ? tile_draw(job) : 0, ends = 0;
     for (int turn = 0; ends < GROUPS; turn++) {
@@ -125,10 +127,13 @@ __device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, c
 #    pragma unroll 1
         for (int k = 0; k < job.depths; k++) {
             uint64_t *full = &s.full[ring.stage];
+            const int plain = job.depths - job.low_depths;
+            const bool low = E4M3 && k >= plain;
+            const int depth = low ? k - plain : k;
             barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
             barrier_expect(full, X_BYTES + W_BYTES);
-            copy_box_in(s.x[ring.stage], x, full, E4M3 ? k * 2 * DEPTH : 0, place.row, E4M3 ? 0 : k);
-            weight_send<ALONG, E4M3>(s.w[ring.stage], w, full, place, k, rank);
+            copy_box_in(s.x[ring.stage], low ? x_low : x, full, E4M3 ? depth * 2 * DEPTH : 0, place.row, E4M3 ? 0 : k);
+            weight_send<ALONG, E4M3>(s.w[ring.stage], low ? w_low : w, full, place, depth, rank);
             ring.advance();
         }
     }
@@ -303,6 +308,20 @@ __device__ void panel_transpose(uint8_t *to, size_t T, const char *codes) {
     *(uint4 *)(to + T) = make_uint4(right[0], right[1], right[2], right[3]);
 }
 
+// Writes the low parts of panel p's channel in the first `rows` of 16 rows from `row` on, and raises its candidate.
+__device__ void panel_low(const Fp8Copy &copy, const char *panel, int row, int p, int rows) {
+    static_assert(PANEL == FP8_GELU_GROUP);
+    const int lane = threadIdx.x % WARP, channel = fp8_channel(copy.channels[p], PANEL);
+    const auto value = [&](int r, int c) {
+        return (float)*(const real *)(panel + r * PANEL_ROW_BYTES + (c / 8 ^ r % 8) * 16 + c % 8 * sizeof(real));
+    };
+    if (lane < min((int)SLOT_ROWS, rows))
+        copy.low[(size_t)(row + lane) * FP8_GROUPS + p] = fp8_low_code(value(lane, channel), copy.scale);
+    if (row % FP8_LOW_ROWS || rows <= 0) return;
+    fp8_raise(copy.candidates + p, __uint_as_float(max(fp8_candidate(value(0, 2 * lane), 2 * lane),
+                                                       fp8_candidate(value(0, 2 * lane + 1), 2 * lane + 1))));
+}
+
 // For epilogues that are by_panel. Applies the epilogue to 16 rows of half h of a tile and stores them. sums: column
 // sums of y, or NULL. E4M3: also stores job.copy and raises `most` (fp8_most). LINEAR_DGELU: on entry the slot holds
 // the slopes of these rows; half 0 starts the copies of half 1's slopes. These copies complete `full`.
@@ -345,6 +364,7 @@ __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const re
             slot_wait<FORWARD ? 2 : 1>();
             if (fetches && p > 0) slopes_in(slot, p - 1, slope, full, row + ROWS / HALVES, panel);
             panel_encode(copy, values, job.copy.scale, panel + p < job.out / PANEL ? job.rows - row : 0, most);
+            if (FORWARD && panel + p < job.copy.groups) panel_low(job.copy, values, row, panel + p, job.rows - row);
             slot_out(codes, copy, row, panel + p, job.copy.codes);
             if (job.copy.transposed && row < job.rows && panel + p < job.out / PANEL) {
                 const int T = job.copy.T, b = row / T;
@@ -491,7 +511,8 @@ template <LinearEpilogue EPILOGUE, bool E4M3>
 __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     linear_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
                   const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap other,
-                  const __grid_constant__ CUtensorMap codes, const LinearJob job) {
+                  const __grid_constant__ CUtensorMap codes, const __grid_constant__ CUtensorMap x_low,
+                  const __grid_constant__ CUtensorMap w_low, const LinearJob job) {
 #ifdef SM90_CODE
     Shared &s = *(Shared *)shared_memory();
     const int rank = blockIdx.x % PAIR, group = uniform(threadIdx.x / WARPGROUP);
@@ -511,7 +532,7 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     cluster_sync();
     if (group == GROUPS) {
         registers_give<PRODUCER_REGISTERS>();
-        if (threadIdx.x == GROUPS * WARPGROUP) produce<is_across(EPILOGUE), E4M3>(s, &x, &w, job, rank);
+        if (threadIdx.x == GROUPS * WARPGROUP) produce<is_across(EPILOGUE), E4M3>(s, &x, &w, &x_low, &w_low, job, rank);
     } else {
         registers_take<WORKER_REGISTERS>();
         linear_work<EPILOGUE, E4M3>(s, &y, &other, &codes, job, rank);
@@ -530,8 +551,11 @@ int panels_map(CUtensorMap *map, const void *matrix, int rows, int columns, int 
 }
 
 // Describes an e4m3 matrix (rows, columns) to the copy engine, in boxes of `box_rows` rows x 128 columns (a stage).
-int codes_map(CUtensorMap *map, const uint8_t *matrix, int rows, int columns, int box_rows, Error *e) {
-    return copy_map(map, matrix, {CU_TENSOR_MAP_DATA_TYPE_UINT8, {columns, rows, 1}, {2 * DEPTH, box_rows, 1}}, e);
+// stride: bytes from a row to the next; 0: columns.
+int codes_map(CUtensorMap *map, const uint8_t *matrix, int rows, int columns, int box_rows, Error *e, int stride = 0) {
+    CopyTensor t = {CU_TENSOR_MAP_DATA_TYPE_UINT8, {columns, rows, 1}, {2 * DEPTH, box_rows, 1}};
+    t.stride[0] = stride;
+    return copy_map(map, matrix, t, e);
 }
 
 decltype(&linear_kernel<LINEAR_GELU, false>) const kernels[2][LINEAR_SOFTMAX + 1] = { // in LinearEpilogue's order
@@ -553,7 +577,7 @@ size_t linear_sm90_column_bytes(int rows, int T, int out) {
 int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     const bool e4m3 = l.x8, along = is_across(l.epilogue);
     const int down = ceil_div(l.rows, PAIR * ROWS), across = l.out / COLUMNS, narrow = l.out % COLUMNS != 0;
-    CUtensorMap x, w, y, other, codes = {};
+    CUtensorMap x, w, y, other, codes = {}, x_low = {}, w_low = {};
     int blocks;
     TRY(e4m3 ? codes_map(&x, l.x8, l.rows, l.in, ROWS, e) : panels_map(&x, l.x, l.rows, l.in, ROWS, 1, e));
     TRY(e4m3    ? codes_map(&w, l.weight8, l.out, l.in, COLUMNS / PAIR, e)
@@ -565,12 +589,15 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
             : panels_map(&other, l.extra ? l.extra : l.y, l.rows, l.out, SLOT_ROWS, PANELS, e));
     if (e4m3 && l.copy.codes)
         TRY(panels_map(&codes, l.copy.codes, l.rows, l.out, SLOT_ROWS, 1, e, CU_TENSOR_MAP_DATA_TYPE_UINT8));
+    if (e4m3 && l.groups) TRY(codes_map(&x_low, l.x_low, l.rows, l.groups, ROWS, e, FP8_GROUPS));
+    if (e4m3 && l.groups) TRY(codes_map(&w_low, l.weight_low, l.out, l.groups, COLUMNS / PAIR, e, FP8_GROUPS));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    LinearJob job = {l, ceil_div(l.in, e4m3 ? 2 * DEPTH : DEPTH), down, across, narrow};
+    const int low_depths = e4m3 ? ceil_div(l.groups, 2 * DEPTH) : 0;
+    LinearJob job = {l, ceil_div(l.in, e4m3 ? 2 * DEPTH : DEPTH) + low_depths, low_depths, down, across, narrow};
     if (l.columns.sum) {
         job.partials = column_begin(l.jobs, &l.columns, 1, linear_split(l.rows, l.T), l.out);
         job.per_example = l.T / ROWS;
     }
     return launch({blocks / PAIR * PAIR, THREADS, stream, sizeof(Shared), PAIR}, e, kernels[e4m3][l.epilogue], x, w, y,
-                  other, codes, job);
+                  other, codes, x_low, w_low, job);
 }

@@ -34,6 +34,10 @@ struct Linear {
     // If set, e4m3 factors in place of x and weight: x8 (rows, in), weight8 (out, in). Bias may then be NULL: no bias.
     const uint8_t *x8 = NULL, *weight8 = NULL;
     float scale = 1; // multiplies the product of e4m3 factors
+    // With e4m3 factors also adds x_low weight_low^T over their first `groups` columns (math/fp8.h): x_low (rows,
+    // FP8_GROUPS), weight_low (out, FP8_GROUPS).
+    int groups = 0;
+    const uint8_t *x_low = NULL, *weight_low = NULL;
     real *y = NULL;
     Fp8Copy copy = {}; // copy of y; only for LINEAR_GELU and LINEAR_DGELU with e4m3 factors
     GeluSlope *slope = NULL;

@@ -28,7 +28,11 @@ typedef enum {
     FP8_PROJ_WEIGHT,
     FP8_FC_WEIGHT,
     FP8_FCPROJ_WEIGHT,
-    FP8_SITES // site s of block l has index l FP8_SITES + s
+    FP8_SITES,
+    FP8_GROUPS = 256, // at most, of ln1 or gelu; further channels have no low parts
+    FP8_LN1_CHANNELS = FP8_SITES,
+    FP8_GELU_CHANNELS = FP8_LN1_CHANNELS + FP8_GROUPS,
+    FP8_ENTRIES = FP8_GELU_CHANNELS + FP8_GROUPS // of a block: its sites' exponents, then its groups' channels
 } Fp8Site;
 
 static const char *const fp8_site_names[] = {"ln1",        "attention",   "ln2",       "gelu",
@@ -51,6 +55,54 @@ static inline int fp8_next(int k, float amax) {
     const float m = frexpf(amax, &exponent);
     const int next = (m < 0.875f ? 5 : 4) - exponent; // amax 2^next = m 2^5 in [16, 28), or m 2^4 in [14, 16)
     return next < -FP8_EXPONENT_MAX ? -FP8_EXPONENT_MAX : next > FP8_EXPONENT_MAX ? FP8_EXPONENT_MAX : next;
+}
+
+// ---- Low parts ------------------------------------------------------------------------------------------------------
+
+// Rounding x costs loss mostly in few channels of ln1 and gelu (dev/docs/gpt2-124M.md). With --dtype fp8 the forward
+// product takes one channel per group as two e4m3 numbers: round(x 2^k) and the low part, round(x 2^k - round(x 2^k)).
+// It is the channel with the largest |x| in rows 0, FP8_LOW_ROWS, ... of rank 0's micro-batches in the last step, or
+// channel 0 if that step had no low parts. Its entry is FP8_UNSET + 1 + channel. FP8_UNSET: no low parts.
+enum { FP8_LN1_GROUP = 8, FP8_GELU_GROUP = 64, FP8_LOW_ROWS = 64 };
+
+GNS_HD static inline int fp8_channel(int entry, int group) { return (entry - FP8_UNSET - 1) & (group - 1); }
+
+// Returns the index of a site's first group among a block's entries.
+static inline int fp8_channels_at(int site) { return site == FP8_LN1 ? FP8_LN1_CHANNELS : FP8_GELU_CHANNELS; }
+
+// Returns the length of a site's groups; 0: the site has no low parts. entries: of the block.
+static inline int fp8_group_length(const int8_t *entries, int site) {
+    if ((site != FP8_LN1 && site != FP8_GELU) || entries[fp8_channels_at(site)] == FP8_UNSET) return 0;
+    return site == FP8_LN1 ? FP8_LN1_GROUP : FP8_GELU_GROUP;
+}
+static inline int fp8_group_count(int length, int channels) {
+    return channels / length < FP8_GROUPS ? channels / length : FP8_GROUPS;
+}
+
+// Returns |x|, cut to bf16, with the channel in its lower 16 bits. The largest, read as a float, is the group's amax.
+GNS_HD static inline uint32_t fp8_candidate(float x, int channel) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (bits & 0x7fff0000) | (uint32_t)channel;
+}
+
+// Returns the index of exponent i of all blocks among the entries.
+GNS_HD static inline int fp8_exponent_at(int i) { return i / FP8_SITES * FP8_ENTRIES + i % FP8_SITES; }
+
+// Adapts the entries of `layers` blocks to the step's amax. begin: also sets entries that are FP8_UNSET. low: there are
+// low parts. If a site saturates, the step is computed again with the same channels.
+static inline void fp8_adapt(int8_t *entry, const float *amax, int layers, bool begin, bool low) {
+    for (int i = 0; i < layers * FP8_SITES; i++) {
+        const int at = fp8_exponent_at(i);
+        low = low && !fp8_saturates(entry[at], amax[at]);
+        if (begin || entry[at] != FP8_UNSET) entry[at] = (int8_t)fp8_next(entry[at], amax[at]);
+    }
+    for (int i = 0; i < layers * FP8_ENTRIES && low; i++) {
+        uint32_t candidate;
+        memcpy(&candidate, amax + i, sizeof candidate);
+        if (i % FP8_ENTRIES < FP8_SITES || (entry[i] == FP8_UNSET && !begin)) continue;
+        entry[i] = (int8_t)(FP8_UNSET + 1 + (int)(candidate % FP8_GELU_GROUP));
+    }
 }
 
 // ---- e4m3 numbers ---------------------------------------------------------------------------------------------------

@@ -279,11 +279,11 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     TRY(memory_alloc((void **)&values, sizeof(double) * (size_t)(count + sites), "the step's sums", e));
     for (int i = 0; i < singles; i++) values[i] = *single[i];
     memcpy(values + singles, result->example_sq, sizeof(double) * (size_t)tensors);
-    for (int i = 0; i < sites; i++) values[count + i] = result->amax[i];
+    for (int i = 0; i < sites; i++) values[count + i] = result->amax[fp8_exponent_at(i)];
     int code = comm_reduce(p->comm, values, count, sites, &least, e);
     for (int i = 0; i < singles; i++) *single[i] = values[i];
     memcpy(result->example_sq, values + singles, sizeof(double) * (size_t)tensors);
-    for (int i = 0; i < sites; i++) result->amax[i] = (float)values[count + i];
+    for (int i = 0; i < sites; i++) result->amax[fp8_exponent_at(i)] = (float)values[count + i];
     sums->stop = stop > 0;
     sums->slowest = least.rank;
     sums->lost = waited / p->comm->ranks - least.value;

@@ -103,12 +103,13 @@ int parallel_drain(Parallel *p, Error *e);
 
 // Sums the step's statistics over all ranks. Call it after parallel_norms.
 typedef struct {
-    StepResult *result; // set by engine_result; summed over ranks, except amax (the largest of any rank) and grad_sq
-                        // (already summed: parallel_norms)
-    int slowest;        // the rank that waited least for transfers
-    double lost;        // mean over ranks: seconds waited, less the seconds that `slowest` waited
-    bool stop;          // in: this rank was asked to stop; out: any rank was
-    double more;        // the caller's value; summed over ranks
+    StepResult
+        *result; // set by engine_result; summed over ranks, except amax of sites (the largest of any rank) and grad_sq
+                 // (already summed: parallel_norms)
+    int slowest; // the rank that waited least for transfers
+    double lost; // mean over ranks: seconds waited, less the seconds that `slowest` waited
+    bool stop;   // in: this rank was asked to stop; out: any rank was
+    double more; // the caller's value; summed over ranks
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 

@@ -183,20 +183,41 @@ static void io_point(StateIO *io, RunPoint *at) {
     else strcpy(at->tuning, tuning);
 }
 
+// The channels with low parts (math/fp8.h): a string per block, a character per group, '0' for none.
+static void io_channels(StateIO *io, int8_t *k, int blocks) {
+    enum { GROUPS = FP8_ENTRIES - FP8_SITES };
+    if (io->writing) put(io, "fp8_channels", cJSON_CreateArray());
+    if (!has(io, "fp8_channels", true)) return; // an older version's state.json
+    for (int l = 0; l < blocks && !io->code; l++) {
+        const char *path = AT("fp8_channels[%d]", l);
+        char text[GROUPS + 1] = "";
+        int8_t *channel = k + l * FP8_ENTRIES + FP8_SITES;
+        for (int i = 0; i < GROUPS && io->writing; i++) text[i] = (char)('0' + channel[i] - FP8_UNSET);
+        if (io->writing) put(io, path, cJSON_CreateString(text));
+        else snprintf(text, sizeof text, "%s", text_at(io, path));
+        for (int i = 0; i < GROUPS && !io->code; i++) {
+            if (text[i] < '0' || text[i] > '0' + FP8_GELU_GROUP) malformed(io, path, "a character per group");
+            channel[i] = (int8_t)(FP8_UNSET + text[i] - '0');
+        }
+    }
+}
+
 // --dtype fp8 and fp8-dw: the exponents. Exponents stay unset if the run last had another --dtype.
 static void io_exponents(StateIO *io, const Run *r, int8_t *k) {
     const char *path = "fp8_exponents";
-    const int n = r->model.config.layers * FP8_SITES;
+    const int blocks = r->model.config.layers;
     if (!dtype_is_fp8(r->shape.dtype)) return;
     if (io->writing) put(io, path, cJSON_CreateArray());
-    else memset(k, FP8_UNSET, (size_t)n);
+    else memset(k, FP8_UNSET, (size_t)(blocks * FP8_ENTRIES));
     if (!has(io, path, true)) return;
-    for (int i = 0; i < n && !io->code; i++) {
-        double x = k[i];
+    for (int i = 0; i < blocks * FP8_SITES && !io->code; i++) {
+        int8_t *to = k + fp8_exponent_at(i);
+        double x = *to;
         real(io, AT("%s[%d]", path, i), &x);
-        if (x == FP8_UNSET || (fabs(x) <= FP8_EXPONENT_MAX && x == trunc(x))) k[i] = (int8_t)x;
+        if (x == FP8_UNSET || (fabs(x) <= FP8_EXPONENT_MAX && x == trunc(x))) *to = (int8_t)x;
         else malformed(io, AT("%s[%d]", path, i), "an exponent");
     }
+    if (r->shape.dtype == DTYPE_FP8) io_channels(io, k, blocks);
 }
 
 static void io_position(StateIO *io, Run *r) {

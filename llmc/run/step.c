@@ -113,24 +113,25 @@ static void observe_noise(Run *r, int64_t B, GnsMode mode, RampTarget *target) {
     noise_observe_sources(&r->position.noise, (double)B, gram[sources * sources], share, sq, gram, step_tokens);
 }
 
-static int amax_count(const Run *r) { return r->position.result.amax ? r->model.config.layers * FP8_SITES : 0; }
-
 // Returns the first site of fp8 that saturated; -1 if none did, or if no exponent suits some amax.
 static int saturated_site(const Run *r) {
     const float *amax = r->position.result.amax;
     int first = -1;
-    for (int i = amax_count(r) - 1; i >= 0; i--) {
-        if (fp8_saturates(-FP8_EXPONENT_MAX, amax[i])) return -1;
-        if (fp8_saturates(r->at.exponents[i], amax[i])) first = i;
+    for (int i = amax ? r->model.config.layers * FP8_SITES - 1 : -1; i >= 0; i--) {
+        const int at = fp8_exponent_at(i);
+        if (fp8_saturates(-FP8_EXPONENT_MAX, amax[at])) return -1;
+        if (fp8_saturates(r->at.exponents[at], amax[at])) first = at;
     }
     return first;
 }
 
-// Adapts the exponents of fp8 to the step's largest values. begin: also sets exponents that are FP8_UNSET.
-static void next_exponents(Run *r, bool begin) {
-    int8_t *k = r->at.exponents;
-    for (int i = 0; i < amax_count(r); i++)
-        if (begin || k[i] != FP8_UNSET) k[i] = (int8_t)fp8_next(k[i], r->position.result.amax[i]);
+// Adapts exponents and, to rank 0's rows, channels with low parts. begin: see fp8_adapt.
+static int adapt_fp8(Run *r, bool begin, Error *e) {
+    const int layers = r->model.config.layers;
+    const float *amax = r->position.result.amax; // NULL: not fp8
+    if (!amax) return 0;
+    fp8_adapt(r->at.exponents, amax, layers, begin, r->shape.dtype == DTYPE_FP8);
+    return comm_broadcast(r->comm, r->at.exponents, (size_t)(layers * FP8_ENTRIES), e);
 }
 
 // Sums the step's statistics over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an
@@ -211,14 +212,15 @@ static int adapt_scales(Run *r, int64_t B, bool *skipped, bool *repeat, Error *e
     const int site = overflowed && scale == 0 ? saturated_site(r) : 0, k = at->exponents[site];
     *repeat = overflowed && scale == 0;
     *skipped = *skipped || overflowed;
-    next_exponents(r, at->tokens >= r->options.warmup_tokens);   // fp8 in the warm-up costs loss for the whole run
-    if (*repeat) at->loss_scale.overflows++, at->moment_steps++; // AdamW's step stays the same
+    TRY(adapt_fp8(r, at->tokens >= r->options.warmup_tokens, e)); // fp8 in the warm-up costs loss for the whole run
+    if (*repeat) at->loss_scale.overflows++, at->moment_steps++;  // AdamW's step stays the same
     if (scale != 0 && !loss_scale_step(&at->loss_scale, overflowed)) return fail_nonfinite(r, B, e);
     if (!overflowed || !is_rank0(r)) return 0;
     progress_break(&r->progress);
     if (*repeat)
         fprintf(stderr, "step %lld: fp8 overflows at exponent %d of block %d's %s: computed again with %d\n",
-                (long long)at->step + 1, k, site / FP8_SITES, fp8_site_names[site % FP8_SITES], at->exponents[site]);
+                (long long)at->step + 1, k, site / FP8_ENTRIES, fp8_site_names[site % FP8_ENTRIES],
+                at->exponents[site]);
     else
         fprintf(stderr, "step %lld: the gradient overflows at loss scale %.0f: update skipped, now %.0f\n",
                 (long long)at->step + 1, scale, at->loss_scale.scale);
@@ -285,7 +287,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .mode = mode,
         .skipped = skipped,
         .loss_scale = loss_scale,
-        .overflows = loss_scale > 0 || amax_count(r) ? r->at.loss_scale.overflows : 0, // fp16, fp8
+        .overflows = loss_scale > 0 || r->position.result.amax ? r->at.loss_scale.overflows : 0, // fp16, fp8
         .clipped = !skipped && adamw_clip(norm, r->options.grad_clip) < 1,
         .target = target,
         .has_target = r->options.run.ramp_mode == RAMP_GNS && !skipped,
@@ -316,7 +318,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
         TRY(step_result(r, B, &sums, e));
         if (!r->position.overflowed && i > 0) *seconds = fmin(*seconds, clock_seconds() - start);
         loss_scale_step(&r->at.loss_scale, r->position.overflowed);
-        next_exponents(r, true);
+        TRY(adapt_fp8(r, true, e));
         if (!r->position.stop) continue;
         comm_settle(r->comm);
         return FAIL(e, ERR_STOPPED, "run the same command again", "%s before the first step", stop_cause(r));

@@ -1,10 +1,11 @@
 // Compares the CPU engine in bf16, fp8 and fp8-dw with itself in fp32. test_math compares e4m3's rounding with the
 // definition; dev/oracle checks losses and gradients of fp32 and fp8.
 #include "base/float16.h"
+#include "cpu/layers.h"
 #include "cpu/matmul_kernel.h"
 #include "world.h"
 
-enum { ROWS = 6, T = 24, FIRST = 100, SITES = 3 * FP8_SITES };
+enum { ROWS = 6, T = 24, FIRST = 100, SITES = 3 * FP8_ENTRIES };
 static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
 
@@ -94,9 +95,12 @@ static Outcome measure_fp8(const World *w, Engine *engine, int micro_batch, cons
 }
 
 // Runs a step without rounding. Sets amax to the step's largest values, and k to the exponents that follow from amax.
-static void first_exponents(const World *w, Engine *engine, int8_t *k, float *amax) {
+// low: sets any channels, too.
+static void first_exponents(const World *w, Engine *engine, bool low, int8_t *k, float *amax) {
     free(measure_fp8(w, engine, ROWS, NULL, amax).grad);
-    for (int i = 0; i < SITES; i++) k[i] = (int8_t)fp8_next(FP8_UNSET, amax[i]);
+    memset(k, FP8_UNSET, SITES);
+    fp8_adapt(k, amax, shape.layers, true, low);
+    for (int i = 0; i < SITES && low; i++) k[i] += i % FP8_ENTRIES < FP8_SITES ? 0 : (int8_t)(i * 37 % 64);
 }
 
 static bool same_outcome(const World *w, const Outcome *a, const Outcome *b) {
@@ -113,7 +117,7 @@ static void check_fp8(Dtype type) {
     Outcome want = measure(&w, exact, w.tokens, FIRST, ROWS, ROWS, GNS_EXACT),
             first = measure_fp8(&w, fp8, ROWS, NULL, amax);
     CHECK(same_outcome(&w, &want, &first), "the first step rounds");
-    first_exponents(&w, fp8, k, amax);
+    first_exponents(&w, fp8, type == DTYPE_FP8, k, amax);
     Outcome got = measure_fp8(&w, fp8, ROWS, k, amax);
     CHECK(fabs(got.loss - want.loss) < 0.1 * ROWS, "loss %.6f, want %.6f", got.loss, want.loss);
     for (int i = 0; i < w.model.tensor_count; i++) {
@@ -122,6 +126,17 @@ static void check_fp8(Dtype type) {
         CHECK(same > (t->dimensions == 2 ? 0.99 : 0.98) && same < 1 - 1e-6, "gradient of %s: cosine %.6f", t->name,
               same);
         CHECK(fabs(got.example_sq[i] / want.example_sq[i] - 1) < 0.2, "examples' norms of %s", t->name);
+    }
+    const float *last = amax + 2 * FP8_ENTRIES; // of the last block: 6 groups of ln1, 3 of gelu
+    const bool both = last[FP8_LN1_CHANNELS + 5] > 0 && last[FP8_GELU_CHANNELS + 2] > 0;
+    CHECK(both == (type == DTYPE_FP8), "candidates %g, %g", last[FP8_LN1_CHANNELS + 5], last[FP8_GELU_CHANNELS + 2]);
+    for (int at = FP8_LN1_CHANNELS; at < FP8_ENTRIES && type == DTYPE_FP8; at += FP8_GROUPS) {
+        const int8_t entry = k[at + 2 * FP8_ENTRIES]; // of the last block
+        k[at + 2 * FP8_ENTRIES] = FP8_UNSET;
+        const Outcome without = measure_fp8(&w, fp8, ROWS, k, amax);
+        CHECK(without.loss != got.loss && fabs(without.loss - got.loss) < 0.01 * ROWS, "low parts: %g", without.loss);
+        k[at + 2 * FP8_ENTRIES] = entry;
+        free(without.grad);
     }
     for (int i = 0; i < 2; i++) {
         CHECK_OK(engine_eval(i ? fp8 : exact, w.tokens, ROWS, T, eval[i], &e), &e);
@@ -135,19 +150,52 @@ static void check_fp8(Dtype type) {
 
 static void test_fp8(void) { check_fp8(DTYPE_FP8), check_fp8(DTYPE_FP8_DW); }
 
+// Low parts leave at most 2^-8 of |x|, or half a step of 2^-9 2^-k, of one channel per group, and change no other.
+static void low_case(int group) {
+    enum { N = 130, IN = 200, K = 3 };
+    static float x[N * IN], high[N * IN], both[N * IN];
+    int8_t channel[IN];
+    float most[IN] = {0};
+    const int groups = IN / group;
+    for (int i = 0; i < N * IN; i++) x[i] = (float)(rng_normal(5, (uint64_t)group, (uint64_t)i) * exp2(i % 7));
+    for (int g = 0; g < groups; g++) channel[g] = (int8_t)(FP8_UNSET + 1 + (g * 5 + 3) % group);
+    fp8_round_values(high, x, N * IN, -K);
+    memcpy(both, high, sizeof both);
+    fp8_add_low(both, x, N, IN, group, -K, channel, most);
+    for (int i = 0; i < N * IN; i++) {
+        const int c = i % IN, g = c / group;
+        const double left = fabs((double)both[i] - (double)x[i]), bound = fmax(fabs((double)x[i]) / 256, exp2(K - 10));
+        if (g < groups && c % group == (g * 5 + 3) % group) CHECK(left <= bound, "%g of %g", left, (double)x[i]);
+        else CHECK(both[i] == high[i], "channel %d changes", c);
+    }
+    for (int g = 0; g < groups; g++) {
+        float largest[64] = {0}, all = 0;
+        uint32_t bits;
+        memcpy(&bits, most + g, sizeof bits);
+        for (int i = 0; i < 3 * group; i++) { // the candidates' rows are 0, 64 and 128
+            const float v = fabsf(x[i / group * 64 * IN + g * group + i % group]);
+            all = fmaxf(all, v), largest[i % group] = fmaxf(largest[i % group], v);
+        }
+        CHECK(bits % 65536 < (uint32_t)group && largest[bits % 64] >= 0.99f * all, "group %d: %u", g, bits % 65536);
+    }
+}
+
+static void test_low(void) { low_case(8), low_case(64); }
+
 // amax is the largest |x| of a site's unrounded factors over the step's micro-steps.
 static void test_amax(void) {
     int8_t k[SITES];
     float amax[SITES], again[SITES], parts[2][SITES];
     World w = world_of(shape, T, ROWS, 1);
     Engine *engine = engine_in(&w, DTYPE_FP8);
-    first_exponents(&w, engine, k, amax);
-    for (int i = 0; i < SITES; i++) CHECK(amax[i] > 0, "site %d: %g", i, (double)amax[i]);
+    first_exponents(&w, engine, true, k, amax);
+    for (int i = 0; i < SITES; i++)
+        CHECK((amax[i] > 0) == (i % FP8_ENTRIES < FP8_SITES), "site %d: %g", i, (double)amax[i]);
     for (int i = 0; i < 3 * 4; i++) {
         const Tensor *t = model_tensor(&w.model, matrices[i % 4], i / 4);
         float most = 0;
         for (size_t j = 0; j < t->count; j++) most = fmaxf(most, fabsf(w.param[t->offset + j]));
-        CHECK(amax[i / 4 * FP8_SITES + FP8_QKV_WEIGHT + i % 4] == most, "%s: %g", t->name, (double)most);
+        CHECK(amax[i / 4 * FP8_ENTRIES + FP8_QKV_WEIGHT + i % 4] == most, "%s: %g", t->name, (double)most);
     }
     for (int half = 0; half < 2; half++) {
         World part = w;
@@ -172,12 +220,12 @@ static void test_dweight(void) {
     float amax[SITES];
     World w = world_of(shape, T, ROWS, 1);
     Engine *plain = engine_in(&w, DTYPE_FP8), *dw = engine_in(&w, DTYPE_FP8_DW);
-    first_exponents(&w, plain, k, amax);
+    first_exponents(&w, plain, false, k, amax);
     for (int s = -1; s < FP8_SITES; s++) { // site s of block 1 is unset
         const int x = s - FP8_LN1, dy = FP8_DQKV - s, weight = s - FP8_QKV_WEIGHT;
         const int unset = s < 0 ? -1 : s < FP8_DFCPROJ ? x : s < FP8_QKV_WEIGHT ? dy : weight;
         memcpy(one, k, sizeof k);
-        if (s >= 0) one[FP8_SITES + s] = FP8_UNSET;
+        if (s >= 0) one[FP8_ENTRIES + s] = FP8_UNSET;
         Outcome a = measure_fp8(&w, plain, ROWS, one, amax), b = measure_fp8(&w, dw, ROWS, one, amax);
         for (int i = 0; i < w.model.tensor_count; i++) {
             const Tensor *t = &w.model.tensors[i];
@@ -205,7 +253,8 @@ static void check_same_bits(Dtype type, double dropout) {
         EngineConfig c = {.dtype = type, .threads = 1 + i % 2, .recompute = recompute[i]};
         c.dropout = dropout_of(dropout, 11);
         Engine *engine = typed_engine(&w, c);
-        if (dtype_is_fp8(type)) first_exponents(&w, engine, k[i], amax[i]), engine_exponents(engine, k[i]);
+        if (dtype_is_fp8(type)) first_exponents(&w, engine, type == DTYPE_FP8, k[i], amax[i]);
+        if (dtype_is_fp8(type)) engine_exponents(engine, k[i]);
         Outcome o = measure(&w, engine, w.tokens, FIRST, ROWS, 4, GNS_EXACT);
         if (i == 0) first = o;
         const bool same = !memcmp(k[i], k[0], sizeof *k) && !memcmp(amax[i], amax[0], sizeof *amax);
@@ -232,8 +281,8 @@ static void test_saturation(void) {
     float amax[SITES];
     World w = world_of(shape, T, ROWS, 1);
     Engine *engine = engine_in(&w, DTYPE_FP8);
-    const size_t site = FP8_SITES + FP8_FC_WEIGHT, element = model_tensor(&w.model, FC_W, 1)->offset + 7;
-    first_exponents(&w, engine, k, amax);
+    const size_t site = FP8_ENTRIES + FP8_FC_WEIGHT, element = model_tensor(&w.model, FC_W, 1)->offset + 7;
+    first_exponents(&w, engine, true, k, amax);
     for (int i = 0; i < 3; i++)
         for (int unset = 0; unset < 2; unset++) {
             int8_t set[SITES];
@@ -244,7 +293,7 @@ static void test_saturation(void) {
             CHECK_OK(engine_load(engine, STATE_PARAM, all_of(&w), w.param, &e), &e);
             const Outcome o = measure_fp8(&w, engine, ROWS, set, amax);
             CHECK(i == 0 || memcmp(&amax[site], &values[i], sizeof *amax) == 0, "%g", (double)amax[site]);
-            CHECK(isfinite(amax[FP8_SITES + FP8_LN2]), "%g", (double)amax[FP8_SITES + FP8_LN2]);
+            CHECK(isfinite(amax[FP8_ENTRIES + FP8_LN2]), "%g", (double)amax[FP8_ENTRIES + FP8_LN2]);
             CHECK(isinf(o.grad_sq[0]) || unset, "squared norm %g", o.grad_sq[0]);
             CHECK(i > 0 || isfinite(o.grad_sq[0]) == unset, "squared norm %g", o.grad_sq[0]);
             free(o.grad);
@@ -254,6 +303,6 @@ static void test_saturation(void) {
 }
 
 int main(void) {
-    RUN(test_bf16, test_bf16_masters, test_fp8, test_amax, test_dweight, test_same_bits, test_saturation);
+    RUN(test_bf16, test_bf16_masters, test_fp8, test_low, test_amax, test_dweight, test_same_bits, test_saturation);
     return test_summary();
 }

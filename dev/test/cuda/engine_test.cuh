@@ -166,10 +166,10 @@ static inline Engine *engine_of(const Api *api, const World *w, Recompute recomp
 static Array<int8_t> exponents;
 
 static inline void exponents_begin(const World *w) {
-    exponents.assign((size_t)w->c->config.layers * FP8_SITES, (int8_t)FP8_UNSET);
+    exponents.assign((size_t)w->c->config.layers * FP8_ENTRIES, (int8_t)FP8_UNSET);
 }
 static inline void exponents_next(const float *amax) {
-    for (size_t i = 0; i < exponents.size(); i++) exponents[i] = (int8_t)fp8_next(exponents[i], amax[i]);
+    fp8_adapt(exponents, amax, (int)exponents.size() / FP8_ENTRIES, true, fp8 == DTYPE_FP8);
 }
 
 // The results of one step over a batch.

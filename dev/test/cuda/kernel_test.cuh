@@ -269,6 +269,36 @@ static inline Fp8Copy copy_new(size_t n, int k) {
     return copy;
 }
 
+// Adds low parts of random channels to a copy of y (rows, columns).
+static inline void low_new(Fp8Copy *copy, int rows, int columns, int group) {
+    std::vector<int8_t> channels;
+    copy->group = group, copy->groups = fp8_group_count(group, columns), copy->columns = columns;
+    for (int g = 0; g < copy->groups; g++) channels.push_back((int8_t)(FP8_UNSET + 1 + random_int(0, group - 1)));
+    copy->low = device_new<uint8_t>((size_t)rows * FP8_GROUPS), copy->channels = device_from(channels);
+    copy->candidates = device_from(std::vector<float>(copy->groups, 0));
+}
+
+// Compares a copy's low parts and candidates with those of y by math/fp8.h.
+static inline void check_low(const char *name, const Fp8Copy &copy, const std::vector<real> &y) {
+    const int rows = (int)(y.size() / copy.columns), group = copy.group;
+    const std::vector<int8_t> channels = host_from(copy.channels, copy.groups);
+    const std::vector<uint8_t> low = host_from(copy.low, (size_t)rows * FP8_GROUPS);
+    std::vector<uint8_t> got, want;
+    std::vector<uint32_t> most(copy.groups, 0);
+    for (int i = 0; i < rows * copy.groups; i++) {
+        const int r = i / copy.groups, g = i % copy.groups;
+        const real *values = &y[(size_t)r * copy.columns + g * group];
+        got.push_back(low[(size_t)r * FP8_GROUPS + g]);
+        const float v = (float)values[fp8_channel(channels[g], group)] * copy.scale;
+        want.push_back(e4m3_code(v - fp8_round(v)));
+        for (int c = 0; c < group && r % FP8_LOW_ROWS == 0; c++)
+            most[g] = std::max(most[g], fp8_candidate((float)values[c], c));
+    }
+    check_codes(name, got, want);
+    CHECK(memcmp(host_from(copy.candidates, most.size()).data(), most.data(), most.size() * sizeof(float)) == 0,
+          "%s: channels", name);
+}
+
 [[noreturn]] static inline void skip_program(const char *name, const char *why) {
     printf("SKIP %s: %s\n", name, why);
     exit(ERR_SKIPPED);

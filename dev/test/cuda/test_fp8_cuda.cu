@@ -39,6 +39,30 @@ static void test_cast(void) {
     }
 }
 
+static void low_case(int rows, int group, int groups, int out) {
+    const int columns = group * groups + 8 * random_int(0, 3), n = rows * columns;
+    const std::vector<real> x = random_vector<real>(n, 0, 3), w = random_vector<real>((size_t)out * columns);
+    const std::vector<uint8_t> codes = codes_of(w, 4);
+    Fp8Copy copy = copy_new(n, random_int(-3, 6));
+    uint8_t *weight = device_new<uint8_t>((size_t)out * FP8_GROUPS);
+    low_new(&copy, rows, columns, group);
+    CALL_OK(fp8_cast(copy, device_from(x), n, 0, &e));
+    CALL_OK(fp8_low_columns(weight, copy, device_from(codes), out, 0, &e));
+    check_copy("copy beside low parts", copy, x), check_low("low parts", copy, x);
+    const std::vector<uint8_t> got = host_from(weight, (size_t)out * FP8_GROUPS);
+    const std::vector<int8_t> channels = host_from(copy.channels, copy.groups);
+    for (int i = 0; i < out * copy.groups; i++) {
+        const int o = i / copy.groups, g = i % copy.groups, c = g * group + fp8_channel(channels[g], group);
+        CHECK(got[o * FP8_GROUPS + g] == codes[(size_t)o * columns + c], "column %d of row %d", g, o);
+    }
+    case_end();
+}
+
+static void test_low(void) {
+    for (int group : {FP8_LN1_GROUP, FP8_GELU_GROUP})
+        for (int groups : {1, 48, 256, 300}) low_case(random_int(1, 300), group, groups, random_int(1, 300));
+}
+
 enum Wanted { ALL, MEASURED, TRANSPOSED };
 
 // Outputs of a case. ALL: amax and column sums of y, its codes (B, T, C) and (B, C, T). MEASURED: all but codes
@@ -119,6 +143,6 @@ int main(int argc, char **argv) {
     Error e = {};
     if (cuda_engine.check_dtype(DTYPE_FP8, &e) || !sm90_runs())
         skip_program("test_fp8_cuda", "only Hopper, and only in bf16");
-    RUN(test_cast, test_transpose, test_check);
+    RUN(test_cast, test_low, test_transpose, test_check);
     return test_summary();
 }

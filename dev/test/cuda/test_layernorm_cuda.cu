@@ -53,7 +53,7 @@ static void layernorm_forward_case(Shape s, bool residual, bool drops = false) {
     float *mean = device_new<float>(N), *rstd = device_new<float>(N);
     const real *second = residual ? d_b : NULL;
     LayerNorm k = {sum, out, mean, rstd, d_a, second, d_gamma, d_beta, drop, N, C};
-    if (copies(C)) k.copy = copy_new(n, random_int(-3, 9));
+    if (copies(C)) k.copy = copy_new(n, random_int(-3, 9)), low_new(&k.copy, N, C, FP8_LN1_GROUP);
     run_twice(
         "layernorm forward",
         [&] {
@@ -74,7 +74,7 @@ static void layernorm_forward_case(Shape s, bool residual, bool drops = false) {
     check_close("out", host_from(out, n), want.out, REAL_RELATIVE, C == 1 ? 1e-3 : REAL_ABSOLUTE);
     check_close("mean", host_from(mean, N), want.mean, 1e-5, 1e-5);
     check_close("rstd", host_from(rstd, N), want.rstd, 1e-5, 1e-5);
-    if (copies(C)) check_copy("copy", k.copy, host_from(out, n));
+    if (copies(C)) check_copy("copy", k.copy, host_from(out, n)), check_low("low parts", k.copy, host_from(out, n));
     if (copies(C) && C <= LAYERNORM_WARP_COLUMNS) { // a copy alone, in the memory of `out`
         std::vector<uint8_t> codes = host_from(k.copy.codes, n);
         k.out = device_new<real>(n), k.copy.codes = (uint8_t *)k.out, k.copy.alone = true;

@@ -201,10 +201,52 @@ static void check_fewer_rows(const Case &c, const std::vector<real> &y) {
     l.y = device_new<real>(n);
     if (l.epilogue == LINEAR_GELU) l.slope = device_new<GeluSlope>(n);
     if (l.copy.codes) l.copy.codes = device_new<uint8_t>(n), l.copy.amax = device_from(std::vector<float>{0});
+    if (l.copy.codes && l.epilogue == LINEAR_GELU) low_new(&l.copy, l.rows, l.out, FP8_GELU_GROUP);
     CALL_OK(linear_sm90(l, 0, &e));
     const std::vector<real> fewer(y.begin(), y.begin() + n);
     CHECK(as_doubles(host_from(l.y, n)) == as_doubles(fewer), "%d of %d rows give other bits", l.rows, c.l.rows);
     if (l.copy.codes) check_copy("fewer rows", l.copy, fewer);
+    if (l.copy.groups) check_low("low parts of fewer rows", l.copy, fewer);
+}
+
+// Checks low parts of x: they give the bits of a product whose factors also hold these columns, where a stage begins.
+static void check_x_low(const Case &c) {
+    const int in = c.l.in, stages = (int)round_up(in, 128), groups = random_int(1, FP8_GROUPS);
+    const size_t n = (size_t)c.l.rows * c.l.out;
+    if (!c.l.x8) return;
+    Linear apart = c.l, joined = c.l;
+    const auto join = [&](const uint8_t *codes, int rows, const uint8_t **low) {
+        const std::vector<uint8_t> of = host_from(codes, (size_t)rows * in);
+        std::vector<uint8_t> both, rest((size_t)rows * FP8_GROUPS, 0x7f); // NaN beyond the groups
+        for (int r = 0; r < rows; r++) {
+            both.insert(both.end(), of.begin() + (size_t)r * in, of.begin() + (size_t)(r + 1) * in);
+            both.insert(both.end(), stages - in, 0);
+            for (int g = 0; g < groups; g++) rest[r * FP8_GROUPS + g] = (uint8_t)random_int(0, 0x40);
+            both.insert(both.end(), rest.begin() + r * FP8_GROUPS, rest.begin() + r * FP8_GROUPS + groups);
+            both.insert(both.end(), FP8_GROUPS - groups, 0);
+        }
+        *low = device_from(rest);
+        return device_from(both);
+    };
+    joined.x8 = join(c.l.x8, c.l.rows, &apart.x_low), joined.weight8 = join(c.l.weight8, c.l.out, &apart.weight_low);
+    joined.in = stages + FP8_GROUPS, apart.groups = groups, apart.copy = joined.copy = {};
+    apart.y = device_new<real>(n), joined.y = device_new<real>(n);
+    CALL_OK(linear_sm90(apart, 0, &e));
+    CALL_OK(linear_sm90(joined, 0, &e));
+    CHECK(as_doubles(host_from(apart.y, n)) == as_doubles(host_from(joined.y, n)), "low parts of x: other bits");
+}
+
+// Checks the low parts that LINEAR_GELU writes, and that y and its copy stay the same.
+static void check_y_low(const Case &c, const std::vector<real> &y) {
+    Linear l = c.l;
+    if (!l.copy.codes || l.epilogue != LINEAR_GELU) return;
+    low_new(&l.copy, l.rows, l.out, FP8_GELU_GROUP);
+    l.y = device_new<real>(y.size()), l.slope = device_new<GeluSlope>(y.size());
+    l.copy.codes = device_new<uint8_t>(y.size()), l.copy.amax = device_from(std::vector<float>{0});
+    CALL_OK(linear_sm90(l, 0, &e));
+    CHECK(as_doubles(host_from(l.y, y.size())) == as_doubles(y), "with low parts y has other bits");
+    CHECK(host_from(l.slope, y.size()) == host_from(c.l.slope, y.size()), "with low parts other slopes");
+    check_copy("copy beside low parts", l.copy, y), check_low("low parts of y", l.copy, y);
 }
 
 static void linear_case(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
@@ -227,6 +269,8 @@ static void linear_case(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
     if (e4m3) check_no_copy(c, y);
     check_alone(c);
     check_nan(c, y);
+    check_y_low(c, y);
+    check_x_low(c); // overwrites c.l.slope
     check_fewer_rows(c, y);
     CHECK(host_from(ticket, 1)[0] == 0, "tickets remain");
     case_end();

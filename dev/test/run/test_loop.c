@@ -41,8 +41,8 @@ typedef struct {
     Dataset *data;
     double *grad_sq, *example_sq; // (tensors)
     float *weights;               // (flat_count)
-    int8_t exponents[FP8_SITES];
-    float amax[FP8_SITES];
+    int8_t exponents[FP8_ENTRIES];
+    float amax[FP8_ENTRIES];
     bool fp8;
 } World;
 
@@ -100,8 +100,7 @@ static void make_step(World *w, int step, int updates, int first, int batch, con
     CHECK_OK(engine_norms(w->engine, all, &e), &e);
     if (updates) CHECK_OK(engine_update(w->engine, all, &update, &e), &e);
     CHECK_OK(engine_result(w->engine, &result, &e), &e);
-    for (int i = 0; i < FP8_SITES && first * T >= WARMUP; i++) // the warm-up sets no exponents
-        w->exponents[i] = (int8_t)fp8_next(w->exponents[i], w->amax[i]);
+    fp8_adapt(w->exponents, w->amax, 1, first * T >= WARMUP, true); // the warm-up sets no exponents
     CHECK((strstr(line, "\"skipped\": true") != NULL) == !updates, "step %d: %s", step, line);
     for (int i = 0; i < w->model.tensor_count; i++) sq += w->grad_sq[i];
     CHECK(number_in(line, "step") == step && number_in(line, "tokens") == tokens, "step %d: %s", step, line);

@@ -248,7 +248,7 @@ static void copy_exponents(const char *from, const char *to) {
 // At this high rate factors saturate in step 2. Step 2 is then computed again with other exponents, as if it had begun
 // with them. A resumed run has the same bits, also from checkpoints before and after that step.
 static void test_fp8(void) {
-#define FP8 HERE "--micro-batch 4 --steps 12 --warmup-tokens 0 --lr 0.5 --grad-clip 0 "
+#define FP8 HERE "--micro-batch 4 --steps 12 --warmup-tokens 0 --lr 0.4 --grad-clip 0 "
     CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out fp8 --checkpoint-every 1 --keep 0"), 0, "fp8 emulated in fp32",
               "step 2: fp8 overflows at exponent ", ": computed again with ", "!step 3: fp8", "  1 overflows");
     make_part("fp8", 1);
@@ -283,6 +283,15 @@ static void test_fp8(void) {
     CHECK_RUN(trainer_run(FP8 "--dtype fp32 --out part"), 0, "--dtype \"fp8\" is now \"fp32\"", // ignores the exponents
               "!overflows");
     CHECK(!file_mentions("part/step_00000012/training/state.json", "fp8_exponents"), "exponents of fp32");
+    make_part("fp8", 3);
+    char *text = read_text("part/step_00000003/training/state.json", &(size_t){0});
+    char *channels = text ? strstr(text, "\"fp8_channels\":\t[\"") : NULL;
+    if (channels) strchr(channels, '[')[2] = 'q', put_state("part/step_00000003", text);
+    memory_free(text);
+    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part"), ERR_INPUT,
+              "state.json: field \"fp8_channels[0]\" is not a character per group");
+    hide_fields("part/step_00000003", (const char *[]){"fp8_channels", NULL}); // as written by older versions
+    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part"), 0);
 }
 
 static void read_step(const char *run, int step, double *loss, double *norm) {
@@ -292,15 +301,22 @@ static void read_step(const char *run, int step, double *loss, double *norm) {
     memory_free(log);
 }
 
-// A run in fp8 continues with its exponents in fp8-dw: the first step has the loss of fp8, but other gradients. If a
+// A run in fp8-dw continues with its exponents in fp8: the first step has the loss of fp8-dw, but other gradients. If a
 // run changes from fp32 to fp8, the first step of fp8 has the bits of fp32; the second differs.
 static void test_dtype_changes(void) {
     double loss[2], norm[2];
-    make_part("fp8", 3);
-    CHECK_RUN(trainer_run(FP8 "--dtype fp8-dw --out part"), 0, "--dtype \"fp8\" is now \"fp8-dw\"",
-              "fp8-dw emulated in fp32");
+    CHECK_RUN(trainer_run(FP8 "--dtype fp8-dw --out dw --checkpoint-every 3 --keep 0"), 0, "fp8-dw emulated in fp32");
+    for (int i = 0; i < 2; i++) { // fp8-dw ignores fp8's channels
+        make_part("fp8", 3);
+        if (i == 1) hide_fields("part/step_00000003", (const char *[]){"fp8_channels", NULL});
+        CHECK_RUN(trainer_run(FP8 "--dtype fp8-dw --out part"), 0, "--dtype \"fp8\" is now \"fp8-dw\"");
+        read_step("part", 4, &loss[i], &norm[i]);
+    }
+    CHECK(loss[0] == loss[1] && norm[0] == norm[1], "loss %.9g and %.9g", loss[0], loss[1]);
+    make_part("dw", 3);
+    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part"), 0, "--dtype \"fp8-dw\" is now \"fp8\"");
     CHECK(file_mentions("part/step_00000012/training/state.json", "fp8_exponents"), "no exponents");
-    for (int i = 0; i < 2; i++) read_step(i ? "part" : "fp8", 4, &loss[i], &norm[i]);
+    for (int i = 0; i < 2; i++) read_step(i ? "part" : "dw", 4, &loss[i], &norm[i]);
     CHECK(loss[0] == loss[1] && norm[0] != norm[1], "loss %.9g and %.9g, norm %.9g and %.9g", loss[0], loss[1], norm[0],
           norm[1]);
     CHECK_RUN(trainer_run(HERE "--micro-batch 4 --steps 6 --out fp32 --checkpoint-every 3 --keep 0"), 0);
