@@ -163,6 +163,7 @@ def test_split():
 def test_threads_and_blocks():
     """Any number of threads gives the same bytes, from a file or a pipe, over many blocks."""
     documents = [random_text(rng.choice([0, 10, 3000, 200000])) for _ in range(30)]
+    documents[next(i for i in range(30) if is_val_document(0, i + 1, 0.2))] = "text"  # not all of validation is empty
     write("a.jsonl", "".join(json.dumps({"text": d, "n": 1}) + "\n" for d in documents))
     want = {True: [], False: []}
     for i, d in enumerate(documents):
