@@ -229,14 +229,13 @@ static int tokenize(int argc, char **argv, Error *e) {
     // Gather before signals_install: gathering may wait for a pipe, and a signal must then end the program at once.
     TRY_GOTO(inputs_gather(&run.inputs, o, argv, e));
     signals_install();
-    thread_start_team((int)o->threads + 1); // + 1: one thread may wait for a pipe or the disk
     progress_create(&run.progress, stderr, false);
     run.progress.answered = true; // the thread must not announce a save: a signal ends this run without one
     TRY_GOTO(ticker_start(&run.progress.ticker, "the progress", e));
     TRY_GOTO(writer_open(&run.writer, o, run.tokenizer, &run.inputs, e));
     const size_t bytes = run.inputs.pipes ? 0 : size_min(run.inputs.bytes, (size_t)o->max_bytes); // 0: unknown
     progress_begin(&run.progress, "tokenizing", (int64_t)bytes);
-#pragma omp parallel num_threads((int)o->threads + 1)
+#pragma omp parallel num_threads((int)o->threads + 1) // + 1: one thread may wait for a pipe or the disk
     run_thread(&run);
     if (run.error.code || run.faults || signals_requested()) progress_break(&run.progress);
     else progress_end(&run.progress);

@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -57,25 +56,6 @@ void ticker_destroy(Ticker *t) {
     worker_join(&t->worker);
     close(t->end);
     pthread_mutex_destroy(&t->lock);
-}
-
-static int starting; // threads of the team that is being started. A global: an exit handler has no argument
-
-static void on_exit_while_starting(void) {
-    Error e;
-    if (!starting) return;
-    FAIL(&e, ERR_MEMORY, "use fewer --threads, a smaller OMP_STACKSIZE, or raise ulimit -u and -v",
-         "cannot start %d threads", starting);
-    error_print(&e);
-    _exit(ERR_MEMORY);
-}
-
-void thread_start_team(int size) {
-    starting = atexit(on_exit_while_starting) == 0 ? size : 0;
-#pragma omp parallel num_threads(size)
-    {
-#pragma omp barrier // the compiler would remove an empty region
-    } starting = 0;
 }
 
 int thread_divide(int (*work)(void *context, int part, int parts, Error *e), void *context, Error *e) {

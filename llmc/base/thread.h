@@ -29,11 +29,6 @@ void ticker_create(Ticker *t, void (*tick)(void *context), void *context);
 int ticker_start(Ticker *t, const char *what, Error *e); // see worker_start
 void ticker_destroy(Ticker *t);                          // may be called without ticker_start
 
-// Starts OpenMP's threads, which later parallel regions of at most `size` threads reuse. If they cannot start, libgomp
-// calls exit(1), and an exit handler prints an error and ends the process with ERR_MEMORY. Call thread_start_team
-// before the program writes anything.
-void thread_start_team(int size);
-
 // Calls work(context, part, parts) on all threads of the team, one part each. If some parts fail, the others still run
 // to their end. Returns the error of the failed part with the lowest number.
 int thread_divide(int (*work)(void *context, int part, int parts, Error *e), void *context, Error *e);

@@ -101,7 +101,6 @@ static int run_program(Run *r, Error *e) {
     TRY(comm_agree(r->comm, code, e));
     r->shape.threads = o->threads ? (int)o->threads : comm_threads(r->comm);
     if (r->shape.threads > 0) omp_set_num_threads(r->shape.threads);
-    thread_start_team(omp_get_max_threads());
     if (!*o->check) TRY(setup_source(r, e));
     if (!*o->check) TRY(comm_agree(r->comm, setup_shape(r, e), e));
     if (options_train(o)) return train(r, e);

@@ -272,15 +272,6 @@ closed_standard_streams() { # no output file may get descriptor 0, 1 or 2
     "$train" --version >&- 2> full.log
     [ $? = 74 ] || { cat full.log; return 1; }
 }
-threads_that_cannot_start() { # the program's error follows libgomp's; nothing is written
-    local line='error: cannot start N threads. use fewer --threads, a smaller OMP_STACKSIZE, or raise ulimit -u and -v'
-    local limited=(env OMP_STACKSIZE=100000G timeout 60)
-    mkdir -p unstarted && cd unstarted || return 1
-    GLOBIGNORE='*' "${limited[@]}" "$train" ${small//code_/../code_} --out a --steps 1 --threads 4 > ../unstarted.train.log 2>&1
-    [ $? = 71 ] && "${limited[@]}" "$tokenize" --tokenizer bytes --out a --threads 4 ../text.txt > ../unstarted.tokenize.log 2>&1
-    [ $? = 71 ] && "${limited[@]}" "$train" --check ../a --threads 4 2> ../unstarted.check.log
-    [ $? = 71 ] && [ -z "$(ls)" ] && [ "$(grep -hv '^libgomp:\|^$' ../unstarted.*.log)" = "${line/N/4}"$'\n'"${line/N/5}"$'\n'"${line/N/4}" ] || { cat ../unstarted.*.log; ls; return 1; }
-}
 prints_its_commit() { # --version and run.json name the commit
     local commit
     commit=$(cat "$root/$build/commit")
@@ -301,7 +292,7 @@ dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose 
 for test in two_runs_are_identical a_run_is_run_again a_step_is_measured_once bash_completes_its_options threads_do_not_matter another_seed_is_another_run blocks_begin_as_the_identity a_schedule_holds \
     replay_repeats_the_batches micro_batch_does_not_matter recomputing_changes_no_bit documents_are_kept_apart a_document_mask_is_refused windows_shift a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
-    notes_validation_on_training_data samples_from_a_model a_conversation config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_hole_in_the_log closed_standard_streams threads_that_cannot_start prints_its_commit dry_run_predicts_the_memory; do
+    notes_validation_on_training_data samples_from_a_model a_conversation config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_hole_in_the_log closed_standard_streams prints_its_commit dry_run_predicts_the_memory; do
     try $test
 done
 exit $failed
