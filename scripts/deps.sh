@@ -45,13 +45,8 @@ fi
 if [ "$what" = venv ] && ! cmp -s dev/oracle/requirements.txt build/venv/installed; then
     echo "setting up build/venv with $(grep -vcE '^ *(#|$)' dev/oracle/requirements.txt) pinned Python packages"
     # Without --no-compile pip compiles every file to bytecode.
-    pip() { build/venv/bin/pip install -q --no-compile --disable-pip-version-check "$@"; }
-    uv() { # uv needs half of pip's time, but ignores pip's configuration; so fail if this configuration names an index
-        ! build/venv/bin/pip config list | grep -q index && pip --retries 0 --only-binary :all: uv==0.13.9 &&
-            build/venv/bin/uv pip install -q --no-cache --system-certs --python build/venv/bin/python "$@"
-    }
-    if python3 -m venv build/venv > build/venv.log 2>&1 &&
-        { uv -r dev/oracle/requirements.txt || pip -r dev/oracle/requirements.txt; } >> build/venv.log 2>&1; then
+    if { python3 -m venv build/venv &&
+        build/venv/bin/pip install -q --no-compile --disable-pip-version-check -r dev/oracle/requirements.txt; } > build/venv.log 2>&1; then
         cp dev/oracle/requirements.txt build/venv/installed
         # Cache the bytecode of what the tests import: each of a hundred starts is then a second shorter.
         env -u PYTHONDONTWRITEBYTECODE build/venv/bin/python -c "import jax, matplotlib.backends.backend_svg, matplotlib.pyplot, pyarrow.parquet
