@@ -364,14 +364,6 @@ static void print_suggestions(const Plan *p) {
            p->ramp || o->train_hours ? "" : "20 tokens per parameter; ");
 }
 
-static void print_checkpoints(const Plan *p) {
-    int64_t copies = p->ramp ? plan_checkpoints(p->ramp, p->options) : 1;
-    double bytes = (double)copies * p->checkpoint_bytes;
-    printf("checkpoints %s each; at most %lld at a time: %s, %s free in %s%s\n", binary(p->checkpoint_bytes).s,
-           (long long)copies, binary(bytes).s, binary(p->disk_free_bytes).s, p->disk,
-           p->disk_free_bytes < bytes ? ": NOT ENOUGH" : "");
-}
-
 void plan_print(const Plan *p) {
     print_training(p);
     print_device(p);
@@ -387,5 +379,9 @@ void plan_print(const Plan *p) {
         print_run(p, "  growing as soon as it may ", INFINITY);
     } else if (p->ramp) print_run(p, "\nrun         ", 0);
     print_suggestions(p);
-    print_checkpoints(p);
+    const int64_t copies = p->ramp ? plan_checkpoints(p->ramp, p->options) : 1;
+    const double bytes = (double)copies * p->checkpoint_bytes;
+    printf("checkpoints %s each; at most %lld at a time: %s, %s free in %s%s\n", binary(p->checkpoint_bytes).s,
+           (long long)copies, binary(bytes).s, binary(p->disk_free_bytes).s, p->disk,
+           p->disk_free_bytes < bytes ? ": NOT ENOUGH" : "");
 }
