@@ -17,8 +17,6 @@
 
 // ---- The command line -----------------------------------------------------------------------------------------------
 
-enum { THREADS_MAX = 256 };
-
 const char *const SPLIT_NAMES[SPLITS] = {"train", "val"};
 
 #define OPTION(type, field, ...)                                                                                       \
@@ -81,7 +79,7 @@ static int settings_parse(int argc, char **argv, TokenizeOptions *o, Error *e) {
     for (int id = 0; id < OPTIONS; id++) row_reset(&t, id);
     o->max_bytes = INT64_MAX;
     size_t cores = size_min((size_t)omp_get_num_procs(), (size_t)thread_quota(""));
-    o->threads = (int64_t)size_min(cores, THREADS_MAX);
+    o->threads = (int64_t)size_min(cores, 256); // the most that --threads takes
     TRY(rows_read_command_line(&t, argc, argv, e));
     if (o->help) return settings_print_help(t.about), 0;
     if (o->version) return printf("%s\n", version_text()), 0;

@@ -76,14 +76,11 @@ def savings_section(runs, kind, target, found):
             + table(["run", "tokens", "saved", "steps", "saved", "time", "saved"], rows))
 
 
-MOST_SAMPLES = 8  # per run
-
-
 def samples_section(runs):
-    """Shows samples at even distances over each run, with the first and the last."""
+    """Shows at most 8 samples at even distances over each run, with the first and the last."""
     out = ""
     for run in runs:
-        n, last = min(len(run.samples), MOST_SAMPLES), len(run.samples) - 1
+        n, last = min(len(run.samples), 8), len(run.samples) - 1
         out += f"<h3>{html.escape(run.label)}</h3>\n" * bool(n)
         for sample in (run.samples[i * last // max(1, n - 1)] for i in range(n)):
             prompt, text = sample.get("prompt") or "", sample["text"]

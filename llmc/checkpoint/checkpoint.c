@@ -10,8 +10,6 @@
 #include <limits.h>
 #include <string.h>
 
-static const char *const fetch_again = "fetch the file again";
-
 #define MODEL_FILE  "model.safetensors"
 #define PICKLE_FILE "pytorch_model.bin"
 #define INDEX       ".index.json" // ending of an index's name
@@ -78,7 +76,7 @@ int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e)
     cJSON *root;
     if (llmc_bin_is(directory)) return llmc_bin_read_config(directory, config, e);
     TRY(path_join(path, sizeof path, directory, "config.json", e));
-    TRY(json_read(&root, IN_PATH, path, 1 << 20, fetch_again, e));
+    TRY(json_read(&root, IN_PATH, path, 1 << 20, "fetch the file again", e));
     int code = config_parse(root, path, config, e);
     cJSON_Delete(root);
     return code;

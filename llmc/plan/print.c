@@ -77,10 +77,9 @@ static void print_device(const Plan *p) {
     printf("(%s%s); critical intensity %.3g FLOPs a byte\n", source, kernels, d->peak / d->spec.bandwidth);
 }
 
-enum { RANKS_MOST = 8960 };
-
 static void print_memory(const Plan *p) {
     const double mib = 1 << 20;
+    const int most_ranks = 8960;
     MemoryPlan memory;
     double copy = plan_memory(p, p->shape.micro_batch, &memory);
     const bool known = p->device.spec.memory_bytes > 0;
@@ -99,7 +98,7 @@ static void print_memory(const Plan *p) {
     }
     printf("\n");
     for (int zero = ZERO_0; zero <= ZERO_3 && lacks; zero++) {
-        int fewest = plan_fewest_ranks(p, (ZeroStage)zero, RANKS_MOST);
+        int fewest = plan_fewest_ranks(p, (ZeroStage)zero, most_ranks);
         printf(zero ? ", " : "  ranks from which it fits, at this micro-batch: ");
         printf(fewest ? "%d" : "none", fewest);
         printf(zero ? " with %d" : " with --zero %d", zero);
