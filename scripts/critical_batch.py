@@ -130,9 +130,7 @@ def train_branch(origin, out, batch, tokens, program, directory):
     options = {"out": os.path.abspath(out), "batch_tokens": batch * origin.seq_len, "train_tokens": origin.tokens + tokens,
                "lr": origin.lr * math.sqrt(batch / origin.batch), "lr_schedule": "constant", "warmup_tokens": 0, "ramp": "fixed",
                "gns": "ln", "on_spike": "none", "patience": 0, "stop_at_loss": 0, "max_hours": 0, "sample_every": 0, "hellaswag_every": 0,
-               "val_every": interval if origin.options.get("val") else 0, "checkpoint_every": 0}
-    if origin.options.get("keep_best"):
-        options["keep_best"] = "false"  # builds from before 2026-11-30 refuse it
+               "val_every": interval if origin.options.get("val") else 0, "checkpoint_every": 0, "keep_best": "false"}
     try:
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(origin.checkpoint, copy)
