@@ -21,8 +21,7 @@ typedef struct { // an option that is not given holds its default, or 0 or "" if
 enum { FORMAT_AUTO, FORMAT_TEXT, FORMAT_JSONL };
 enum { INVALID_ERROR, INVALID_BYTES, INVALID_SKIP };
 
-// Notes about a file. JSONL: read as JSON Lines because of its beginning, not its name. JSON: a .json file read as
-// text, since it does not begin as JSON Lines. MARK: begins with a byte order mark. EOT: its text holds <|endoftext|>.
+// Notes about a file. print_input_notes (tokenize.c) has their texts.
 enum { NOTE_JSONL, NOTE_JSON, NOTE_MARK, NOTE_EOT, NOTES };
 
 typedef struct {
