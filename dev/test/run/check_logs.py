@@ -284,9 +284,9 @@ def followed():
 
 
 def torn_ends():
-    """A machine that failed may leave half a line."""
+    """A machine that failed may leave half a line. A resume cuts a malformed line and all lines after it."""
     shutil.copytree("whole", "torn")
-    for path, end in (("samples.jsonl", b'{"step": 5, "tok'), ("metrics.jsonl", b'{"st')):
+    for path, end in (("samples.jsonl", b'{"step": 5, "tok'), ("metrics.jsonl", b'{"st\n{"step": 2}\n')):
         with open(f"torn/{path}", "ab") as file:
             file.write(end)
     train("torn", steps=70)

@@ -143,25 +143,6 @@ static void test_sampled_numbers(void) {
     }
 }
 
-// A resume removes the lines of later steps, and everything from a malformed line on.
-static void test_resumed(void) {
-    static const char kept[] =
-        "{\"step\": 1, \"loss\": 2}\n{\"step\": 2, \"loss\": 2}\n{\"step\": 2, \"val_loss\": 2}\n";
-    static const char *const cut[] = {"", "{\"step\": 3, \"loss\": 2}\n", "{\"step\": 2, \"lo", "x\n{\"step\": 2}\n"};
-    for (size_t i = 0; i < sizeof cut / sizeof *cut; i++) {
-        Metrics *m;
-        FILE *f = fopen("metrics.jsonl", "w");
-        fprintf(f, "%s%s", kept, cut[i]);
-        fclose(f);
-        CHECK_OK(metrics_open(&m, IN_PATH, ".", &(bool){0}, &e), &e);
-        CHECK_OK(metrics_begin(m, 2, sizeof kept - 1, false, &e), &e);
-        CHECK(metrics_bytes(m) == sizeof kept - 1, "%lld bytes", (long long)metrics_bytes(m));
-        CHECK_OK(metrics_close(m, &e), &e);
-        read_log();
-        CHECK(strcmp(text, kept) == 0, "after '%s': %s", cut[i], text);
-    }
-}
-
 // A rollback moves lines to metrics.rolled_back.jsonl. Lines that cannot be written wait.
 static void test_undone_lines_wait(void) {
     Metrics *m;
@@ -190,7 +171,7 @@ int main(void) {
     const ModelConfig config = {3, 1, 8, 16, 8};
     scratch_begin();
     CHECK_OK(model_create(&model, &config, &e), &e);
-    RUN(test_names, test_unknown_and_infinite, test_sampled_numbers, test_resumed, test_undone_lines_wait);
+    RUN(test_names, test_unknown_and_infinite, test_sampled_numbers, test_undone_lines_wait);
     noise_destroy(&noise);
     model_destroy(&model);
     return scratch_end();
