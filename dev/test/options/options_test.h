@@ -7,24 +7,14 @@
 static Options o; // set by the last parse
 static Error e;   // set by the last call that failed
 
-// A command line: the program's name, then words split at blanks.
-typedef struct {
-    char text[8192];
-    char *argv[128];
-    int argc;
-} CommandLine;
-
-static inline void split(CommandLine *c, const char *words) {
-    snprintf(c->text, sizeof c->text, "./train_gpt2 %s", words);
-    c->argc = 0;
-    for (char *w = strtok(c->text, " "); w; w = strtok(NULL, " ")) c->argv[c->argc++] = w;
-}
-
+// Parses a command line: the program's name, then words split at blanks.
 static inline int parse(Options *o, const char *words, Error *e) {
-    CommandLine c;
-    split(&c, words);
+    char text[8192], *argv[128];
+    int argc = 0;
+    snprintf(text, sizeof text, "./train_gpt2 %s", words);
+    for (char *w = strtok(text, " "); w; w = strtok(NULL, " ")) argv[argc++] = w;
     memset(o, 0xff, sizeof *o); // options_parse must set every field
-    return options_parse(o, c.argc, c.argv, e);
+    return options_parse(o, argc, argv, e);
 }
 
 static inline int resolve(Options *o, const char *words, Error *e) {
