@@ -418,14 +418,12 @@ static void test_exposed(void) {
 // ZeRO-3 with test_exposed's link and rows, and five layers. Two blocks stay in their slots between passes, so a pass
 // gathers 3/5 of the blocks again.
 static void test_exposed_weights(void) {
-    Model model;
-    ModelConfig config = {.layers = 5, .heads = 2, .channels = 128, .vocab = 256, .context = 64};
-    CHECK_OK(model_create(&model, &config, &e), &e);
-    Plan p = make_plan(&model, "H200", 2, 64);
+    const Model *model = model_of("d5", 256, 64);
+    Plan p = make_plan(model, "H200", 2, 64);
     p.ranks = 2, p.rows = 10; // 5 rows per rank: three micro-steps
     p.device.spec.link = 1e9, p.device.efficiency.link = 0.5, p.device.efficiency.hop = 1e-3;
     p.sharing.zero = ZERO_3, options.comm_dtype = WIRE_BF16;
-    double embeddings = (double)model_bucket(&model, 0).end, blocks = (double)model.flat_count - embeddings;
+    double embeddings = (double)model_bucket(model, 0).end, blocks = (double)model->flat_count - embeddings;
     double all = 5e-3 + 0.5 * 2 * blocks / 0.5e9, rest = 1e-3 + 0.5 * 2 * embeddings / 0.5e9;
     for (int micro = 0; micro < 2; micro++) {
         p.sharing.reduce = micro ? REDUCE_MICRO_STEP : REDUCE_STEP;
@@ -436,23 +434,20 @@ static void test_exposed_weights(void) {
         CHECK_CLOSE(s.exposed, want, 1e-9, 0);
         CHECK_CLOSE(s.bytes, 0.5 * 2 * ((micro ? 3 : 1) * (blocks + embeddings) + embeddings + 4 * blocks), 1e-9, 0);
     }
-    model_destroy(&model);
 }
 
 // --shard machine on two machines of two ranks, with test_exposed_weights' model: weights travel within a machine; half
 // of the gradients' sums also travel over the network, in both directions. A rank's memory is as on one machine.
 static void test_replicas(void) {
-    Model model;
-    ModelConfig config = {.layers = 5, .heads = 2, .channels = 128, .vocab = 256, .context = 64};
-    CHECK_OK(model_create(&model, &config, &e), &e);
-    Plan p = make_plan(&model, "H200", 2, 64);
+    const Model *model = model_of("d5", 256, 64);
+    Plan p = make_plan(model, "H200", 2, 64);
     PlanEfficiency *s = &p.device.efficiency;
     p.ranks = 4, p.rows = 4; // one micro-step
     p.device.spec.link = 1e9, p.device.spec.network = 0.25e9, p.device.spec.devices_a_machine = 2;
     s->link = 0.5, s->hop = 1e-3, s->network_hop = 2e-3;
     p.sharing.zero = ZERO_3, p.sharing.shared = 2;
     options.comm_dtype = WIRE_FP32;
-    const double rest = (double)model_bucket(&model, 0).end, blocks = (double)model.flat_count - rest;
+    const double rest = (double)model_bucket(model, 0).end, blocks = (double)model->flat_count - rest;
     const double gathered[] = {5e-3 + 0.5 * 2 * blocks / 0.5e9, 1e-3 + 0.5 * 2 * rest / 0.5e9}; // blocks, the rest
     const double summed[] = {5e-3 + 0.5 * 4 * blocks / 0.5e9 + 2 * (5 * 2 * 2e-3 + 0.5 * 4 * blocks / 2 / 0.125e9),
                              1e-3 + 0.5 * 4 * rest / 0.5e9 + 2 * (2 * 2e-3 + 0.5 * 4 * rest / 2 / 0.125e9)};
@@ -467,7 +462,6 @@ static void test_replicas(void) {
     plan_memory(&one, 1, &machine), plan_memory(&p, 1, &two);
     CHECK(machine.total == two.total, "%zu bytes, on one machine %zu", two.total, machine.total);
     CHECK(plan_with(&p, ZERO_3, 1, 1).sharing.shared == 1, "one rank");
-    model_destroy(&model);
 }
 
 // d12 over two ranks: each has 6 heads, 1536 columns and half of the residual stream's rows. A micro-step of 4 rows
