@@ -296,10 +296,8 @@ mpirun_words() { # stdout and stderr stay apart; ranks are bound only as the use
 
 # ---- With Open MPI and the real trainer ------------------------------------------------------------------------------------
 
-needs_mpi() { has_mpi || skip "no Open MPI here, or a build without it"; }
 mpirun() { scripts/mpirun.sh -np 2 "$@"; }
 mpirun_that_cannot_start() { # no such program, a wrong option, no command; a rank that exits with 1 had started; ranks may share cores
-    needs_mpi || return
     local words
     for words in "$work/nowhere" no_such_program "$work" "--bogus true" "--hostfile $work/nowhere true" ""; do
         mpirun $words > "$work/log" 2>&1
@@ -309,7 +307,6 @@ mpirun_that_cannot_start() { # no such program, a wrong option, no command; a ra
     [ $? = 1 ] && scripts/mpirun.sh -np $(($(nproc) + 1)) true > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
 }
 mpirun_returns_the_code() { # also with arguments for which Open MPI's mpirun returns 0
-    needs_mpi || return
     local how
     for how in "" --continuous -enable-recovery; do
         mpirun $how sh -c '[ $OMPI_COMM_WORLD_RANK = 0 ] || exit 76; sleep 20' > "$work/log" 2>&1
@@ -319,7 +316,6 @@ mpirun_returns_the_code() { # also with arguments for which Open MPI's mpirun re
     [ $? = 78 ] || { cat "$work/log"; return 1; }
 }
 mpirun_outlives_its_reader() { # in `... | tee log` Ctrl-C also ends tee; mpirun alone would end after ten unread lines
-    needs_mpi || return
     mpirun "$train" $small --train "$work/data/y_train_*.bin" --steps 300 --out "$work/unread" --sample-every 10 --sample-tokens 40 2>&1 | head -n 1 > /dev/null
     [ "${PIPESTATUS[0]}" = 0 ] && [ -s "$work/unread/step_00000300/MANIFEST.json" ]
 }
@@ -335,7 +331,6 @@ stopped() { # SIGNAL TEXT: checks that the started job ends with 75 and logs TEX
     [ $code = 75 ] && grep -q "$2" "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
 }
 stops_and_resumes() { # two ranks
-    needs_mpi || return
     local job run=(env "${real[@]}" OUT="$work/small" RANKS=2 bash "$work/small.sh" --steps 30000)
     started "${run[@]}" && stopped USR1 '^stopped (rank 0): \(SIGUSR1\|a signal to another rank\) after step' &&
         started "${run[@]}" && stopped TERM '^resuming from'
@@ -367,7 +362,6 @@ time_is_up() { # a machine that needs seconds to start a run gets more of them
     GNS_END=1 launches 75 2 "78+ 75+"
 }
 restarts_when_a_rank_is_killed() {
-    needs_mpi || return
     local job process end
     printf 'fresh = true\nsteps = 30000\n' > "$work/fresh.cfg" # for the first start only
     started env "${real[@]}" OUT="$work/again" RANKS=2 bash "$work/small.sh" --config "$work/fresh.cfg"
@@ -384,7 +378,6 @@ restarts_when_a_rank_is_killed() {
 trainers() { pgrep -f "^$train .*--out $work/killed "; }
 killed() { # launch.sh|mpirun.sh|mpirun RANKS
     local what=$1 ranks=$2 job victim code end=$((SECONDS + 60)) segments=''
-    needs_mpi || return
     rm -rf "$work/killed"
     if [ "$what" = launch.sh ]; then
         started env "${real[@]}" OUT="$work/killed" RANKS=$ranks bash "$work/small.sh" --steps 100000000
@@ -412,8 +405,11 @@ killed() { # launch.sh|mpirun.sh|mpirun RANKS
     fi && [ -n "$(newest_checkpoint "$work/killed")" ] || { echo "exit code $code"; tail -n 5 "$work/log"; return 1; }
 }
 for test in refusals a_rank_a_gpu recipes given_places from_elsewhere helps newest_by_name restarts goes_on starts_over_once slurm slurm_starts_over_once \
-    code_under_signals mpirun_words mpirun_that_cannot_start mpirun_returns_the_code mpirun_outlives_its_reader \
-    stops_and_resumes asked_before_the_start time_is_up restarts_when_a_rank_is_killed mpirun_hears mpirun_that_hangs; do
+    code_under_signals mpirun_words asked_before_the_start time_is_up mpirun_hears mpirun_that_hangs; do
+    try $test
+done
+has_mpi || { echo "SKIP launchers/mpi: no Open MPI here, or a build without it" && exit $failed; }
+for test in mpirun_that_cannot_start mpirun_returns_the_code mpirun_outlives_its_reader stops_and_resumes restarts_when_a_rank_is_killed; do
     try $test
 done
 for how in "launch.sh 1" "launch.sh 2" "mpirun.sh 2" "mpirun 2" "mpirun 1"; do try killed $how; done
