@@ -38,7 +38,6 @@ cp wrong_magic.bin shards/part_2.bin
 # Options of a complete tiny run, which a case's command line overrides.
 base="seq-len = 16\nmodel = d1\nchannels = 16\nheads = 1\nvocab-size = 256\nmicro-batch = 2\nthreads = 1\nout = out\n"
 printf "train = good.bin\nval = good.bin\nsteps = 2\n$base" > run.cfg
-printf "train = good.bin\n$base" > endless.cfg # without a length
 printf "train = good.bin\nval = good.bin\nsteps = 2\nout = out\nseq-len = 16\nthreads = 1\nfresh = true\n" > from_model.cfg
 
 head -c 2000000 /dev/zero > huge.cfg
@@ -101,19 +100,16 @@ bad() {
 }
 
 run=(--config run.cfg)
-endless=(--config endless.cfg)
 model=(--config from_model.cfg --model)
 usage=64 input=65 write=74
 
 # Shards
 bad shard_missing         $input nosuch.bin         "${run[@]}" --train nosuch.bin
 bad shard_one_of_several  $input part_2.bin         "${run[@]}" --train 'shards/part_*.bin'
-bad seq_len_beyond_data   $input good.bin           "${run[@]}" --seq-len 400
 bad dry_run_bad_shard     $input wrong_magic.bin    "${run[@]}" --train wrong_magic.bin --dry-run
 
 # The command line
 bad no_arguments          $usage "--train is missing"
-bad unknown_flag          $usage --micro-batch      --micro-bach 2
 bad line_break_in_value   $usage --lr               "${run[@]}" --lr $'1\n2'
 # shellcheck disable=SC2046
 bad unquoted_pattern      $usage "quote"            --val $(printf 'wrong_magic.bin %.0s' {1..300}) --config run.cfg
@@ -121,7 +117,6 @@ bad unquoted_pattern_2    $input "wrong_magic.bin: " "${run[@]}" -i good.bin wro
 
 # Options that contradict each other, the model or its files
 bad heads_not_dividing    $usage --heads            "${run[@]}" --heads 3
-bad replay_missing        $input nosuch.jsonl       "${endless[@]}" --train-tokens 64 --ramp replay:nosuch.jsonl
 bad prompt_too_long       $usage "at most 4095 bytes" "${run[@]}" --sample-every 5 --prompt "$(printf '%05000d' 0)"
 bad dry_run_no_tokenizer  $usage --sample-every     "${run[@]}" --vocab-size 300 --sample-every 5 --dry-run
 bad prompt_no_tokenizer   $usage --prompt           "${run[@]}" --vocab-size 300 --sample-every 5 --prompt hello
