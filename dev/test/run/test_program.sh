@@ -74,10 +74,6 @@ micro_batch_does_not_matter() { # losses are equal up to rounding
     paste <(grep -o '"loss": [0-9.e-]*' f/metrics.jsonl) <(grep -o '"loss": [0-9.e-]*' g/metrics.jsonl) |
         awk '{ d = $2 - $4; if (d < 0) d = -d; if (!($2 > 0) || d > 1e-5 * $2) { print "losses " $2 " and " $4; exit 1 } }'
 }
-recomputing_changes_no_bit() {
-    run r0 --steps 5 --micro-batch 6 --threads 2 && run r1 --steps 5 --micro-batch 6 --threads 2 --recompute gelu &&
-        run r2 --steps 5 --micro-batch 6 --threads 2 -r 2 && same r0 r1 && same r0 r2
-}
 same_weights() { cmp "$(newest_checkpoint "$1")/model.safetensors" "$(newest_checkpoint "$2")/model.safetensors"; }
 documents_are_kept_apart() { # each line is a document: a newline opens one
     local from lines="--tokenizer lines --threads 1 --lr 3e-3 --steps 20 --micro-batch 12 --checkpoint-every 10" mask
@@ -290,7 +286,7 @@ dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose 
 }
 
 for test in two_runs_are_identical a_run_is_run_again a_step_is_measured_once bash_completes_its_options threads_do_not_matter another_seed_is_another_run blocks_begin_as_the_identity a_schedule_holds \
-    replay_repeats_the_batches micro_batch_does_not_matter recomputing_changes_no_bit documents_are_kept_apart a_document_mask_is_refused windows_shift a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
+    replay_repeats_the_batches micro_batch_does_not_matter documents_are_kept_apart a_document_mask_is_refused windows_shift a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
     notes_validation_on_training_data samples_from_a_model a_conversation config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_hole_in_the_log closed_standard_streams prints_its_commit dry_run_predicts_the_memory; do
     try $test
