@@ -314,16 +314,9 @@ static void put_value(FILE *f, int version, float x) {
     else fwrite(&half, 2, 1, f);
 }
 
-static const Tensor *find(const char *name) {
-    for (const Tensor *t = model.tensors; t < model.tensors + model.tensor_count; t++)
-        if (strcmp(t->name, name) == 0) return t;
-    return NULL;
-}
-
-static void put_rows(FILE *f, int version, const char *name, size_t rows, size_t columns, bool turned) {
-    const Tensor *t = find(name);
+static void put_rows(FILE *f, int version, const Tensor *t, size_t rows, size_t columns, bool turned) {
     const float *v = values + t->offset;
-    CHECK(t->count == rows * columns, "%s", name);
+    CHECK(t->count == rows * columns, "%s", t->name);
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < columns; c++) put_value(f, version, turned ? v[c * rows + r] : v[r * columns + c]);
 }
@@ -334,30 +327,30 @@ static void write_bin(const char *path, int version) {
     int32_t header[256] = {20240326, version, c->context, c->vocab, c->layers, c->heads, c->channels, PADDED};
     FILE *f = fopen(path, "wb");
     fwrite(header, sizeof header, 1, f);
-    put_rows(f, version, "wte.weight", (size_t)c->vocab, C, false);
+    put_rows(f, version, model_tensor(&model, WTE, -1), (size_t)c->vocab, C, false);
     for (size_t i = 0; i < (size_t)(PADDED - c->vocab) * C; i++) put_value(f, version, NAN);
-    put_rows(f, version, "wpe.weight", (size_t)c->context, C, false);
+    put_rows(f, version, model_tensor(&model, WPE, -1), (size_t)c->context, C, false);
     const struct {
-        const char *name;
+        TensorKind kind;
         size_t rows, columns;
-    } layers[] = {{"ln_1.weight", 1, C},
-                  {"ln_1.bias", 1, C},
-                  {"attn.c_attn.weight", 3 * C, C},
-                  {"attn.c_attn.bias", 1, 3 * C},
-                  {"attn.c_proj.weight", C, C},
-                  {"attn.c_proj.bias", 1, C},
-                  {"ln_2.weight", 1, C},
-                  {"ln_2.bias", 1, C},
-                  {"mlp.c_fc.weight", 4 * C, C},
-                  {"mlp.c_fc.bias", 1, 4 * C},
-                  {"mlp.c_proj.weight", C, 4 * C},
-                  {"mlp.c_proj.bias", 1, C}};
+    } layers[] = {{LN1_W, 1, C},
+                  {LN1_B, 1, C},
+                  {QKV_W, 3 * C, C},
+                  {QKV_B, 1, 3 * C},
+                  {PROJ_W, C, C},
+                  {PROJ_B, 1, C},
+                  {LN2_W, 1, C},
+                  {LN2_B, 1, C},
+                  {FC_W, 4 * C, C},
+                  {FC_B, 1, 4 * C},
+                  {FCPROJ_W, C, 4 * C},
+                  {FCPROJ_B, 1, C}};
     for (size_t k = 0; k < sizeof layers / sizeof *layers; k++)
         for (int l = 0; l < c->layers; l++)
-            put_rows(f, version, path_of("h.%d.%s", l, layers[k].name), layers[k].rows, layers[k].columns,
+            put_rows(f, version, model_tensor(&model, layers[k].kind, l), layers[k].rows, layers[k].columns,
                      layers[k].rows > 1);
-    put_rows(f, version, "ln_f.weight", 1, C, false);
-    put_rows(f, version, "ln_f.bias", 1, C, false);
+    put_rows(f, version, model_tensor(&model, LNF_W, -1), 1, C, false);
+    put_rows(f, version, model_tensor(&model, LNF_B, -1), 1, C, false);
     fclose(f);
 }
 
