@@ -8,8 +8,6 @@
 #     but while it starts the ranks it loses the signal or kills them.) A signal to mpirun itself stays pending, and
 #     counts as a request to this script.
 #   - If a rank was killed, mpirun returns 128 plus the signal's number; this script returns 78.
-#   - With --continuous or --enable-recovery mpirun returns 0, whatever the ranks return. A run cannot go on without a
-#     lost rank, so this script drops both options.
 #   - If a rank dies while it joins the others, mpirun may wait forever, in PMIx_server_finalize, for a lock that it
 #     holds itself. Here mpirun is killed 10 s after the end of its ranks, and this script returns 78.
 #   - If this script is killed with KILL, the ranks are asked to stop. If mpirun is killed, the ranks detect this
@@ -42,9 +40,6 @@ fi
 exec {news}<> <(:) # kill_hung_mpirun writes it, this script reads it
 trap_stop_requests
 trap '[ -n "$asked" ] || on_stop_request' USR2 # kill_hung_mpirun sends USR2
-arguments=()
-for word; do [[ $word == @(-|--)@(continuous|enable-recovery) ]] || arguments+=("$word"); done
-set -- "${arguments[@]}"
 export GNS_MPIRUN=$$ # marks the ranks
 timeout=10 # seconds
 
