@@ -87,22 +87,20 @@ def fit(args):
 # ---- probe ----------------------------------------------------------------------------------------------------------
 
 def newest_checkpoint(path):
-    """Returns a run's newest whole checkpoint."""
-    names = [name for name in (os.listdir(path) if os.path.isdir(path) else [])
-             if re.fullmatch(CHECKPOINT, name) and os.path.exists(os.path.join(path, name, "MANIFEST.json"))]
-    if not names:
-        raise Fault(EXIT_INPUT, f"{path}: no checkpoint (step_NNNNNNNN) in it; name a run, or its step_NNNNNNNN")
-    return os.path.join(os.path.abspath(path), max(names, key=lambda name: int(name[5:])))
+    """Returns a path that is a whole checkpoint, or a run's newest one."""
+    path = os.path.abspath(path)
+    found = [name for name in (path, *glob.glob(os.path.join(glob.escape(path), "step_*")))
+             if re.fullmatch(CHECKPOINT, os.path.basename(name)) and os.path.exists(os.path.join(name, "MANIFEST.json"))]
+    if not found:
+        raise Fault(EXIT_INPUT, f"{path}: no checkpoint there; name a run, or one of its step_NNNNNNNN")
+    return max(found, key=lambda name: int(os.path.basename(name)[5:]))
 
 
 class Origin:
     """The checkpoint from which the branches start, and the run that wrote it."""
 
     def __init__(self, path):
-        path = os.path.abspath(path)
-        self.checkpoint = path if re.fullmatch(CHECKPOINT, os.path.basename(path)) else newest_checkpoint(path)
-        if not os.path.isfile(os.path.join(self.checkpoint, "MANIFEST.json")):
-            raise Fault(EXIT_INPUT, f"{self.checkpoint}: no checkpoint there; name a run, or one of its step_NNNNNNNN")
+        self.checkpoint = newest_checkpoint(path)
         self.step = int(os.path.basename(self.checkpoint).removeprefix("step_"))
         self.run = Run(os.path.dirname(self.checkpoint))
         self.options = self.run.info.get("options", {})
