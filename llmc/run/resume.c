@@ -176,22 +176,18 @@ static int find_source(Run *r, Error *e) {
     return 0;
 }
 
-static void note_document_mask(const Options *o) {
-    RunSummary s;
-    if (!o->eval_only || !*o->val || o->document_mask || run_state_summary(&s, o->model, &(Error){0})) return;
-    if (s.document_mask)
-        fprintf(stderr, "note: the run kept documents apart: --document-mask gives its validation loss\n");
-}
-
 // A run directory as --model means its newest checkpoint. Once --out holds a checkpoint, the same --model resumes from
 // --out, even if the named run has written newer checkpoints.
 int setup_source(Run *r, Error *e) {
     Options *o = &r->options;
     ModelConfig ignored;
+    RunSummary s;
     snprintf(r->model_name, sizeof r->model_name, "%s", path_name(o->model));
     if (model_preset(&ignored, o->model)) return 0;
     TRY(end_search(r, is_rank0(r) ? find_source(r, e) : 0, e));
-    if (is_rank0(r)) note_document_mask(o);
+    const bool crosses = is_rank0(r) && o->eval_only && *o->val && !o->document_mask; // attends across documents
+    if (crosses && !run_state_summary(&s, o->model, &(Error){0}) && s.document_mask)
+        fprintf(stderr, "note: the run kept documents apart: --document-mask gives its validation loss\n");
     TRY(comm_broadcast(r->comm, o->model, sizeof o->model, e));
     return comm_broadcast(r->comm, r->source, sizeof r->source, e);
 }
