@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Shows runs in TensorBoard: to_tensorboard.py RUN... [--follow], then tensorboard --logdir RUN
 
-Writes a run's metrics, samples and commands as an event file into the run's directory. Replaces the event file of an
+Writes a run's metrics, samples and commands as an event file into the run's directory. Empties the event file of an
 earlier call. --follow waits for the run and writes what the run adds, until Ctrl-C. If a resume cuts the run's logs back to
 its checkpoint, --follow writes everything again, and TensorBoard drops the steps that the resume took back.
 A tag is the name in metrics.jsonl, with gns/ and ramp/ as groups. Times are seconds of training after the run's start.
@@ -25,15 +25,6 @@ def verbatim(text):
     return "".join(f"    {line}\n" for line in text.removesuffix("\n").split("\n"))
 
 
-def drop_old(path):
-    """Empties the event files of earlier calls, and removes those that have been empty for an hour."""
-    for old in glob.glob(os.path.join(glob.escape(path), f"events.out.tfevents.*{SUFFIX}")):
-        if os.path.getsize(old) > 0:
-            os.truncate(old, 0)  # a live TensorBoard stays at a removed file that it has not read to the end
-        elif time.time() - os.path.getmtime(old) > 3600:
-            os.remove(old)
-
-
 def show(args):
     """Writes the runs' event files. Returns {path: steps}."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -48,7 +39,8 @@ def show(args):
                 if run.path in writers:
                     print(f"{run.path}: went back to an earlier step; writing all of it again", flush=True)
                     writers[run.path].close()
-                drop_old(run.path)
+                for old in glob.glob(os.path.join(glob.escape(run.path), f"events.out.tfevents.*{SUFFIX}")):
+                    os.truncate(old, 0)  # a live TensorBoard stays at a removed file that it has not read to the end
                 writers[run.path] = EventFileWriter(run.path, max_queue_size=1000, filename_suffix=SUFFIX)
                 # The start of a session makes a live TensorBoard drop old points.
                 writers[run.path].add_event(Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START)))
