@@ -1,2 +1,1 @@
-#!/usr/bin/env bash
-. "$(dirname "$0")/fineweb.sh"
+fineweb.sh
