@@ -88,13 +88,14 @@ int write_run_json(Run *r, Error *e) {
     cJSON *old = NULL;
     Text new;
     TRY(path_join(path, sizeof path, r->archive.path, "run.json", e));
-    const size_t most = 1 << 26; // bytes
-    if (r->saving.saved[0] && json_read(&old, r->archive.dir, path, most, NULL, e) && e->unreadable) return e->code;
-    if (r->saving.saved[0] && !old && file_exists_in(r->archive.dir, path)) {
+    const bool exists = file_exists_in(r->archive.dir, path);
+    if (exists && json_read(&old, r->archive.dir, path, 1 << 26, NULL, e) && e->unreadable) return e->code;
+    if (exists && !json_get(old, "parts")) {
         snprintf(aside, sizeof aside, "%s.damaged", path);
         TRY(path_rename(r->archive.dir, path, aside, e));
-        fprintf(stderr, "warning: %s: malformed JSON, now %s: a new one lacks the run's earlier parts\n", path, aside);
+        fprintf(stderr, "warning: %s: damaged, or not a run's: now %s. A new one lacks earlier parts\n", path, aside);
     }
+    if (!json_get(old, "parts") || !r->saving.saved[0]) cJSON_Delete(old), old = NULL; // not this run's
     // Choose the id once: from run.json, else from the resumed checkpoint, else 128 random bits.
     const char *known = cJSON_GetStringValue(json_get(old, "id"));
     if (!known || strlen(known) >= sizeof r->archive.id) known = r->saving.own.run;

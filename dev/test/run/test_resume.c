@@ -46,7 +46,7 @@ static void test_complete(void) {
 }
 
 // Lines that a resume cuts from another log than the checkpoint's stay in metrics.rolled_back.jsonl, and a damaged
-// run.json stays, too.
+// run.json, or another program's, stays, too.
 static void test_another_log(void) {
     const char *log = "alien/metrics.jsonl", *cut = "alien/metrics.rolled_back.jsonl";
     const char *text = "{\"step\": 9999}\nnotes", *warning = "warning: alien/metrics.jsonl is not as it was ";
@@ -60,8 +60,12 @@ static void test_another_log(void) {
     CHECK_RUN(trainer_run("--train-tokens 1200 --out alien"), 0, warning);
     CHECK(file_mentions(cut, path_of("%s\n", text)) && !file_mentions(log, text), "lines are lost");
     CHECK(unlink(log) == 0 && unlink(cut) == 0 && truncate("alien/run.json", 900) == 0, "damage");
-    CHECK_RUN(trainer_run("--train-tokens 1500 --out alien"), 0, warning, "warning: alien/run.json: malformed JSON");
+    CHECK_RUN(trainer_run("--train-tokens 1500 --out alien"), 0, warning, "alien/run.json: damaged, or not a run's");
     CHECK(!file_exists(cut) && file_exists("alien/run.json.damaged"), "no line was cut, and the text is kept");
+    CHECK_OK(directory_create("others", &e), &e);
+    CHECK_OK(file_replace(IN_PATH, "others/run.json", "{\"a\": 1}", 8, &e), &e);
+    CHECK_RUN(trainer_run("--train-tokens 600 --out others"), 0, "warning: others/run.json: damaged, or not a run's");
+    CHECK(file_mentions("others/run.json.damaged", "{\"a\": 1}"), "another program's file is lost");
 }
 
 static void without_blanks(char *text) {
