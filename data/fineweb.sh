@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes shards of FineWeb's sample of 10 billion tokens (Penedo et al. 2024, arXiv 2406.17557). One document in a
 # hundred goes to validation. data/parquet_to_jsonl.py (pyarrow) pipes the parquet files into data/tokenize. See --help.
-# fineweb_edu.sh, a link to this script, makes shards of FineWeb-Edu, FineWeb's educational part.
+# fineweb_edu.sh sources this script and makes shards of FineWeb-Edu, FineWeb's educational part.
 NAME=$(basename "$0" .sh)
 DATASET=${DATASET:-HuggingFaceFW/${NAME/_/-}}
 SAMPLE=10BT FILES=

@@ -1,1 +1,2 @@
-fineweb.sh
+#!/usr/bin/env bash
+. "$(dirname "$0")/fineweb.sh"

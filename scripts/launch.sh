@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2006,SC2046,SC2206
-# The launchers run_gpt2_*.sh are links to this script: run_gpt2_124M.sh trains scripts/recipes/gpt2-124M.conf, a --config
-# file. A launcher of your own sets NAME, then sources this script. A launcher accepts all options of the trainer, also
-# --config. They replace the recipe's options.
+# The launchers run_gpt2_*.sh set NAME, then source this script, as a launcher of your own does. run_gpt2_124M.sh trains
+# scripts/recipes/gpt2-124M.conf, a --config file. A launcher accepts all options of the trainer, also --config. They
+# replace the recipe's options.
 # Environment variables (the default follows the semicolon):
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
@@ -21,11 +21,10 @@
 set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-[ "${BASH_SOURCE[0]}" != "$0" ] || NAME=$(basename "${0//_/-}" .sh) NAME=${NAME#run-} # run_gpt2_124M.sh: gpt2-124M
+[ -n "${NAME:-}" ] || fail 64 "launch.sh has no NAME" "Run a launcher, such as scripts/run_gpt2_124M.sh"
 PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}
 [[ $PROGRAM == */* ]] || PROGRAM=./$PROGRAM # bash looks in PATH for a name without a slash
 RECIPE=${RECIPE:-${top}scripts/recipes/$NAME.conf}
-[ -e "$RECIPE" ] || fail 64 "$RECIPE: no such recipe" "Run a launcher, such as scripts/run_gpt2_124M.sh"
 
 # Both functions read `options`: the trainer's NAME = VALUE lines, resolved from the recipe and the user's options.
 value() { sed -nE "s/^$1 = \"?(.*[^\"])\"?\$/\1/p" <<< "$options"; } # NAME

@@ -278,7 +278,7 @@ static inline void low_new(Fp8Copy *copy, int rows, int columns, int group) {
     copy->candidates = device_from(std::vector<float>(copy->groups, 0));
 }
 
-// Compares a copy's low parts and candidates with those of y by math/fp8.h.
+// Checks a copy's low parts and its groups' amax. math/fp8.h computes them from y.
 static inline void check_low(const char *name, const Fp8Copy &copy, const std::vector<real> &y) {
     const int rows = (int)(y.size() / copy.columns), group = copy.group;
     const std::vector<int8_t> channels = host_from(copy.channels, copy.groups);
