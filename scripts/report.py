@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes one self-contained HTML page of one or more runs: report.py RUN... [--plan FILE] [-o report.html]
+"""Makes one self-contained HTML page of one or more runs: report.py RUN... [-o report.html]
 
 Shows loss against tokens, steps and time; what each run saves against the first run, up to the lowest loss that all runs
 reach; noise scale (with error band) and batch; noise scale by layer and by type; learning rate, gradient norm, throughput;
-samples, commands and options. --plan FILE, a page of --dry-run, adds a roofline: a step's planned kernels, and the runs' steps.
+samples, commands and options.
 """
 
 import html
@@ -11,11 +11,10 @@ import itertools
 import json
 import math
 import os
-import re
 
 from outliers import outliers_text
 from run_log import (EXIT_INPUT, Fault, Parser, Run, column, command_text, compare, finite, finite_number, run_main,
-                     read_bytes, smooth_column, time_unit, write_whole)
+                     smooth_column, time_unit, write_whole)
 
 PAGE_STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2.5em auto; padding: 0 1.2em; color: #222 }
@@ -153,25 +152,7 @@ def headline(run):
     return " &middot; ".join(html.escape(form.format(known[name])) for name, form in forms.items() if name in known)
 
 
-def read_plan(path):
-    """Reads a page of --dry-run: the device's peak and bandwidth; "kernels", a list of (name, FLOPs, bytes, seconds) for
-    each family of kernels on a rank, with the whole step as its last element; tokens/s of all ranks."""
-    text = read_bytes(path, "write the page of a --dry-run there").decode(errors="replace")
-    device = re.search(r"^device +(.*): ([\d.e+]+) TFLOP/s \w+, ([\d.e+]+) GB/s,", text, re.M)
-    step = re.search(r"^step of .*, ([\d,]+) tokens.*(?:\n  FEWER.*)?\n  kernels +([TG])FLOPs +GB +FLOPs/byte +bound by +(m?)s ", text, re.M)
-    rate = re.search(r", ([\d,]+) tok/s, MFU", text)
-    rows = re.findall(r"^  (\S.*?) +([\d.e+-]+) +([\d.e+-]+) +[\d.]+ +(?:memory|compute) +([\d.e+-]+) +[\d.]+%$", text, re.M)
-    if not (device and step and rate and rows):
-        raise Fault(EXIT_INPUT, f"{path}: no plan of a step; write the page of a --dry-run that knows its device there")
-    flops, second = {"T": 1e12, "G": 1e9}[step[2]], 1e-3 if step[3] else 1.0
-    kernels = [(name, flops * float(work), 1e9 * float(size), second * float(time)) for name, work, size, time in rows]
-    tokens, speed = (float(found[1].replace(",", "")) for found in (step, rate))
-    work, size = (sum(kernel[i] for kernel in kernels) for i in (1, 2))
-    return {"device": device[1], "peak": 1e12 * float(device[2]), "bandwidth": 1e9 * float(device[3]), "tok_per_s": speed,
-            "kernels": kernels + [("step", work, size, tokens / speed)]}
-
-
-def page(runs, target, plots, plan=None):
+def page(runs, target, plots):
     names = [run.label for run in runs[:2]] + ([f"{len(runs) - 2} more"] if len(runs) > 2 else [])
     title = html.escape(("Run " if len(runs) == 1 else "") + " and ".join(names))
     lines = {headline(run) for run in runs}
@@ -204,10 +185,6 @@ def page(runs, target, plots, plan=None):
         figure("Learning rate, batch, gradient norm and throughput", "Gradient norm before clipping, and tokens per second: "
                "smoothed over single steps. HellaSwag: by the endings' length-normalised likelihood; 0.25 is chance.",
                plots.draw_rates(runs))
-    if plan:
-        figure("Roofline", f"A rank's kernels in the plan of a step on {html.escape(plan['device'])}. The roof is the "
-               "bandwidth of its memory, then its peak. A run's step is the planned work at the run's median tokens/s: plan "
-               "its batch and ranks.", plots.draw_roofline(plan, runs))
     sections += [sources_section(runs), outliers_section(runs), samples_section(runs), commands_section(runs),
                  options_section(runs)]
     return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
@@ -219,9 +196,7 @@ def main():
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory (run.json, metrics.jsonl)")
     parser.add_argument("-o", "--out", help="file to write (default: RUN/report.html; for several runs report.html)")
     parser.add_argument("--target", type=finite_number, help="loss to compare at (default: the lowest that all runs reach)")
-    parser.add_argument("--plan", metavar="FILE", help="a page that --dry-run has printed: adds the roofline of its step")
     args = parser.parse_args()
-    plan = read_plan(args.plan) if args.plan else None
     runs = [Run(path) for path in args.runs]
     names = [run.name for run in runs]
     for run in runs:
@@ -232,7 +207,7 @@ def main():
     import report_plots
 
     out = args.out or (os.path.join(runs[0].path, "report.html") if len(runs) == 1 else "report.html")
-    write_whole(out, page(runs, args.target, report_plots, plan))
+    write_whole(out, page(runs, args.target, report_plots))
     print(out)
 
 

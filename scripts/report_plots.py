@@ -210,30 +210,6 @@ def draw_rates(runs):
     return figure
 
 
-def draw_roofline(plan, runs):
-    """Draws FLOP/s against FLOPs per byte: the roof, the planned kernels and step, and the runs' steps. See read_plan."""
-    figure, axes = plt.subplots(figsize=(14, 6))
-    peak, bandwidth = plan["peak"], plan["bandwidth"]
-    *kernels, (_, intensity, rate) = [(name, work / size, work / seconds) for name, work, size, seconds in plan["kernels"]]
-    kernels = sorted((kernel for kernel in kernels if kernel[1] > 0), key=lambda kernel: kernel[1])
-    roof = np.array([min(kernels[0][1], peak / bandwidth) / 2, peak / bandwidth, max(kernels[-1][1], peak / bandwidth) * 4])
-    axes.plot(roof, np.minimum(peak, bandwidth * roof), color="black", lw=1.6)
-    axes.axvline(peak / bandwidth, color=FAINT, **DASHED)
-    for i, (name, x, y) in enumerate(kernels):  # labels alternate below and above, since neighbours may be close
-        axes.plot(x, y, "o", color=FAINT, label="" if i else "planned kernels")
-        axes.annotate(f"  {name}  ", (x, y), fontsize=9, ha="right" if i % 2 else "left", va="bottom" if i % 2 else "top")
-    steps = [("planned step", FAINT, plan["tok_per_s"])]
-    steps += [(f"step of {run.label}", f"C{i}", np.median(finite(run.column("tok_per_s")) or [math.nan]))
-              for i, run in enumerate(runs)]
-    for label, colour, speed in steps:
-        axes.plot(intensity, rate * speed / plan["tok_per_s"], "s", color=colour, label=label)
-    axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte", ylabel="FLOP/s of a rank")
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_major_formatter(EngFormatter())
-    axes.legend(loc="lower right")
-    return figure
-
-
 def draw_knee(batch, steps, s_min, e_min):
     """Draws examples against steps to one loss: the runs, and the fit E = E_min S / (S - S_min) with its knee at B_crit."""
     figure, axes = plt.subplots(figsize=(7, 5))

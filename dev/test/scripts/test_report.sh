@@ -84,29 +84,12 @@ assert abs(float(totals[4]) - float(totals[5])) < 0.1 and totals[7] == "-", tota
 saved = next(c for c in cells if len(c) == 7 and c[0] == "b32" and "%" in c[2])
 assert saved[2] == "-60.0%" and saved[4] == "+60.0%" and saved[6] == "-60.0%", saved
 END
-# A plan for 1,000 tokens: 2 TFLOPs and 6 GB in 25 ms. The run makes 640 tokens per second, not 40,000.
-printf '%s\n' "device      A <b>: 989 TFLOP/s bf16, 4800 GB/s, 141 GiB (data sheet)" "step of 100 rows, 1,000 tokens, on 8 ranks: 1 micro-step" \
-    "  kernels                     TFLOPs        GB  FLOPs/byte  bound by        ms  share" \
-    "  matmul, blocks                   2         4       500.0  compute          4  16.0%" \
-    "  LayerNorm, residual          1e-06         2         0.0  memory           1   4.0%" \
-    "  25 ms, 40,000 tok/s, MFU 52.4%" > "$work/plan.txt"
 returns 0 env PYTHONPATH=scripts "$python" -B - "$work" <<'END'
-import sys, report, report_plots, run_log
+import sys, report_plots, run_log
 work = sys.argv[1]
 tests = report_plots.draw_rates([run_log.Run(work + "/b8")]).axes[-1]
 assert "HellaSwag" in tests.get_title("left") and tests.lines[0].get_marker() == "o", tests.lines[0]  # one measurement
-sys.argv[1:] = [work + "/b128", "--plan", work + "/plan.txt", "-o", work + "/plan.html"]
-report.main()
-plan, run = report.read_plan(work + "/plan.txt"), run_log.Run(work + "/b128")
-run.label = "b128"
-assert plan["peak"] == 989e12 and plan["bandwidth"] == 4.8e12 and plan["kernels"][0] == ("matmul, blocks", 2e12, 4e9, 4e-3), plan
-places = [(x, y) for line in report_plots.draw_roofline(plan, [run]).axes[0].lines for x, y in line.get_xydata()]
-step = [(x, y) for x, y in places if abs(x - 2000001e6 / 6e9) < 1e-6]
-assert len(step) == 2 and abs(step[0][1] / 80.00004e12 - 1) < 1e-9 and abs(step[1][1] / step[0][1] - 0.016) < 1e-9, places
-assert (500, 5e14) in places and (989e12 / 4.8e12, 989e12) in places, places
 END
-check "roofline" says "$work/plan.html" 'aria-label="Roofline"'
-check "its device" says "$work/plan.html" 'a step on A &lt;b&gt;. The roof'
 end page
 
 without_figures # pages from here to the test `fit`, except one, have no figures
@@ -137,9 +120,6 @@ check "a page is left" [ ! -e "$work/bad.html" ]
 bad 74 "No such file" report "$work/b128" -o "$work/none/there.html"
 bad 64 "arguments are required" report
 bad 64 "argument --target: invalid number value: 'nan'" report "$work/b128" --target nan
-echo "step of 100 rows, 1,000 tokens" > "$work/none.txt"
-bad 65 "none.txt: no plan of a step" report "$work/b128" --plan "$work/none.txt"
-bad 65 "nowhere: No such file or directory; write the page of a --dry-run there" report "$work/b128" --plan "$work/nowhere"
 echo precious > "$work/victim" && ln -s victim "$work/link" && mkfifo "$work/fifo"
 for name in link fifo; do bad 74 "choose another place" report "$work/b128" -o "$work/$name"; done # /dev/stdout is a link
 check "the link or the FIFO was replaced" [ -L "$work/link" -a -p "$work/fifo" -a "$(cat "$work/victim")" = precious ]
