@@ -79,9 +79,6 @@ def fit(args):
             print(f"warning: {run.path}: --lr-schedule {schedule}: the runs reach the loss at different points of their decay, "
                   "and curves of different batches may cross (arXiv 2601.05034). Use constant, or several --target before it.")
     print("Each run should use the learning rate that suits its batch.")
-    if args.plot:
-        import report_plots
-        write_whole(args.plot, report_plots.svg_of(report_plots.draw_knee(batch, steps, s_min, e_min), "E against S"))
 
 
 # ---- probe ----------------------------------------------------------------------------------------------------------
@@ -234,7 +231,6 @@ def main():
     one = commands.add_parser("fit", help="S_min, E_min and B_crit from runs at several constant batches")
     one.add_argument("runs", nargs="+", metavar="RUN")
     one.add_argument("--target", type=finite_number, help="loss to reach (default: the lowest that all runs reach)")
-    one.add_argument("--plot", metavar="FILE", help="also draw the knee, E against S, as SVG")
     one.set_defaults(act=fit)
     two = commands.add_parser("probe", help="branches from a checkpoint at several batches, at equal tokens")
     two.add_argument("origin", metavar="CHECKPOINT", help="RUN/step_NNNNNNNN, or RUN for the run's newest one")
@@ -254,4 +250,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_main(main, "numpy scipy matplotlib")
+    run_main(main, "numpy scipy")

@@ -208,19 +208,3 @@ def draw_rates(runs):
         token_axis(axes, title=title)
     run_key(figure, runs)
     return figure
-
-
-def draw_knee(batch, steps, s_min, e_min):
-    """Draws examples against steps to one loss: the runs, and the fit E = E_min S / (S - S_min) with its knee at B_crit."""
-    figure, axes = plt.subplots(figsize=(7, 5))
-    sizes = np.geomspace(min(batch.min(), e_min / s_min) / 4, 4 * max(batch.max(), e_min / s_min), 201)
-    axes.plot(s_min + e_min / sizes, sizes * s_min + e_min, color=FAINT, lw=1.5, label="fit")
-    axes.plot(2 * s_min, 2 * e_min, "s", color="C1", label=f"B_crit = {e_min / s_min:.4g} rows")
-    axes.plot(steps, batch * steps, "o", color="C0", label="runs")
-    for b, s in zip(batch, steps):
-        axes.annotate(f" {b:g}", (s, b * s))
-    axes.axvline(s_min, color=FAINT, **DASHED)
-    axes.axhline(e_min, color=FAINT, **DASHED)
-    axes.set(xscale="log", yscale="log", xlabel="steps S", ylabel="examples E")
-    axes.legend()
-    return figure
