@@ -1,7 +1,6 @@
 #include "run/run.h"
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/safetensors.h"
 
 #include <inttypes.h>
 
@@ -92,25 +91,14 @@ static int inspect_shards(const char *pattern, Error *e) {
     return code;
 }
 
-static int inspect_tensors(const char *path, Error *e) {
-    SafetensorsReader reader;
-    TRY(safetensors_open(&reader, path, e));
-    for (const SafetensorsEntry *t = reader.entries; t < reader.entries + reader.count; t++)
-        printf("  %-40s %-5s %12" PRIu64 " values\n", t->name, t->dtype, t->count);
-    printf("%s: %d tensors, header and size are right\n", path, reader.count);
-    safetensors_close(&reader);
-    return 0;
-}
-
 int inspect(const char *path, Error *e) {
-    char holder[PATH_MAX], training[PATH_MAX]; // holder: `path`, or the checkpoint that holds the file `path`
     const bool is_directory = directory_exists(path);
-    path_existing(path, holder, sizeof holder);
-    if (strcmp(path_name(holder), "training") == 0) path_parent(strcpy(training, holder), holder, sizeof holder);
-    if (file_exists(path) && directory_holds(holder, MANIFEST_NAME)) return inspect_checkpoint(holder, e);
+    if (directory_holds(path, MANIFEST_NAME)) return inspect_checkpoint(path, e);
     if (is_directory && (directory_holds(path, STATE_NAME) || directory_holds(path, "training")))
         return FAIL(e, ERR_INPUT, "use another one", "%s: an incomplete checkpoint: it has no " MANIFEST_NAME, path);
     if (checkpoint_is_model(path)) return inspect_model(path, e);
     if (is_directory) return inspect_run(path, e);
-    return path_ends(path, ".safetensors") ? inspect_tensors(path, e) : inspect_shards(path, e);
+    if (path_ends(path, ".safetensors") || path_ends(path, ".json"))
+        return FAIL(e, ERR_INPUT, "name its directory", "%s: one of a model's files", path);
+    return inspect_shards(path, e);
 }

@@ -162,9 +162,8 @@ bool saves_in_background(const Run *r);
 // --dry-run (dry_run.c): plans the run and prints the plan.
 int run_dry(Run *r, Error *e);
 
-// --check (inspect.c): verifies and prints a checkpoint (path: its directory or a file in it), a run directory, a
-// model's directory or file (llm.c's .bin, any .safetensors), or token shards (a file or a pattern). ERR_INPUT if
-// anything is damaged.
+// --check (inspect.c): verifies and prints a checkpoint, a run directory, a model (its directory or llm.c's .bin), or
+// token shards (a file or a pattern). ERR_INPUT if anything is damaged.
 int inspect(const char *path, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
