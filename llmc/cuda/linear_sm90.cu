@@ -325,7 +325,7 @@ __device__ void panel_low(const Fp8Copy &copy, const char *panel, int row, int p
 // For epilogues that are by_panel. Applies the epilogue to 16 rows of half h of a tile and stores them. sums: column
 // sums of y, or NULL. E4M3: also stores job.copy and raises `most` (fp8_most). LINEAR_DGELU: on entry the slot holds
 // the slopes of these rows; half 0 starts the copies of half 1's slopes. These copies complete `full`.
-template <LinearEpilogue EPILOGUE, bool E4M3>
+template <LinearEpilogue EPILOGUE, bool E4M3, bool LOW>
 __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, const CUtensorMap *y,
                              const CUtensorMap *slope, const CUtensorMap *codes, const LinearJob &job, uint64_t *full,
                              float *sums, unsigned &most, int row, int panel, int h) {
@@ -364,7 +364,7 @@ __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const re
             slot_wait<FORWARD ? 2 : 1>();
             if (fetches && p > 0) slopes_in(slot, p - 1, slope, full, row + ROWS / HALVES, panel);
             panel_encode(copy, values, job.copy.scale, panel + p < job.out / PANEL ? job.rows - row : 0, most);
-            if (FORWARD && panel + p < job.copy.groups) panel_low(job.copy, values, row, panel + p, job.rows - row);
+            if (LOW && panel + p < job.copy.groups) panel_low(job.copy, values, row, panel + p, job.rows - row);
             slot_out(codes, copy, row, panel + p, job.copy.codes);
             if (job.copy.transposed && row < job.rows && panel + p < job.out / PANEL) {
                 const int T = job.copy.T, b = row / T;
@@ -447,7 +447,7 @@ __device__ void operands_in(char *slot, real *bias, const CUtensorMap *other, ui
     for (int p = 0; SLOPES && p < PANELS; p++) slopes_in(slot, p, other, full, place.row, place.column / PANEL);
 }
 
-template <LinearEpilogue EPILOGUE, bool E4M3>
+template <LinearEpilogue EPILOGUE, bool E4M3, bool LOW>
 __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, const CUtensorMap *codes,
                             const LinearJob &job, int rank) {
     constexpr bool EXTRA = EPILOGUE == LINEAR_RESIDUAL, SLOPES = EPILOGUE == LINEAR_DGELU;
@@ -486,8 +486,8 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
             }
             if constexpr (by_panel(EPILOGUE)) {
                 float *sums = job.partials ? s.sums[group][warp] : NULL;
-                panels_round<EPILOGUE, E4M3>(slot, c[h], bias, y, other, codes, job, own_full, sums, most, place.row,
-                                             panel, h);
+                panels_round<EPILOGUE, E4M3, LOW>(slot, c[h], bias, y, other, codes, job, own_full, sums, most,
+                                                  place.row, panel, h);
                 continue;
             }
             RowPair rows = {};
@@ -507,7 +507,7 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
 
 #endif
 
-template <LinearEpilogue EPILOGUE, bool E4M3>
+template <LinearEpilogue EPILOGUE, bool E4M3, bool LOW = false> // LOW: writes job.copy.low
 __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     linear_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
                   const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap other,
@@ -535,7 +535,7 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
         if (threadIdx.x == GROUPS * WARPGROUP) produce<is_across(EPILOGUE), E4M3>(s, &x, &w, &x_low, &w_low, job, rank);
     } else {
         registers_take<WORKER_REGISTERS>();
-        linear_work<EPILOGUE, E4M3>(s, &y, &other, &codes, job, rank);
+        linear_work<EPILOGUE, E4M3, LOW>(s, &y, &other, &codes, job, rank);
     }
     __syncwarp();
     cluster_sync(); // until then the other block may signal this block's barriers
@@ -598,6 +598,7 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
         job.partials = column_begin(l.jobs, &l.columns, 1, linear_split(l.rows, l.T), l.out);
         job.per_example = l.T / ROWS;
     }
-    return launch({blocks / PAIR * PAIR, THREADS, stream, sizeof(Shared), PAIR}, e, kernels[e4m3][l.epilogue], x, w, y,
-                  other, codes, x_low, w_low, job);
+    const auto kernel = e4m3 && l.copy.groups ? linear_kernel<LINEAR_GELU, true, true> : kernels[e4m3][l.epilogue];
+    return launch({blocks / PAIR * PAIR, THREADS, stream, sizeof(Shared), PAIR}, e, kernel, x, w, y, other, codes,
+                  x_low, w_low, job);
 }
