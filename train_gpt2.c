@@ -10,8 +10,8 @@
 //
 // Weights and activations are values of one type, fp32 or bf16 (cpu/value.h); sums, statistics, master weights,
 // gradients of weights and moments are fp32. With --dtype fp8 values are fp32, but training rounds the factors of the
-// blocks' products y = x W + b and dx = dy W^T to e4m3 (factors_of); fp8-dw also rounds the factors of dW = x^T dy
-// (dweight_factors).
+// logits and of the blocks' products y = x W + b and dx = dy W^T to e4m3 (factors_of); fp8-dw also rounds the factors
+// of the blocks' dW = x^T dy (dweight_factors).
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T; widths A = C of
 // attention and F = 4 C of the MLP. With --tensor this rank computes B own rows of its group's M rows (TensorRanks);
@@ -90,31 +90,30 @@ static int reduce_rows(Engine *engine, const Batch *batch, void *own, Error *e) 
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// Returns the number of matrix w within its block, 0 to 3. Its x has site FP8_LN1 + number, its dy FP8_DQKV - number
-// (math/fp8.h).
-static int linear_number(TensorKind w) { return w == QKV_W ? 0 : w == PROJ_W ? 1 : w == FC_W ? 2 : 3; }
+// Returns the number of matrix w within its block, 0 to 3; wte has fc's. The x of w has site FP8_LN1 + number, its dy
+// FP8_DQKV - number (math/fp8.h).
+static int linear_number(TensorKind w) { return w == QKV_W ? 0 : w == PROJ_W ? 1 : w == FCPROJ_W ? 3 : 2; }
 
 typedef struct {
     const void *left, *right;
 } Factors;
 
-// Returns x (n values of `site`) and the weights w of block l. With fp8 also raises both sites' amax. If both have
-// exponents, the returned arrays are copies rounded to e4m3, x with its low parts.
+// Returns x (n values of `site`) and the weights w of block l; l = L: wte. With fp8 also raises both sites' amax. If
+// both have exponents, the returned arrays are copies rounded to e4m3, x with its low parts.
 static Factors factors_of(Engine *engine, const Batch *batch, const void *x, size_t n, int site, TensorKind w, int l) {
-    const size_t weights = tensor(engine, w, l)->count;
-    const void *W = weight(engine, w, l);
+    const Tensor *t = tensor(engine, w, w == WTE ? 0 : l);
+    const void *W = weight(engine, w, w == WTE ? 0 : l);
     if (!batch->fp8) return (Factors){x, W};
     const int weight_site = FP8_QKV_WEIGHT + linear_number(w);
     const int8_t *k = engine->exponents + l * FP8_ENTRIES;
     float *amax = engine->amax + l * FP8_ENTRIES;
     raise_amax(amax + site, x, n);
-    raise_amax(amax + weight_site, W, weights);
+    raise_amax(amax + weight_site, W, t->count);
     if (k[site] == FP8_UNSET || k[weight_site] == FP8_UNSET) return (Factors){x, W};
     fp8_round_values(engine->factor[0], x, n, k[site]);
-    fp8_round_values(engine->factor[1], W, weights, k[weight_site]);
+    fp8_round_values(engine->factor[1], W, t->count, k[weight_site]);
     const int group = fp8_group_length(k, site), low = fp8_channels_at(site);
-    const size_t in = tensor(engine, w, l)->rows;
-    if (group) fp8_add_low(engine->factor[0], x, n / in, in, group, k[site], k + low, amax + low);
+    if (group) fp8_add_low(engine->factor[0], x, n / t->rows, t->rows, group, k[site], k + low, amax + low);
     return (Factors){engine->factor[0], engine->factor[1]};
 }
 
@@ -228,15 +227,21 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
 
 // ---- The head: logits, loss and, in training, gradients, by chunks of tokens. Here `rows` are tokens ----------------
 
+// Returns lnf and wte, the factors of the logits.
+static Factors head_factors(Engine *engine, const Batch *batch) {
+    const int L = engine->config.model->config.layers;
+    return factors_of(engine, batch, engine->lnf, batch->N * batch->C, FP8_LN2, WTE, L);
+}
+
 // logits (rows, Vp) = lnf (rows, C) wte^T, for rows [first, first + rows) of the pass
-static void head_logits(Engine *engine, size_t first, size_t rows) {
+static void head_logits(Engine *engine, Factors f, size_t first, size_t rows) {
     size_t C = (size_t)engine->config.model->config.channels, Vp = (size_t)engine->config.model->vocab_padded;
-    matmul_nt(engine->matmul, engine->logits, at(engine, engine->lnf, first * C), weight(engine, WTE, 0), rows, Vp, C);
+    matmul_nt(engine->matmul, engine->logits, at(engine, f.left, first * C), f.right, rows, Vp, C);
 }
 
 // Writes the losses of rows [first, end). Unless dwte is NULL, also writes dy (rows, C), the gradient of lnf, and dwte
-// (Vp, C), the gradient of wte; with `add`, adds to dwte.
-static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t end, float *dwte, bool add) {
+// (Vp, C), the gradient of wte; with `add`, adds to dwte. f: head_factors.
+static void head_rows(Engine *engine, const Batch *batch, Factors f, size_t first, size_t end, float *dwte, bool add) {
     const Model *model = engine->config.model;
     size_t C = batch->C, Vp = (size_t)model->vocab_padded, rows;
     const float smoothing = engine->config.label_smoothing;
@@ -245,7 +250,7 @@ static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t e
     for (; first < end; first += rows, add = true) {
         rows = size_min((size_t)engine_head_rows(&engine->config), end - first);
         float *loss = dwte && engine->loss ? engine->loss + first : NULL;
-        head_logits(engine, first, rows);
+        head_logits(engine, f, first, rows);
         cross_entropy(engine->nll + first, loss, engine->logits, engine->targets + first, rows, model->config.vocab, Vp,
                       loss ? smoothing : 0, seed, batch->type);
         if (!dwte) continue;
@@ -257,10 +262,10 @@ static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t e
 
 // Runs head_rows for example b alone; U_b is its gradient of wte. Adds |U_b|^2 to the norms. Stores U_b's rows for the
 // tokens of example b in head_at_token, for the cross term (embeddings_backward).
-static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
+static void head_example_exact(Engine *engine, const Batch *batch, Factors f, size_t b) {
     size_t C = batch->C, first = b * batch->T;
     const uint16_t *inputs = batch->tokens + b * batch->stride;
-    head_rows(engine, batch, first, first + batch->T, engine->example_grad, false);
+    head_rows(engine, batch, f, first, first + batch->T, engine->example_grad, false);
     for (size_t t = 0; t < batch->T; t++)
         memcpy(engine->head_at_token + (first + t) * C, engine->example_grad + inputs[t] * C, sizeof(float) * C);
     float *dwte = b == 0 ? grad_begun(engine, WTE, 0) : grad(engine, WTE, 0);
@@ -453,8 +458,9 @@ static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode
     TRY(forward(engine, &batch, e));
     TRY(watch_call(&engine->watch, begins, model_bucket(model, 0), e));
     if (batch.B == 0) grad_begun(engine, WTE, 0);
-    for (size_t b = 0; b < batch.B && mode == GNS_EXACT; b++) head_example_exact(engine, &batch, b);
-    if (mode != GNS_EXACT) head_rows(engine, &batch, 0, batch.N, grad(engine, WTE, 0), !engine->first);
+    const Factors f = head_factors(engine, &batch);
+    for (size_t b = 0; b < batch.B && mode == GNS_EXACT; b++) head_example_exact(engine, &batch, f, b);
+    if (mode != GNS_EXACT) head_rows(engine, &batch, f, 0, batch.N, grad(engine, WTE, 0), !engine->first);
     TRY(backward(engine, &batch, e));
     RowResult *rows = engine->row ? engine->row + (size_t)engine->rows + batch.all.own : NULL;
     add_losses(&engine->nll_sum, rows, engine->nll, batch.B, T);
@@ -490,7 +496,7 @@ static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float 
     const Batch batch = batch_of(engine, tokens, (size_t)T + 1, (size_t)n, (size_t)T, 0);
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
     TRY(forward(engine, &batch, e));
-    head_rows(engine, &batch, 0, batch.N, NULL, false);
+    head_rows(engine, &batch, head_factors(engine, &batch), 0, batch.N, NULL, false);
     if (batch.N < batch.all.N) memset(loss, 0, batch.all.N * sizeof(float));
     memcpy(loss + batch.all.own * batch.T, engine->nll, batch.N * sizeof(float));
     return 0;
@@ -508,7 +514,7 @@ static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logi
     memcpy(engine->seen, tokens, sizeof *tokens * count);
     engine->seen_count = n;
     if (batch.B == 0) return 0;
-    head_logits(engine, count - 1 - seen, 1);
+    head_logits(engine, head_factors(engine, &batch), count - 1 - seen, 1);
     for (size_t v = 0; v < (size_t)engine->config.model->config.vocab; v++)
         logits[v] = value_get(engine->logits, v, engine->config.dtype);
     return 0;

@@ -301,8 +301,9 @@ static LayerNorm norm_of(Engine *engine, const Pass *p, TensorKind w, int l) {
 // residual and delta. residual NULL: x is already the sum.
 static int ln_forward(Engine *engine, const Pass *p, TensorKind w, int l, const real *residual, Error *e) {
     LayerNorm n = norm_of(engine, p, w, l);
+    const int L = engine->config.model->config.layers;
     if (residual && !adds_residual(engine, p)) n.a = residual, n.b = engine->delta;
-    if (w != LNF_W) n.copy = fp8_copy_of(engine, p->fp8, w == LN1_W ? FP8_LN1 : FP8_LN2, l);
+    n.copy = fp8_copy_of(engine, p->fp8, w == LN1_W ? FP8_LN1 : FP8_LN2, w == LNF_W ? L : l);
     return p->B ? layernorm_forward(n, engine->stream, e) : 0;
 }
 
@@ -353,11 +354,21 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
 
 // ---- The head: logits, loss and, in training, its gradient, chunk by chunk ------------------------------------------
 
-// logits (rows, Vp) = lnf wte^T for rows [first, first + rows), in fp32 if in_float, else real.
-static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Error *e) {
+// logits (Vp) of a row, in fp32.
+static int row_logits(Engine *engine, size_t row, Error *e) {
     int Vp = engine->config.model->vocab_padded, C = engine->config.model->config.channels;
-    const MatmulShape shape = {.m = rows, .n = Vp, .k = C, .transpose_b = true, .out_float = in_float};
-    return matmul_run(engine->matmul, shape, {engine->logits, engine->lnf + first * C, weight(engine, WTE, 0)}, e);
+    const MatmulShape shape = {.m = 1, .n = Vp, .k = C, .transpose_b = true, .out_float = true};
+    return matmul_run(engine->matmul, shape, {engine->logits, engine->lnf + row * C, weight(engine, WTE, 0)}, e);
+}
+
+// Returns the product k.logits (R, Vp) = lnf wte^T.
+static Linear head_linear(Engine *engine, const Pass *p, LinearEpilogue epilogue, const LogitRows &k) {
+    const size_t first = (size_t)k.row0 * p->C;
+    Linear l = {.epilogue = epilogue, .rows = k.R, .in = p->C, .out = k.Vp, .x = engine->lnf + first};
+    l.weight = weight(engine, WTE, 0), l.y = k.logits, l.ticket = engine->ticket;
+    fp8_factors(engine, p->fp8, &l, FP8_LN2, engine->config.model->config.layers);
+    if (l.x8) l.x8 += first;
+    return l;
 }
 
 // Adds the head's gradient of wte over examples [b, b + n) to dwte: the sum of each example's U_i (Vp, C). With
@@ -377,15 +388,15 @@ static int head_dweight(Engine *engine, const Pass *p, int b, int n, Error *e) {
 
 // Computes the losses of k's rows; in training also dy, the gradient of lnf. On return logits hold exponentials, and
 // lnf is scaled so that logits^T lnf is the gradient of wte. scratch: two values per row, then row sums by tile.
-static int head_exponentials(Engine *engine, const LogitRows &k, Error *e) {
-    const int C = engine->config.model->config.channels;
+static int head_exponentials(Engine *engine, const Pass *p, const LogitRows &k, Error *e) {
+    const int C = p->C;
     real *lnf = engine->lnf + (size_t)k.row0 * C, *wte = weight(engine, WTE, 0);
     float *targets = (float *)engine->scratch, *factors = targets + k.R, *sums = factors + k.R;
-    Linear l = {.epilogue = LINEAR_SOFTMAX, .rows = k.R, .in = C, .out = k.Vp, .x = lnf, .weight = wte};
-    l.y = k.logits, l.row_values = targets, l.row_sums = sums, l.counted = k.V;
+    Linear l = head_linear(engine, p, LINEAR_SOFTMAX, k);
+    l.row_values = targets, l.row_sums = sums, l.counted = k.V;
     Linear d = {.epilogue = LINEAR_SCALED, .rows = k.R, .in = k.Vp, .out = C, .x = k.logits, .weight = wte};
     d.y = engine->dy + (size_t)k.row0 * C, d.row_values = factors;
-    l.ticket = d.ticket = engine->ticket;
+    d.ticket = engine->ticket;
     TRY(crossentropy_targets(targets, lnf, wte, k, C, engine->stream, e));
     TRY(linear_sm90(l, engine->stream, e));
     TRY(crossentropy_finish({k, factors, lnf, sums, linear_sm90_tiles(k.Vp), C}, engine->stream, e));
@@ -393,9 +404,9 @@ static int head_exponentials(Engine *engine, const LogitRows &k, Error *e) {
 }
 
 // Computes the losses of k's rows; in training also the gradients of logits, in place, and of lnf (dy).
-static int head_logits_loss(Engine *engine, const LogitRows &k, Error *e) {
-    const int C = engine->config.model->config.channels;
-    TRY(head_logits(engine, k.row0, k.R, false, e));
+static int head_logits_loss(Engine *engine, const Pass *p, const LogitRows &k, Error *e) {
+    const int C = p->C;
+    TRY(linear_run(engine, head_linear(engine, p, LINEAR_BIAS, k), e));
     TRY(crossentropy(k, engine->stream, e));
     if (k.scale == 0) return 0;
     return matmul_run(engine->matmul, {.m = k.R, .n = C, .k = k.Vp}, // dlnf (R, C) = dlogits (R, Vp) wte (Vp, C)
@@ -411,11 +422,12 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
     LogitRows k = {.smoothing = engine->config.label_smoothing, .logits = engine->logits};
     k.tokens = own_tokens(p, engine->tokens);
     k.T = p->T, k.V = model->config.vocab, k.Vp = (int)model->vocab_padded, k.scale = train ? engine->loss_scale : 0;
+    TRY(fp8_copy_weights(engine, p->fp8, model->config.layers, e));
     for (int b = 0; b < p->B; b += chunk) {
         const int n = p->B - b < chunk ? p->B - b : chunk;
         k.row0 = b * p->T, k.R = n * p->T, k.losses = engine->loss + k.row0;
         if (train && engine->smoothed) k.smoothed = engine->smoothed + k.row0;
-        TRY((exponentials ? head_exponentials : head_logits_loss)(engine, k, e));
+        TRY((exponentials ? head_exponentials : head_logits_loss)(engine, p, k, e));
         if (train) TRY(head_dweight(engine, p, b, n, e));
     }
     return 0;
@@ -708,7 +720,7 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
         TRY(row_product(engine, LINEAR_RESIDUAL, x, wide, FCPROJ_W, l, e));
     }
     TRY(ln_forward(engine, &p, LNF_W, 0, NULL, e));
-    return head_logits(engine, 0, 1, true, e);
+    return row_logits(engine, 0, e);
 }
 
 // engine->logits = logits after n tokens. Pads the tokens to whole tiles, so that few matmul plans serve all lengths. A
@@ -719,7 +731,7 @@ static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e
     CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (p.T + 1) * sizeof *tokens, engine->stream), e);
     TRY(tokens_send(engine, tokens, n, 0, e)); // B = 0: cuda_logits passes a single document
     TRY(forward(engine, &p, e));
-    return p.B ? head_logits(engine, n - 1, 1, true, e) : 0;
+    return p.B ? row_logits(engine, n - 1, e) : 0;
 }
 
 static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {

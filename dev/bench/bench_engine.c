@@ -43,7 +43,7 @@ typedef struct {
     uint16_t *tokens;      // (B, T + 1)
     StepResult result;
     bool fp8;          // the next steps are in fp8
-    int8_t *exponent;  // (L, FP8_ENTRIES) exponents of the next step; NULL: the engine has no fp8
+    int8_t *exponent;  // (fp8_entries) exponents of the next step; NULL: the engine has no fp8
     int rounds, steps; // rounds to do; steps done so far
     char tuning[TUNING_BYTES];
     Arm arm[ARMS_MAX];
@@ -72,7 +72,7 @@ static int bench_create(Bench *b, Error *e) {
         b->tokens[i] = (uint16_t)(opens ? separator(model) : pow((double)separator(model), rng_uniform(1, 1, i)) - 1);
     }
     if (dtype_is_fp8(b->config.dtype)) {
-        const size_t sites = (size_t)model->config.layers * FP8_ENTRIES;
+        const size_t sites = (size_t)fp8_entries(model->config.layers);
         TRY(memory_alloc((void **)&b->exponent, sites, "exponents", e));
         TRY(memory_alloc((void **)&b->result.amax, sites * sizeof(float), "exponents", e));
         memset(b->exponent, FP8_UNSET, sites);

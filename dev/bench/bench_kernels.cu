@@ -313,6 +313,7 @@ static void head_products(Bench *b, int rows, int C, int V, int Vp, int chunks) 
     const int alone = b->fused ? 0 : chunks;
     product(b, "head forward", alone, dinput(rows, Vp, C));
     fused_product(b, "head forward, exponentials", chunks, LINEAR_SOFTMAX, rows, C, Vp, V);
+    if (FP8_BUILT) fused_product(b, "head forward, e4m3", 0, LINEAR_SOFTMAX, rows, C, Vp, V, true);
     product(b, "head dinput", alone, forward(rows, Vp, C));
     fused_product(b, "head dinput, by row", chunks, LINEAR_SCALED, rows, Vp, C);
     product(b, "head dweight", chunks, dweight(rows, Vp, C));

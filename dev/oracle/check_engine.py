@@ -41,8 +41,8 @@ class Dump:
 
     def exponents(self):
         """Returns a pair per linear layer: its name, and fp8_linear's k (the exponents of x, dy and W; whether the
-        weight gradient rounds x and dy; channels with low parts: one of 8 of attn.c_attn's x, of 64 of mlp.c_proj's).
-        None: not fp8."""
+        weight gradient rounds x and dy; channels with low parts: one of 8 of attn.c_attn's x, of 64 of mlp.c_proj's);
+        then the head's, the exponents of its input and of wte. None: not fp8."""
         names, k = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), self.tensors["exponents"]
         if np.all(k == -128):
             return None
@@ -50,8 +50,9 @@ class Dump:
         ln1, gelu, channel_0 = 12, 12 + 256, -127  # entries of a block: 12 exponents, channels of ln1, channels of gelu
         low = [[[8 * g + (int(of[ln1 + g]) - channel_0) % 8 for g in range(C // 8 * (not dw))], [], [],
                 [64 * g + (int(of[gelu + g]) - channel_0) % 64 for g in range(4 * C // 64 * (not dw))]] for of in k]
+        head = ("head", (int(k[-1, 2]), int(k[-1, 10])))
         return tuple((f"h.{l}.{name}", (int(k[l, i]), int(k[l, 7 - i]), int(k[l, 8 + i]), dw, tuple(low[l][i])))
-                     for l in range(len(k)) for i, name in enumerate(names))
+                     for l in range(len(k) - 1) for i, name in enumerate(names)) + (head,)
 
     def factors_at(self, step):
         """Returns dropout's factors of a step's B examples. Step 1 begins at first_example."""

@@ -106,7 +106,8 @@ def attention(params, name, x, heads, document, drop, exponents):  # (T, C)
 def logits(params, tokens, heads, factors=None, separator=None, exponents=None):
     """Returns the logits (T, V) of a row of tokens (T). factors: from mask_factors; None: no dropout. separator: the
     token that opens a document; attention stays within a document, positions restart. None: the row is one document.
-    exponents: fp8_linear's k by layer name; None: nothing rounds."""
+    exponents: fp8_linear's k by layer name; "head": exponents of the logits' factors, whose gradients are those of
+    unrounded factors. None: nothing rounds."""
     T = jnp.arange(len(tokens))
     opens = jnp.asarray(tokens == separator).at[0].set(True) if separator is not None else T == 0
     document = jnp.cumsum(opens)
@@ -120,7 +121,11 @@ def logits(params, tokens, heads, factors=None, separator=None, exponents=None):
         x = x + drop(f"{h}.attn", attention(params, f"{h}.attn", norm(f"{h}.ln_1", x), heads, document, drop, exponents))
         hidden = gelu(linear(params, f"{h}.mlp.c_fc", norm(f"{h}.ln_2", x), exponents))
         x = x + drop(f"{h}.mlp", linear(params, f"{h}.mlp.c_proj", hidden, exponents))
-    return norm("ln_f", x) @ params[WTE].T
+    x, wte = norm("ln_f", x), params[WTE]
+    if not exponents:
+        return x @ wte.T
+    kx, kw = exponents["head"]
+    return x @ wte.T + jax.lax.stop_gradient(e4m3(x, kx) @ e4m3(wte, kw).T - x @ wte.T)
 
 
 def philox(counter, key, rounds=10):

@@ -63,9 +63,9 @@ struct Engine {
     float *gram, *poly;                      // Muon: (C, C)
     bool fp8;                                // training rounds the factors of y = x W and dx = dy W^T
     bool fp8_dweight;                        // training rounds the factors of dW = x^T dy
-    int8_t *exponents;                       // (L, FP8_ENTRIES) exponents and channels of the following steps
-    float *amax;                             // (L, FP8_ENTRIES) largest |x| in this step so far
-    float *factor[2]; // a product's rounded factors: [0] (M, T, 4C); [1] (4C, C), with fp8_dweight at least (M, T, 4C)
+    int8_t *exponents;                       // (fp8_sites) exponents and channels of the following steps
+    float *amax;                             // (fp8_sites) largest |x| in this step so far
+    float *factor[2]; // a product's rounded factors: [0] (M, T, 4C); [1] as long as a weight, with fp8_dweight as [0]
     double loss_sum, nll_sum;
     bool first;                 // the next micro-step overwrites gradients; with shard_grads every micro-step does
     float loss_scale;           // set by scale_loss
@@ -109,7 +109,7 @@ static inline double *example_sq(Engine *engine, TensorKind kind, int layer) {
 
 // Returns the length of `exponents` and of `amax`.
 static inline size_t fp8_sites(const Engine *engine) {
-    return (size_t)engine->config.model->config.layers * FP8_ENTRIES;
+    return (size_t)fp8_entries(engine->config.model->config.layers);
 }
 
 // ---- engine_memory.c ------------------------------------------------------------------------------------------------

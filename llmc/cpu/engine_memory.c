@@ -140,7 +140,7 @@ static MemoryPlan layout(Engine *engine, char *base) {
     end_part(a, "Muon's products");
     if (engine->fp8) {
         RESERVE(engine->factor[0], N * 4 * C);
-        RESERVE(engine->factor[1], engine->fp8_dweight ? size_max(N, C) * 4 * C : 4 * C * C);
+        RESERVE(engine->factor[1], size_max(model_tensor_largest(c->model), engine->fp8_dweight ? N * 4 * C : 0));
         RESERVE(engine->exponents, fp8_sites(engine)), RESERVE(engine->amax, fp8_sites(engine));
     }
     end_part(a, "rounded factors");

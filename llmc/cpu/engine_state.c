@@ -86,7 +86,7 @@ int cpu_norms(Engine *engine, Range range, Error *e) {
         if (!range_length(part)) continue;
         engine->grad_sq[i] = sum_squares(sum + (part.begin - range.begin), range_length(part));
     }
-    for (int i = 0; engine->fp8 && i < engine->config.model->config.layers * FP8_SITES; i++) {
+    for (int i = 0; engine->fp8 && i < fp8_exponents(engine->config.model->config.layers); i++) {
         const int at = fp8_exponent_at(i);
         if (fp8_saturates(engine->exponents[at], engine->amax[at]))
             engine->grad_sq[0] = INFINITY; // prevents the update

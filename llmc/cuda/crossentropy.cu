@@ -173,11 +173,10 @@ __global__ static void __launch_bounds__(PRODUCT_THREADS) loss_finish_kernel(con
     __syncthreads();
     if (warp == 0 && r < f.k.R) {
         for (int w = 1; w < PRODUCT_WARPS; w++) sum += part[w][lane];
-        const int target = row_target(f.k, r);
-        f.k.losses[r] = logf(sum);
+        real *target = f.k.logits + (size_t)r * f.k.Vp + row_target(f.k, r);
+        f.k.losses[r] = logf(sum / (float)*target);
         f.factors[r] = factors[lane] = f.k.scale / f.k.T / sum;
-        const float at_target = 1.0f - sum; // exp(0) is exactly 1; the product stored a rounded value
-        f.k.logits[(size_t)r * f.k.Vp + target] = (real)at_target;
+        *target = (real)((float)*target - sum);
     }
     __syncthreads();
     for (int i = warp; i < WARP && first + i < f.k.R; i += PRODUCT_WARPS) {

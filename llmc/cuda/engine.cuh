@@ -32,6 +32,7 @@
 //     copy_low     (N, FP8_GROUPS)  low parts of ln1 -> qkv, of gelu -> fcproj
 //     copy_branch  (N, C)   gradient of the MLP branch -> dfc, gradient of the attention branch -> dattention
 //     copy_weight           fp8_copy_weights -> products; once per block and step, with shard_weights once per pass
+// The head is block L (math/fp8.h): copy_x holds lnf, and copy_weight ends with wte.
 //
 // --dtype fp8-dw. weight_gradient reads e4m3, too, from transposed copies made right before the call. Where nothing
 // reads ln1, ln2, gelu or dfc in bf16, only their e4m3 copies are stored (is_alone in engine_fp8.cu). Then the products
@@ -135,11 +136,11 @@ struct Engine {
     uint8_t *copy_x, *copy_wide;              // (B, T, C), (B, T, 4C) in e4m3: see above
     uint8_t *copy_branch;                     // (B, T, C)
     uint8_t *copy_transposed;                 // x, then dy of a weight gradient: (B, in, T), (B, out, T)
-    uint8_t *copy_weight;                     // (L, 2, 12 C C) plain, then transposed weights. shard_weights: L = 1
+    uint8_t *copy_weight; // (L, 2, 12 C C) plain, then transposed weights; wte (Vp, C). shard_weights: L = 1
     uint8_t *copy_low;                        // (B, T, FP8_GROUPS); only DTYPE_FP8
     uint8_t *copy_low_weight;                 // (L, 4C, FP8_GROUPS) of qkv (3C), then of fcproj. shard_weights: L = 1
-    int copied;                               // last block whose weights were copied in this step; -1: none
-    int8_t *exponent, *exponent_there;        // (L, FP8_ENTRIES) in pinned host memory; on the device
+    int copied; // last block (L: the head) whose weights were copied in this step; -1: none
+    int8_t *exponent, *exponent_there;        // (engine_sites) in pinned host memory; on the device
     bool measures;                            // steps measure amax, and round factors that have exponents
     uint32_t *sorted;                         // (4, B T) from embedding_sort
     void *scratch;                            // temporary memory (train_gpt2.cu, 2)
@@ -182,7 +183,7 @@ static inline AttentionShape attention_shape(const EngineConfig *c, int rows, in
 //     (STATS_ROWS, tensors)              |g|^2 by `segment`; sum_b |g_b|^2 by tensor
 //     (2, step_rows)                     each row's |g_b|^2 over the LayerNorms; each row's sum of losses
 //     (sources, sources)                 StepResult.source_gram
-//     (L, FP8_ENTRIES)                     amax in fp32, with --dtype fp8
+//     (engine_sites)                     amax in fp32, with --dtype fp8
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
@@ -193,7 +194,7 @@ static inline size_t stats_of_rows(const EngineConfig *c) {
 }
 static inline size_t stats_of_sources(const EngineConfig *c) { return stats_of_rows(c) + 2 * (size_t)c->step_rows; }
 static inline size_t engine_sites(const EngineConfig *c) {
-    return dtype_is_fp8(c->dtype) && !c->inference ? c->model->config.layers * (size_t)FP8_ENTRIES : 0;
+    return dtype_is_fp8(c->dtype) && !c->inference ? (size_t)fp8_entries(c->model->config.layers) : 0;
 }
 static inline size_t stats_of_amax(const EngineConfig *c) { return stats_of_sources(c) + c->sources * c->sources; }
 static inline float *stats_amax(double *stats, const EngineConfig *c) { return (float *)(stats + stats_of_amax(c)); }
@@ -222,7 +223,7 @@ size_t engine_muon_bytes(const EngineConfig *config);
 // Examples per chunk of the head.
 int engine_head_examples(const EngineConfig *config);
 
-// e4m3 factors of a pass, for block l (engine_fp8.cu). fp8 is Pass.fp8; if it is false, these functions do nothing.
+// e4m3 factors of a pass, for block l; L is the head (engine_fp8.cu). fp8 is Pass.fp8; if false, these do nothing.
 Fp8Site fp8_x_site(TensorKind w), fp8_dy_site(TensorKind w); // the site of a weight's x; of its dy
 // Returns the copy of a site of activations. Its codes are NULL unless the product is in e4m3.
 Fp8Copy fp8_copy_of(const Engine *engine, bool fp8, Fp8Site s, int l);

@@ -1,4 +1,4 @@
-// engine_fp8: e4m3 copies of a block's factors (engine.cuh, math/fp8.h): their sites, exponents and places.
+// engine_fp8: e4m3 copies of factors (engine.cuh, math/fp8.h): their sites, exponents and places. Block L is the head.
 #include "cuda/engine.cuh"
 #include "cuda/fp8.cuh"
 #include "cuda/layernorm.cuh"
@@ -69,6 +69,8 @@ static bool is_transposed(const Engine *engine, Fp8Site s, int l) {
 
 static uint8_t *weight_codes(const Engine *engine, int i, int l, bool transposed) {
     const size_t C = engine->config.model->config.channels, block = engine->config.shard_weights ? 0 : l;
+    const int L = engine->config.model->config.layers;
+    if (l == L) return engine->copy_weight + (engine->config.shard_weights ? 1 : L) * 2 * matrix_at[4] * C * C; // wte
     return engine->copy_weight + (matrix_at[i] + (2 * block + transposed) * matrix_at[4]) * C * C;
 }
 
@@ -109,18 +111,27 @@ void fp8_factors(const Engine *engine, bool fp8, Linear *linear, Fp8Site s, int 
     linear->x_low = engine->copy_low, linear->weight_low = low_weight(engine, s, l);
 }
 
+// Returns the copy of weight i of block l.
+static Fp8Copy weight_copy(const Engine *engine, int i, int l) {
+    const int site = FP8_QKV_WEIGHT + i, k = exponent_of(engine, site, l);
+    return {k == FP8_UNSET ? NULL : weight_codes(engine, i, l, false), ldexpf(1, k),
+            stats_amax(engine->stats, &engine->config) + l * FP8_ENTRIES + site};
+}
+
 int fp8_copy_weights(Engine *engine, bool fp8, int l, Error *e) {
-    if (!fp8 || (engine->config.shard_weights ? l == engine->copied : l <= engine->copied)) return 0;
+    const EngineConfig *c = &engine->config;
+    const Model *model = c->model;
+    const auto weight = [&](const Tensor *t) { return engine->weight + shard_weight_place(c, t->offset); };
+    if (!fp8 || (c->shard_weights ? l == engine->copied : l <= engine->copied)) return 0;
     engine->copied = l;
+    if (l == model->config.layers)
+        return fp8_cast(weight_copy(engine, matrix_index(FC_W), l), weight(model_tensor(model, WTE, 0)),
+                        model->vocab_padded * model->config.channels, engine->stream, e);
     for (int i = 0; i < 4; i++) {
-        const Tensor *t = model_tensor(engine->config.model, matrices[i], l);
-        const int site = FP8_QKV_WEIGHT + i, k = exponent_of(engine, site, l);
-        const Fp8Copy copy = {k == FP8_UNSET ? NULL : weight_codes(engine, i, l, false), ldexpf(1, k),
-                              stats_amax(engine->stats, &engine->config) + l * FP8_ENTRIES + site};
-        const real *weight = engine->weight + shard_weight_place(&engine->config, t->offset);
+        const Tensor *t = model_tensor(model, matrices[i], l);
         const Fp8Site x = fp8_x_site(matrices[i]);
-        TRY(fp8_cast_transposed(weight_codes(engine, i, l, true), copy, weight, 1, (int)t->rows, (int)t->columns, {},
-                                NULL, engine->stream, e));
+        TRY(fp8_cast_transposed(weight_codes(engine, i, l, true), weight_copy(engine, i, l), weight(t), 1, (int)t->rows,
+                                (int)t->columns, {}, NULL, engine->stream, e));
         TRY(fp8_low_columns(low_weight(engine, x, l), fp8_copy_of(engine, fp8, x, l), weight_codes(engine, i, l, true),
                             (int)t->columns, engine->stream, e));
     }

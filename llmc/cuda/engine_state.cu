@@ -124,7 +124,7 @@ int cuda_norms(Engine *engine, Range range, Error *e) {
                        e));
     if (!engine->measures) return 0;
     const float *amax = stats_amax(engine->stats, c);
-    return fp8_veto(squares, engine->exponent_there, amax, c->model->config.layers * FP8_SITES, engine->stream, e);
+    return fp8_veto(squares, engine->exponent_there, amax, fp8_exponents(c->model->config.layers), engine->stream, e);
 }
 
 int engine_send_stats(Engine *engine, Error *e) {

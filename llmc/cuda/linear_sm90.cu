@@ -204,9 +204,9 @@ __device__ void row_values(RowPair &rows, const LinearJob &job, int row, float f
         if (row + 8 * k < job.rows) rows.value[k] = job.row_values[row + 8 * k] * factor;
 }
 
-// Returns 2^min(x log2 e + offset, LINEAR_EXPONENT_MAX) and adds it to sum; 0 unless `counts`.
-__device__ float exponential(float x, float offset, bool counts, float &sum) {
-    const float power = fmaf(x, LOG2E, offset);
+// Returns 2^min(x scale + offset, LINEAR_EXPONENT_MAX) and adds it to sum; 0 unless `counts`.
+__device__ float exponential(float x, float scale, float offset, bool counts, float &sum) {
+    const float power = fmaf(x, scale, offset);
     const float y = counts ? exp2_fast(power > LINEAR_EXPONENT_MAX ? LINEAR_EXPONENT_MAX : power) : 0.0f; // NaN stays
     sum += y;
     return y;
@@ -224,8 +224,9 @@ __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real
             const int i = 8 * j + 4 * (q / 2) + 2 * (q % 2);
             if (EPILOGUE == LINEAR_SOFTMAX) {
                 const int own = counted - rows.thread % 4 * 2, column = 16 * j + q / 2 * 8;
-                const float offset = rows.value[q % 2], x = exponential(c[i], offset, column < own, rows.sum[q % 2]);
-                r[q] = pack(x, exponential(c[i + 1], offset, column + 1 < own, rows.sum[q % 2]));
+                const float scale = E4M3 ? job.scale * LOG2E : LOG2E, offset = rows.value[q % 2];
+                const float x = exponential(c[i], scale, offset, column < own, rows.sum[q % 2]);
+                r[q] = pack(x, exponential(c[i + 1], scale, offset, column + 1 < own, rows.sum[q % 2]));
                 continue;
             }
             if (EPILOGUE == LINEAR_SCALED) {
@@ -562,7 +563,7 @@ decltype(&linear_kernel<LINEAR_GELU, false>) const kernels[2][LINEAR_SOFTMAX + 1
     {linear_kernel<LINEAR_GELU, false>, linear_kernel<LINEAR_RESIDUAL, false>, linear_kernel<LINEAR_DGELU, false>,
      linear_kernel<LINEAR_BIAS, false>, linear_kernel<LINEAR_SCALED, false>, linear_kernel<LINEAR_SOFTMAX, false>},
     {linear_kernel<LINEAR_GELU, true>, linear_kernel<LINEAR_RESIDUAL, true>, linear_kernel<LINEAR_DGELU, true>,
-     linear_kernel<LINEAR_BIAS, true>}};
+     linear_kernel<LINEAR_BIAS, true>, NULL, linear_kernel<LINEAR_SOFTMAX, true>}};
 
 } // namespace
 

@@ -6,6 +6,10 @@
 // Each site of each block has its own exponent k. The relative rounding error hardly depends on k while the largest
 // |x| 2^k varies by a factor of up to 2^9, so k rarely needs to change. fp8_next keeps k if the largest
 // |x| 2^k is in [3.5, 112]. Otherwise fp8_next sets k so that the largest |x| 2^k is in [14, 28).
+//
+// The head has the entries of one more block, which follows the L blocks. Its input lnf has site FP8_LN2, wte has
+// FP8_FC_WEIGHT. Only the product that computes logits is in e4m3: e4m3 of softmax would turn the gradients of tokens
+// without a target.
 #pragma once
 
 #include "base/common.h"
@@ -86,13 +90,17 @@ GNS_HD static inline uint32_t fp8_candidate(float x, int channel) {
     return (bits & 0x7fff0000) | (uint32_t)channel;
 }
 
+// Return the number of all blocks' exponents and of all entries, with the head's.
+static inline int fp8_exponents(int layers) { return (layers + 1) * FP8_SITES; }
+static inline int fp8_entries(int layers) { return (layers + 1) * FP8_ENTRIES; }
+
 // Returns the index of exponent i of all blocks among the entries.
 GNS_HD static inline int fp8_exponent_at(int i) { return i / FP8_SITES * FP8_ENTRIES + i % FP8_SITES; }
 
-// Adapts the entries of `layers` blocks to the step's amax. begin: also sets entries that are FP8_UNSET. low: there are
-// low parts. If a site saturates, the step is computed again with the same channels.
+// Adapts the entries to the step's amax. begin: also sets entries that are FP8_UNSET. low: there are low parts. If a
+// site saturates, the step is computed again with the same channels.
 static inline void fp8_adapt(int8_t *entry, const float *amax, int layers, bool begin, bool low) {
-    for (int i = 0; i < layers * FP8_SITES; i++) {
+    for (int i = 0; i < fp8_exponents(layers); i++) {
         const int at = fp8_exponent_at(i);
         low = low && !fp8_saturates(entry[at], amax[at]);
         if (begin || entry[at] != FP8_UNSET) entry[at] = (int8_t)fp8_next(entry[at], amax[at]);

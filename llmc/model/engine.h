@@ -172,9 +172,9 @@ typedef struct StepResult {
     // (sources, sources) <v_s, v_t>; NULL: not asked for. v_s is the gradient of the LayerNorm parameters, summed over
     // this rank's rows of source s.
     double *source_gram;
-    float
-        *amax; // (L, FP8_ENTRIES) of fp8: largest |x| of each site on this rank, before rounding; NaN if any x is NaN,
-               // 0 without rows; NULL: not asked for
+    // (fp8_entries) largest |x| of each site on this rank, before rounding; NaN if any x is NaN, 0 without rows. NULL:
+    // not asked for.
+    float *amax;
 } StepResult;
 
 typedef struct EngineApi EngineApi;
@@ -247,11 +247,11 @@ struct EngineApi {
     // Sets the loss scale of the following steps; 1 until then.
     void (*scale_loss)(Engine *engine, double scale);
 
-    // Sets exponents and, only for DTYPE_FP8, channels k (L, FP8_ENTRIES) of the following steps (math/fp8.h); copies
-    // them. FP8_UNSET until then. A step rounds a product's factors if both have an exponent. With DTYPE_FP8_DW it also rounds a weight gradient's
-    // two factors, if they and the weight have exponents. If a site saturates, `norms` makes the norm of the first
-    // tensor infinite, so that no rank updates. k NULL: the steps run in bf16, for benchmarks of the CUDA engine. Call
-    // it only for types of fp8.
+    // Sets exponents and, only for DTYPE_FP8, channels k (fp8_entries) of the following steps (math/fp8.h); copies
+    // them. FP8_UNSET until then. A step rounds a product's factors if both have an exponent. With DTYPE_FP8_DW it also
+    // rounds a weight gradient's two factors, if they and the weight have exponents. If a site saturates, `norms` makes
+    // the norm of the first tensor infinite, so that no rank updates. k NULL: the steps run in bf16, for benchmarks of
+    // the CUDA engine. Call it only for types of fp8.
     void (*exponents)(Engine *engine, const int8_t *k);
 
     // Runs forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to

@@ -51,11 +51,12 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     double norms =
         plan_fuses_exact(device, &model->config) ? examples * model->vocab_padded : (double)model_tensor_largest(model);
     if (exact) add_item(memory, "exact per-example norms", sizeof(float) * (norms + n));
-    // Bytes of a block's weights and their transposes, and of low parts.
+    // Bytes of a block's weights and their transposes, and of low parts; then of wte.
     const double C = model->config.channels, low = dweight ? 0 : FP8_GROUPS, weights = 24 * C * C + 4 * C * low;
     if (fp8)
         add_item(memory, "copies in e4m3",
-                 ((dweight ? 11 : 6) + low / C) * n + (shape.shard_weights ? 1 : model->config.layers) * weights);
+                 ((dweight ? 11 : 6) + low / C) * n + (shape.shard_weights ? 1 : model->config.layers) * weights +
+                     C * (double)model->vocab_padded);
 }
 
 // Adds a GPU's memory outside the engine, measured on H200s (driver 580, CUDA 13.0, NCCL 2.28): 526 MiB for the

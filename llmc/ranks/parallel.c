@@ -274,7 +274,7 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     double waited = p->waited, stop = sums->stop;
     double *const single[] = {&waited, &result->loss_sum, &result->nll_sum, &stop, &sums->more};
     const int singles = sizeof single / sizeof *single, tensors = p->model->tensor_count, count = singles + tensors;
-    int sites = result->amax ? p->model->config.layers * FP8_SITES : 0;
+    int sites = result->amax ? fp8_exponents(p->model->config.layers) : 0;
     double *values;
     TRY(memory_alloc((void **)&values, sizeof(double) * (size_t)(count + sites), "the step's sums", e));
     for (int i = 0; i < singles; i++) values[i] = *single[i];

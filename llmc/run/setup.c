@@ -412,7 +412,7 @@ int setup_buffers(Run *r, Error *e) {
     Position *p = &r->position;
     StepResult *result = &p->result;
     const size_t rows = (size_t)p->ramp.config.batch_max, gram = (size_t)(p->noise.sources * p->noise.sources) + 1;
-    const size_t sites = (size_t)r->model.config.layers * FP8_ENTRIES;
+    const size_t sites = (size_t)fp8_entries(r->model.config.layers);
     const size_t bytes = (2 * n + gram) * sizeof(double) + rows * sizeof *p->rows + sites * sizeof *result->amax;
     if (memory_alloc((void **)&result->grad_sq, bytes, "norms", e))
         return error_hint(e, "use smaller batches (--batch-tokens, --batch-max, --ramp)");

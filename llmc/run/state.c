@@ -208,9 +208,10 @@ static void io_exponents(StateIO *io, const Run *r, int8_t *k) {
     const int blocks = r->model.config.layers;
     if (!dtype_is_fp8(r->shape.dtype)) return;
     if (io->writing) put(io, path, cJSON_CreateArray());
-    else memset(k, FP8_UNSET, (size_t)(blocks * FP8_ENTRIES));
+    else memset(k, FP8_UNSET, (size_t)fp8_entries(blocks));
     if (!has(io, path, true)) return;
-    for (int i = 0; i < blocks * FP8_SITES && !io->code; i++) {
+    for (int i = 0; i < fp8_exponents(blocks) && !io->code; i++) {
+        if (i == blocks * FP8_SITES && !has(io, AT("%s[%d]", path, i), true)) break; // an older version's: no head
         int8_t *to = k + fp8_exponent_at(i);
         double x = *to;
         real(io, AT("%s[%d]", path, i), &x);

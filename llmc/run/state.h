@@ -29,7 +29,7 @@ typedef struct {
     Outliers spikes;                // --on-spike: max(z of loss, z of norm) of the last steps; NaN: not judged
     int64_t first[OUTLIERS_WINDOW]; // first example of each step in `spikes`
     LossScale loss_scale;
-    int8_t exponents[MODEL_LAYERS_MAX * FP8_ENTRIES]; // --dtype fp8: of the next step (math/fp8.h)
+    int8_t exponents[(MODEL_LAYERS_MAX + 1) * FP8_ENTRIES]; // --dtype fp8: of the next step (math/fp8.h)
     char tuning[TUNING_BYTES];                        // the engine's algorithms, on which the bits of a run depend
 } RunPoint;
 

@@ -117,7 +117,7 @@ static void observe_noise(Run *r, int64_t B, GnsMode mode, RampTarget *target) {
 static int saturated_site(const Run *r) {
     const float *amax = r->position.result.amax;
     int first = -1;
-    for (int i = amax ? r->model.config.layers * FP8_SITES - 1 : -1; i >= 0; i--) {
+    for (int i = amax ? fp8_exponents(r->model.config.layers) - 1 : -1; i >= 0; i--) {
         const int at = fp8_exponent_at(i);
         if (fp8_saturates(-FP8_EXPONENT_MAX, amax[at])) return -1;
         if (fp8_saturates(r->at.exponents[at], amax[at])) first = at;
@@ -131,7 +131,7 @@ static int adapt_fp8(Run *r, bool begin, Error *e) {
     const float *amax = r->position.result.amax; // NULL: not fp8
     if (!amax) return 0;
     fp8_adapt(r->at.exponents, amax, layers, begin, r->shape.dtype == DTYPE_FP8);
-    return comm_broadcast(r->comm, r->at.exponents, (size_t)(layers * FP8_ENTRIES), e);
+    return comm_broadcast(r->comm, r->at.exponents, (size_t)fp8_entries(layers), e);
 }
 
 // Sums the step's statistics over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an
@@ -217,10 +217,13 @@ static int adapt_scales(Run *r, int64_t B, bool *skipped, bool *repeat, Error *e
     if (scale != 0 && !loss_scale_step(&at->loss_scale, overflowed)) return fail_nonfinite(r, B, e);
     if (!overflowed || !is_rank0(r)) return 0;
     progress_break(&r->progress);
-    if (*repeat)
+    const int l = site / FP8_ENTRIES, s = site % FP8_ENTRIES;
+    if (*repeat && l == r->model.config.layers)
+        fprintf(stderr, "step %lld: fp8 overflows at exponent %d of the head's %s: computed again with %d\n",
+                (long long)at->step + 1, k, s == FP8_LN2 ? "lnf" : "wte", at->exponents[site]);
+    else if (*repeat)
         fprintf(stderr, "step %lld: fp8 overflows at exponent %d of block %d's %s: computed again with %d\n",
-                (long long)at->step + 1, k, site / FP8_ENTRIES, fp8_site_names[site % FP8_ENTRIES],
-                at->exponents[site]);
+                (long long)at->step + 1, k, l, fp8_site_names[s], at->exponents[site]);
     else
         fprintf(stderr, "step %lld: the gradient overflows at loss scale %.0f: update skipped, now %.0f\n",
                 (long long)at->step + 1, scale, at->loss_scale.scale);

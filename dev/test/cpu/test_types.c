@@ -5,7 +5,7 @@
 #include "cpu/matmul_kernel.h"
 #include "world.h"
 
-enum { ROWS = 6, T = 24, FIRST = 100, SITES = 3 * FP8_ENTRIES };
+enum { ROWS = 6, T = 24, FIRST = 100, SITES = 4 * FP8_ENTRIES, HEAD = 3 * FP8_ENTRIES };
 static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
 
@@ -138,6 +138,15 @@ static void check_fp8(Dtype type) {
         CHECK(o.loss != got.loss && fabs(o.loss - got.loss) < 0.01 * ROWS, "low parts: %g, %g", o.loss, got.loss);
         free(o.grad);
     }
+    for (int i = 0; i < 3; i++) { // exponents of the head alone: of lnf, of wte, of both
+        int8_t head[SITES];
+        memset(head, FP8_UNSET, sizeof head);
+        if (i != 1) head[HEAD + FP8_LN2] = k[HEAD + FP8_LN2];
+        if (i != 0) head[HEAD + FP8_FC_WEIGHT] = k[HEAD + FP8_FC_WEIGHT];
+        const Outcome o = measure_fp8(&w, fp8, ROWS, head, amax);
+        CHECK(same_outcome(&w, &want, &o) == (i < 2) && fabs(o.loss - want.loss) < 0.01 * ROWS, "loss %.6f", o.loss);
+        free(o.grad);
+    }
     for (int i = 0; i < 2; i++) {
         CHECK_OK(engine_eval(i ? fp8 : exact, w.tokens, ROWS, T, eval[i], &e), &e);
         CHECK_OK(engine_logits(i ? fp8 : exact, w.tokens, T, logits[i], &e), &e);
@@ -189,13 +198,18 @@ static void test_amax(void) {
     World w = world_of(shape, T, ROWS, 1);
     Engine *engine = engine_in(&w, DTYPE_FP8);
     first_exponents(&w, engine, true, k, amax);
-    for (int i = 0; i < SITES; i++)
-        CHECK((amax[i] > 0) == (i % FP8_ENTRIES < FP8_SITES), "site %d: %g", i, (double)amax[i]);
-    for (int i = 0; i < 3 * 4; i++) {
-        const Tensor *t = model_tensor(&w.model, matrices[i % 4], i / 4);
+    for (int i = 0; i < SITES; i++) {
+        const int s = i % FP8_ENTRIES;
+        CHECK((amax[i] > 0) == (i < HEAD ? s < FP8_SITES : s == FP8_LN2 || s == FP8_FC_WEIGHT), "site %d: %g", i,
+              (double)amax[i]);
+    }
+    for (int i = 0; i < 3 * 4 + 1; i++) {
+        const bool head = i == 3 * 4;
+        const Tensor *t = head ? model_tensor(&w.model, WTE, 0) : model_tensor(&w.model, matrices[i % 4], i / 4);
         float most = 0;
         for (size_t j = 0; j < t->count; j++) most = fmaxf(most, fabsf(w.param[t->offset + j]));
-        CHECK(amax[i / 4 * FP8_ENTRIES + FP8_QKV_WEIGHT + i % 4] == most, "%s: %g", t->name, (double)most);
+        CHECK(amax[head ? HEAD + FP8_FC_WEIGHT : i / 4 * FP8_ENTRIES + FP8_QKV_WEIGHT + i % 4] == most, "%s: %g",
+              t->name, (double)most);
     }
     for (int half = 0; half < 2; half++) {
         World part = w;

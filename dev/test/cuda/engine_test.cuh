@@ -166,10 +166,10 @@ static inline Engine *engine_of(const Api *api, const World *w, Recompute recomp
 static Array<int8_t> exponents;
 
 static inline void exponents_begin(const World *w) {
-    exponents.assign((size_t)w->c->config.layers * FP8_ENTRIES, (int8_t)FP8_UNSET);
+    exponents.assign((size_t)fp8_entries(w->c->config.layers), (int8_t)FP8_UNSET);
 }
 static inline void exponents_next(const float *amax) {
-    fp8_adapt(exponents, amax, (int)exponents.size() / FP8_ENTRIES, true, fp8 == DTYPE_FP8);
+    fp8_adapt(exponents, amax, (int)exponents.size() / FP8_ENTRIES - 1, true, fp8 == DTYPE_FP8);
 }
 
 // The results of one step over a batch.

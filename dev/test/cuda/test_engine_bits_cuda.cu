@@ -403,7 +403,8 @@ static void fp8_bits(Dtype type, const Case *c) {
     UpdateConfig update = update_config(c, 1);
     Array<float> after(w.model.flat_count, NAN);
     for (size_t i = 0; i < exponents.size(); i++) {
-        if (i % FP8_ENTRIES >= FP8_SITES) continue;
+        const int s = i % FP8_ENTRIES;
+        if (i / FP8_ENTRIES == (size_t)c->config.layers ? s != FP8_LN2 && s != FP8_FC_WEIGHT : s >= FP8_SITES) continue;
         CHECK(exponents[i] != FP8_UNSET, "site %zu has no exponent", i);
         exponents[i] += 6; // the largest value, in [14, 28), becomes 896 or more, above FP8_MAX
         o = measure_batch(&gpu, a, &w, GNS_LN);
@@ -440,10 +441,11 @@ static void each_site(Dtype type, const Case *c) {
     exponents_next(unrounded.amax);
     const Array<int8_t> k = exponents;
     const Outcome all = measure_batch(&gpu, a, &w, GNS_LN);
-    for (int s = 0; s < FP8_SITES; s++) {
-        const int i = s - FP8_DFCPROJ;
+    for (int n = 0; n < FP8_SITES + 2; n++) { // the sites of block 1, then the head's
+        const bool head = n >= FP8_SITES;
+        const int s = !head ? n : n == FP8_SITES ? FP8_LN2 : FP8_FC_WEIGHT, i = s - FP8_DFCPROJ;
         const bool of_gradient = i >= 0 && s <= FP8_DQKV;
-        const size_t at = FP8_ENTRIES + s; // in block 1
+        const size_t at = (head ? c->config.layers : 1) * FP8_ENTRIES + s;
         exponents = k;
         exponents[at] -= 10; // most values become subnormal or 0
         const Outcome coarse = measure_batch(&gpu, a, &w, GNS_LN);

@@ -336,7 +336,8 @@ static void test_columns(void) {
     if (!small_shapes_only) columns_case(16, 1024, 320, 1600, true);
 }
 
-// Operands of the head: x (rows, C), and weight (V, C), stored as (Vp, C). Their logits spread over some nats.
+// Operands of the head: x (rows, C), and weight (V, C), stored as (Vp, C). Their logits spread over some nats, around 0
+// or, if `large`, around 16.
 struct Head {
     int B, T, V, Vp, C, row0, rows;
     std::vector<real> x, weight;
@@ -350,18 +351,21 @@ struct Head {
     }
 };
 
-static Head head_new(int B, int T, int V, int C) {
+static Head head_new(int B, int T, int V, int C, bool large) {
     Head h = {B, T, V, (int)round_up(V, 128), C, 0, 0, {}, {}, random_tokens(B, T, V)};
     h.row0 = random_int(0, B * T - 1), h.rows = random_int(1, B * T - h.row0);
-    h.x = random_vector<real>((size_t)h.rows * C);
-    h.weight = random_vector<real>((size_t)h.Vp * C, 0.0, 2.0 / sqrt(C)); // the padding must not count
+    h.x = random_vector<real>((size_t)h.rows * C, large ? 0.5 : 0.0);
+    // The padding must not count.
+    h.weight = random_vector<real>((size_t)h.Vp * C, large ? 32.0 / C : 0.0, 2.0 / sqrt(C));
     return h;
 }
 
 // Compares the whole head, as the engine runs it, with float64: LINEAR_SOFTMAX for the exponentials, cross-entropy,
-// LINEAR_SCALED for the gradient of x, and a product of x and the exponentials for the weight's gradient.
-static void head_case(int B, int T, int V, int C) {
-    const Head h = head_new(B, T, V, C);
+// LINEAR_SCALED for the gradient of x, and a product of x and the exponentials for the weight's gradient. e4m3: the
+// logits' factors are rounded. The product then truncates large logits, all by about the same share.
+static void head_case(int B, int T, int V, int C, bool e4m3 = false) {
+    const Head h = head_new(B, T, V, C, e4m3);
+    Head factors8 = h;
     const int R = h.rows, Vp = h.Vp, tiles = linear_sm90_tiles(Vp);
     const float scale = (float)(1 << random_int(0, 10));
     const size_t n = (size_t)R * Vp;
@@ -372,6 +376,7 @@ static void head_case(int B, int T, int V, int C) {
     float *sums = device_new<float>((size_t)tiles * R);
     Linear l = {.epilogue = LINEAR_SOFTMAX, .rows = R, .in = C, .out = Vp, .x = x, .weight = weight};
     l.y = y, l.row_values = shift, l.row_sums = sums, l.counted = V, l.ticket = ticket;
+    if (e4m3) l.x8 = e4m3_of(factors8.x, C, &l.scale), l.weight8 = e4m3_of(factors8.weight, C, &l.scale);
     Linear d = {.epilogue = LINEAR_SCALED, .rows = R, .in = Vp, .out = C, .x = y, .weight = weight};
     d.y = dx, d.row_values = factors, d.ticket = ticket;
     std::vector<Output> outputs = {{y, n * sizeof(real)},        {x, (size_t)R * C * sizeof(real)},
@@ -393,18 +398,20 @@ static void head_case(int B, int T, int V, int C) {
         outputs);
     const std::vector<real> got = host_from(y, n), scaled = host_from(x, (size_t)R * C), got_dx = host_from(dx, R * C);
     const std::vector<float> factor = host_from(factors, R), loss = host_from(losses, R);
-    const double arithmetic = 1e-4; // fp32's error of a logit (up to about 30), so exp(logit)'s relative error
+    // Error of a logit (up to about 30), so exp(logit)'s relative error; rounding of the target's exponential.
+    const double arithmetic = e4m3 ? 0.2 : 1e-4, rounded = e4m3 ? ROUNDING : 0;
     for (int i = 0; i < 6; i++) {
         const int r = i == 0 ? 0 : i == 1 ? R - 1 : random_int(0, R - 1), target = h.target(r);
         std::vector<double> logits(V), want(Vp, 0.0), tolerance(Vp, 0.0), want_x(C), want_dx(C, 0.0), of_x(C), of_dx(C);
         double sum = 0.0;
-        for (int v = 0; v < V; v++) logits[v] = h.logit(r, v);
-        for (int v = 0; v < V; v++) sum += exp(logits[v] - logits[target]);
+        for (int v = 0; v < V; v++) logits[v] = factors8.logit(r, v);
+        const double shifted = h.logit(r, target), at_target = exp(logits[target] - shifted);
+        for (int v = 0; v < V; v++) sum += exp(logits[v] - shifted);
         const double f = scale / T / sum;
         for (int v = 0; v < V; v++) {
-            const double p = exp(logits[v] - logits[target]);
+            const double p = exp(logits[v] - shifted);
             want[v] = p - (v == target) * sum;
-            tolerance[v] = ROUNDING * fabs(want[v]) + arithmetic * (v == target ? sum : p);
+            tolerance[v] = ROUNDING * fabs(want[v]) + rounded * p + arithmetic * (v == target ? sum : p);
         }
         for (int k = 0; k < C; k++) {
             double terms = 0.0;
@@ -422,7 +429,7 @@ static void head_case(int B, int T, int V, int C) {
         check_within("exponentials", row(got, r, Vp), want, tolerance);
         check_within("x", row(scaled, r, C), want_x, of_x);
         check_within("dx", row(got_dx, r, C), want_dx, of_dx);
-        check_within("loss", std::vector<float>{loss[r]}, {log(sum)}, {arithmetic});
+        check_within("loss", std::vector<float>{loss[r]}, {log(sum / at_target)}, {e4m3 ? 0.03 : arithmetic});
         check_within("factor", std::vector<float>{factor[r]}, {f}, {arithmetic * f});
     }
     CHECK(host_from(ticket, 1)[0] == 0, "tickets remain");
@@ -433,8 +440,9 @@ static void test_head(void) {
     head_case(1, 1, 2, 64);
     head_case(2, 70, 300, 128);
     head_case(3, 100, 1000, 320);
+    head_case(3, 100, 1000, 320, true);
     for (int i = 0; i < 4; i++)
-        head_case(random_int(1, 5), random_int(1, 200), random_int(2, 4000), 64 * random_int(1, 4));
+        head_case(random_int(1, 5), random_int(1, 200), random_int(2, 4000), 64 * random_int(1, 4), i % 2);
     if (!small_shapes_only) head_case(8, 1024, 5000, 128);
 }
 

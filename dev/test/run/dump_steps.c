@@ -16,7 +16,7 @@
 //     source_numbers       F64 (sources, 3) per source: its share of the noise, its G2, its S; from all steps at param0
 //     source_cosine        F64, cosine of the sources' mean gradients; NaN if a G2 is not significant
 //     losses               F64 (steps), batch means before the update
-//     exponents            I32 (L, FP8_ENTRIES), of all steps; -128 where the engine does not round
+//     exponents            I32 (L + 1, FP8_ENTRIES), of all steps; -128 where the engine does not round
 //     padding_max          F64, largest |parameter| outside the tensors after all steps
 #include "../safetensors_writer.h"
 #include "gns/noise.h"
@@ -80,7 +80,7 @@ typedef struct {
     RowResult *row;                 // (B)
     double gram[SOURCES * SOURCES], numbers[SOURCES][3], cosine;
     double losses[STEPS], padding_max;
-    int32_t exponents[LAYERS_MOST * FP8_ENTRIES]; // (L, FP8_ENTRIES)
+    int32_t exponents[(LAYERS_MOST + 1) * FP8_ENTRIES]; // (L + 1, FP8_ENTRIES)
 } Dump;
 
 static const double source_share[SOURCES] = {0.4, 0.6};
@@ -154,9 +154,9 @@ static int measure(Dump *d, const uint16_t *tokens, int rows, GnsMode mode, doub
 
 // Sets the exponents that follow from an unrounded step 1.
 static int choose_exponents(Dump *d, Error *e) {
-    const int sites = d->model.config.layers * FP8_ENTRIES;
-    float amax[LAYERS_MOST * FP8_ENTRIES];
-    int8_t k[LAYERS_MOST * FP8_ENTRIES];
+    const int sites = fp8_entries(d->model.config.layers);
+    float amax[(LAYERS_MOST + 1) * FP8_ENTRIES];
+    int8_t k[(LAYERS_MOST + 1) * FP8_ENTRIES];
     StepResult result = {.grad_sq = d->grad_sq, .example_sq = d->example_sq, .amax = amax};
     for (int i = 0; i < sites; i++) d->exponents[i] = FP8_UNSET;
     if (!dtype_is_fp8(d->c->dtype)) return 0;
@@ -285,7 +285,7 @@ static void put_flat(File *f, const char *group, const Tensor *t, const float *f
 static void put_all(File *f, const Dump *d) {
     const uint64_t B = (uint64_t)d->c->batch, rows[2] = {B, sizeof *d->row / sizeof(double)};
     const uint64_t gram[2] = {SOURCES, SOURCES}, numbers[2] = {SOURCES, 3};
-    const uint64_t sites[2] = {(uint64_t)d->model.config.layers, FP8_ENTRIES};
+    const uint64_t sites[2] = {(uint64_t)d->model.config.layers + 1, FP8_ENTRIES};
     const uint64_t tokens[3] = {(uint64_t)d->steps, B, (uint64_t)d->c->seq_len + 1};
     put_doubles(f, "loss", "", d->loss, B);
     put_doubles(f, "nll", "", d->nll, B);

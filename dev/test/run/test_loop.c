@@ -41,8 +41,8 @@ typedef struct {
     Dataset *data;
     double *grad_sq, *example_sq; // (tensors)
     float *weights;               // (flat_count)
-    int8_t exponents[FP8_ENTRIES];
-    float amax[FP8_ENTRIES];
+    int8_t exponents[2 * FP8_ENTRIES]; // of the block and the head
+    float amax[2 * FP8_ENTRIES];
     bool fp8;
 } World;
 
