@@ -37,7 +37,7 @@ struct Pass {
     AttentionShape attention; // all rows, own heads
     GnsMode mode;
     Dropout dropout = {}; // dropout of the first of all rows; the layer is not set
-    bool fp8 = false;     // measures amax, and rounds factors that have exponents
+    bool fp8 = false, fp8_head = false; // measures amax, and rounds factors that have exponents: in blocks; of logits
 };
 
 static Pass pass_of(const Engine *engine, int rows, int T, GnsMode mode) {
@@ -303,7 +303,8 @@ static int ln_forward(Engine *engine, const Pass *p, TensorKind w, int l, const 
     LayerNorm n = norm_of(engine, p, w, l);
     const int L = engine->config.model->config.layers;
     if (residual && !adds_residual(engine, p)) n.a = residual, n.b = engine->delta;
-    n.copy = fp8_copy_of(engine, p->fp8, w == LN1_W ? FP8_LN1 : FP8_LN2, w == LNF_W ? L : l);
+    if (w == LNF_W) n.copy = fp8_copy_of(engine, p->fp8_head, FP8_LN2, L);
+    else n.copy = fp8_copy_of(engine, p->fp8, w == LN1_W ? FP8_LN1 : FP8_LN2, l);
     return p->B ? layernorm_forward(n, engine->stream, e) : 0;
 }
 
@@ -366,7 +367,7 @@ static Linear head_linear(Engine *engine, const Pass *p, LinearEpilogue epilogue
     const size_t first = (size_t)k.row0 * p->C;
     Linear l = {.epilogue = epilogue, .rows = k.R, .in = p->C, .out = k.Vp, .x = engine->lnf + first};
     l.weight = weight(engine, WTE, 0), l.y = k.logits, l.ticket = engine->ticket;
-    fp8_factors(engine, p->fp8, &l, FP8_LN2, engine->config.model->config.layers);
+    fp8_factors(engine, p->fp8_head, &l, FP8_LN2, engine->config.model->config.layers);
     if (l.x8) l.x8 += first;
     return l;
 }
@@ -422,7 +423,7 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
     LogitRows k = {.smoothing = engine->config.label_smoothing, .logits = engine->logits};
     k.tokens = own_tokens(p, engine->tokens);
     k.T = p->T, k.V = model->config.vocab, k.Vp = (int)model->vocab_padded, k.scale = train ? engine->loss_scale : 0;
-    TRY(fp8_copy_weights(engine, p->fp8, model->config.layers, e));
+    TRY(fp8_copy_weights(engine, p->fp8_head, model->config.layers, e));
     for (int b = 0; b < p->B; b += chunk) {
         const int n = p->B - b < chunk ? p->B - b : chunk;
         k.row0 = b * p->T, k.R = n * p->T, k.losses = engine->loss + k.row0;
@@ -595,7 +596,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     const EngineConfig *c = &engine->config;
     Pass p = pass_of(engine, n, c->seq_len, mode);
     p.dropout = dropout_at(c->dropout, engine->example, 0);
-    p.fp8 = engine->measures;
+    p.fp8 = engine->measures, p.fp8_head = p.fp8 && c->fp8_head;
     assert(n > 0 && n <= c->micro_batch && mode <= c->gns);
     engine->keeps_rows = engine->rows + n <= c->step_rows; // false in cuda_tune, which exceeds step_rows
     TRY(tokens_send(engine, tokens, (size_t)n * (p.T + 1), n, e));

@@ -8,7 +8,7 @@
 //     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [word...]]]]]
 //
 //     model   a preset; `demo`: the model of make demo; `study`: the first size of dev/docs/gns-study.md
-//     word    adds a variant: exact (GNS), tune (tuned matrix products), fp8 or fp8-dw (this --dtype).
+//     word    adds a variant: exact (GNS), tune (tuned matrix products), fp8 or fp8-dw (this --dtype), head (--fp8-head).
 //             Changes all variants: gelu, block (--recompute), lamb, muon (--optimizer), accumulate (8 micro-steps per
 //             step), dropout (0.1), smoothing (0.1), documents (of 300 tokens on average), sources (two in turn),
 //             outliers (statistics of each row, as for --outliers).
@@ -237,6 +237,7 @@ static bool read_setting(Bench *b, const char *word) {
     else if (strcmp(word, "muon") == 0) c->optimizer = OPTIMIZER_MUON;
     else if (strcmp(word, "fp8") == 0) c->dtype = DTYPE_FP8;
     else if (strcmp(word, "fp8-dw") == 0) c->dtype = DTYPE_FP8_DW;
+    else if (strcmp(word, "head") == 0) c->fp8_head = true;
     else if (strcmp(word, "dropout") == 0) c->dropout = dropout_of(0.1, 1);
     else if (strcmp(word, "smoothing") == 0) c->label_smoothing = 0.1f;
     else if (strcmp(word, "outliers") == 0) c->step_rows = rows;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures what --dtype fp8 and fp8-dw cost in loss, by forks of a bf16 run. Each fork is trained in every type on the same data.
-Losses are paired by place (the step of the fork) and data order.
+Losses are paired by place (the step of the fork) and data order. A type may have options: --dtypes "fp8,fp8 --fp8-head".
 
     forks.py TRAINER SHARDS [--dtypes fp8,fp8-dw] [--model d12] [--rows 16] [--lr 5e-4] [--steps 200] [--orders 4]
              [--places 300,600,1200] [--out build/forks]
@@ -37,7 +37,7 @@ def fork(args, place, order, gpu):
     for dtype in ("bf16", *args.dtypes):
         steps = train(args, f"{dtype}-{place}-{order}", [
             "--model", os.path.join(args.out, f"base/step_{place:08d}"), "--with-optimizer", "--steps", str(args.steps),
-            "--warmup-tokens", "0", "--seed", str(10 + order), "--checkpoint-every", "0", "--dtype", dtype], gpu)
+            "--warmup-tokens", "0", "--seed", str(10 + order), "--checkpoint-every", "0", "--dtype", *dtype.split()], gpu)
         row[dtype] = round(statistics.mean(step["loss"] for step in steps[-100:]), 6)
         row[f"{dtype} overflows"] = steps[-1].get("overflows", 0)
     with open(os.path.join(args.out, "forks.jsonl"), "a", encoding="utf-8") as out:

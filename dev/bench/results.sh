@@ -50,13 +50,13 @@ gpu() {
     run d12 "$bench" d12 64 1024 15 exact
     run d24 "$bench" d24 32 1024 12 exact
     run d48 "$bench" d48 16 1024 8 exact
-    run d12-fp8 "$bench" d12 64 1024 5 fp8
-    run d12-fp8-dw "$bench" d12 64 1024 5 fp8-dw exact
-    run d24-fp8 "$bench" d24 32 1024 4 fp8
-    run d24-fp8-dw "$bench" d24 32 1024 4 fp8-dw exact
-    run d48-fp8 "$bench" d48 16 1024 2 fp8
-    run d48-fp8-dw "$bench" d48 16 1024 2 fp8-dw exact
-    run d48-8-micro-steps "$bench" d48 16 1024 2 accumulate fp8-dw exact
+    run d12-fp8 "$bench" d12 64 1024 5 fp8 head
+    run d12-fp8-dw "$bench" d12 64 1024 5 fp8-dw head exact
+    run d24-fp8 "$bench" d24 32 1024 4 fp8 head
+    run d24-fp8-dw "$bench" d24 32 1024 4 fp8-dw head exact
+    run d48-fp8 "$bench" d48 16 1024 2 fp8 head
+    run d48-fp8-dw "$bench" d48 16 1024 2 fp8-dw head exact
+    run d48-8-micro-steps "$bench" d48 16 1024 2 accumulate fp8-dw head exact
     run d12-sampling "$bench" d12 1 1024 8 sample
     run d24-sampling "$bench" d24 1 1024 8 sample
     run d12-attention "$BUILD/cuda-BF16/dev/bench/bench_kernels" d12 quick only=attention

@@ -124,8 +124,8 @@ def logits(params, tokens, heads, factors=None, separator=None, exponents=None):
     x, wte = norm("ln_f", x), params[WTE]
     if not exponents:
         return x @ wte.T
-    kx, kw = exponents["head"]
-    return x @ wte.T + jax.lax.stop_gradient(e4m3(x, kx) @ e4m3(wte, kw).T - x @ wte.T)
+    rounded = e4m3(x, exponents["head"][0]) @ e4m3(wte, exponents["head"][1]).T
+    return x @ wte.T + jax.lax.stop_gradient(rounded - x @ wte.T)
 
 
 def philox(counter, key, rounds=10):

@@ -12,7 +12,6 @@
 #include "test.h"
 #include "tree.h"
 
-#include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <sys/wait.h>

@@ -179,7 +179,8 @@ static void layout_activations(Engine *engine, Arena *a) {
     ADD(what, engine->smoothed, c->label_smoothing > 0 && !c->inference ? N : 0, HEAD, BACKWARD);
     if (engine_sites(c)) {
         const size_t blocks = c->shard_weights ? 1 : c->model->config.layers;
-        ADD("copies in e4m3", engine->copy_weight, blocks * 24 * C * C + c->model->vocab_padded * C, FORWARD, BACKWARD);
+        const size_t wte = c->fp8_head ? c->model->vocab_padded * C : 0;
+        ADD("copies in e4m3", engine->copy_weight, blocks * 24 * C * C + wte, FORWARD, BACKWARD);
         const size_t low = c->dtype == DTYPE_FP8 ? FP8_GROUPS : 0;
         ADD("copies in e4m3", engine->copy_low_weight, blocks * 4 * C * low, FORWARD, BACKWARD);
         ADD("copies in e4m3", engine->copy_low, N * low, FORWARD, BACKWARD);

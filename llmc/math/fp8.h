@@ -7,9 +7,9 @@
 // |x| 2^k varies by a factor of up to 2^9, so k rarely needs to change. fp8_next keeps k if the largest
 // |x| 2^k is in [3.5, 112]. Otherwise fp8_next sets k so that the largest |x| 2^k is in [14, 28).
 //
-// The head has the entries of one more block, which follows the L blocks. Its input lnf has site FP8_LN2, wte has
-// FP8_FC_WEIGHT. Only the product that computes logits is in e4m3: e4m3 of softmax would turn the gradients of tokens
-// without a target.
+// The head (--fp8-head) has the entries of one more block, which follows the L blocks. Its input lnf has site FP8_LN2,
+// wte has FP8_FC_WEIGHT. Only the product that computes logits is in e4m3: e4m3 of softmax would turn the gradients of
+// tokens without a target.
 #pragma once
 
 #include "base/common.h"

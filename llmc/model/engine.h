@@ -56,6 +56,7 @@ typedef struct {
     int threads;     // CPU threads; 0: one per core
     GnsMode gns;     // the largest mode that a step will use
     Dtype dtype;     // --dtype
+    bool fp8_head;   // types of fp8 also round the factors of the logits, in training
     bool inference;  // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
     bool document_mask;    // attention stays within a document, where positions begin at 0 (also in eval and logits)

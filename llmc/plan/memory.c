@@ -56,7 +56,7 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     if (fp8)
         add_item(memory, "copies in e4m3",
                  ((dweight ? 11 : 6) + low / C) * n + (shape.shard_weights ? 1 : model->config.layers) * weights +
-                     C * (double)model->vocab_padded);
+                     (shape.fp8_head ? C * (double)model->vocab_padded : 0));
 }
 
 // Adds a GPU's memory outside the engine, measured on H200s (driver 580, CUDA 13.0, NCCL 2.28): 526 MiB for the

@@ -54,12 +54,13 @@ static Work stream(WorkFamily family, WorkPass pass, double n, double flops, dou
 }
 
 // Adds the products of `count` linear layers, over `examples` examples each: y = x W with W (in, out), dx = dy W^T, and
-// dW += x^T dy, which reads and writes the sum. On a GPU fp8 reads e4m3 for y, in blocks also for dx and, with fp8-dw,
-// for dW.
+// dW += x^T dy, which reads and writes the sum. On a GPU the blocks' fp8 products read e4m3; dW's only with fp8-dw. So
+// does the product of logits with --fp8-head.
 static void add_linear(const Sum *sum, const EngineConfig *shape, WorkFamily family, double examples, double in,
                        double out, double count, double again) {
     const double v = sum->device->value, rows = examples * shape->seq_len, batched = count * sum->batched;
-    const bool e4m3 = dtype_is_fp8(shape->dtype) && v < fp32, back = e4m3 && family == FAMILY_BLOCK_MATMUL;
+    const bool back = family == FAMILY_BLOCK_MATMUL && dtype_is_fp8(shape->dtype) && v < fp32;
+    const bool e4m3 = back || (family == FAMILY_HEAD_MATMUL && shape->fp8_head && v < fp32);
     const double factor = back && shape->dtype == DTYPE_FP8_DW ? 1 : v;
     Work y = matmul(family, PASS_FORWARD, e4m3 ? 1 : v, v, rows, in, out, count);
     Work dw = matmul(family, PASS_BACKWARD, factor, fp32, in, rows, out, count - batched);

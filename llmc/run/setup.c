@@ -102,6 +102,7 @@ int setup_shape(Run *r, Error *e) {
         .seq_len = (int)(o->seq_len < config.context ? o->seq_len : config.context),
         .threads = r->shape.threads,
         .dtype = o->dtype,
+        .fp8_head = o->fp8_head && dtype_is_fp8((Dtype)o->dtype),
         .recompute = o->recompute,
         .optimizer = o->optimizer,
         .label_smoothing = (float)o->label_smoothing,

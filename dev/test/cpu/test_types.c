@@ -7,11 +7,12 @@
 
 enum { ROWS = 6, T = 24, FIRST = 100, SITES = 4 * FP8_ENTRIES, HEAD = 3 * FP8_ENTRIES };
 static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
+static bool with_head = true; // new engines have fp8_head
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
 
 // Returns an engine of the configuration. With dropout the engine also masks documents.
 static Engine *typed_engine(const World *w, EngineConfig c) {
-    c.micro_batch = ROWS, c.gns = GNS_EXACT, c.separator = 3;
+    c.micro_batch = ROWS, c.gns = GNS_EXACT, c.separator = 3, c.fp8_head = with_head;
     c.document_mask = c.dropout.below > 0;
     if (!c.threads) c.threads = 1;
     return engine_of(w, c);
@@ -114,6 +115,9 @@ static void check_fp8(Dtype type) {
     float amax[SITES], eval[2][ROWS * T], logits[2][70];
     World w = world_of(shape, T, ROWS, 1);
     Engine *exact = engine_in(&w, DTYPE_FP32), *fp8 = engine_in(&w, type);
+    with_head = false;
+    Engine *without = engine_in(&w, type);
+    with_head = true;
     Outcome want = measure(&w, exact, w.tokens, FIRST, ROWS, ROWS, GNS_EXACT),
             first = measure_fp8(&w, fp8, ROWS, NULL, amax);
     CHECK(same_outcome(&w, &want, &first), "the first step rounds");
@@ -138,13 +142,13 @@ static void check_fp8(Dtype type) {
         CHECK(o.loss != got.loss && fabs(o.loss - got.loss) < 0.01 * ROWS, "low parts: %g, %g", o.loss, got.loss);
         free(o.grad);
     }
-    for (int i = 0; i < 3; i++) { // exponents of the head alone: of lnf, of wte, of both
+    for (int i = 0; i < 4; i++) { // exponents of the head alone: of lnf, of wte, of both, of both without --fp8-head
         int8_t head[SITES];
         memset(head, FP8_UNSET, sizeof head);
         if (i != 1) head[HEAD + FP8_LN2] = k[HEAD + FP8_LN2];
         if (i != 0) head[HEAD + FP8_FC_WEIGHT] = k[HEAD + FP8_FC_WEIGHT];
-        const Outcome o = measure_fp8(&w, fp8, ROWS, head, amax);
-        CHECK(same_outcome(&w, &want, &o) == (i < 2) && fabs(o.loss - want.loss) < 0.01 * ROWS, "loss %.6f", o.loss);
+        const Outcome o = measure_fp8(&w, i == 3 ? without : fp8, ROWS, head, amax);
+        CHECK(same_outcome(&w, &want, &o) == (i != 2) && fabs(o.loss - want.loss) < 0.01 * ROWS, "loss %.6f", o.loss);
         free(o.grad);
     }
     for (int i = 0; i < 2; i++) {
@@ -153,7 +157,7 @@ static void check_fp8(Dtype type) {
     }
     CHECK(!memcmp(eval[0], eval[1], sizeof *eval) && !memcmp(logits[0], logits[1], sizeof *logits), "eval rounds");
     free(want.grad), free(first.grad), free(got.grad);
-    engine_destroy(exact), engine_destroy(fp8);
+    engine_destroy(exact), engine_destroy(fp8), engine_destroy(without);
     world_close(&w);
 }
 
@@ -203,13 +207,12 @@ static void test_amax(void) {
         CHECK((amax[i] > 0) == (i < HEAD ? s < FP8_SITES : s == FP8_LN2 || s == FP8_FC_WEIGHT), "site %d: %g", i,
               (double)amax[i]);
     }
-    for (int i = 0; i < 3 * 4 + 1; i++) {
-        const bool head = i == 3 * 4;
-        const Tensor *t = head ? model_tensor(&w.model, WTE, 0) : model_tensor(&w.model, matrices[i % 4], i / 4);
+    for (int i = 0; i <= 12; i++) {
+        const Tensor *t = i < 12 ? model_tensor(&w.model, matrices[i % 4], i / 4) : model_tensor(&w.model, WTE, 0);
+        const int site = i < 12 ? i / 4 * FP8_ENTRIES + FP8_QKV_WEIGHT + i % 4 : HEAD + FP8_FC_WEIGHT;
         float most = 0;
         for (size_t j = 0; j < t->count; j++) most = fmaxf(most, fabsf(w.param[t->offset + j]));
-        CHECK(amax[head ? HEAD + FP8_FC_WEIGHT : i / 4 * FP8_ENTRIES + FP8_QKV_WEIGHT + i % 4] == most, "%s: %g",
-              t->name, (double)most);
+        CHECK(amax[site] == most, "%s: %g", t->name, (double)most);
     }
     for (int half = 0; half < 2; half++) {
         World part = w;

@@ -144,7 +144,7 @@ static inline EngineConfig config_of(const World *w, int micro_batch, Recompute 
     config.source = [](const void *, uint64_t example) { return (int)(example % SOURCES); };
     config.recompute = recompute;
     config.optimizer = optimizer;
-    config.dtype = fp8;
+    config.dtype = fp8, config.fp8_head = true;
     if (masked) {
         config.dropout = dropout_of(0.2, seed);
         config.document_mask = true;

@@ -337,7 +337,7 @@ static void test_columns(void) {
 }
 
 // Operands of the head: x (rows, C), and weight (V, C), stored as (Vp, C). Their logits spread over some nats, around 0
-// or, if `large`, around 16.
+// or, if `large`, around 16. The padding of weight, which must not count, is random, too.
 struct Head {
     int B, T, V, Vp, C, row0, rows;
     std::vector<real> x, weight;
@@ -355,7 +355,6 @@ static Head head_new(int B, int T, int V, int C, bool large) {
     Head h = {B, T, V, (int)round_up(V, 128), C, 0, 0, {}, {}, random_tokens(B, T, V)};
     h.row0 = random_int(0, B * T - 1), h.rows = random_int(1, B * T - h.row0);
     h.x = random_vector<real>((size_t)h.rows * C, large ? 0.5 : 0.0);
-    // The padding must not count.
     h.weight = random_vector<real>((size_t)h.Vp * C, large ? 32.0 / C : 0.0, 2.0 / sqrt(C));
     return h;
 }

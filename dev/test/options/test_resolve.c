@@ -139,6 +139,7 @@ static const struct {
     {NOTED, "", "--dry-run -v 250 --train a --steps 5", {"--val-every", "no effect: --val-every without --val\n"}},
     {REFUSED, "", "--check dir --price 3", {"has no effect without --dry-run", ""}},
     {REFUSED, "", "--train a --steps 5 --interactive", {"--interactive has no effect without --sample-only", ""}},
+    {REFUSED, "", "--train a --steps 5 --fp8-head", {"--fp8-head has no effect without --dtype fp8 or fp8-dw", ""}},
     {SILENT, "", "--train a --steps 5 --interactive=false", {"", ""}},
     {SILENT, TRAIN, "--val b --val-every 5 --val-tokens 512", {0}},
     {SILENT, TRAIN, "--patience 0 --val-every 0", {0}},

@@ -107,7 +107,7 @@ zero_in_bf16() { # ranks exchange rounded weights, and keep fp32 master weights
     same_run hc0 hc3
 }
 zero_in_fp8() { # also in steps that saturate: the largest value of all ranks counts. No warm-up: bf16 would compute it
-    local zero ranks small=${small/4000/0} few="--dtype fp8-dw --gns exact --batch-tokens 176 --grad-clip 0"
+    local zero ranks small=${small/4000/0} few="--dtype fp8-dw --fp8-head --gns exact --batch-tokens 176 --grad-clip 0"
     for zero in 0 1 2 3; do lr=30 wide 3 f$zero $few --steps 8 --zero $zero && same_run f0 f$zero || return 1; done
     grep -q "fp8 overflows" f3.log || return 1
     for ranks in 1 3; do micro=2 run $ranks k$ranks $few --steps 3 --zero 3 --recompute block || return 1; done

@@ -123,6 +123,7 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
                            .sources = SOURCES,
                            .source = source_of,
                            .dtype = c->dtype,
+                           .fp8_head = true,
                            .label_smoothing = c->smoothing};
     TRY(engine_create(&cpu_engine, &d->engine, &config, e));
     return engine_load(d->engine, STATE_PARAM, all_of(&d->model), d->before, e);

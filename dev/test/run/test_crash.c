@@ -297,8 +297,7 @@ static void test_falls_back(void) {
     CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_INPUT, "all of its 2 checkpoints");
 }
 
-// Runs --check on a file of a checkpoint, on a checkpoint without its manifest, and on a shard, before and after a bit
-// of it flips.
+// Runs --check on a file of a checkpoint, on one without its manifest, and on a shard, whole and with a flipped bit.
 static void test_check_of_a_file(void) {
     remove_part();
     copy_tree(path_of("whole/step_%08ld", newest_step("whole")), "part/step_00000001");

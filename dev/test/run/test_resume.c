@@ -253,11 +253,11 @@ static void copy_exponents(const char *from, const char *to) {
 // with them. A resumed run has the same bits, also from checkpoints before and after that step.
 static void test_fp8(void) {
 #define FP8 HERE "--micro-batch 4 --steps 12 --warmup-tokens 0 --lr 0.4 --grad-clip 0 "
-    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out fp8 --checkpoint-every 1 --keep 0"), 0, "fp8 emulated in fp32",
+    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --fp8-head --out fp8 --checkpoint-every 1 --keep 0"), 0, "fp8 emulated in fp32",
               "step 2: fp8 overflows at exponent ", ": computed again with ", "!step 3: fp8", "  1 overflows");
     make_part("fp8", 1);
     copy_exponents("fp8/step_00000002", "part/step_00000001");
-    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part --checkpoint-every 0"), 0, "!fp8 overflows");
+    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --fp8-head --out part --checkpoint-every 0"), 0, "!fp8 overflows");
     CHECK(same_file("fp8/step_00000012/model.safetensors", "part/step_00000012/model.safetensors"), "weights");
     char *log = read_text("fp8/metrics.jsonl", &(size_t){0});
     int line = 0;
@@ -269,19 +269,19 @@ static void test_fp8(void) {
     memory_free(log);
     for (int step = 1; step <= 10; step += step < 3 ? 1 : 7) {
         make_part("fp8", step);
-        CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part --checkpoint-every 0"), 0);
+        CHECK_RUN(trainer_run(FP8 "--dtype fp8 --fp8-head --out part --checkpoint-every 0"), 0);
         check_same_end("fp8", "part", path_of("fp8, from step %d", step));
     }
     make_part("fp8", 1); // exponents that are set adapt in the warm-up, too
-    CHECK_RUN(trainer_run(HERE "--micro-batch 4 --steps 2 --warmup-tokens 9999 --dtype fp8 --out part"), 0,
+    CHECK_RUN(trainer_run(HERE "--micro-batch 4 --steps 2 --warmup-tokens 9999 --dtype fp8 --fp8-head --out part"), 0,
               "step 2: fp8 overflows at exponent ");
     make_part("fp8", 3);
     put_exponents("part/step_00000003", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11");
-    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part"), ERR_INPUT,
+    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --fp8-head --out part"), ERR_INPUT,
               "state.json: field \"fp8_exponents[11]\" is missing");
     for (int k = -FP8_EXPONENT_MAX - 1; k <= FP8_EXPONENT_MAX + 1; k += 2 * FP8_EXPONENT_MAX + 2) {
         put_exponents("part/step_00000003", path_of("1,2,3,4,5,6,7,8,9,10,11,%d", k));
-        CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part"), ERR_INPUT,
+        CHECK_RUN(trainer_run(FP8 "--dtype fp8 --fp8-head --out part"), ERR_INPUT,
                   "state.json: field \"fp8_exponents[11]\" is not an exponent");
     }
     CHECK_RUN(trainer_run(FP8 "--dtype fp32 --out part"), 0, "--dtype \"fp8\" is now \"fp32\"", // ignores the exponents
@@ -292,11 +292,11 @@ static void test_fp8(void) {
     char *channels = text ? strstr(text, "\"fp8_channels\":\t[\"") : NULL;
     if (channels) strchr(channels, '[')[2] = 'q', put_state("part/step_00000003", text);
     memory_free(text);
-    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part"), ERR_INPUT,
+    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --fp8-head --out part"), ERR_INPUT,
               "state.json: field \"fp8_channels[0]\" is not a character per group");
-    hide_fields("part/step_00000003", (const char *[]){"fp8_channels", NULL}); // as written by older versions, as are exponents without the head's
+    hide_fields("part/step_00000003", (const char *[]){"fp8_channels", NULL}); // an older version's, also without the head's exponents
     put_exponents("part/step_00000003", "1,2,3,4,5,6,7,8,9,10,11,12");
-    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part"), 0);
+    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --fp8-head --out part"), 0);
 }
 
 static void read_step(const char *run, int step, double *loss, double *norm) {
