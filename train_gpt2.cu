@@ -36,7 +36,7 @@ struct Pass {
     int first, all;           // first: index of the first own row; all: tokens of all rows (engine.cuh: `all` x T)
     AttentionShape attention; // all rows, own heads
     GnsMode mode;
-    Dropout dropout = {}; // dropout of the first of all rows; the layer is not set
+    Dropout dropout = {};               // dropout of the first of all rows; the layer is not set
     bool fp8 = false, fp8_head = false; // measures amax, and rounds factors that have exponents: in blocks; of logits
 };
 

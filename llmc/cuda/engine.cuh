@@ -136,16 +136,16 @@ struct Engine {
     uint8_t *copy_x, *copy_wide;              // (B, T, C), (B, T, 4C) in e4m3: see above
     uint8_t *copy_branch;                     // (B, T, C)
     uint8_t *copy_transposed;                 // x, then dy of a weight gradient: (B, in, T), (B, out, T)
-    uint8_t *copy_weight; // (L, 2, 12 C C) plain, then transposed weights; wte (Vp, C). shard_weights: L = 1
-    uint8_t *copy_low;                        // (B, T, FP8_GROUPS); only DTYPE_FP8
-    uint8_t *copy_low_weight;                 // (L, 4C, FP8_GROUPS) of qkv (3C), then of fcproj. shard_weights: L = 1
-    int copied; // last block (L: the head) whose weights were copied in this step; -1: none
-    int8_t *exponent, *exponent_there;        // (engine_sites) in pinned host memory; on the device
-    bool measures;                            // steps measure amax, and round factors that have exponents
-    uint32_t *sorted;                         // (4, B T) from embedding_sort
-    void *scratch;                            // temporary memory (train_gpt2.cu, 2)
-    ColumnJobs columns;                       // column gradients of the block whose backward runs
-    float *ln_rows;                           // (B, LayerNorm parameters) g_b of own rows, if a step keeps rows
+    uint8_t *copy_weight;     // (L, 2, 12 C C) plain, then transposed weights; wte (Vp, C). shard_weights: L = 1
+    uint8_t *copy_low;        // (B, T, FP8_GROUPS); only DTYPE_FP8
+    uint8_t *copy_low_weight; // (L, 4C, FP8_GROUPS) of qkv (3C), then of fcproj. shard_weights: L = 1
+    int copied;               // last block (L: the head) whose weights were copied in this step; -1: none
+    int8_t *exponent, *exponent_there; // (engine_sites) in pinned host memory; on the device
+    bool measures;                     // steps measure amax, and round factors that have exponents
+    uint32_t *sorted;                  // (4, B T) from embedding_sort
+    void *scratch;                     // temporary memory (train_gpt2.cu, 2)
+    ColumnJobs columns;                // column gradients of the block whose backward runs
+    float *ln_rows;                    // (B, LayerNorm parameters) g_b of own rows, if a step keeps rows
     void *matmul_scratch;
     float *example_grad;  // gradients of one matrix, a few examples at a time; for exact norms if not fused
     float *head_at_token; // (B, T, C)  each example's head gradient at its own tokens; for exact norms

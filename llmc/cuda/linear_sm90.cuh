@@ -1,8 +1,8 @@
 // linear_sm90: products on Hopper with fused epilogues. A fused epilogue saves a pass over memory. On other GPUs
 // cuBLASLt multiplies and other kernels follow. That path rounds at the same points, but also rounds LINEAR_DGELU's
 // product before the slope multiplies it. All epilogues but LINEAR_SCALED (crossentropy.cuh) support e4m3 factors
-// (fp8.cuh). Microseconds in bf16 / e4m3, epilogue included, column sums not (H200): d48 qkv 317/184, proj
-// 126/81, fc with GELU 445/320, DGELU 448/300; d12 304/181, 123/84, 493/418, 453/365.
+// (fp8.cuh). Microseconds in bf16 / e4m3, epilogue included, column sums not (H200): d48 qkv 317/184, proj 126/81, fc
+// with GELU 445/320, DGELU 448/300; d12 304/181, 123/84, 493/418, 453/365.
 //
 // Hopper sums e4m3 products in 14 bits and truncates each product to 14 bits. No partial sum is promoted to fp32.
 // Sums of mixed signs, as in training, err by 0.25% of a row's norm at in = 6400; rounding to bf16 alone errs by 0.17%.

@@ -94,11 +94,13 @@ static int inspect_shards(const char *pattern, Error *e) {
 int inspect(const char *path, Error *e) {
     const bool is_directory = directory_exists(path);
     if (directory_holds(path, MANIFEST_NAME)) return inspect_checkpoint(path, e);
-    if (is_directory && (directory_holds(path, STATE_NAME) || directory_holds(path, "training")))
+    if (directory_holds(path, STATE_NAME))
+        return FAIL(e, ERR_INPUT, "name the checkpoint", "%s: a directory in a checkpoint", path);
+    if (directory_holds(path, "training"))
         return FAIL(e, ERR_INPUT, "use another one", "%s: an incomplete checkpoint: it has no " MANIFEST_NAME, path);
     if (checkpoint_is_model(path)) return inspect_model(path, e);
     if (is_directory) return inspect_run(path, e);
-    if (path_ends(path, ".safetensors") || path_ends(path, ".json"))
-        return FAIL(e, ERR_INPUT, "name its directory", "%s: one of a model's files", path);
+    if (file_exists(path) && (path_ends(path, ".safetensors") || path_ends(path, ".json")))
+        return FAIL(e, ERR_INPUT, "name its directory", "%s: a file of a checkpoint, a model or a run", path);
     return inspect_shards(path, e);
 }

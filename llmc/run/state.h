@@ -30,7 +30,7 @@ typedef struct {
     int64_t first[OUTLIERS_WINDOW]; // first example of each step in `spikes`
     LossScale loss_scale;
     int8_t exponents[(MODEL_LAYERS_MAX + 1) * FP8_ENTRIES]; // --dtype fp8: of the next step (math/fp8.h)
-    char tuning[TUNING_BYTES];                        // the engine's algorithms, on which the bits of a run depend
+    char tuning[TUNING_BYTES]; // the engine's algorithms, on which the bits of a run depend
 } RunPoint;
 
 // PaLM's largest run needed about as many (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).

@@ -39,8 +39,8 @@ typedef struct {
     Model model;
     Engine *engine;
     Dataset *data;
-    double *grad_sq, *example_sq; // (tensors)
-    float *weights;               // (flat_count)
+    double *grad_sq, *example_sq;      // (tensors)
+    float *weights;                    // (flat_count)
     int8_t exponents[2 * FP8_ENTRIES]; // of the block and the head
     float amax[2 * FP8_ENTRIES];
     bool fp8;
