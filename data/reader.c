@@ -131,7 +131,7 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
     return 0;
 }
 
-// Fails (ERR_INPUT) with a remedy if an input begins like gzip, zstd, parquet, UTF-16 or a Git LFS pointer.
+// Fails (ERR_INPUT) with a remedy if an input begins like gzip, zstd, parquet, UTF-16, UTF-32 or a Git LFS pointer.
 static int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e) {
     static const struct {
         const char *begin, *what, *remedy;
@@ -144,6 +144,9 @@ static int check_text_kind(const Input *input, const char *text, size_t bytes, E
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (bytes >= strlen(kinds[i].begin) && memcmp(text, kinds[i].begin, strlen(kinds[i].begin)) == 0)
             return FAIL(e, ERR_INPUT, kinds[i].remedy, "%s: is %s", input_name(input), kinds[i].what);
+    if (memchr(text, 0, size_min(bytes, 4)))
+        return FAIL(e, ERR_INPUT, "say iconv -f UTF-16LE (UTF-16BE, UTF-32) -t UTF-8 FILE | data/tokenize ... -",
+                    "%s: is UTF-16 or UTF-32, not UTF-8", input_name(input));
     return 0;
 }
 

@@ -332,9 +332,8 @@ def test_bad_input_is_not_waited_for():
         refuse_open(text, ["length of standard input is unknown"], *BYTES, "--format", form, "--val-fraction", 0.1, code=64)
     write("bad.txt", b"\xff\n")
     write("next.txt", b"a\nb\xfe\n")
-    with open("long.txt", "wb") as f:
-        f.write(b"\xfe\n")
-        f.truncate(1 << 40)  # a hole, which needs no space on the disk
+    write("long.txt", b"\xfe\n\n\n")
+    os.truncate("long.txt", 1 << 40)  # a hole, which needs no space on the disk
     for threads in (1, 3):
         refuse_open(b"", ["bad.txt line 1", "long.txt line 1", "next.txt line 2"], *BYTES, "--threads", threads,
                     files=("bad.txt", "-", "long.txt", "next.txt"))
@@ -366,7 +365,7 @@ def test_invalid_skip():
 def test_other_kinds():
     """Errors name gzip, zstd and UTF-16. A byte order mark is text, except in jsonl."""
     for raw, text, hint in ((b"\x1f\x8b\x08 \n", "gzip, not text", "zcat FILE | "), (b"\x28\xb5\x2f\xfd", "zstd", "zstdcat FILE | "),
-                            (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a Git LFS pointer", "git lfs pull"),
+                            (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a Git LFS pointer", "git lfs pull"), ("ab".encode("utf-16-le"), "UTF-16 or", "iconv -f UTF-16LE"),
                             (b"PAR1\x15", "parquet", "data/parquet_to_jsonl.py FILE | "), ("ä".encode("utf-16"), "UTF-16", "iconv -f UTF-16"), (b"\xfe\xff\0a", "UTF-16", "iconv -f UTF-16")):
         for name in ("a.txt", "a.jsonl"):
             write(name, raw)
