@@ -51,6 +51,8 @@ finite_number.__name__ = "number"  # argparse's message says "invalid number val
 def run_main(main, packages=""):
     """Runs a script's main; a Fault becomes one line on stderr and its exit code. packages: packages that main imports.
     Where they are missing the whole script runs again with build/venv's Python, if there is one."""
+    if sys.getfilesystemencoding() != "utf-8":  # tensorboard and tokenizers open files by names in UTF-8
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONUTF8": "1"})
     sys.stdout.reconfigure(errors="backslashreplace")  # file names may be any bytes
     try:
         main()

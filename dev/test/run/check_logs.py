@@ -199,7 +199,8 @@ def tensorboard():
     check("60 steps" in to_tensorboard("shown"), "a line without its end counts")
     with open("shown/metrics.jsonl", "a") as file:
         file.write("}\n")
-    to_tensorboard("shown")
+    os.symlink("shown", "sh\u00f6wn")
+    to_tensorboard("sh\u00f6wn", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", LC_ALL="C")  # file names are not UTF-8 for Python
     viewer.Reload()
     check(viewer.Scalars("loss")[-1].step == 61, f"the viewer stays at step {viewer.Scalars('loss')[-1].step}")
     scalars, _ = read_events("shown")
