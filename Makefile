@@ -159,7 +159,7 @@ help: ## this list
 	@echo "make TARGET, where TARGET is"
 	@grep -hE '^[a-z0-9_/-]+:.*## ' Makefile dev/make/*.mk | sed -E 's/^([a-z0-9_\/-]+):.*## /  \1 @/' | awk -F@ '{ printf "%-18s %s\n", $$1, $$2 }'
 	@echo "and variables may follow:"
-	@sed -nE 's/^#   ([A-Z_]+=.*)/    \1/p' Makefile
+	@sed -nE 's/^#   ([A-Z0-9_]+=.*)/    \1/p' Makefile
 
 # Keeps what takes long to make: runs (in build/, too), Python's environment and Arm's libraries.
 clean: ## removes what was compiled; keeps runs and build/venv

@@ -56,7 +56,7 @@ $(CUDA_BUILD)/cflags: FORCE
 	$(call write_if_new,$(BUILD): $(FLAGS))
 
 $(CUDA_BUILD)/%.o: %.cu $(CUDA_BUILD)/flags
-	@[ -n "$(NVCC)" ] || { echo "error: no nvcc. Install the CUDA Toolkit (12 or 13), or say where it is: make $@ CUDA_HOME=/path" >&2; exit 69; }
+	@command -v "$(firstword $(NVCC))" > /dev/null || { echo "error: no nvcc$(CUDA_HOME:%= in %/bin). Install the CUDA Toolkit (12 or 13), or say where it is: make $@ CUDA_HOME=/path" >&2; exit 69; }
 	@mkdir -p $(@D)
 	$(call say,$<)$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $< 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas) >&2; exit 1; }
 	@dev/make/ptxas.sh $< $(@:.o=.ptxas) "$(TUNED_ARCH)" >&2 || { rm -f $@; exit 1; }

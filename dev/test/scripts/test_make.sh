@@ -62,7 +62,7 @@ touch here/usr/bin/tokenize # a file of another program
 returns 0 make uninstall $where NO_MPI=1
 check "left: $(find here/usr -type f)" [ "$(find here/usr -type f)" = here/usr/bin/tokenize ]
 returns 0 make help
-for target in all install uninstall check; do check "$target is not in make help" grep -qE "^  $target +[a-z]" "$work/log"; done
+for target in all install uninstall check AVX2=1; do check "$target is not in make help" grep -qE "^ +$target +[a-z]" "$work/log"; done
 cd "$root" || exit 70
 end install
 
@@ -125,7 +125,7 @@ done << END
 80|kernel.cu sm_80 train_gpt2.cu
 80 90|kernel.cu sm_80 sm_90a train_gpt2.cu
 END
-returns 0 build_gpu CUDA_ARCH=80
+returns 2 build_gpu CUDA_HOME=none; check "$(cat "$work/log")" says "$work/log" "error: no nvcc in none/bin. Install"
 returns 0 build_gpu CUDA_ARCH=80
 for native in 0 1; do
     returns 0 build_gpu CUDA_ARCH=80 NATIVE=$native
