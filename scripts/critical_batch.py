@@ -71,7 +71,7 @@ def fit(args):
              "examples: this batch needs twice S_min steps and twice E_min examples")):
         print(f"{name} = {value:.6g}{f' +- {100 * math.sqrt(variance):.2g}%' if math.isfinite(variance) else ''} {words}")
     if len(runs) == 2:
-        print("Two runs determine the two unknowns and leave no residual: add a third batch size to judge the fit.")
+        print("Two runs cannot judge a fit of two unknowns: add a third batch size.")
     if not batch.min() <= e_min / s_min <= batch.max():
         print("B_crit lies outside these batches: an extrapolation; add a run on its other side.")
     for run in runs:

@@ -142,8 +142,8 @@ void row_write_json(FILE *f, OptionType type, const char *names, const void *fie
     char real[40];
     switch (type) {
     case TYPE_INT: fprintf(f, "%lld", (long long)*(const int64_t *)field); break;
-    case TYPE_REAL: // print the fewest digits that read back as the same number
-        for (int digits = 1; digits <= 17; digits++) {
+    case TYPE_REAL: // print the fewest digits that read back as the same number; 300 is not 3e+02
+        for (int digits = 6; digits <= 17; digits++) {
             snprintf(real, sizeof real, "%.*g", digits, *(const double *)field);
             if (strtod(real, NULL) == *(const double *)field) break;
         }
