@@ -18,10 +18,10 @@ else
     echo "== the text: the C headers under /usr/include; one file in ten, by hash of its path, is for validation"
     find /usr/include -name '*.h' -type f | LC_ALL=C sort > headers.txt
     [ -s headers.txt ] || fail 65 "no headers under /usr/include" "Install libc6-dev, or use make demo TEXT=path"
-    input=(--val-every-file 10 --max-bytes 8000000 --files-from headers.txt)
+    input=(--invalid bytes --val-every-file 10 --max-bytes 8000000 --files-from headers.txt)
 fi
 rm -rf next
-"$root/data/tokenize" --tokenizer bytes --invalid bytes --out next/corpus "${input[@]}"
+"$root/data/tokenize" --tokenizer bytes --out next/corpus "${input[@]}"
 directory=text-$(cksum next/corpus_*.bin | cksum | cut -d ' ' -f 1)
 [ -e "$directory" ] || mv next "$directory"
 cd "$directory"

@@ -57,9 +57,9 @@ another_text_is_another_run() { # also a text of another length under the same n
 refusals() { # refusals change no run; the trainer runs under the lock
     local before
     before=$(find "$demo"/text-*/run | sort | cksum)
-    head -c 300 "$work/text" > "$work/short"
+    head -c 300 "$work/text" > "$work/short" && gzip -c "$work/text" > "$work/packed"
     demo 65 "$work/short" && [ "$(grep '^error' "$work/log")" = "$(grep 'too few for one window' "$work/log")" ] &&
-        demo 65 "$work/none" && says "$work/log" "error: $work/none: cannot open" && demo 65 "$work/source" && says "$work/log" "error: no text in $work/source" || { cat "$work/log"; return 1; }
+        demo 65 "$work/packed" && says "$work/log" "is gzip, not text" && demo 65 "$work/none" && says "$work/log" "error: $work/none: cannot open" && demo 65 "$work/source" && says "$work/log" "error: no text in $work/source" || { cat "$work/log"; return 1; }
     exec 8> "$demo/lock" && flock 8
     demo 64 "$work/mine" && one_line "$work/log" && says "$work/log" 'error: another demo is at work' || return 1
     exec 8>&-
