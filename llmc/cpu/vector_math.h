@@ -11,7 +11,6 @@
 #endif
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 #ifdef __AVX512F__
 enum { VEC = 16 }; // floats in a vector

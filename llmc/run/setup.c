@@ -61,8 +61,8 @@ static int setup_tokenizer(Run *r, bool model_from_file, Error *e) {
     bool other = model_from_file && *given && vocab > 2 * tokens; // larger than padding can explain
     if (tokens <= vocab && !other) return 0;
     FAIL(e, ERR_INPUT, NULL, "the tokenizer %s has %d tokens, the model's vocabulary %d", path, tokens, vocab);
-    return error_hint(e, model_from_file ? "use the tokenizer that the model was trained with"
-                                         : "use --vocab-size %d, or another --tokenizer", tokens);
+    const char *own = "use the tokenizer that the model was trained with";
+    return error_hint(e, model_from_file ? own : "use --vocab-size %d, or another --tokenizer", tokens);
 }
 
 // Fails if the engine, or the GPU of --device, cannot compute the shape or type that the options ask for. ERR_INPUT if
