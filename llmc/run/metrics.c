@@ -164,6 +164,7 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e)
     const char *samples = m->log[SAMPLES].path;
     off_t keep;
     int fd;
+    const bool is_new = step == 0 && metrics_bytes(m) == 0; // keeps older samples
     if (keeps && metrics_flush(m, e) && metrics_waiting(m) > log_waits(&m->log[UNDONE])) return e->code;
     TRY(bytes_until(m->fd, m->log[STEPS].path, step, &keep, NULL, e));
     const bool moves = keeps || keep != bytes;
@@ -174,7 +175,7 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e)
     if (!file_exists_in(m->dir, samples)) return 0;
     TRY(file_open_output(m->dir, samples, O_RDWR, &fd, e)); // if samples cannot be written, the run ends now
     int code = bytes_until(fd, samples, step, &keep, NULL, e);
-    if (!code && step > 0 && ftruncate(fd, keep) != 0) code = cannot_write(samples, e); // a new run keeps older samples
+    if (!code && !is_new && ftruncate(fd, keep) != 0) code = cannot_write(samples, e);
     close(fd);
     return code;
 }

@@ -163,6 +163,9 @@ static void test_undone_lines_wait(void) {
     CHECK_OK(metrics_test(m, 2, 2, "val_loss", 10.5, NAN, &e), &e);
     CHECK_OK(file_read(IN_PATH, "metrics.rolled_back.jsonl", 1 << 16, &moved, &bytes, &e), &e);
     CHECK(moved && strcmp(moved, "{\"step\": 2}\n{\"step\": 3}\n") == 0, "moved: %s", moved);
+    CHECK_OK(metrics_sample(m, 2, 2, "", "a", &e), &e);
+    CHECK_OK(metrics_begin(m, 0, 0, true, &e), &e); // to the checkpoint of step 0
+    CHECK(system("[ ! -s samples.jsonl ]") == 0, "a sample of an undone step stays");
     CHECK_OK(metrics_close(m, &e), &e);
     memory_free(moved);
 }

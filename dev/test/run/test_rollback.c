@@ -155,7 +155,6 @@ static void test_heals(void) {
               "note: --model healed:0 is healed/step_00000000\n");
     CHECK(file_mentions("healed/metrics.rolled_back.jsonl", "{\"step\": 175,"), "the lines of the first");
     CHECK(file_mentions("healed/metrics.rolled_back.jsonl", "{\"step\": 180,"), "the lines of the second");
-    CHECK(!file_mentions("healed/metrics.rolled_back.jsonl", "{\"step\": 160,"), "a line of before");
     CHECK_OK(verify("healed/step_00000170.rolled_back", &(Error){0}), &(Error){0});
 }
 
@@ -177,8 +176,6 @@ static void test_killed(void) {
 static void test_off_and_idle(void) {
     CHECK_RUN(trainer_run(RUNS ROLLBACK "--train clean.bin --out idle"), 0, "!back to");
     check_same_end("clean", "idle", "no spike");
-    CHECK(!file_mentions("clean/step_00000260/training/state.json", "\"spikes\""), "off");
-    CHECK(!file_exists("idle/metrics.rolled_back.jsonl"), "lines aside");
 }
 
 // A loss that is not a number, before a full window exists and later. --keep 1 keeps the checkpoint before the window.
