@@ -278,7 +278,8 @@ static int parse_config_line(const OptionTable *t, char *line, Error *e) {
     return row_set(t, id, name, value, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 
-// Sets an option to a value of run.json. Ignores 0, "" and false if the option has no default: the run did not use it.
+// Sets an option to a value of run.json. Ignores "", false and a 0 out of range if the option has no default: the run
+// did not use it.
 static int parse_json_value(const OptionTable *t, const char *name, const cJSON *value, Error *e) {
     const double exact = 9007199254740992; // 2^53
     char number[40];
@@ -296,8 +297,8 @@ static int parse_json_value(const OptionTable *t, const char *name, const cJSON 
         text = number;
     }
     if (!text) return FAIL(e, ERR_USAGE, "name a run's run.json", "%s: neither a number nor a text nor a switch", name);
-    const bool zero = !*text || strcmp(text, "0") == 0 || strcmp(text, "false") == 0;
-    if (zero && !row->init && !(t->given[id] & OPTION_GIVEN_CONFIG)) return 0;
+    const bool out = cJSON_IsNumber(value) && value->valuedouble == 0 && row->range && !option_range_contains(row, 0);
+    if ((!*text || cJSON_IsFalse(value) || out) && !row->init && !(t->given[id] & OPTION_GIVEN_CONFIG)) return 0;
     return row_set(t, id, name, text, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 
