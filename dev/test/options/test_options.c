@@ -297,8 +297,8 @@ static void test_config_precedence(void) {
     // --config run.json sets the final values of all options given to any part of the run, except --out and --fresh.
     write_text("run.json",
                "{\"parts\": [{\"options\": {\"lr\": 1, \"out\": \"old\", \"fresh\": true, \"steps\": 9, "
-               "\"lr_hold_frac\": 0, \"document_mask\": true}}, {\"options\": {\"lr\": 0.5, \"steps\": 0}}], \"options\": {\"lr\": "
-               "0.5, \"eps\": 1, \"out\": \"old\", \"steps\": 0, \"document_mask\": true}}");
+               "\"lr_hold_frac\": 0, \"document_mask\": true}}, {\"options\": {\"lr\": 0.5, \"steps\": 0}}], "
+               "\"options\": {\"lr\": 0.5, \"eps\": 1, \"out\": \"old\", \"steps\": 0, \"document_mask\": true}}");
     CHECK_OK(parse(&o, "--config run.json", &e), &e);
     CHECK(o.lr == 0.5 && o.document_mask && !o.given[OPTION_steps] && o.eps == 1e-8, "lr %g", o.lr);
     CHECK(strcmp(o.out, "runs/gpt2") == 0 && !o.fresh && o.given[OPTION_lr_hold_frac], "%s", o.out); // 0 is in range
