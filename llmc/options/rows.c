@@ -278,8 +278,7 @@ static int parse_config_line(const OptionTable *t, char *line, Error *e) {
     return row_set(t, id, name, value, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 
-// Sets an option to a value of run.json. Ignores "", false and a 0 out of range if the option has no default: the run
-// did not use it.
+// Sets an option to a value of run.json. Ignores "", false and a 0 out of range if the option has no default.
 static int parse_json_value(const OptionTable *t, const char *name, const cJSON *value, Error *e) {
     const double exact = 9007199254740992; // 2^53
     char number[40];
