@@ -55,9 +55,9 @@ typedef struct Noise Noise; // noise.h
 // file without waiting. ERR_USAGE if another process holds the lock; *here: true if it is of this machine.
 int metrics_open(Metrics **out, int dir, const char *directory, bool *here, Error *e);
 
-// Truncates metrics.jsonl to `step` steps; samples.jsonl too, unless the run is new. keeps true (a rollback): first writes
-// the waiting lines, and moves cut steps to metrics.rolled_back.jsonl; if that cannot be written, they wait. keeps false
-// (a resume): no line may be waiting. bytes: length of metrics.jsonl at the checkpoint. If the kept steps have another
+// Truncates metrics.jsonl to `step` steps, and samples.jsonl unless the run is new. keeps true (a rollback): first
+// writes the waiting lines, and moves cut steps to metrics.rolled_back.jsonl; if that fails, they wait. keeps false (a
+// resume): no line may be waiting. bytes: length of metrics.jsonl at the checkpoint. If the kept steps have another
 // length, the log is not the run's own: the cut lines move, too; ERR_WRITE, and nothing is cut, if they cannot.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e);
 
