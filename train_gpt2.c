@@ -10,8 +10,8 @@
 //
 // Weights and activations are values of one type, fp32 or bf16 (cpu/value.h); sums, statistics, master weights,
 // gradients of weights and moments are fp32. With --dtype fp8 values are fp32, but training rounds the factors of the
-// blocks' products y = x W + b and dx = dy W^T to e4m3, and with --fp8-head those of the logits (factors_of); fp8-dw
-// also rounds the factors of the blocks' dW = x^T dy (dweight_factors).
+// blocks' products y = x W + b and dx = dy W^T to e4m3 (factors_of). fp8-dw also rounds the factors of the blocks'
+// dW = x^T dy (dweight_factors); --fp8-head the factors of the logits (head_factors).
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T; widths A = C of
 // attention and F = 4 C of the MLP. With --tensor this rank computes B own rows of its group's M rows (TensorRanks);

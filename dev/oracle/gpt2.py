@@ -106,8 +106,8 @@ def attention(params, name, x, heads, document, drop, exponents):  # (T, C)
 def logits(params, tokens, heads, factors=None, separator=None, exponents=None):
     """Returns the logits (T, V) of a row of tokens (T). factors: from mask_factors; None: no dropout. separator: the
     token that opens a document; attention stays within a document, positions restart. None: the row is one document.
-    exponents: fp8_linear's k by layer name; "head": exponents of the logits' factors, whose gradients are those of
-    unrounded factors. None: nothing rounds."""
+    exponents: fp8_linear's k by layer name; "head": exponents of the last LayerNorm's output and of wte, which only the
+    product of the logits rounds. None: nothing rounds."""
     T = jnp.arange(len(tokens))
     opens = jnp.asarray(tokens == separator).at[0].set(True) if separator is not None else T == 0
     document = jnp.cumsum(opens)

@@ -22,8 +22,8 @@ int crossentropy(LogitRows rows, cudaStream_t stream, Error *e);
 // exponentials = exp(logit - shift), shift = target's logit. With sum = a row's sum of exponentials, softmax =
 // exponentials / sum, and
 //   dlogits = factor (exponentials - sum onehot(target)),  factor = scale / T / sum
-// The target's exponential is 1 if the product is in bf16, which stores 1 + 1e-5 as 1. In e4m3 it is not, as shift is
-// computed in bf16. Taking it as 1 there biased the loss by -0.02 (d12) and raised the gradient's norm by 22%.
+// In bf16 the target's exponential is stored as 1. In e4m3 it is not 1, as shift is a bf16 product. Taking it as 1
+// biased the loss by -0.02 (d12). It is rounded, by up to 2^-9, but `sum` is not: gradients of confident targets err.
 // The product for the input gradient multiplies row r by its factor (LINEAR_SCALED). For the weight gradient,
 // crossentropy_finish multiplies row r of x by its factor.
 

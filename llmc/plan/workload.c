@@ -54,8 +54,8 @@ static Work stream(WorkFamily family, WorkPass pass, double n, double flops, dou
 }
 
 // Adds the products of `count` linear layers, over `examples` examples each: y = x W with W (in, out), dx = dy W^T, and
-// dW += x^T dy, which reads and writes the sum. On a GPU the blocks' fp8 products read e4m3; dW's only with fp8-dw. So
-// does the product of logits with --fp8-head.
+// dW += x^T dy, which reads and writes the sum. On a GPU the blocks' fp8 products read e4m3 (dW's
+// only with fp8-dw), as do the logits with --fp8-head.
 static void add_linear(const Sum *sum, const EngineConfig *shape, WorkFamily family, double examples, double in,
                        double out, double count, double again) {
     const double v = sum->device->value, rows = examples * shape->seq_len, batched = count * sum->batched;
