@@ -23,7 +23,7 @@ int crossentropy(LogitRows rows, cudaStream_t stream, Error *e);
 // exponentials / sum, and
 //   dlogits = factor (exponentials - sum onehot(target)),  factor = scale / T / sum
 // In bf16 the target's exponential is stored as 1. In e4m3 it is not 1, as shift is a bf16 product. Taking it as 1
-// biased the loss by -0.02 (d12). It is rounded, by up to 2^-9, but `sum` is not: gradients of confident targets err.
+// biased the loss by -0.02 (d12). Its rounding error, up to 2^-9, cancels in gradients, as `sum` has rounded terms.
 // The product for the input gradient multiplies row r by its factor (LINEAR_SCALED). For the weight gradient,
 // crossentropy_finish multiplies row r of x by its factor.
 

@@ -225,8 +225,10 @@ __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real
             if (EPILOGUE == LINEAR_SOFTMAX) {
                 const int own = counted - rows.thread % 4 * 2, column = 16 * j + q / 2 * 8;
                 const float scale = E4M3 ? job.scale * LOG2E : LOG2E, offset = rows.value[q % 2];
-                const float x = exponential(c[i], scale, offset, column < own, rows.sum[q % 2]);
-                r[q] = pack(x, exponential(c[i + 1], scale, offset, column + 1 < own, rows.sum[q % 2]));
+                float unrounded = 0, &sum = E4M3 ? unrounded : rows.sum[q % 2];
+                const float x = exponential(c[i], scale, offset, column < own, sum);
+                r[q] = pack(x, exponential(c[i + 1], scale, offset, column + 1 < own, sum));
+                if (E4M3) rows.sum[q % 2] += unpack(r[q], 0) + unpack(r[q], 1);
                 continue;
             }
             if (EPILOGUE == LINEAR_SCALED) {

@@ -42,7 +42,7 @@ struct Linear {
     Fp8Copy copy = {}; // copy of y; only for LINEAR_GELU and LINEAR_DGELU with e4m3 factors
     GeluSlope *slope = NULL;
     const float *row_values = NULL; // (rows)
-    float *row_sums = NULL;         // (linear_sm90_tiles, rows) LINEAR_SOFTMAX: sums of unrounded y, per tile and row
+    float *row_sums = NULL; // (linear_sm90_tiles, rows) LINEAR_SOFTMAX: sums of y per tile and row, unrounded in bf16
     int counted = 0;
     unsigned *ticket = NULL;     // (1) counts drawn tiles; 0 between calls
     ColumnGradient columns = {}; // column sums of y; sum NULL: none

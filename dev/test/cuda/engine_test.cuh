@@ -57,6 +57,7 @@ static const uint64_t FIRST_EXAMPLE = (uint64_t)1 << 40;
 // Settings of new engines:
 static int sources = SOURCES; // example e has source e % SOURCES
 static Dtype fp8;             // a type of fp8, used with `exponents`; 0: the build's type
+static bool fp8_head = true;  // with fp8
 static bool masked;           // dropout, documents and label smoothing
 static bool small;
 static int case_count = CASES;
@@ -144,7 +145,7 @@ static inline EngineConfig config_of(const World *w, int micro_batch, Recompute 
     config.source = [](const void *, uint64_t example) { return (int)(example % SOURCES); };
     config.recompute = recompute;
     config.optimizer = optimizer;
-    config.dtype = fp8, config.fp8_head = true;
+    config.dtype = fp8, config.fp8_head = fp8_head;
     if (masked) {
         config.dropout = dropout_of(0.2, seed);
         config.document_mask = true;
