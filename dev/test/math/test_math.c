@@ -173,17 +173,17 @@ static void test_fp8_codes(void) {
     check_fp8(NAN, 0x7f);
 }
 
-// A new exponent scales amax into [14, 28). The exponent does not change while amax is in [3.5, 112] or unknown.
+// A new exponent scales amax into [64, 128). The exponent does not change while amax is in [28, 160] or unknown.
 static void test_fp8_exponents(void) {
     for (uint64_t i = 0; i < 20000; i++) {
         const float amax = (float)exp2(rng_uniform(2, 0, i) * 200 - 100);
         const int k = fp8_next(FP8_UNSET, amax), other = (int)(rng_uniform(2, 1, i) * 40) - 20 + k;
         const double scaled = ldexp((double)amax, k), stays = ldexp((double)amax, other);
-        if (abs(k) < FP8_EXPONENT_MAX) CHECK(scaled >= 14 && scaled < 28, "%g: exponent %d", (double)amax, k);
+        if (abs(k) < FP8_EXPONENT_MAX) CHECK(scaled >= 64 && scaled < 128, "%g: exponent %d", (double)amax, k);
         CHECK(abs(k) <= FP8_EXPONENT_MAX && fp8_next(k, amax) == k, "%g: exponent %d", (double)amax, k);
         if (abs(other) > FP8_EXPONENT_MAX) continue;
-        CHECK(fp8_next(other, amax) == (stays >= 3.5 && stays <= 112 ? other : k), "%g: exponent %d", (double)amax,
-              other);
+        const int want = stays > 160 ? k : stays >= 28 || other == FP8_EXPONENT_MAX ? other : other + 1;
+        CHECK(fp8_next(other, amax) == want, "%g: exponent %d", (double)amax, other);
         CHECK(fp8_saturates(other, amax) == (stays > 448), "%g: exponent %d", (double)amax, other);
     }
     const float none[] = {0, INFINITY, NAN};
@@ -191,8 +191,8 @@ static void test_fp8_exponents(void) {
         CHECK(fp8_next(FP8_UNSET, none[i]) == FP8_UNSET && fp8_next(5, none[i]) == 5, "%g", (double)none[i]);
         CHECK(fp8_saturates(5, none[i]) == (i > 0) && !fp8_saturates(FP8_UNSET, none[i]), "%g", (double)none[i]);
     }
-    CHECK(fp8_next(0, 448) == -5 && !fp8_saturates(0, 448) && fp8_saturates(0, 449), "the largest number");
-    CHECK(fp8_next(0, 112) == 0 && fp8_next(0, 113) == -3 && fp8_next(0, 3.5f) == 0 && fp8_next(0, 3.4f) == 3, "ends");
+    CHECK(fp8_next(0, 448) == -2 && !fp8_saturates(0, 448) && fp8_saturates(0, 449), "the largest number");
+    CHECK(fp8_next(0, 160) == 0 && fp8_next(0, 161) == -1 && fp8_next(0, 28) == 0 && fp8_next(0, 27.9f) == 1, "ends");
 }
 
 // ---- The loss scale -------------------------------------------------------------------------------------------------
