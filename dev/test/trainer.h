@@ -274,7 +274,7 @@ static inline int verify_one(void *context, const char *checkpoint, Error *e) {
 }
 
 // Returns the step of the checkpoint that archive_newest finds; -1: none.
-static inline int64_t newest_whole_step(const char *run, char directory[PATH_MAX], Error *e) {
+static inline int64_t newest_whole_step(const char *run, Error *e) {
     Newest newest;
     FILE *notes = fopen("/dev/null", "w");
     Archive archive = archive_at(run);
@@ -283,7 +283,6 @@ static inline int64_t newest_whole_step(const char *run, char directory[PATH_MAX
     CHECK_OK(code, e);
     archive_close(&archive);
     fclose(notes);
-    strcpy(directory, newest.directory);
     return newest.found && !code ? newest.step : -1;
 }
 

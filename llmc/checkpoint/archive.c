@@ -17,6 +17,8 @@
 //    full (archive_tidy).
 #include "checkpoint/archive.h"
 
+#include "base/text.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -214,35 +216,25 @@ static bool of_another_run(const Archive *archive, const Manifest *manifest) {
 
 // ---- Removing -------------------------------------------------------------------------------------------------------
 
-// Opens a checkpoint of this run, and sets *bytes to the size of its files. Returns -1 for a link, for another run's
-// checkpoint, and for an older build's, which has no id.
-static int own_open(const Archive *archive, int64_t step, const char *format, uint64_t *bytes) {
-    Manifest manifest;
-    int dir = step_open(archive, step, format, O_NOFOLLOW);
-    *bytes = 0;
-    if (dir < 0) return -1;
-    bool own =
-        manifest_read(&manifest, dir, "", &(Error){0}) == 0 && *archive->id && !strcmp(manifest.run, archive->id);
-    for (int i = 0; i < manifest.count; i++) *bytes += manifest.file[i].bytes;
-    manifest_free(&manifest);
-    if (own) return dir;
-    close(dir);
-    return -1;
-}
-
-int archive_remove(const Archive *archive, int64_t step, bool rolled_back, FILE *notes, Error *e) {
+int archive_remove(const Archive *archive, int64_t step, bool rolled_back, uint64_t *bytes, FILE *notes, Error *e) {
     const char *format = rolled_back ? ROLLED_BACK : FINAL;
     char path[PATH_MAX], partial[PATH_MAX];
-    uint64_t bytes;
-    int dir = own_open(archive, step, format, &bytes);
+    Manifest manifest;
+    const int dir = step_open(archive, step, format, O_NOFOLLOW);
     if (dir < 0) return 0;
+    int code = manifest_read(&manifest, dir, "", &(Error){0});
+    const bool own = !code && *archive->id && strcmp(manifest.run, archive->id) == 0;
+    for (int i = 0; i < manifest.count && own && bytes; i++) *bytes += manifest.file[i].bytes;
+    manifest_free(&manifest);
+    if (!own || !notes) return close(dir), 0;
     step_path(archive, step, format, path);
     step_path(archive, step, PARTIAL, partial);
-    int code = remove_partial(archive, step, notes, e);
+    code = remove_partial(archive, step, notes, e);
     if (!code) code = path_rename(archive->dir, path, partial, e);
-    if (!code) return archive_abandon(archive, step, dir, notes, e);
-    close(dir);
-    return code;
+    if (code) return close(dir), code;
+    TRY(archive_abandon(archive, step, dir, notes, e));
+    if (bytes) fprintf(notes, "note: removed %s to make room on the disk\n", path);
+    return 0;
 }
 
 int archive_tidy(const Archive *archive, bool rolled_back, FILE *notes, Error *e) {
@@ -250,57 +242,61 @@ int archive_tidy(const Archive *archive, bool rolled_back, FILE *notes, Error *e
     for (int64_t step = INT64_MAX; next_step(archive, PARTIAL, -1, &step, &code, e);)
         TRY(remove_partial(archive, step, notes, e));
     for (int64_t step = INT64_MAX; rolled_back && !code && next_step(archive, ROLLED_BACK, -1, &step, &code, e);)
-        TRY(archive_remove(archive, step, true, notes, e));
+        TRY(archive_remove(archive, step, true, NULL, notes, e));
     return code;
 }
 
-int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error *e) {
-    int64_t complete = 0;
+// Returns the step of the best checkpoint, which state.json names. 0: none so far; -1: not readable.
+static int64_t best_of(const Archive *archive, int64_t step) {
+    cJSON *state = NULL;
+    const int dir = step_open(archive, step, FINAL "/" TRAINING, 0);
+    json_read(&state, dir, "state.json", 1 << 26, NULL, &(Error){0});
+    const cJSON *best = json_get(state, "best_step");
+    step = json_whole(best, 0, 9e15) ? (int64_t)best->valuedouble : -1;
+    cJSON_Delete(state);
+    if (dir >= 0) close(dir);
+    return step;
+}
+
+// Removes the checkpoints before step `before` that are not in `spare`, newer ones first: no checkpoint outlives the
+// best one that it names. bytes, notes: see archive_remove.
+static int thin(const Archive *archive, const Spare *spare, int64_t before, uint64_t *bytes, FILE *notes, Error *e) {
+    int64_t complete = 0, best = 0;
     bool enough = false;
     int code = 0;
-    if (spare->keep == 0) return 0;
-    for (int64_t step = INT64_MAX; next_step(archive, FINAL, -1, &step, &code, e);) {
+    for (int64_t step = before; next_step(archive, FINAL, -1, &step, &code, e);) {
         Manifest manifest;
-        if (enough && (step == 0 || step != spare->best)) TRY(archive_remove(archive, step, false, notes, e));
+        if (enough && (step == 0 || step != best)) TRY(archive_remove(archive, step, false, bytes, notes, e));
         if (enough || archive_verify(archive, step, VERIFY_SIZES, NULL, &manifest, &(Error){0})) continue;
+        if (spare->best && (best = best_of(archive, step)) < 0) continue;
         if (!of_another_run(archive, &manifest)) enough = ++complete >= spare->keep && step <= spare->back;
     }
     return code;
 }
 
-// Returns the bytes of a checkpoint if it may be removed for room, else 0.
-static uint64_t spare_bytes(const Archive *archive, int64_t step, const Spare *spare, int64_t newest) {
-    const bool may_go = spare->keep > 0 && step < newest && step != spare->back && (step == 0 || step != spare->best);
-    uint64_t bytes = 0;
-    const int dir = may_go ? own_open(archive, step, FINAL, &bytes) : -1;
-    if (dir >= 0) close(dir);
-    return dir >= 0 ? bytes : 0;
+int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error *e) {
+    return spare->keep ? thin(archive, spare, INT64_MAX, NULL, notes, e) : 0;
 }
 
 int archive_make_room(const Archive *archive, uint64_t bytes, Spare spare, int64_t newest, FILE *notes,
                       const Pulse *pulse, Error *e) {
-    uint64_t left, in_all;
-    int code = 0;
+    const char *hint = spare.keep ? "free some space" : "free some space, or remove older ones with --keep";
+    uint64_t left, most;
+    int count = 0;
     TRY(disk_free(archive->dir, archive->path, &left, e));
     if (left < bytes && spare.keep > 0) TRY(archive_tidy(archive, true, notes, e));
     TRY(disk_free(archive->dir, archive->path, &left, e));
     if (left >= bytes) return 0;
-    if (spare.back < INT64_MAX) spare.back++, next_step(archive, FINAL, -1, &spare.back, &code, e);
-    if (code) return code;
-    in_all = left;
-    for (int64_t step = -1; next_step(archive, FINAL, 1, &step, &code, e);)
-        in_all += spare_bytes(archive, step, &spare, newest);
-    for (int64_t step = -1;
-         !code && left < bytes && in_all >= bytes && next_step(archive, FINAL, 1, &step, &code, e);) {
-        if (!spare_bytes(archive, step, &spare, newest)) continue;
-        TRY(archive_remove(archive, step, false, notes, e));
-        fprintf(notes, "note: removed %s/" FINAL " to make room on the disk\n", archive->path, step);
+    if (spare.keep > 0) TRY(archive_count(archive, &count, e));
+    most = left, spare.keep = 1;
+    TRY(thin(archive, &spare, newest + 1, &most, NULL, e));
+    for (spare.keep = most < bytes ? 0 : count; spare.keep > 0 && left < bytes; spare.keep--) {
+        TRY(thin(archive, &spare, newest + 1, &left, notes, e));
         pulse_beat(pulse);
         TRY(disk_free(archive->dir, archive->path, &left, e));
     }
-    if (left >= bytes || code) return code;
-    return FAIL(e, ERR_WRITE, spare.keep > 0 ? "free some space" : "free some space, or remove older ones with --keep",
-                "%s: a checkpoint takes %.1f MiB, and the disk has %.1f MiB left", archive->path,
+    if (left >= bytes) return 0;
+    return FAIL(e, ERR_WRITE, hint, "%s: a checkpoint takes %.1f MiB, and the disk has %.1f MiB left", archive->path,
                 (double)bytes / (1 << 20), (double)left / (1 << 20));
 }
 

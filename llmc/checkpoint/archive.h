@@ -28,12 +28,12 @@ int64_t archive_step_of(const char *name); // returns 120 for "step_00000120", a
 typedef struct {
     int64_t keep; // number of newest complete checkpoints to keep; 0: all
     int64_t back; // a rollback goes to the newest checkpoint at or before this step; INT64_MAX: no rollback
-    int64_t best; // step of the checkpoint that --keep-best keeps; 0: none
+    bool best;    // --keep-best: with a checkpoint, keep the best one that it names (state.json)
 } Spare;
 
 // Makes room on the disk for a checkpoint of `bytes` bytes, or returns ERR_WRITE. With keep > 0, first removes
-// checkpoints that a rollback renamed, then the oldest ones before step `newest`. Removes none of the latter if
-// removing all of them would not make enough room.
+// checkpoints that a rollback renamed, then the oldest ones before step `newest`, as archive_thin does with a smaller
+// `keep`. Removes none of the latter if removing all of them would not make enough room.
 int archive_make_room(const Archive *archive, uint64_t bytes, Spare spare, int64_t newest, FILE *notes,
                       const Pulse *pulse, Error *e);
 
@@ -52,11 +52,12 @@ int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Err
 // Reads a manifest, verifies its files, and frees their list. ERR_INPUT names the first damaged file.
 int archive_verify(const Archive *archive, int64_t step, Verify what, const Pulse *pulse, Manifest *manifest, Error *e);
 
-// Removes step_N, or step_N.rolled_back if `rolled_back`. No-op unless the checkpoint is this run's.
-int archive_remove(const Archive *archive, int64_t step, bool rolled_back, FILE *notes, Error *e);
+// Removes step_N, or step_N.rolled_back if `rolled_back`. No-op unless the checkpoint is this run's and no link. bytes,
+// unless NULL: adds the checkpoint's bytes, and notes that it made room. notes NULL: removes nothing.
+int archive_remove(const Archive *archive, int64_t step, bool rolled_back, uint64_t *bytes, FILE *notes, Error *e);
 
-// Keeps the newest `keep` checkpoints whose files have the right sizes, the best, and the newest at or before step
-// `back` with all later ones. Removes this run's other checkpoints.
+// Keeps the newest `keep` checkpoints whose files have the right sizes, the newest at or before step `back` with all
+// later ones, and the best ones of these. Removes this run's other checkpoints.
 int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error *e);
 
 // The checkpoint that archive_newest found.

@@ -139,9 +139,9 @@ static int begin_save(Run *r, Error *e) {
     const uint64_t bytes =
         saver_checkpoint_bytes(&r->model, r->tokenizer) + s->state_bytes + metrics_waiting(r->metrics);
     const int64_t back = r->at.step + 1 - 2 * r->options.spike_steps;
-    s->spare = (Spare){.keep = r->options.keep, .back = !r->options.on_spike ? INT64_MAX : back > 0 ? back : 0};
+    s->spare = (Spare){.keep = r->options.keep, .back = INT64_MAX, .best = r->options.keep_best};
+    if (r->options.on_spike) s->spare.back = back > 0 ? back : 0;
     Spare room = s->spare;
-    if (r->options.keep_best) room.best = r->saving.best_before.step, s->spare.best = r->at.best.step;
     if (s->waits) room.back = INT64_MAX; // the last save may remove the checkpoint that a rollback needs
     TRY(archive_make_room(&r->archive, bytes, room, r->saving.saved_step, s->notes.f, &pulse, e));
     manifest_free(&s->manifest);
@@ -227,7 +227,7 @@ static void *finish(void *saver) {
     if (!code) code = archive_commit(&r->archive, s->step, &s->manifest, e);
     if (code) archive_abandon(&r->archive, s->step, s->manifest.dir, s->notes.f, &kept);
     else if (archive_verify(&r->archive, s->step, VERIFY_DISK, &s->pulse, &verified, e) == ERR_INPUT) {
-        if (!e->unreadable) archive_remove(&r->archive, s->step, false, s->notes.f, &kept);
+        if (!e->unreadable) archive_remove(&r->archive, s->step, false, NULL, s->notes.f, &kept);
         e->code = ERR_WRITE; // not ERR_INPUT: this program has just written the file
         error_hint(e, "the disk does not give back what was written: check it, or choose another --out");
     }

@@ -19,7 +19,7 @@
 //   4. setup_output cuts the log, as on every resume. Cut lines move to metrics.rolled_back.jsonl; after a kill that
 //      file may hold them twice. Abandoned checkpoints become step_N.rolled_back.
 //   5. A checkpoint to go back to always exists. The run begins with one of step 0, and archive_thin spares the newest
-//      one before the last 2 K steps.
+//      one before the last 2 K steps. With --keep-best it also spares the best one that any kept checkpoint names.
 //
 // code, *e: what train_step returned. If a spike lasts, returns ERR_NONFINITE with the reason, and plans a rollback
 // unless ROLLBACKS_MAX were made. Otherwise returns `code`.

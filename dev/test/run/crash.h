@@ -32,11 +32,10 @@ static inline void check_synced(const char *what) {
 
 // Checks that the newest whole checkpoint is no older than the last checkpoint that got its name.
 static inline void check_nothing_lost(const char *what) {
-    char directory[PATH_MAX];
     Error e = {0};
     long committed = faults->committed;
     check_synced(what);
-    long step = access("part", F_OK) == 0 ? (long)newest_whole_step("part", directory, &e) : -1;
+    long step = access("part", F_OK) == 0 ? (long)newest_whole_step("part", &e) : -1;
     CHECK(committed == 0 || step >= committed, "%s: step %ld was saved, the newest is now %ld", what, committed, step);
 }
 

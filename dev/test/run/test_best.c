@@ -208,15 +208,18 @@ static void test_stop_at_loss(void) {
 enum { FALLING_STEPS = 13 };
 static long one_kb; // size of one checkpoint of FALLING, in KiB
 
-// Checks that the best checkpoint (named in the newest) is undamaged, and that the one named in the output exists.
-static void check_best_is_there(const char *what) {
-    char directory[PATH_MAX];
+static long best_of(long step) {
     RunSummary summary = {0};
-    bool found = newest_whole_step("part", directory, &e) >= 0;
-    CHECK(found || newest_step("part") < 0, "%s: %s", what, e.what);
-    if (found) CHECK_OK(run_state_summary(&summary, directory, &e), &e);
-    long best = (long)summary.at.best.step, named = 0;
-    if (best) CHECK(verify(path_of("part/step_%08ld", best), &e) == 0, "%s: %s", what, e.what);
+    return run_state_summary(&summary, path_of("part/step_%08ld", step), &e) ? 0 : (long)summary.at.best.step;
+}
+
+// Checks that the best checkpoint that each one names is undamaged, and that the one named in the output exists.
+static void check_best_is_there(const char *what) {
+    long newest = newest_step("part"), named = 0;
+    CHECK(newest < 0 || newest_whole_step("part", &e) >= 0, "%s: %s", what, e.what);
+    for (long step = newest, best; step > 0; step--)
+        if ((best = best_of(step)))
+            CHECK(verify(path_of("part/step_%08ld", best), &e) == 0, "%s, step %ld: %s", what, step, e.what);
     size_t bytes;
     char *log = read_text("log", &bytes), *lowest = log ? strstr(log, "lowest validation loss") : NULL;
     if (lowest) named = atol(strstr(lowest, "after step ") + 11);
@@ -270,10 +273,49 @@ static void test_the_best_is_not_saved(void) {
     remove_tree("part");
 }
 
+// ---- With --on-spike ------------------------------------------------------------------------------------------------
+
+#define SPIKY                                                                                                          \
+    SMALL_COMMAND "--train-tokens 640 --checkpoint-every 2 --val-every 7 --keep %d --keep-best --on-spike rollback "   \
+                  "--spike-steps 2 "
+
+static int spiky_steps; // steps of this process so far
+
+// The second of two spikes comes in the first step after a rollback.
+static int spiky_result(Engine *engine, StepResult *result, Error *e) {
+    TRY(cpu_engine.result(engine, result, e));
+    if (++spiky_steps == 24 || spiky_steps == 25) result->loss_sum = NAN;
+    return 0;
+}
+
+// The validation loss falls until the first spike, then stays high.
+static int spiky_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
+    for (int i = 0; i < n * T; i++) loss[i] = (float)(spiky_steps < 24 ? 30 - spiky_steps : 30);
+    return 0;
+}
+
+// No rollback or resume forgets the best checkpoint, wherever the run was killed.
+static void test_rollbacks(void) {
+    trainer.engine.result = spiky_result, trainer.engine.eval = spiky_eval;
+    for (int keep = 1; keep <= 6; keep += 5)
+        for (long n = 0, renames = 1; n <= renames; n += trainer.thorough ? 1 : 11) {
+            remove_tree("part");
+            faults_plan(n ? FAULT_KILL : FAULT_NONE, CALL_RENAME, n, 0);
+            CHECK_RUN(trainer_run(SPIKY, keep), n ? 1000 + SIGKILL : 0);
+            check_best_is_there(path_of("keep %d, killed at rename %ld", keep, n));
+            if (n == 0) CHECK_RUN(0, 0, "step 24, ", "step 21, ", ": back to part/step_00000020");
+            if (n == 0) renames = faults->of[0].count[CALL_RENAME];
+            faults_plan(FAULT_NONE, -1, 0, 0);
+            CHECK_RUN(trainer_run(SPIKY, keep), 0);
+            const long best = best_of(newest_step("part")), lowest = lowest_of("part/metrics.jsonl").step;
+            CHECK(best == lowest, "keep %d, killed at rename %ld: %ld, not %ld", keep, n, best, lowest);
+        }
+}
+
 int main(void) {
     trainer_setup();
     faults_setup();
     RUN(test_an_example_is_found, test_the_best_stays, test_across_stops, test_alone, test_patience, test_stop_at_loss,
-        test_little_room, test_the_best_is_not_saved);
+        test_little_room, test_the_best_is_not_saved, test_rollbacks);
     return trainer_end();
 }

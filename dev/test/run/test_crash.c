@@ -435,7 +435,6 @@ static void test_retention(void) {
     int rounds = trainer.thorough ? 1000 : 60;
     Error e = {0};
     for (int round = 0; round < rounds; round++) {
-        char directory[PATH_MAX];
         int64_t keep = draw(5) + 1, newest = 0;
         int whole = 0, good = 0;
         remove_tree("kept");
@@ -447,7 +446,7 @@ static void test_retention(void) {
             Archive archive = archive_at("kept");
             CHECK_OK(archive_thin(&archive, &(Spare){.keep = keep, .back = INT64_MAX}, stderr, &e), &e);
             archive_close(&archive);
-            CHECK(!newest || newest_whole_step("kept", directory, &e) == newest, "step %ld is lost", (long)newest);
+            CHECK(!newest || newest_whole_step("kept", &e) == newest, "step %ld is lost", (long)newest);
         }
         for (int step = 1; step <= 6; step++) good += file_exists(path_of("kept/step_%08d/state.json", step));
         CHECK(good == (whole < keep ? whole : keep), "%d of %d kept with --keep %ld", good, whole, (long)keep);
