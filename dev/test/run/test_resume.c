@@ -18,17 +18,21 @@ static void make_part(const char *run, long step) {
     copy_file(path_of("%s/metrics.jsonl", run), "part/metrics.jsonl");
 }
 
+// Checks that `command` resumes from a step of `run`, and ends with the same bits.
+static void check_from(const char *run, long step, const char *command) {
+    make_part(run, step);
+    CHECK_RUN(trainer_run(path_of("%s --out part --checkpoint-every 0", command)), 0,
+              path_of("resuming from part/step_%08ld", step));
+    check_same_end(run, "part", path_of("%s, step %ld", run, step));
+}
+
 // Resumes from every step of a run with a growing batch.
 static void test_from_every_step(void) {
-    long tokens = trainer.thorough ? 24000 : 5000, stride = trainer.thorough ? 1 : 7;
-    CHECK_RUN(trainer_run("--train-tokens %ld --out whole --checkpoint-every 1 --keep 0", tokens), 0);
+    const char *command = trainer.thorough ? "--train-tokens 24000" : "--train-tokens 5000";
+    CHECK_RUN(trainer_run("%s --out whole --checkpoint-every 1 --keep 0", command), 0);
     long steps = newest_step("whole");
     CHECK(steps > (trainer.thorough ? 200 : 60), "%ld steps", steps);
-    for (long step = 1; step < steps; step += stride) {
-        make_part("whole", step);
-        CHECK_RUN(trainer_run("--train-tokens %ld --out part --checkpoint-every 0", tokens), 0);
-        check_same_end("whole", "part", path_of("step %ld", step));
-    }
+    for (long step = 1; step < steps; step += trainer.thorough ? 1 : 7) check_from("whole", step, command);
 }
 
 // A complete run does nothing; with a longer --train-tokens it resumes.
@@ -210,8 +214,7 @@ static void test_options_of_a_run(void) {
         CHECK_RUN(trainer_run(HERE "--steps 12 --out ofrun --checkpoint-every 5 --keep 0 %s", given), 0);
         make_part("ofrun", 5);
         CHECK_RUN(trainer_run(HERE "--steps 12 --out part %s", cases[i].other), ERR_USAGE, cases[i].said);
-        CHECK_RUN(trainer_run(HERE "--steps 12 --out part --checkpoint-every 5 %s", given), 0);
-        check_same_end("ofrun", "part", given);
+        check_from("ofrun", 5, path_of(HERE "--steps 12 %s", given));
         if (i == 0)
             CHECK(file_mentions("part/step_00000012/config.json",
                                 "\"resid_pdrop\": 0.2,\n  \"embd_pdrop\": 0.2,\n  \"attn_pdrop\": 0.2,"),
@@ -267,11 +270,7 @@ static void test_fp8(void) {
     }
     CHECK(line == 12, "%d steps", line);
     memory_free(log);
-    for (int step = 1; step <= 10; step += step < 3 ? 1 : 7) {
-        make_part("fp8", step);
-        CHECK_RUN(trainer_run(FP8 "--dtype fp8 --fp8-head --out part --checkpoint-every 0"), 0);
-        check_same_end("fp8", "part", path_of("fp8, from step %d", step));
-    }
+    for (int step = 1; step <= 10; step += step < 3 ? 1 : 7) check_from("fp8", step, FP8 "--dtype fp8 --fp8-head");
     make_part("fp8", 1); // exponents that are set adapt in the warm-up, too
     CHECK_RUN(trainer_run(HERE "--micro-batch 4 --steps 2 --warmup-tokens 9999 --dtype fp8 --fp8-head --out part"), 0,
               "step 2: fp8 overflows at exponent ");
@@ -371,12 +370,7 @@ static void test_ramp_of_the_whole_model(void) {
          "--ramp-waste 1 --ramp-step-rows 1e9 --lr 1e-2 --train-tokens 2000 "
     CHECK_RUN(trainer_run(TOTAL "--out total --checkpoint-every 1 --keep 0"), 0);
     CHECK(file_mentions("total/step_00000010/training/state.json", "\"total\""), "no state of it");
-    for (long step = 3; step < newest_step("total"); step += 25) {
-        make_part("total", step);
-        CHECK_RUN(trainer_run(TOTAL "--out part --checkpoint-every 0"), 0,
-                  path_of("resuming from part/step_%08ld", step));
-        check_same_end("total", "part", path_of("step %ld", step));
-    }
+    for (long step = 3; step < newest_step("total"); step += 25) check_from("total", step, TOTAL);
 }
 
 // A checkpoint of format 1, written by version 0.1 (a129221), resumes, and --check finds its files.
@@ -483,11 +477,7 @@ static void test_outliers_are_skipped(void) {
     memory_free(text);
     CHECK(first > 128 && skipped < 30, "%ld skipped, the first at step %ld", skipped, first);
     CHECK(by_loss > 0 && by_norm > 0, "%ld by the loss alone, %ld by the gradient's norm alone", by_loss, by_norm);
-    for (step = first - 1; step <= first; step++) {
-        make_part("outliers", step);
-        CHECK_RUN(trainer_run(OUTLIERS "--out part"), 0);
-        check_same_end("outliers", "part", path_of("outliers, from step %ld", step));
-    }
+    for (step = first - 1; step <= first; step++) check_from("outliers", step, OUTLIERS);
 }
 
 // The horizon cuts the last step, here to one row of 16. Such a step is no outlier and enters no window.
