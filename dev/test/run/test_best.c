@@ -25,16 +25,21 @@ static int seed;
 typedef struct {
     long step, last;     // step with the lowest validation loss; last step
     double loss, before; // the lowest validation loss; the lowest before that step
+    long end[4];         // step of the first validation that completes k without a new lowest loss; 0: none
 } Lowest;
 
 static Lowest lowest_after(long step, const char *metrics) {
     Lowest lowest = {.loss = INFINITY};
     size_t bytes;
+    int stale = 0;
     char *text = read_text(metrics, &bytes), *save = NULL;
     for (char *line = text ? strtok_r(text, "\n", &save) : NULL; line; line = strtok_r(NULL, "\n", &save)) {
         char *val = strstr(line, "\"val_loss\": ");
         lowest.last = atol(strstr(line, "\"step\": ") + 8);
-        if (!val || lowest.last <= step || !(atof(val + 12) < lowest.loss)) continue;
+        if (!val || lowest.last <= step) continue;
+        stale = atof(val + 12) < lowest.loss ? 0 : stale + 1;
+        if (stale < 4 && !lowest.end[stale]) lowest.end[stale] = lowest.last;
+        if (stale > 0) continue;
         lowest.before = lowest.loss;
         lowest.loss = atof(val + 12);
         lowest.step = lowest.last;
@@ -129,33 +134,15 @@ static void test_alone(void) {
 
 // ---- --patience -----------------------------------------------------------------------------------------------------
 
-// Returns the step of the first validation that completes `patience` validations without a new lowest loss; 0: none.
-static long end_of_patience(const char *metrics, int patience) {
-    size_t bytes;
-    char *text = read_text(metrics, &bytes), *save = NULL;
-    double lowest = INFINITY;
-    long end = 0;
-    int stale = 0;
-    for (char *line = text ? strtok_r(text, "\n", &save) : NULL; line && !end; line = strtok_r(NULL, "\n", &save)) {
-        char *val = strstr(line, "\"val_loss\": ");
-        if (!val) continue;
-        stale = atof(val + 12) < lowest ? 0 : stale + 1;
-        lowest = fmin(lowest, atof(val + 12));
-        if (stale == patience) end = atol(strstr(line, "\"step\": ") + 8);
-    }
-    memory_free(text);
-    return end;
-}
-
 #define PATIENT RUN_COMMAND "--train-tokens %d --checkpoint-every 2 --keep 0 --val-every 3 --keep-best "
 
 // A run ends after --patience validations without a new lowest loss. A resume also counts validations before it.
 static void test_patience(void) {
     CHECK_RUN(trainer_run(PATIENT, seed, TOKENS), 0);
-    long first = end_of_patience("part/metrics.jsonl", 2), second = end_of_patience("part/metrics.jsonl", 3);
+    Lowest whole = lowest_of("part/metrics.jsonl");
+    long first = whole.end[2], second = whole.end[3];
     CHECK(first > 0 && (second == 0 || second > first) && first < TOKENS / 16, "ends at %ld and %ld: a bad example",
           first, second);
-    Lowest whole = lowest_of("part/metrics.jsonl");
     CHECK(trainer_run(PATIENT "--fresh --patience 1000", seed, TOKENS) == 0 &&
               same_metrics("part/metrics.jsonl", "part.1/metrics.jsonl"),
           "it changes the numbers: %s", log_tail());

@@ -92,31 +92,23 @@ static void test_little_room(void) {
     check_same_files("whole/step_00000037", "part/step_00000037", "little room for a rollback");
 }
 
-// The newest good checkpoint is never removed, even if the run is killed or a newer checkpoint is damaged.
+// The newest good checkpoint is never removed, even if the run is killed or a newer checkpoint is damaged. With
+// --keep 2 older ones are removed for room; with --keep 1 there is room, and the older one is removed last.
 static void test_little_room_under_attack(void) {
-    long calls = calls_of_run[CALLS];
-    Some some = some_calls(calls / 8);
-    for (long n = some.first; n <= calls - 10; n += some.stride) { // this run may make a few calls fewer
-        const char *what = path_of("little room, killed at call %ld", n);
+    long calls = calls_of_run[CALLS] - 10, keep = 2; // these runs may make a few calls fewer
+    Some some = some_calls(calls / 11);
+    for (long n = some.first; n <= calls; n += some.stride, keep = 3 - keep) {
+        const char *what = path_of("little room, --keep %ld, killed at call %ld", keep, n);
         remove_part();
         faults_plan(FAULT_KILL, -1, n, 0);
         faults->disk_kb = disk_of(2);
-        CHECK(trainer_run(COMMAND "--out part") == 1000 + SIGKILL, "%s: %s", what, log_tail());
+        CHECK(trainer_run(COMMAND "--keep %ld --out part", keep) == 1000 + SIGKILL, "%s: %s", what, log_tail());
         check_nothing_lost(what);
         no_faults();
         faults->disk_kb = disk_of(2); // removing the killed save's files makes room
-        CHECK(trainer_run(COMMAND "--out part") == 0, "%s: resumed: %s", what, log_tail());
+        CHECK(trainer_run(COMMAND "--keep %ld --out part", keep) == 0, "%s: resumed: %s", what, log_tail());
+        CHECK(count_checkpoints("part") == keep, "%s: %d are kept", what, count_checkpoints("part"));
         check_same_end("whole", "part", what);
-    }
-    for (long n = calls / 3; n <= calls - 10; n += 1 + calls / 3) { // --keep 1: the older checkpoint is removed last
-        begin_part();
-        faults_plan(FAULT_KILL, -1, n, 0);
-        CHECK_RUN(trainer_run(COMMAND "--keep 1 --out part"), 1000 + SIGKILL);
-        check_nothing_lost("--keep 1");
-        no_faults();
-        CHECK_RUN(trainer_run(COMMAND "--keep 1 --out part"), 0);
-        CHECK(count_checkpoints("part") == 1, "%d are kept", count_checkpoints("part"));
-        check_same_end("whole", "part", "--keep 1");
     }
 }
 
@@ -209,37 +201,27 @@ static void test_the_name_leads_elsewhere(void) {
     }
 }
 
-// An unreadable file is not damaged: the run ends and changes none of its files.
+// An unreadable file is not damaged, and a directory whose listing fails once has checkpoints: the run ends and changes
+// none of its files.
 static void test_unreadable_is_not_damaged(void) {
     static const int errors[] = {EACCES, ESTALE, EIO};
     static const char *const files[] = {"MANIFEST.json", "training/state.json", "training/optimizer.safetensors",
-                                        "run.json"};
+                                        "run.json", ": cannot list"};
     long newest = newest_step("whole");
-    for (int i = 0; i < 4; i++) {
-        bool of_run = i == 3;
+    for (int i = 0; i < 5; i++) {
+        const char *said = i < 3 ? path_of("part/step_%08ld/%s", newest, files[i]) : files[i];
         begin_with_whole();
         faults_plan(FAULT_NONE, -1, 0, errors[i % 3]);
-        if (of_run) snprintf(faults->unreadable, sizeof faults->unreadable, "part/%s", files[i]);
-        else snprintf(faults->unreadable, sizeof faults->unreadable, "part/step_%08ld/%s", newest, files[i]);
+        if (i < 4) strcpy(faults->unreadable, said);
+        faults->unlisted = i == 4;
         CHECK_RUN(trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part"), ERR_INPUT,
-                  strerror(errors[i % 3]), faults->unreadable, "!Skipped", "!--fresh");
-        CHECK(of_run || log_mentions("nothing was changed: make it readable and start again"), "%s", log_tail());
+                  strerror(errors[i % 3]), said, "!Skipped", "!--fresh");
+        CHECK(i > 2 || log_mentions("nothing was changed: make it readable and start again"), "%s", log_tail());
         CHECK(newest_step("part") == newest && same_file("whole/metrics.jsonl", "part/metrics.jsonl") &&
                   same_file("whole/run.json", "part/run.json"),
               "%s: the run changed", files[i]);
         check_resumes(files[i]);
     }
-}
-
-// A directory whose listing fails once is not a directory without checkpoints.
-static void test_unlisted_is_not_empty(void) {
-    begin_with_whole();
-    faults_plan(FAULT_NONE, -1, 0, EIO);
-    faults->unlisted = true;
-    CHECK_RUN(trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part"), ERR_INPUT, "part: cannot list");
-    CHECK(newest_step("part") == newest_step("whole") && same_file("whole/metrics.jsonl", "part/metrics.jsonl"),
-          "the run changed");
-    check_resumes("a list that fails");
 }
 
 // ---- Damage ---------------------------------------------------------------------------------------------------------
@@ -460,8 +442,8 @@ int main(void) {
     random_begin();
     RUN(test_undisturbed, test_killed_at_every_call, test_calls_that_fail, test_no_room, test_little_room,
         test_little_room_under_attack, test_disk_that_lies, test_log_waits_for_room, test_saves_before_unreadable_data,
-        test_reads_ahead, test_the_name_leads_elsewhere, test_unreadable_is_not_damaged, test_unlisted_is_not_empty,
-        test_falls_back, test_check_of_a_file, test_signals, test_second_signal_ends_at_once, test_hangups,
-        test_one_run_at_a_time, test_waits_for_a_lock, test_retention);
+        test_reads_ahead, test_the_name_leads_elsewhere, test_unreadable_is_not_damaged, test_falls_back,
+        test_check_of_a_file, test_signals, test_second_signal_ends_at_once, test_hangups, test_one_run_at_a_time,
+        test_waits_for_a_lock, test_retention);
     return trainer_end();
 }
