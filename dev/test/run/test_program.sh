@@ -23,9 +23,8 @@ same() {
     cmp "$1"/step_*/model.safetensors "$2"/step_*/model.safetensors
 }
 
-two_runs_are_identical() { run a $ramp --threads 1 && run b $ramp --threads 1 && same a b; }
 a_run_is_run_again() { # --config RUN/run.json repeats a run, in another --out
-    "$train" --config a/run.json --out again > again.log 2>&1 && same a again && grep -q '"out": "again"' again/run.json &&
+    run a $ramp --threads 1 && "$train" --config a/run.json --out again > again.log 2>&1 && same a again && grep -q '"out": "again"' again/run.json &&
         "$train" --config a/run.json --print-options | grep -cxE 'ramp-kappa = 4|# deadline = 300' | grep -qx 2
 }
 a_step_is_measured_once() { # run.json has --ramp-step-rows; a run that began without it cannot measure it later, and goes on from its batch
@@ -283,7 +282,7 @@ dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose 
         print "planned " plan " MiB, took " peak; exit 1 } }'
 }
 
-for test in two_runs_are_identical a_run_is_run_again a_step_is_measured_once bash_completes_its_options threads_do_not_matter another_seed_is_another_run blocks_begin_as_the_identity a_schedule_holds \
+for test in a_run_is_run_again a_step_is_measured_once bash_completes_its_options threads_do_not_matter another_seed_is_another_run blocks_begin_as_the_identity a_schedule_holds \
     replay_repeats_the_batches micro_batch_does_not_matter documents_are_kept_apart a_document_mask_is_refused windows_shift a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
     notes_validation_on_training_data samples_from_a_model a_conversation config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_hole_in_the_log closed_standard_streams prints_its_commit dry_run_predicts_the_memory; do

@@ -17,6 +17,7 @@ enum { T = 8, V = 64, B = 16, WINDOWS = 3200, SEED = 5, FIRST = 171, LAST = 182,
     "--lr 1e-2 --lr-schedule constant --val val.bin --val-every 20 --val-tokens 512 "
 #define RUNS     HERE "--micro-batch 16 --steps 260 "
 #define ROLLBACK "--on-spike rollback --spike-z 8 --keep 0 --checkpoint-every 10 "
+#define SHORT    HERE "--on-spike rollback --train clean.bin --micro-batch 16 --steps 50 --checkpoint-every 6 "
 
 // Makes "clean.bin", and "planted.bin" with random tokens in the rows of steps FIRST to LAST.
 static void make_shards(void) {
@@ -184,11 +185,8 @@ static void test_not_finite(void) {
                            ": back to nan39/step_00000024, without examples 464 to 623\n"};
     for (int i = 0, step = 9; i < 2; i++, step += 30) {
         disturbed.nan_from = step, disturbed.nan_to = step + 1;
-        CHECK_RUN(trainer_run(HERE
-                              "--on-spike rollback --keep 1 --train clean.bin --out nan%d --micro-batch 16 --steps 50 "
-                              "--checkpoint-every 6",
-                              step),
-                  0, path_of("step %d, examples %d to %d: loss nan", step, (step - 1) * B, step * B - 1), where[i]);
+        CHECK_RUN(trainer_run(SHORT "--keep 1 --out nan%d", step), 0,
+                  path_of("step %d, examples %d to %d: loss nan", step, (step - 1) * B, step * B - 1), where[i]);
         check_lines(path_of("nan%d", step), 50);
     }
     CHECK(count_checkpoints("nan39") == 4 && file_exists("nan39/step_00000036") &&
@@ -196,8 +194,6 @@ static void test_not_finite(void) {
           "kept: 50, back to 36, before step 41, and the abandoned ones");
     disturbed.nan_from = disturbed.nan_to = 0;
 }
-
-#define SHORT HERE "--on-spike rollback --train clean.bin --micro-batch 16 --steps 50 --checkpoint-every 6 "
 
 // A second spike comes right after the first rollback, so both rollbacks go back to the same checkpoint.
 static void test_again_at_once(void) {
@@ -331,7 +327,7 @@ int main(int argc, char **argv) {
     trainer.engine.result = disturbed_result;
     trainer_setup();
     make_shards();
-    RUN(test_heals, test_killed, test_off_and_idle, test_not_finite, test_again_at_once,
-        test_another_runs_checkpoint, test_abandoned, test_everything_else, test_gives_up, test_ranks);
+    RUN(test_heals, test_killed, test_off_and_idle, test_not_finite, test_again_at_once, test_another_runs_checkpoint,
+        test_abandoned, test_everything_else, test_gives_up, test_ranks);
     return trainer_end();
 }
