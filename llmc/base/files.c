@@ -288,12 +288,6 @@ void path_parent(const char *path, char *out, size_t bytes) {
     else slash[slash == out] = 0; // the parent of "/x" is "/"
 }
 
-void path_existing(const char *path, char *out, size_t bytes) {
-    char missing[PATH_MAX];
-    snprintf(out, bytes, "%s", path);
-    while (!directory_exists(out)) path_parent(strcpy(missing, out), out, bytes);
-}
-
 int directory_create(const char *path, Error *e) {
     char partial[PATH_MAX];
     size_t length = strlen(path);
@@ -330,7 +324,10 @@ int directory_list(int dir, const char *path, Names *out, Error *e) {
 
 int disk_free(int dir, const char *path, uint64_t *bytes, Error *e) {
     struct statvfs st;
-    if ((dir == IN_PATH ? statvfs(path, &st) : fstatvfs(dir, &st)) != 0)
+    char disk[PATH_MAX], missing[PATH_MAX]; // disk: the longest parent that exists
+    snprintf(disk, sizeof disk, "%s", path);
+    while (dir == IN_PATH && !directory_exists(disk)) path_parent(strcpy(missing, disk), disk, sizeof disk);
+    if ((dir == IN_PATH ? statvfs(disk, &st) : fstatvfs(dir, &st)) != 0)
         return FAIL(e, ERR_WRITE, "check --out", "%s: cannot read the free space: %s", path, strerror(errno));
     *bytes = (uint64_t)st.f_bavail * st.f_frsize;
     return 0;

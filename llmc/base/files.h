@@ -82,7 +82,6 @@ bool path_ends(const char *path, const char *ending); // false if the path is on
 
 // Writes the directory that holds a path to `out`; "." if the path has no slash.
 void path_parent(const char *path, char *out, size_t bytes);
-void path_existing(const char *path, char *out, size_t bytes); // longest parent that exists; bytes <= PATH_MAX
 
 // Creates a directory and its parents; an existing one is fine.
 int directory_create(const char *path, Error *e);
@@ -98,5 +97,5 @@ typedef struct {
 int directory_list(int dir, const char *path, Names *out, Error *e); // with IN_PATH lists `path`, else `dir`
 void names_free(Names *names);
 
-// Sets *bytes to the free space on the disk of the open directory `dir`; if `dir` is IN_PATH, on the disk of `path`.
+// Sets *bytes to the free space on the disk of the open directory `dir`; with IN_PATH, of `path`, even if it is missing.
 int disk_free(int dir, const char *path, uint64_t *bytes, Error *e);

@@ -99,7 +99,6 @@ typedef struct {
     const Dataset *train, *val; // NULL: not read
     bool copies;                // checkpoints are written from a copy on the host
     double checkpoint_bytes, disk_free_bytes;
-    const char *disk; // the path of the checkpoints' disk
 } Plan;
 
 // Work and time of a rank, by family of kernels and by pass.

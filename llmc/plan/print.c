@@ -381,6 +381,6 @@ void plan_print(const Plan *p) {
     const int64_t copies = p->ramp ? plan_checkpoints(p->ramp, p->options) : 1;
     const double bytes = (double)copies * p->checkpoint_bytes;
     printf("checkpoints %s each; at most %lld at a time: %s, %s free in %s%s\n", binary(p->checkpoint_bytes).s,
-           (long long)copies, binary(bytes).s, binary(p->disk_free_bytes).s, p->disk,
+           (long long)copies, binary(bytes).s, binary(p->disk_free_bytes).s, p->options->out,
            p->disk_free_bytes < bytes ? ": NOT ENOUGH" : "");
 }

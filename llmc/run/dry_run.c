@@ -8,7 +8,6 @@ int run_dry(Run *r, Error *e) {
     int ranks = o->ranks ? (int)o->ranks : r->comm->ranks;
     EngineDevice here;
     PlanDevice device;
-    char disk[PATH_MAX];
     uint64_t free_bytes;
     if (o->train[0]) TRY(setup_data(r, e));
     if (o->with_optimizer) TRY(setup_moments(r, e));
@@ -31,8 +30,7 @@ int run_dry(Run *r, Error *e) {
     EngineConfig shape = r->shape;
     shape.model = &r->model;
 
-    path_existing(o->out, disk, sizeof disk);
-    TRY(disk_free(IN_PATH, disk, &free_bytes, e));
+    TRY(disk_free(IN_PATH, o->out, &free_bytes, e));
     Plan plan = {
         .options = o,
         .engine = r->engine_api,
@@ -48,7 +46,6 @@ int run_dry(Run *r, Error *e) {
         .copies = saves_in_background(r),
         .checkpoint_bytes = (double)saver_checkpoint_bytes(&r->model, r->tokenizer),
         .disk_free_bytes = (double)free_bytes,
-        .disk = disk,
     };
     plan_print(&plan);
     int code = plan_check_fits(&plan, e);

@@ -144,15 +144,13 @@ static bool saves_before_the_end(const Run *r) {
 // more it needs none, as a save may first remove an old one. A rollback needs no more room than the run before it.
 int setup_room(const Run *r, Error *e) {
     const uint64_t one = saver_checkpoint_bytes(&r->model, r->tokenizer);
-    char disk[PATH_MAX];
     uint64_t left;
     int present = 0; // number of this run's checkpoints; a new run has 0, as it moves an earlier run aside
     if (!is_rank0(r) || r->back.why.code) return 0;
     if (r->metrics) TRY(archive_tidy(&r->archive, false, stderr, e)); // removes a killed save's files; the lock is held
     if (r->saving.saved[0]) TRY(archive_count(&r->archive, &present, e));
     const int needed = present ? present == 1 || r->options.keep == 0 : saves_before_the_end(r) ? 2 : 1;
-    path_existing(r->options.out, disk, sizeof disk);
-    TRY(disk_free(IN_PATH, disk, &left, e));
+    TRY(disk_free(IN_PATH, r->options.out, &left, e));
     if (left >= (uint64_t)needed * one) return 0;
     return FAIL(e, ERR_WRITE, "free some space, or choose another --out",
                 "--out %s: a save needs room for %d checkpoint%s of %llu bytes, and the disk has %llu bytes left",
