@@ -124,6 +124,13 @@ int file_close(int fd, const char *path, Error *e) {
     return code;
 }
 
+int file_check_free(int dir, const char *path, Error *e) {
+    struct stat st;
+    const bool found = fstatat(dir, at_name(dir, path), &st, AT_SYMLINK_NOFOLLOW) == 0;
+    if (!found || (S_ISREG(st.st_mode) && st.st_size == 0)) return 0;
+    return FAIL(e, ERR_WRITE, "move it away, or choose another --out", "%s: another program's, or another run's", path);
+}
+
 int file_replace(int dir, const char *path, const void *data, size_t bytes, Error *e) {
     char partial[PATH_MAX];
     int fd;

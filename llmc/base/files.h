@@ -39,6 +39,9 @@ int file_replace(int dir, const char *path, const void *data, size_t bytes, Erro
 
 int descriptor_sync(int fd, const char *path, Error *e);
 
+// ERR_WRITE if `path` exists and is no empty file. For an output that only its writer may have created.
+int file_check_free(int dir, const char *path, Error *e);
+
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
 // These functions set e->unreadable if a file exists but cannot be read: it may be undamaged.

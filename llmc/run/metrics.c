@@ -22,7 +22,7 @@ typedef struct {
     char path[PATH_MAX];
 } Log;
 
-// UNDONE: lines that a rollback, or a resume from another log, has cut from STEPS.
+// UNDONE: what a rollback or a resume has cut from the other two.
 enum { STEPS, SAMPLES, UNDONE, LOGS };
 static const char *const log_names[LOGS] = {"metrics.jsonl", "samples.jsonl", "metrics.rolled_back.jsonl"};
 
@@ -133,49 +133,45 @@ int metrics_close(Metrics *m, Error *e) {
 
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
-// Sets *keep to the number of bytes of a log to keep: the whole lines of steps up to `step`. Copies the other bytes to
-// `rest`, unless rest is NULL, and ends their last line. Stops at a line that does not begin with '{': a full
-// disk or power cut may leave a hole of zeros, which getline would read as one very long line.
-static int bytes_until(int fd, const char *path, int64_t step, off_t *keep, FILE *rest, Error *e) {
+// Truncates a log to the whole lines of steps up to `step`. Moves the other bytes, which may be another program's, to
+// UNDONE, except from a NUL on: a full disk or power cut may leave a hole of zeros. Stops at a line that does not begin
+// with '{', since getline would read the hole as one very long line.
+static int log_cut(Metrics *m, const char *path, int fd, int64_t step, bool keeps, Error *e) {
+    Log *undone = &m->log[UNDONE];
     char *line = NULL;
     size_t room = 0;
     long long at;
     FILE *f = fdopen(dup(fd), "r");
-    *keep = 0;
+    off_t keep = 0;
     if (f) rewind(f);
     for (int c; f && (c = getc(f)) == '{';) {
         ungetc(c, f);
         ssize_t n = getline(&line, &room, f);
         if (n <= 0 || line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
-        *keep += n;
+        keep += n;
     }
-    if (f && rest) fseek(f, *keep, SEEK_SET);
+    if (f) fseek(f, keep, SEEK_SET);
     int last = '\n';
-    for (int c; f && rest && (c = getc(f)) != EOF; last = c) putc(c, rest);
-    if (last != '\n') putc('\n', rest);
-    const int error = !f || ferror(f) ? errno : 0;
+    for (int c; f && (c = getc(f)) > 0; last = c) putc(c, undone->lines.f);
+    if (last != '\n') putc('\n', undone->lines.f);
+    fflush(undone->lines.f);
+    const int error = !f || ferror(f) || ferror(undone->lines.f) ? errno : 0;
     free(line);
     if (f) fclose(f);
-    if (!error) return 0;
-    return FAIL_UNREADABLE(e, "make it readable, and start again", "%s: cannot read: %s", path, strerror(error));
+    if (error)
+        return FAIL_UNREADABLE(e, "make it readable, and start again", "%s: cannot read: %s", path, strerror(error));
+    if (metrics_flush(m, e) && !keeps) return log_empty(undone), e->code; // the log still has them
+    return ftruncate(fd, keep) ? cannot_write(path, e) : 0;
 }
 
-int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e) {
+int metrics_begin(Metrics *m, int64_t step, bool keeps, Error *e) {
     const char *samples = m->log[SAMPLES].path;
-    off_t keep;
     int fd;
-    const bool is_new = step == 0 && metrics_bytes(m) == 0; // keeps older samples
     if (keeps && metrics_flush(m, e) && metrics_waiting(m) > log_waits(&m->log[UNDONE])) return e->code;
-    TRY(bytes_until(m->fd, m->log[STEPS].path, step, &keep, NULL, e));
-    const bool moves = keeps || keep != bytes;
-    if (moves) TRY(bytes_until(m->fd, m->log[STEPS].path, step, &keep, m->log[UNDONE].lines.f, e));
-    fflush(m->log[UNDONE].lines.f);
-    if (moves && metrics_flush(m, e) && !keeps) return log_empty(&m->log[UNDONE]), e->code; // STEPS still has them
-    if (ftruncate(m->fd, keep) != 0) return cannot_write(m->log[STEPS].path, e);
+    TRY(log_cut(m, m->log[STEPS].path, m->fd, step, keeps, e));
     if (!file_exists_in(m->dir, samples)) return 0;
     TRY(file_open_output(m->dir, samples, O_RDWR, &fd, e)); // if samples cannot be written, the run ends now
-    int code = bytes_until(fd, samples, step, &keep, NULL, e);
-    if (!code && !is_new && ftruncate(fd, keep) != 0) code = cannot_write(samples, e);
+    const int code = log_cut(m, samples, fd, step, keeps, e);
     close(fd);
     return code;
 }

@@ -55,11 +55,10 @@ typedef struct Noise Noise; // noise.h
 // file without waiting. ERR_USAGE if another process holds the lock; *here: true if it is of this machine.
 int metrics_open(Metrics **out, int dir, const char *directory, bool *here, Error *e);
 
-// Truncates metrics.jsonl to `step` steps, and samples.jsonl unless the run is new. keeps true (a rollback): first
-// writes the waiting lines, and moves cut steps to metrics.rolled_back.jsonl; if that fails, they wait. keeps false (a
-// resume): no line may be waiting. bytes: length of metrics.jsonl at the checkpoint. If the kept steps have another
-// length, the log is not the run's own: the cut lines move, too; ERR_WRITE, and nothing is cut, if they cannot.
-int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e);
+// Truncates metrics.jsonl and samples.jsonl to `step` steps, and moves what it cuts to metrics.rolled_back.jsonl. keeps
+// true (a rollback): first writes the waiting lines; cut lines that cannot be moved wait. keeps false (a resume): no
+// line may be waiting; ERR_WRITE, and a log is not cut, if its lines cannot be moved.
+int metrics_begin(Metrics *m, int64_t step, bool keeps, Error *e);
 
 int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, including the lines that wait
 

@@ -158,9 +158,11 @@ int setup_room(const Run *r, Error *e) {
                 (unsigned long long)left);
 }
 
-// Locks the run directory, moves an earlier run aside, and cuts logs and checkpoints back to this run's step.
+// Locks the run directory, moves aside or refuses what is not this run's, cuts logs and checkpoints back to its step.
 static int setup_directory(Run *r, Error *e) {
+    static const char *const names[3] = {"samples.jsonl", "outliers.jsonl", "metrics.rolled_back.jsonl"};
     const char *out = r->options.out;
+    char path[PATH_MAX];
     int checkpoints;
     TRY(directory_create(out, e));
     if (!archive_is_open(&r->archive)) TRY(archive_open(&r->archive, out, e));
@@ -174,12 +176,16 @@ static int setup_directory(Run *r, Error *e) {
         TRY(move_old_run(out, e));
         return setup_directory(r, e);
     }
+    for (int i = 0; !r->saving.saved[0] && i < 3; i++) {
+        TRY(path_join(path, sizeof path, out, names[i], e));
+        TRY(file_check_free(r->archive.dir, path, e));
+    }
     const bool back = r->back.why.code;
     TRY(archive_tidy(&r->archive, back && r->options.keep > 0, stderr, e));
     // Write run.json before logs and checkpoints change: this sets archive->id, and fails if the old one is unreadable.
     TRY(write_run_json(r, e));
     TRY(archive_set_aside_after(&r->archive, r->at.step, back ? "rolled_back" : "damaged", stderr, e));
-    TRY(metrics_begin(r->metrics, r->at.step, r->at.metrics_bytes, back, e));
+    TRY(metrics_begin(r->metrics, r->at.step, back, e));
     if (metrics_bytes(r->metrics) != r->at.metrics_bytes)
         fprintf(stderr,
                 "warning: %s/metrics.jsonl is not as it was at the checkpoint: steps are missing or "
