@@ -187,13 +187,16 @@ static int run_finish(Pipeline *run, Error *e) {
     const struct SplitState *splits = run->writer.split;
     const Inputs *in = &run->inputs;
     uint64_t files = 0, lines = run->reader.left_out;
+    for (int i = 0; i < in->count; i++) files += in->all[i].left_out;
     if (*o->separator && !run->reader.separated)
         fprintf(stderr, "note: --separator %s is nowhere in the text\n", o->separator);
     if (run->writer.eot < 0 && !run->tokenizer->is_bytes)
         fprintf(stderr, "note: %s declares no eos_token and has no <|endoftext|>: %s separates documents\n",
                 o->tokenizer, run->writer.newline < 0 ? "nothing" : "a newline");
     if (splits[TRAIN].tokens + splits[VAL].tokens == 0)
-        return FAIL(e, ERR_INPUT, "is this the right input?", "%s: no text in it", input_name(&in->all[0]));
+        return FAIL(e, ERR_INPUT, files + lines ? "--invalid error says why" : "is this the right input?",
+                    "%s: no text in it%s", input_name(&in->all[0]),
+                    files + lines ? " but what --invalid skip left out" : "");
     bool both = o->val_fraction > 0 || o->val_every_file;
     for (int i = 0; i < SPLITS; i++)
         if (splits[i].tokens == 0 && (both || i == (o->split == VAL ? VAL : TRAIN)))
@@ -205,7 +208,6 @@ static int run_finish(Pipeline *run, Error *e) {
             printf("%s_%s_*.bin: %" PRIu64 " tokens of %" PRIu64 " document%s in %d shard%s\n", o->out, SPLIT_NAMES[i],
                    splits[i].tokens, splits[i].documents, plural_s(splits[i].documents), splits[i].shards,
                    plural_s((uint64_t)splits[i].shards));
-    for (int i = 0; i < in->count; i++) files += in->all[i].left_out;
     if (files) printf("left out: %" PRIu64 " file%s not UTF-8\n", files, files == 1 ? " that is" : "s that are");
     for (int i = 0; i < in->count; i++)
         if (in->all[i].left_out) printf("  %s\n", in->all[i].path);

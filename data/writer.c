@@ -1,7 +1,9 @@
+#define _GNU_SOURCE // FNM_EXTMATCH
 #include "writer.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +52,7 @@ static int acquire_lock(Writer *w, Error *e) {
     char path[PATH_MAX];
     struct stat held, named;
     snprintf(path, sizeof path, "%s.lock", w->o->out);
+    TRY(file_check_free(IN_PATH, path, e)); // writer_close removes it
     TRY(file_open_output(IN_PATH, path, O_WRONLY | O_CREAT, &w->lock, e));
     bool locked = flock(w->lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
     // If another run has unlinked the file since, the lock guards nothing. On NFS st_nlink stays 1: compare inodes.
@@ -60,23 +63,15 @@ static int acquire_lock(Writer *w, Error *e) {
                 "%s: another data/tokenize is writing there", w->o->out);
 }
 
-// True if PREFIX and `name` make the name of a shard, perhaps of an unfinished one: "_train_000000.bin.partial".
-static bool ends_shard(const char *name) {
-    int end = 0;
-    sscanf(name, name[0] && name[1] == 't' ? "_train_%*[0-9]%n" : "_val_%*[0-9]%n", &end);
-    return end > 0 && strncmp(name + end, ".bin", 4) == 0;
-}
-
-// Refuses an input that is a shard of this prefix.
+// Refuses an input that is a shard of this prefix, perhaps an unfinished one: PREFIX_train_000000.bin.partial.
 static int check_inputs(const Writer *w, const char *directory, const Inputs *inputs, Error *e) {
     char real[PATH_MAX], prefix[PATH_MAX + NAME_MAX + 2];
     if (!realpath(directory, real)) return 0;
     size_t length = (size_t)snprintf(prefix, sizeof prefix, "%s/%s", real, path_name(w->o->out));
     for (int i = 0; i < inputs->count; i++) {
         const char *path = inputs->all[i].path;
-        if (!realpath(strcmp(path, "-") ? path : "/proc/self/fd/0", real) || strncmp(real, prefix, length) != 0)
-            continue;
-        if (ends_shard(real + length))
+        if (realpath(strcmp(path, "-") ? path : "/proc/self/fd/0", real) && strncmp(real, prefix, length) == 0 &&
+            fnmatch("_@(train|val)_+([0-9]).bin*", real + length, FNM_EXTMATCH) == 0)
             return FAIL(e, ERR_USAGE, "choose another --out", "%s is an input, and --out %s would replace it", real,
                         w->o->out);
     }
@@ -92,8 +87,8 @@ int writer_open(Writer *w, const TokenizeOptions *o, const Tokenizer *t, const I
     TRY(check_inputs(w, directory, inputs, e));
     const Path key = shard_path(w, key_split(w), 0, "");
     bool interrupted = !file_exists(key.text) && file_exists(shard_path(w, key_split(w), 0, PARTIAL).text);
-    for (int split = 0; split < SPLITS; split++) // check shards 0 and 1: llm.c numbers its training shards from 1
-        for (int shard = 0; shard < 2 && owns_split(w, split); shard++) {
+    for (int split = 0; split < SPLITS; split++) // the first shards may be missing: llm.c numbers from 1
+        for (int shard = 0; shard < 1000 && owns_split(w, split); shard++) {
             const Path path = shard_path(w, split, shard, "");
             if (!o->force && !interrupted && file_exists(path.text))
                 return FAIL(e, ERR_USAGE, "choose another --out, or --force to replace it", "%s: exists", path.text);

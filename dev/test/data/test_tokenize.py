@@ -359,7 +359,7 @@ def test_invalid_skip():
         check(named == [*sorted(bad), "texts/40.txt", "texts/42.txt", "texts/43.jsonl"], f"{named}")
     clean()
     refuse("unknown until its end", *BYTES, "--invalid", "skip", "-", code=64, stdin=b"text")
-    refuse("texts/40.txt: no text in it", *BYTES, "--invalid", "skip", "texts/40.txt", "texts/42.txt")
+    refuse("texts/40.txt: no text in it but what --invalid skip left out", *BYTES, "--invalid", "skip", "texts/40.txt", "texts/42.txt")
 
 
 def test_other_kinds():
@@ -656,6 +656,10 @@ def test_existing_output_and_full_disk():
     refuse("cannot write", *BYTES, "a.txt", code=74, limit=1000000)
     run(*BYTES, "--shard-tokens", 1000000, "--val-fraction", 0.5, "a.txt")
     before = contents(shards("out"))
+    for name, code in (("mine.lock", 74), ("yours_train_000002.bin", 64)):
+        write(name, "theirs")
+        error = run("--tokenizer", "bytes", "--out", name[:-5].split("_")[0], "--shard-tokens", 1, "b.txt", expect=code)
+        check(f"error: {name}: " in error and contents([name]) == {name: b"theirs"}, error)
     error = run(*BYTES, "b.txt", expect=64)
     check("exists" in error and contents(shards("out")) == before, "an old shard was touched")
     run(*BYTES, "--force", "b.txt")
