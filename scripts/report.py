@@ -16,6 +16,7 @@ from outliers import outliers_text
 from run_log import (EXIT_INPUT, Fault, Parser, Run, column, command_text, compare, finite, finite_number, run_main,
                      smooth_column, time_unit, write_whole)
 
+PAGE_BEGIN = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>'
 PAGE_STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2.5em auto; padding: 0 1.2em; color: #222 }
 h2 { margin: 2em 0 .3em; border-bottom: 1px solid #ccc } .note, figcaption { color: #666; margin: .2em 0 .8em }
@@ -187,8 +188,7 @@ def page(runs, target, plots):
                plots.draw_rates(runs))
     sections += [sources_section(runs), outliers_section(runs), samples_section(runs), commands_section(runs),
                  options_section(runs)]
-    return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
-            f"<style>{PAGE_STYLE}</style></head><body>\n{''.join(sections)}</body></html>\n")
+    return f"{PAGE_BEGIN}{title}</title>\n<style>{PAGE_STYLE}</style></head><body>\n{''.join(sections)}</body></html>\n"
 
 
 def main():
@@ -207,7 +207,7 @@ def main():
     import report_plots
 
     out = args.out or (os.path.join(runs[0].path, "report.html") if len(runs) == 1 else "report.html")
-    write_whole(out, page(runs, args.target, report_plots))
+    write_whole(out, page(runs, args.target, report_plots), PAGE_BEGIN)
     print(out)
 
 

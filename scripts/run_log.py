@@ -78,11 +78,12 @@ def run_main(main, packages=""):
         sys.exit(130)
 
 
-def write_whole(path, text):
-    """Writes the whole file, or none of it. Replaces no link or device, such as /dev/stdout."""
+def write_whole(path, text, begin=""):
+    """Writes the whole file, or none of it. Replaces a file that begins with `begin` or is empty; no link, and no device."""
     partial = f"{path}.{os.getpid()}.tmp"
-    if os.path.islink(path) or os.path.exists(path) and not os.path.isfile(path):
-        raise Fault(EXIT_WRITE, f"{path}: not written: not a regular file; move it away, or choose another place")
+    ours = os.path.isfile(path) and read_bytes(path)[:len(begin)] in (b"", begin.encode())
+    if os.path.lexists(path) and (os.path.islink(path) or not ours):
+        raise Fault(EXIT_WRITE, f"{path}: not written: not a file of this script; move it away, or choose another place")
     try:
         with open(partial, "x", encoding="utf-8", errors="replace") as file:
             file.write(text)

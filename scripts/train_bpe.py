@@ -40,8 +40,9 @@ def main():
     args, words = parser.parse_known_args()  # words: data/tokenize's options and inputs
     if not BYTES < args.vocab_size <= TOKENS_MAX:
         raise Fault(EXIT_USAGE, f"--vocab-size {args.vocab_size}: not a whole number from {BYTES + 1} to {TOKENS_MAX}")
-    if not args.force and os.path.exists(os.path.join(args.out, "vocab.json")):
-        raise Fault(EXIT_USAGE, f"{args.out}: has a vocabulary. Choose another --out, or --force to replace it")
+    files = [os.path.join(args.out, name) for name in ("merges.txt", "vocab.json", "tokenizer_config.json")]
+    if not args.force and any(map(os.path.lexists, files)):
+        raise Fault(EXIT_USAGE, f"{args.out}: has a vocabulary, or a part of one. Choose another --out, or --force to replace it")
 
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -66,9 +67,8 @@ def main():
     config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "bos_token": EOT, "eos_token": EOT, "unk_token": EOT}
     pairs = json.loads(trained.to_str())["model"]["merges"]  # each ["left", "right"]; before tokenizers 0.20 "left right"
     merges = "".join(f"{pair if isinstance(pair, str) else ' '.join(pair)}\n" for pair in ["#version: 0.2", *pairs])
-    for name, content in (("merges.txt", merges), ("vocab.json", json.dumps(vocab, ensure_ascii=False)),
-                          ("tokenizer_config.json", json.dumps(config, ensure_ascii=False))):
-        write_whole(os.path.join(args.out, name), content)
+    for path, content in zip(files, (merges, json.dumps(vocab, ensure_ascii=False), json.dumps(config, ensure_ascii=False))):
+        write_whole(path, content)
     print(f"{args.out}: {len(vocab)} tokens" + (", no other pair occurs twice" if len(vocab) < args.vocab_size else ""))
 
 

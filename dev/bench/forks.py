@@ -24,7 +24,7 @@ def train(args, name, options, gpu=0):
     command = [args.trainer, "--train", args.shards, "--out", out, "--seq-len", "1024", "--micro-batch", str(args.rows),
                "--batch-tokens", str(1024 * args.rows), "--lr", args.lr, "--beta2", "0.98", "--lr-schedule", "constant",
                "--weight-decay", "0.1", "--val-every", "0", "--gns", "ln", *options]
-    with open(out + ".log", "w", encoding="utf-8") as log:
+    with open(out + ".log", "a", encoding="utf-8") as log:
         code = subprocess.run(command, stdout=log, stderr=log, env=dict(os.environ, CUDA_VISIBLE_DEVICES=str(gpu))).returncode
     if code:
         sys.exit(f"forks.py: {out}.log: exit code {code}")

@@ -38,10 +38,11 @@ import sys
 import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts"))
-from run_log import EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, parse, read_bytes, run_main
+from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, parse, read_bytes, run_main, write_whole
 
 WINDOW = 0.1  # training losses are compared over this last share of the tokens
 EXIT_STOPPED, EXIT_NONFINITE = 75, 76
+QUIET = "val-every = 1000000000\ncheckpoint-every = 0\n"  # defaults: validate only at the end, save nothing
 
 
 def window_loss(rows, begin, end):
@@ -111,8 +112,7 @@ class Study:
         self.results, self.lock, self.running, self.faults, self.stopped = {}, threading.Lock(), {}, [], False
         os.makedirs(self.out, exist_ok=True)
         self.results_path, self.quiet = (os.path.join(self.out, name) for name in ("results.jsonl", "quiet.conf"))
-        with open(self.quiet, "w", encoding="utf-8") as file:  # defaults: validate only at the end, save nothing
-            file.write("val-every = 1000000000\ncheckpoint-every = 0\n")
+        write_whole(self.quiet, QUIET, QUIET)
         if os.path.exists(self.results_path):
             for number, line in enumerate(read_bytes(self.results_path).splitlines(), 1):
                 result = parse(f"{self.results_path} line {number}", line, ("name", "seed", "options"))
@@ -123,6 +123,8 @@ class Study:
 
     def train(self, name, seed, options, gpu):
         kept, work = self.place(name, seed), self.place(name, seed) + ".work"
+        if os.path.lexists(kept) and not os.path.isdir(work):
+            raise Fault(EXIT_WRITE, f"{kept}: not a run of {self.results_path}; move it away, or give the run another name")
         words = [word for option, values in options.items() for word in (option, *values)]
         command = [*shlex.split(os.environ.get("LAUNCH", "")), os.environ.get("TRAINER", "./train_gpt2cu"), "--config",
                    self.quiet, *words, "--seed", str(seed), "--out", work]

@@ -95,7 +95,7 @@ end page
 without_figures # pages from here to the test `fit`, except one, have no figures
 
 begin
-report 0 "$work/b128"
+report 0 "$work/b128" && report 0 "$work/b128" # replaces its own page
 check "of one run: $(cat "$work/log")" [ "$(cat "$work/log")" = "$work/b128/report.html" -a -s "$work/b128/report.html" ]
 end default_place
 
@@ -121,8 +121,8 @@ bad 74 "No such file" report "$work/b128" -o "$work/none/there.html"
 bad 64 "arguments are required" report
 bad 64 "argument --target: invalid number value: 'nan'" report "$work/b128" --target nan
 echo precious > "$work/victim" && ln -s victim "$work/link" && mkfifo "$work/fifo"
-for name in link fifo; do bad 74 "choose another place" report "$work/b128" -o "$work/$name"; done # /dev/stdout is a link
-check "the link or the FIFO was replaced" [ -L "$work/link" -a -p "$work/fifo" -a "$(cat "$work/victim")" = precious ]
+for name in victim link fifo; do bad 74 "choose another place" report "$work/b128" -o "$work/$name"; done # /dev/stdout is a link
+check "a file of others, the link or the FIFO was replaced" [ -L "$work/link" -a -p "$work/fifo" -a "$(cat "$work/victim")" = precious ]
 "$python" scripts/to_wandb.py "$work/b128" --dry-run > /dev/full 2> "$work/log"
 code=$?
 check "on a full disk: $code, $(cat "$work/log")" [ "$code $(cat "$work/log")" = "74 error: standard output: No space left on device" ]

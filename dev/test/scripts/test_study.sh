@@ -110,6 +110,10 @@ sed 's/--lr 2e-2/--lr 3e-2/' "$work/good" > "$work/queue" && refused 64 "rows16:
 sed '$d; s/^rows8.*/bad --batch-tokens 63\nrows32 --batch-tokens 512/' "$work/good" > "$work/queue" # a trainer that refuses: the others still run
 refused 64 "bad, seed 1: exit code 64: see $out/bad-seed1.log"
 check "the others did not run" says "$out/results.jsonl" '"rows32"'
+cp "$work/one" "$work/queue" && mkdir -p "$work/theirs/blind-seed1" && echo theirs > "$work/theirs/blind-seed1/metrics.jsonl"
+refused 74 "blind-seed1: not a run of " --out "$work/theirs"
+echo theirs > "$work/theirs/quiet.conf" && refused 74 "quiet.conf: not written" --out "$work/theirs"
+check "lost" [ "$(cat "$work"/theirs/blind-seed1/metrics.jsonl "$work/theirs/quiet.conf")" = $'theirs\ntheirs' ]
 cp -r "$out" "$work/damaged" && sed -i '2s/"seed": .*/"se/' "$work/damaged/results.jsonl"
 returns 65 dev/bench/ramp_study.py "$work/good" --out "$work/damaged" --table
 end errors
