@@ -404,8 +404,8 @@ static void fp8_bits(Dtype type, const Case *c) {
     Array<float> after(w.model.flat_count, NAN);
     for (size_t i = 0; i < exponents.size(); i++) {
         const int s = i % FP8_ENTRIES;
-        if (i / FP8_ENTRIES == (size_t)c->config.layers ? s != FP8_LN2 && s != FP8_FC_WEIGHT : s >= FP8_SITES) continue;
-        if (i / FP8_ENTRIES == (size_t)c->config.layers && !fp8_head) continue;
+        const bool head = i / FP8_ENTRIES == (size_t)c->config.layers;
+        if (head ? !fp8_head || (s != FP8_LN2 && s != FP8_FC_WEIGHT) : s >= FP8_SITES) continue;
         CHECK(exponents[i] != FP8_UNSET, "site %zu has no exponent", i);
         exponents[i] += 6; // the largest value, in [64, 128), becomes 4096 or more, above FP8_MAX
         o = measure_batch(&gpu, a, &w, GNS_LN);
@@ -426,9 +426,7 @@ static void fp8_bits(Dtype type, const Case *c) {
 static void test_fp8(void) {
     if (!fp8_runs(DTYPE_FP8, &cases[3])) SKIP("only Hopper has fp8, and only in bf16");
     fp8_bits(DTYPE_FP8, &cases[3]);
-    fp8_head = false;
-    fp8_bits(DTYPE_FP8_DW, case_for_dw);
-    fp8_head = true;
+    fp8_head = false, fp8_bits(DTYPE_FP8_DW, case_for_dw), fp8_head = true;
 }
 
 // Each exponent changes results. A dy site's exponent changes gradients of earlier layers, not the loss. It changes the
