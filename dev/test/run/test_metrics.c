@@ -151,7 +151,7 @@ static void test_undone_lines_wait(void) {
     FILE *f = fopen("metrics.jsonl", "w");
     fprintf(f, "{\"step\": 1}\n{\"step\": 2}\n{\"step\": 3}\n");
     fclose(f);
-    CHECK(!unlink("metrics.rolled_back.jsonl") && !mkdir("metrics.rolled_back.jsonl", 0777), "a directory in its place");
+    CHECK(!unlink("metrics.rolled_back.jsonl") && !mkdir("metrics.rolled_back.jsonl", 0777), "a directory");
     CHECK_OK(metrics_open(&m, IN_PATH, ".", &(bool){0}, &e), &e);
     CHECK_OK(metrics_begin(m, 1, true, &e), &e);
     CHECK_ERROR(metrics_flush(m, &e), &e, ERR_WRITE, "metrics.rolled_back.jsonl");
