@@ -3,10 +3,10 @@
 // becomes 448, NaN stays. e4m3: 1 sign, 4 exponent and 3 mantissa bits, bias 7; normal from 2^-6, subnormal from 2^-9;
 // 0x7f is NaN. Every e4m3 number times a power of two is exactly a bf16 number.
 //
-// Each site of each block has its own exponent k. fp8_next keeps k if the largest |x| 2^k is in [28, 160]. Below, k
-// rises by 1: the largest |dy| of single steps may be a fourth of the usual. Above, the next largest |x| 2^k is in
-// [64, 128). Exponents 3 lower leave many neurons, queries and keys without a gradient: their dy is 2^-13 of the site's
-// largest and less. AdamW's steps do not shrink with a gradient.
+// Each site of each block has its own exponent k. fp8_next keeps k if the largest |x| 2^k is in [28, 160]. In [3.5, 28)
+// k rises by 1: the largest |dy| of single steps may be a fourth of the usual. Otherwise the next k puts it in [64, 128).
+// Exponents 3 lower leave many neurons, queries and keys without a gradient: their dy is 2^-13 of the site's largest
+// and less. AdamW's steps do not shrink with a gradient.
 //
 // The head (--fp8-head) has the entries of one more block, which follows the L blocks. Its input lnf has site FP8_LN2,
 // wte has FP8_FC_WEIGHT. Only the product that computes logits is in e4m3: e4m3 of softmax would turn the gradients of
@@ -55,10 +55,10 @@ GNS_HD static inline bool fp8_saturates(int k, float amax) { return k != FP8_UNS
 // Returns the next step's exponent. k, amax: this step's exponent and largest |x|. amax 0 or not finite: returns k.
 static inline int fp8_next(int k, float amax) {
     if (!isfinite(amax) || amax == 0) return k;
-    const float scaled = ldexpf(amax, k);
-    int exponent; // amax is in [0.5, 1) 2^exponent
+    const float scaled = ldexpf(amax, k); // at most 1 if k is FP8_UNSET
+    int exponent;                         // amax is in [0.5, 1) 2^exponent
     frexpf(amax, &exponent);
-    const int next = k == FP8_UNSET || scaled > 160.0f ? 7 - exponent : k + (scaled < 28.0f);
+    const int next = scaled > 160.0f || scaled < 3.5f ? 7 - exponent : k + (scaled < 28.0f);
     return next < -FP8_EXPONENT_MAX ? -FP8_EXPONENT_MAX : next > FP8_EXPONENT_MAX ? FP8_EXPONENT_MAX : next;
 }
 
