@@ -152,7 +152,7 @@ static int log_cut(Metrics *m, const char *path, int fd, int64_t step, bool keep
     }
     if (f) fseek(f, keep, SEEK_SET);
     int last = '\n';
-    for (int c; f && (c = getc(f)) > 0; last = c) putc(c, undone->lines.f);
+    for (int c; f && (c = getc_unlocked(f)) > 0; last = c) putc_unlocked(c, undone->lines.f);
     if (last != '\n') putc('\n', undone->lines.f);
     fflush(undone->lines.f);
     const int error = !f || ferror(f) || ferror(undone->lines.f) ? errno : 0;
@@ -160,7 +160,8 @@ static int log_cut(Metrics *m, const char *path, int fd, int64_t step, bool keep
     if (f) fclose(f);
     if (error)
         return FAIL_UNREADABLE(e, "make it readable, and start again", "%s: cannot read: %s", path, strerror(error));
-    if (metrics_flush(m, e) && !keeps) return log_empty(undone), e->code; // the log still has them
+    if (metrics_flush(m, e) && !keeps && !((errno == ENOSPC || errno == EDQUOT) && log_waits(undone) > 0))
+        return log_empty(undone), e->code; // the log still has them. On a full disk they wait for the room of the cut
     return ftruncate(fd, keep) ? cannot_write(path, e) : 0;
 }
 

@@ -152,6 +152,12 @@ static void test_log_waits_for_room(void) {
               "warning: part/metrics.jsonl: cannot write: No space left on device: the log waits in memory");
     CHECK(faults->struck > 0, "%ld lines", (long)faults->struck);
     check_same_end("whole", "part", "a full disk");
+
+    begin_with_whole(); // lines that a resume cuts wait for the room that the cut makes
+    remove_tree(path_of("part/step_%08ld", newest_step("part")));
+    faults_plan(FAULT_ONCE, CALL_WRITE, 2, ENOSPC); // the first write is run.json's
+    CHECK_RUN(trainer_run(COMMAND "--out part"), 0);
+    CHECK(file_mentions("part/metrics.rolled_back.jsonl", "{\"step\": 37,"), "they are lost");
 }
 
 static void test_saves_before_unreadable_data(void) {
@@ -243,15 +249,9 @@ static uint64_t bits_of(const char *path) {
 // A run skips a damaged checkpoint, says so, and still ends right. --model refuses a damaged checkpoint, unless only
 // the optimizer's file is damaged.
 static void test_falls_back(void) {
-    static const char *const files[] = {"model.safetensors",
-                                        "MANIFEST.json",
-                                        "training/state.json",
-                                        "config.json",
-                                        "training/optimizer.safetensors",
-                                        "vocab.json",
-                                        "merges.txt",
-                                        "tokenizer_config.json",
-                                        "generation_config.json"};
+    static const char *const files[] = {
+        "model.safetensors", "MANIFEST.json", "training/state.json", "config.json", "training/optimizer.safetensors",
+        "vocab.json", "merges.txt", "tokenizer_config.json", "generation_config.json"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         begin_with_whole();
         long newest = newest_step("part");
