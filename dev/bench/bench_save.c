@@ -101,7 +101,7 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     TRY(archive_open(archive, b->out, e));
     strcpy(archive->id, "a benchmark");
     TRY(metrics_open(&r->metrics, archive->dir, b->out, &(bool){0}, e));
-    TRY(metrics_begin(r->metrics, 0, false, e));
+    TRY(metrics_begin(r->metrics, 0, 0, false, e));
     TRY(model_create(&r->model, &shape, e));
     r->shape = (EngineConfig){.model = &r->model, .micro_batch = b->micro_batch, .seq_len = b->seq_len};
     TRY(memory_alloc_zero((void **)&b->tokens, sizeof *b->tokens * (size_t)(b->micro_batch * (b->seq_len + 1)),

@@ -165,11 +165,14 @@ static int log_cut(Metrics *m, const char *path, int fd, int64_t step, bool keep
     return ftruncate(fd, keep) ? cannot_write(path, e) : 0;
 }
 
-int metrics_begin(Metrics *m, int64_t step, bool keeps, Error *e) {
+int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e) {
     const char *samples = m->log[SAMPLES].path;
     int fd;
     if (keeps && metrics_flush(m, e) && metrics_waiting(m) > log_waits(&m->log[UNDONE])) return e->code;
     TRY(log_cut(m, m->log[STEPS].path, m->fd, step, keeps, e));
+    if (metrics_bytes(m) != bytes)
+        fprintf(stderr, "warning: %s is not as it was at the checkpoint: steps are missing or another run's. Lines "
+                        "cut now, if any, are in metrics.rolled_back.jsonl\n", m->log[STEPS].path);
     if (!file_exists_in(m->dir, samples)) return 0;
     TRY(file_open_output(m->dir, samples, O_RDWR, &fd, e)); // if samples cannot be written, the run ends now
     const int code = log_cut(m, samples, fd, step, keeps, e);

@@ -185,13 +185,7 @@ static int setup_directory(Run *r, Error *e) {
     // Write run.json before logs and checkpoints change: this sets archive->id, and fails if the old one is unreadable.
     TRY(write_run_json(r, e));
     TRY(archive_set_aside_after(&r->archive, r->at.step, back ? "rolled_back" : "damaged", stderr, e));
-    TRY(metrics_begin(r->metrics, r->at.step, back, e));
-    if (metrics_bytes(r->metrics) != r->at.metrics_bytes)
-        fprintf(stderr,
-                "warning: %s/metrics.jsonl is not as it was at the checkpoint: steps are missing or "
-                "another run's. Lines cut now, if any, are in metrics.rolled_back.jsonl\n",
-                out);
-    return 0;
+    return metrics_begin(r->metrics, r->at.step, r->at.metrics_bytes, back, e);
 }
 
 bool saves_in_background(const Run *r) {

@@ -36,8 +36,8 @@ static int train(Run *r, Error *e) {
                "in %s. %s resumes, --fresh starts over\n",
                (long long)r->at.step, (long long)r->at.tokens, (long long)o->run.horizon_tokens, r->saving.saved,
                ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run");
-        if (r->metrics) TRY(metrics_begin(r->metrics, r->at.step, false, e)); // without steps that a kill undid
-        return archive_tidy(&r->archive, false, stderr, e);                   // removes what a killed run left
+        if (r->metrics) TRY(metrics_begin(r->metrics, r->at.step, r->at.metrics_bytes, false, e)); // cuts undone steps
+        return archive_tidy(&r->archive, false, stderr, e); // removes what a killed run left
     }
     TRY(comm_agree(r->comm, setup_room(r, e), e));
     // --shard machine needs equally many ranks on every machine, in order.

@@ -53,7 +53,7 @@ static void read_log(void) {
 static void log_step(const StepMetrics *s) {
     Metrics *m;
     CHECK_OK(metrics_open(&m, IN_PATH, ".", &(bool){0}, &e), &e);
-    CHECK_OK(metrics_begin(m, 0, false, &e), &e);
+    CHECK_OK(metrics_begin(m, 0, 0, false, &e), &e);
     CHECK_OK(metrics_step(m, s, &noise, &e), &e);
     CHECK_OK(metrics_test(m, 1, 2, "val_loss", 10.5, NAN, &e), &e);
     CHECK_OK(metrics_test(m, 1, 2, "hellaswag", 3.0 / 8, 5.0 / 8, &e), &e);
@@ -153,10 +153,10 @@ static void test_undone_lines_wait(void) {
     fclose(f);
     CHECK(!unlink("metrics.rolled_back.jsonl") && !mkdir("metrics.rolled_back.jsonl", 0777), "a directory");
     CHECK_OK(metrics_open(&m, IN_PATH, ".", &(bool){0}, &e), &e);
-    CHECK_OK(metrics_begin(m, 1, true, &e), &e);
+    CHECK_OK(metrics_begin(m, 1, 12, true, &e), &e);
     CHECK_ERROR(metrics_flush(m, &e), &e, ERR_WRITE, "metrics.rolled_back.jsonl");
     CHECK(metrics_waiting(m) == strlen("{\"step\": 2}\n{\"step\": 3}\n"), "%zu bytes wait", metrics_waiting(m));
-    CHECK_OK(metrics_begin(m, 1, true, &e), &e); // another rollback
+    CHECK_OK(metrics_begin(m, 1, 12, true, &e), &e); // another rollback
     read_log();
     CHECK(strcmp(text, "{\"step\": 1}\n") == 0, "kept: %s", text);
     CHECK(rmdir("metrics.rolled_back.jsonl") == 0, "the directory goes");
@@ -164,7 +164,7 @@ static void test_undone_lines_wait(void) {
     CHECK_OK(file_read(IN_PATH, "metrics.rolled_back.jsonl", 1 << 16, &moved, &bytes, &e), &e);
     CHECK(moved && strcmp(moved, "{\"step\": 2}\n{\"step\": 3}\n") == 0, "moved: %s", moved);
     CHECK_OK(metrics_sample(m, 2, 2, "", "a", &e), &e);
-    CHECK_OK(metrics_begin(m, 0, true, &e), &e); // to the checkpoint of step 0
+    CHECK_OK(metrics_begin(m, 0, 0, true, &e), &e); // to the checkpoint of step 0
     CHECK(system("[ ! -s samples.jsonl ]") == 0, "a sample of an undone step stays");
     CHECK_OK(metrics_close(m, &e), &e);
     memory_free(moved);
