@@ -358,9 +358,9 @@ static int save(Run *r, bool waits, Error *e) {
     TRY(comm_wait_first(r->comm, NULL, NULL, e));
     TRY(comm_broadcast(r->comm, &s->error.code, sizeof s->error.code, e));
     if (s->error.code == 0) {
+        worker_join(&s->worker); // touch_copy clears the copy
         for (size_t k = 0; k < ARRAYS && r->whole.part; k++)
             TRY(whole_exchange(&r->whole, r->engine, kinds[k], s->copy + k * s->stride, e));
-        worker_join(&s->worker); // ends touch_copy
         atomic_store(&s->copying, s->copy && !r->whole.part);
         s->phase = WRITING;
         start_thread(s, write_share);

@@ -11,6 +11,7 @@
 //   FAULT_READ    seconds added to each read of a checkpoint's JSON files
 //   FAULT_READS   prefix of log files, one per rank, with a line for each read of a checkpoint: bytes and path
 //   FAULT_SAVING  at a checkpoint's first fsync: "ask" (SIGUSR1) or "hang"
+//   FAULT_ZERO    seconds by which each long memset of a thread but the first begins late
 //   FAULT_STARVE  seconds that Open MPI's threads sleep after each poll, as on a busy machine
 //   FAULT_HOST    the machine's name, with a number: ranks with different numbers share no memory
 #define _GNU_SOURCE
@@ -28,7 +29,7 @@
 
 // Read once, before threads start, since getenv beside MPI_Init's setenv may read freed memory.
 static struct {
-    const char *rank, *victim, *action, *after, *fsync, *flush, *read, *reads, *saving, *starve, *host;
+    const char *rank, *victim, *action, *after, *fsync, *flush, *read, *reads, *saving, *zero, *starve, *host;
 } fault;
 
 static void sleep_for(double seconds) {
@@ -56,6 +57,12 @@ void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned 
     while (hangs) sleep_for(1);
     if (slow) sleep_for(0.01); // far longer than a step, even on a busy machine
     NEXT(GOMP_parallel)(body, data, threads, flags);
+}
+
+void *memset(void *to, int value, size_t bytes) {
+    if (fault.zero && bytes > 1 << 14 && gettid() != getpid()) sleep_for(atof(fault.zero));
+    for (volatile char *at = to; at < (char *)to + bytes; at++) *at = (char)value;
+    return to;
 }
 
 static void strike_saving(int fd) {
@@ -126,9 +133,9 @@ int MPI_Init_thread(int *argc, char ***argv, int wanted, int *got) {
 
 __attribute__((constructor)) static void begin(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "FAULT_RANK", "FAULT_ACTION", "FAULT_AFTER",  "FAULT_FSYNC",
-                                        "FAULT_FLUSH",          "FAULT_READ", "FAULT_READS",  "FAULT_SAVING", "FAULT_STARVE",
-                                        "FAULT_HOST"};
-    for (int i = 0; i < 11; i++) {
+                                        "FAULT_FLUSH",          "FAULT_READ", "FAULT_READS",  "FAULT_SAVING", "FAULT_ZERO",
+                                        "FAULT_STARVE",         "FAULT_HOST"};
+    for (int i = 0; i < 12; i++) {
         const char *value = getenv(names[i]);
         (&fault.rank)[i] = value ? strdup(value) : NULL; // `names` lists the fields in order
     }
