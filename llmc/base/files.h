@@ -100,5 +100,5 @@ typedef struct {
 int directory_list(int dir, const char *path, Names *out, Error *e); // with IN_PATH lists `path`, else `dir`
 void names_free(Names *names);
 
-// Sets *bytes to the free space on the disk of the open directory `dir`; with IN_PATH, of `path`, even if it is missing.
+// Sets *bytes to the free space on the disk of the directory `dir`; with IN_PATH, of `path`, even if it is missing.
 int disk_free(int dir, const char *path, uint64_t *bytes, Error *e);

@@ -171,13 +171,14 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e)
     if (keeps && metrics_flush(m, e) && metrics_waiting(m) > log_waits(&m->log[UNDONE])) return e->code;
     TRY(log_cut(m, m->log[STEPS].path, m->fd, step, keeps, e));
     if (metrics_bytes(m) != bytes)
-        fprintf(stderr, "warning: %s is not as it was at the checkpoint: steps are missing or another run's. Lines "
-                        "cut now, if any, are in metrics.rolled_back.jsonl\n", m->log[STEPS].path);
+        fprintf(stderr,
+                "warning: %s is not as it was at the checkpoint: steps are missing or another run's. Lines "
+                "cut now, if any, are in metrics.rolled_back.jsonl\n",
+                m->log[STEPS].path);
     if (!file_exists_in(m->dir, samples)) return 0;
     TRY(file_open_output(m->dir, samples, O_RDWR, &fd, e)); // if samples cannot be written, the run ends now
     const int code = log_cut(m, samples, fd, step, keeps, e);
-    close(fd);
-    return code;
+    return close(fd), code;
 }
 
 // ---- Lines ----------------------------------------------------------------------------------------------------------

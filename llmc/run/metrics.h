@@ -55,10 +55,10 @@ typedef struct Noise Noise; // noise.h
 // file without waiting. ERR_USAGE if another process holds the lock; *here: true if it is of this machine.
 int metrics_open(Metrics **out, int dir, const char *directory, bool *here, Error *e);
 
-// Truncates metrics.jsonl and samples.jsonl to `step` steps, and moves what it cuts to metrics.rolled_back.jsonl. keeps
-// true (a rollback): first writes the waiting lines; cut lines that cannot be moved wait. keeps false (a resume): no
-// line may be waiting; ERR_WRITE, and a log is not cut, if its lines cannot be moved. On a full disk these wait, too.
-// Warns unless metrics.jsonl then has `bytes` bytes, its length at the checkpoint.
+// Truncates metrics.jsonl and samples.jsonl to `step` steps, moves what it cuts to metrics.rolled_back.jsonl, and warns
+// unless metrics.jsonl then has `bytes` bytes, as at the checkpoint. keeps true (a rollback): first writes the waiting
+// lines; cut lines that cannot be moved wait. keeps false (a resume): no line may be waiting; ERR_WRITE, and a log is
+// not cut, if its lines cannot be moved, but on a full disk they wait.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e);
 
 int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, including the lines that wait
