@@ -136,7 +136,7 @@ def train_branch(origin, out, batch, tokens, program, directory):
     except FileNotFoundError as error:
         raise Fault(EXIT_INPUT, f"{error.filename}: {error.strerror} (--program and --launch say what to run)") from None
     except OSError as error:
-        raise Fault(EXIT_WRITE, f"{out}: cannot write: {error.strerror or error}") from None
+        raise Fault(EXIT_WRITE, f"{out}: cannot write: {error.strerror or error}; choose another place") from None
     if code not in (0, EXIT_NONFINITE):
         with open(log, encoding="utf-8", errors="replace") as file:
             last = [*file, "it said nothing\n"][-2:][0].strip()

@@ -115,7 +115,7 @@ def main():
         os.makedirs(options.directory, exist_ok=True)
         save_file(model, os.path.join(options.directory, "model.safetensors"), {"format": "pt"})
     except (OSError, SafetensorError) as error:
-        raise Fault(EXIT_WRITE, f"{options.directory}: cannot write: {error}") from None
+        raise Fault(EXIT_WRITE, f"{options.directory}: cannot write: {error}; choose another place") from None
     for name, text in files.items():
         write_whole(os.path.join(options.directory, name), text)
     print(f"{options.directory}: {args['n_layer']} layers, {args['n_head']} heads, {args['n_embd']} channels, "

@@ -201,7 +201,7 @@ def main():
     names = [run.name for run in runs]
     for run in runs:
         if not finite(run.column("loss")):
-            raise Fault(EXIT_INPUT, f"{run.metrics_path}: no loss in it")
+            raise Fault(EXIT_INPUT, f"{run.metrics_path}: no loss in it; let the run make some steps")
         run.label = run.name if names.count(run.name) == 1 else os.fsencode(run.path).decode(errors="replace")
 
     import report_plots

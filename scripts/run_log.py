@@ -71,7 +71,7 @@ def run_main(main, packages=""):
         sys.exit(EXIT_INPUT)
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # quiet if the reader has ended
-            print(f"error: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
+            print(f"error: {error.filename or 'standard output'}: {error.strerror or error}; choose another place", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # at exit Python flushes stdout again
         sys.exit(EXIT_WRITE)
     except KeyboardInterrupt:
@@ -91,7 +91,7 @@ def write_whole(path, text, begin=""):
     except OSError as error:
         with contextlib.suppress(OSError):
             os.remove(partial)
-        raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
+        raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}; choose another place") from None
 
 
 # ---- Reading and checking -------------------------------------------------------------------------------------------

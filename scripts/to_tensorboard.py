@@ -78,7 +78,7 @@ def main():
     try:
         steps = show(args)
     except OSError as error:
-        raise Fault(EXIT_WRITE, f"{error.filename or args.runs[0]}: cannot write: {error.strerror}") from None
+        raise Fault(EXIT_WRITE, f"{error.filename or args.runs[0]}: cannot write: {error.strerror}; free some space") from None
     for path, number in steps.items():
         print(f"{path}: {number} steps; tensorboard --logdir {path} shows them")
 
