@@ -259,17 +259,17 @@ static int64_t best_of(const Archive *archive, int64_t step) {
 }
 
 // Removes the checkpoints before step `before` that are not in `spare`, newer ones first: no checkpoint outlives the
-// best one that it names. bytes, notes: see archive_remove.
+// best one that it names. bytes, notes: see archive_remove; for room also removes those between `back` and the newest.
 static int thin(const Archive *archive, const Spare *spare, int64_t before, uint64_t *bytes, FILE *notes, Error *e) {
-    int64_t complete = 0, best = 0;
-    bool enough = false;
+    int64_t complete = 0, behind = 0, best = 0; // behind: complete ones at or before step `back`
     int code = 0;
     for (int64_t step = before; next_step(archive, FINAL, -1, &step, &code, e);) {
         Manifest manifest;
+        const bool enough = complete >= spare->keep && (behind || (bytes && step > spare->back));
         if (enough && (step == 0 || step != best)) TRY(archive_remove(archive, step, false, bytes, notes, e));
         if (enough || archive_verify(archive, step, VERIFY_SIZES, NULL, &manifest, &(Error){0})) continue;
         if (spare->best && (best = best_of(archive, step)) < 0) continue;
-        if (!of_another_run(archive, &manifest)) enough = ++complete >= spare->keep && step <= spare->back;
+        if (!of_another_run(archive, &manifest)) complete++, behind += step <= spare->back;
     }
     return code;
 }

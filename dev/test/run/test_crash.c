@@ -63,10 +63,11 @@ static long disk_of(double checkpoints) {
     return (long)((checkpoints + 0.5) * (double)one) + 64; // 64: the trainer's allowance for state.json
 }
 
+static void begin_on_disk_of(double checkpoints) { begin_part(), faults->disk_kb = disk_of(checkpoints); }
+
 // If the disk is too small for --keep, older checkpoints are removed sooner; the run ends the same.
 static void test_little_room(void) {
-    begin_part();
-    faults->disk_kb = disk_of(2);
+    begin_on_disk_of(2);
     CHECK_RUN(trainer_run(COMMAND "--out part"), 0, "!was not saved",
               "note: removed part/step_00000003 to make room on the disk\n");
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
@@ -77,15 +78,15 @@ static void test_little_room(void) {
     CHECK_RUN(trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part"), ERR_WRITE);
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
 
-    begin_part(); // --keep 0 promises that no checkpoint is removed
-    faults->disk_kb = disk_of(2);
+    begin_on_disk_of(2); // --keep 0 promises that no checkpoint is removed
     CHECK_RUN(trainer_run(COMMAND "--out part --keep 0"), ERR_WRITE, "--keep",
               "is not saved, and the newest checkpoint is part/step_00000006: part: a checkpoint takes");
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
     check_resumes("two of all");
 
-    begin_part(); // a checkpoint for a rollback is removed only for the last save
-    faults->disk_kb = disk_of(2);
+    begin_on_disk_of(3); // the newest checkpoint, the one for a rollback, and the one being written
+    CHECK_RUN(trainer_run(COMMAND "--out part --on-spike rollback --spike-steps 4"), 0, "!was not saved");
+    begin_on_disk_of(2); // a checkpoint for a rollback is removed only for the last save
     CHECK_RUN(trainer_run(COMMAND "--out part --on-spike rollback"), 0, "step 6 was not saved: ",
               "note: removed part/step_00000000 to make room on the disk\nsaved   part/step_00000012 ",
               "saved   part/step_00000037 ");

@@ -139,8 +139,7 @@ static void check_every_step(const char *out, const char *options, int overflows
               number_in(line, "grad_norm"));
         clipped += is_longer;
     }
-    CHECK(clipped > 0 && clipped < step, "%d of %d steps are clipped", clipped, step);
-    CHECK((w.repeats > 0) == w.fp8, "%d repeats", w.repeats);
+    CHECK(clipped > 0 && clipped < step && (w.repeats > 0) == w.fp8, "%d of %d, %d", clipped, step, w.repeats);
     CHECK(examples * T == TOKENS && step > 20, "%d steps, %d examples", step, examples);
     size_t flat = w.model.flat_count;
     float *saved = calloc(flat + RECEIVER_VALUES, sizeof *saved);
