@@ -207,7 +207,7 @@ def tensorboard():
     check(scalars["gns/ln_lower"][61] == float("inf"), "an infinite bound is not infinite")
     check(scalars["hellaswag"] == {61: 0.5}, f"{scalars.get('hellaswag')}")
     said = to_tensorboard("shown", code=74, most=512)
-    check(said == "error: shown: cannot write: File too large\n", said)
+    check(said == "error: shown: cannot write: File too large; free some space\n", said)
     os.makedirs("empty")
     said = to_tensorboard("empty", code=65)
     check("empty/run.json: No such file" in said and said.count("\n") == 1, said)
