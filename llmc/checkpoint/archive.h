@@ -32,7 +32,7 @@ typedef struct {
 } Spare;
 
 // Makes room on the disk for a checkpoint of `bytes` bytes, or returns ERR_WRITE. With keep > 0, first removes
-// checkpoints that a rollback renamed, then others before step `newest`, as archive_thin does with a smaller `keep`, but
+// checkpoints that a rollback renamed, then more before step `newest`, as archive_thin does with a smaller `keep`, but
 // also those after the one for a rollback. Removes none of the latter two if all of them would not make enough room.
 int archive_make_room(const Archive *archive, uint64_t bytes, Spare spare, int64_t newest, FILE *notes,
                       const Pulse *pulse, Error *e);
