@@ -128,8 +128,7 @@ static int step(Bench *b, GnsMode mode, double *queued, Error *e) {
     TRY(engine_update(b->engine, all, &u, e));
     *queued = clock_seconds() - start;
     TRY(engine_result(b->engine, &b->result, e));
-    if (b->exponent && b->fp8)
-        fp8_adapt(b->exponent, b->result.amax, b->config.model->config.layers, true, b->config.dtype == DTYPE_FP8);
+    if (b->exponent && b->fp8) fp8_adapt(b->exponent, b->result.amax, b->config.model->config.layers, true);
     return 0;
 }
 

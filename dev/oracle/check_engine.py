@@ -48,8 +48,8 @@ class Dump:
             return None
         dw, C = self.meta["fp8_dw"] > 0, int(self.meta["channels"])
         ln1, gelu, channel_0 = 12, 12 + 256, -127  # entries of a block: 12 exponents, channels of ln1, channels of gelu
-        low = [[[8 * g + (int(of[ln1 + g]) - channel_0) % 8 for g in range(C // 8 * (not dw))], [], [],
-                [64 * g + (int(of[gelu + g]) - channel_0) % 64 for g in range(4 * C // 64 * (not dw))]] for of in k]
+        low = [[[8 * g + (int(of[ln1 + g]) - channel_0) % 8 for g in range(C // 8)], [], [],
+                [64 * g + (int(of[gelu + g]) - channel_0) % 64 for g in range(4 * C // 64)]] for of in k]
         head = ("head", (int(k[-1, 2]), int(k[-1, 10])))
         return tuple((f"h.{l}.{name}", (int(k[l, i]), int(k[l, 7 - i]), int(k[l, 8 + i]), dw, tuple(low[l][i])))
                      for l in range(len(k) - 1) for i, name in enumerate(names)) + (head,)

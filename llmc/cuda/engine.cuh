@@ -137,7 +137,7 @@ struct Engine {
     uint8_t *copy_branch;                     // (B, T, C)
     uint8_t *copy_transposed;                 // x, then dy of a weight gradient: (B, in, T), (B, out, T)
     uint8_t *copy_weight;     // (L, 2, 12 C C) plain, then transposed weights; wte (Vp, C). shard_weights: L = 1
-    uint8_t *copy_low;        // (B, T, FP8_GROUPS); only DTYPE_FP8
+    uint8_t *copy_low;        // (B, T, FP8_GROUPS)
     uint8_t *copy_low_weight; // (L, 4C, FP8_GROUPS) of qkv (3C), then of fcproj. shard_weights: L = 1
     int copied;               // last block (L: the head) whose weights were copied in this step; -1: none
     int8_t *exponent, *exponent_there; // (engine_sites) in pinned host memory; on the device

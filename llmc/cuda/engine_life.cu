@@ -181,9 +181,8 @@ static void layout_activations(Engine *engine, Arena *a) {
         const size_t blocks = c->shard_weights ? 1 : c->model->config.layers;
         const size_t wte = c->fp8_head ? c->model->vocab_padded * C : 0;
         ADD("copies in e4m3", engine->copy_weight, blocks * 24 * C * C + wte, FORWARD, BACKWARD);
-        const size_t low = c->dtype == DTYPE_FP8 ? FP8_GROUPS : 0;
-        ADD("copies in e4m3", engine->copy_low_weight, blocks * 4 * C * low, FORWARD, BACKWARD);
-        ADD("copies in e4m3", engine->copy_low, N * low, FORWARD, BACKWARD);
+        ADD("copies in e4m3", engine->copy_low_weight, blocks * 4 * C * FP8_GROUPS, FORWARD, BACKWARD);
+        ADD("copies in e4m3", engine->copy_low, N * FP8_GROUPS, FORWARD, BACKWARD);
         ADD("copies in e4m3", engine->copy_x, N * C, FORWARD, BACKWARD);
         ADD("copies in e4m3", engine->copy_wide, N * 4 * C, FORWARD, BACKWARD);
         ADD("copies in e4m3", engine->copy_branch, N * C, BACKWARD, BACKWARD);

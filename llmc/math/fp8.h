@@ -64,8 +64,8 @@ static inline int fp8_next(int k, float amax) {
 
 // ---- Low parts ------------------------------------------------------------------------------------------------------
 
-// Rounding x costs loss mostly in few channels of ln1 and gelu (dev/docs/gpt2-124M.md). With --dtype fp8 the forward
-// product takes one channel per group as two e4m3 numbers: round(x 2^k) and the low part, round(x 2^k - round(x 2^k)).
+// Rounding x costs loss mostly in few channels of ln1 and gelu (dev/docs/gpt2-124M.md). So a forward product takes
+// one channel per group as two e4m3 numbers: round(x 2^k) and the low part, round(x 2^k - round(x 2^k)).
 // It is the channel with the largest |x| in rows 0, FP8_LOW_ROWS, ... of rank 0's micro-batches in the last step, or
 // channel 0 if that step had no low parts. Its entry is FP8_UNSET + 1 + channel. FP8_UNSET: no low parts.
 enum { FP8_LN1_GROUP = 8, FP8_GELU_GROUP = 64, FP8_LOW_ROWS = 64 };
@@ -98,15 +98,16 @@ static inline int fp8_entries(int layers) { return (layers + 1) * FP8_ENTRIES; }
 // Returns the index of exponent i of all blocks among the entries.
 GNS_HD static inline int fp8_exponent_at(int i) { return i / FP8_SITES * FP8_ENTRIES + i % FP8_SITES; }
 
-// Adapts the entries to the step's amax. begin: also sets entries that are FP8_UNSET. low: there are low parts. If a
-// site saturates, the step is computed again with the same channels.
-static inline void fp8_adapt(int8_t *entry, const float *amax, int layers, bool begin, bool low) {
+// Adapts the entries to the step's amax. begin: also sets entries that are FP8_UNSET. If a site saturates, the step is
+// computed again with the same channels.
+static inline void fp8_adapt(int8_t *entry, const float *amax, int layers, bool begin) {
+    bool saturates = false;
     for (int i = 0; i < fp8_exponents(layers); i++) {
         const int at = fp8_exponent_at(i);
-        low = low && !fp8_saturates(entry[at], amax[at]);
+        saturates = saturates || fp8_saturates(entry[at], amax[at]);
         if (begin || entry[at] != FP8_UNSET) entry[at] = (int8_t)fp8_next(entry[at], amax[at]);
     }
-    for (int i = 0; i < layers * FP8_ENTRIES && low; i++) {
+    for (int i = 0; i < layers * FP8_ENTRIES && !saturates; i++) {
         uint32_t candidate;
         memcpy(&candidate, amax + i, sizeof candidate);
         if (i % FP8_ENTRIES < FP8_SITES || (entry[i] == FP8_UNSET && !begin)) continue;

@@ -248,11 +248,11 @@ struct EngineApi {
     // Sets the loss scale of the following steps; 1 until then.
     void (*scale_loss)(Engine *engine, double scale);
 
-    // Sets exponents and, only for DTYPE_FP8, channels k (fp8_entries) of the following steps (math/fp8.h); copies
-    // them. FP8_UNSET until then. A step rounds a product's factors if both have an exponent. With DTYPE_FP8_DW it also
-    // rounds a weight gradient's two factors, if they and the weight have exponents. If a site saturates, `norms` makes
-    // the norm of the first tensor infinite, so that no rank updates. k NULL: the steps run in bf16, for benchmarks of
-    // the CUDA engine. Call it only for types of fp8.
+    // Sets exponents and channels k (fp8_entries) of the following steps (math/fp8.h); copies them. FP8_UNSET until
+    // then. A step rounds a product's factors if both have an exponent. With DTYPE_FP8_DW it also rounds a weight
+    // gradient's two factors, if they and the weight have exponents. If a site saturates, `norms` makes the norm of the
+    // first tensor infinite, so that no rank updates. k NULL: the steps run in bf16, for benchmarks of the CUDA engine.
+    // Call it only for types of fp8.
     void (*exponents)(Engine *engine, const int8_t *k);
 
     // Runs forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to

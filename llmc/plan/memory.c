@@ -52,10 +52,11 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
         plan_fuses_exact(device, &model->config) ? examples * model->vocab_padded : (double)model_tensor_largest(model);
     if (exact) add_item(memory, "exact per-example norms", sizeof(float) * (norms + n));
     // Bytes of a block's weights and their transposes, and of low parts; then of wte.
-    const double C = model->config.channels, low = dweight ? 0 : FP8_GROUPS, weights = 24 * C * C + 4 * C * low;
+    const double C = model->config.channels, weights = 24 * C * C + 4 * C * FP8_GROUPS;
     if (fp8)
         add_item(memory, "copies in e4m3",
-                 ((dweight ? 11 : 6) + low / C) * n + (shape.shard_weights ? 1 : model->config.layers) * weights +
+                 ((dweight ? 11 : 6) + FP8_GROUPS / C) * n +
+                     (shape.shard_weights ? 1 : model->config.layers) * weights +
                      (shape.fp8_head ? C * (double)model->vocab_padded : 0));
 }
 

@@ -202,7 +202,7 @@ static void io_channels(StateIO *io, int8_t *k, int blocks) {
     }
 }
 
-// --dtype fp8 and fp8-dw: the exponents. Exponents stay unset if the run last had another --dtype.
+// --dtype fp8 and fp8-dw: exponents and channels. They stay unset if the run last had another --dtype.
 static void io_exponents(StateIO *io, const Run *r, int8_t *k) {
     const char *path = "fp8_exponents";
     const int blocks = r->model.config.layers;
@@ -218,7 +218,7 @@ static void io_exponents(StateIO *io, const Run *r, int8_t *k) {
         if (x == FP8_UNSET || (fabs(x) <= FP8_EXPONENT_MAX && x == trunc(x))) *to = (int8_t)x;
         else malformed(io, AT("%s[%d]", path, i), "an exponent");
     }
-    if (r->shape.dtype == DTYPE_FP8) io_channels(io, k, blocks);
+    io_channels(io, k, blocks);
 }
 
 static void io_position(StateIO *io, Run *r) {

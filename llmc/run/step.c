@@ -130,7 +130,7 @@ static int adapt_fp8(Run *r, bool begin, Error *e) {
     const int layers = r->model.config.layers;
     const float *amax = r->position.result.amax; // NULL: not fp8
     if (!amax) return 0;
-    fp8_adapt(r->at.exponents, amax, layers, begin, r->shape.dtype == DTYPE_FP8);
+    fp8_adapt(r->at.exponents, amax, layers, begin);
     return comm_broadcast(r->comm, r->at.exponents, (size_t)fp8_entries(layers), e);
 }
 

@@ -95,13 +95,13 @@ static Outcome measure_fp8(const World *w, Engine *engine, int micro_batch, cons
     return o;
 }
 
-// Runs a step without rounding. Sets amax to the step's largest values, and k to the exponents that follow from amax.
-// low: sets any channels, too.
-static void first_exponents(const World *w, Engine *engine, bool low, int8_t *k, float *amax) {
+// Runs a step without rounding. Sets amax to the step's largest values, and k to the exponents that follow from amax
+// and to any channels.
+static void first_exponents(const World *w, Engine *engine, int8_t *k, float *amax) {
     free(measure_fp8(w, engine, ROWS, NULL, amax).grad);
     memset(k, FP8_UNSET, SITES);
-    fp8_adapt(k, amax, shape.layers, true, low);
-    for (int i = 0; i < SITES && low; i++) k[i] += i % FP8_ENTRIES < FP8_SITES ? 0 : (int8_t)(i * 37 % 64);
+    fp8_adapt(k, amax, shape.layers, true);
+    for (int i = 0; i < SITES; i++) k[i] += i % FP8_ENTRIES < FP8_SITES ? 0 : (int8_t)(i * 37 % 64);
 }
 
 static bool same_outcome(const World *w, const Outcome *a, const Outcome *b) {
@@ -121,7 +121,7 @@ static void check_fp8(Dtype type) {
     Outcome want = measure(&w, exact, w.tokens, FIRST, ROWS, ROWS, GNS_EXACT),
             first = measure_fp8(&w, fp8, ROWS, NULL, amax);
     CHECK(same_outcome(&w, &want, &first), "the first step rounds");
-    first_exponents(&w, fp8, type == DTYPE_FP8, k, amax);
+    first_exponents(&w, fp8, k, amax);
     Outcome got = measure_fp8(&w, fp8, ROWS, k, amax);
     CHECK(fabs(got.loss - want.loss) < 0.1 * ROWS, "loss %.6f, want %.6f", got.loss, want.loss);
     for (int i = 0; i < w.model.tensor_count; i++) {
@@ -132,8 +132,8 @@ static void check_fp8(Dtype type) {
         CHECK(fabs(got.example_sq[i] / want.example_sq[i] - 1) < 0.2, "examples' norms of %s", t->name);
     }
     const float ln = amax[2 * FP8_ENTRIES + FP8_LN1_CHANNELS + 5], gelu = amax[2 * FP8_ENTRIES + FP8_GELU_CHANNELS + 2];
-    CHECK((ln > 0 && gelu > 0) == (type == DTYPE_FP8), "amax of the last groups: %g, %g", (double)ln, (double)gelu);
-    for (int i = 0; i < 4 && type == DTYPE_FP8; i++) { // without low parts of the last block, or with other channels
+    CHECK(ln > 0 && gelu > 0, "amax of the last groups: %g, %g", (double)ln, (double)gelu);
+    for (int i = 0; i < 4; i++) { // without low parts of the last block, or with other channels
         int8_t other[SITES], *entry = other + 2 * FP8_ENTRIES + (i % 2 ? FP8_LN1_CHANNELS : FP8_GELU_CHANNELS);
         memcpy(other, k, sizeof k);
         for (int g = 0; g < FP8_GROUPS; g++)
@@ -201,7 +201,7 @@ static void test_amax(void) {
     float amax[SITES], again[SITES], parts[2][SITES];
     World w = world_of(shape, T, ROWS, 1);
     Engine *engine = engine_in(&w, DTYPE_FP8);
-    first_exponents(&w, engine, true, k, amax);
+    first_exponents(&w, engine, k, amax);
     for (int i = 0; i < SITES; i++) {
         const int s = i % FP8_ENTRIES;
         CHECK((amax[i] > 0) == (i < HEAD ? s < FP8_SITES : s == FP8_LN2 || s == FP8_FC_WEIGHT), "site %d: %g", i,
@@ -237,7 +237,7 @@ static void test_dweight(void) {
     float amax[SITES];
     World w = world_of(shape, T, ROWS, 1);
     Engine *plain = engine_in(&w, DTYPE_FP8), *dw = engine_in(&w, DTYPE_FP8_DW);
-    first_exponents(&w, plain, false, k, amax);
+    first_exponents(&w, plain, k, amax);
     for (int s = -1; s < FP8_SITES; s++) { // site s of block 1 is unset
         const int x = s - FP8_LN1, dy = FP8_DQKV - s, weight = s - FP8_QKV_WEIGHT;
         const int unset = s < 0 ? -1 : s < FP8_DFCPROJ ? x : s < FP8_QKV_WEIGHT ? dy : weight;
@@ -270,7 +270,7 @@ static void check_same_bits(Dtype type, double dropout) {
         EngineConfig c = {.dtype = type, .threads = 1 + i % 2, .recompute = recompute[i]};
         c.dropout = dropout_of(dropout, 11);
         Engine *engine = typed_engine(&w, c);
-        if (dtype_is_fp8(type)) first_exponents(&w, engine, type == DTYPE_FP8, k[i], amax[i]);
+        if (dtype_is_fp8(type)) first_exponents(&w, engine, k[i], amax[i]);
         if (dtype_is_fp8(type)) engine_exponents(engine, k[i]);
         Outcome o = measure(&w, engine, w.tokens, FIRST, ROWS, 4, GNS_EXACT);
         if (i == 0) first = o;
@@ -299,7 +299,7 @@ static void test_saturation(void) {
     World w = world_of(shape, T, ROWS, 1);
     Engine *engine = engine_in(&w, DTYPE_FP8);
     const size_t site = FP8_ENTRIES + FP8_FC_WEIGHT, element = model_tensor(&w.model, FC_W, 1)->offset + 7;
-    first_exponents(&w, engine, true, k, amax);
+    first_exponents(&w, engine, k, amax);
     for (int i = 0; i < 4; i++) // 3: the head's exponent is too high
         for (int unset = 0; unset < 2; unset++) {
             const size_t high = i == 3 ? HEAD + FP8_FC_WEIGHT : site;

@@ -170,7 +170,7 @@ static inline void exponents_begin(const World *w) {
     exponents.assign((size_t)fp8_entries(w->c->config.layers), (int8_t)FP8_UNSET);
 }
 static inline void exponents_next(const float *amax) {
-    fp8_adapt(exponents, amax, (int)exponents.size() / FP8_ENTRIES - 1, true, fp8 == DTYPE_FP8);
+    fp8_adapt(exponents, amax, (int)exponents.size() / FP8_ENTRIES - 1, true);
 }
 
 // The results of one step over a batch.

@@ -165,7 +165,7 @@ static int choose_exponents(Dump *d, Error *e) {
     TRY(small_batch(d->engine, d->tokens, d->c->batch, d->c->seq_len, d->c->micro_batch, GNS_OFF, e));
     TRY(engine_result(d->engine, &result, e));
     memset(k, FP8_UNSET, sizeof k);
-    fp8_adapt(k, amax, d->model.config.layers, true, d->c->dtype == DTYPE_FP8);
+    fp8_adapt(k, amax, d->model.config.layers, true);
     for (int i = 0; i < sites; i++)
         d->exponents[i] = k[i] += k[i] == FP8_UNSET + 1 ? (int8_t)(i * 37 % 64) : 0; // any channels
     engine_exponents(d->engine, k);

@@ -101,7 +101,7 @@ static void make_step(World *w, int step, int updates, int first, int batch, con
     CHECK_OK(engine_norms(w->engine, all, &e), &e);
     if (updates) CHECK_OK(engine_update(w->engine, all, &update, &e), &e);
     CHECK_OK(engine_result(w->engine, &result, &e), &e);
-    fp8_adapt(w->exponents, w->amax, 1, first * T >= WARMUP, true); // the warm-up sets no exponents
+    fp8_adapt(w->exponents, w->amax, 1, first * T >= WARMUP); // the warm-up sets no exponents
     if (w->fp8 && isinf(*w->grad_sq)) return w->repeats++, make_step(w, step, updates, first, batch, line);
     CHECK((strstr(line, "\"skipped\": true") != NULL) == !updates, "step %d: %s", step, line);
     for (int i = 0; i < w->model.tensor_count; i++) sq += w->grad_sq[i];
