@@ -202,7 +202,7 @@ static void io_channels(StateIO *io, int8_t *k, int blocks) {
     }
 }
 
-// --dtype fp8 and fp8-dw: exponents and channels. They stay unset if the run last had another --dtype.
+// --dtype fp8 and fp8-dw: exponents and channels. They stay unset if the run last had neither.
 static void io_exponents(StateIO *io, const Run *r, int8_t *k) {
     const char *path = "fp8_exponents";
     const int blocks = r->model.config.layers;
