@@ -5,8 +5,8 @@
 //
 // Each site of each block has its own exponent k. fp8_next keeps k if the largest |x| 2^k is in [28, 160]. In [3.5, 28)
 // k rises by 1: the largest |dy| of single steps may be a fourth of the usual. Otherwise the next k puts it in [64, 128).
-// Exponents 2 to 3 lower leave many neurons, queries and keys without a gradient: their dy is 2^-13 of the site's largest
-// and less. AdamW's steps do not shrink with a gradient.
+// Exponents 2 to 3 lower leave many neurons, queries and keys without a gradient: their dy is 2^-13 of the site's
+// largest and less. AdamW's steps do not shrink with a gradient.
 //
 // The head (--fp8-head) has the entries of one more block, which follows the L blocks. Its input lnf has site FP8_LN2,
 // wte has FP8_FC_WEIGHT. Only the product that computes logits is in e4m3: e4m3 of softmax would turn the gradients of
@@ -64,8 +64,8 @@ static inline int fp8_next(int k, float amax) {
 
 // ---- Low parts ------------------------------------------------------------------------------------------------------
 
-// Rounding x costs loss mostly in few channels of ln1 and gelu (dev/docs/gpt2-124M.md). So their forward products
-// read one channel per group as two e4m3 numbers: round(x 2^k) and the low part, round(x 2^k - round(x 2^k)).
+// Rounding x costs loss mostly in few channels of ln1 and gelu (dev/docs/gpt2-124M.md). So the forward products
+// of both read one channel per group as two e4m3 numbers: round(x 2^k) and the low part, round(x 2^k - round(x 2^k)).
 // It is the channel with the largest |x| in rows 0, FP8_LOW_ROWS, ... of rank 0's micro-batches in the last step, or
 // channel 0 if that step had no low parts. Its entry is FP8_UNSET + 1 + channel. FP8_UNSET: no low parts.
 enum { FP8_LN1_GROUP = 8, FP8_GELU_GROUP = 64, FP8_LOW_ROWS = 64 };
