@@ -50,8 +50,7 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
             "\"parameters\": %zu, \"flops_per_token\": %.17g, \"flops_formula\": \"" MODEL_FLOPS_FORMULA "\"},\n",
             c->layers, c->heads, c->channels, c->vocab, c->context, r->model.parameters,
             model_flops_per_token(&r->model, r->shape.seq_len));
-    double peak = r->peak_flops;
-    if (peak > 0) fprintf(f, "  \"peak_flops\": %.17g,\n", peak); // peak of one rank's device
+    if (r->peak_flops > 0) fprintf(f, "  \"peak_flops\": %.17g,\n", r->peak_flops); // peak of one rank's device
     else fprintf(f, "  \"peak_flops\": null,\n");
     put_data_json(f, "train_data", r->data.train);
     put_data_json(f, "val_data", r->data.val);
@@ -114,14 +113,21 @@ int write_run_json(Run *r, Error *e) {
 // ---- The directory --------------------------------------------------------------------------------------------------
 
 // Renames an earlier run's directory and creates a new one; if --out is a link, in the place to which it leads.
-static int move_old_run(const char *out, Error *e) {
+static int move_old_run(const Run *r, Error *e) {
+    const Dataset *data[] = {r->data.train, r->data.val};
+    const char *out = r->options.out;
     char place[PATH_MAX], here[PATH_MAX], aside[PATH_MAX + 16];
     int i = 0;
     if (!realpath(out, place)) return FAIL(e, ERR_WRITE, "choose another --out", "%s: %s", out, strerror(errno));
-    const size_t length = strlen(place); // a working directory below `place` would move, too
+    const size_t length = strlen(place); // a working directory or data below `place` would move, too
     if (getcwd(here, sizeof here) && strncmp(here, place, length) == 0 && (here[length] == '/' || !here[length]))
         return FAIL(e, ERR_USAGE, "choose another --out, or start in a directory outside it",
                     "%s holds an earlier run, which is not moved aside: the working directory is in it", out);
+    for (int d = 0; d < 2; d++)
+        for (int s = 0; data[d] && s < data[d]->info.shards; s++)
+            if (realpath(data[d]->shards[s].path, here) && strncmp(here, place, length) == 0 && here[length] == '/')
+                return FAIL(e, ERR_USAGE, "choose another --out, or move the data elsewhere",
+                            "%s holds an earlier run, which is not moved aside: %s is in it", out, here);
     do snprintf(aside, sizeof aside, "%s.%d", place, ++i);
     while (file_exists(aside));
     if (rename(place, aside) != 0)
@@ -173,7 +179,7 @@ static int setup_directory(Run *r, Error *e) {
         metrics_close(r->metrics, e);
         r->metrics = NULL;
         archive_close(&r->archive);
-        TRY(move_old_run(out, e));
+        TRY(move_old_run(r, e));
         return setup_directory(r, e);
     }
     for (int i = 0; !r->saving.saved[0] && i < 3; i++) {

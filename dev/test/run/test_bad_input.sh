@@ -73,7 +73,7 @@ damaged no_state && rm no_state/training/state.json
 damaged lfs && cp lfs.bin lfs/model.safetensors
 damaged of_words && sed -i 's/"vocab_size": *[0-9]*/"vocab_size": 50257/' of_words/config.json
 printf 'not a directory' > out_file
-echo a line of another run > metrics.jsonl
+echo a line of another run > metrics.jsonl && mkdir with_data && cp good.bin metrics.jsonl with_data
 
 inventory() { find . -printf '%y %m %p\n' | sort; find . -type f -print0 | sort -z | xargs -0 cksum; }
 inventory > "$work/before"
@@ -160,6 +160,7 @@ bad check_deep            $input "deep/config.json: it describes no GPT-2" --che
 bad out_under_a_file      $write out_file           "${run[@]}" --out out_file/run
 bad out_is_a_checkpoint   $usage "--out model is a checkpoint" "${run[@]}" --out model
 bad out_is_here           $usage "the working directory is in it" "${run[@]}" --out .
+bad out_holds_the_data    $usage "with_data/good.bin is in it" "${run[@]}" --train with_data/good.bin --out with_data
 bad out_in_proc           $write /proc/gns          "${run[@]}" --out /proc/gns
 
 exit $failed
