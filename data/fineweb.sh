@@ -35,9 +35,6 @@ for file in sorted(json.load(open(sys.argv[1])), key=lambda f: f["path"]):
     done < "$DOWNLOAD/$SAMPLE.list"
 fi
 need_tokenize
-"$PYTHON" "$root/data/parquet_to_jsonl.py" "${inputs[@]}" | tokenize --format jsonl --val-fraction 0.01 - || {
-    codes=("${PIPESTATUS[@]}")
-    [ "${codes[1]}" = 0 ] || exit "${codes[1]}"
-    rm -f "$OUT/$NAME"_{train,val}_*.bin
-    fail 65 "the text broke off: the shards in $OUT were incomplete and are removed" "Correct the error above"
-}
+# If the text breaks off, data/tokenize gets a line that it refuses. It then keeps earlier shards and makes none.
+{ "$PYTHON" "$root/data/parquet_to_jsonl.py" "${inputs[@]}" || echo "the text broke off" 2> /dev/null; } |
+    tokenize --format jsonl --val-fraction 0.01 -

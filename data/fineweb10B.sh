@@ -17,7 +17,8 @@ for shard in fineweb_val_000000.bin $(seq -f 'fineweb_train_%06g.bin' "$SHARDS")
     if [[ $shard == *_val_* ]] && [ "$(stat -Lc %s "$INPUT")" -gt $((1024 + 2 * val_tokens)) ]; then
         { head -c 8 "$INPUT" && printf '\001\000\240\000' && head -c $((1024 + 2 * val_tokens)) "$INPUT" | tail -c +13; } > "$OUT/$shard.partial"
     else
-        cp -l "$INPUT" "$OUT/$shard.partial" 2> /dev/null || cp "$INPUT" "$OUT/$shard.partial"
+        ln -f "$INPUT" "$OUT/$shard" 2> /dev/null && continue
+        cp "$INPUT" "$OUT/$shard.partial"
     fi
     mv "$OUT/$shard.partial" "$OUT/$shard"
 done

@@ -25,7 +25,7 @@ while [ $# -gt 0 ]; do
         ;;
     esac
     [[ $1 == --* && " tokenizer from out ${FLAGS:-} " == *" ${1#--} "* ]] || fail 64 "$1: unknown" "See --help"
-    [ $# -gt 1 ] || fail 64 "$1 needs a value" "See --help"
+    [ -n "${2:-}" ] || fail 64 "$1 needs a value" "See --help"
     flag=${1#--}
     printf -v "${flag^^}" %s "$2"
     shift 2

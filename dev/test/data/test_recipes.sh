@@ -83,7 +83,7 @@ begin
 mkdir "$work/ready"
 shard() { printf '%b' '\x88\xd8\x34\x01\x01\0\0\0\x03\0\0\0' && head -c 1012 /dev/zero && printf 'a\0b\0c\0'; }
 for name in val_000000 train_000001 train_000002; do shard > "$work/ready/fineweb_$name.bin"; done
-returns 0 data/fineweb10B.sh --from "$work/ready" --shards 2 --out "$work/r"
+for again in "" --force; do returns 0 data/fineweb10B.sh --from "$work/ready" --shards 2 --out "$work/r" $again; done
 check "other files" diff -r "$work/ready" "$work/r"
 { shard | head -c 8 && printf '\377\377\377\0' && shard | head -c 1024 | tail -c +13 && seq -f %08g 4194304 | head -c $((2 * 16777215)); } > "$work/ready/fineweb_val_000000.bin"
 returns 0 data/fineweb10B.sh --from "$work/ready" --shards 2 --out "$work/r2"
@@ -142,9 +142,10 @@ END
         check "$recipe: text" says <(text_of "$work"/f/${recipe}_train_*.bin) 'lines and ünïcode.'
     done
     head -c 5000 "$work/in/002_00000.parquet" > "$work/in/003_00000.parquet"
-    PYTHON=$python returns 65 data/fineweb.sh --tokenizer bytes --from "$work/in" --out "$work/g"
+    before=$(cksum "$work"/f/fineweb_*)
+    PYTHON=$python returns 65 data/fineweb.sh --tokenizer bytes --from "$work/in" --out "$work/f" --force
     check "the file is not named" says "$work/log" "003_00000.parquet"
-    check "shards of half the text are left" [ -z "$(ls "$work/g")" ]
+    check "earlier shards changed" [ "$(cksum "$work"/f/fineweb_*)" = "$before" ]
     mkdir "$work/hidden" && echo 'raise ImportError("hidden")' > "$work/hidden/pyarrow.py"
     PYTHONPATH=$work/hidden returns 65 "$python" data/parquet_to_jsonl.py "$work/in/000_00000.parquet"
     check "without pyarrow: $(cat "$work/log")" grep -q '^error: .*pyarrow.* .*build/venv/bin/python -m pip install pyarrow$' "$work/log"
@@ -165,5 +166,6 @@ for flags in "--what" "--files" "--files 0" "--from /no/such/place" "--sample"; 
     check "fineweb.sh $flags: exit code $code" [ $code = 64 -o $code = 65 ]
     check "fineweb.sh $flags: no error line" says "$work/log" "error: "
 done
+returns 64 data/fineweb.sh --from /no/such/place --out ''
 end options
 exit $failed
