@@ -279,7 +279,7 @@ static void print_advice(const Plan *p) {
     if (isinf(seconds[take])) printf("  advice: nothing fits; use more ranks, or --recompute block\n");
     else if (isfinite(times))
         printf("  advice: %s; %s takes %.2f times as long\n", mesh(&best[take], p).s, mesh(&best[!take], p).s, times);
-    else printf("  advice: %s%s\n", mesh(&best[take], p).s, take ? "; nothing else fits" : "");
+    else printf("  advice: %s%s\n", mesh(&best[take], p).s, take ? "; without --tensor memory or rows fall short" : "");
 }
 
 // Prints a row for each number of ranks, rows for other --zero and --tensor on the plan's ranks, then print_links.
@@ -351,7 +351,8 @@ static void print_suggestions(const Plan *p) {
     double D = p->ramp ? p->ramp->config.schedule.train_tokens : 20.0 * (double)p->shape.model->parameters;
     if (o->train_hours && p->device.peak > 0)
         D = 3600 * o->train_hours * (double)p->rows * T / plan_step(p, p->rows).seconds;
-    const double rows = wants_batch ? fmax(round(0.58 * pow(D, 0.571) / T), 1) : (double)o->run.batch_ref_rows;
+    const double rows = wants_batch ? fmax(round(0.58 * pow(D, 0.571) / T), p->ranks / p->sharing.tensor)
+                                    : (double)o->run.batch_ref_rows;
     if (o->optimizer != OPTIMIZER_ADAMW || !(wants_batch || wants_rate) || !model_preset(&(ModelConfig){0}, o->model))
         return;
     printf("suggested   for %s tokens:", grouped(round(D)).s);

@@ -147,6 +147,7 @@ agrees_with_the_textbook() {
 suggests_what_nobody_gave() { # by hand: 0.58 x 80e6^0.571 = 18.4 rows of 1024 tokens; 1.79 x 84,934,656^-0.713 x 80e6^0.307 = 1.06e-3
     plan --device H200 --model d12 --train-tokens 80e6 && said '^suggested +for 80,000,000 tokens: --batch-tokens 18432 --lr 1.1e-03 --warmup-tokens 737280$' &&
         plan --device H200 --model d12 && said '^suggested +for 2,488,796,160 tokens: --batch-tokens 134144 --lr 3.0e-03 ' && said '20 tokens per parameter' || return 1
+    plan --device H200 --ranks 8 --model d12 --micro-batch 4 --train-tokens 1e6 && said ': --batch-tokens 8192 ' || return 1 # a row for each rank
     for options in "--lr 1e-3 --batch-tokens 65536" "--optimizer muon"; do
         plan --device H200 --model d12 --train-tokens 80e6 $options && ! grep -q suggested plan.txt || return 1
     done
