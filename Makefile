@@ -93,7 +93,7 @@ BIN = $(DESTDIR)$(PREFIX)/bin
 COMPLETIONS = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 install: all ## copies the programs to PREFIX/bin, train_gpt2cu too if it is built; data/tokenize becomes gns_tokenize
 	@install -d '$(BIN)' && install train_gpt2 $(wildcard train_gpt2cu) '$(BIN)' && install data/tokenize '$(BIN)/gns_tokenize'
-	@install -d '$(COMPLETIONS)' && cd '$(BIN)' && for p in train_gpt2 $(wildcard train_gpt2cu) gns_tokenize; do '$(CURDIR)/dev/make/completion.sh' "./$$p" $$p > '$(COMPLETIONS)'/$$p || true; done
+	@install -d '$(COMPLETIONS)' && for p in train_gpt2 $(wildcard train_gpt2cu) gns_tokenize; do dev/make/completion.sh '$(BIN)'/$$p $$p > '$(COMPLETIONS)'/$$p || true; done
 	@echo "installed in $(BIN): train_gpt2$(if $(wildcard train_gpt2cu), train_gpt2cu) gns_tokenize$(if $(filter 0,$(NATIVE)),, (for this machine; NATIVE=0 for any))"
 
 uninstall: ## removes these programs from PREFIX/bin
