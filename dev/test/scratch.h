@@ -26,8 +26,7 @@ static inline void random_begin(void) {
 static char scratch[PATH_MAX]; // the working directory until scratch_end
 
 static inline void scratch_begin(void) {
-    const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
-    snprintf(scratch, sizeof scratch, "%s/gns_test_XXXXXX", base);
+    snprintf(scratch, sizeof scratch, "%s/gns_test_XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
     if (!mkdtemp(scratch) || chdir(scratch) != 0) exit(ERR_INTERNAL);
     random_begin();
 }

@@ -192,6 +192,5 @@ void ramp_observe(Ramp *r, double step_tokens, double half_life, double aim) {
 double ramp_lr(const Ramp *r, double schedule_lr, int64_t batch) {
     const RampConfig *c = &r->config;
     double end = fmin(c->lr_power, RAMP_LR_POWER_END), rate = c->schedule.lr > 0 ? schedule_lr / c->schedule.lr : 0;
-    double power = end + (c->lr_power - end) * rate;
-    return schedule_lr * pow((double)batch / (double)c->batch_ref, power);
+    return schedule_lr * pow((double)batch / (double)c->batch_ref, end + (c->lr_power - end) * rate);
 }

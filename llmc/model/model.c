@@ -206,9 +206,8 @@ int model_bucket_count(const Model *model) { return 1 + model->config.layers; }
 
 Range model_bucket(const Model *model, int i) {
     const TensorKind first = model->heads < model->config.heads ? QKV_W : LN1_W; // first tensor of a block's bucket
-    int L = model->config.layers;
     size_t begin = i == 0 ? 0 : model_tensor(model, first, i - 1)->offset;
-    size_t end = i == L ? model->flat_count : model_tensor(model, first, i)->offset;
+    size_t end = i == model->config.layers ? model->flat_count : model_tensor(model, first, i)->offset;
     return (Range){begin, end};
 }
 

@@ -80,26 +80,23 @@ static int inspect_run(const char *directory, Error *e) {
 
 static int inspect_shards(const char *pattern, Error *e) {
     Dataset *data;
-    const int any_token = 65536;
-    TRY(dataset_open(&data, pattern, 1, any_token, 0, e));
+    TRY(dataset_open(&data, pattern, 1, 65536, 0, e)); // any token
     int code = dataset_check(data, e);
-    DatasetInfo info = data->info;
     if (!code)
-        printf("%s: token shards, %d file%s, %" PRIu64 " tokens\n", pattern, info.shards, info.shards == 1 ? "" : "s",
-               info.tokens);
+        printf("%s: token shards, %d file%s, %" PRIu64 " tokens\n", pattern, data->info.shards,
+               data->info.shards == 1 ? "" : "s", data->info.tokens);
     dataset_close(data);
     return code;
 }
 
 int inspect(const char *path, Error *e) {
-    const bool is_directory = directory_exists(path);
     if (directory_holds(path, MANIFEST_NAME)) return inspect_checkpoint(path, e);
     if (directory_holds(path, STATE_NAME))
         return FAIL(e, ERR_INPUT, "name the checkpoint", "%s: a directory in a checkpoint", path);
     if (directory_holds(path, "training"))
         return FAIL(e, ERR_INPUT, "use another one", "%s: an incomplete checkpoint: it has no " MANIFEST_NAME, path);
     if (checkpoint_is_model(path)) return inspect_model(path, e);
-    if (is_directory) return inspect_run(path, e);
+    if (directory_exists(path)) return inspect_run(path, e);
     if (file_exists(path) && (path_ends(path, ".safetensors") || path_ends(path, ".json")))
         return FAIL(e, ERR_INPUT, "name its directory", "%s: a file of a checkpoint, a model or a run", path);
     return inspect_shards(path, e);

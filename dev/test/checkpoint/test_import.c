@@ -269,8 +269,7 @@ static void test_moments_of_another_kind(void) {
         CHECK_OK(writer_write(writer, zeros, bytes, &e), &e);
         CHECK_OK(writer_finish(writer, &e), &e);
         free(zeros);
-        int code = checkpoint_load_moment("kind", STATE_MOMENT2, &model, &to, &e);
-        CHECK_ERROR(code, &e, ERR_INPUT, cases[i].said);
+        CHECK_ERROR(checkpoint_load_moment("kind", STATE_MOMENT2, &model, &to, &e), &e, ERR_INPUT, cases[i].said);
         CHECK(strstr(e.what, "kind/optimizer.safetensors: ") && e.hint[0], "case %zu: %s (%s)", i, e.what, e.hint);
     }
 }

@@ -54,10 +54,8 @@ static void test_epochs(void) {
     CHECK_OK(resolve(&o, "--dry-run --epochs 2", &e), &e);
     CHECK(strstr(o.notes, "no effect: --epochs (the run refuses it) without --train"), "%s", o.notes);
     static const char *const bad[] = {"0", "-1", "nan", "inf", "1e7", "x"};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        const char *words = path_of("--train a --epochs %s", bad[i]);
-        CHECK_ERROR(resolve(&o, words, &e), &e, ERR_USAGE, "--epochs");
-    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK_ERROR(resolve(&o, path_of("--train a --epochs %s", bad[i]), &e), &e, ERR_USAGE, "--epochs");
 }
 
 static void test_contradictions(void) {
@@ -250,8 +248,7 @@ static void test_gns_default(void) {
         {"--gns-ratio 2", GNS_LN, 0, false, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *words = path_of("%s %s", ramp, cases[i].more);
-        CHECK_OK(resolve(&o, words, &e), &e);
+        CHECK_OK(resolve(&o, path_of("%s %s", ramp, cases[i].more), &e), &e);
         CHECK(o.gns == GNS_LN && !o.given[OPTION_gns], "case %zu: mode %d", i, o.gns);
         CHECK_OK(options_resolve_gns(&o, cases[i].mode, &e), &e);
         CHECK(o.gns == (int)cases[i].mode && o.run.gns_exact_interval == cases[i].interval,

@@ -29,10 +29,7 @@ static Error e; // set by the last call that failed
 static uint64_t random_state;
 
 // Returns a random number below n (splitmix64: Steele et al. 2014); 0 for n 0.
-static size_t draw(size_t n) {
-    uint64_t random = hash_finish(random_state += HASH_GOLDEN);
-    return n ? random % n : 0;
-}
+static size_t draw(size_t n) { return n ? hash_finish(random_state += HASH_GOLDEN) % n : 0; }
 
 // ---- Readers --------------------------------------------------------------------------------------------------------
 

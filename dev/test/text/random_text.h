@@ -36,8 +36,7 @@ static inline size_t random_text(char *out, int count) {
     size_t at = 0;
     for (int i = 0; i < count; i++) {
         uint32_t c = draw(0x110000);
-        bool any = draw(10) == 0 && (c < 0xD800 || c > 0xDFFF);
-        at += any ? put_code_point(out + at, c) : put_piece(out + at);
+        at += draw(10) == 0 && (c < 0xD800 || c > 0xDFFF) ? put_code_point(out + at, c) : put_piece(out + at);
     }
     return at;
 }
