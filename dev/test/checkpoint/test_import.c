@@ -116,10 +116,8 @@ static void test_beyond_a_chunk(void) {
     for (size_t i = 0; i < model.flat_count; i++) received[i] = -7;
     for (StateKind k = STATE_MOMENT1; k <= STATE_MOMENT2; k++)
         CHECK_OK(checkpoint_load_moment("large", k, &model, &to, &e), &e);
-    for (size_t i = 0; i < model.flat_count; i++) {
-        bool asked = i < 64 || (i >= 600 && i < 700) || i == 1280;
-        wrong += received[i] != (asked ? values[i] + 1 : -7);
-    }
+    for (size_t i = 0; i < model.flat_count; i++)
+        wrong += received[i] != (i < 64 || (i >= 600 && i < 700) || i == 1280 ? values[i] + 1 : -7);
     CHECK(wrong == 0, "%zu of %zu moments", wrong, model.flat_count);
     model_destroy(&model);
     free(values);

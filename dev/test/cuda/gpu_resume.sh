@@ -100,6 +100,7 @@ set -m # so each job below has its own process group, which the trap ends
 resumes muon --optimizer muon > "$work/muon.verdicts" &
 resumes lamb --optimizer lamb > "$work/lamb.verdicts" &
 resumes masks --dropout 0.1 --label-smoothing 0.1 --document-mask --tokenizer "$work/lines" > "$work/masks.verdicts" &
+! nvidia-smi --query-gpu=compute_cap --format=csv,noheader | grep -qx 9.0 || resumes fp8 --dtype fp8-dw --fp8-head > "$work/fp8.verdicts" &
 wait
 set +m
 cat "$work"/*.verdicts
