@@ -17,7 +17,7 @@ for shard in fineweb_val_000000.bin $(seq -f 'fineweb_train_%06g.bin' "$SHARDS")
     if [[ $shard == *_val_* ]] && [ "$(stat -Lc %s "$INPUT")" -gt $((1024 + 2 * val_tokens)) ]; then
         { head -c 8 "$INPUT" && printf '\001\000\240\000' && head -c $((1024 + 2 * val_tokens)) "$INPUT" | tail -c +13; } > "$OUT/$shard.partial"
     else
-        ln -f "$INPUT" "$OUT/$shard" 2> /dev/null && continue
+        ln -fL "$INPUT" "$OUT/$shard" 2> /dev/null && continue
         cp "$INPUT" "$OUT/$shard.partial"
     fi
     mv "$OUT/$shard.partial" "$OUT/$shard"

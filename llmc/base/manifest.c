@@ -46,8 +46,7 @@ int manifest_add(Manifest *manifest, const char *name, const FileDigest *piece, 
 }
 
 int manifest_open(const Manifest *manifest, const char *name, bool create, uint64_t bytes, int *fd, Error *e) {
-    int flags = create ? O_CREAT | O_TRUNC : 0;
-    *fd = openat(manifest->dir, name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC | flags, 0666);
+    *fd = openat(manifest->dir, name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC | (create ? O_CREAT | O_TRUNC : 0), 0666);
     if (*fd >= 0 && (!create || ftruncate(*fd, (off_t)bytes) == 0)) return 0;
     FAIL(e, ERR_WRITE, make_room, "%s/%s: cannot write: %s", manifest->path, name, strerror(errno));
     if (*fd >= 0) close(*fd);

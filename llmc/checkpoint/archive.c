@@ -6,8 +6,8 @@
 //    (archive_commit). If the sync fails, the rename is undone. A process killed before the rename leaves a partial,
 //    which archive_tidy removes.
 // 4. A checkpoint is removed in the opposite order: first renamed to .step_N.partial, then deleted (archive_remove).
-// 5. Only a checkpoint whose manifest holds this run's id is removed, unless it is a link or not writable. Of its files
-//    only those that the manifest or own_files lists are removed. The others stay in OUT/step_N.kept (see `notes`).
+// 5. Only a checkpoint whose manifest holds this run's id is removed, unless it is a link or its directory is not
+//    writable. Only files that the manifest or own_files lists are removed; others stay in OUT/step_N.kept (see `notes`).
 // 6. Never removed are the checkpoints that `Spare` names, and the newest checkpoint that this run has read back whole
 //    (`newest` in archive_make_room). Callers of archive_thin verify the newest checkpoint first.
 // 7. A checkpoint that cannot be read is not treated as damaged: the program renames and removes nothing, and uses no
@@ -219,11 +219,13 @@ static bool of_another_run(const Archive *archive, const Manifest *manifest) {
 int archive_remove(const Archive *archive, int64_t step, bool rolled_back, uint64_t *bytes, FILE *notes, Error *e) {
     const char *format = rolled_back ? ROLLED_BACK : FINAL;
     char path[PATH_MAX], partial[PATH_MAX];
+    struct stat st;
     Manifest manifest;
     const int dir = step_open(archive, step, format, O_NOFOLLOW);
     if (dir < 0) return 0;
     const bool own = !manifest_read(&manifest, dir, "", &(Error){0}) && *archive->id &&
-                     strcmp(manifest.run, archive->id) == 0 && faccessat(dir, ".", W_OK, AT_EACCESS) == 0;
+                     strcmp(manifest.run, archive->id) == 0 && faccessat(dir, ".", W_OK, AT_EACCESS) == 0 &&
+                     fstat(dir, &st) == 0 && st.st_mode & 0222; // root may write without permission
     for (int i = 0; i < manifest.count && own && bytes; i++) *bytes += manifest.file[i].bytes;
     manifest_free(&manifest);
     if (!own || !notes) return close(dir), 0;

@@ -16,8 +16,7 @@
 
 // u(e)
 GNS_HD static inline double mixture_draw(uint64_t seed, uint64_t example) {
-    uint64_t key = hash_finish(seed + 2 * HASH_GOLDEN);
-    return (double)(hash_finish(key + example * HASH_GOLDEN) >> 11) * 0x1p-53;
+    return (double)(hash_finish(hash_finish(seed + 2 * HASH_GOLDEN) + example * HASH_GOLDEN) >> 11) * 0x1p-53;
 }
 
 // s(e). end[s] is p_0 + ... + p_s; the last one is 1.

@@ -276,7 +276,7 @@ static void print_advice(const Plan *p) {
         }
     const int take = seconds[1] < seconds[0];
     const double times = seconds[!take] / seconds[take];
-    if (isinf(seconds[take])) printf("  advice: nothing fits; use more ranks, or --recompute block\n");
+    if (isinf(seconds[take])) printf("  advice: nothing fits; change ranks or --batch-tokens, or use --recompute\n");
     else if (isfinite(times))
         printf("  advice: %s; %s takes %.2f times as long\n", mesh(&best[take], p).s, mesh(&best[!take], p).s, times);
     else printf("  advice: %s%s\n", mesh(&best[take], p).s, take ? "; without --tensor memory or rows fall short" : "");

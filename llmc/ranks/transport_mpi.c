@@ -167,8 +167,7 @@ static int mpi_all_gather(Transport *t, const void *own, void *values, size_t el
     size_t longest;
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     TRY(pending_add(t, bucket, 0, SIZE_MAX, &p, &longest, work, e));
-    bool in_place = own == (const char *)values + (size_t)p->places[rank] * element_bytes;
-    const void *from = in_place ? MPI_IN_PLACE : own;
+    const void *from = own == (const char *)values + (size_t)p->places[rank] * element_bytes ? MPI_IN_PLACE : own;
     MPI_TRY(MPI_Iallgatherv(from, p->counts[rank], type, values, p->counts, p->places, type, comm_of(t, bucket),
                             &p->request),
             e);

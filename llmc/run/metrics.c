@@ -185,9 +185,8 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, bool keeps, Error *e)
 
 // Writes infinity as 1e308: JSON has no infinity, and some readers refuse a file with one.
 static void put_value(FILE *f, double x) {
-    const double unbounded = 1e308;
     if (isnan(x)) fputs("null", f);
-    else fprintf(f, "%.17g", isinf(x) ? copysign(unbounded, x) : x);
+    else fprintf(f, "%.17g", isinf(x) ? copysign(1e308, x) : x);
 }
 
 static void put_field(FILE *f, const char *name, const char *end, double x) {

@@ -112,7 +112,7 @@ int write_run_json(Run *r, Error *e) {
 
 // ---- The directory --------------------------------------------------------------------------------------------------
 
-// Renames an earlier run's directory and creates a new one; if --out is a link, in the place to which it leads.
+// Renames an earlier run's directory, where --out leads, and creates a new one. Fails if data or the process is in it.
 static int move_old_run(const Run *r, Error *e) {
     const Dataset *data[] = {r->data.train, r->data.val};
     const char *out = r->options.out;
@@ -124,10 +124,14 @@ static int move_old_run(const Run *r, Error *e) {
         return FAIL(e, ERR_USAGE, "choose another --out, or start in a directory outside it",
                     "%s holds an earlier run, which is not moved aside: the working directory is in it", out);
     for (int d = 0; d < 2; d++)
-        for (int s = 0; data[d] && s < data[d]->info.shards; s++)
-            if (realpath(data[d]->shards[s].path, here) && strncmp(here, place, length) == 0 && here[length] == '/')
+        for (int s = 0; data[d] && s < 2 * data[d]->info.shards; s++) {
+            const char *path = data[d]->shards[s / 2].path; // if it is a link, neither it nor its target may move
+            snprintf(aside, sizeof aside, "%.*s.", (int)(path_name(path) - path), path); // its directory
+            if (realpath(s % 2 ? path : aside, here) && strncmp(here, place, length) == 0 &&
+                (here[length] == '/' || !here[length]))
                 return FAIL(e, ERR_USAGE, "choose another --out, or move the data elsewhere",
-                            "%s holds an earlier run, which is not moved aside: %s is in it", out, here);
+                            "%s holds an earlier run, which is not moved aside: %s is in it", out, path);
+        }
     do snprintf(aside, sizeof aside, "%s.%d", place, ++i);
     while (file_exists(aside));
     if (rename(place, aside) != 0)

@@ -383,8 +383,7 @@ static int keep_values(StateIO *io, Run *r, Error *e) {
     }
     if (*horizon) TRY(run_set_horizon(r, *horizon, e));
     if (o->ramp_step_rows == 0 && step_rows > 0) r->position.ramp.config.step_rows = o->ramp_step_rows = step_rows;
-    const bool complete = r->at.tokens >= o->run.horizon_tokens;
-    if (o->run.ramp_mode != RAMP_GNS || o->ramp_step_rows > 0 || complete) return 0;
+    if (o->run.ramp_mode != RAMP_GNS || o->ramp_step_rows > 0 || r->at.tokens >= o->run.horizon_tokens) return 0;
     return FAIL(e, ERR_USAGE,
                 "add --ramp-step-rows X, from a similar run's run.json; 1e9 with --ramp-waste 1 --ramp-kappa 0.65 is "
                 "what older builds did",

@@ -171,8 +171,7 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
                     (unsigned long long)want);
     TRY(file_digest(path, &shard->digest, e));
     const uint64_t some = shard == data->shards ? 4 * SCAN_TOKENS : 0; // tokens to check in a large file
-    const uint64_t checked = bytes < CHECK_AT_OPEN_BYTES ? shard->tokens : some;
-    TRY(shard_check(data, shard, checked, &data->info.largest, e));
+    TRY(shard_check(data, shard, bytes < CHECK_AT_OPEN_BYTES ? shard->tokens : some, &data->info.largest, e));
 
     uint64_t windows = (shard->tokens - 1) / (uint64_t)data->seq_len;
     shard->first_window = data->info.windows;

@@ -93,6 +93,9 @@ check "not so many" says "$work/log" "10485761 tokens"
 returns 65 data/fineweb10B.sh --from "$work/ready" --shards 3 --out "$work/r"
 check "the missing one is not named" says "$work/log" "fineweb_train_000003.bin: no such file"
 for n in 0 104; do returns 64 data/fineweb10B.sh --from "$work/ready" --shards $n --out "$work/r"; done
+mkdir "$work/links" && for name in val_000000 train_000001; do ln -s "../ready/fineweb_$name.bin" "$work/links"; done
+returns 0 data/fineweb10B.sh --from "$work/links" --shards 1 --out "$work/r3/deep"
+check "a link was copied" cmp "$work/ready/fineweb_train_000001.bin" "$work/r3/deep/fineweb_train_000001.bin"
 end fineweb10B
 
 # Two stand-ins for curl: one finds no network, the other breaks off half-way and resumes at the next call.

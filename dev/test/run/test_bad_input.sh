@@ -73,7 +73,7 @@ damaged no_state && rm no_state/training/state.json
 damaged lfs && cp lfs.bin lfs/model.safetensors
 damaged of_words && sed -i 's/"vocab_size": *[0-9]*/"vocab_size": 50257/' of_words/config.json
 printf 'not a directory' > out_file
-echo a line of another run > metrics.jsonl && mkdir with_data && cp good.bin metrics.jsonl with_data
+echo a line of another run > metrics.jsonl && mkdir with_data && cp metrics.jsonl with_data && ln -s ../good.bin with_data
 
 inventory() { find . -printf '%y %m %p\n' | sort; find . -type f -print0 | sort -z | xargs -0 cksum; }
 inventory > "$work/before"

@@ -48,14 +48,12 @@ static void test_only_own_checkpoints_go(void) {
     CHECK(count_checkpoints("out") == 5 && file_exists("victim/4/odd.bin"), "%d are left", count_checkpoints("out"));
 }
 
-// Root may write anywhere, so it takes an ordinary user's effective number.
 static void test_a_protected_checkpoint_stays(void) {
     begin();
     for (int step = 1; step <= 2; step++) make_checkpoint("out", step, "made by a test", "x", 1);
-    CHECK(chmod(first, 0555) == 0 && chmod("out", 0777) == 0 && chmod(".", 0711) == 0, "chmod");
-    CHECK(geteuid() || seteuid(65534) == 0, "seteuid");
+    CHECK(chmod(first, 0555) == 0, "chmod");
     check_thin(1, "");
-    CHECK(seteuid(getuid()) == 0 && file_exists(first) && chmod(first, 0777) == 0, "%s is gone", first);
+    CHECK(file_exists(first) && chmod(first, 0777) == 0, "%s is gone", first);
 }
 
 static void test_other_files_stay(void) {
