@@ -273,7 +273,6 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     const double seconds = clock_seconds() - start, tok_per_s = (double)tokens / seconds;
     const double peak = r->peak_flops * r->comm->ranks;
     const double norm = r->position.grad_norm;
-    if (r->options.outliers && is_rank0(r) && isfinite(norm)) TRY(row_outliers_observe(r, B, e));
     *metrics = (StepMetrics){
         .step = r->at.step,
         .tokens = r->at.tokens,
@@ -297,7 +296,8 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     };
     r->position.clipped += metrics->clipped;
     if (is_rank0(r)) TRY(metrics_step(r->metrics, metrics, &r->position.noise, e));
-    return 0;
+    if (!r->options.outliers || !isfinite(norm)) return 0;
+    return comm_agree(r->comm, is_rank0(r) ? row_outliers_observe(r, B, e) : 0, e);
 }
 
 // ---- What a step costs (--ramp gns) ---------------------------------------------------------------------------------

@@ -86,12 +86,12 @@ static int decide_length(Run *r, const StepMetrics *m, Error *e) {
     TRY(comm_broadcast(r->comm, &tokens, sizeof tokens, e));
     if (!tokens) return 0;
     TRY(run_set_horizon(r, tokens, e));
-    if (!is_rank0(r)) return 0;
+    if (!is_rank0(r)) return comm_agree(r->comm, 0, e);
     progress_break(&r->progress);
     r->progress.ends = 0;
     r->progress.horizon = tokens;
     printf("length  %lld tokens fill --train-hours %g\n", (long long)tokens, r->options.train_hours);
-    return write_run_json(r, e);
+    return comm_agree(r->comm, write_run_json(r, e), e);
 }
 
 // ---- Validation, samples --------------------------------------------------------------------------------------------

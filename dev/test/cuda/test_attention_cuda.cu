@@ -108,10 +108,7 @@ static double worst_vector(const std::vector<real> &got, const std::vector<doubl
                 norm += want[at + d] * want[at + d];
             }
             if (pass == 0) mean_square += norm / vectors;
-            else {
-                double relative = sqrt(error) / (sqrt(norm) + sqrt(mean_square) + floor_);
-                worst = worse(worst, relative);
-            }
+            else worst = worse(worst, sqrt(error) / (sqrt(norm) + sqrt(mean_square) + floor_));
         }
     return worst;
 }

@@ -96,8 +96,7 @@ static void check_same_outcome(const World *w, const Outcome *a, const Outcome *
 
 static void check_same_inference(const World *w, Engine *a, Engine *b, const char *what) {
     size_t V = (size_t)w->c->config.vocab, T = (size_t)w->c->seq_len, n = (size_t)w->c->micro_batch * T;
-    size_t most = size_max(V, n);
-    Array<float> x(most, NAN), y = x;
+    Array<float> x(size_max(V, n), NAN), y = x;
     CALL_OK(gpu.eval(a, w->tokens, w->c->micro_batch, (int)T, x, &e));
     CALL_OK(gpu.eval(b, w->tokens, w->c->micro_batch, (int)T, y, &e));
     for (size_t i = 0; i < n; i++)

@@ -6,9 +6,8 @@ static std::vector<Range> random_segments(int S, size_t *n) {
     std::vector<Range> segments(S);
     *n = 0;
     for (int s = 0; s < S; s++) {
-        const bool empty = s > 0 && random_int(0, 9) == 0;
         *n += random_int(0, 5);
-        segments[s] = {*n, *n + (empty ? 0 : random_int(1, random_int(0, 4) ? 600 : 60000))};
+        segments[s] = {*n, *n + (s > 0 && random_int(0, 9) == 0 ? 0 : random_int(1, random_int(0, 4) ? 600 : 60000))};
         *n = segments[s].end;
     }
     *n += 3;

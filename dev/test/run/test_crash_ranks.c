@@ -131,6 +131,10 @@ static void test_saves_before_unreadable_data(void) {
         snprintf(command, sizeof command, "--train-tokens 640 --checkpoint-every 0 --zero %d", draw_zero());
         check_unreadable_data((int)draw(RANKS), i ? "/val.bin" : "/train.bin", i ? 5 : 20, command);
     }
+    begin_part();
+    faults_plan(FAULT_ONCE, CALL_RENAME, 2, EIO); // of run.json, once the length is decided
+    CHECK_RUN(trainer_run("--train-hours 0.001 --checkpoint-every 0 --out part"), ERR_WRITE, "part/run.json: ");
+    CHECK(newest_step("part") > 0, "nothing was saved: %s", log_tail());
 }
 
 // A rank lacks memory for its copy, and its disk needs longer than a step's deadline: all ranks wait while it makes
