@@ -100,7 +100,7 @@ static void *row_field(const OptionTable *t, int id) { return (char *)t->values 
 
 bool row_is_zero(const OptionTable *t, int id) {
     static const char zeros[sizeof(double)];
-    return memcmp(row_field(t, id), zeros, size_min(t->rows[id].bytes, sizeof zeros)) == 0;
+    return memcmp(row_field(t, id), zeros, t->rows[id].type == TYPE_TEXT ? 1 : t->rows[id].bytes) == 0;
 }
 
 void row_reset(const OptionTable *t, int id) {

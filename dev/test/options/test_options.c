@@ -266,12 +266,13 @@ static void test_config_lines(void) {
 }
 
 static void test_config_precedence(void) {
-    write_text("a", "lr = 0.5\nbeta1 = 0.5\nwarmup_tokens = 5\nfresh = true\nsteps = 7\n");
+    write_text("a", "lr = 0.5\nbeta1 = 0.5\nwarmup_tokens = 5\nfresh = true\nsteps = 7\nprompt = long text\n");
     CHECK_OK(parse(&o, "--lr 0.25 --config a -u 3", &e), &e);
     CHECK(o.lr == 0.25 && o.beta1 == 0.5 && o.warmup_tokens == 3 && o.fresh, "lr %g beta1 %g", o.lr, o.beta1);
     CHECK(o.given[OPTION_beta1] && !o.given[OPTION_beta2], "given");
     CHECK_OK(parse(&o, "-y 1 --config a", &e), &e);
     CHECK(!o.fresh, "llm.c's -y 1 resumes, whatever the file says");
+    CHECK_OK(resolve(&o, "--train x --config a --prompt=", &e), &e); // no prompt, so none without effect
 
     // A later file overrules an earlier one, also with an option that excludes an option of the earlier file.
     write_text("b", "train-tokens = 4096\nlr = 0.75\nfresh = false\n");
