@@ -10,7 +10,7 @@
 enum { TRAIN, VAL, SPLITS };
 extern const char *const SPLIT_NAMES[SPLITS]; // "train", "val"
 
-typedef struct { // an option that is not given holds its default, or 0 or "" if it has none; max_bytes: INT64_MAX
+typedef struct { // an option not given: its default, else 0 or ""; but max_bytes INT64_MAX, threads one per core
     char tokenizer[PATH_MAX], out[PATH_MAX - 64], files_from[PATH_MAX], field[OPTION_TEXT], separator[OPTION_TEXT];
     int format, invalid, split; // FORMAT_*; INVALID_*; TRAIN, VAL, or SPLITS for both
     double val_fraction;

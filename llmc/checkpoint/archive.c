@@ -7,7 +7,7 @@
 //    which archive_tidy removes.
 // 4. A checkpoint is removed in the opposite order: first renamed to .step_N.partial, then deleted (archive_remove).
 // 5. Only a checkpoint whose manifest holds this run's id is removed, unless it is a link or its directory is not
-//    writable. Only files that the manifest or own_files lists are removed; others stay in OUT/step_N.kept (see `notes`).
+//    writable. Only files that the manifest or own_files lists go; others stay in OUT/step_N.kept (see `notes`).
 // 6. Never removed are the checkpoints that `Spare` names, and the newest checkpoint that this run has read back whole
 //    (`newest` in archive_make_room). Callers of archive_thin verify the newest checkpoint first.
 // 7. A checkpoint that cannot be read is not treated as damaged: the program renames and removes nothing, and uses no

@@ -52,7 +52,7 @@ int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Err
 // Reads a manifest, verifies its files, and frees their list. ERR_INPUT names the first damaged file.
 int archive_verify(const Archive *archive, int64_t step, Verify what, const Pulse *pulse, Manifest *manifest, Error *e);
 
-// Removes step_N, or step_N.rolled_back if `rolled_back`. No-op unless the checkpoint is this run's, writable and no link. bytes,
+// Removes step_N, or step_N.rolled_back if `rolled_back`. No-op unless it is this run's, writable and no link. bytes,
 // unless NULL: adds the checkpoint's bytes, and notes that it made room. notes NULL: removes nothing.
 int archive_remove(const Archive *archive, int64_t step, bool rolled_back, uint64_t *bytes, FILE *notes, Error *e);
 

@@ -142,7 +142,7 @@ int options_parse(Options *o, int argc, char **argv, Error *e) {
 void options_print_help(FILE *f, const Options *o, const char *program) {
     if (o->help_about) return row_print_help(f, o->help_about);
     fprintf(f, "Trains GPT-2, measures its gradient noise scale and can grow the batch with it.\n\n");
-    fprintf(f, "usage: %s --train FILES [--val FILES] (--train-tokens N | --steps N | --epochs X) [options]\n",
+    fprintf(f, "usage: %s --train FILES (--train-tokens N|--steps N|--epochs X|--train-hours X) [options]\n",
             path_name(program));
 #define SECTION(title)           fprintf(f, "\n%s\n", title);
 #define OPTION(type, field, ...) row_print_help(f, &option_rows[OPTION_##field]);

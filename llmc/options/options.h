@@ -16,8 +16,8 @@ typedef enum {
 #define OPTIONS_RESOLVED(R)                                                                                            \
     R(INT, horizon_tokens)     /* length of the run, a multiple of seq_len; 0: no training, or not known yet */        \
     R(INT, batch_ref_rows)     /* B_ref: the constant batch, and the batch that lr is meant for */                     \
-    R(INT, batch_min_rows)     /* first batch of a ramp; without a ramp batch_ref_rows */                              \
-    R(INT, batch_max_rows)     /* largest batch of a ramp; without a ramp batch_ref_rows */                            \
+    R(INT, batch_min_rows)     /* first batch of a ramp, not of replay; without a ramp batch_ref_rows */               \
+    R(INT, batch_max_rows)     /* largest batch of a ramp, not of replay; without a ramp batch_ref_rows */             \
     R(INT, gns_exact_interval) /* steps from one exact measurement to the next; 0: none */                             \
     R(FLAG, gns_calibrates)    /* --ramp gns measures --gns-ratio itself, at exact steps spaced evenly in tokens */    \
     R(REAL, gns_half_life_tokens)

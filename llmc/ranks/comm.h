@@ -86,7 +86,7 @@ int comm_lowest_error(Comm *comm, Error *error, Error *e);
 // class's first rank. Returns 0 if none differs. Otherwise settles an error, which the lowest differing rank prints.
 int comm_same(Comm *comm, uint64_t hash, int classes, int code, const char *what, const char *hint, Error *e);
 
-// Returns the default number of this rank's CPU threads, within the CPU quota. 0: one per core, for a single process.
+// Returns the default number of this rank's CPU threads, within the CPU quota. 0: OpenMP's, if alone on its machine.
 int comm_threads(const Comm *comm);
 
 // True if a launcher bound this rank to fewer cores than its even share of this machine's cores.

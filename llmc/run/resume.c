@@ -10,8 +10,8 @@
 //     (state.c). Other options may change; changes are reported.
 //  5. The steps after the checkpoint are written again: setup_output cuts the logs back to it, and renames newer
 //     checkpoints. A rollback is a resume in the same process (train.c), and keeps the lock.
-//  6. Nothing is written before setup_output, so a refused resume leaves the run as it was. One exception: setup_room
-//     removes the files of a killed save, then checks the disk's room.
+//  6. Nothing is written before setup_output, so a refused resume leaves the run as it was. Exceptions: setup_room
+//     removes the files of a killed save; for a complete run `train` (program.c) cuts the logs, too.
 #include "run/run.h"
 
 #include "base/files.h"

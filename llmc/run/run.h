@@ -147,7 +147,7 @@ int setup_device(const Run *r, Error *e); // (all) chooses this rank's device
 int setup_gns(Run *r, Error *e);          // (all) sets the mode of --gns, unless given
 int setup_engine(Run *r, Error *e);       // setup_shards, then creates the engine and loads its weights
 int setup_tuning(Run *r, Error *e);       // (all) sets algorithms of matrix products: r->at.tuning
-int setup_output(Run *r, Error *e);       // on rank 0: makes the run directory; nothing is written before
+int setup_output(Run *r, Error *e);       // (all) rank 0 makes the run directory; nothing is written before
 void run_end_training(Run *r);
 int run_destroy(Run *r, Error *e); // ends threads, then frees. Fails if the log's last lines are lost
 
