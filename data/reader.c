@@ -199,8 +199,7 @@ static size_t reader_cut(const Reader *r) {
         const char *newline = memrchr(r->buffer, '\n', r->have);
         return newline ? (size_t)(newline - r->buffer) + 1 : 0;
     }
-    bool before_tail = r->tail != UINT64_MAX && r->tail > r->offset;
-    if (before_tail && r->tail - r->offset <= r->have) return r->tail - r->offset;
+    if (r->tail != UINT64_MAX && r->tail > r->offset && r->tail - r->offset <= r->have) return r->tail - r->offset;
     if (r->ended) return limited ? utf8_boundary(r->buffer, r->have) : r->have;
     size_t length = strlen(r->o->separator), hold = length ? length + 1 : 0;
     if (r->have <= hold) return 0;

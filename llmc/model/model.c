@@ -214,8 +214,7 @@ Range model_bucket(const Model *model, int i) {
 int model_bucket_at(const Model *model, size_t element) {
     Range first = model_bucket(model, 1); // blocks begin at equal distances; the last includes ln_f
     if (element < first.begin) return 0;
-    size_t block = (element - first.begin) / range_length(first);
-    return 1 + (int)size_min(block, (size_t)model->config.layers - 1);
+    return 1 + (int)size_min((element - first.begin) / range_length(first), (size_t)model->config.layers - 1);
 }
 
 size_t model_bucket_largest(const Model *model) { // the embeddings, or the last block with ln_f

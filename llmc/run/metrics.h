@@ -70,7 +70,8 @@ size_t metrics_waiting(const Metrics *m); // bytes of lines that wait; 0 for NUL
 int metrics_flush(Metrics *m, Error *e);  // writes the waiting lines; ERR_WRITE if that still fails
 
 // These three fail with ERR_MEMORY only, since lines that cannot be written wait. Estimates are null until a step has
-// had two rows; a scale and its _se also while EMA(G2) <= 0. metrics_test writes x as NAME, norm as NAME_norm if no NaN.
+// had two rows; a scale and its _se also while EMA(G2) <= 0. metrics_test writes x as field NAME, and norm as
+// NAME_norm unless norm is NaN.
 int metrics_step(Metrics *m, const StepMetrics *step, const Noise *noise, Error *e);
 int metrics_test(Metrics *m, int64_t step, int64_t tokens, const char *name, double x, double norm, Error *e);
 int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e);

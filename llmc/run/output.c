@@ -112,28 +112,29 @@ int write_run_json(Run *r, Error *e) {
 
 // ---- The directory --------------------------------------------------------------------------------------------------
 
-// Renames an earlier run's directory, where --out leads, and creates a new one. Fails if data or the process is in it.
+// True if `path` leads to the directory `place`, a path without links, or below it.
+static bool lies_in(const char *path, const char *place) {
+    char real[PATH_MAX];
+    const size_t length = strlen(place);
+    return realpath(path, real) && strncmp(real, place, length) == 0 && (real[length] == '/' || !real[length]);
+}
+
+// Renames an earlier run's directory, where --out leads, and creates a new one. Fails if this run needs what is in it.
 static int move_old_run(const Run *r, Error *e) {
     const Dataset *data[] = {r->data.train, r->data.val};
     const char *out = r->options.out;
-    char place[PATH_MAX], here[PATH_MAX], aside[PATH_MAX + 16];
-    int i = 0;
+    char place[PATH_MAX], aside[PATH_MAX + 16];
     if (!realpath(out, place)) return FAIL(e, ERR_WRITE, "choose another --out", "%s: %s", out, strerror(errno));
-    const size_t length = strlen(place); // a working directory or data below `place` would move, too
-    if (getcwd(here, sizeof here) && strncmp(here, place, length) == 0 && (here[length] == '/' || !here[length]))
-        return FAIL(e, ERR_USAGE, "choose another --out, or start in a directory outside it",
-                    "%s holds an earlier run, which is not moved aside: the working directory is in it", out);
     for (int d = 0; d < 2; d++)
-        for (int s = 0; data[d] && s < 2 * data[d]->info.shards; s++) {
-            const char *path = data[d]->shards[s / 2].path; // if it is a link, neither it nor its target may move
-            snprintf(aside, sizeof aside, "%.*s.", (int)(path_name(path) - path), path); // its directory
-            if (realpath(s % 2 ? path : aside, here) && strncmp(here, place, length) == 0 &&
-                (here[length] == '/' || !here[length]))
-                return FAIL(e, ERR_USAGE, "choose another --out, or move the data elsewhere",
-                            "%s holds an earlier run, which is not moved aside: %s is in it", out, path);
+        for (int s = -1; data[d] && s < data[d]->info.shards; s++) {
+            const char *path = s < 0 ? "." : data[d]->shards[s].path;
+            snprintf(aside, sizeof aside, "%.*s.", (int)(path_name(path) - path), path); // the directory of `path`
+            if (lies_in(path, place) || lies_in(aside, place))
+                return FAIL(e, ERR_USAGE, "choose another --out",
+                            "%s holds an earlier run, which is not moved aside: %s is in it", out,
+                            s < 0 ? "the working directory" : path);
         }
-    do snprintf(aside, sizeof aside, "%s.%d", place, ++i);
-    while (file_exists(aside));
+    for (int i = 1; i == 1 || file_exists(aside); i++) snprintf(aside, sizeof aside, "%s.%d", place, i);
     if (rename(place, aside) != 0)
         return FAIL(e, ERR_WRITE, "choose another --out", "%s holds an earlier run and cannot be moved aside: %s", out,
                     strerror(errno));
